@@ -32,6 +32,7 @@ def test_tokens_are_one_and_the_chances_of_what_was_drafted():
     assert speed(counts, 5)[1] == pytest.approx(float(expected[1]) / (1 + 2 / 5))
 
 
+@pytest.mark.full
 @torch.no_grad()
 def test_ratios_are_those_of_both_models_along_the_draft(nano, tmp_path):
     settings = Generation(warp=WARP, max_new_tokens=16, max_prompt_tokens=128)

@@ -81,6 +81,7 @@ def test_two_processes_train_one_head_and_stop_together(tmp_path):
     assert curves[0] == curves[1]
 
 
+@pytest.mark.full
 def test_two_processes_distil_one_draft_and_resume_after_a_kill(tmp_path):
     words = [
         "specheads",
@@ -123,6 +124,7 @@ def curve(folder):
         return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(stream)]
 
 
+@pytest.mark.full
 def test_a_run_of_two_processes_is_resumed_by_one(tmp_path):
     """In the folder that the first of them chose, with the curve of one process."""
     words = ["specheads", "train", *TRAINED, "loader.batch_size=6", "trainer.max_epochs=6"]

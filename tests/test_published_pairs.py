@@ -85,7 +85,10 @@ def test_instructions_are_wrapped_as_the_config_of_the_pair_says(folders):
 
 @pytest.mark.parametrize(
     "folders",
-    ["opt-350m-to-opt-13b", "bloom-560m-to-bloom-7b1", "pythia-70m-to-pythia-2.8b", "qwen3-0.6b-to-qwen3-8b"],
+    [
+        *("opt-350m-to-opt-13b", "qwen3-0.6b-to-qwen3-8b"),
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("bloom-560m-to-bloom-7b1", "pythia-70m-to-pythia-2.8b")),
+    ],
     indirect=True,
 )
 def test_heads_are_trained_for_a_pair_of_these_shapes(folders, tmp_path):

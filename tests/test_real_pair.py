@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from jsonschema import Draft202012Validator
 
 from benchmarks.pairs import SCHEMA
@@ -24,6 +25,7 @@ def test_the_notebook_is_the_script():
             compile("".join(cell["source"]), cell["id"], "exec")
 
 
+@pytest.mark.full
 def test_every_step_runs(tmp_path):
     done = subprocess.run(
         [sys.executable, SCRIPT],

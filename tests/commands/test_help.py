@@ -24,14 +24,14 @@ REFUSED = {("learning_curve", "task=distill")}  # learning curves are of heads
 
 
 def compositions():
-    """Every command with every choice of every config group that it takes."""
-    choices = [
-        (command, f"{group}={name}")
-        for command in COMMANDS
-        for group in composed(command)[1]
-        for name in choices_of(command, group)
-    ]
-    return [choice for choice in choices if choice not in REFUSED]
+    """Every choice of every config group, with the first command that takes it; with all others only in a full run."""
+    choices, taken = [], set()
+    for command in COMMANDS:
+        for choice in [f"{group}={name}" for group in composed(command)[1] for name in choices_of(command, group)]:
+            if (command, choice) not in REFUSED:
+                choices.append(pytest.param(command, choice, marks=[pytest.mark.full] if choice in taken else []))
+                taken.add(choice)
+    return choices
 
 
 def sections(command, *overrides):

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 PLUGINS = {"joblib": "hydra_joblib_launcher", "submitit_local": "hydra_submitit_launcher"}
 
 
-@pytest.fixture(params=PLUGINS)
+@pytest.fixture(params=["joblib", pytest.param("submitit_local", marks=pytest.mark.full)])
 def words(request, tmp_path):
     """The command line of a sweep of two jobs at a time, whose seeds are to be added."""
     pytest.importorskip(f"hydra_plugins.{PLUGINS[request.param]}")

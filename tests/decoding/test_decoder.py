@@ -232,8 +232,16 @@ def exact_distribution(pair, prompt, length, warp):
     return distribution
 
 
-@pytest.mark.parametrize("warp", [Warp(), Warp(1.5, top_p=0.9)], ids=["plain", "warped"])
-@pytest.mark.parametrize("rule", [stopping.FixedLength(2), stopping.HeadThreshold(constant_head(0.7), 0.5)], ids=describe)
+@pytest.mark.parametrize(
+    ("rule", "warp"),
+    [
+        (stopping.FixedLength(2), Warp()),
+        (stopping.HeadThreshold(constant_head(0.7), 0.5), Warp(1.5, top_p=0.9)),
+        pytest.param(stopping.FixedLength(2), Warp(1.5, top_p=0.9), marks=pytest.mark.full),
+        pytest.param(stopping.HeadThreshold(constant_head(0.7), 0.5), Warp(), marks=pytest.mark.full),
+    ],
+    ids=["fixed length", "head, warped", "fixed length, warped", "head"],
+)
 def test_sampled_output_follows_the_targets_distribution(rule, warp):
     """Every response of three tokens over three letters, against the enumerated distribution."""
     pair = tiny_pair(scale=1.5)
@@ -249,9 +257,15 @@ def test_sampled_output_follows_the_targets_distribution(rule, warp):
     assert chi_square_p_value(counts, distribution) > 1e-6
 
 
-@pytest.mark.parametrize("engine", ["eager", "cuda_graph"])
 @pytest.mark.parametrize(
-    "rule", [verification.BlockVerification(), verification.GreedyBlockVerification(2)], ids=lambda r: r.label
+    ("rule", "engine"),
+    [
+        (verification.BlockVerification(), "cuda_graph"),
+        (verification.GreedyBlockVerification(2), "eager"),
+        pytest.param(verification.BlockVerification(), "eager", marks=pytest.mark.full),
+        pytest.param(verification.GreedyBlockVerification(2), "cuda_graph", marks=pytest.mark.full),
+    ],
+    ids=lambda value: getattr(value, "label", value),
 )
 def test_blocks_follow_the_targets_distribution(rule, engine):
     """Every response of four tokens over two letters, drafted three at a time."""

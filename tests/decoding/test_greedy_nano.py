@@ -40,7 +40,7 @@ def references(nano64):
     return rows
 
 
-@pytest.mark.parametrize("rules", ["fixed", "input_token", "next_token"])
+@pytest.mark.parametrize("rules", ["fixed", pytest.param("input_token", marks=pytest.mark.full), "next_token"])
 def test_every_setting_gives_the_targets_greedy_tokens(nano64, references, rules):
     if rules == "fixed":
         settings = [stopping.FixedLength(k) for k in FIXED_LENGTHS]

@@ -1,5 +1,6 @@
 """The first two sampled tokens on nano against the target's distribution."""
 
+import pytest
 import torch
 from statistics_helper import chi_square_p_value
 
@@ -8,6 +9,7 @@ from specheads import SpeculativeDecoder, Warp, stopping
 NUM_SAMPLES = 1500
 
 
+@pytest.mark.full
 def test_two_sampled_tokens_follow_the_targets_distribution(nano, prompts):
     warp = Warp(1.0, top_k=20)
     prompt = [*prompts[1], *nano.tokenizer("    if value is None:\n        ", add_special_tokens=False)["input_ids"]]

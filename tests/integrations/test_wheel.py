@@ -57,6 +57,7 @@ def environment(tmp_path_factory):
     return programs
 
 
+@pytest.mark.full
 def test_every_path_decodes_the_same_tokens_in_the_same_rounds(environment, tmp_path):
     script = shutil.copy(Path(__file__).with_name("every_path.py"), tmp_path)
     done = run(environment / "python", script, tmp_path, cwd=tmp_path, SPECHEADS_ENGINE="eager", HF_HUB_OFFLINE="1")

@@ -65,8 +65,15 @@ def test_rows_emit_what_a_decoder_for_one_prompt_emits(rule, warp):
     assert len({r.num_drafted for each in expected for r in each.rounds}) > 1 or warp is GREEDY
 
 
-@pytest.mark.parametrize("engine", [pytest.param("compiled", marks=needs_compiler), "cuda_graph"])
-@pytest.mark.parametrize("warp", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    ("warp", "engine"),
+    [
+        pytest.param(GREEDY, "cuda_graph", id="greedy-cuda_graph"),
+        pytest.param(SAMPLED, "compiled", id="sampled-compiled", marks=needs_compiler),
+        pytest.param(GREEDY, "compiled", id="greedy-compiled", marks=[needs_compiler, pytest.mark.full]),
+        pytest.param(SAMPLED, "cuda_graph", id="sampled-cuda_graph", marks=pytest.mark.full),
+    ],
+)
 def test_rows_of_other_engines_emit_the_same_tokens(warp, engine):
     pair, rule = tiny_pair(vocab_size=7, scale=2.0), RULES[1]
     decoder = SpeculativeDecoder(pair, stopping=rule, warp=warp, engine="eager")
