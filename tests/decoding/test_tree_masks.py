@@ -72,7 +72,7 @@ def test_every_node_is_scored_as_the_end_of_its_path(lm, engine, length):
 @pytest.mark.parametrize("length", [1, 9])
 @pytest.mark.parametrize("lm", families_compiled("llama", "bloom"), indirect=True)
 def test_every_node_is_scored_so_by_compiled_steps(lm, length):
-    check_scores(lm, "compiled", length, near=2e-5)  # rotary angles are float32, and compilers round their sines differently
+    check_scores(lm, "compiled", length, near=5e-6)  # rotary angles are float32, and a compiler rounds their sines differently
 
 
 @pytest.mark.parametrize("engine", ENGINES)
