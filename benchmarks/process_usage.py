@@ -74,8 +74,9 @@ def slope(times: Sequence[float], values: Sequence[float]) -> Slope:
     bins = np.array_split(np.arange(len(x)), min(NUM_BINS, len(x)))
     x, y = (np.array([part[index].mean() for index in bins]) for part in (x, y))
     centred = x - x.mean()
-    value = float(centred @ y / (centred @ centred))
-    residuals = y - y.mean() - value * centred
+    deviations = y - y.mean()  # exactly 0 where nothing changes, and so is the slope
+    value = float(centred @ deviations / (centred @ centred))
+    residuals = deviations - value * centred
     degrees = len(x) - 2
     error = float(np.sqrt(residuals @ residuals / degrees / (centred @ centred)))
     half = student(degrees) * error

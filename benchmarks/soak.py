@@ -185,7 +185,9 @@ def outputs(pair: Pair, given: argparse.Namespace, folder: Path) -> tuple[list[T
     for name, engine in engines.items():
         decoder = SpeculativeDecoder(pair, stopping=stopping.HeadThreshold(random_head(pair), 0.7), engine=engine)
         ways: dict[str, Callable[..., list[list[int]]]] = {"single": single_tokens, "batched": batched_tokens}
-        rows += [[name, way, *drift(partial(tokens_of, decoder), prompts, given)] for way, tokens_of in ways.items()]
+        for way, tokens_of in ways.items():
+            rows.append([name, way, *drift(partial(tokens_of, decoder), prompts, given)])
+            print(*rows[-1], sep=" | ", file=sys.stderr, flush=True)  # each takes minutes
     columns = [Column("engine"), Column("decoding"), Column("generations", "fixed:0")]
     columns += [Column("checked prompts that differ amid", "fixed:0"), Column("after", "fixed:0")]
     columns += [Column("first half, µs per token", "fixed:0"), Column("second half, µs per token", "fixed:0")]
