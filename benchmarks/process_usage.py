@@ -1,7 +1,9 @@
-"""What a process holds, sampled while it works, and the slopes of it with their intervals. Linux only."""
+"""What a process holds, sampled while it works, and the slopes of it with their intervals. Linux with glibc 2.33 or later."""
 
+import ctypes
 import os
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +20,9 @@ LARGEST_GROWTH = 0.02  # of the mean, over the time that was observed, that stil
 class Usage:
     """What this process holds."""
 
-    resident: float  # bytes
+    resident: float  # bytes, with those that the C heap has free and keeps
+    heap: float  # bytes of the C heap that are in use: tensors, and what libraries allocate
+    blocks: int  # that Python's own allocator has in use
     files: int
     threads: int
 
@@ -27,7 +31,23 @@ class Usage:
         """Return what it holds at this moment."""
         status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
         resident = 1024.0 * int(status["VmRSS"].split()[0])
-        return cls(resident, len(os.listdir("/proc/self/fd")), int(status["Threads"]))
+        return cls(resident, heap_in_use(), sys.getallocatedblocks(), len(os.listdir("/proc/self/fd")), int(status["Threads"]))
+
+
+class HeapInfo(ctypes.Structure):
+    """What glibc's `mallinfo2` returns, in its order."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    ]
+
+
+def heap_in_use() -> float:
+    """Return the bytes of the C heap that are allocated, in its arenas and in mappings of their own."""
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = HeapInfo
+    info = mallinfo()
+    return float(info.uordblks + info.hblkhd)
 
 
 @dataclass(frozen=True)

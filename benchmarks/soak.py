@@ -144,6 +144,8 @@ def slope_table(samples: Sequence[tuple[float, int, Usage, dict[str, float]]]) -
     seconds, generations = [sample[0] for sample in samples], [float(sample[1]) for sample in samples]
     series: dict[str, list[float]] = {
         "resident memory, MiB": [usage.resident / MIB for _, _, usage, _ in samples],
+        "C heap in use, MiB": [usage.heap / MIB for _, _, usage, _ in samples],
+        "Python's blocks in use": [float(usage.blocks) for _, _, usage, _ in samples],
         "open files": [float(usage.files) for _, _, usage, _ in samples],
         "threads": [float(usage.threads) for _, _, usage, _ in samples],
     }

@@ -52,21 +52,24 @@ def test_what_a_process_holds_is_counted():
     before = Usage.now()
     kept = mmap.mmap(-1, 2**26)  # from the system: an array may get what was freed before
     kept.write(bytes(2**26))
+    array, objects = np.ones(2**23), [object() for _ in range(1000)]
     descriptors = [os.open(os.devnull, os.O_RDONLY) for _ in range(3)]
     after = Usage.now()
     for descriptor in descriptors:
         os.close(descriptor)
     assert after.files == before.files + 3 and after.threads >= 1
     assert after.resident - before.resident > 0.9 * len(kept)
+    assert after.heap - before.heap >= array.nbytes and after.blocks - before.blocks >= len(objects)
 
 
 def test_turns_are_sampled_and_have_slopes():
     table, counts = soak.main(["slopes", "--minutes", "0", *SMALL])
     names = [row[0] for row in table.rows]
-    assert names[:3] == ["resident memory, MiB", "open files", "threads"] and len(names) == 7
+    assert names[:3] == ["resident memory, MiB", "C heap in use, MiB", "Python's blocks in use"]
+    assert names[3:5] == ["open files", "threads"] and len(names) == 9
     assert [row[0] for row in counts.rows] == ["single", "batched", "data", "evaluation"]
     assert [row[1] for row in counts.rows] == [3, 12, 6, 6]  # in three turns
-    assert table.rows[1][2] == {"value": 0, "low": 0, "high": 0}  # no file stays open
+    assert table.rows[3][2] == {"value": 0, "low": 0, "high": 0}  # no file stays open
 
 
 def test_outputs_are_the_same_amid_and_after_others():
