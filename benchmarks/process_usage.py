@@ -13,6 +13,7 @@ import numpy as np
 
 NUM_BINS = 24  # means of consecutive samples: single ones depend on their neighbours, and would make an interval too narrow
 WARM_UP = 0.25  # of the samples, that are left out: caches fill, and allocators find their size
+HEAP_COUNTS = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
 LARGEST_GROWTH = 0.02  # of the mean, over the time that was observed, that still counts as flat
 
 
@@ -37,9 +38,7 @@ class Usage:
 class HeapInfo(ctypes.Structure):
     """What glibc's `mallinfo2` returns, in its order."""
 
-    _fields_ = [
-        (name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
-    ]
+    _fields_ = [(name, ctypes.c_size_t) for name in HEAP_COUNTS]
 
 
 def heap_in_use() -> float:

@@ -7,7 +7,9 @@ import shlex
 from pathlib import Path
 
 import pytest
-from commands import ROOT, SMALL, heads, run
+from commands import ROOT, SMALL, heads
+from commands import run as run_alone
+from warm_processes import run
 
 from specheads import load_head
 
@@ -123,7 +125,7 @@ def test_a_sweep_trains_every_combination(folder):
 
 def test_a_mistake_ends_with_one_message_and_exit_code_two(tmp_path):
     """One of them in a process of its own; tests/test_mistakes.py has them all."""
-    done = run(tmp_path, "train.py", "model=nanoo")
+    done = run_alone(tmp_path, "train.py", "model=nanoo")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr and re.search("nanoo.*nano", done.stderr, re.DOTALL)
 
@@ -149,7 +151,7 @@ def test_a_bank_is_trained_in_one_pass_exported_head_by_head_and_ranked(folder):
 @pytest.mark.parametrize("command", [["train.py"], ["evaluate.py", "head=null"]], ids=["train", "evaluate"])
 def test_wandb_online_without_a_login_is_a_mistake_too(command, tmp_path):
     nobody = {"WANDB_MODE": "online", "WANDB_API_KEY": "", "HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}
-    done = run(tmp_path, *command, *SMALL, "logger=wandb", **nobody)
+    done = run_alone(tmp_path, *command, *SMALL, "logger=wandb", **nobody)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert re.search("logger.wandb.offline=false: .*wandb login.*logger.wandb.offline=true", done.stderr, re.DOTALL)
