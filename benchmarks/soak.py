@@ -10,6 +10,7 @@ many others, single and batched, on every engine. heads: a bank of very many sma
 """
 
 import argparse
+import gc
 import itertools
 import logging
 import shutil
@@ -90,6 +91,7 @@ def slopes(pair: Pair, given: argparse.Namespace, folder: Path) -> tuple[list[Ta
             generations, tokens = turn(number)
             speeds[name] = (clock() - start) / tokens
             done[name] += generations
+        gc.collect()  # Python itself looks for cycles among old objects only after a quarter more were made
         samples.append((clock(), sum(done.values()), Usage.now(), speeds))
         if clock() >= 60 * given.minutes and len(samples) >= 3:
             break

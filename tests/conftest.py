@@ -5,6 +5,7 @@ import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["WANDB_MODE"] = "offline"
+os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start, too: see below
 os.environ["SPECHEADS_ENGINE"] = "eager"  # what `auto` means: compiling takes longer than most tests
 os.environ["HF_MODULES_CACHE"] = tempfile.mkdtemp(prefix="specheads-modules-")  # code in folders; each process its own
 os.environ.setdefault("SPECHEADS_CACHE", tempfile.mkdtemp(prefix="specheads-tests-"))  # nothing from earlier runs

@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 from subprocess import CompletedProcess
 
+import torch
 from commands import ROOT, shell
 
 _SERVER = multiprocessing.get_context("forkserver")
@@ -35,6 +36,7 @@ def _work(words, folder, variables, outputs):
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(variables)
+    torch.set_num_threads(1)  # the server may have begun with more, and a variable comes too late
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, path in enumerate(outputs, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
