@@ -5,10 +5,11 @@ import json
 import pytest
 import torch
 import yaml
-from commands import heads, run
+from commands import heads
 from published_shapes import SHAPES, tiny, weightless
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+from warm_processes import run
 
 from specheads import SpeculativeDecoder, Warp, load_pair, stopping
 from specheads.pair_config import config_folder

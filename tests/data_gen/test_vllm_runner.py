@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pyarrow.parquet as pq
 import pytest
 import torch
-from commands import run
 from omegaconf import OmegaConf
+from warm_processes import run
 
 import data_gen.run
 from data_gen.labels import label_responses
