@@ -7,7 +7,8 @@ import shutil
 import pyarrow.parquet as pq
 import pytest
 import torch
-from commands import ROOT, run
+from commands import ROOT
+from warm_processes import Server
 
 from specheads import AcceptanceHead, HeadConfig, UserError, Warp, load_head, load_pair
 from specheads.evaluation.head_folders import find_heads
@@ -52,10 +53,10 @@ def commands(tmp_path_factory):
         "export": ["head={head}", "format=standalone"],
         "distill": [*shared, *COUNTS],
     }
-    printed = {}
+    printed, server = {}, Server(**user)
     for verb, words in lines.items():
         heads = [str(path.parent) for path in project.glob("outputs/head/*/heads/*/config.json")]
-        done = run(project, "specheads", verb, *[word.format(head=heads[0] if heads else "") for word in words], **user)
+        done = server.run(project, "specheads", verb, *[word.format(head=heads[0] if heads else "") for word in words])
         assert done.returncode == 0, done.stderr
         printed[verb] = done.stdout + done.stderr
     return home, printed

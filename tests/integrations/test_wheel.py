@@ -12,6 +12,7 @@ import pytest
 import torch
 from fakes import needs_compiler
 from safetensors.torch import load_file, save_file
+from warm_processes import Server
 
 from specheads.heads.checkpoint import save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
@@ -81,17 +82,18 @@ def test_every_path_decodes_the_same_tokens_in_the_same_rounds(environment, tmp_
 def test_every_command_runs_in_an_empty_folder(environment, tmp_path):
     """Data, a head, its evaluation, a probe and an export, with nothing but the installed command."""
     sizes = ["model=nano", "data.num_train=24", "data.num_dev=6", "data.num_test=6", "data.max_new_tokens=16"]
-    variables = {"SPECHEADS_ENGINE": "eager", "HF_HUB_OFFLINE": "1"}
+    server = Server(environment / "python", PYTHONPATH="")
+    assert server.package.is_relative_to(environment.parent)
 
     def specheads(verb, *words):
-        done = run(environment / "python", environment / "specheads", verb, *words, cwd=tmp_path, **variables)
+        done = server.run(tmp_path, environment / "specheads", verb, *words)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     two = ["trainer.devices=2", "trainer.accelerator=cpu"]  # Lightning starts the installed script a second time
     assert "next: specheads evaluate" in specheads("train", *sizes, "trainer.max_epochs=1", *two)
     (head,) = {path.parent for path in tmp_path.glob("outputs/head/*/heads/*/config.json")}
-    few = ["num_prompts=4", "num_dev_prompts=4", "num_live_prompts=2"]
+    few = ["num_prompts=4", "num_dev_prompts=4", "num_live_prompts=1", "fixed_lengths=[1,2]", "thresholds=[0.5]"]
     assert "report.html" in specheads("evaluate", *sizes, "head=latest", *few)
     assert "next: specheads" in specheads("probe", *sizes, "num_prompts=4", "num_live_prompts=1", "repeats=2")
     assert "written" in specheads("export", f"head={head}", "format=standalone")
