@@ -14,8 +14,8 @@ import specheads
 from specheads.commands import head_tool
 from specheads.commands.experiments import REPRODUCE, experiments
 from specheads.commands.help import PROGRAMS, composed, explanations, sections, usage_head
-from specheads.commands.main import CONFIGURED
 from specheads.commands.plan import planned
+from specheads.commands.verbs import CONFIGURED
 from specheads.commands.yaml_comments import read_comments
 from specheads.errors import UserError
 from specheads.pair_config import config_folder, pair_config

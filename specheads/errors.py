@@ -2,9 +2,8 @@
 
 import errno
 import os
+import sys
 from typing import TypeGuard
-
-import torch
 
 # What a user can do about a system call that failed.
 OTHER_FOLDERS = "give other folders with paths.data= and paths.outputs="
@@ -76,6 +75,7 @@ def is_count(value: object, least: int = 0) -> TypeGuard[int]:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed, on a GPU or on the CPU."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    torch = sys.modules.get("torch")  # importing it takes a second, and without it there is no such error
+    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

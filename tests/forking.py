@@ -24,7 +24,8 @@ def main():
     for line in sys.stdin:
         process = os.fork()
         if not process:
-            return work(**json.loads(line))
+            work(**json.loads(line))
+            return
         print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
 
 

@@ -44,7 +44,7 @@ from benchmarks.results import (
 )
 from specheads import Warp
 from specheads.commands.evaluation import rule_choices
-from specheads.commands.main import CONFIGURED
+from specheads.commands.verbs import CONFIGURED
 from specheads.evaluation.prompt_sets import PromptSet
 from specheads.pair_config import config_folder
 from specheads.prompts.prompt import Prompt

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import specheads
-from specheads.commands.main import CONFIGURED
+from specheads.commands.verbs import CONFIGURED
 from specheads.heads.checkpoint import save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
 

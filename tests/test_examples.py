@@ -18,7 +18,7 @@ from examples.new_stopping_rule import UnsureTokens
 from examples.speculative_decoding import speculative_decode
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, generate_baseline, stopping, verification
 from specheads.commands.head_tool import VERBS
-from specheads.commands.main import CONFIGURED
+from specheads.commands.verbs import CONFIGURED
 from specheads.heads.checkpoint import save_head
 
 ROOT = Path(__file__).parents[1]

@@ -9,6 +9,7 @@ from typing import Any
 from specheads.commands.plan import KEYS, print_plan
 from specheads.commands.sync import PLACES, SYNC_KEYS, sync
 from specheads.commands.theory import theory
+from specheads.commands.verbs import TOOLS
 from specheads.errors import UserError
 from specheads.evaluation.pair_result import write_pair_result
 from specheads.heads.card import card
@@ -24,12 +25,11 @@ HEAD = {"head": "a folder that specheads train exported, or a hub id"}
 
 @dataclass(frozen=True)
 class Verb:
-    """One verb of the command: its sentence of help, its required and optional keys with theirs, and its function.
+    """One verb of the command: its required and optional keys, a sentence of help for each, and its function.
 
     The values of `places`, which are required, too, are given without their keys, in their order.
     """
 
-    about: str
     required: dict[str, str]
     optional: dict[str, str]
     run: Callable[..., str]
@@ -95,28 +95,16 @@ def export(head: str, format: str) -> str:
 
 
 VERBS = {
-    "inspect": Verb("describe a head: shape, inputs, models, measured quality", HEAD, {}, inspect),
+    "inspect": Verb(HEAD, {}, inspect),
     "verify": Verb(
-        "check tensors, shapes and golden vectors of a head",
-        HEAD,
-        {"draft": "folder or hub id of a draft, to check that the head was trained for its present revision"},
-        verify,
+        HEAD, {"draft": "folder or hub id of a draft, to check that the head was trained for its present revision"}, verify
     ),
     "export": Verb(
-        "write a head into its folder in the format of another decoder",
-        HEAD | {"format": "one of:" + "".join(f"\n{name:<13} {entry.about}" for name, entry in FORMATS.items())},
-        {},
-        export,
+        HEAD | {"format": "one of:" + "".join(f"\n{name:<13} {entry.about}" for name, entry in FORMATS.items())}, {}, export
     ),
-    "card": Verb("rewrite the card (README.md) of a head from its config", HEAD, {}, rewrite_card),
-    "result": Verb(
-        "write what an evaluation measured, in a form to send in",
-        {"report": "the folder of a run of specheads evaluate"},
-        {},
-        write_pair_result,
-    ),
+    "card": Verb(HEAD, {}, rewrite_card),
+    "result": Verb({"report": "the folder of a run of specheads evaluate"}, {}, write_pair_result),
     "theory": Verb(
-        "compute what the papers' theory says, next to simulations",
         {},
         {
             "out": "the folder of theory.json and the figures; outputs/theory",
@@ -125,8 +113,8 @@ VERBS = {
         },
         theory,
     ),
-    "sync": Verb("copy finished data, runs and heads to or from other folders", PLACES, SYNC_KEYS, sync, tuple(PLACES)),
-    "plan": Verb("compute what each stage takes on GPUs that need not be here", {}, KEYS, print_plan),
+    "sync": Verb(PLACES, SYNC_KEYS, sync, tuple(PLACES)),
+    "plan": Verb({}, KEYS, print_plan),
 }
 
 
@@ -139,7 +127,7 @@ def help_text(verbs: Sequence[str] = tuple(VERBS)) -> str:
     ]
     for name in verbs:
         verb = VERBS[name]
-        lines.append(f"  {name:<10} {verb.about}")
+        lines.append(f"  {name:<10} {TOOLS[name]}")
         explained = verb.required | {key: f"{about} (optional)" for key, about in verb.optional.items()}
         for key, about in explained.items():
             lines += _wrapped(f"    {f'<{key}>' if key in verb.places else f'{key}=':<12} ", about)

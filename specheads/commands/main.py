@@ -1,15 +1,11 @@
-"""The `specheads` command: its verbs, their help, and where each of them is.
-
-Verbs with a config take Hydra's overrides; the others describe, check and export heads, and import only what they need.
-"""
+"""The `specheads` command: help, and what runs each of its verbs. Only the module of the given verb is imported."""
 
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module, metadata
-from typing import NamedTuple
 
-from specheads.commands import head_tool
+from specheads.commands.verbs import CONFIGURED, TOOLS
 from specheads.errors import UserError, user_error
 
 EXIT_USER_ERROR = 2
@@ -17,35 +13,9 @@ EXIT_USER_ERROR = 2
 VERB_OF_PARENT = "SPECHEADS_VERB"
 
 
-class Configured(NamedTuple):
-    """A verb with a config: its module, whose `main` runs the command line, its sentence of help, and the words it stands for."""
-
-    module: str
-    about: str
-    words: tuple[str, ...] = ()
-
-
-COMMANDS, EVALUATION = "specheads.commands", "specheads.evaluation"
-CONFIGURED = {
-    "probe": Configured(f"{COMMANDS}.probe", "say what speculation is worth for a pair, without training"),
-    "data": Configured(f"{COMMANDS}.data", "have the target answer prompts, and label drafted tokens"),
-    "train": Configured(f"{COMMANDS}.train", "train acceptance heads; missing data is made first"),
-    "distill": Configured(f"{COMMANDS}.train", "train the draft itself", ("task=distill",)),
-    "evaluate": Configured(f"{COMMANDS}.evaluate", "compare stopping rules on prompts, decode the best, report"),
-    "reproduce": Configured(f"{COMMANDS}.reproduction", "repeat an experiment of a paper, and check the paper's claims"),
-    "profile": Configured(f"{COMMANDS}.speculation_profile", "write what a draft and its head are worth, for other tools"),
-    "calibrate": Configured(f"{COMMANDS}.calibration", "calibrate a head again, on other prompts"),
-    "load": Configured(f"{EVALUATION}.load", "simulate up to which load speculation pays"),
-    "learning_curve": Configured(f"{EVALUATION}.learning_curve", "see whether more prompts would make better heads"),
-    "layer_search": Configured(f"{EVALUATION}.layer_search", "choose the layers that a draft of the target leaves out"),
-}
-
-
 def help_text() -> str:
     """Return the help text of the command."""
-    about = {name: entry.about for name, entry in CONFIGURED.items()} | {
-        name: entry.about for name, entry in head_tool.VERBS.items()
-    }
+    about = {name: entry.about for name, entry in CONFIGURED.items()} | TOOLS
     lines = [f"  {name:<15} {text}" for name, text in about.items()]
     lines.insert(len(CONFIGURED), "")
     return "\n".join(["usage: specheads <verb> [key=value ...]; <verb> --help lists the keys of a verb", "", *lines])
@@ -57,13 +27,15 @@ def run(words: Sequence[str]) -> None:
         print(help_text())
         return
     verb, *rest = words
-    if verb in head_tool.VERBS:
+    if verb in TOOLS:
+        from specheads.commands import head_tool  # takes seconds to import
+
         print(head_tool.run(words))
     elif verb in CONFIGURED:
         os.environ[VERB_OF_PARENT] = verb
         start(verb, [*CONFIGURED[verb].words, *rest])
     else:
-        raise UserError(f"specheads {verb}: there is no such verb; use {', '.join([*CONFIGURED, *head_tool.VERBS])}, or --help.")
+        raise UserError(f"specheads {verb}: there is no such verb; use {', '.join([*CONFIGURED, *TOOLS])}, or --help.")
 
 
 def start(verb: str, words: Sequence[str]) -> None:

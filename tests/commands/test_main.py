@@ -14,9 +14,14 @@ from commands import shell
 from specheads.commands import calibration, head_tool, train
 from specheads.commands import main as main_module
 from specheads.commands.help import PROGRAMS
-from specheads.commands.main import CONFIGURED, VERB_OF_PARENT
+from specheads.commands.main import VERB_OF_PARENT
+from specheads.commands.verbs import CONFIGURED, TOOLS
 
 ROOT = Path(__file__).parents[2]
+
+
+def test_every_verb_without_a_config_has_a_function():
+    assert head_tool.VERBS.keys() == TOOLS.keys()
 
 
 def test_every_verb_has_a_module_and_a_config():
@@ -49,8 +54,8 @@ def test_a_further_process_of_a_run_has_the_verb_of_the_first(run, monkeypatch):
 def test_help_lists_all_verbs_in_a_screen(run, words):
     code, text, _ = run(*words)
     assert code == 0 and len(text.splitlines()) < 24 and max(map(len, text.splitlines())) <= 80
-    for name, entry in (CONFIGURED | head_tool.VERBS).items():
-        assert f"  {name} " in text and entry.about in text
+    for name, about in ({name: entry.about for name, entry in CONFIGURED.items()} | TOOLS).items():
+        assert f"  {name} " in text and about in text
 
 
 @pytest.mark.parametrize("verb", head_tool.VERBS)
@@ -115,6 +120,12 @@ def test_a_pair_of_a_folder_of_configs_is_used_and_passed_on(tmp_path):
     assert f"next: specheads train {' '.join(words[1:])}" in done.stdout
 
 
-def test_importing_the_command_imports_nothing_that_trains():
-    script = f"import sys, {main_module.__name__}; assert not {{'lightning', 'hydra', 'wandb', 'datasets'}} & set(sys.modules)"
+def test_help_imports_no_large_library():
+    script = f"import sys; from {main_module.__name__} import run; run(['--help'])"
+    script += "; assert not {'torch', 'transformers', 'lightning', 'hydra', 'rich', 'yaml'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True, env=shell())
+
+
+def test_a_tool_imports_nothing_that_trains():
+    script = f"import sys, {head_tool.__name__}; assert not {{'lightning', 'hydra', 'wandb', 'datasets'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True, env=shell())

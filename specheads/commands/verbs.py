@@ -1,0 +1,42 @@
+"""The verbs of `specheads`: a sentence about each, and where it is.
+
+This imports nothing, so that `specheads --help` answers at once.
+"""
+
+from typing import NamedTuple
+
+
+class Configured(NamedTuple):
+    """A verb with a config: its module, whose `main` runs the command line, its sentence of help, and the words it stands for."""
+
+    module: str
+    about: str
+    words: tuple[str, ...] = ()
+
+
+COMMANDS, EVALUATION = "specheads.commands", "specheads.evaluation"
+CONFIGURED = {
+    "probe": Configured(f"{COMMANDS}.probe", "say what speculation is worth for a pair, without training"),
+    "data": Configured(f"{COMMANDS}.data", "have the target answer prompts, and label drafted tokens"),
+    "train": Configured(f"{COMMANDS}.train", "train acceptance heads; missing data is made first"),
+    "distill": Configured(f"{COMMANDS}.train", "train the draft itself", ("task=distill",)),
+    "evaluate": Configured(f"{COMMANDS}.evaluate", "compare stopping rules on prompts, decode the best, report"),
+    "reproduce": Configured(f"{COMMANDS}.reproduction", "repeat an experiment of a paper, and check the paper's claims"),
+    "profile": Configured(f"{COMMANDS}.speculation_profile", "write what a draft and its head are worth, for other tools"),
+    "calibrate": Configured(f"{COMMANDS}.calibration", "calibrate a head again, on other prompts"),
+    "load": Configured(f"{EVALUATION}.load", "simulate up to which load speculation pays"),
+    "learning_curve": Configured(f"{EVALUATION}.learning_curve", "see whether more prompts would make better heads"),
+    "layer_search": Configured(f"{EVALUATION}.layer_search", "choose the layers that a draft of the target leaves out"),
+}
+
+# Those without a config (`specheads.commands.head_tool`).
+TOOLS = {
+    "inspect": "describe a head: shape, inputs, models, measured quality",
+    "verify": "check tensors, shapes and golden vectors of a head",
+    "export": "write a head into its folder in the format of another decoder",
+    "card": "rewrite the card (README.md) of a head from its config",
+    "result": "write what an evaluation measured, in a form to send in",
+    "theory": "compute what the papers' theory says, next to simulations",
+    "sync": "copy finished data, runs and heads to or from other folders",
+    "plan": "compute what each stage takes on GPUs that need not be here",
+}
