@@ -28,7 +28,7 @@ def experiments(command: str) -> dict[str, str]:
 def check_experiment(command: str, words: Sequence[str]) -> None:
     """Raise UserError if an experiment in the words of a command line is for other commands, or if one is missing."""
     given = [name for word in words if (match := GIVEN.fullmatch(word)) for name in match[1].split(",")]
-    if command not in PURPOSES:
+    if command not in PURPOSES or not (given or command == REPRODUCE):
         return
     names, purpose = experiments(command), PURPOSES[command]
     listed = f"use one of {', '.join(names)}."

@@ -1,5 +1,6 @@
 """A training run that is killed anywhere and started again has the same numbers as an uninterrupted run."""
 
+from functools import cache
 from pathlib import Path
 
 import lightning as L
@@ -124,8 +125,13 @@ def predicts(request):
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(nano, rows, predicts, tmp_path_factory):
-    return attempt(nano, rows, tmp_path_factory.mktemp("whole"), predicts)
+def whole_run(nano, rows, tmp_path_factory):
+    return cache(lambda predicts: attempt(nano, rows, tmp_path_factory.mktemp("whole"), predicts))
+
+
+@pytest.fixture
+def uninterrupted(whole_run, predicts):
+    return whole_run(predicts)
 
 
 def test_the_uninterrupted_run_has_the_assumed_steps(uninterrupted):
