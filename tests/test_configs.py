@@ -1,6 +1,7 @@
 """Every config composes, and so does every command line that the README or a config shows."""
 
 import inspect
+import itertools
 import re
 import shlex
 from pathlib import Path
@@ -54,8 +55,17 @@ def test_shown_command_lines_compose(command, overrides):
     composed(command, words)
 
 
-@pytest.mark.parametrize("model", sorted(path.stem for path in (config_folder() / "model").glob("*.yaml")))
-@pytest.mark.parametrize("command", PROGRAMS)
+MODELS = sorted(path.stem for path in (config_folder() / "model").glob("*.yaml"))
+
+
+def models_of_commands():
+    """Every model with one command, and every command with two models; all others in a full run."""
+    for command, model in itertools.product(PROGRAMS, MODELS):
+        marks = [] if command == "train" or model in ("nano", "llama2-7b") else [pytest.mark.full]
+        yield pytest.param(command, model, marks=marks)
+
+
+@pytest.mark.parametrize(("command", "model"), list(models_of_commands()))
 def test_every_model_composes_with_every_command(command, model):
     cfg = composed(command, [f"model={model}"])
     assert cfg.model.name == model

@@ -90,9 +90,9 @@ def test_a_failure_with_a_package_outside_its_bounds_names_the_package(run, monk
 @pytest.mark.parametrize("words", [["-m", "specheads"], ["-c", "from specheads.commands.main import main; main()"]])
 def test_the_command_runs_as_a_module_too(words, tmp_path):
     done = subprocess.run(
-        [sys.executable, *words, "inspect", "head=./none"], cwd=tmp_path, env=shell(), capture_output=True, text=True, check=False
+        [sys.executable, *words, "inspekt"], cwd=tmp_path, env=shell(), capture_output=True, text=True, check=False
     )
-    assert done.returncode == 2 and done.stderr.startswith("error: there is no head folder './none'"), done.stderr
+    assert done.returncode == 2 and done.stderr.startswith("error: specheads inspekt: there is no such verb"), done.stderr
 
 
 def test_a_reader_that_stops_reading_is_no_error(tmp_path):
