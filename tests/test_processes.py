@@ -60,7 +60,7 @@ def test_two_processes_train_one_head_and_stop_together(tmp_path):
         "loader.batch_size=6",
         "checkpoint.every_steps=2",
     ]
-    words += ["trainer.max_epochs=4", "trainer.log_every_n_steps=1"]
+    words += ["trainer.max_epochs=6", "trainer.log_every_n_steps=1"]
     # SIGTERM to all of them, as a scheduler sends it, some steps into the training; then the same command again.
     process = start(tmp_path, *words)
     wait_for(lambda: list(tmp_path.glob("outputs/head/*/checkpoints/last.ckpt")) or process.poll() is not None)
