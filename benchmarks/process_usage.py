@@ -1,16 +1,19 @@
 """What a process holds, sampled while it works, and the slopes of it with their intervals. Linux with glibc 2.33 or later."""
 
 import ctypes
+import multiprocessing
 import os
 import statistics
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+FIXED_SIZE, FIXED_REPEATS = 160, 3000  # products of a matrix and a vector: about 0.1 s with what Python does between them
 NUM_BINS = 24  # means of consecutive samples: single ones depend on their neighbours, and would make an interval too narrow
 WARM_UP = 0.25  # of the samples, that are left out: caches fill, and allocators find their size
 HEAP_COUNTS = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
@@ -117,3 +120,30 @@ class Clock:
 
     def __call__(self) -> float:
         return time.perf_counter() - self.start
+
+
+class FixedWork:
+    """Work that is always the same, in a process of its own: if it takes longer, the machine is slower."""
+
+    def __init__(self) -> None:
+        self._process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+
+    def __enter__(self) -> "FixedWork":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.shutdown()
+
+    def seconds(self) -> float:
+        """Do it, and return how long it took."""
+        return self._process.submit(fixed_work).result()
+
+
+def fixed_work() -> float:
+    """Return the seconds that products of small matrices, and numbers added by Python, take."""
+    matrix, vector = np.ones((FIXED_SIZE, FIXED_SIZE), dtype=np.float32), np.ones(FIXED_SIZE, dtype=np.float32)
+    start = time.perf_counter()
+    for _ in range(FIXED_REPEATS):
+        matrix @ vector
+        sum(range(1000))
+    return time.perf_counter() - start

@@ -5,7 +5,8 @@
     python benchmarks/soak.py heads [--heads 1000]
 
 slopes: single and batched decoding, data generation and evaluation (replay) take turns on nano; resident memory, open files,
-threads and seconds per token of every turn, and their slopes. outputs: the same prompts are decoded before, amid and after very
+threads and seconds per token of every turn, and their slopes. Fixed work in a process of its own, between them, tells a slower
+machine from slower code. outputs: the same prompts are decoded before, amid and after very
 many others, single and batched, on every engine. heads: a bank of very many small heads is trained in one pass and exported.
 """
 
@@ -14,11 +15,13 @@ import gc
 import itertools
 import logging
 import shutil
+import statistics
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +30,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.process_usage import Clock, Slope, Usage, slope
+from benchmarks.process_usage import Clock, FixedWork, Slope, Usage, slope
 from benchmarks.results import Column, Table, Value, add_result_option, prompt_record, text_of, write_result
 from data_gen.run import generate_data
 from data_gen.settings import Generation
@@ -77,24 +80,38 @@ def main(argv: Sequence[str] | None = None) -> list[Table]:
 # --- slopes
 
 
+@dataclass(frozen=True)
+class Sample:
+    """What was measured in a turn, at its end."""
+
+    seconds: float  # since the start
+    generations: int  # since the start
+    usage: Usage
+    speeds: dict[str, float]  # seconds per token of each part
+    fixed: list[float]  # seconds of the fixed work before the first part, and after each
+
+
 def slopes(pair: Pair, given: argparse.Namespace, folder: Path) -> tuple[list[Table], list[str]]:
     """Take turns for some minutes; return the table of slopes."""
     turns, prompts = turns_of(pair, given.engine, given.size, folder)
     for turn in turns.values():
         turn(0)  # compiles and loads
-    clock, samples = Clock(), []
-    done = dict.fromkeys(turns, 0)
-    for number in itertools.count(1):
-        speeds = {}
-        for name, turn in turns.items():
-            start = clock()
-            generations, tokens = turn(number)
-            speeds[name] = (clock() - start) / tokens
-            done[name] += generations
-        gc.collect()  # Python itself looks for cycles among old objects only after a quarter more were made
-        samples.append((clock(), sum(done.values()), Usage.now(), speeds))
-        if clock() >= 60 * given.minutes and len(samples) >= 3:
-            break
+    samples, done = [], dict.fromkeys(turns, 0)
+    with FixedWork() as machine:
+        machine.seconds()  # imports
+        clock = Clock()
+        for number in itertools.count(1):
+            speeds, fixed = {}, [machine.seconds()]
+            for name, turn in turns.items():
+                start = clock()
+                generations, tokens = turn(number)
+                speeds[name] = (clock() - start) / tokens
+                done[name] += generations
+                fixed.append(machine.seconds())
+            gc.collect()  # Python itself looks for cycles among old objects only after a quarter more were made
+            samples.append(Sample(clock(), sum(done.values()), Usage.now(), speeds, fixed))
+            if clock() >= 60 * given.minutes and len(samples) >= 3:
+                break
     return [slope_table(samples), counts_table(done, samples)], prompts
 
 
@@ -141,25 +158,29 @@ def random_head(pair: Pair) -> AcceptanceHead:
     return head.requires_grad_(False).eval()
 
 
-def slope_table(samples: Sequence[tuple[float, int, Usage, dict[str, float]]]) -> Table:
+def slope_table(samples: Sequence[Sample]) -> Table:
     """Return the slopes of everything that was sampled, per hour and per 1,000 generations."""
-    seconds, generations = [sample[0] for sample in samples], [float(sample[1]) for sample in samples]
     series: dict[str, list[float]] = {
-        "resident memory, MiB": [usage.resident / MIB for _, _, usage, _ in samples],
-        "C heap in use, MiB": [usage.heap / MIB for _, _, usage, _ in samples],
-        "Python's blocks in use": [float(usage.blocks) for _, _, usage, _ in samples],
-        "open files": [float(usage.files) for _, _, usage, _ in samples],
-        "threads": [float(usage.threads) for _, _, usage, _ in samples],
+        "resident memory, MiB": [sample.usage.resident / MIB for sample in samples],
+        "C heap in use, MiB": [sample.usage.heap / MIB for sample in samples],
+        "Python's blocks in use": [float(sample.usage.blocks) for sample in samples],
+        "open files": [float(sample.usage.files) for sample in samples],
+        "threads": [float(sample.usage.threads) for sample in samples],
+        "fixed work, µs": [1e6 * statistics.mean(sample.fixed) for sample in samples],
     }
-    for name in samples[0][3]:
-        series[f"{name}, µs per token"] = [1e6 * speeds[name] for *_, speeds in samples]
+    usual = statistics.median(seconds for sample in samples for seconds in sample.fixed)
+    for place, name in enumerate(samples[0].speeds):
+        scaled = [1e6 * sample.speeds[name] * usual / statistics.mean(sample.fixed[place : place + 2]) for sample in samples]
+        series[f"{name}, µs per token"] = scaled
     rows: list[list[Value]] = []
     for name, values in series.items():
-        by_time, by_count = slope(seconds, values), slope(generations, values)
+        by_time = slope([sample.seconds for sample in samples], values)
+        by_count = slope([float(sample.generations) for sample in samples], values)
         rows.append([name, by_time.mean, by_time.per(3600), by_count.per(1000), by_time.growth, verdict_of(by_time)])
     columns = [Column("what"), Column("mean", "fixed:1"), Column("slope per hour", "fixed:2")]
     columns += [Column("slope per 1,000 generations", "fixed:3"), Column("growth in all", "signed_percent:2"), Column("flat")]
-    return Table("slopes", f"Least-squares slopes over {seconds[-1] / 60:.1f} minutes, with 95 % intervals", columns, rows)
+    title = f"Least-squares slopes over {samples[-1].seconds / 60:.1f} minutes, with 95 % intervals"
+    return Table("slopes", title, columns, rows)
 
 
 def verdict_of(line: Slope) -> str:
@@ -167,7 +188,7 @@ def verdict_of(line: Slope) -> str:
     return {True: "yes", False: "NO", None: "too noisy to say"}[line.is_flat]
 
 
-def counts_table(done: dict[str, int], samples: Sequence[tuple[float, int, Usage, dict[str, float]]]) -> Table:
+def counts_table(done: dict[str, int], samples: Sequence[Sample]) -> Table:
     """Return how many generations were made of each kind."""
     rows: list[list[Value]] = [[name, count] for name, count in done.items()]
     return Table("counts", f"Generations in {len(samples):,} turns", [Column("what"), Column("generations", "fixed:0")], rows)

@@ -38,8 +38,11 @@ CONFIGS = {
 }
 
 
-def tiny_model(config: PretrainedConfig, seed: int):
-    """Return a random model whose greedy text does not repeat itself at once."""
+def tiny_model(config: PretrainedConfig, seed: int, gain: float = 2.0):
+    """Return a random model whose greedy text does not repeat itself at once.
+
+    With a `gain` of 1 a linear map keeps the size of what it reads, and rounding is amplified far less.
+    """
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval().requires_grad_(False)
     scale = getattr(model.get_input_embeddings(), "embed_scale", None)
@@ -47,7 +50,7 @@ def tiny_model(config: PretrainedConfig, seed: int):
         model.get_input_embeddings().embed_scale = scale.float()
     for name, weight in model.named_parameters():
         if weight.ndim == 2:
-            torch.nn.init.normal_(weight, std=0.3 if "embed" in name else 2 / weight.shape[1] ** 0.5)
+            torch.nn.init.normal_(weight, std=0.3 if "embed" in name else gain / weight.shape[1] ** 0.5)
         elif name.endswith("weight"):  # norms of both signs, or a tied embedding would predict its own token
             torch.nn.init.normal_(weight)
     return model

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from benchmarks import soak
-from benchmarks.process_usage import Usage, slope, student
-from benchmarks.soak import verdict_of
+from benchmarks.process_usage import FixedWork, Usage, slope, student
+from benchmarks.soak import Sample, slope_table, verdict_of
 
 SMALL = ["--size", "1", "--engine", "eager", "--result", "none"]
 
@@ -62,11 +62,31 @@ def test_what_a_process_holds_is_counted():
     assert after.heap - before.heap >= array.nbytes and after.blocks - before.blocks >= len(objects)
 
 
+def test_times_per_token_are_those_of_a_machine_that_keeps_its_speed():
+    """A machine that gets slower is not taken for code that does, and code that does is seen on it."""
+    usage, samples = Usage.now(), []
+    for number in range(1, 41):
+        slower = 1 + number / 40  # the machine
+        parts = {"steady": 1e-3 * slower, "slowing": 1e-3 * slower * (1 + number / 80)}
+        samples.append(Sample(60.0 * number, 10 * number, usage, parts, [0.1 * slower] * 3))
+    fixed, steady, slowing = slope_table(samples).rows[-3:]
+    assert [row[0] for row in (fixed, steady, slowing)] == ["fixed work, µs", "steady, µs per token", "slowing, µs per token"]
+    assert fixed[-1] == "NO" and steady[-1] == "yes" and slowing[-1] == "NO"
+    assert steady[2]["value"] == pytest.approx(0, abs=1e-9)
+    usual = 1 + 20.5 / 40  # of 40 turns
+    assert steady[1] == pytest.approx(1e3 * usual) and slowing[2]["value"] == pytest.approx(1e3 * usual * 60 / 80)
+
+
+def test_fixed_work_runs_in_a_process_of_its_own():
+    with FixedWork() as machine:
+        assert machine.seconds() > 0 and machine._process.submit(os.getpid).result() != os.getpid()
+
+
 def test_turns_are_sampled_and_have_slopes():
     table, counts = soak.main(["slopes", "--minutes", "0", *SMALL])
     names = [row[0] for row in table.rows]
     assert names[:3] == ["resident memory, MiB", "C heap in use, MiB", "Python's blocks in use"]
-    assert names[3:5] == ["open files", "threads"] and len(names) == 9
+    assert names[3:6] == ["open files", "threads", "fixed work, µs"] and len(names) == 10
     assert [row[0] for row in counts.rows] == ["single", "batched", "data", "evaluation"]
     assert [row[1] for row in counts.rows] == [3, 12, 6, 6]  # in three turns
     assert table.rows[3][2] == {"value": 0, "low": 0, "high": 0}  # no file stays open

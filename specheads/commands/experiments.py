@@ -8,13 +8,14 @@ from collections.abc import Sequence
 
 import yaml
 
-from specheads.commands.yaml_comments import read_comments
+from specheads.commands.yaml_comments import read_head
 from specheads.errors import UserError
 from specheads.pair_config import config_folder
 
 REPRODUCE = "reproduce"
 PURPOSES = {REPRODUCE: "repeats", "train": "trains by", "learning_curve": "trains by"}  # of the commands that take experiments
 GROUP = "experiment"
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # eight times as fast as the loader that Python alone can run
 GIVEN = re.compile(r"\+*experiment=(.*)")
 
 
@@ -22,7 +23,7 @@ def experiments(command: str) -> dict[str, str]:
     """Return the experiments that a command takes: by name the comment at the head of each file."""
     files = {path.stem: path.read_text("utf-8") for path in sorted((config_folder() / "experiment").glob("*.yaml"))}
     fitting = {name: text for name, text in files.items() if _reproduces(text) == (command == REPRODUCE)}
-    return {name: read_comments(text).head for name, text in fitting.items()}
+    return {name: read_head(text) for name, text in fitting.items()}
 
 
 def check_experiment(command: str, words: Sequence[str]) -> None:
@@ -45,4 +46,4 @@ def check_experiment(command: str, words: Sequence[str]) -> None:
 
 def _reproduces(text: str) -> bool:
     """Return whether an experiment's file is for reproduction, by its run folder."""
-    return str(yaml.safe_load(text).get("command", "")).startswith(f"{REPRODUCE}/")
+    return str(yaml.load(text, Loader=LOADER).get("command", "")).startswith(f"{REPRODUCE}/")

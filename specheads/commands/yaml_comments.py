@@ -25,12 +25,21 @@ def read_comments(text: str, package: str = "_global_") -> Comments:
     lines below, in the same column.
     """
     lines = text.splitlines()
-    head = list(takewhile(lambda line: line.startswith("#"), lines))
+    head = _head(lines)
     body = [""] * len(head) + lines[len(head) :]  # what is at the head explains no key
     package = next((match[1] for line in head if (match := PACKAGE.fullmatch(line))), package)
-    head = [line.removeprefix("#").removeprefix(" ") for line in head if not PACKAGE.fullmatch(line)]
     keys = _commented(yaml.compose(text), body, () if package == "_global_" else (package,))
-    return Comments("\n".join(head), dict(keys))
+    return Comments(read_head(text), dict(keys))
+
+
+def read_head(text: str) -> str:
+    """Return the comment at the head of a YAML file."""
+    head = [line for line in _head(text.splitlines()) if not PACKAGE.fullmatch(line)]
+    return "\n".join(line.removeprefix("#").removeprefix(" ") for line in head)
+
+
+def _head(lines: Sequence[str]) -> list[str]:
+    return list(takewhile(lambda line: line.startswith("#"), lines))
 
 
 def _commented(node: yaml.Node | None, lines: Sequence[str], parents: tuple[str, ...]) -> Iterator[tuple[str, str]]:

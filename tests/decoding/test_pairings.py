@@ -28,6 +28,13 @@ LOSSLESS = [
 NUM_TOKENS = 24
 
 
+def cases():
+    """Every family with every drafting and its usual rule, and one family with all rules; the rest in a full run."""
+    for family, (way, rule) in itertools.product(CONFIGS, LOSSLESS):
+        usual = isinstance(default_verification(DRAFTINGS[way]), RULES[rule])
+        yield pytest.param(family, way, rule, marks=[] if usual or family == "llama" else pytest.mark.full)
+
+
 @pytest.fixture(scope="module", params=CONFIGS)
 def pair(request):
     return family_pair(request.param)
@@ -55,7 +62,7 @@ def check_greedy(pair, references, way, rule, engine, stop=None):
     return out
 
 
-@pytest.mark.parametrize(("way", "rule"), LOSSLESS)
+@pytest.mark.parametrize(("pair", "way", "rule"), list(cases()), indirect=["pair"])
 def test_greedy_output_is_that_of_the_target(pair, references, way, rule):
     check_greedy(pair, references, way, rule, "eager")
 

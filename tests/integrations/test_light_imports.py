@@ -38,7 +38,8 @@ sys.meta_path.insert(0, Finder())
 # Libraries that ask whether an optional package is installed must be told that it is not.
 importlib.util.find_spec = lambda name, package=None: None if blocked(name) else present(name, package)
 """
-RULES = str(Path(__file__).parents[2] / "conf" / "stopping")
+ROOT = Path(__file__).parents[2]
+RULES = str(ROOT / "conf" / "stopping")
 EVERY_RULE = """
 import importlib, inspect, sys
 from pathlib import Path
@@ -70,23 +71,42 @@ for arguments in rules:
     decoder.generate([5, 6, 7], max_new_tokens=4)
 """
 
+CODES = {
+    "vllm": "import specheads.integrations.vllm",
+    "transformers": "import specheads.integrations.transformers",
+    "heads": "import specheads; specheads.load_head; specheads.AcceptanceHead",
+    "decoder": "from specheads.decoding.decoder import SpeculativeDecoder",
+    "every stopping rule on nano": EVERY_RULE,
+}
+# Each in a fork of one process, which has imported the libraries that all of them may use.
+IN_FORKS = """
+import os, torch, transformers.generation, transformers.modeling_utils, yaml
+torch.set_num_threads(1)
+for name, code in CODES.items():
+    process = os.fork()
+    if not process:
+        os.dup2(os.open(f"{name}.txt", os.O_WRONLY | os.O_CREAT), 2)
+        exec(code, {})
+        raise SystemExit
+    print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
+"""
 
-def run(code):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, "-c", code, RULES], env=environment, capture_output=True, text=True, check=False)
 
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import specheads.integrations.vllm",
-        "import specheads.integrations.transformers",
-        "import specheads; specheads.load_head; specheads.AcceptanceHead",
-        "from specheads.decoding.decoder import SpeculativeDecoder",
-        EVERY_RULE,
-    ],
-    ids=["vllm", "transformers", "heads", "decoder", "every stopping rule on nano"],
-)
-def test_heads_and_the_decoder_need_no_training_library(code):
-    done = run(WITHOUT + code)
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory):
+    """The exit code and the errors of each code."""
+    folder = tmp_path_factory.mktemp("codes")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    script = f"{WITHOUT}CODES = {CODES!r}\n{IN_FORKS}"
+    done = subprocess.run(
+        [sys.executable, "-c", script, RULES], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
+    assert len(done.stdout.split()) == len(CODES), done.stdout
+    return {name: (int(code), (folder / f"{name}.txt").read_text()) for name, code in zip(CODES, done.stdout.split(), strict=True)}
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_heads_and_the_decoder_need_no_training_library(name, ends):
+    code, errors = ends[name]
+    assert code == 0, errors
