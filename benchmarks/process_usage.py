@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -128,7 +129,7 @@ class FixedWork:
     def __init__(self) -> None:
         self._process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
 
-    def __enter__(self) -> "FixedWork":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

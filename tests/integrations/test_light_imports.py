@@ -102,8 +102,8 @@ def ends(tmp_path_factory):
         [sys.executable, "-c", script, RULES], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.split()) == len(CODES), done.stdout
-    return {name: (int(code), (folder / f"{name}.txt").read_text()) for name, code in zip(CODES, done.stdout.split(), strict=True)}
+    codes = map(int, done.stdout.split())
+    return {name: (code, (folder / f"{name}.txt").read_text()) for name, code in zip(CODES, codes, strict=True)}
 
 
 @pytest.mark.parametrize("name", CODES)
