@@ -102,7 +102,11 @@ def gate():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["evaluate.py", "model=llama2-7b", "head=null"], "pair llama2-7b: draft meta-llama/Llama-2-7b-chat-hf (6.74 billion"),
+        pytest.param(
+            ["evaluate.py", "model=llama2-7b", "head=null"],
+            "pair llama2-7b: draft meta-llama/Llama-2-7b-chat-hf (6.74 billion",
+            marks=pytest.mark.full,
+        ),
         (
             ["train.py", "task=distill", "model=mine", "model.draft=someone/draft", "model.target=someone/target"],
             "pair mine: draft someone/draft for target someone/target",

@@ -148,7 +148,10 @@ def test_a_bank_is_trained_in_one_pass_exported_head_by_head_and_ranked(folder):
     assert {row["head"] for row in content["bank"]} == names and speeds == sorted(speeds, reverse=True)
 
 
-@pytest.mark.parametrize("command", [["train.py"], ["evaluate.py", "head=null"]], ids=["train", "evaluate"])
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(["train.py"], id="train"), pytest.param(["evaluate.py", "head=null"], id="evaluate", marks=pytest.mark.full)],
+)
 def test_wandb_online_without_a_login_is_a_mistake_too(command, tmp_path):
     nobody = {"WANDB_MODE": "online", "WANDB_API_KEY": "", "HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}
     done = run_alone(tmp_path, *command, *SMALL, "logger=wandb", **nobody)

@@ -51,6 +51,7 @@ def test_variables_that_contradict_each_other_are_refused(variables, message):
         Processes.this(variables)
 
 
+@pytest.mark.full  # six imports of everything; two processes train in every run in test_wheel and test_sharding
 def test_two_processes_train_one_head_and_stop_together(tmp_path):
     words = [
         "train.py",

@@ -92,7 +92,7 @@ def test_such_a_pair_is_loaded_over_the_targets_vocabulary(pair, nano):
     assert torch.isfinite(read).all()
 
 
-@pytest.mark.parametrize("engine", ["eager", "compiled"])
+@pytest.mark.parametrize("engine", ["eager", pytest.param("compiled", marks=pytest.mark.full)])
 def test_greedy_decoding_says_what_the_target_says(pair, engine):
     decoder = SpeculativeDecoder(pair, stopping=FixedLength(4), warp=Warp(0.0), engine=engine)
     for text in ("import os\n", "<|b|>def f(x):\n<|c|>", "x = [1, 2,"):

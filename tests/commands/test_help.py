@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import yaml
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 
@@ -84,6 +85,13 @@ def test_the_text_fits_and_names_every_choice(command):
         (choices,) = re.findall(rf"^  {group}= .*(?:\n {{6,}}.*)*", text, re.MULTILINE)
         assert set(choices_of(command, group)) <= set(re.findall(r"[\w.-]+", choices))
     assert ("experiment" in groups) == (command in ("train", "learning_curve", "reproduce"))
+
+
+def test_experiments_are_told_from_recipes_as_their_files_say():
+    files = (config_folder() / "experiment").glob("*.yaml")
+    commands = {path.stem: str(yaml.safe_load(path.read_text()).get("command", "")) for path in files}
+    expected = {name for name, written in commands.items() if written.startswith("reproduce/")}
+    assert expected and set(experiments("reproduce")) == expected and set(experiments("train")) == set(commands) - expected
 
 
 def test_the_help_of_reproduce_says_what_every_experiment_repeats():

@@ -70,6 +70,7 @@ def test_jobs_have_folders_of_their_own_and_the_same_command_repeats_those_that_
     assert (folder / "0" / "times").read_text() == "done\n"  # it was not repeated
 
 
+@pytest.mark.full
 def test_ctrl_c_ends_all_jobs_and_the_same_command_resumes(words, tmp_path):
     process = start([*words, "seed=2,0"])
     while len(list(tmp_path.glob("data_gen/*/*/begun"))) < 2:

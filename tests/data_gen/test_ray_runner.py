@@ -125,6 +125,7 @@ def make(folder, *words):
     return {path.name: path.read_bytes() for path in cache.iterdir()}
 
 
+@pytest.mark.full  # half a minute until a cluster works
 def test_workers_of_a_cluster_make_the_bytes_of_one_process(tmp_path):
     """Two, and with fewer CPUs than there are workers some that nobody waits for."""
     pytest.importorskip("ray")

@@ -64,7 +64,7 @@ def test_greedy_output_is_that_of_plain_generation(pair, references, engine, rul
 
 
 @needs_compiler
-@pytest.mark.parametrize("pair", families_compiled("gemma2"), indirect=True)
+@pytest.mark.parametrize("pair", families_compiled(), indirect=True)
 def test_compiled_greedy_output_is_that_of_plain_generation(pair, references):
     check_greedy(pair, references, "compiled", "next_token")
 

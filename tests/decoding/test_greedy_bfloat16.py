@@ -62,7 +62,7 @@ def logits_of(engine, text):
         return torch.cat([step(chunk, unused).clone() for chunk in chunks])[: len(text)]
 
 
-@pytest.mark.parametrize("engine", ["eager", pytest.param("compiled", marks=needs_compiler)])
+@pytest.mark.parametrize("engine", ["eager", pytest.param("compiled", marks=[needs_compiler, pytest.mark.full])])
 def test_texts_depart_from_transformers_only_within_rounding(engine, half, many_prompts, transformers_output):
     exact = copy.deepcopy(half.target).float()
     decoder = SpeculativeDecoder(half, stopping=stopping.FixedLength(4), warp=Warp(temperature=0), engine=engine)

@@ -52,8 +52,12 @@ def untimed(generation):
     return [made._replace(**seconds) for made in generation.rounds]
 
 
-@pytest.mark.parametrize("warp", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize(
+    ("rule", "warp"),
+    [pytest.param(rule, SAMPLED, id=f"{type(rule).__name__}-sampled") for rule in RULES]
+    + [pytest.param(rule, GREEDY, id=f"{type(rule).__name__}-greedy") for rule in RULES[:2]]
+    + [pytest.param(rule, GREEDY, id=f"{type(rule).__name__}-greedy", marks=pytest.mark.full) for rule in RULES[2:]],
+)
 def test_rows_emit_what_a_decoder_for_one_prompt_emits(rule, warp):
     decoder = SpeculativeDecoder(tiny_pair(vocab_size=7, scale=2.0), stopping=rule, warp=warp, engine="eager")
     expected = [decoder.generate(prompt, 25, seed) for prompt, seed in zip(PROMPTS, SEEDS, strict=True)]
@@ -84,7 +88,7 @@ def test_rows_of_other_engines_emit_the_same_tokens(warp, engine, sizes):
         assert [row.tokens.tolist() for row in rows] == expected
 
 
-@pytest.mark.parametrize("warp", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("warp", [pytest.param(GREEDY, id="greedy", marks=pytest.mark.full), pytest.param(SAMPLED, id="sampled")])
 def test_captured_rows_go_on_in_larger_memory(warp):
     """A step is captured again where a row outgrows what it reads, with the inputs of that call and not of the one before."""
     pair, rule, prompts = tiny_pair(vocab_size=7, scale=2.0, window=512), RULES[1], [[1, 2, 3], [4], [5, 6]]

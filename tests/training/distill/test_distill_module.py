@@ -236,7 +236,9 @@ def attempt(folder, settings, moment=None, **changes):
 MOMENTS = EPOCHS * (3 * BATCHES + 2)
 
 
-@pytest.mark.parametrize("settings", [ON_POLICY, MIXED], ids=["on_policy", "mixed"])
+@pytest.mark.parametrize(
+    "settings", [pytest.param(ON_POLICY, id="on_policy", marks=pytest.mark.full), pytest.param(MIXED, id="mixed")]
+)
 def test_a_run_that_is_killed_at_any_moment_is_resumed_to_the_same_numbers(settings, tmp_path):
     whole = attempt(tmp_path / "whole", settings)
     assert len(whole[0]) == 1 + EPOCHS * (BATCHES + 1) and "dev/overlap" in whole[0][0][1]
