@@ -1,20 +1,16 @@
 """What a process holds, sampled while it works, and the slopes of it with their intervals. Linux with glibc 2.33 or later."""
 
 import ctypes
-import multiprocessing
 import os
 import statistics
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 
-FIXED_SIZE, FIXED_REPEATS = 160, 3000  # products of a matrix and a vector: about 0.1 s with what Python does between them
 NUM_BINS = 24  # means of consecutive samples: single ones depend on their neighbours, and would make an interval too narrow
 WARM_UP = 0.25  # of the samples, that are left out: caches fill, and allocators find their size
 HEAP_COUNTS = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
@@ -106,6 +102,19 @@ def slope(times: Sequence[float], values: Sequence[float]) -> Slope:
     return Slope(mean, value, value - half, value + half, float(x[-1] - x[0]))
 
 
+def mean_ratio(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """Return the geometric mean of ratios with its 95 % interval.
+
+    Raises:
+        ValueError: fewer than two pairs.
+    """
+    if len(pairs) < 2:
+        raise ValueError(f"{len(pairs)} pairs are too few for an interval; take at least 2")
+    logs = [float(np.log(first / second)) for first, second in pairs]
+    mean, half = statistics.mean(logs), student(len(logs) - 1) * statistics.stdev(logs) / len(logs) ** 0.5
+    return {"value": float(np.exp(mean)), "low": float(np.exp(mean - half)), "high": float(np.exp(mean + half))}
+
+
 def student(degrees: int) -> float:
     """Return about the 97.5 % quantile of Student's distribution (Abramowitz and Stegun, 26.7.5)."""
     z = statistics.NormalDist().inv_cdf(0.975)
@@ -121,30 +130,3 @@ class Clock:
 
     def __call__(self) -> float:
         return time.perf_counter() - self.start
-
-
-class FixedWork:
-    """Work that is always the same, in a process of its own: if it takes longer, the machine is slower."""
-
-    def __init__(self) -> None:
-        self._process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._process.shutdown()
-
-    def seconds(self) -> float:
-        """Do it, and return how long it took."""
-        return self._process.submit(fixed_work).result()
-
-
-def fixed_work() -> float:
-    """Return the seconds that products of small matrices, and numbers added by Python, take."""
-    matrix, vector = np.ones((FIXED_SIZE, FIXED_SIZE), dtype=np.float32), np.ones(FIXED_SIZE, dtype=np.float32)
-    start = time.perf_counter()
-    for _ in range(FIXED_REPEATS):
-        matrix @ vector
-        sum(range(1000))
-    return time.perf_counter() - start

@@ -5,9 +5,9 @@
     python benchmarks/soak.py heads [--heads 1000]
 
 slopes: single and batched decoding, data generation and evaluation (replay) take turns on nano; resident memory, open files,
-threads and seconds per token of every turn, and their slopes. Fixed work in a process of its own, between them, tells a slower
-machine from slower code. outputs: the same prompts are decoded before, amid and after very
-many others, single and batched, on every engine. heads: a bank of very many small heads is trained in one pass and exported.
+threads and seconds per token of every turn, and their slopes. Then the same turns by this process and by one that has just
+started, in pairs: a machine that has become slower is so for both. outputs: the same prompts are decoded before, amid and after
+very many others, single and batched, on every engine. heads: a bank of very many small heads is trained in one pass and exported.
 """
 
 import argparse
@@ -21,8 +21,10 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.process_usage import Clock, FixedWork, Slope, Usage, slope
+from benchmarks.process_usage import LARGEST_GROWTH, Clock, Slope, Usage, mean_ratio, slope
 from benchmarks.results import Column, Table, Value, add_result_option, prompt_record, text_of, write_result
 from data_gen.run import generate_data
 from data_gen.settings import Generation
@@ -58,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> list[Table]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--minutes", type=float, default=20.0, help="of the turns")
+    parser.add_argument("--pairs", type=int, default=30, help="of turns of this process and of a new one, afterwards; 0: none")
     parser.add_argument("--engine", default="auto", help="of the turns; without it, outputs are of all engines")
     parser.add_argument("--size", type=int, default=8, help="prompts of a turn; a bank learns from 12 times as many")
     parser.add_argument("--generations", type=int, default=10_000, help="on each engine, single and batched")
@@ -66,8 +69,7 @@ def main(argv: Sequence[str] | None = None) -> list[Table]:
     parser.add_argument("--epochs", type=int, default=2, help="that the heads are trained for")
     add_result_option(parser, "")
     given = parser.parse_args(argv)
-    warnings.filterwarnings("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    silence()
     pair = load_pair("nano", device="cpu")
     with tempfile.TemporaryDirectory() as folder:
         tables, prompts = PARTS[given.part](pair, given, Path(folder))
@@ -75,6 +77,12 @@ def main(argv: Sequence[str] | None = None) -> list[Table]:
     name = given.result or f"soak_{given.part}"
     write_result(name, tables, split="train", seeds=[0], prompts=prompt_record(prompts))
     return tables
+
+
+def silence() -> None:
+    """Drop what libraries say of runs as small as these."""
+    warnings.filterwarnings("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 
 # --- slopes
@@ -88,31 +96,83 @@ class Sample:
     generations: int  # since the start
     usage: Usage
     speeds: dict[str, float]  # seconds per token of each part
-    fixed: list[float]  # seconds of the fixed work before the first part, and after each
 
 
 def slopes(pair: Pair, given: argparse.Namespace, folder: Path) -> tuple[list[Table], list[str]]:
-    """Take turns for some minutes; return the table of slopes."""
+    """Take turns for some minutes; return the tables of slopes, of counts, and of this process next to a new one."""
     turns, prompts = turns_of(pair, given.engine, given.size, folder)
     for turn in turns.values():
         turn(0)  # compiles and loads
-    samples, done = [], dict.fromkeys(turns, 0)
-    with FixedWork() as machine:
-        machine.seconds()  # imports
-        clock = Clock()
-        for number in itertools.count(1):
-            speeds, fixed = {}, [machine.seconds()]
-            for name, turn in turns.items():
-                start = clock()
-                generations, tokens = turn(number)
-                speeds[name] = (clock() - start) / tokens
-                done[name] += generations
-                fixed.append(machine.seconds())
-            gc.collect()  # Python itself looks for cycles among old objects only after a quarter more were made
-            samples.append(Sample(clock(), sum(done.values()), Usage.now(), speeds, fixed))
-            if clock() >= 60 * given.minutes and len(samples) >= 3:
-                break
-    return [slope_table(samples), counts_table(done, samples)], prompts
+    clock, samples = Clock(), []
+    done = dict.fromkeys(turns, 0)
+    for number in itertools.count(1):
+        speeds, generations = take_turns(turns, number)
+        done = {name: done[name] + generations[name] for name in turns}
+        gc.collect()  # Python itself looks for cycles among old objects only after a quarter more were made
+        samples.append(Sample(clock(), sum(done.values()), Usage.now(), speeds))
+        if clock() >= 60 * given.minutes and len(samples) >= 3:
+            break
+    tables = [slope_table(samples), counts_table(done, samples)]
+    if given.pairs:
+        tables.append(age_table(*in_pairs(turns, given, folder), samples[-1].seconds / 60))
+    return tables, prompts
+
+
+def take_turns(turns: dict[str, Turn], number: int) -> tuple[dict[str, float], dict[str, int]]:
+    """Do everything once; return seconds per token and generations by name."""
+    speeds, done = {}, {}
+    for name, turn in turns.items():
+        start = time.perf_counter()
+        done[name], tokens = turn(number)
+        speeds[name] = (time.perf_counter() - start) / tokens
+    return speeds, done
+
+
+# The turns of a process that was started to take them.
+_turns: dict[str, Turn] = {}
+
+
+def start_afresh(engine: str, size: int, folder: Path) -> None:
+    """Prepare this process to take turns."""
+    silence()
+    _turns.update(turns_of(load_pair("nano", device="cpu"), engine, size, folder)[0])
+    for turn in _turns.values():
+        turn(0)
+
+
+def turn_of_its_own(number: int) -> dict[str, float]:
+    """Return seconds per token of a turn of the process that was started for it."""
+    return take_turns(_turns, number)[0]
+
+
+def in_pairs(turns: dict[str, Turn], given: argparse.Namespace, folder: Path) -> tuple[list[dict[str, float]], ...]:
+    """Return seconds per token of turns that this process takes and that a new one takes, one after the other in both orders."""
+    started = (given.engine, given.size, folder / "fresh")
+    aged, fresh = [], []
+    with ProcessPoolExecutor(1, get_context("spawn"), start_afresh, started) as process:
+        process.submit(turn_of_its_own, 0).result()
+        for number in range(1, given.pairs + 1):
+            for is_aged in (True, False) if number % 2 else (False, True):
+                if is_aged:
+                    aged.append(take_turns(turns, number)[0])
+                else:
+                    fresh.append(process.submit(turn_of_its_own, number).result())
+    return aged, fresh
+
+
+def age_table(aged: Sequence[dict[str, float]], fresh: Sequence[dict[str, float]], minutes: float) -> Table:
+    """Return how much longer a token takes in a process that has worked for so long than in a new one."""
+    rows: list[list[Value]] = []
+    for name in aged[0]:
+        pairs = [(1e6 * ours[name], 1e6 * theirs[name]) for ours, theirs in zip(aged, fresh, strict=True)]
+        ratio = mean_ratio(pairs)
+        slower = True if ratio["low"] > 1 else False if ratio["high"] <= 1 + LARGEST_GROWTH else None
+        medians = [statistics.median(times) for times in zip(*pairs, strict=True)]
+        rows.append([name, *medians, ratio, {True: "YES", False: "no", None: "too noisy to say"}[slower]])
+    columns = [Column("what"), Column("this process, µs per token", "fixed:0"), Column("a new one, µs per token", "fixed:0")]
+    columns += [Column("ratio", "fixed:3"), Column("slower")]
+    title = f"Turns after {minutes:.1f} minutes of work, and of a new process: {len(aged)} pairs, mean ratios with 95 % intervals"
+    return Table("ages", title, columns, rows)
 
 
 def turns_of(pair: Pair, engine: str, size: int, folder: Path) -> tuple[dict[str, Turn], list[str]]:
@@ -166,12 +226,9 @@ def slope_table(samples: Sequence[Sample]) -> Table:
         "Python's blocks in use": [float(sample.usage.blocks) for sample in samples],
         "open files": [float(sample.usage.files) for sample in samples],
         "threads": [float(sample.usage.threads) for sample in samples],
-        "fixed work, µs": [1e6 * statistics.mean(sample.fixed) for sample in samples],
     }
-    usual = statistics.median(seconds for sample in samples for seconds in sample.fixed)
-    for place, name in enumerate(samples[0].speeds):
-        scaled = [1e6 * sample.speeds[name] * usual / statistics.mean(sample.fixed[place : place + 2]) for sample in samples]
-        series[f"{name}, µs per token"] = scaled
+    for name in samples[0].speeds:
+        series[f"{name}, µs per token"] = [1e6 * sample.speeds[name] for sample in samples]
     rows: list[list[Value]] = []
     for name, values in series.items():
         by_time = slope([sample.seconds for sample in samples], values)
@@ -247,6 +304,7 @@ def drift(
             tokens += sum(map(len, tokens_of([prompts[number % len(prompts)] for number in chunk], chunk)))
         speeds.append((time.perf_counter() - start) / tokens)
         differing.append(sum(first != again for first, again in zip(before, tokens_of(checked, seeds), strict=True)))
+        gc.collect()  # as above
         resident.append(Usage.now().resident / MIB)
     return [given.generations, *differing, *(1e6 * seconds for seconds in speeds), resident[1] - resident[0]]
 

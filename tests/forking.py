@@ -1,7 +1,8 @@
 """A process that has imported the commands, and runs command lines in forks of itself: `warm_processes` starts and asks it.
 
-It says where the package was found. Then each line of its input is a JSON object, the arguments of `work`; its answer is the exit
-code. It imports nothing of the tests, and so works where only the wheel is installed.
+It says where the package was found. Then each line of its input is JSON: an object, the arguments of `work`, is answered by the
+number of a process; that number is answered by its exit code, as soon as it has one. It imports nothing of the tests, and so
+works where only the wheel is installed.
 """
 
 import gc
@@ -22,11 +23,14 @@ def main():
     gc.freeze()  # forks need not look at what was imported
     print(specheads.__file__, flush=True)
     for line in sys.stdin:
-        process = os.fork()
-        if not process:
-            work(**json.loads(line))
+        asked = json.loads(line)
+        if isinstance(asked, int):
+            print(os.waitstatus_to_exitcode(os.waitpid(asked, 0)[1]), flush=True)
+        elif process := os.fork():
+            print(process, flush=True)
+        else:
+            work(**asked)
             return
-        print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
 
 
 def work(words, folder, variables, outputs):

@@ -1,14 +1,12 @@
 """README and docs: their snippets run, their links lead somewhere, every public name is documented."""
 
 import ast
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from warm_processes import run
 
 import specheads
 from specheads.commands.verbs import CONFIGURED
@@ -56,14 +54,9 @@ def test_snippets_run(page, text, nano, tmp_path):
     head = AcceptanceHead(HeadConfig(nano.draft_lm.hidden_size, draft=draft))
     torch.nn.init.normal_(head.readout.weight)
     save_head(head.eval(), tmp_path / "head")
-    done = subprocess.run(
-        [sys.executable, "-c", text],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    script = tmp_path / "snippet.py"
+    script.write_text(text)
+    done = run(tmp_path, str(script))
     assert done.returncode == 0, done.stderr[-3000:]
 
 

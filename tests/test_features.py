@@ -167,6 +167,7 @@ def test_training_and_the_decoder_predict_the_same_from_the_same_state_for_both_
 
 
 @needs_compiler
+@pytest.mark.full
 def test_compiled_steps_read_the_second_probability_as_eager_ones_do():
     torch.manual_seed(0)
     # With the second read-out, whose weights no step reads.

@@ -5,14 +5,12 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 
 import pytest
 import torch
-from commands import SMALL, heads, shell, start, wait_for
+from commands import SMALL, heads, start, wait_for
 from safetensors.torch import load_file
-from warm_processes import run
+from warm_processes import run, server
 
 from specheads import UserError, load_head
 from specheads.processes import Processes
@@ -160,19 +158,9 @@ def test_srun_makes_data_together_and_says_a_mistake_once(tmp_path):
             ranks = {"SLURM_PROCID": rank, "SLURM_LOCALID": rank, "SLURM_NODEID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "7"}
             address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             here = {"SLURM_NTASKS_PER_NODE": "2", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NNODES": "1"}
-            variables = shell(SLURM_STEP_ID="0", **ranks, **here, **address)
-            started.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "specheads", *words],
-                    cwd=tmp_path,
-                    env=variables,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            )
-        outputs = [process.communicate(timeout=240) for process in started]
-        return [process.returncode for process in started], *("".join(each) for each in zip(*outputs, strict=True))
+            started.append(server().start(tmp_path, "specheads", *words, SLURM_STEP_ID="0", **ranks, **here, **address))
+        ended = [process.wait() for process in started]
+        return [each.returncode for each in ended], "".join(each.stdout for each in ended), "".join(each.stderr for each in ended)
 
     codes, printed, errors = both("data", *SMALL, "data.num_train=8", "data.max_new_tokens=8", "generation.rows_per_shard=4")
     assert codes == [0, 0], errors

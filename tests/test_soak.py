@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from benchmarks import soak
-from benchmarks.process_usage import FixedWork, Usage, slope, student
-from benchmarks.soak import Sample, slope_table, verdict_of
+from benchmarks.process_usage import Usage, mean_ratio, slope, student
+from benchmarks.soak import age_table, verdict_of
 
 SMALL = ["--size", "1", "--engine", "eager", "--result", "none"]
 
@@ -62,34 +62,48 @@ def test_what_a_process_holds_is_counted():
     assert after.heap - before.heap >= array.nbytes and after.blocks - before.blocks >= len(objects)
 
 
-def test_times_per_token_are_those_of_a_machine_that_keeps_its_speed():
-    """A machine that gets slower is not taken for code that does, and code that does is seen on it."""
-    usage, samples = Usage.now(), []
-    for number in range(1, 41):
-        slower = 1 + number / 40  # the machine
-        parts = {"steady": 1e-3 * slower, "slowing": 1e-3 * slower * (1 + number / 80)}
-        samples.append(Sample(60.0 * number, 10 * number, usage, parts, [0.1 * slower] * 3))
-    fixed, steady, slowing = slope_table(samples).rows[-3:]
-    assert [row[0] for row in (fixed, steady, slowing)] == ["fixed work, µs", "steady, µs per token", "slowing, µs per token"]
-    assert fixed[-1] == "NO" and steady[-1] == "yes" and slowing[-1] == "NO"
-    assert steady[2]["value"] == pytest.approx(0, abs=1e-9)
-    usual = 1 + 20.5 / 40  # of 40 turns
-    assert steady[1] == pytest.approx(1e3 * usual) and slowing[2]["value"] == pytest.approx(1e3 * usual * 60 / 80)
+def test_a_mean_ratio_is_that_of_all_pairs_and_its_interval_covers_it():
+    """Of 1,000 intervals of 95 %, fewer than 922 or more than 976 would cover it by chance with a probability below 1e-4."""
+    assert mean_ratio([(2.0, 1.0), (8.0, 1.0)])["value"] == pytest.approx(4)
+    with pytest.raises(ValueError, match="1 pairs are too few"):
+        mean_ratio([(1.0, 1.0)])
+    covered = 0
+    for seed in range(1000):
+        noise = np.random.default_rng(seed).normal(0, 0.1, (30, 2))
+        ratio = mean_ratio([(1.25 * np.exp(one), np.exp(other)) for one, other in noise])
+        covered += ratio["low"] <= 1.25 <= ratio["high"]
+    assert 922 <= covered <= 976
 
 
-def test_fixed_work_runs_in_a_process_of_its_own():
-    with FixedWork() as machine:
-        assert machine.seconds() > 0 and machine._process.submit(os.getpid).result() != os.getpid()
+def test_a_slower_machine_is_slower_for_both_processes():
+    """Whose turns are compared in pairs; work that takes longer in one of them is seen."""
+    slower = [1 + number / 10 for number in range(30)]  # the machine
+    aged = [{"steady": 1e-3 * factor, "slowing": 1.1e-3 * factor, "noisy": 1e-3 * factor} for factor in slower]
+    noise = np.random.default_rng(0).normal(0, 0.5, 30)
+    fresh = [
+        {"steady": 1e-3 * factor, "slowing": 1e-3 * factor, "noisy": 1e-3 * factor * np.exp(error)}
+        for factor, error in zip(slower, noise, strict=True)
+    ]
+    rows = age_table(aged, fresh, 20.0).rows
+    assert [(row[0], row[-1]) for row in rows] == [("steady", "no"), ("slowing", "YES"), ("noisy", "too noisy to say")]
+    assert rows[1][3]["value"] == pytest.approx(1.1) and rows[1][1] == pytest.approx(1.1 * rows[1][2])
 
 
 def test_turns_are_sampled_and_have_slopes():
-    table, counts = soak.main(["slopes", "--minutes", "0", *SMALL])
+    table, counts = soak.main(["slopes", "--minutes", "0", "--pairs", "0", *SMALL])
     names = [row[0] for row in table.rows]
     assert names[:3] == ["resident memory, MiB", "C heap in use, MiB", "Python's blocks in use"]
-    assert names[3:6] == ["open files", "threads", "fixed work, µs"] and len(names) == 10
+    assert names[3:5] == ["open files", "threads"] and len(names) == 9
     assert [row[0] for row in counts.rows] == ["single", "batched", "data", "evaluation"]
     assert [row[1] for row in counts.rows] == [3, 12, 6, 6]  # in three turns
     assert table.rows[3][2] == {"value": 0, "low": 0, "high": 0}  # no file stays open
+
+
+@pytest.mark.full  # a process that imports everything
+def test_turns_are_compared_with_those_of_a_new_process():
+    _, counts, ages = soak.main(["slopes", "--minutes", "0", "--pairs", "2", *SMALL])
+    assert ages.key == "ages" and [row[0] for row in ages.rows] == [row[0] for row in counts.rows]
+    assert all(row[3]["low"] <= row[3]["value"] <= row[3]["high"] for row in ages.rows)
 
 
 def test_outputs_are_the_same_amid_and_after_others():

@@ -5,6 +5,9 @@ what it needs is for processes of their own (`commands.run`).
 """
 
 import json
+import os
+import shutil
+import signal
 import sys
 import tempfile
 from functools import cache
@@ -29,13 +32,45 @@ class Server:
 
     def run(self, folder, *words, **variables):
         """Run a script or a module, as `commands.run` does."""
-        with tempfile.TemporaryDirectory() as kept:
-            outputs = [Path(kept) / name for name in ("stdout", "stderr")]
-            asked = {"words": words, "folder": folder, "outputs": outputs, "variables": shell(**self._variables, **variables)}
-            self._process.stdin.write(json.dumps(asked, default=str) + "\n")
-            self._process.stdin.flush()
-            code = int(self._process.stdout.readline())
-            return CompletedProcess(words, code, *(path.read_text() for path in outputs))
+        return self.start(folder, *words, **variables).wait()
+
+    def start(self, folder, *words, **variables):
+        """Start a script or a module; return it while it runs."""
+        outputs = [Path(tempfile.mkdtemp()) / name for name in ("stdout", "stderr")]
+        variables = shell(**self._variables, **variables)
+        process = self.ask({"words": [str(word) for word in words], "folder": folder, "outputs": outputs, "variables": variables})
+        return Started(self, words, process, outputs)
+
+    def ask(self, question):
+        """Return the answer of the process, a number; see `forking.py`."""
+        self._process.stdin.write(json.dumps(question, default=str) + "\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+
+class Started:
+    """A command line that runs, as process `pid`."""
+
+    def __init__(self, server, words, pid, outputs):
+        self.pid = pid
+        self._server, self._words, self._outputs = server, words, outputs
+
+    @property
+    def stdout(self):
+        """What it has printed so far."""
+        return self._outputs[0].read_text() if self._outputs[0].exists() else ""
+
+    def kill(self):
+        """Kill it, and wait until it has ended."""
+        os.kill(self.pid, signal.SIGKILL)
+        return self.wait()
+
+    def wait(self):
+        """Return how it ended, as `commands.run` does."""
+        code = self._server.ask(self.pid)
+        done = CompletedProcess(self._words, code, *(path.read_text() for path in self._outputs))
+        shutil.rmtree(self._outputs[0].parent)
+        return done
 
 
 @cache
@@ -46,5 +81,10 @@ def server():
 
 def run(folder, *words, **variables):
     """Run a script of the source tree, or a module, as `commands.run` does."""
+    return start(folder, *words, **variables).wait()
+
+
+def start(folder, *words, **variables):
+    """Start a script of the source tree, or a module; return it while it runs."""
     script = [ROOT / words[0]] if words[0].endswith(".py") else [words[0]]
-    return server().run(folder, *script, *words[1:], **variables)
+    return server().start(folder, *script, *words[1:], **variables)

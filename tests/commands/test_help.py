@@ -1,5 +1,6 @@
 """What `--help` prints: every key of every command explained, with the values that the overrides lead to."""
 
+import functools
 import re
 
 import pytest
@@ -21,6 +22,12 @@ MODULES = (train, evaluate, data, learning_curve, layer_search, load, calibratio
 COMMANDS = {module.main.name: module.main for module in MODULES}
 
 
+@functools.cache
+def composed_once(command, overrides=()):
+    """Many tests look at the same command line."""
+    return composed(command, overrides)
+
+
 REFUSED = {("learning_curve", "task=distill")}  # learning curves are of heads
 
 
@@ -28,7 +35,7 @@ def compositions():
     """Every choice of every config group, with the first command that takes it; with all others only in a full run."""
     choices, taken = [], set()
     for command in COMMANDS:
-        for choice in [f"{group}={name}" for group in composed(command)[1] for name in choices_of(command, group)]:
+        for choice in [f"{group}={name}" for group in composed_once(command)[1] for name in choices_of(command, group)]:
             if (command, choice) not in REFUSED:
                 choices.append(pytest.param(command, choice, marks=[pytest.mark.full] if choice in taken else []))
                 taken.add(choice)
@@ -36,7 +43,7 @@ def compositions():
 
 
 def sections(command, *overrides):
-    cfg, chosen = composed(command, overrides)
+    cfg, chosen = help_module.composed(command, overrides)
     return help_module.sections(command, cfg, chosen, explanations(cfg, COMMANDS[command].classes(cfg)))
 
 
@@ -60,6 +67,12 @@ def usual_width(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
 
 
+@pytest.fixture(autouse=True)
+def usual_commands(monkeypatch):
+    """Each command line is composed once."""
+    monkeypatch.setattr(help_module, "composed", lambda command, overrides=(): composed_once(command, tuple(overrides)))
+
+
 @pytest.mark.parametrize(("command", "choice"), compositions())
 def test_every_key_is_explained(command, choice):
     explained = rows(command, choice)
@@ -80,7 +93,7 @@ def test_no_comment_in_the_configs_is_lost():
 def test_the_text_fits_and_names_every_choice(command):
     text = help_text(command, [], width=130)
     assert max(map(len, text.splitlines())) <= 130
-    groups = composed(command)[1]
+    groups = composed_once(command)[1]
     for group in groups:
         (choices,) = re.findall(rf"^  {group}= .*(?:\n {{6,}}.*)*", text, re.MULTILINE)
         assert set(choices_of(command, group)) <= set(re.findall(r"[\w.-]+", choices))
@@ -148,7 +161,7 @@ def test_overrides_that_do_not_compose_raise_hydras_own_error(wrong):
 
 
 def test_hydra_has_the_same_state_afterwards():
-    help_text("data_gen")
+    help_text("data_gen", ["seed=5"])  # which no other test composes
     assert not GlobalHydra.instance().is_initialized()
     with pytest.raises(HydraException):
         help_text("data_gen", ["model=nope"])

@@ -16,10 +16,11 @@ import pytest
 from specheads.storage.files import lock
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.full  # every sweep imports everything five times
 PLUGINS = {"joblib": "hydra_joblib_launcher", "submitit_local": "hydra_submitit_launcher"}
 
 
-@pytest.fixture(params=["joblib", pytest.param("submitit_local", marks=pytest.mark.full)])
+@pytest.fixture(params=["joblib", "submitit_local"])
 def words(request, tmp_path):
     """The command line of a sweep of two jobs at a time, whose seeds are to be added."""
     pytest.importorskip(f"hydra_plugins.{PLUGINS[request.param]}")
@@ -70,7 +71,6 @@ def test_jobs_have_folders_of_their_own_and_the_same_command_repeats_those_that_
     assert (folder / "0" / "times").read_text() == "done\n"  # it was not repeated
 
 
-@pytest.mark.full
 def test_ctrl_c_ends_all_jobs_and_the_same_command_resumes(words, tmp_path):
     process = start([*words, "seed=2,0"])
     while len(list(tmp_path.glob("data_gen/*/*/begun"))) < 2:

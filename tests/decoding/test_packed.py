@@ -271,6 +271,7 @@ def tokens_of(engine):
     return decoder.generate([0, 1, 2], 24).tokens.tolist()
 
 
+@pytest.mark.full
 def test_decoding_without_memory_for_copies(monkeypatch, caplog):
     monkeypatch.setattr(packed, "_has_warned", False)
     monkeypatch.setattr(packed, "available_memory", lambda: 0.0)

@@ -67,7 +67,9 @@ def test_greedy_output_is_that_of_the_target(pair, references, way, rule):
     check_greedy(pair, references, way, rule, "eager")
 
 
-@pytest.mark.parametrize("way", ["tree", "graph", "multi", "beam", "layer_skip"])
+@pytest.mark.parametrize(
+    "way", ["tree", "graph", "layer_skip", *(pytest.param(way, marks=pytest.mark.full) for way in ("multi", "beam"))]
+)
 def test_captured_steps_emit_the_same_tokens(pair, references, way):
     check_greedy(pair, references, way, "tree_match", "cuda_graph")
 

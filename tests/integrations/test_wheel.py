@@ -79,11 +79,17 @@ def test_every_path_decodes_the_same_tokens_in_the_same_rounds(environment, tmp_
     assert len(lengths) > 4  # the heads decide the lengths
 
 
-def test_every_command_runs_in_an_empty_folder(environment, tmp_path):
-    """Data, a head, its evaluation, a probe and an export, with nothing but the installed command."""
-    sizes = ["model=nano", "data.num_train=24", "data.num_dev=6", "data.num_test=6", "data.max_new_tokens=16"]
+@pytest.fixture(scope="module")
+def server(environment):
+    """Runs the programs of the environment."""
     server = Server(environment / "python", PYTHONPATH="")
     assert server.package.is_relative_to(environment.parent)
+    return server
+
+
+def test_every_command_runs_in_an_empty_folder(environment, server, tmp_path):
+    """Data, a head, its evaluation, a probe and an export, with nothing but the installed command."""
+    sizes = ["model=nano", "data.num_train=24", "data.num_dev=6", "data.num_test=6", "data.max_new_tokens=16"]
 
     def specheads(verb, *words):
         done = server.run(tmp_path, environment / "specheads", verb, *words)
@@ -106,9 +112,9 @@ def new_head(folder):
     return save_head(AcceptanceHead(HeadConfig(hidden_size=160, depth=1, width=16)), folder)
 
 
-def test_a_head_loads_by_the_wheel(environment, tmp_path):
+def test_a_head_loads_by_the_wheel(environment, server, tmp_path):
     folder = new_head(tmp_path / "head")
-    done = run(environment / "specheads", "inspect", f"head={folder}", cwd=tmp_path)
+    done = server.run(tmp_path, environment / "specheads", "inspect", f"head={folder}")
     assert done.returncode == 0, done.stderr
     assert "323 inputs, width 16, 1 residual blocks" in done.stdout
 
@@ -149,25 +155,18 @@ DAMAGES = {
     ),
     "changed": (edited(lambda tensors: tensors["readout.bias"].add_(1)), "outputs differ from the golden vectors"),
 }
-VERIFY_ALL = """
-import sys
-from specheads.commands.main import main
-for folder in sys.argv[1:]:
-    sys.argv = ["specheads", "verify", f"head={folder}"]
-    try:
-        main()
-    except SystemExit as end:
-        print(f"exit {end.code}", file=sys.stderr)
-"""
 
 
-def test_a_damaged_head_is_refused_by_name(environment, tmp_path):
-    folders = [new_head(tmp_path / name) for name in ("as it was", *DAMAGES)]
-    for folder, (damage, _) in zip(folders[1:], DAMAGES.values(), strict=True):
+def test_a_damaged_head_is_refused_by_name(environment, server, tmp_path):
+    def verify(folder):
+        return server.run(tmp_path, environment / "specheads", "verify", f"head={folder}")
+
+    whole = new_head(tmp_path / "as it was")
+    done = verify(whole)
+    assert done.returncode == 0 and done.stdout == f"{whole}: unchanged since its export\n"
+    for name, (damage, message) in DAMAGES.items():
+        folder = new_head(tmp_path / name)
         damage(folder)
-    done = run(environment / "python", "-c", VERIFY_ALL, *folders, cwd=tmp_path)
-    assert done.returncode == 0 and done.stdout == f"{folders[0]}: unchanged since its export\n"
-    errors = done.stderr.splitlines()
-    assert len(errors) == 2 * len(DAMAGES)
-    for error, end, folder, (_, message) in zip(errors[::2], errors[1::2], folders[1:], DAMAGES.values(), strict=True):
-        assert error.startswith("error: ") and str(folder) in error and message in error and end == "exit 2"
+        done = verify(folder)
+        assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+        assert done.stderr.startswith("error: ") and str(folder) in done.stderr and message in done.stderr

@@ -32,7 +32,7 @@ def test_the_emitted_tokens_follow_the_target(rule, vocab_size, num_drafted):
         assert difference(emitted_distribution(rule, target, draft, num_drafted, num_drafted + 1), target) < 1e-9
 
 
-@pytest.mark.parametrize(("vocab_size", "num_drafted"), [(2, 2), (2, 3), (3, 2)])
+@pytest.mark.parametrize(("vocab_size", "num_drafted"), [(2, 2), (2, 3), pytest.param(3, 2, marks=pytest.mark.full)])
 @pytest.mark.parametrize("num_levels", [1, 4])
 def test_nested_rounds_of_greedy_blocks_follow_the_target(num_levels, vocab_size, num_drafted):
     for target, draft in pairs(vocab_size, 4 if vocab_size == 2 else 2):
