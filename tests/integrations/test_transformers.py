@@ -217,7 +217,7 @@ def test_sampling_is_seeded_and_stays_below_the_limit(nano, prompts, simple):
     assert len(drawn(0)[0][0]) <= len(prompts[0]) + 20
 
 
-@pytest.mark.parametrize("temperature", [1.0, 3.0])
+@pytest.mark.parametrize("temperature", [1.0, pytest.param(3.0, marks=pytest.mark.full)])
 def test_samples_follow_the_targets_distribution(tmp_path, temperature):
     """Two tokens of a tiny pair, by a chi-square test with a false alarm in a million; the head stops after some tokens only."""
     pair = tiny_pair(vocab_size=5)

@@ -39,6 +39,7 @@ def test_nested_rounds_of_greedy_blocks_follow_the_target(num_levels, vocab_size
         assert difference(emitted_distribution(num_levels, target, draft, num_drafted, 2 * num_drafted + 2), target) < 1e-9
 
 
+@pytest.mark.full
 def test_nested_rounds_of_long_greedy_blocks_follow_the_target():
     target, draft = Model(2, 5), Model(2, 6)
     assert difference(emitted_distribution(3, target, draft, 4, 10), target) < 1e-9
