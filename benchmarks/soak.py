@@ -304,7 +304,7 @@ def drift(
             tokens += sum(map(len, tokens_of([prompts[number % len(prompts)] for number in chunk], chunk)))
         speeds.append((time.perf_counter() - start) / tokens)
         differing.append(sum(first != again for first, again in zip(before, tokens_of(checked, seeds), strict=True)))
-        gc.collect()  # as above
+        gc.collect()  # as `slopes` does before it samples
         resident.append(Usage.now().resident / MIB)
     return [given.generations, *differing, *(1e6 * seconds for seconds in speeds), resident[1] - resident[0]]
 

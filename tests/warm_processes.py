@@ -36,7 +36,8 @@ class Server:
 
     def start(self, folder, *words, **variables):
         """Start a script or a module; return it while it runs."""
-        outputs = [Path(tempfile.mkdtemp()) / name for name in ("stdout", "stderr")]
+        kept = Path(tempfile.mkdtemp())
+        outputs = [kept / name for name in ("stdout", "stderr")]
         variables = shell(**self._variables, **variables)
         process = self.ask({"words": [str(word) for word in words], "folder": folder, "outputs": outputs, "variables": variables})
         return Started(self, words, process, outputs)
@@ -81,10 +82,5 @@ def server():
 
 def run(folder, *words, **variables):
     """Run a script of the source tree, or a module, as `commands.run` does."""
-    return start(folder, *words, **variables).wait()
-
-
-def start(folder, *words, **variables):
-    """Start a script of the source tree, or a module; return it while it runs."""
     script = [ROOT / words[0]] if words[0].endswith(".py") else [words[0]]
-    return server().start(folder, *script, *words[1:], **variables)
+    return server().run(folder, *script, *words[1:], **variables)
