@@ -22,7 +22,6 @@ PAGES = "docs/measurements"
 DOCUMENTS = (
     "docs/compatibility.md",
     "docs/numerics.md",
-    "docs/plan.md",
     "docs/tests.md",
     *sorted(f"{PAGES}/{path.name}" for path in (ROOT / PAGES).glob("*.md")),
     "benchmarks/gpu/README.md",

@@ -14,14 +14,10 @@ import specheads
 from specheads.commands import head_tool
 from specheads.commands.experiments import REPRODUCE, experiments
 from specheads.commands.help import PROGRAMS, composed, explanations, sections, usage_head
-from specheads.commands.plan import planned
 from specheads.commands.verbs import CONFIGURED
 from specheads.commands.yaml_comments import read_comments
-from specheads.errors import UserError
 from specheads.pair_config import config_folder, pair_config
 from specheads.pair_needs import memory_text, model_needs, size_text
-from specheads.plan import report
-from specheads.plan.settings import PlanSettings
 from specheads.published_models import PUBLISHED
 
 project, copyright, author = "specheads", "the specheads authors", "the specheads authors"
@@ -112,55 +108,11 @@ def data_table() -> str:
     return table(["`data=`", "what it is", "train / dev / test prompts", "tokens at most, prompt + response", "licence"], rows)
 
 
-PAPERS_PAIR = {"model": "llama2-7b", "gpu": "h100"}
-
-
-def plan_tables() -> str:
-    """Return the plans of the paper's pair for some numbers of GPUs."""
-    lines = []
-    for changed in ({"gpus": 1}, {"gpus": 1, "quantization": "int4"}, {"gpus": 8}, {"gpus": 64}):
-        given = PlanSettings(**PAPERS_PAIR, **changed)
-        command = " ".join(["specheads plan", *(f"{key}={value}" for key, value in {**PAPERS_PAIR, **changed}.items())])
-        lines += [f"`{command}`", ""]
-        try:
-            _, machine, stages = planned(given)
-        except UserError as error:
-            lines += [f"> {error}", ""]
-            continue
-        bounds = [*(stage.bound for stage in stages), ""]
-        rows = [[*row, bound] for row, bound in zip(report.rows(stages, given), bounds, strict=True)]
-        lines += [table([*report.columns(given), "bound by"], rows), *report.notes(machine, given).splitlines(), ""]
-        lines += ["```bash", *report.commands(stages), "```", ""]
-    return "\n".join(lines)
-
-
-def authors_table() -> str:
-    """Return GPU-hours on eight GPUs: as planned, and done by steps of a single response and a single head."""
-    papers = yaml.safe_load((HERE.parent / "benchmarks" / "papers.yaml").read_text())
-    items = {item["id"]: item for paper in papers for item in paper["items"]}
-    cost = items["specdecpp_abstract"]["cost"]
-    by_ways = []
-    for changed in ({}, {"runner": "local", "batch": 1, "epochs": 3}):
-        live = {"live_prompts": cost["prompts"], "decodings": cost["passes"]} if changed else {}
-        stages = {stage.name: stage.gpu_hours for stage in planned(PlanSettings(**PAPERS_PAIR, **changed, **live))[2]}
-        by_ways.append(stages)
-    names = {"data": ("responses", "labels"), "training": ("heads",), "evaluation": ("recording", "decoding")}
-    runs = {"training": 20}  # of a head each
-    rows = []
-    for name, parts in names.items():
-        here, single = (sum(stages[part] for part in parts) for stages in by_ways)
-        rows.append([name, report.hours_text(here), report.hours_text(single * runs.get(name, 1))])
-    published = items["specdecpp_appendix_compute"]["published"]
-    columns = ["stage", "planned on 8 h100", "single responses, 20 runs of training, every setting decoded"]
-    return f"{table(columns, rows)}\nReported: {published} ({items['specdecpp_appendix_compute']['place']}).\n"
-
-
 def write_commands() -> None:
     """Write the pages that commands.md lists, and the tables of pairs.md."""
     folder = HERE / "commands"
     folder.mkdir(exist_ok=True)
     pages = dict(command_pages()) | {"heads": head_page(), "_pairs": pair_table(), "_data": data_table()}
-    pages |= {"_plan": plan_tables(), "_authors": authors_table()}
     for name, text in pages.items():
         (folder / f"{name}.md").write_text(text)
 

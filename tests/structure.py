@@ -53,7 +53,6 @@ LAYERS = (
     ("specheads.replay", "data_gen"),
     ("specheads.evaluation",),
     ("specheads.training",),
-    ("specheads.plan",),
     ("specheads",),  # the public names; a new module below it must be given a layer
     (
         *("train", "evaluate", "data_gen.__main__", "specheads.__main__", "specheads.commands"),

@@ -1,4 +1,4 @@
-"""The verbs of `specheads` without a config: describe, check, export heads, rewrite cards, send results, theory, plan, copy."""
+"""The verbs of `specheads` without a config: describe, check, export heads, rewrite cards, send results, theory, copy."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,6 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from specheads.commands.plan import KEYS, print_plan
 from specheads.commands.sync import PLACES, SYNC_KEYS, sync
 from specheads.commands.theory import theory
 from specheads.commands.verbs import TOOLS
@@ -114,7 +113,6 @@ VERBS = {
         theory,
     ),
     "sync": Verb(PLACES, SYNC_KEYS, sync, tuple(PLACES)),
-    "plan": Verb({}, KEYS, print_plan),
 }
 
 

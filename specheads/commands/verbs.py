@@ -38,5 +38,4 @@ TOOLS = {
     "result": "write what an evaluation measured, in a form to send in",
     "theory": "compute what the papers' theory says, next to simulations",
     "sync": "copy finished data, runs and heads to or from other folders",
-    "plan": "compute what each stage takes on GPUs that need not be here",
 }
