@@ -64,7 +64,6 @@ TRIALS = {
         ("probe", *PAIR, *SPLITS, *RECORDED, "num_live_prompts=2", "repeats=2", "widths=[8]", "generation.batch_size=4"),
         timed=re.compile(r"probe\.html |probe\.json 0\.(answer|options)\."),  # of measured step times
     ),
-    "calibrate": Trial(("calibrate", *PAIR, "data.num_train=0", "data.num_dev=24", "calibration.num_prompts=24"), HEAD),
     "profile": Trial(("profile", *PAIR, *SPLITS, *RECORDED, "head=latest"), HEAD),
     "load": Trial(("load", *PAIR, *SPLITS, "num_prompts=8", "num_dev_prompts=8", "concurrencies=[1,4]", "num_seeds=2"), HEAD),
     "learning_curve": Trial(

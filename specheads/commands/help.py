@@ -30,7 +30,6 @@ PROGRAMS = {
     "learning_curve": "specheads learning_curve",
     "layer_search": "specheads layer_search",
     "load": "specheads load",
-    "calibrate": "specheads calibrate",
     "probe": "specheads probe",
     "profile": "specheads profile",
     "reproduce": "specheads reproduce",

@@ -7,7 +7,7 @@ from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.verification import TokenVerification, TreeVerification, VerificationRule
 
 LARGEST_DRIFT = 0.1  # between accepted tokens and those that a rule expected, beyond which it is worth fitting again
-REMEDY = "specheads calibrate head=<folder>, with the same model, data and warp, fits it to such prompts"
+REMEDY = "specheads evaluate head=<folder> calibrate=true, with the same model, data and warp, fits it to such prompts"
 
 
 @dataclass

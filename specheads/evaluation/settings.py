@@ -150,6 +150,11 @@ class Evaluation(ReplaySettings):
         "without a head",
     )
     any_draft: Flag = setting(False, "true: accept heads that were trained for another draft, or for another state of it, too")
+    calibrate: Flag = setting(
+        False,
+        "true: fit the heads' calibration to the dev prompts first, and write it into their folders unless theirs is as good; it "
+        "is for prompts unlike those that a head was trained for",
+    )
     drafting: SkipValidation[Drafting] = setting(Autoregressive(), "how tokens are proposed")
     verification: SkipValidation[VerificationRule] = setting(
         TokenVerification(), "the rule that decides how much of a draft is kept"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from commands import shell
 
-from specheads.commands import calibration, head_tool, train
+from specheads.commands import evaluate, head_tool, train
 from specheads.commands import main as main_module
 from specheads.commands.help import PROGRAMS
 from specheads.commands.main import VERB_OF_PARENT
@@ -34,9 +34,9 @@ def test_every_verb_has_a_module_and_a_config():
 
 def test_a_verb_is_handed_on_with_its_words(run, monkeypatch):
     called = []
-    for module in (calibration, train):
+    for module in (evaluate, train):
         monkeypatch.setattr(module, "main", lambda: called.append(sys.argv[1:]))
-    assert run("calibrate", "head=mine")[0] == run("distill", "model=nano")[0] == run("train")[0] == 0
+    assert run("evaluate", "head=mine")[0] == run("distill", "model=nano")[0] == run("train")[0] == 0
     assert called == [["head=mine"], ["task=distill", "model=nano"], []]
 
 

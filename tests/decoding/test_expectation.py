@@ -85,4 +85,4 @@ def test_a_server_reports_every_so_often_and_says_what_to_do(accepted, warned):
         assert reports[:-1] == [None] * 9
         text, drifted = reports[-1]
         assert f"{accepted} tokens were accepted in 10 rounds, {accepted / 20:.0%} of those" in text
-        assert drifted == ("specheads calibrate head=<folder>" in text) == warned
+        assert drifted == ("specheads evaluate head=<folder> calibrate=true" in text) == warned

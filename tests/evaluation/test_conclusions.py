@@ -117,4 +117,4 @@ def test_predictions_that_do_not_hold_are_named_with_the_remedy(low, high, said,
         report = Report({}, None, live=[LIVE[0], row], recommended="mine", doubts=doubts)
         texts = [text for text in key_findings(report) if "mine expected to be accepted" in text]
         assert len(texts) == said
-        assert not said or ("specheads calibrate" in texts[0]) == (family == "head_threshold")
+        assert not said or ("calibrate=true" in texts[0]) == (family == "head_threshold")
