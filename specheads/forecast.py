@@ -6,8 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.filesize import decimal
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 logger = logging.getLogger(__name__)
 
@@ -19,8 +18,8 @@ class Forecast:
     last half of the time, as steps may become slower or faster.
     """
 
-    def __init__(self, what: str, first: float = 10.0, of_bytes: bool = False) -> None:
-        self.what, self.due, self.of_bytes = what, first, of_bytes
+    def __init__(self, what: str, first: float = 10.0) -> None:
+        self.what, self.due = what, first
         self.start: float | None = None
         self.points: deque[tuple[float, float]] = deque()  # times, and what was done then
 
@@ -35,11 +34,7 @@ class Forecast:
         seconds, progress = now - self.points[0][0], done - self.points[0][1]
         if progress > 0 and seconds > 0:
             pace = progress / seconds
-            if self.of_bytes:
-                reached = f"{decimal(round(done))} of {decimal(round(total))}, {decimal(round(pace))}/s"
-            else:
-                reached = f"{done:,.0f} of {total:,.0f}, {rate(pace)}"
-            self.log(now - self.start, (total - done) / pace, reached)
+            self.log(now - self.start, (total - done) / pace, f"{done:,.0f} of {total:,.0f}, {rate(pace)}")
 
     def log(self, elapsed: float, left: float, reached: str) -> None:
         """Log the seconds `left` and a text of what was `reached`, if that is due."""
@@ -65,11 +60,10 @@ def duration(seconds: float) -> str:
 
 
 @contextmanager
-def progress(what: str, total: int, of_bytes: bool = False) -> Iterator[Callable[[int], None]]:
+def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """Show a progress bar while the block runs and log the remaining time; yield a function that advances the bar."""
-    counts = DownloadColumn() if of_bytes else MofNCompleteColumn()
-    with Progress(TextColumn("{task.description}"), BarColumn(), counts, TimeRemainingColumn()) as bar:
-        task, forecast = bar.add_task(what, total=total), Forecast(what, of_bytes=of_bytes)
+    with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as bar:
+        task, forecast = bar.add_task(what, total=total), Forecast(what)
 
         def advance(count: int) -> None:
             bar.advance(task, count)

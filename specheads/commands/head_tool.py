@@ -1,4 +1,4 @@
-"""The verbs of `specheads` without a config: describe, check, export heads, rewrite cards, send results, theory, copy."""
+"""The verbs of `specheads` without a config: describe, check, export heads, rewrite cards, send results, theory."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,6 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from specheads.commands.sync import PLACES, SYNC_KEYS, sync
 from specheads.commands.theory import theory
 from specheads.commands.verbs import TOOLS
 from specheads.errors import UserError
@@ -24,15 +23,11 @@ HEAD = {"head": "a folder that specheads train exported, or a hub id"}
 
 @dataclass(frozen=True)
 class Verb:
-    """One verb of the command: its required and optional keys, a sentence of help for each, and its function.
-
-    The values of `places`, which are required, too, are given without their keys, in their order.
-    """
+    """One verb of the command: its required and optional keys, a sentence of help for each, and its function."""
 
     required: dict[str, str]
     optional: dict[str, str]
     run: Callable[..., str]
-    places: tuple[str, ...] = ()
 
 
 def inspect(head: str) -> str:
@@ -112,23 +107,18 @@ VERBS = {
         },
         theory,
     ),
-    "sync": Verb(PLACES, SYNC_KEYS, sync, tuple(PLACES)),
 }
 
 
 def help_text(verbs: Sequence[str] = tuple(VERBS)) -> str:
     """Return the help text of some verbs."""
-    places = VERBS[verbs[0]].places if len(verbs) == 1 else ()
-    lines = [
-        " ".join(["usage: specheads", verbs[0] if places else "<verb>", *(f"<{name}>" for name in places), "key=value ..."]),
-        "",
-    ]
+    lines = ["usage: specheads <verb> key=value ...", ""]
     for name in verbs:
         verb = VERBS[name]
         lines.append(f"  {name:<10} {TOOLS[name]}")
         explained = verb.required | {key: f"{about} (optional)" for key, about in verb.optional.items()}
         for key, about in explained.items():
-            lines += _wrapped(f"    {f'<{key}>' if key in verb.places else f'{key}=':<12} ", about)
+            lines += _wrapped(f"    {f'{key}=':<12} ", about)
     return "\n".join(lines)
 
 
@@ -148,19 +138,14 @@ def run(arguments: Sequence[str]) -> str:
     if {"-h", "--help"} & set(rest):
         return help_text([name])
     verb, given = VERBS[name], {}
-    words: list[str] = []
-    keys = {key: f"{key}=" for key in verb.required | verb.optional} | {key: f"<{key}>" for key in verb.places}
+    keys = verb.required | verb.optional
     for argument in rest:
         key, equals, value = argument.partition("=")
-        if equals and key in keys:
-            given[key] = value
-        elif len(words) < len(verb.places):
-            words.append(argument)
-        else:
-            raise UserError(f"specheads {name}: {argument!r} is not known; it takes {', '.join(keys.values())}.")
-    given |= dict(zip(verb.places, words, strict=False))
+        if not equals or key not in keys:
+            raise UserError(f"specheads {name}: {argument!r} is not known; it takes {', '.join(f'{key}=' for key in keys)}.")
+        given[key] = value
     if missing := [key for key in verb.required if not given.get(key)]:
-        raise UserError(f"specheads {name} needs {keys[missing[0]]}: {verb.required[missing[0]]}.")
+        raise UserError(f"specheads {name} needs {missing[0]}=: {verb.required[missing[0]]}.")
     return verb.run(**given)
 
 

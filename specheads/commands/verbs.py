@@ -36,5 +36,4 @@ TOOLS = {
     "card": "rewrite the card (README.md) of a head from its config",
     "result": "write what an evaluation measured, in a form to send in",
     "theory": "compute what the papers' theory says, next to simulations",
-    "sync": "copy finished data, runs and heads to or from other folders",
 }

@@ -3,16 +3,14 @@
 `run.json` in a folder holds the run's key, which identifies its configuration, and whether the run is finished.
 """
 
-import fcntl
 import json
 import logging
-import os
 import time
 from pathlib import Path
 from typing import Any, TextIO
 
 from specheads.errors import UserError, is_count
-from specheads.storage.files import lock, open_inside, write_json
+from specheads.storage.files import lock, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -102,18 +100,6 @@ def has_ended(folder: Path, top: Path) -> bool:
     """Return whether all runs that `folder` (below `top`) belongs to are finished; without runs it counts as finished."""
     states = [read_state(parent) for parent in folder.parents if parent.is_relative_to(top)]
     return all(state.get("finished") for state in states if state)
-
-
-def is_at_work(folder: Path) -> bool:
-    """Return whether a process works in a run folder."""
-    try:
-        with os.fdopen(open_inside(folder / LOCK, os.O_RDONLY)) as stream:
-            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
 
 
 def begin(folder: Path, key: str, resume: bool = True) -> None:

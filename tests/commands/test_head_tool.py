@@ -8,7 +8,6 @@ import torch
 from specheads.heads.checkpoint import load_head, save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.revisions import folder_revision
-from specheads.storage.shards import ShardStore
 
 
 @pytest.fixture
@@ -103,52 +102,3 @@ def test_card_is_rewritten_from_the_config(head, run):
 def test_a_mistake_is_one_message_and_exit_code_two(run, head, words, message):
     code, text, error = run(*(word.replace("HEAD", str(head)) for word in words))
     assert code == 2 and not text and error.startswith("error: ") and message in error and "Traceback" not in error
-
-
-def test_sync_copies_a_head_and_says_so(head, run, tmp_path):
-    files = {path.relative_to(head).as_posix(): path.read_bytes() for path in head.rglob("*") if path.is_file()}
-    size = f"{len(files)} files"
-    code, text, _ = run("sync", head, tmp_path / "copy", "dry=true")
-    assert code == 0 and f"{size} (" in text and "to copy, 0 files (0 bytes) there already" in text and "config.json" in text
-    assert not (tmp_path / "copy").exists()
-    code, text, _ = run("sync", head, tmp_path / "copy")
-    assert code == 0 and f"copy: {size} (" in text and "verified by SHA-256; 0 files (0 bytes) there already" in text
-    assert {
-        path.relative_to(tmp_path / "copy").as_posix(): path.read_bytes() for path in (tmp_path / "copy").rglob("*.*")
-    } == files
-    code, text, _ = run("sync", head, tmp_path / "copy", "verify=false")
-    assert code == 0 and "copy: 0 files (0 bytes) copied in" in text and f"; {size} (" in text
-
-
-def test_sync_names_damaged_shards_and_what_it_leaves_out(run, tmp_path):
-    store = ShardStore(tmp_path / "cache", {"of": "a test"})
-    for name in ("a.parquet", "b.parquet"):
-        store.put(name, 1, lambda path: path.write_bytes(b"a shard"))
-    store.complete(["a.parquet", "b.parquet"])
-    (tmp_path / "cache" / "b.parquet").write_bytes(b"a shArd")
-    (tmp_path / "cache" / "c.parquet").write_bytes(b"of nobody")
-    code, text, error = run("sync", tmp_path / "cache", tmp_path / "copy")
-    assert code == 2 and error.endswith(
-        f"error: {tmp_path}/cache/b.parquet: damaged, as its checksum is another than in the manifest, and not copied; "
-        "1 other files were. The command that made it makes it again.\n"
-    )
-    assert [path.name for path in (tmp_path / "copy").glob("*.parquet")] == ["a.parquet"]
-    (tmp_path / "cache" / "b.parquet").write_bytes(b"a shard")
-    code, text, _ = run("sync", tmp_path / "cache", tmp_path / "copy")
-    assert code == 0 and f"left out: {tmp_path}/cache/c.parquet: its checksum is not noted yet" in text
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["sync"], "specheads sync needs <source>: a folder with data sets"),
-        (["sync", "a"], "specheads sync needs <copy>: the folder that is to hold the same"),
-        (["sync", "a", "b", "c"], "'c' is not known; it takes <source>, <copy>, verify=, overwrite=, dry="),
-        (["sync", "HEAD", "HEAD/b", "verify=2"], "verify=2 must be true or false"),
-        (["sync", "a=b", "c"], "there is nothing to copy in"),
-        (["sync", "HEAD/model.safetensors", "b"], "is a file; give its folder"),
-    ],
-)
-def test_mistakes_in_copies(run, head, words, message):
-    code, text, error = run(*(word.replace("HEAD", str(head)) for word in words))
-    assert code == 2 and not text and error.startswith("error: ") and message in error

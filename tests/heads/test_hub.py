@@ -21,7 +21,6 @@ from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.heads.head_folder import EXPORTED, GRAPHS
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.integrations.formats import FORMATS
-from specheads.storage.shards import ShardStore
 
 ROOT = Path(__file__).parents[2]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -39,15 +38,6 @@ for back in (AcceptanceHead.from_pretrained("somebody/a-head"), specheads.load_h
     assert all(torch.equal(one, other) for one, other in zip(back.state_dict().values(), head.state_dict().values(), strict=True))
     assert back.profile == head.profile != None
     assert len(back.train_prompts.train) == 2 and back.train_prompts.dev.tolist() == head.train_prompts.dev.tolist() != []
-"""
-
-
-SYNC_THERE_AND_BACK = """
-import sys
-from specheads.commands.head_tool import run
-data, there, back = sys.argv[1:]
-for words in ([data, there], [data, there], [there, back]):
-    print(run(["sync", *words]))
 """
 
 
@@ -178,45 +168,6 @@ def test_push_to_hub_and_back(hub, tmp_path):
         "model.safetensors",
         "speculation_profile.json",
         "train_prompts.safetensors",
-    }
-
-
-def test_sync_to_a_repository_and_back(hub, tmp_path):
-    """By five commits, however many shards there are: the manifest, shards, their notes, the manifest again, no notes."""
-    endpoint, files = hub
-    store = ShardStore(tmp_path / "data", {"of": "a test"})
-    names = [f"{number}.parquet" for number in range(5)]
-    for name in names:
-        store.put(name, 1, lambda path, name=name: path.write_text(name))
-    store.complete(names)
-    commits, real = [], Hub.do_POST
-
-    def count(self):
-        commits.append(self.path) if "/commit/" in self.path else None
-        real(self)
-
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": "hf_x", "HF_HUB_DISABLE_XET": "1"}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Hub, "do_POST", count)
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                SYNC_THERE_AND_BACK,
-                str(tmp_path / "data"),
-                "hf://somebody/a-head/data",
-                str(tmp_path / "back"),
-            ],
-            env={**ours, **settings, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr
-    assert len(commits) == 5 and files.keys() == {f"data/{name}" for name in [*names, "manifest.json"]}
-    assert {path.name: path.read_bytes() for path in (tmp_path / "back").iterdir()} == {
-        path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()
     }
 
 
