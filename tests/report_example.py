@@ -93,6 +93,11 @@ def report_example() -> Report:
     )
 
 
+def _fields(family: str) -> dict[str, object]:
+    rule, _, head = family.partition(" ")
+    return {"rule_name": rule, "head": head or None, "bound": rule in ("ceiling", "oracle")}
+
+
 def _data_set(rng: random.Random, name: str, role: str) -> DataSet:
     rules = [row for family in FAMILIES for row in _rules(rng, family)]
     predicts = ("head_threshold shallow", "head_threshold <deep>", "logistic", "draft's max_prob")
@@ -114,7 +119,8 @@ def _rules(rng: random.Random, family: str) -> list[RuleRow]:
         speedup = {ratio: about(factor * rng.gauss(1.7, 0.01) - 0.5 * (place - 0.45) ** 2 - 0.3 / len(ratio)) for ratio in RATIOS}
         title = {"fixed_length": "fixed K="}.get(family, family.replace("_", " ") + " ")
         rates = (about(discard, 0.05), about(verification))
-        rows.append(RuleRow(family, f"{title}{value}", {key: value}, value, *rates, 1 / verification, 0.7, speedup))
+        row = RuleRow(family, f"{title}{value}", {key: value}, value, *rates, 1 / verification, 0.7, speedup, **_fields(family))
+        rows.append(row)
     return rows
 
 
@@ -130,7 +136,8 @@ def _winners(rules: list[RuleRow]) -> list[Winner]:
                 for top in (ceiling, oracle)
             ]
             head = (0.15, about(0.2, 0.1)) if family.startswith("head") else ()
-            winners.append(Winner(family, row.name, ratio, speed, about(speed.value / fixed, 0.015), *gaps, speed.value, *head))
+            values = family, row.name, ratio, speed, about(speed.value / fixed, 0.015), *gaps, speed.value, *head
+            winners.append(Winner(*values, **_fields(family)))
     return winners
 
 
@@ -144,7 +151,7 @@ def _reliability(rng: random.Random, predictor: str, bias: float) -> Reliability
 def _positions(rng: random.Random, family: str) -> Positions:
     drafted = [int(40_000 * 0.8**index) for index in range(20)]
     accepted = [int(count * (0.55 + 0.4 * 0.9**index + rng.gauss(0, 0.005))) for index, count in enumerate(drafted)]
-    return Positions(family, f"{family} best", drafted, accepted)
+    return Positions(family, f"{family} best", drafted, accepted, **_fields(family))
 
 
 def _texts(rng: random.Random) -> list[TextSample]:
@@ -181,6 +188,9 @@ def _live_row(name: str, family: str, value: float, speed: float, off: float | N
         name=name,
         family=family,
         value=value,
+        rule_name=family,
+        head="shallow" if family == "head_threshold" else None,
+        verification=None if lossless else "typical",
         tokens_per_second=about(speed),
         speedup=about(speed / 88),
         discard_rate=about(0.4),
@@ -221,6 +231,7 @@ def _batches(size: int) -> BatchTable:
             BatchRow(
                 name=name,
                 family=family,
+                rule_name=family,
                 lossless=True,
                 tokens_per_second=80 * size**0.8 * ratio,
                 over_alone=ratio,

@@ -8,7 +8,7 @@ from typing import Any
 from specheads.decoding.batch.step_costs import kept_costs
 from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.load.costs import LoadCosts
-from specheads.evaluation.candidate import FIXED
+from specheads.evaluation.candidate import FIXED, rule_fields
 from specheads.evaluation.decode import best_of_kinds, open_journal, window_of
 from specheads.evaluation.outcome import Outcome
 from specheads.evaluation.policies import DEFAULT
@@ -48,7 +48,10 @@ def decode_batches(setup: Setup[Evaluation], outcome: Outcome) -> list[BatchTabl
     costs = _costs(setup, predicted, max(sizes), max(*lengths, longest_draft(policies)))
     settings = {}
     for size in sizes:
-        plain = [best_fixed(dev, costs, lengths, size), *(BatchSetting(rule.name, rule.family, rule.live) for rule in rules)]
+        plain = [
+            best_fixed(dev, costs, lengths, size),
+            *(BatchSetting(rule.name, rule.family, rule.live, **rule_fields(rule)) for rule in rules),
+        ]
         settings[size] = [ALONE, *plain, *by_load(policies, plain, predicted, costs)]
     total = evaluation.repeats * sum(len(settings[size]) * count for size, count in counts.items())
     logger.info("batches: %d responses of at most %d tokens, into %s", total, evaluation.max_new_tokens, setup.run_folder)

@@ -1,7 +1,7 @@
 """One rule with its numbers, as it decodes and as it is replayed, and the families that every evaluation has."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from specheads.decoding.stopping import StoppingRule
@@ -19,8 +19,23 @@ class RuleChoice:
     arguments: Mapping[str, Any]
 
 
+@dataclass(frozen=True, kw_only=True)
+class RuleFields:
+    """What kind of rule a candidate or a result is of: families and names are titles for readers, and decide nothing."""
+
+    rule_name: str = ""  # that of its config; empty for what has none
+    head: str | None = None  # the name of its head
+    automatic: bool = False  # whether a value was chosen as `auto`
+    bound: bool = False  # whether it uses knowledge that no decoder has
+
+
+def rule_fields(rule: RuleFields) -> dict[str, Any]:
+    """Return the values of RuleFields, to make another one with them."""
+    return {field.name: getattr(rule, field.name) for field in fields(RuleFields)}
+
+
 @dataclass(frozen=True)
-class Candidate:
+class Candidate(RuleFields):
     """One rule with its numbers.
 
     `live` is None for a bound that no decoder can reach; `ratio` is None for a rule that suits all ratios.
@@ -32,7 +47,6 @@ class Candidate:
     live: StoppingRule | None  # as it decodes; None for a bound that no decoder can reach
     parameters: Mapping[str, Any] = field(default_factory=dict)
     ratio: str | None = None  # the cost ratio that it was fitted to; None: it suits all
-    head: str | None = None  # the name of its head
 
     @property
     def value(self) -> float | None:

@@ -40,7 +40,10 @@ def candidates(rules: Mapping[str, RuleChoice], heads: Mapping[str, AcceptanceHe
             tried += _Family(name, choice, head_name, head, several=len(heads) > 1).candidates(tuning)
     if tuning is not None and GROUND_TRUTH in tuning.recording.features:
         most = min(tuning.recording.max_tokens, max(candidate.rule.max_tokens for candidate in tried))
-        tried += [Candidate(CEILING, f"ceiling {t:g}", Ceiling(t, most), None, {"threshold": t}) for t in CEILING_THRESHOLDS]
+        tried += [
+            Candidate(CEILING, f"ceiling {t:g}", Ceiling(t, most), None, {"threshold": t}, rule_name=CEILING, bound=True)
+            for t in CEILING_THRESHOLDS
+        ]
     return tried
 
 
@@ -69,7 +72,9 @@ class _Family:
                     live=live,
                     parameters=shown,
                     ratio=ratio,
+                    rule_name=self.name,
                     head=self.head_name,
+                    automatic=automatic,
                 )
 
     def _choices(self) -> dict[str, list[Any]]:

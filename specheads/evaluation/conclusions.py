@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 
 from specheads.decoding.expectation import LARGEST_DRIFT, REMEDY
-from specheads.evaluation.candidate import CEILING, FIXED, LOAD_AWARE, ORACLE, TARGET
+from specheads.evaluation.candidate import FIXED, LOAD_AWARE, TARGET
 from specheads.evaluation.number_text import (
     change,
     change_limits,
@@ -20,8 +20,6 @@ from specheads.evaluation.report import MEASURED, BatchRow, BatchTable, DataSet,
 from specheads.replay.cost import CostFit
 from specheads.replay.draft_temperature import best_temperature
 
-BOUNDS = (CEILING, ORACLE)  # these use knowledge that no decoder has
-HEAD_RULES = ("head_threshold", "online_head", "expected_throughput")
 PREFERRED = "10"  # ratio to begin with
 WORTH_A_TRY = 0.002  # of overlap, what another temperature of the draft has to gain to be mentioned
 
@@ -53,20 +51,10 @@ def ratio_text(report: Report, ratio: str) -> str:
     return (f"measured ({report.costs.ratio:.1f})" if report.costs else MEASURED) + (", doubtful" if report.doubts else "")
 
 
-def has_head(family: str) -> bool:
-    """Whether an acceptance head decides in this family."""
-    return family.startswith(HEAD_RULES)
-
-
-def achievable(family: str) -> bool:
-    """Whether a decoder could use this rule, chosen without a look at the data set that it is reported on."""
-    return family not in BOUNDS and not family.endswith("in hindsight")
-
-
 def winners_at(data_set: DataSet, ratio: str | None) -> list[Winner]:
     """Return the winners at a ratio: those that a decoder could use, the fastest first, then the bounds."""
     winners = [row for row in data_set.winners if row.ratio == ratio]
-    return sorted(winners, key=lambda row: (not achievable(row.family), -row.speedup.value))
+    return sorted(winners, key=lambda row: (row.bound, -row.speedup.value))
 
 
 def is_trusted(report: Report, ratio: str) -> bool:
@@ -76,7 +64,7 @@ def is_trusted(report: Report, ratio: str) -> bool:
 
 def best(winners: Iterable[Winner], head: bool) -> Winner | None:
     """Return the winner that was fastest on dev prompts, of those with a head, or of the others except the fixed lengths."""
-    rules = [row for row in winners if achievable(row.family) and row.family != FIXED and has_head(row.family) == head]
+    rules = [row for row in winners if not row.bound and row.family != FIXED and (row.head is not None) == head]
     return max(rules, key=lambda row: row.dev_speedup, default=None)
 
 
@@ -102,7 +90,7 @@ def drift(report: Report) -> list[str]:
         share = row.accepted_over_expected
         if share is None or share.low <= 1 + LARGEST_DRIFT and share.high >= 1 - LARGEST_DRIFT:
             continue
-        remedy = REMEDY if has_head(row.family) else "fit it again"
+        remedy = REMEDY if row.head is not None else "fit it again"
         sentences.append(
             f"Of the tokens that {row.name} expected to be accepted, {percent(share)} {percent_limits(share)} were, so its "
             f"predictions do not hold on these prompts; {remedy}."
@@ -195,7 +183,7 @@ def fit_text(fit: CostFit) -> str:
 
 
 def _live(report: Report) -> list[str]:
-    rows = [row for row in report.live if row.family != "target" and row.lossless]
+    rows = [row for row in report.live if row.family != TARGET and row.lossless]
     if not rows:
         return []
     row = max(rows, key=lambda row: row.speedup.value)
@@ -276,7 +264,7 @@ def draft_temperature_notes(overlaps: Mapping[float, float]) -> list[str]:
 
 def _slower(report: Report) -> list[str]:
     """Return a note that drafting does not pay here, if no decoded setting is faster than the target alone."""
-    fastest = max((row for row in report.live if row.family != "target"), key=lambda row: row.speedup.value, default=None)
+    fastest = max((row for row in report.live if row.family != TARGET), key=lambda row: row.speedup.value, default=None)
     if fastest is None or fastest.speedup.value >= 1:
         return []
     text = f"Speculative decoding makes this pair slower here: the best setting, {fastest.name}, reaches "
@@ -287,7 +275,5 @@ def _slower(report: Report) -> list[str]:
 
 
 def _fastest(data_set: DataSet, ratio: str, with_head: bool) -> Winner | None:
-    rows = [
-        row for row in data_set.winners if row.ratio == ratio and achievable(row.family) and has_head(row.family) == with_head
-    ]
+    rows = [row for row in winners_at(data_set, ratio) if not row.bound and (row.head is not None) == with_head]
     return max(rows, key=lambda row: row.dev_speedup, default=None)

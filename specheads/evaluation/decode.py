@@ -12,7 +12,6 @@ from specheads.decoding.engine import resolve_engine
 from specheads.decoding.stopping import FixedLength, HeadThreshold
 from specheads.evaluation.candidate import FIXED, Candidate, RuleChoice
 from specheads.evaluation.candidates import candidates
-from specheads.evaluation.conclusions import BOUNDS
 from specheads.evaluation.doubts import doubts_of
 from specheads.evaluation.machine import device_name
 from specheads.evaluation.outcome import Outcome
@@ -38,11 +37,11 @@ MOST_TURNS = 4  # of choosing rules and decoding with them
 
 def probe(setup: Setup[Evaluation]) -> list[Measured]:
     """Decode a few dev prompts with fixed lengths, and with the smallest and the largest head."""
-    settings = [TARGET_ALONE, *(Setting(f"fixed K={k}", FIXED, k, FixedLength(k)) for k in PROBES)]
+    settings = [TARGET_ALONE, *(Setting(f"fixed K={k}", FIXED, k, FixedLength(k), rule_name=FIXED) for k in PROBES)]
     sizes = sorted(setup.heads, key=setup.head_sizes.__getitem__)
     for name in dict.fromkeys(sizes[:1] + sizes[-1:]):
         rule = HeadThreshold(setup.heads[name], 0.5)
-        settings.append(Setting(f"head {name}", "head_threshold", 0.5, rule, head=name))
+        settings.append(Setting(f"head {name}", "head_threshold", 0.5, rule, rule_name="head_threshold", head=name))
     return sweep(setup, "costs", settings, setup.prompts.dev.first(NUM_PROBED).prompts)
 
 
@@ -119,7 +118,7 @@ def chosen_settings(
     """
     rules = choices.candidates
     if evaluation.decodes_all:
-        named = [rule for rule in rules if rule.family.split()[0] in evaluation.live_rules]
+        named = [rule for rule in rules if rule.rule_name in evaluation.live_rules]
         return sweep_settings(named, others=evaluation.compare_verification)
     settings = [decoded.get(setting.name, setting) for setting in sweep_settings(best_of_kinds(choices))]
     return settings + under_block(settings) if evaluation.tries_block else settings
@@ -128,9 +127,9 @@ def chosen_settings(
 def best_of_kinds(choices: Choices) -> list[Candidate]:
     """Return the best fixed length at the measured costs, the best rule with a head, and the best other one, where there are."""
     rules, speeds = choices.candidates, choices.speeds[MEASURED]
-    best = {family: number for family, number in choices.best[MEASURED].items() if family not in BOUNDS}
-    kinds = [[best[FIXED]]] if FIXED in best else []
-    rest = [number for family, number in best.items() if family != FIXED]
+    best = choices.achievable(MEASURED)
+    kinds = [[number for number in best if rules[number].family == FIXED]]
+    rest = [number for number in best if rules[number].family != FIXED]
     kinds += [[n for n in rest if rules[n].head is not None], [n for n in rest if rules[n].head is None]]
     return [rules[max(kind, key=speeds.__getitem__)] for kind in kinds if kind]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from specheads.errors import UserError
 from specheads.evaluation.candidate import FIXED
-from specheads.evaluation.conclusions import achievable, has_head, main_data_set
+from specheads.evaluation.conclusions import main_data_set
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.report import DraftRow, Report
 from specheads.storage.files import read_json
@@ -21,10 +21,10 @@ from specheads.storage.files import read_json
 # responses, which do not depend on the draft.
 SAME = ("target", "target_revision", "warp", "max_new_tokens", "verification")
 PROMPTS_OF = itemgetter("name", "num_prompts", "num_tokens")
-KINDS = {  # by name, whether a family is of this kind
-    "fixed length": lambda family: family == FIXED,
-    "rule without a head": lambda family: family != FIXED and not has_head(family),
-    "head": has_head,
+KINDS = {  # by name, whether a row of a report is of this kind
+    "fixed length": lambda row: row["family"] == FIXED,
+    "rule without a head": lambda row: row["family"] != FIXED and row["head"] is None,
+    "head": lambda row: row["head"] is not None,
 }
 
 
@@ -140,18 +140,18 @@ def _rows(report: Mapping[str, Any], number: int) -> list[DraftRow]:
     data, draft = report["data_sets"][number], report["context"]["draft"]
     blocks = {(row["family"], row["name"]): row["block_efficiency"] for row in data["rules"]}
     # Without what was decoded under another verification rule.
-    decoded = [row for row in report["live"] if row["family"] != "target" and row["efficiency_gain"] is None]
-    live = [(row["family"], Interval.of(row["tokens_per_second"])) for row in decoded]
+    decoded = [row for row in report["live"] if row["family"] != "target" and row["verification"] is None]
+    live = [(row, Interval.of(row["tokens_per_second"])) for row in decoded]
     rows = []
     for kind, belongs in KINDS.items():
         best_rows: dict[str, Mapping[str, Any]] = {}
         for row in data["winners"]:
-            if achievable(row["family"]) and belongs(row["family"]):
+            if not row["bound"] and belongs(row):
                 best = best_rows.get(row["ratio"])
                 if best is None or row["dev_speedup"] > best["dev_speedup"]:
                     best_rows[row["ratio"]] = row
         if best_rows:
-            speeds = [speed for family, speed in live if belongs(family)]
+            speeds = [speed for row, speed in live if belongs(row)]
             rows.append(
                 DraftRow(
                     draft=draft,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from specheads.decoding.records import DecodeStats
+from specheads.evaluation.candidate import FIXED
 from specheads.evaluation.sweep import Measured, Setting
 from specheads.replay.cost import Costs
 from specheads.replay.replay import Counts
@@ -168,19 +169,23 @@ def _by_prompt(measured: Measured, costs: Sequence[Costs]) -> np.ndarray:
 def gain_over_fixed(
     measured: Sequence[Measured], costs_of: Callable[[Setting], Costs], groups: Groups | None = None
 ) -> Interval | None:
-    """Return the head's predicted throughput over that of the best fixed length, as a ratio; None without both families.
+    """Return the head's predicted throughput over that of the best fixed length, as a ratio; None without settings of both kinds.
 
     `costs_of` returns the costs of a setting's rule; `groups` are those of the prompts; None: each prompt is a group by itself.
     """
-    families = {name: [m for m in measured if m.setting.family.startswith(name)] for name in ("fixed_length", "head_threshold")}
+    plain = [each for each in measured if each.setting.verification is None]
+    families = (
+        [each for each in plain if each.setting.rule_name == FIXED],
+        [each for each in plain if each.setting.head is not None],
+    )
     groups = len(measured[0].stats) if groups is None else groups
-    if not all(families.values()) or len(set(numbered(groups))) < 4:
+    if not all(families) or len(set(numbered(groups))) < 4:
         return None
     fixed, head = (
         np.array(
             [[[part.num_tokens for part in m.stats], m.predicted_seconds(costs_of(m.setting))] for m in members], dtype=float
         )
-        for members in families.values()
+        for members in families
     )
     return cross_fitted_gain(head, fixed, groups)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from specheads.decoding.records import DecodeStats
+from specheads.evaluation.candidate import rule_fields
 from specheads.evaluation.energy.meter import Idle
 from specheads.evaluation.energy.per_token import energy_row
 from specheads.evaluation.intervals import interval, predicted_speed, resample_counts, sums
@@ -82,6 +83,8 @@ def _live_row(
         predicted_speedup=predicted_speedup,
         lossless=True,
         efficiency_gain=None,
+        verification=setting.verification.name if setting.verification else None,
+        **rule_fields(setting),
         accepted_over_expected=interval(_over_expected(measured.stats, resamples)) if total.num_expected else None,
     )
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from specheads.evaluation.candidate import CEILING, FIXED, ORACLE
-from specheads.evaluation.conclusions import best, has_head, winners_at
+from specheads.evaluation.conclusions import best, winners_at
 from specheads.evaluation.report import DataSet, Positions, Report, RuleRow
 
 # The colours of Okabe and Ito without yellow and black, which cannot be seen on a white and on a black page.
@@ -33,11 +33,11 @@ def styles_of(report: Report) -> dict[str, PlotStyle]:
     rows: list[RuleRow | Positions] = []
     for data_set in report.data_sets:
         rows += [*data_set.rules, *data_set.positions]
-    families = [family for family in dict.fromkeys(row.family for row in rows) if family not in styles]
+    families = {row.family: row.head is not None for row in rows if row.family not in styles}
     for wanted, colors in ((True, (RED, PURPLE)), (False, (GREEN, ORANGE, SKY))):
-        for number, family in enumerate(family for family in families if has_head(family) == wanted):
+        for number, family in enumerate(family for family, has_head in families.items() if has_head == wanted):
             symbol = SYMBOLS[(number // len(colors) + (not wanted)) % len(SYMBOLS)]
-            styles[family] = PlotStyle(f"family{families.index(family)}", colors[number % len(colors)], symbol)
+            styles[family] = PlotStyle(f"family{list(families).index(family)}", colors[number % len(colors)], symbol)
     return styles
 
 
@@ -50,5 +50,5 @@ def main_families(data_set: DataSet, ratio: str | None) -> set[str]:
     if len(families) <= FEW:
         return families
     leaders = [best(winners_at(data_set, ratio), head) for head in (True, False)]
-    leading = [row.family for row in leaders if row]
-    return {FIXED, CEILING, ORACLE, *leading, *(family.removesuffix(" auto") for family in leading)}
+    leading = {(row.rule_name, row.head) for row in leaders if row}
+    return {FIXED, CEILING, ORACLE, *(row.family for row in data_set.rules if (row.rule_name, row.head) in leading)}

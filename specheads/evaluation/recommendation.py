@@ -60,7 +60,7 @@ def recommendations(setup: Setup[Evaluation], outcome: Outcome, report: Report) 
         of_head = [setting for setting in tried if isinstance(setting.rule, HeadThreshold) and setting.head == name]
         if of_head:
             recommended[Path(located.where)] = _tried(outcome, report, of_head, [each for each in tried if each not in of_head])
-        elif (number := _predicted(setup, outcome.choices, name)) is not None:
+        elif (number := outcome.choices.best_threshold(name, _ratio(outcome.choices))) is not None:
             recommended[Path(located.where)] = _replayed(outcome, outcome.choices, report, number)
     return recommended
 
@@ -81,16 +81,10 @@ def _tried(outcome: Outcome, report: Report, of_head: Sequence[Setting], others:
     return _values(best.rule) | measured
 
 
-def _predicted(setup: Setup[Evaluation], choices: Choices, name: str) -> int | None:
-    """Return the number of the candidate with a head's best threshold on dev prompts, None where no threshold was a candidate."""
-    family = f"head_threshold {name}" if len(setup.located_heads) > 1 else "head_threshold"
-    return choices.best[_ratio(choices)].get(family)
-
-
 def _replayed(outcome: Outcome, choices: Choices, report: Report, number: int) -> dict[str, Any] | None:
     """Return a candidate's threshold with its predicted speed-up; None if the best fixed length or the target alone is faster."""
     ratio, rule = _ratio(choices), outcome.candidates[number].live
-    assert isinstance(rule, HeadThreshold)  # of this family
+    assert isinstance(rule, HeadThreshold)
     speeds, speedup = choices.speeds[ratio], report.data_sets[1].rules[number].speedup[ratio].value
     if speeds[number] <= speeds[choices.best[ratio][FIXED]] or speedup <= 1:
         return None

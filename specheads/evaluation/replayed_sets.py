@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from specheads.decoding.stopping import HeadThreshold
 from specheads.evaluation.candidate import ORACLE, Candidate
 from specheads.evaluation.intervals import Groups, resample_counts
 from specheads.evaluation.recordings import RecordedSet
@@ -76,6 +77,20 @@ class Choices:
         """The middle ratio, for tables and figures that show only one."""
         names = [name for name in self.best if name != MEASURED] or list(self.best)
         return names[len(names) // 2]
+
+    def best_threshold(self, head: str, ratio: str) -> int | None:
+        """Return the number of a head's best threshold at a ratio: a given one if there is one, else the automatic one."""
+        of_head = [
+            number
+            for number in self.achievable(ratio)
+            if self.candidates[number].head == head and isinstance(self.candidates[number].live, HeadThreshold)
+        ]
+        return min(of_head, key=lambda number: self.candidates[number].automatic, default=None)
+
+    def achievable(self, ratio: str) -> list[int]:
+        """Return the numbers of the best candidates of all families at a ratio that a decoder can use."""
+        numbers = [number for number in self.best[ratio].values() if number < len(self.candidates)]
+        return [number for number in numbers if not self.candidates[number].bound]
 
 
 def choose(dev: ReplayedSet, candidates: Sequence[Candidate], cost_table: CostTable) -> Choices:

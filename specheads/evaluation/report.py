@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from specheads.evaluation.candidate import RuleFields
 from specheads.evaluation.intervals import Interval
 from specheads.replay.cost import CostFit, Costs
 
@@ -51,7 +52,7 @@ class CandidatesRow:
 
 
 @dataclass(frozen=True)
-class LiveRow:
+class LiveRow(RuleFields):
     """One setting that was decoded.
 
     Speeds are in tokens per second and leave out reading the prompts; latencies are in milliseconds per token.
@@ -73,6 +74,7 @@ class LiveRow:
     predicted_speedup: Mapping[str, Interval]  # by ratio, from its own counts
     lossless: bool  # whether the output follows the target's distribution
     efficiency_gain: Interval | None  # block efficiency over that of the same rule under the sweep's verification rule, a ratio
+    verification: str | None = None  # the name of its verification rule; None: that of the sweep
     # Accepted tokens over those that the rule expected, 1 if its predictions hold here; None where it expects no number.
     accepted_over_expected: Interval | None = None
     energy: EnergyRow | None = None  # None where it cannot be measured; the context says why
@@ -91,7 +93,7 @@ class BatchEnergy:
 
 
 @dataclass(frozen=True)
-class BatchRow:
+class BatchRow(RuleFields):
     """One setting that decoded requests in batches of one size.
 
     Milliseconds are percentiles by level (p50, p90, p99): `token_ms` of each emitted token, with those of a round shared equally
@@ -121,7 +123,7 @@ class BatchTable:
 
 
 @dataclass(frozen=True)
-class RuleRow:
+class RuleRow(RuleFields):
     """One stopping rule with one set of parameters, replayed on one data set."""
 
     family: str  # the best of a family is chosen; named like a file in conf/stopping, and the head where there are several
@@ -136,7 +138,7 @@ class RuleRow:
 
 
 @dataclass(frozen=True)
-class Winner:
+class Winner(RuleFields):
     """The best rule of a family at one ratio, chosen on dev prompts, and its speed-up on a data set."""
 
     family: str
@@ -168,7 +170,7 @@ class Reliability:
 
 
 @dataclass(frozen=True)
-class Positions:
+class Positions(RuleFields):
     """The lengths of a rule's drafts: by index in the round, how many tokens were drafted and how many accepted."""
 
     family: str

@@ -6,7 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from specheads.evaluation.report import BatchRow, LiveRow, Report
+from specheads.evaluation.candidate import rule_fields
+from specheads.evaluation.report import BatchRow, LiveRow, Report, RuleRow
 from specheads.storage.files import write_json, write_whole
 
 
@@ -31,20 +32,20 @@ def write_report(report: Report, folder: Path) -> list[Path]:
 
 def _write_csv(report: Report, path: Path) -> None:
     """Write a row for every rule of every data set and every setting that was decoded, alone and in batches."""
-    replayed = [{"data_set": data.name, "how": "replayed"} | asdict(row) for data in report.data_sets for row in data.rules]
-    decoded = [{"how": "decoded"} | _measured_values(row) for row in report.live]
+    replayed = [{"data_set": data.name, "how": "replayed"} | _values(row) for data in report.data_sets for row in data.rules]
+    decoded = [{"how": "decoded"} | _values(row) for row in report.live]
     batches = [
-        {"how": "decoded in batches", "concurrency": table.concurrency, "num_requests": table.num_requests}
-        | _measured_values(row)
+        {"how": "decoded in batches", "concurrency": table.concurrency, "num_requests": table.num_requests} | _values(row)
         for table in report.batches
         for row in table.rows
     ]
     write_rows([*replayed, *decoded, *batches], path)
 
 
-def _measured_values(row: LiveRow | BatchRow) -> dict[str, Any]:
-    """Return the values of a row; energy has columns only where it was measured."""
-    return {name: value for name, value in asdict(row).items() if name != "energy" or value is not None}
+def _values(row: RuleRow | LiveRow | BatchRow) -> dict[str, Any]:
+    """Return the values of a row; energy has columns only where it was measured, and what the family says has none."""
+    left_out = {*rule_fields(row), "verification"} | ({"energy"} if getattr(row, "energy", None) is None else set())
+    return {name: value for name, value in asdict(row).items() if name not in left_out}
 
 
 def write_rows(content: Sequence[Mapping[str, Any]], path: Path) -> None:

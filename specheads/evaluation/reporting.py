@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from specheads.evaluation.candidate import FIXED, Candidate
-from specheads.evaluation.conclusions import BOUNDS, draft_temperature_notes, notes_on
+from specheads.evaluation.conclusions import draft_temperature_notes, notes_on
 from specheads.evaluation.dev_trial import fastest
 from specheads.evaluation.doubts import REMEDY, doubts_of
 from specheads.evaluation.intervals import Interval, gain_over_fixed
@@ -120,7 +120,7 @@ def _detailed(pair: Pair, choices: Choices, data: DataSet, replayed: ReplayedSet
 def _shown(choices: Choices) -> list[Candidate]:
     """Return the best fixed length, the best rule with a head, and the best ones without."""
     rules, ratio = choices.candidates, choices.middle
-    best = [number for family, number in choices.best[ratio].items() if family not in BOUNDS]
+    best = choices.achievable(ratio)
     fixed = [number for number in best if rules[number].family == FIXED]
     order = sorted(set(best) - set(fixed), key=lambda number: -choices.speeds[ratio][number])
     heads = [number for number in order if rules[number].head is not None][:1]

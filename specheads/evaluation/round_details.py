@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from specheads.evaluation.candidate import Candidate
+from specheads.evaluation.candidate import Candidate, rule_fields
 from specheads.evaluation.report import Positions, TextSample
 from specheads.pair import Pair
 from specheads.replay.recording import Recording
@@ -17,7 +17,7 @@ def positions(candidate: Candidate, rounds: Replayed) -> Positions:
     drafted, accepted = (
         [int((column > index).sum()) for index in range(longest)] for column in (rounds.drafted, rounds.accepted)
     )
-    return Positions(candidate.family, candidate.name, drafted, accepted)
+    return Positions(candidate.family, candidate.name, drafted, accepted, **rule_fields(candidate))
 
 
 def text_samples(pair: Pair, recording: Recording, candidate: Candidate, rounds: Replayed) -> list[TextSample]:

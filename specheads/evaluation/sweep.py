@@ -15,7 +15,7 @@ from specheads.decoding.engine import compile_ahead
 from specheads.decoding.records import CHAINS, DecodeStats, Generation, Round
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.verification import BlockVerification, VerificationRule
-from specheads.evaluation.candidate import FIXED, Candidate, kind_of
+from specheads.evaluation.candidate import FIXED, Candidate, RuleFields, kind_of, rule_fields
 from specheads.evaluation.draft_counts import DraftCounts
 from specheads.evaluation.energy.meter import Energy, EnergyMeter
 from specheads.evaluation.latencies import token_seconds
@@ -33,7 +33,7 @@ OF_VERIFICATION = "of_verification"  # the family of a verification rule's own s
 
 
 @dataclass(frozen=True)
-class Setting:
+class Setting(RuleFields):
     """One row of the sweep; `rule` is None for the target alone.
 
     `family` is `target`, a family of candidates, OF_VERIFICATION, or the name of another verification rule.
@@ -45,7 +45,6 @@ class Setting:
     rule: StoppingRule | None
     verification: VerificationRule | None = None  # None: that of the sweep
     search: tuple[int, int] | None = None  # block and beams of MJGD, which has no draft either
-    head: str | None = None  # the name of the rule's head
 
     @property
     def kind(self) -> str:
@@ -126,13 +125,14 @@ def sweep_settings(
     settings = [TARGET_ALONE]
     for candidate in candidates:
         if candidate.live is not None:
-            settings.append(Setting(candidate.name, candidate.family, candidate.value, candidate.live, head=candidate.head))
+            values = candidate.name, candidate.family, candidate.value, candidate.live
+            settings.append(Setting(*values, **rule_fields(candidate)))
     if of_verification is not None:
         settings.append(Setting(str(of_verification.compile_key).replace("_", " "), OF_VERIFICATION, 0, of_verification))
     for name, rule in (others or {}).items():
         lossy = "" if rule.lossless else ", lossy"
         for fixed in (candidate for candidate in candidates if candidate.family == FIXED):
-            settings.append(Setting(f"{name} K={fixed.value}{lossy}", name, fixed.value, fixed.live, rule))
+            settings.append(Setting(f"{name} K={fixed.value}{lossy}", name, fixed.value, fixed.live, rule, **rule_fields(fixed)))
     return settings
 
 

@@ -5,13 +5,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from specheads.evaluation.candidate import CEILING, FIXED, ORACLE, Candidate
+from specheads.evaluation.candidate import CEILING, FIXED, ORACLE, Candidate, RuleFields, rule_fields
 from specheads.evaluation.intervals import Interval, Sums, interval, replayed_sums
 from specheads.evaluation.reliability import logits_in_rounds
 from specheads.evaluation.replayed_sets import Choices, ReplayedSet
 from specheads.evaluation.report import BankRow, DataSet, RuleRow, Winner
 from specheads.heads.metrics import auroc, binary_kl, calibration
 from specheads.replay.replay import RecordedHead
+
+ORACLE_FIELDS = RuleFields(rule_name=ORACLE, bound=True)
 
 
 def data_set(replayed: ReplayedSet, choices: Choices) -> DataSet:
@@ -37,6 +39,7 @@ def data_set(replayed: ReplayedSet, choices: Choices) -> DataSet:
                 block_efficiency=float(1 / sums.verification_rate[0]),
                 acceptance_rate=_acceptance_rate(sums),
                 speedup={ratio: interval(speeds[ratio][number]) for ratio in meant_for},
+                **rule_fields(rule or ORACLE_FIELDS),
             )
         )
     winners = [winner for ratio in choices.best for winner in _winners(replayed, choices, ratio, speeds[ratio])]
@@ -57,12 +60,13 @@ def _winners(replayed: ReplayedSet, choices: Choices, ratio: str, speeds: Sequen
     candidates, cost_table, choice = choices.candidates, choices.cost_table, choices.best[ratio]
     fixed, ceiling = (speeds[choice[family]] if family in choice else None for family in (FIXED, CEILING))
     lengths = [number for number, candidate in enumerate(candidates) if candidate.family == FIXED]
-    chosen = list(choice.items())
+    chosen = [(family, number, False) for family, number in choice.items()]
     if lengths:
-        chosen.insert(1, (f"{FIXED} in hindsight", max(lengths, key=lambda number: speeds[number][0])))
+        chosen.insert(1, (f"{FIXED} in hindsight", max(lengths, key=lambda number: speeds[number][0]), True))
     winners = []
-    for family, number in chosen:
+    for family, number, in_hindsight in chosen:
         rule = candidates[number] if number < len(candidates) else None
+        fields = rule_fields(rule or ORACLE_FIELDS)
         break_even = _break_even(replayed, choices, number, ratio, fixed)
         winners.append(
             Winner(
@@ -76,6 +80,7 @@ def _winners(replayed: ReplayedSet, choices: Choices, ratio: str, speeds: Sequen
                 dev_speedup=float(choices.speeds[ratio][number]),
                 head_share=cost_table.head_share(rule, ratio),
                 break_even=break_even,
+                **(fields | {"bound": fields["bound"] or in_hindsight}),
             )
         )
     return winners
@@ -101,12 +106,7 @@ def bank(heads: Mapping[str, RecordedHead], reported: Sequence[ReplayedSet], cho
     """Return the heads of a bank, the fastest first at the middle ratio; all but the KL is of the first reported set."""
     rows = []
     for name, head in heads.items():
-        families = (f"head_threshold {name}", f"head_threshold {name} auto")
-        best = {
-            ratio: next(choice[family] for family in families if family in choice)
-            for ratio, choice in choices.best.items()
-            if any(family in choice for family in families)
-        }
+        best = {ratio: number for ratio in choices.best if (number := choices.best_threshold(name, ratio)) is not None}
         if best.keys() == choices.best.keys():  # else no threshold of this head was to be tried
             rows.append(_bank_row(name, head, reported, choices, best))
     return sorted(rows, key=lambda row: -row.speedup[choices.middle].value)

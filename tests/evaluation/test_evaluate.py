@@ -7,13 +7,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import yaml
 from fakes import FewPrompts
 from jsonschema import Draft202012Validator
 
 from specheads import AcceptanceHead, HeadConfig, UserError
+from specheads.commands.evaluation import rule_choices
 from specheads.decoding.stopping import FixedLength
 from specheads.decoding.verification import BlockVerification
-from specheads.evaluation import decode, dev_trial, report_files
+from specheads.evaluation import conclusions, decode, dev_trial, plot_styles, report_files
 from specheads.evaluation import evaluate as evaluation
 from specheads.evaluation.candidate import Candidate
 from specheads.evaluation.draft_comparison import compared, read_report
@@ -58,6 +60,39 @@ def test_rules_are_replayed_without_a_config(call, tmp_path):
     schema = json.loads((report_files.Path(report_files.__file__).parent / "report.schema.json").read_text())
     Draft202012Validator(schema).validate(json.loads((written.parent / "report.json").read_text()))
     assert call(live="none").data_sets == report.data_sets
+
+
+OWN_RULE = """
+from specheads.decoding.stopping.survival import HeadRule
+
+
+class Doubtful(HeadRule):
+    def __init__(self, head, threshold, max_tokens=6):
+        super().__init__(head, threshold, 1, max_tokens)
+        self.compile_key = ("doubtful", head)
+
+    def acceptance(self, state, features):
+        return super().acceptance(state, features) ** 2
+"""
+
+
+def test_a_rule_of_the_user_that_asks_a_head_is_told_as_one_with_a_head(call, tmp_path, monkeypatch):
+    """Neither its file nor its name is known to the package: a class and the content of a YAML file decide."""
+    (tmp_path / "own_rules.py").write_text(OWN_RULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    written = "doubtful: {_target_: own_rules.Doubtful, threshold: [0.3, 0.6]}\nfixed_length: {num_tokens: [1, 3]}"
+    content = yaml.safe_load(written)
+    content["fixed_length"]["_target_"] = "specheads.decoding.stopping.FixedLength"
+    report = call(stopping=rule_choices(content), num_live_prompts=2, live_rules=("fixed_length", "doubtful"), warp=Warp(0))
+    rows = [row for row in report.data_sets[1].rules if row.rule_name == "doubtful"]
+    assert [(row.head, row.bound, row.name) for row in rows] == [("mine", False, f"doubtful {t}") for t in (0.3, 0.6)]
+    winners = conclusions.winners_at(report.data_sets[1], "10")
+    assert conclusions.best(winners, head=True).rule_name == "doubtful" and conclusions.best(winners, head=False) is None
+    trusted = replace(report, doubts=[])
+    assert any(f"the head ({rows[0].name.split()[0]}" in text for text in conclusions.key_findings(trusted))
+    assert [row.head for row in report.live] == [None, None, "mine"]
+    assert {row.kind for row in compared(report, {}) if "10" in row.rules} == {"fixed length", "head"}
+    assert plot_styles.styles_of(report)["doubtful"].color == plot_styles.RED
 
 
 def test_the_best_rules_are_decoded_and_their_counts_are_kept(call, tmp_path):

@@ -26,7 +26,8 @@ def measured(family, value, rounds_of):
         parts.append(DecodeStats(number + accepted, drafted, accepted, drafted - accepted, number, drafted, 1.0, 0.0))
         lengths = [drafted // number + (place < drafted % number) for place in range(number)]
         rounds.append([[0, length, length, 0.0, 0.0] for length in lengths])
-    return Measured(Setting(f"{family} {value}", family, value, None), parts, rounds)
+    head = "mine" if family == "head_threshold" else None
+    return Measured(Setting(f"{family} {value}", family, value, None, rule_name=family, head=head), parts, rounds)
 
 
 def at_ten(setting):

@@ -7,7 +7,9 @@ import pytest
 
 from specheads import AcceptanceHead, HeadConfig
 from specheads.decoding.stopping import FixedLength, HeadThreshold
+from specheads.evaluation.candidate import Candidate
 from specheads.evaluation.recommendation import recommendations
+from specheads.evaluation.replayed_sets import Choices
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.sweep import TARGET_ALONE, Measured, Setting, under_block
 
@@ -31,14 +33,14 @@ def stored(tmp_path):
     rules = [SimpleNamespace(name="head 0.53 (auto)", speedup={MEASURED: SimpleNamespace(value=1.7), "5": None})]
     rules.append(SimpleNamespace(name="other 0.3", speedup={MEASURED: SimpleNamespace(value=1.3)}))
     report = SimpleNamespace(data_sets=[None, SimpleNamespace(rules=rules)])
-    candidates = [None, SimpleNamespace(live=HeadThreshold(OTHER, 0.3)), None]
+    rules_tried = {"mine": (HeadThreshold(HEAD, 0.4), "mine"), "other": (HeadThreshold(OTHER, 0.3), "other")}
+    rules_tried["fixed"] = (FixedLength(2), None)
+    candidates = [Candidate(name, name, rule, rule, head=head) for name, (rule, head) in rules_tried.items()]
 
     def run(tried, fixed=1.2, predicted=1.3):
         rules[1].speedup[MEASURED].value = predicted
-        choices = SimpleNamespace(
-            best={MEASURED: {"fixed_length": 2, "head_threshold other": 1, "head_threshold mine": 0}},
-            speeds={MEASURED: [9.0, 1.3, fixed]},
-        )
+        best = {MEASURED: {"fixed_length": 2, "head_threshold other": 1, "head_threshold mine": 0}}
+        choices = Choices(candidates, None, best, {MEASURED: [9.0, 1.3, fixed]})
         spread = 1 + 0.02 * np.sin(np.arange(101))  # of resamples, which the settings share
         speeds = {name: speed * spread for name, speed in tried.items()}
         outcome = SimpleNamespace(choices=choices, measured=measured, tried=speeds, candidates=candidates)

@@ -25,7 +25,7 @@ RULE = stopping.FixedLength(2)
 
 
 def candidate(family, name, ratio=None, head=None):
-    return Candidate(family, name, RULE, RULE, {"number": 1}, ratio, head)
+    return Candidate(family, name, RULE, RULE, {"number": 1}, ratio, rule_name=family, head=head, bound=family == CEILING)
 
 
 CANDIDATES = [

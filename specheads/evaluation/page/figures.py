@@ -6,8 +6,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from specheads.evaluation.candidate import FIXED
-from specheads.evaluation.conclusions import BOUNDS, achievable, is_trusted, preferred, ratio_text, ratios_of, winners_at
+from specheads.evaluation.candidate import CEILING, FIXED, ORACLE
+from specheads.evaluation.conclusions import is_trusted, preferred, ratio_text, ratios_of, winners_at
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.number_text import change, change_limits, percent, percent_limits, times, times_limits
 from specheads.evaluation.page.front import FrontPoint, front_figures, not_beaten
@@ -57,7 +57,7 @@ def batch_loads(report: Report) -> dict[str, list[FrontPoint]]:
     """Return the speeds of batches by the number of their rows; the best fixed length is another one for each."""
 
     def point(row: BatchRow) -> FrontPoint:
-        name = BEST_FIXED + row.family.removeprefix(FIXED) if row.family.startswith(FIXED) else row.name
+        name = BEST_FIXED + row.family.removeprefix(FIXED) if row.rule_name == FIXED else row.name
         return FrontPoint(name, row.request_tokens_per_second, row.tokens_per_second, row.lossless)
 
     return {f"{table.concurrency} at once": [point(row) for row in table.rows] for table in report.batches}
@@ -77,7 +77,7 @@ def _pareto(report: Report, data_set: DataSet, styles: Mapping[str, PlotStyle], 
     figure = _figure(
         "discard rate: drafted tokens thrown away per token", "verification rate: forward passes of the target per token", 540
     )
-    achieved = [row for row in data_set.rules if achievable(row.family)]
+    achieved = [row for row in data_set.rules if not row.bound]
     front = not_beaten(achieved, lambda row: (row.discard_rate.value, row.verification_rate.value))
     figure.add_scatter(
         x=[row.discard_rate.value for row in front],
@@ -138,7 +138,7 @@ def _threshold(data_set: DataSet, ratio: str, styles: Mapping[str, PlotStyle], m
         )
     shown = [row.parameters["threshold"] for (family, _), rows in lines.items() for row in rows if family in main]
     shown = shown or [row.parameters["threshold"] for rows in lines.values() for row in rows]
-    for family in (FIXED, *BOUNDS):
+    for family in (FIXED, CEILING, ORACLE):
         _level(figure, data_set, ratio, family, styles[family], (min(shown), max(shown)))
     return figure
 
@@ -147,7 +147,7 @@ def _threshold_lines(data_set: DataSet, ratio: str) -> dict[tuple[str, tuple], l
     """Return the rows that differ in their threshold only, by family and other parameters."""
     lines: dict[tuple[str, tuple], list[RuleRow]] = {}
     for row in data_set.rules:
-        if "threshold" in row.parameters and ratio in row.speedup and achievable(row.family):
+        if "threshold" in row.parameters and ratio in row.speedup and not row.bound:
             others = tuple((key, str(value)) for key, value in row.parameters.items() if key != "threshold")
             lines.setdefault((row.family, others), []).append(row)
     return lines
@@ -174,7 +174,7 @@ def _level(figure: go.Figure, data_set: DataSet, ratio: str, family: str, style:
 
 
 def _gap(data_set: DataSet, ratio: str) -> go.Figure | None:
-    rows = [row for row in winners_at(data_set, ratio) if achievable(row.family) and row.family != FIXED]
+    rows = [row for row in winners_at(data_set, ratio) if not row.bound and row.family != FIXED]
     rows = [row for row in rows if row.gap_ceiling or row.gap_oracle]
     if not rows:
         return None

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from specheads.evaluation.candidate import FIXED
-from specheads.evaluation.conclusions import BOUNDS, achievable, counted_text, ratio_text, winners_at
+from specheads.evaluation.candidate import CEILING, FIXED, ORACLE
+from specheads.evaluation.conclusions import counted_text, ratio_text, winners_at
 from specheads.evaluation.energy.text import has_energy
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.latencies import LEVELS
@@ -95,7 +95,7 @@ def share_cell(estimate: Interval | None) -> Cell:
 def winners_table(report: Report, data_set: DataSet, ratio: str) -> Table:
     """Return the best rule of each family on a data set at a ratio."""
     winners = winners_at(data_set, ratio)
-    top = next((row for row in winners if achievable(row.family)), None)
+    top = next((row for row in winners if not row.bound), None)
     columns = (
         "family",
         "rule",
@@ -111,17 +111,18 @@ def winners_table(report: Report, data_set: DataSet, ratio: str) -> Table:
 
 
 def _winner(row: Winner, best: bool) -> Row:
-    note = "best" if best else {FIXED: "baseline", **dict.fromkeys(BOUNDS, "bound")}.get(row.family)
+    note = "best" if best else {FIXED: "baseline", CEILING: "bound", ORACLE: "bound"}.get(row.family)
     cells = [Cell(row.family, row.family, tag=note, breaks=True), Cell(row.name, row.name), times_cell(row.speedup)]
     gains = [change_cell(row.gain), share_cell(row.gap_ceiling), share_cell(row.gap_oracle)]
     cells += [Cell(None)] * 3 if row.family == FIXED else gains
     cells += [cost_cell(row.head_share), share_cell(row.break_even)]
-    return Row(cells, "best" if best else "" if achievable(row.family) else "bound")
+    return Row(cells, "best" if best else "bound" if row.bound else "")
 
 
 def across_table(report: Report, ratio: str) -> Table:
     """Return the gain of each family over the best fixed length on every data set at a ratio."""
     gains: dict[str, dict[int, Interval]] = {}
+    bounds = {row.family for data_set in report.data_sets for row in data_set.winners if row.bound}
     for number, data_set in enumerate(report.data_sets):
         for row in winners_at(data_set, ratio):
             if row.family != FIXED:
@@ -130,7 +131,7 @@ def across_table(report: Report, ratio: str) -> Table:
     rows = [
         Row(
             [Cell(family, family, breaks=True), *(change_cell(by_set.get(number)) for number in numbers)],
-            "" if achievable(family) else "bound",
+            "bound" if family in bounds else "",
         )
         for family, by_set in gains.items()
     ]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specheads.evaluation.intervals import Interval
-from specheads.evaluation.probe.prediction import BETTER, BLOCK, FIXED_NAME, HEAD, LOGISTIC, MORE_OVERLAP, PLAIN, Option
+from specheads.evaluation.probe.prediction import BETTER, BLOCK, FIXED_NAME, LOGISTIC, MORE_OVERLAP, PLAIN, Option
 
 # Of speed, what a more complicated way to decode must gain over the simpler one, by what it has to do. Decoded next to predicted
 # gains of the embedded pairs (docs/measurements/pipeline.md): block verification up to 2 % less, rules and heads 2 to 6 % less.
@@ -29,7 +29,7 @@ CommandLine = Callable[..., str]  # of a verb and its words
 def answer_of(options: Sequence[Option], command_line: CommandLine) -> Answer:
     """Return the answer that options give; `command_line` writes the command that comes next, with the pair."""
     known = {option.name: option for option in options}
-    heads = [option for option in options if option.name.startswith(HEAD)]
+    heads = [option for option in options if option.width is not None]
     ladder = [known[PLAIN], known[FIXED_NAME]]
     ladder += [known[name] for name in (BLOCK, LOGISTIC) if name in known]
     chosen = ladder[0]
@@ -54,8 +54,8 @@ def _next(chosen: Option, distil: bool) -> tuple[str, ...]:
     """Return the verb that comes next, and its words besides the pair."""
     if distil:
         return ("distill",)
-    if chosen.name.startswith(HEAD):
-        return "train", f"head.width={chosen.name.removeprefix(HEAD)}"
+    if chosen.width is not None:
+        return "train", f"head.width={chosen.width}"
     rules = {BLOCK: ("compare_verification=[block]",), LOGISTIC: ("stopping=[fixed_length,logistic]",)}
     return "evaluate", "head=null", *rules.get(chosen.name, ())
 
@@ -65,8 +65,8 @@ def _said(chosen: Option) -> str:
         return "Do not speculate with this draft"
     if chosen.name == FIXED_NAME:
         return f"Draft a fixed number of tokens ({chosen.value})"
-    if chosen.name.startswith(HEAD):
-        return f"Train a head ({chosen.name.removeprefix(HEAD)} wide)"
+    if chosen.width is not None:
+        return f"Train a head ({chosen.width} wide)"
     return {BLOCK: f"Use block verification ({chosen.value})", LOGISTIC: f"Stop by a logistic ({chosen.value})"}[chosen.name]
 
 

@@ -62,6 +62,7 @@ class Option:
     gain: Interval  # speed-up over that of the best fixed length, a ratio, on the same resampled prompts
     value: str = ""  # what was chosen for it, such as a length
     is_bound: bool = False  # whether no decoder can reach it
+    width: int | None = None  # of its head
 
 
 @dataclass
@@ -176,7 +177,7 @@ class Prediction:
                 Interval(float(each[1][0]), interval(each[0]).low, interval(each[2]).high)
                 for each in ((least, typical, most), (least / fixed, typical / fixed, most / fixed))
             )
-            options.append(Option(f"{HEAD}{width}", speedup, gain))
+            options.append(Option(f"{HEAD}{width}", speedup, gain, width=width))
         return options
 
     def _slowed(self, speed: np.ndarray, seconds: float) -> np.ndarray:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from specheads.decoding.records import DecodeStats
+from specheads.evaluation.candidate import rule_fields
 from specheads.evaluation.energy.meter import Idle
 from specheads.evaluation.energy.per_token import batch_energy
 from specheads.evaluation.intervals import interval, resample_counts
@@ -59,4 +60,5 @@ def _row(setting: BatchSetting, runs: Sequence[BatchRun], alone: Sequence[BatchR
         token_ms=milliseconds(np.concatenate([run.token_seconds for run in runs])),
         first_token_ms=milliseconds(np.concatenate([run.first_token_seconds for run in runs])),
         tokens_per_round=DecodeStats.total([run.total for run in runs]).block_efficiency,
+        **rule_fields(setting),
     )

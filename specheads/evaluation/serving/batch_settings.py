@@ -14,7 +14,7 @@ from specheads.decoding.load.readout import HeadAcceptance, Predictor, ReadOut
 from specheads.decoding.load.stopping_rule import UntilStopped
 from specheads.decoding.stopping import FixedLength
 from specheads.errors import UserError
-from specheads.evaluation.candidate import FIXED, LOAD_AWARE, LOAD_BOUND
+from specheads.evaluation.candidate import FIXED, LOAD_AWARE, LOAD_BOUND, rule_fields
 from specheads.evaluation.policies import Policies
 from specheads.evaluation.serving.batch_sweep import BatchSetting
 from specheads.evaluation.serving.candidates import Family
@@ -30,7 +30,7 @@ def best_fixed(dev: Recording, costs: LoadCosts, lengths: Sequence[int], size: i
     """Return the fixed length with the highest throughput of `size` rows, simulated at these costs."""
     family = Family(FIXED, lambda value, requests: FixedK(int(value[0])), [(length,) for length in lengths])
     length = int(best_value(family, Load(size), dev, costs)[0])
-    return BatchSetting(f"fixed K={length}", FIXED, FixedLength(length))
+    return BatchSetting(f"fixed K={length}", FIXED, FixedLength(length), rule_name=FIXED)
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,15 @@ def predictions(dev: Recording, heads: Mapping[str, AcceptanceHead], max_tokens:
 def load_aware(predicted: Predictions, costs: LoadCosts, max_tokens: int = MAX_TOKENS) -> BatchSetting:
     """Return the policy that knows the load."""
     policy = LoadAware(costs, predicted.read_out, predicted.sample, max_tokens)
-    return BatchSetting(predicted.title, LOAD_AWARE, policy=policy, head=predicted.head)
+    return BatchSetting(predicted.title, LOAD_AWARE, policy=policy, asked=predicted.head)
 
 
 def bounded(setting: BatchSetting, predicted: Predictions, costs: LoadCosts) -> BatchSetting:
     """Return a stopping rule of whose drafts only those tokens are verified that are worth it at this load."""
     assert setting.rule is not None
     policy = LoadBound(UntilStopped(setting.rule.max_tokens), costs, predicted.read_out, predicted.sample)
-    return BatchSetting(f"{setting.name}, {LOAD_BOUND}", f"{setting.family}, {LOAD_BOUND}", setting.rule, policy, predicted.head)
+    title, family = f"{setting.name}, {LOAD_BOUND}", f"{setting.family}, {LOAD_BOUND}"
+    return BatchSetting(title, family, setting.rule, policy, predicted.head, **rule_fields(setting))
 
 
 def by_load(policies: Policies, rules: Sequence[BatchSetting], predicted: Predictions, costs: LoadCosts) -> list[BatchSetting]:

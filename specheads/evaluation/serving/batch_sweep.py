@@ -15,7 +15,7 @@ from specheads.decoding.engine.cuda_graph import GraphEngine
 from specheads.decoding.load.policy import LoadPolicy
 from specheads.decoding.records import DecodeStats, Generation
 from specheads.decoding.stopping import StoppingRule
-from specheads.evaluation.candidate import TARGET
+from specheads.evaluation.candidate import TARGET, RuleFields
 from specheads.evaluation.energy.meter import Energy, EnergyMeter
 from specheads.evaluation.latencies import token_seconds
 from specheads.evaluation.sweep import response_seed
@@ -32,14 +32,14 @@ DecodeBatch = Callable[..., Iterator[tuple[int, Generation]]]  # of prompts, row
 
 
 @dataclass(frozen=True)
-class BatchSetting:
+class BatchSetting(RuleFields):
     """How batches are decoded: by the target alone, or with a stopping rule, a policy on the load, or both."""
 
     name: str
     family: str
     rule: StoppingRule | None = None
     policy: LoadPolicy | None = None
-    head: AcceptanceHead | None = None  # that the policy asks
+    asked: AcceptanceHead | None = None  # the head that the policy asks
 
     @property
     def lossless(self) -> bool:
@@ -144,7 +144,7 @@ class BatchSweep:
         def decoder_of(setting: BatchSetting) -> DecodeBatch:
             if setting.policy is not None:
                 decoder = shared.with_stopping(setting.rule or shared.stopping)
-                return partial(decoder.generate_batch, policy=setting.policy, head=setting.head)
+                return partial(decoder.generate_batch, policy=setting.policy, head=setting.asked)
             return alone.generate_batch if setting.rule is None else shared.with_stopping(setting.rule).generate_batch
 
         decoders = [decoder_of(setting) for setting in settings]

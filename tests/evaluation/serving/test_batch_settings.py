@@ -55,7 +55,7 @@ def test_more_rows_have_shorter_drafts(dev):
 def test_the_policy_asks_the_first_head_that_it_can_ask(dev, caplog):
     caplog.set_level("INFO")
     setting = load_aware(predictions(dev, HEADS), COSTS)
-    assert (setting.name, setting.family, setting.head) == ("load-aware, good", LOAD_AWARE, HEADS["good"])
+    assert (setting.name, setting.family, setting.asked) == ("load-aware, good", LOAD_AWARE, HEADS["good"])
     assert {ACCEPTANCE, OVERLAP} <= setting.policy.needs and setting.lossless
     assert "does not ask head late: it predicts a token only after" in caplog.text
     assert "does not ask head of rounds: the head reads index" in caplog.text
@@ -69,7 +69,7 @@ def test_the_policy_decodes(dev, names):
     setting = load_aware(predictions(dev, {name: HEADS[name] for name in names}), COSTS)
     assert setting.name == ("load-aware, head" if names == ["good"] else LOAD_AWARE)
     decoder = SpeculativeDecoder(PAIR, engine="eager")
-    done = dict(decoder.generate_batch([[1], [2, 3], [4]], 2, 10, policy=setting.policy, head=setting.head))
+    done = dict(decoder.generate_batch([[1], [2, 3], [4]], 2, 10, policy=setting.policy, head=setting.asked))
     assert sum(made.stats.num_accepted for made in done.values()) > 0
 
 
@@ -85,5 +85,5 @@ def test_a_bound_keeps_the_rule_and_asks_the_same_predictions(dev):
     assert longest_draft(policies) == 8 and longest_draft({"load_aware": policies["load_aware"]}) == 3
     for setting in settings[:2]:
         decoder = SpeculativeDecoder(PAIR, stopping=setting.rule, engine="eager")
-        done = dict(decoder.generate_batch([[1], [2, 3], [4]], 3, 10, policy=setting.policy, head=setting.head))
+        done = dict(decoder.generate_batch([[1], [2, 3], [4]], 3, 10, policy=setting.policy, head=setting.asked))
         assert sum(made.stats.num_accepted for made in done.values()) > 0
