@@ -3,7 +3,7 @@
     python benchmarks/claims.py [--check]
 
 `papers.yaml` lists every claim; `claims/*.json` are what `specheads theory` and `specheads reproduce` wrote;
-`measured_claims.yaml` names figures of `results/*.json` that answer a claim, too. What needs other hardware has its cost.
+`measured_claims.yaml` holds figures that answer a claim, too. What needs other hardware has its cost.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.render import RESULTS, ROOT
+from benchmarks.render import ROOT
 from specheads.claims import CheckedClaim, direction
 
 FOLDER, PAGE = ROOT / "benchmarks" / "claims", ROOT / "docs" / "results.md"
@@ -41,21 +41,10 @@ def checked_claims() -> list[tuple[CheckedClaim, str]]:
 
 
 def _measured(entry: Mapping[str, Any]) -> tuple[CheckedClaim, str]:
-    """Return a claim that figures of a result answer, and the result's command."""
-    result = json.loads((RESULTS / f"{entry['result']}.json").read_text())
-    table = next(each for each in result["tables"] if each["key"] == entry["table"])
-    names = [column["name"] for column in table["columns"]]
-
-    def cell(row_of: Mapping[str, Any], column: str) -> tuple[float, float, float]:
-        (row,) = [row for row in table["rows"] if all(row[names.index(name)] == value for name, value in row_of.items())]
-        value = row[names.index(column)]
-        return (value["low"], value["value"], value["high"]) if isinstance(value, dict) else (value,) * 3
-
-    low, middle, high = cell(entry["row"], entry["column"])
-    if "neutral" in entry:
-        neutral = entry["neutral"]
-    else:
-        neutral = cell(entry.get("against", entry["row"]), entry.get("against_column", entry["column"]))[1]
+    """Return a claim that a measured figure answers, and the command that measured it."""
+    measured = entry["measured"]
+    low, middle, high = measured if isinstance(measured, list) else [measured] * 3
+    neutral = entry["neutral"] if "neutral" in entry else entry["against"]
     scale = 100 if entry.get("percent") else 1
     sign, mark = ("+", " %") if entry.get("percent") else ("", "")
     ours = f"{middle * scale:{sign}.3g}{mark}"
@@ -73,7 +62,7 @@ def _measured(entry: Mapping[str, Any]) -> tuple[CheckedClaim, str]:
         None if published is None else middle / published,
         entry.get("why", ""),
     )
-    return claim, result["command"]
+    return claim, entry["command"]
 
 
 def gpu_hours(cost: Mapping[str, Any]) -> tuple[float, int]:

@@ -27,7 +27,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.results import Column, Table, prompt_record, text_of, write_result
+from benchmarks.results import Column, Table, add_keep_option, prompt_record, text_of, write_result
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, load_head, load_pair
 from specheads.decoding.baseline import Baseline
 from specheads.decoding.drafting import Autoregressive
@@ -279,9 +279,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument(
-        "--result", metavar="NAME", help="default: decoding, with the model's name if it is not nano; none: keep none"
-    )
+    add_keep_option(parser, "decoding")
     arguments = parser.parse_args()
     pair = load_pair(arguments.model)
     head = load_head(arguments.head) if arguments.head else AcceptanceHead(HeadConfig(pair.draft_lm.hidden_size))
@@ -304,10 +302,9 @@ def main() -> None:
     keep(tables, share_table())
     note = f"{pair.name}, {len(prompts)} prompts, at most {arguments.new_tokens} tokens, {verification.label}, medians of "
     note += f"{arguments.repeats} repeats."
-    name = "decoding" if arguments.model == "nano" else f"decoding_{arguments.model}"
     seeds = [1000 * repeat for repeat in range(arguments.repeats)]
     record = prompt_record(prompt.prompt_id for prompt in loaded)
-    write_result(arguments.result or name, tables, split="train", seeds=seeds, prompts=record, notes=note)
+    write_result("decoding", tables, split="train", seeds=seeds, prompts=record, notes=note, keep=arguments.keep)
 
 
 def keep(tables: list[Table], table: Table) -> None:

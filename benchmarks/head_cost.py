@@ -19,7 +19,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.results import Column, Table, Value, add_result_option, text_of, write_result
+from benchmarks.results import Column, Table, Value, add_keep_option, text_of, write_result
 from benchmarks.steps import IN_A_ROW, place
 from specheads import AcceptanceHead, HeadConfig, Pair, SpeculativeDecoder, Warp, load_pair
 from specheads.decoding.baseline import Baseline
@@ -94,7 +94,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="mini")
     parser.add_argument("--repeats", type=int, default=400)
-    add_result_option(parser, "head_cost")
+    add_keep_option(parser, "head_cost")
     given = parser.parse_args()
     random.seed(0)
     torch.manual_seed(0)
@@ -106,7 +106,7 @@ def main() -> None:
     title = f"A draft step of {given.model} with rules that never stop, medians of {given.repeats}"
     table = Table("steps", title, COLUMNS, rows)
     print(text_of(table))
-    write_result(given.result, [table], seeds=[0])
+    write_result("head_cost", [table], seeds=[0], keep=given.keep)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.peer_processes import Workers
 from benchmarks.peer_settings import SAMPLED, Peers, Setting, all_peers, pair_keys
-from benchmarks.results import Column, Table, prompt_record, text_of, write_result
+from benchmarks.results import Column, Table, add_keep_option, prompt_record, text_of, write_result
 from specheads import load_pair
 from specheads.pair import Pair
 from specheads.prompts.nano_source import NanoSource
@@ -158,9 +158,7 @@ def parsed_arguments() -> argparse.Namespace:
     parser.add_argument("--tuning-repeats", type=int, default=2)
     parser.add_argument("--modes", nargs="+", choices=("greedy", "sampled"), default=("greedy", "sampled"))
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="lines that contain one of these, and those of ratios")
-    parser.add_argument(
-        "--result", metavar="NAME", help="default: peers, with the model's name if it is not nano; none: keep none"
-    )
+    add_keep_option(parser, "peers")
     return parser.parse_args()
 
 
@@ -210,9 +208,8 @@ def main() -> None:
     dtype = str(pair.target.dtype).removeprefix("torch.")
     notes = [f"{pair.name} in {dtype}, {arguments.new_tokens} tokens, medians of {arguments.repeats} repeats."]
     notes += [*remarks, *peers.left_out]
-    name = "peers" if arguments.model == "nano" else f"peers_{arguments.model}"
     seeds = [1000 * repeat for repeat in range(arguments.repeats)]
-    write_result(arguments.result or name, tables, split=arguments.split, seeds=seeds, prompts=records, notes=notes)
+    write_result("peers", tables, split=arguments.split, seeds=seeds, prompts=records, notes=notes, keep=arguments.keep)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,7 @@
 
 The text between `<!-- table: result/key -->` and `<!-- end -->` is replaced by a table. A block may show a part of a wide table:
 `<!-- table: result/key; columns: rule | gain at 10; rows: label=sampled | depth=3 -->`. `--check` writes nothing, names the
-tables that differ, and exits with 1 if there are any. A result holds `tables`, or a `selection`: rows of text with numbers of
-other results.
+tables that differ, and exits with 1 if there are any.
 """
 
 import argparse
@@ -21,9 +20,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGES = "docs/measurements"
 DOCUMENTS = (
     "docs/compatibility.md",
-    "docs/numerics.md",
     "docs/tests.md",
-    *sorted(f"{PAGES}/{path.name}" for path in (ROOT / PAGES).glob("*.md")),
+    *sorted(f"{PAGES}/{path.name}" for path in (ROOT / PAGES).glob("*.md") if path.stem != "archive"),
     "benchmarks/gpu/README.md",
 )
 BLOCK = re.compile(r"(<!-- table: ([\w-]+)/([\w-]+)(; [^\n]*?)? -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -39,7 +37,7 @@ FORMATS = {
 
 
 class RenderError(ValueError):
-    """A block or a selection does not fit the results."""
+    """A block does not fit the results."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,8 +84,6 @@ def render(text: str, results: Path) -> str:
 def table_lines(results: Path, name: str, key: str, part: str | None = None) -> list[str]:
     """Return the lines of a block: title, table (or the `part` of it that the block names), and its source."""
     result = load(results, name)
-    if "selection" in result:
-        return ["", *markdown(["what", "result"], ["", ""], selected(results, result, key)), ""]
     table = part_of(table_of(result, key), part or "")
     names, formats = ([column.get(field) for column in table["columns"]] for field in ("name", "format"))
     rows = [[cell(value, form) for value, form in zip(row, formats, strict=True)] for row in table["rows"]]
@@ -128,37 +124,6 @@ def table_of(result: Mapping[str, Any], key: str) -> dict[str, Any]:
             return table
     keys = ", ".join(table["key"] for table in result["tables"])
     raise RenderError(f"result {result['name']!r} has no table {key!r}; it has {keys}")
-
-
-def selected(results: Path, result: Mapping[str, Any], key: str) -> list[list[str]]:
-    """Return the rows of a selection: a name, and a text with cells of other tables in it."""
-    if key not in result["selection"]:
-        raise RenderError(f"{result['name']!r} has no selection {key!r}; it has {', '.join(result['selection'])}")
-    rows = []
-    for item in result["selection"][key]:
-        shown = [selected_cell(results, item, reference) for reference in item["cells"]]
-        if item["text"].count("{}") != len(shown):
-            raise RenderError(
-                f"selection {item['what']!r}: {item['text']!r} must have as many {{}} as there are cells, {len(shown)}"
-            )
-        rows.append([item["what"], item["text"].format(*shown)])
-    return rows
-
-
-def selected_cell(results: Path, item: Mapping[str, Any], reference: Mapping[str, Any]) -> str:
-    """Return the cell that `reference` names: `column` of the only row with the values of `row`, in the table `from`."""
-    name, key = reference["from"].split("/")
-    table = table_of(load(results, name), key)
-    names = [column["name"] for column in table["columns"]]
-    where, values = f"selection {item['what']!r}", reference["row"]
-    missing = [column for column in (*values, reference["column"]) if column not in names]
-    if missing:
-        raise RenderError(f"{where}: {reference['from']} has no column {missing[0]!r}; it has {', '.join(names)}")
-    fitting = [row for row in table["rows"] if all(row[names.index(column)] == value for column, value in values.items())]
-    if len(fitting) != 1:
-        raise RenderError(f"{where}: {len(fitting)} rows of {reference['from']} have {values!r}; expected a single row")
-    place = names.index(reference["column"])
-    return cell(fitting[0][place], table["columns"][place].get("format"))
 
 
 def markdown(names: Sequence[str], formats: Sequence[str | None], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -216,8 +181,6 @@ def source(result: Mapping[str, Any]) -> str:
         parts.append(prompts_text(result["prompts"]))
     if result["seeds"]:
         parts.append(seed_text(result["seeds"]))
-    if result["transcribed"]:
-        parts.append("transcribed from an earlier table")
     return f"<sub>{'; '.join(parts)}.{''.join(f' {note}' for note in result['notes'])}</sub>"
 
 

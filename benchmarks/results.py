@@ -32,6 +32,7 @@ from specheads.storage.files import write_json
 
 Value = float | int | str | None | Mapping[str, float]
 FINAL_PARTS = "final_parts.json"
+OUTPUTS = ROOT / "outputs" / "benchmarks"
 RENDERED = ("docs/measurements", "benchmarks/gpu/README.md", "benchmarks/results", f"benchmarks/{FINAL_PARTS}")
 
 
@@ -75,7 +76,6 @@ class Result:
     prompts: Mapping[str, Any] | None  # a prompt_record, or several by the name of their set
     notes: Sequence[str]
     tables: Sequence[Table]
-    transcribed: bool = False  # copied from a table that was typed by hand
 
 
 def text_of(table: Table) -> str:
@@ -104,9 +104,10 @@ def prompt_record(prompt_ids: Iterable[str]) -> dict[str, Any]:
     return {"hash": ids_hash(ids), "number": len(ids), "python": platform.python_version()}
 
 
-def add_result_option(parser: argparse.ArgumentParser, name: str) -> None:
-    """Give a script the option that says under which name its result is kept."""
-    parser.add_argument("--result", default=name, metavar="NAME", help="keep it as benchmarks/results/NAME.json; none: do not")
+def add_keep_option(parser: argparse.ArgumentParser, name: str) -> None:
+    """Give a script the option that keeps its result with those of the repository."""
+    described = f"keep the result as benchmarks/results/NAME.json (default: {name}); without this it goes to outputs/benchmarks/"
+    parser.add_argument("--keep", nargs="?", const=name, metavar="NAME", help=described)
 
 
 def write_result(
@@ -120,17 +121,17 @@ def write_result(
     machine: Mapping[str, Any] | None = None,
     load: Mapping[str, Any] | None = None,
     final_parts: Sequence[int] = (),
+    keep: str | None = None,
     folder: Path = RESULTS,
-) -> Path | None:
-    """Write a result and return its file, or None where the name is `none`.
+) -> Path:
+    """Write a result and return its file: in outputs/benchmarks, or in `folder` under the name `keep` where one is given.
 
     `command`: that of this process where none is given. `prompts`: from `prompt_record`, one or several by the name of their
-    set. `machine` and `load`: only where another process measured. `final_parts`: those of the final split that were read,
-    which are listed next to `folder`; parts that were read before are printed.
+    set. `machine` and `load`: only where another process measured. `final_parts`: those of the final split that were read;
+    parts that were read before are printed, and a kept result is listed next to `folder`.
     """
     warn_of_spent(final_parts, folder)
-    if name == "none":
-        return None
+    place, name = (folder, keep) if keep else (OUTPUTS, name)
     result = Result(
         name=name,
         command=without_folders(command or started_command()),
@@ -144,11 +145,14 @@ def write_result(
         notes=[notes] if isinstance(notes, str) else list(notes),
         tables=list(tables),
     )
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.json"
+    place.mkdir(parents=True, exist_ok=True)
+    path = place / f"{name}.json"
     write_json(path, asdict(result))
-    list_spent(final_parts, result, folder)
-    print(f"kept as benchmarks/results/{path.name}; `python benchmarks/render.py` puts it into the tables", file=sys.stderr)
+    if keep:
+        list_spent(final_parts, result, folder)
+        print(f"kept as benchmarks/results/{path.name}; `python benchmarks/render.py` puts it into the tables", file=sys.stderr)
+    else:
+        print(f"written to {path}; `--keep` puts it into benchmarks/results", file=sys.stderr)
     return path
 
 

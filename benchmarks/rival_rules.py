@@ -1,4 +1,4 @@
-"""Stopping rules of other papers, and bounds, that `rivals.py` replays and that are not in the package.
+"""Stopping rules of other papers, and bounds, that `rules.py` replays and that are not in the package.
 
 A rule that learns from all requests at once keeps what it knows in the object, not in the state: as replay walks all prompts
 side by side, it is as if they were decoded together.

@@ -20,7 +20,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.results import Column, Table, Value, add_result_option, text_of, write_result
+from benchmarks.results import Column, Table, Value, add_keep_option, text_of, write_result
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, load_pair
 from specheads.decoding.baseline import Baseline
 from specheads.decoding.drafting.autoregressive import ChainState
@@ -153,7 +153,7 @@ def main() -> None:
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--context", type=int, default=256, help="positions in memory")
     parser.add_argument("--repeats", type=int, default=40)
-    add_result_option(parser, "steps")
+    add_keep_option(parser, "steps")
     arguments = parser.parse_args()
     random.seed(0)
     times, ratios = [], []
@@ -167,7 +167,7 @@ def main() -> None:
     tables = [ratio_table(ratios, arguments), time_table(times, arguments)]
     for table in tables:
         print(f"{table.title}\n\n{text_of(table)}\n")
-    write_result(arguments.result, tables, seeds=[0], notes="Synthetic models have random weights.")
+    write_result("steps", tables, seeds=[0], notes="Synthetic models have random weights.", keep=arguments.keep)
 
 
 def ratio_table(rows: Sequence[Sequence[Value]], arguments: argparse.Namespace) -> Table:

@@ -21,7 +21,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.peer_processes import Command, Workers
-from benchmarks.results import Column, Table, Value, add_result_option, prompt_record, text_of, write_result
+from benchmarks.results import Column, Table, Value, add_keep_option, prompt_record, text_of, write_result
 from specheads import Pair, load_pair
 from specheads.prompts.nano_source import NanoSource
 
@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of every process")
-    add_result_option(parser, "vllm_heads")
+    add_keep_option(parser, "vllm_heads")
     given = parser.parse_args()
     pair, most = load_pair(given.model), max(*given.levels, FEWEST)
     loaded = list(NanoSource(2 * most, 2 * most, 0).load(pair.chats))
@@ -125,7 +125,7 @@ def main() -> None:
     table = Table("speed", title, COLUMNS, rows)
     read = {split: prompt_record(each.prompt_id for each in of_split) for split, of_split in prompts.items()}
     notes = ", ".join(f"{name} {version}" for name, version in versions.items())
-    write_result(given.result, [table], split="dev", seeds=[0], prompts=read, notes=f"{notes}, eager.")
+    write_result("vllm_heads", [table], split="dev", seeds=[0], prompts=read, notes=f"{notes}, eager.", keep=given.keep)
 
 
 def setup_of(pair: Pair, folder: Path, given: argparse.Namespace) -> dict[str, Any]:

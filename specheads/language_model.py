@@ -272,7 +272,7 @@ def chosen_dtype(
     whether the checkpoint is in 16 or 32 bit. With instructions for vectors alone only a checkpoint in bfloat16 keeps that type,
     for its memory. Checkpoints in float64 and quantized ones keep their type, as all do on a GPU.
 
-    Source: benchmarks/precision.py.
+    Source: docs/measurements/archive.md, bfloat16 on a CPU.
     """
     if torch.device(device).type != "cpu" or (device_map and torch.cuda.is_available()):
         return dtype

@@ -26,7 +26,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.render import ROOT
-from benchmarks.results import Column, Table, add_result_option, text_of, write_result
+from benchmarks.results import Column, Table, add_keep_option, text_of, write_result
 
 REASONS = Path(__file__).with_name("survivors.yaml")
 MUTMUT = str(Path(sys.executable).with_name("mutmut"))
@@ -110,7 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=60, help="after which to stop; the next run goes on there")
     parser.add_argument("--survivors", action="store_true", help="try survivors again")
-    add_result_option(parser, "mutants")
+    add_keep_option(parser, "mutants")
     given = parser.parse_args()
     again = [mutant.name for mutant in mutants() if mutant.outcome not in (*NOTICED, UNKNOWN)] if given.survivors else []
     run(given.minutes, again)
@@ -118,7 +118,7 @@ def main() -> None:
     if left := sum(mutant.outcome == UNKNOWN for mutant in found):
         raise SystemExit(f"{left} of {len(found)} mutants are left; run this again to go on.")
     modules, (survivors, complaints) = counted(found), explained([each for each in found if each.outcome not in NOTICED])
-    write_result(given.result, [modules, survivors], command="python tests/mutants.py", seeds=[])
+    write_result("mutants", [modules, survivors], command="python tests/mutants.py", seeds=[], keep=given.keep)
     print(text_of(modules), *complaints, sep="\n")
     raise SystemExit(1 if complaints else 0)
 

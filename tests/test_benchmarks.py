@@ -4,16 +4,11 @@ import copy
 import json
 import re
 import shutil
-from dataclasses import asdict
+from argparse import ArgumentParser
 from importlib.util import find_spec
-from types import SimpleNamespace
 
 import pytest
-from fakes import tiny_pair
-from hydra import compose, initialize_config_dir
-from report_example import report_example
 
-from benchmarks import candidates, distill, from_report, replay
 from benchmarks import results as benchmark_results
 from benchmarks.render import (
     BLOCK,
@@ -25,7 +20,6 @@ from benchmarks.render import (
     main,
     part_of,
     render,
-    selected,
     source,
     table_lines,
     update,
@@ -34,6 +28,7 @@ from benchmarks.results import (
     Column,
     Result,
     Table,
+    add_keep_option,
     evenly_timed,
     half_width,
     interval,
@@ -42,16 +37,12 @@ from benchmarks.results import (
     without_folders,
     write_result,
 )
-from specheads import Warp
-from specheads.commands.evaluation import rule_choices
 from specheads.commands.verbs import CONFIGURED
 from specheads.evaluation.prompt_sets import PromptSet
-from specheads.pair_config import config_folder
 from specheads.prompts.prompt import Prompt
 
 FILES = sorted(RESULTS.glob("*.json"))
 CONTENTS = {path.stem: json.loads(path.read_text()) for path in FILES}
-MEASURED = {name: content for name, content in CONTENTS.items() if "tables" in content}
 
 
 def blocks(document):
@@ -63,13 +54,13 @@ def test_tables_agree_with_their_results(capsys):
     assert main(["--check"]) == 0, capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", MEASURED)
+@pytest.mark.parametrize("name", CONTENTS)
 def test_results_have_every_field(name):
-    content = MEASURED[name]
+    content = CONTENTS[name]
     assert content["name"] == name
     assert content.keys() == Result.__dataclass_fields__.keys()
     assert content["machine"]["cpu"] and re.fullmatch(r"\d{4}-\d\d-\d\d", content["date"])
-    assert content["transcribed"] or content["commit"]
+    assert content["commit"]
     keys = [table["key"] for table in content["tables"]]
     assert keys and len(keys) == len(set(keys))
     for table in content["tables"]:
@@ -84,9 +75,9 @@ def has_interval(values):
     return bool(intervals)
 
 
-@pytest.mark.parametrize("name", MEASURED)
+@pytest.mark.parametrize("name", CONTENTS)
 def test_commands_name_what_exists(name):
-    command = MEASURED[name]["command"]
+    command = CONTENTS[name]["command"]
     assert "\n" not in command and command == without_folders(command)
     named = re.match(r"(?:python (?:-m (?P<module>[\w.]+)|(?P<script>[\w/]+\.py))|specheads (?P<verb>\w+))( |$)", command)
     assert named, command
@@ -99,8 +90,7 @@ def test_commands_name_what_exists(name):
 def test_every_result_is_shown_and_every_block_has_a_result():
     shown = [block for document in DOCUMENTS for block in blocks(document)]
     assert len(shown) == len(set(shown))
-    known = {(name, table["key"]) for name, content in MEASURED.items() for table in content["tables"]}
-    known |= {(name, key) for name, content in CONTENTS.items() for key in content.get("selection", ())}
+    known = {(name, table["key"]) for name, content in CONTENTS.items() for table in content["tables"]}
     assert {(name, key) for name, key, _ in shown} <= known
     assert {name for name, _, _ in shown} == CONTENTS.keys()
 
@@ -121,7 +111,7 @@ def test_a_changed_number_is_found(tmp_path, capsys):
     shutil.copytree(RESULTS, folder)
     assert update(tmp_path, folder, check=True) == []
     shown = {name: (document, key, part) for document in DOCUMENTS for name, key, part in reversed(blocks(document))}
-    for name, content in MEASURED.items():
+    for name, content in CONTENTS.items():
         changed = copy.deepcopy(content)
         document, key, part = shown[name]
         table = next(table for table in changed["tables"] if table["key"] == key)
@@ -145,7 +135,13 @@ def test_rendered_documents_pass_the_check(tmp_path):
         (tmp_path / document).parent.mkdir(parents=True, exist_ok=True)
     folder = tmp_path / "benchmarks" / "results"
     columns = [Column("rule"), Column("speed", "ratio:1"), Column("overlap", "percent:1")]
-    write_result("made", [Table("up", "Up", columns, [["a|b", 1.25, interval(0.5, 0.4, 0.6)]])], "specheads train", folder=folder)
+    write_result(
+        "made",
+        [Table("up", "Up", columns, [["a|b", 1.25, interval(0.5, 0.4, 0.6)]])],
+        "specheads train",
+        keep="made",
+        folder=folder,
+    )
     for document in DOCUMENTS:
         (tmp_path / document).write_text("Text.\n\n<!-- table: made/up -->\nold\n<!-- end -->\n\nMore.\n")
     assert len(update(tmp_path, folder)) == len(DOCUMENTS) and update(tmp_path, folder, check=True) == []
@@ -175,7 +171,7 @@ def test_formats(value, form, text):
 
 
 def test_mistakes_get_a_message(tmp_path):
-    write_result("made", [Table("up", "Up", [Column("a")], [[1]])], "specheads train", folder=tmp_path)
+    write_result("made", [Table("up", "Up", [Column("a")], [[1]])], "specheads train", keep="made", folder=tmp_path)
     with pytest.raises(RenderError, match="no result 'other'.* made"):
         render("<!-- table: other/up -->\n<!-- end -->", tmp_path)
     with pytest.raises(RenderError, match="no table 'down'; it has up"):
@@ -184,13 +180,6 @@ def test_mistakes_get_a_message(tmp_path):
         Table("up", "Up", [Column("a", "pounds")], [])
     with pytest.raises(ValueError, match="2 values for 1 columns"):
         Table("up", "Up", [Column("a")], [[1, 2]])
-    for cells, message in (
-        ([{"from": "made/up", "row": {"a": 2}, "column": "a"}], "0 rows of made/up"),
-        ([{"from": "made/up", "row": {"b": 1}, "column": "a"}], "no column 'b'"),
-        ([], "must have as many {}"),
-    ):
-        with pytest.raises(RenderError, match=re.escape(message)):
-            selected(tmp_path, {"name": "front", "selection": {"all": [{"what": "w", "text": "{}", "cells": cells}]}}, "all")
 
 
 def test_results_say_where_they_come_from(tmp_path):
@@ -205,6 +194,7 @@ def test_results_say_where_they_come_from(tmp_path):
         seeds=range(4),
         prompts=prompts,
         notes="One.",
+        keep="made",
         folder=tmp_path,
     )
     content = json.loads(path.read_text())
@@ -214,15 +204,24 @@ def test_results_say_where_they_come_from(tmp_path):
     several = source(content | {"prompts": {"nano, dev": prompts, "nano": prompts | {"number": 9, "hash": "ff"}}})
     assert f"nano, dev: 2 prompts of hash {prompts['hash']}, nano: 9 prompts of hash ff" in several
     assert "seeds 0 to 3" in source(content) and source(content).endswith(" One.</sub>")
-    assert write_result("none", [], folder=tmp_path) is None and [each.name for each in tmp_path.iterdir()] == ["made.json"]
 
 
-def test_reading_a_part_of_the_final_split_again_gives_a_warning(tmp_path, capsys):
+def test_a_result_that_is_not_kept_touches_none_that_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark_results, "OUTPUTS", tmp_path / "outputs")
+    parser = ArgumentParser()
+    add_keep_option(parser, "made")
+    assert [parser.parse_args(words).keep for words in ([], ["--keep"], ["--keep", "made_mini"])] == [None, "made", "made_mini"]
+    path = write_result("made", [Table("up", "Up", [Column("a")], [[1]])], folder=tmp_path / "results")
+    assert path == tmp_path / "outputs" / "made.json" and not (tmp_path / "results").exists()
+
+
+def test_reading_a_part_of_the_final_split_again_gives_a_warning(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(benchmark_results, "OUTPUTS", tmp_path / "outputs")
     folder, tables = tmp_path / "results", [Table("up", "Up", [Column("a")], [[1]])]
-    write_result("first", tables, "specheads evaluate split=final", final_parts=[0, 3], folder=folder)
+    write_result("first", tables, "specheads evaluate split=final", final_parts=[0, 3], keep="first", folder=folder)
     assert "was read before" not in capsys.readouterr().err
-    for name in ("second", "second", "none"):
-        write_result(name, tables, "specheads evaluate", final_parts=[3, 4], folder=folder)
+    for keep in ("second", "second", None):
+        write_result("other", tables, "specheads evaluate", final_parts=[3, 4], keep=keep, folder=folder)
         assert "part 3 of the final split was read before, by first (20" in capsys.readouterr().err
     entries = json.loads((tmp_path / "final_parts.json").read_text())
     assert [(entry["part"], entry["by"]) for entry in entries] == [(0, "first"), (3, "first"), (3, "second"), (4, "second")]
@@ -232,39 +231,11 @@ def test_reading_a_part_of_the_final_split_again_gives_a_warning(tmp_path, capsy
     assert capsys.readouterr().err == ""
 
 
-def test_results_of_reports_name_their_prompts_and_parts(tmp_path):
-    report = asdict(report_example())
-    report["context"] |= {"split": "final", "final_parts": [2], "load": {"start": 0.1, "end": 0.2, "quiet": True}}
-    sets = report["context"]["prompts"]
-    sets |= {"gsm8k, decoded": sets["gsm8k"] | {"num_prompts": 3}, "unused": sets["gsm8k"]}
-    other = json.loads(json.dumps(report))
-    other["context"] |= {"final_parts": [5, 2]}
-    other["context"]["prompts"]["gsm8k"] |= {"sha256": "ff", "python": "3.13.1"}
-    for name, content in (("one", report), ("two", other)):
-        (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    arguments = [f"first={tmp_path}/one.json", f"second={tmp_path}/two.json", "--command", "specheads evaluate split=final"]
-    from_report.main(["made", *arguments], tmp_path / "results")
-    made = json.loads((tmp_path / "results" / "made.json").read_text())
-    assert list(made["prompts"]) == ["alpaca", "mt-bench <test>", "gsm8k", "gsm8k, decoded", "second, gsm8k"]
-    number = sets["gsm8k"]["num_prompts"]
-    assert made["prompts"]["gsm8k"] == {"hash": f"{2:016x}", "number": number, "python": "3.11.7"}
-    assert made["prompts"]["second, gsm8k"] == {"hash": "ff", "number": number, "python": "3.13.1"}
-    assert made["load"] == {"start": 0.1, "end": 0.2, "quiet": True}
-    assert [entry["part"] for entry in json.loads((tmp_path / "final_parts.json").read_text())] == [2, 5]
-    quality = next(table for table in made["tables"] if table["key"] == "quality")
-    alone, plain = quality["rows"][0], quality["rows"][1]
-    assert alone[1] == "target alone" and alone[4] is None and plain[4]["value"] == 0.5
-    assert plain[6] == "<other> K=5" and plain[7]["value"] == 0.55
-    fitted = next(table for table in made["tables"] if table["key"] == "costs")
-    assert [column["name"] for column in fitted["columns"]][-2:] == ["R2 over responses", "R2 over rounds"]
-    assert fitted["rows"][0][-2:] == [report["fit"]["r_squared"], report["fit"]["round_r_squared"]]
-
-
 def test_a_block_shows_the_part_of_a_table_that_it_asks_for(tmp_path):
     table = Table(
         "t", "A title", [Column("a"), Column("b", "fixed:1"), Column("c")], [["x", 1.0, 3], ["y", 2.0, 1], ["x", 3.0, 1]]
     )
-    write_result("made", [table], "specheads evaluate", folder=tmp_path)
+    write_result("made", [table], "specheads evaluate", keep="made", folder=tmp_path)
 
     def shown(part):
         lines = render(f"<!-- table: made/t{part} -->\n<!-- end -->", tmp_path).splitlines()
@@ -277,42 +248,6 @@ def test_a_block_shows_the_part_of_a_table_that_it_asks_for(tmp_path):
             shown(part)
 
 
-def test_reports_become_results(tmp_path, capsys):
-    """Two reports with different tables, and with fields that the script does not know."""
-    report = asdict(report_example())
-    for winner in report["data_sets"][1]["winners"]:
-        winner |= {"head_share": 0.1, "surprise": interval(1.5, 1.4, 1.6)}
-    (tmp_path / "one.json").write_text(json.dumps(report))
-    (tmp_path / "two.json").write_text(json.dumps(report | {"live": [], "drafts": []}))
-    arguments = ["made", f"first={tmp_path}/one.json", f"second={tmp_path}/two.json", "--command", "specheads evaluate head=x"]
-    from_report.main([*arguments, "--fields", "speedup", "head_share", "surprise:ratio:1"], tmp_path)
-    tables = {table["key"]: table for table in json.loads((tmp_path / "made.json").read_text())["tables"]}
-    assert list(tables) == [
-        "winners_alpaca",
-        "winners_mt_bench_test",
-        "winners_gsm8k",
-        "live",
-        "quality",
-        "costs",
-        "reliability",
-        "drafts",
-    ]
-    names = [column["name"] for column in tables["winners_mt_bench_test"]["columns"]]
-    assert names[:5] == [
-        "report",
-        "rule",
-        "speed-up, measured",
-        "head's cost, measured",
-        "surprise, measured",
-    ]
-    assert len(tables["winners_gsm8k"]["columns"]) == 2 + 4 + 4 and len(tables["winners_gsm8k"]["rows"]) == 30
-    assert {row[0] for row in tables["live"]["rows"]} == {"first"}
-    assert "1.5x [1.4, 1.6]" in "\n".join(table_lines(tmp_path, "made", "winners_mt_bench_test"))
-    with pytest.raises(SystemExit):
-        from_report.main(["made", *[f"{tmp_path}/one.json"] * 2, "--command", "specheads evaluate"], tmp_path)
-    assert "two reports have the same label" in capsys.readouterr().err
-
-
 def test_recorded_commands_have_no_local_folders(monkeypatch):
     command = (
         f"specheads evaluate head={ROOT}/outputs/head/x 'test_sets={{humaneval: /some/where/humaneval.jsonl}}' --data /a/b.json"
@@ -321,64 +256,8 @@ def test_recorded_commands_have_no_local_folders(monkeypatch):
         without_folders(command)
         == "specheads evaluate head=outputs/head/x 'test_sets={humaneval: humaneval.jsonl}' --data b.json"
     )
-    monkeypatch.setattr("sys.argv", [str(ROOT / "benchmarks" / "bank.py"), "--prompts", "8", "a b"])
-    assert benchmark_results.started_command() == "python benchmarks/bank.py --prompts 8 'a b'"
-
-
-def grouped_values(num_groups=8, size=10):
-    """Return values that are equal for all prompts of a file, and the files."""
-    values = [float(number // 2 % 2) for number in range(num_groups) for _ in range(size)]
-    return values, [f"file{number}.py" for number in range(num_groups) for _ in range(size)]
-
-
-def width(value):
-    return value["high"] - value["low"]
-
-
-def test_all_variants_of_graphs_and_beams_decode():
-    pair = tiny_pair(4)
-    for methods in (candidates.graph_methods(), candidates.beam_methods()):
-        for make in methods.values():
-            assert len(make(pair, Warp(1.0, top_k=20, top_p=0.9), "eager").generate([0, 1], 4, stop_tokens=[]).tokens) == 4
-
-
-def test_intervals_of_candidates_resample_files():
-    values, files = grouped_values()
-    columns = {"num_drafted": 4, "num_accepted": 1, "num_discarded": 3, "decode_seconds": 1.0, "num_tokens": 10}
-    stats = [SimpleNamespace(num_target_calls=2 + value, **columns) for value in values]
-    tallies = {"target alone": candidates.Tally(stats, values)}
-    by_file, alone = (next(iter(candidates.table_rows(tallies, groups))) for groups in (files, len(values)))
-    assert by_file[4]["value"] == alone[4]["value"] and width(by_file[4]) > 2 * width(alone[4])
-
-
-def test_intervals_of_losses_resample_files(tmp_path):
-    values, files = grouped_values()
-    measured = {
-        "overlap": values,
-        "tokens": [1.0] * len(values),
-        "kl": values,
-        "agreement": values,
-        "before": 0.4,
-        "seconds": 1.0,
-    }
-    (tmp_path / "target-kl.json").write_text(json.dumps(measured))
-    by_file, alone = (distill.loss_table(tmp_path, ["target"], ["kl"], 1, some).rows[0][2] for some in (files, [*range(80)]))
-    assert by_file["value"] == alone["value"] and width(by_file) > 2 * width(alone)
-
-
-def test_replay_times_every_step(nano, tmp_path):
-    with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
-        overrides = [
-            "model=nano",
-            "paths.run=.",
-            "stopping=[fixed_length,head_threshold,expected_throughput]",
-            "fixed_lengths=[1]",
-        ]
-        rules = rule_choices(compose("evaluate", overrides).stopping)
-    prompts = [(Prompt("a", "test", "def f(x):\n"), nano.encode_instruction("def f(x):\n"))]
-    arguments = SimpleNamespace(engine="eager", samples=1)
-    table = replay.times(nano, prompts, Warp(1.0, top_k=50), rules, arguments, 4, tmp_path)
-    assert [row[0] for row in table.rows][-2:] == ["all steps", "one live pass, fixed K=4"]
+    monkeypatch.setattr("sys.argv", [str(ROOT / "benchmarks" / "steps.py"), "--repeats", "8", "a b"])
+    assert benchmark_results.started_command() == "python benchmarks/steps.py --repeats 8 'a b'"
 
 
 def test_a_machine_is_quiet_if_times_are_even():

@@ -1,6 +1,6 @@
 """Every way to compute stays within the bounds of docs/numerics.md, which say what "greedy equal" and "exact" mean there.
 
-The bounds are several times what benchmarks/numerics.py measured.
+The bounds are several times what docs/numerics.md shows.
 """
 
 from dataclasses import astuple
@@ -10,7 +10,8 @@ import pytest
 import torch
 from fakes import needs_compiler
 
-from benchmarks.numerics import (
+from specheads import SpeculativeDecoder, Warp, load_pair, stopping
+from tests.numerics import (
     Read,
     departure,
     in_chunks,
@@ -23,7 +24,6 @@ from benchmarks.numerics import (
     texts_of,
     whole,
 )
-from specheads import SpeculativeDecoder, Warp, load_pair, stopping
 
 # Largest difference of a log probability, a label, a label on average, an overlap and a head; shares of most likely tokens and of
 # greedy acceptances that differ.

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from benchmarks.pairs import SCHEMA
 from examples.make_notebook import notebook
 
 ROOT = Path(__file__).parents[1]
+SCHEMA = json.loads((ROOT / "specheads/evaluation/pair_result.schema.json").read_text())
 SCRIPT = ROOT / "examples" / "real_pair.py"
 
 

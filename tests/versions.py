@@ -22,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.render import RESULTS, ROOT
-from benchmarks.results import COMMIT, Column, Table, add_result_option, text_of, write_result
+from benchmarks.results import COMMIT, Column, Table, add_keep_option, text_of, write_result
 
 SHOWN = ("torch", "transformers", "lightning", "hydra-core", "pydantic")
 PARTS = (
@@ -90,9 +90,9 @@ def environment(word: str) -> tuple[str, str]:
     return kind, python or sys.executable
 
 
-def kept(name: str) -> list[list[Any]]:
+def kept(keep: str | None) -> list[list[Any]]:
     """Return the rows of the result that is there, if the same code made them."""
-    path = RESULTS / f"{name}.json"
+    path = RESULTS / f"{keep}.json"
     result = json.loads(path.read_text()) if path.exists() else None
     return result["tables"][0]["rows"] if result and result["commit"] == COMMIT else []
 
@@ -102,15 +102,17 @@ def main() -> None:
         description="Run a part of the tests in environments with the oldest, the pinned and the newest packages."
     )
     parser.add_argument("environments", nargs="+", type=environment, metavar="{oldest,pinned,newest}=INTERPRETER")
-    add_result_option(parser, "versions")
+    add_keep_option(parser, "versions")
     given = parser.parse_args()
-    rows = kept(given.result)
+    rows = kept(given.keep)
     for each in given.environments:
         row = measured(*each)
         rows = [other for other in rows if other[:2] != row[:2]] + [row]
         table = Table("environments", "Parts of the tests, by environment", COLUMNS, rows)
         words = [f"{kind}=python{number.rpartition('.')[0]}" for kind, number, *_ in rows]
-        write_result(given.result, [table], command=shlex.join(["python", "tests/versions.py", *words]), split=None)
+        write_result(
+            "versions", [table], command=shlex.join(["python", "tests/versions.py", *words]), split=None, keep=given.keep
+        )
     print(text_of(table))
 
 

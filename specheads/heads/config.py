@@ -13,7 +13,7 @@ RENAMED_KEYS = {"judges": "predicts"}  # format 1 -> format 2
 DEFAULT_INPUTS = {"input_token": ("hidden",), "next_token": ("hidden", "embedding", "draft_prob", "max_prob", "entropy")}
 KNOWN_INPUTS = {kind: tuple(name for name, feature in FEATURES.items() if kind in feature.heads) for kind in DEFAULT_INPUTS}
 # A look-ahead head is projected down to an eighth of the draft's width, within these bounds: it runs in every draft step, and
-# widths from 8 to 40 decided equally well on nano (docs/measurements/heads.md, kinds of heads).
+# widths from 8 to 40 decided equally well on nano (docs/measurements/archive.md, kinds of heads).
 NEXT_TOKEN_SHARE, LEAST_WIDTH, LARGEST_WIDTH = 8, 8, 256
 LARGEST_SIZE, LARGEST_DEPTH = 2**20, 1000  # larger ones are damage, and would take all memory before anything noticed
 

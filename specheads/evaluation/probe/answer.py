@@ -7,7 +7,7 @@ from specheads.evaluation.intervals import Interval
 from specheads.evaluation.probe.prediction import BETTER, BLOCK, FIXED_NAME, LOGISTIC, MORE_OVERLAP, PLAIN, Option
 
 # Of speed, what a more complicated way to decode must gain over the simpler one, by what it has to do. Decoded next to predicted
-# gains of the embedded pairs (docs/measurements/pipeline.md): block verification up to 2 % less, rules and heads 2 to 6 % less.
+# gains of the embedded pairs (docs/measurements/archive.md): block verification up to 2 % less, rules and heads 2 to 6 % less.
 NOTICEABLE = {FIXED_NAME: 0.01, BLOCK: 0.02, LOGISTIC: 0.05}
 WORTH_TRAINING = 0.05  # the same for a head
 WORTH_DISTILLING = 0.05  # and for a draft

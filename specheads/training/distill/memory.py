@@ -15,7 +15,7 @@ from specheads.padding import BATCH_TOKENS, SLICE_ELEMENTS
 GIB = 2**30
 USABLE = 0.9  # of the free memory; the rest is lost to fragments and the libraries' workspaces
 STATE = 16  # bytes per weight in training: weight, gradient and AdamW's two moments in float32
-LOSS_COPIES = 20  # of a slice of logits in float32, rounded up from benchmarks/distill_memory.py
+LOSS_COPIES = 20  # of a slice of logits in float32, rounded up from what docs/measurements/archive.md shows
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from specheads.training.trainer_settings import Checkpointing, Loader, TrainerSe
 
 # The paper mixes because its heads read the drafted token. A look-ahead head does not, and the probability that a round survives
 # is a product of probabilities that each assume that all earlier tokens are accepted: the context to learn from is the target's
-# response. Measured on nano: docs/measurements/heads.md, kinds of heads.
+# response. Measured on nano: docs/measurements/archive.md, kinds of heads.
 RESPONSE_SHARE = {"input_token": 0.15, "next_token": 1.0}
 LARGEST_RESPONSE_SHARE = {"input_token": 0.99, "next_token": 1.0}  # at 1, an input_token head would have nothing to predict
 

@@ -1,31 +1,19 @@
 """How far the ways of computing depart from each other: log probabilities, labels, heads, tokens.
 
-    python benchmarks/numerics.py [--prompts 8] [--pairs nano,mini]
-
-Both models of a pair read the same texts, prompts and sampled responses, in every way: whole, a few tokens at a time from memory,
-in rows of a batch, in compiled steps, with packed maps, in bfloat16, quantized. Everything is compared with float32 reading each
-text whole. Then greedy decoding in every way, against plain greedy generation by transformers of the same models.
+Both models of a pair read the same texts, prompts and sampled responses, in every way: whole, padded, a few tokens at a time from
+memory, in rows of a batch, in compiled steps, with packed maps. Everything is compared with float32 reading each text whole.
 """
 
-import argparse
-import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from benchmarks.results import Column, Table, Value, add_result_option, prompt_record, text_of, write_result
-from specheads import AcceptanceHead, HeadConfig, Pair, SpeculativeDecoder, Warp, generate_baseline, load_pair, stopping
-from specheads.decoding.engine import EagerEngine, Engine, RowPlaces, make_engine, obstacle_to_compiling
+from specheads import AcceptanceHead, HeadConfig, Pair, Warp, generate_baseline
+from specheads.decoding.engine import EagerEngine, Engine, RowPlaces, make_engine
 from specheads.decoding.engine.eager import ForwardOutput
 from specheads.decoding.engine.operators import load_operators
 from specheads.decoding.engine.packed import packed_model
@@ -38,7 +26,6 @@ CHUNK = 5  # tokens that are read at a time
 NUM_NEW, NUM_GREEDY = 48, 48  # tokens of a response that is read, and of one that is decoded
 WARP = Warp()  # of labels
 PROBABLE = 1e-3  # tokens of a larger probability count in the largest difference of log probabilities
-TYPES = {"bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -162,21 +149,6 @@ def joined(reads: Iterator[Read]) -> Read:
     return Read(torch.cat(hidden), torch.cat(logits))
 
 
-def ways(pair: Pair, compiled: bool) -> dict[str, Reader]:
-    """Return the ways in which a pair in float32 can read texts here, by name, but whole; `compiled`: compiled steps, too."""
-    readers: dict[str, Reader] = {
-        "padded to a batch": padded,
-        "from memory": partial(in_chunks, engine="eager"),
-        "in rows of a batch": in_rows,
-        "static memory": partial(in_chunks, engine="cuda_graph"),  # on a CPU, nothing is captured
-    }
-    if obstacle_to_compiling(pair.target_lm) is None:
-        readers["packed maps"] = partial(in_chunks, engine="cuda_graph", packed=True)
-        if compiled:
-            readers["compiled"] = partial(in_chunks, engine="compiled")
-    return readers
-
-
 # --- what differs
 
 
@@ -243,57 +215,9 @@ def texts_of(pair: Pair, prompts: Sequence[Sequence[int]]) -> list[Text]:
     ]
 
 
-def other_pairs(name: str) -> dict[str, Pair]:
-    """Return the pair in other types and quantizations that this machine can make, by name."""
-    pairs = {name_of_type: load_pair(name, device="cpu", dtype=dtype) for name_of_type, dtype in TYPES.items()}
-    if find_spec("torchao"):
-        for quantization in ("int8", "fp8"):
-            keys = {"quantization": quantization, "draft_quantization": quantization}
-            pairs[quantization] = load_pair(name, device="cpu", dtype="float32", **keys)
-    return pairs
-
-
-def departures(name: str, num_prompts: int, compiled: bool) -> dict[str, Departure]:
-    """Return how far every way to compute with a pair departs from float32 reading each text whole."""
-    pair = load_pair(name, device="cpu", dtype="float32")
-    texts, head = texts_of(pair, prompts_of(pair, num_prompts)), sensitive_head(pair)
-    exact = read_in(pair, whole, texts)
-    readers = ways(pair, compiled)
-    measured = {way: departure(exact, read_in(pair, reader, texts), head) for way, reader in readers.items()}
-    for other, changed in other_pairs(name).items():
-        measured[other] = departure(exact, read_in(changed, whole, texts), head)
-    return measured
-
-
 def prompts_of(pair: Pair, number: int) -> list[list[int]]:
     """Return held-out prompts."""
     return [pair.encode_instruction(prompt.text) for prompt in NanoSource(0, number, 0).load(pair.chats)]
-
-
-# --- greedy decoding
-
-
-def greedy_rows(name: str, num_prompts: int, compiled: bool) -> list[list[Value]]:
-    """Return for every way to decode how many greedy responses are those of transformers on the same models."""
-    pairs = {"float32": load_pair(name, device="cpu", dtype="float32")} | other_pairs(name)
-    rows: list[list[Value]] = []
-    reference: list[list[int]] = []
-    for kind, pair in pairs.items():
-        prompts = prompts_of(pair, num_prompts)
-        plain = [plain_greedy(pair, prompt) for prompt in prompts]
-        reference = reference or plain
-        engines = ["eager", "cuda_graph"]
-        if compiled and kind == "float32" and obstacle_to_compiling(pair.target_lm) is None:
-            engines.append("compiled")
-        for engine in engines:
-            decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(4), warp=Warp(temperature=0), engine=engine)
-            single = [decoder.generate(prompt, NUM_GREEDY).tokens.tolist() for prompt in prompts]
-            together = dict(decoder.generate_batch(prompts, 4, NUM_GREEDY))
-            batched = [together[number].tokens.tolist() for number in range(len(prompts))]
-            shown = "static memory" if engine == "cuda_graph" else engine
-            for way, tokens in (("single", single), ("batched", batched)):
-                rows.append([kind, shown, way, equal(tokens, plain), equal(tokens, reference)])
-    return rows
 
 
 def plain_greedy(pair: Pair, prompt: Sequence[int]) -> list[int]:
@@ -301,46 +225,3 @@ def plain_greedy(pair: Pair, prompt: Sequence[int]) -> list[int]:
     ids = torch.tensor([prompt])
     given = {"attention_mask": torch.ones_like(ids), "max_new_tokens": NUM_GREEDY, "do_sample": False, "pad_token_id": 0}
     return pair.target.generate(ids, **given)[0, len(prompt) :].tolist()
-
-
-def equal(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> float:
-    """Return the share of responses that are equal."""
-    return sum(a == b for a, b in zip(ours, theirs, strict=True)) / len(ours)
-
-
-# --- tables
-
-READ_COLUMNS = [Column("way"), Column("log prob", "fixed:7"), Column("label", "fixed:7"), Column("label, mean", "fixed:8")]
-READ_COLUMNS += [Column("overlap", "fixed:7"), Column("head", "fixed:7")]
-READ_COLUMNS += [Column("most likely token differs", "percent:2"), Column("greedy acceptance differs", "percent:2")]
-GREEDY_COLUMNS = [Column("type"), Column("engine"), Column("decoding"), Column("as plain greedy of the same type", "percent:0")]
-GREEDY_COLUMNS += [Column("as plain greedy in float32", "percent:0")]
-
-
-def main() -> None:
-    """Measure, print the tables and keep them."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--prompts", type=int, default=8)
-    parser.add_argument("--pairs", default="nano,mini")
-    parser.add_argument("--compiled", default="nano", help="the pairs that are also measured in compiled steps")
-    add_result_option(parser, "numerics")
-    given = parser.parse_args()
-    warnings.filterwarnings("ignore")
-    tables = []
-    for name in given.pairs.split(","):
-        compiled = name in given.compiled.split(",")
-        measured = departures(name, given.prompts, compiled)
-        rows: list[list[Value]] = [[way, *vars(each).values()] for way, each in measured.items()]
-        title = (
-            f"{name}: largest differences to float32 reading each text whole, {given.prompts} responses of up to {NUM_NEW} tokens"
-        )
-        tables.append(Table(f"read_{name}", title, READ_COLUMNS, rows))
-        title = f"{name}: share of {given.prompts} greedy responses of up to {NUM_GREEDY} tokens that are equal"
-        tables.append(Table(f"greedy_{name}", title, GREEDY_COLUMNS, greedy_rows(name, given.prompts, compiled)))
-        print("\n\n".join(f"{table.title}\n\n{text_of(table)}" for table in tables[-2:]), flush=True)
-    ids = [prompt.prompt_id for prompt in NanoSource(0, given.prompts, 0).load(False)]
-    write_result(given.result, tables, split="dev", seeds=[0], prompts=prompt_record(ids))
-
-
-if __name__ == "__main__":
-    main()

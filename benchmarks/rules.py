@@ -1,7 +1,7 @@
 """Every head and every rule in one table: the share of the gap that each closes, on the same recordings at the same costs.
 
-    python benchmarks/rivals.py                                           # test prompts that were read before
-    python benchmarks/rivals.py split=final 'data.final_part=[4,5]' 'test_sets={humaneval: humaneval.jsonl}'  # once
+    python benchmarks/rules.py                                           # test prompts that were read before
+    python benchmarks/rules.py split=final 'data.final_part=[4,5]' 'test_sets={humaneval: humaneval.jsonl}'  # once
 
 Heads are trained by train.py, which a rerun resumes, some of them several times: responses, initial weights and the order of
 the prompts differ by seed. Rules are those of conf/stopping and of benchmarks/rival_rules.py. A rule's values, such as its
@@ -25,7 +25,7 @@ from omegaconf import open_dict
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.head_kinds import BANKS, all_heads, over_seeds, shown
-from benchmarks.results import Column, Table, Value, add_result_option, prompt_record, text_of, write_result
+from benchmarks.results import Column, Table, Value, add_keep_option, prompt_record, text_of, write_result
 from benchmarks.rival_rules import RIVALS
 from specheads import load_pair
 from specheads.commands.evaluation import evaluation_settings, prompt_data
@@ -185,7 +185,7 @@ def main() -> None:
     parser.add_argument("--decoding", nargs="+", choices=("sampled", "greedy"), default=["sampled", "greedy"])
     parser.add_argument("--heads", nargs="+", choices=list(HEADS), default=list(HEADS), metavar="HEAD")
     parser.add_argument("words", nargs="*", help="more words for evaluate.py, such as split=final")
-    add_result_option(parser, "rivals")
+    add_keep_option(parser, "rules")
     given = parser.parse_intermixed_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     words = ["num_prompts=1000", "num_dev_prompts=200", *given.words]
@@ -203,7 +203,7 @@ def main() -> None:
     title = f"The best of each rule's values on dev prompts; verifying a drafted token at {verified} of a forward pass"
     split = f"final, part {', '.join(map(str, parts))}" if parts else "test, read before"
     table = Table("rules", title, COLUMNS, rows)
-    write_result(given.result, [table], split=split, seeds=SEVERAL, prompts=read, final_parts=parts)
+    write_result("rules", [table], split=split, seeds=SEVERAL, prompts=read, final_parts=parts, keep=given.keep)
 
 
 if __name__ == "__main__":
