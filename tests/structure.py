@@ -37,13 +37,11 @@ LAYERS = (
         *("specheads.sampling", "specheads.synthetic", "specheads.revisions", "specheads.quantization"),
         *(
             "specheads.language_model",
-            "specheads.muon",
             "specheads.padding",
             "specheads.published_models",
             "specheads.vocabulary",
         ),
     ),
-    ("specheads.nano", "specheads.mini", "specheads.embedded"),
     ("specheads.pair_config", "specheads.pair_needs", "specheads.pair"),
     ("specheads.prompts",),
     ("specheads.features",),

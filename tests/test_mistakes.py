@@ -21,10 +21,10 @@ import specheads.evaluation.load
 from specheads.commands import data, evaluate, train
 from specheads.commands.run_folders import NoteRunKey
 from specheads.decoding import responses as generate
-from specheads.embedded import corpus
 from specheads.heads.checkpoint import load_head, save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.heads.train_prompts import TrainPrompts
+from specheads.prompts import nano_source
 from specheads.storage.shards import ShardStore
 from specheads.training.distill import memory_plan
 
@@ -56,13 +56,13 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def library():
-    return {side: list(corpus.standard_library(side))[::8] for side in ("dev", "test")}
+    return {side: list(nano_source.standard_library(side))[::8] for side in ("dev", "test")}
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch, library):
     """The working folder of a command, with files to be wrong about; reading the standard library takes seconds."""
-    monkeypatch.setattr(corpus, "standard_library", lambda side: iter(library[side]))
+    monkeypatch.setattr(nano_source, "standard_library", lambda side: iter(library[side]))
     for name, content in FILES.items():
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     (tmp_path / "folder.jsonl").mkdir()

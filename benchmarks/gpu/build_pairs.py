@@ -2,8 +2,7 @@
 
     python -m benchmarks.gpu.build_pairs [--device cuda] [--tiny]
 
-Their weights are random and made on the device (specheads/synthetic.py), so nothing is read from a disk or a network. The
-embedded pairs are not trained here: their training runs on CPUs only.
+Their weights are random and made on the device (specheads/synthetic.py), so nothing is read from a disk or a network.
 """
 
 from collections.abc import Sequence

@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 
-from specheads.muon import Muon
 from specheads.settings import NonNegativeNumber, PositiveNumber, Probability, Settings, setting
 
 if TYPE_CHECKING:
@@ -24,16 +23,12 @@ class Optimizer(Settings):
 
 
 class DraftOptimizer(Settings):
-    """The same for a whole draft, whose default learning rate depends on its width; or Muon for its matrices."""
+    """The same for a whole draft, whose default learning rate depends on its width."""
 
-    name: Literal["adamw", "muon"] = setting(
-        "adamw", "adamw, or muon: the matrices of layers move by Muon (Jordan et al. 2024), everything else by AdamW"
-    )
     lr: PositiveNumber | None = setting(
         None, "AdamW's highest learning rate; it falls to 0 as a cosine; null: 0.16 / the draft's hidden size"
     )
-    matrix_lr: PositiveNumber = setting(0.01, "Muon's highest learning rate, for optimizer.name=muon")
-    weight_decay: NonNegativeNumber = setting(0.0, "decoupled weight decay, with muon of matrices only; 0: none")
+    weight_decay: NonNegativeNumber = setting(0.0, "AdamW's weight decay; 0: none")
     warmup_share: Probability = setting(0.03, "the share of all steps in which the learning rate rises; 0: none")
 
     def for_width(self, width: int) -> "DraftOptimizer":
@@ -42,11 +37,8 @@ class DraftOptimizer(Settings):
 
     def optimizer_of(self, draft: "PreTrainedModel") -> torch.optim.Optimizer:
         """Return the optimizer of a draft's weights; `lr` is given."""
-        lr = float(self.lr or 0)
-        if self.name == "muon":
-            return Muon(draft, self.matrix_lr, lr, self.weight_decay)
         weights = [weight for weight in draft.parameters() if weight.requires_grad]
-        return torch.optim.AdamW(weights, lr=lr, weight_decay=self.weight_decay)
+        return torch.optim.AdamW(weights, lr=float(self.lr or 0), weight_decay=self.weight_decay)
 
 
 def cosine_after_warmup(num_steps: int, warmup_share: float) -> Callable[[int], float]:

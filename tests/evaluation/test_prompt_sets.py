@@ -14,12 +14,12 @@ from specheads.commands import evaluate
 from specheads.commands.data import data_cache
 from specheads.commands.evaluation import evaluation_settings, named_test_sets, prompt_data
 from specheads.commands.head_training import train_configured_heads
-from specheads.embedded import corpus
 from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.prompt_sets import PromptSet, PromptSets
 from specheads.heads.checkpoint import load_head
 from specheads.heads.train_prompts import TrainPrompts, id_number, text_hash
 from specheads.pair_config import config_folder
+from specheads.prompts import nano_source
 from specheads.prompts.prompt import Prompt, text_id
 
 NUM_ROWS = 40
@@ -158,9 +158,13 @@ def test_provenance_is_a_hash_of_ids_in_any_order():
 @pytest.fixture
 def nano_sets(nano, monkeypatch):
     """A function that gives the sets of data=nano, from a made-up library in which each file has several functions."""
-    functions = [corpus.Function(f"def f{number}(x):\n", "    return 1\n", f"file{number % 60}.py") for number in range(1200)]
+    functions = [
+        nano_source.Function(f"def f{number}(x):\n", "    return 1\n", f"file{number % 60}.py") for number in range(1200)
+    ]
     monkeypatch.setattr(
-        corpus, "standard_library", lambda side: [function for function in functions if corpus.split_of(function.source) == side]
+        nano_source,
+        "standard_library",
+        lambda side: [function for function in functions if nano_source.split_of(function.source) == side],
     )
 
     def make(*words):
@@ -175,7 +179,7 @@ def test_prompts_of_the_library_have_its_python_and_their_files(nano_sets):
     sets = nano_sets("data.num_test=20", "num_prompts=10")
     recorded = sets.recorded()
     assert [each["python"] for each in sets.context()["prompts"].values()] == [platform.python_version()] * 2
-    of_file = {function.prompt: function.source for side in ("dev", "test") for function in corpus.standard_library(side)}
+    of_file = {function.prompt: function.source for side in ("dev", "test") for function in nano_source.standard_library(side)}
     for prompt_set in recorded.values():
         assert prompt_set.groups == [of_file[prompt.text] for prompt, _ in prompt_set.prompts]
         assert sets.groups_of([prompt.prompt_id for prompt, _ in prompt_set.prompts]) == prompt_set.groups

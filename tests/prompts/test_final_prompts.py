@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 
 from data_gen.run import generate_data
 from data_gen.settings import Generation
-from specheads.embedded import corpus
 from specheads.errors import UserError
+from specheads.prompts import nano_source
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.encoding import prompts_fingerprint
 from specheads.prompts.nano_source import FINAL_PER_FILE, NUM_PARTS, NUM_READ, NanoSource
@@ -32,11 +32,11 @@ def library():
 
 @pytest.fixture(autouse=True)
 def read_once(library, monkeypatch):
-    monkeypatch.setattr(corpus, "standard_library", lambda side: iter(library[side]))
+    monkeypatch.setattr(nano_source, "standard_library", lambda side: iter(library[side]))
 
 
 def function(prompt, source):
-    return corpus.Function(prompt=prompt, body="    return 1\n", source=source)
+    return nano_source.Function(prompt=prompt, body="    return 1\n", source=source)
 
 
 def final(part, num_final=None, num_test=300):
@@ -75,7 +75,7 @@ def test_num_final_takes_the_first_of_all_named_parts():
 def test_a_prompt_keeps_its_part_where_the_library_has_other_functions(library, monkeypatch):
     before = {prompt.prompt_id: part for part in range(NUM_PARTS) for prompt in final(part)}
     larger = {"dev": library["dev"], "test": [*library["test"], *(function(f"def g{n}():\n", f"new{n}.py") for n in range(50))]}
-    monkeypatch.setattr(corpus, "standard_library", lambda side: iter(larger[side]))
+    monkeypatch.setattr(nano_source, "standard_library", lambda side: iter(larger[side]))
     after = {prompt.prompt_id: part for part in range(NUM_PARTS) for prompt in final(part)}
     common = before.keys() & after.keys()
     assert len(common) > 0.9 * len(before) and all(before[item] == after[item] for item in common)
@@ -90,7 +90,9 @@ def test_without_a_part_there_is_no_final_prompt_and_all_else_is_the_same():
 def test_a_prompt_of_several_files_belongs_to_the_first_by_name(monkeypatch):
     for order in ([0, 1], [1, 0]):
         both = [function("def f():\n", name) for name in ("b.py", "a.py")]
-        monkeypatch.setattr(corpus, "standard_library", lambda side, functions=both, order=order: [functions[i] for i in order])
+        monkeypatch.setattr(
+            nano_source, "standard_library", lambda side, functions=both, order=order: [functions[i] for i in order]
+        )
         assert [prompt.group for prompt in NanoSource(0, 0, 9).load(chats=False)] == ["a.py"]
 
 

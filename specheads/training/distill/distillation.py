@@ -202,11 +202,6 @@ def check_processes(settings: Distillation, pair: Pair, trainer: "Trainer") -> N
                 f"trainer.strategy={strategy} with samples={settings.samples}: no process has a whole draft to write "
                 "samples with; use samples=target or samples=text, or +trainer.strategy=ddp."
             )
-        if settings.optimizer.name == "muon":
-            raise UserError(
-                f"trainer.strategy={strategy} with optimizer.name=muon: no process has whole matrices to move; use "
-                "optimizer.name=adamw, or +trainer.strategy=ddp."
-            )
         if settings.trainer.gradient_clip_val is not None and not isinstance(trainer.strategy, ModelParallelStrategy):
             raise UserError(
                 f"trainer.gradient_clip_val={settings.trainer.gradient_clip_val} with trainer.strategy={strategy}: the norm of a "

@@ -16,9 +16,9 @@ from specheads import UserError, Warp, load_pair
 from specheads.commands.data import data_cache
 from specheads.commands.distillation import distillation_of, responses_of
 from specheads.commands.train import distill_draft, train_head
-from specheads.embedded import corpus
 from specheads.evaluation.head_folders import find_heads
 from specheads.pair_config import config_folder
+from specheads.prompts import nano_source
 from specheads.training.distill import distillation
 from specheads.training.distill.distillation import check_processes, distill, prepare
 from specheads.training.distill.draft_quality import draft_quality
@@ -58,13 +58,13 @@ def cfg(tmp_path):
 
 @pytest.fixture(scope="module")
 def library():
-    return {side: list(corpus.standard_library(side))[::40] for side in ("dev", "test")}
+    return {side: list(nano_source.standard_library(side))[::40] for side in ("dev", "test")}
 
 
 @pytest.fixture(autouse=True)
 def few_functions(monkeypatch, library):
     """Reading the whole standard library takes seconds."""
-    monkeypatch.setattr(corpus, "standard_library", lambda side: iter(library[side]))
+    monkeypatch.setattr(nano_source, "standard_library", lambda side: iter(library[side]))
 
 
 @pytest.mark.parametrize("samples", ["text", "target", "on_policy", "mixed"])
@@ -286,9 +286,6 @@ def test_a_draft_that_is_spread_over_processes_cannot_write(cfg, nano):
         check_processes(distillation_of(cfg("+trainer.strategy=fsdp")), nano, trainer)
     limited = distillation_of(cfg("+trainer.strategy=fsdp2"))
     check_processes(limited, nano, SimpleNamespace(strategy=ModelParallelStrategy(), num_devices=8))
-    matrices = cfg("+trainer.strategy=fsdp", "trainer.gradient_clip_val=null", "optimizer.name=muon")
-    with pytest.raises(UserError, match="optimizer.name=muon: no process has whole matrices to move; use optimizer.name=adamw"):
-        check_processes(distillation_of(matrices), nano, trainer)
 
 
 def test_a_loaded_draft_is_not_taken_for_the_initial_draft_that_is_asked_for(cfg, nano):

@@ -1,1 +1,0 @@
-"""The embedded pair whose proportions are those of real pairs."""
