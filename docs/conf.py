@@ -11,7 +11,7 @@ sys.path[:0] = [str(HERE.parent)]
 import yaml
 
 import specheads
-from specheads.commands import head_tool
+from specheads.commands import export
 from specheads.commands.experiments import REPRODUCE, experiments
 from specheads.commands.help import PROGRAMS, composed, explanations, sections, usage_head
 from specheads.commands.verbs import CONFIGURED
@@ -65,9 +65,9 @@ def escaped(text: str) -> str:
     return text
 
 
-def head_page() -> str:
-    """Return the page of the verbs for heads."""
-    return f"# Verbs for heads\n\n```text\n{head_tool.help_text()}\n```\n"
+def export_page() -> str:
+    """Return the page of `specheads export`."""
+    return f"# specheads export\n\n```text\n{export.help_text()}\n```\n"
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -112,7 +112,7 @@ def write_commands() -> None:
     """Write the pages that commands.md lists, and the tables of pairs.md."""
     folder = HERE / "commands"
     folder.mkdir(exist_ok=True)
-    pages = dict(command_pages()) | {"heads": head_page(), "_pairs": pair_table(), "_data": data_table()}
+    pages = dict(command_pages()) | {"export": export_page(), "_pairs": pair_table(), "_data": data_table()}
     for name, text in pages.items():
         (folder / f"{name}.md").write_text(text)
 

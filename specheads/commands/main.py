@@ -27,7 +27,11 @@ def run(words: Sequence[str]) -> None:
         print(help_text())
         return
     verb, *rest = words
-    if verb in TOOLS:
+    if verb == "export":
+        from specheads.commands import export  # takes seconds to import
+
+        print(export.run(rest))
+    elif verb in TOOLS:
         from specheads.commands import head_tool  # takes seconds to import
 
         print(head_tool.run(words))

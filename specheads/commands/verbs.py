@@ -28,12 +28,9 @@ CONFIGURED = {
     "layer_search": Configured(f"{EVALUATION}.layer_search", "choose the layers that a draft of the target leaves out"),
 }
 
-# Those without a config (`specheads.commands.head_tool`).
+# Those without a config.
 TOOLS = {
-    "inspect": "describe a head: shape, inputs, models, measured quality",
-    "verify": "check tensors, shapes and golden vectors of a head",
-    "export": "write a head into its folder in the format of another decoder",
-    "card": "rewrite the card (README.md) of a head from its config",
+    "export": "check and describe a head, write it for other decoders",
     "result": "write what an evaluation measured, in a form to send in",
     "theory": "compute what the papers' theory says, next to simulations",
 }

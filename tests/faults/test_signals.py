@@ -8,10 +8,9 @@ import sys
 import pytest
 from commands import ROOT, shell
 
-from specheads.commands import head_tool
-from specheads.commands.verbs import CONFIGURED
+from specheads.commands.verbs import CONFIGURED, TOOLS
 
-COMMANDS = {verb: [str(ROOT / "specheads" / "__main__.py"), verb] for verb in (*CONFIGURED, *head_tool.VERBS)}
+COMMANDS = {verb: [str(ROOT / "specheads" / "__main__.py"), verb] for verb in (*CONFIGURED, *TOOLS)}
 COMMANDS |= {path: [str(ROOT / path)] for path in ("train.py", "evaluate.py", "data_gen/__main__.py")}
 
 

@@ -14,7 +14,7 @@ from fakes import tiny_pair
 from safetensors.torch import load_file
 
 from specheads import load_head, save_head, stopping
-from specheads.commands import head_tool
+from specheads.commands import export
 from specheads.heads import config as config_module
 from specheads.heads.checkpoint import latest_head
 from specheads.heads.portable.loaders import STANDALONE, write_loader
@@ -73,9 +73,9 @@ def test_the_standalone_loader_reads_it(folder, kind):
 
 
 def test_the_command_reads_and_exports_it(folder, kind):
-    assert f"predicts     {kind}" in head_tool.run(["inspect", f"head={folder}"])
-    assert "unchanged since its export" in head_tool.run(["verify", f"head={folder}"])
-    assert "head.pt2 written" in head_tool.run(["export", f"head={folder}", "format=torch_export"])
+    described = export.run([f"head={folder}"])
+    assert f"predicts     {kind}" in described and "unchanged since its export" in described
+    assert "head.pt2 written" in export.run([f"head={folder}", "format=torch_export"])
 
 
 def test_it_is_found_as_the_latest(folder, tmp_path):

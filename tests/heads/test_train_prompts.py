@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specheads.commands.head_tool import inspect
+from specheads.commands.export import run
 from specheads.errors import UserError
 from specheads.evaluation.head_folders import store_dev_prompts
 from specheads.heads.checkpoint import load_head, save_head
@@ -98,7 +98,7 @@ def test_a_truncated_file_is_refused(folder):
         load_head(folder)
 
 
-def test_inspect_shows_their_number(folder):
-    assert "trained on 2, calibrated on 1" in inspect(str(folder))
+def test_a_description_shows_their_number(folder):
+    assert "trained on 2, calibrated on 1" in run([f"head={folder}"])
     (folder / FILE).unlink()
-    assert "prompts      not known" in inspect(str(folder))
+    assert "prompts      not known" in run([f"head={folder}"])

@@ -18,7 +18,7 @@ from safetensors.torch import load_model
 from torch import nn
 
 import specheads
-from specheads.commands import head_tool
+from specheads.commands import export
 from specheads.decoding.stopping import HeadThreshold
 from specheads.heads.checkpoint import load_head, save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
@@ -130,7 +130,7 @@ def ways(pair, kind, folder):
     """Return, by name, functions of a prompt that return tokens and draft lengths."""
     head = load_head(folder)
     for form in ("standalone", "onnx", "torch_export", *(["specdecpp"] if kind == "input_token" else [])):
-        print(head_tool.run(["export", f"head={folder}", f"format={form}"]), file=sys.stderr)
+        print(export.run([f"head={folder}", f"format={form}"]), file=sys.stderr)
     bounds = {"threshold": THRESHOLD, "max_tokens": LONGEST}
     decoder = specheads.SpeculativeDecoder(pair, stopping=HeadThreshold(head, **bounds), warp=specheads.Warp(0.0))
 

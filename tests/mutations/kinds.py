@@ -19,7 +19,7 @@ from report_example import report_example
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specheads.commands import head_tool
+from specheads.commands import export
 from specheads.commands.compose import model_config, source_of
 from specheads.commands.config_mistakes import MISTAKES, composition_error
 from specheads.decoding.load.costs import LoadCosts, SecondsTable
@@ -113,9 +113,8 @@ def read_head(folder: Path) -> Any:
     seen = {name: _plain(tensor) for name, tensor in head.state_dict().items()}
     seen |= {"config": vars(head.config), "prompts": None if known is None else (known.train.tolist(), known.dev.tolist())}
     assert head.score(head.random_inputs(3)).isfinite().all()
-    head_tool.inspect(str(folder))
-    head_tool.verify(str(folder))
-    head_tool.rewrite_card(str(folder))
+    export.run([f"head={folder}"])
+    export.run([f"head={folder}", "format=card"])
     store_in_config(folder, recommended=head.config.recommended)
     HeadThreshold(head, 0.5)
     if head.config.recommended:

@@ -1,4 +1,4 @@
-"""The verbs of `specheads` for heads, in this process."""
+"""`specheads export`, in this process."""
 
 import json
 
@@ -28,8 +28,8 @@ def head(nano, tmp_path):
     return save_head(AcceptanceHead(config), tmp_path / "head", torch.randn(32, config.input_size))
 
 
-def test_inspect_describes_a_head(head, run, nano):
-    code, text, _ = run("inspect", f"head={head}")
+def test_a_head_is_described(head, run, nano):
+    code, text, _ = run("export", f"head={head}")
     assert code == 0
     for fact in (
         "next_token, from hidden, embedding, draft_prob, max_prob, entropy",
@@ -46,11 +46,11 @@ def test_inspect_describes_a_head(head, run, nano):
     assert f"{parameters:,} parameters" in text
 
 
-def test_inspect_names_unknown_properties(tmp_path, run):
+def test_a_description_names_unknown_properties(tmp_path, run):
     torch.manual_seed(0)
     config = HeadConfig(hidden_size=8, predicts="input_token", depth=0)
     folder = save_head(AcceptanceHead(config), tmp_path / "bare", torch.randn(32, 8))
-    code, text, _ = run("inspect", f"head={folder}")
+    code, text, _ = run("export", f"head={folder}")
     assert (
         code == 0
         and "any at any revision" in text
@@ -59,17 +59,17 @@ def test_inspect_names_unknown_properties(tmp_path, run):
     )
 
 
-def test_verify_checks_the_files_and_the_draft(head, run, tmp_path):
-    assert run("verify", f"head={head}")[:2] == (0, f"{head}: unchanged since its export\n")
-    code, text, _ = run("verify", f"head={head}", "draft=embedded:nano/draft")
+def test_the_files_and_the_draft_are_checked(head, run, tmp_path):
+    assert run("export", f"head={head}")[1].endswith("files        unchanged since its export\n")
+    code, text, _ = run("export", f"head={head}", "draft=embedded:nano/draft")
     assert code == 0 and "trained for the present revision of embedded:nano/draft" in text
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "model.safetensors").write_bytes(b"other weights")
-    code, _, error = run("verify", f"head={head}", f"draft={tmp_path}/other")
+    code, _, error = run("export", f"head={head}", f"draft={tmp_path}/other")
     assert code == 2 and "was trained for draft embedded:nano/draft" in error and folder_revision(tmp_path / "other") in error
     weights = (head / "model.safetensors").read_bytes()
     (head / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 64]))
-    code, _, error = run("verify", f"head={head}")
+    code, _, error = run("export", f"head={head}")
     assert code == 2 and "checksum differs" in error
 
 
@@ -78,7 +78,7 @@ def test_card_is_rewritten_from_the_config(head, run):
     config = json.loads((head / "config.json").read_text())
     config["train"]["test"]["auroc"] = 0.8125
     (head / "config.json").write_text(json.dumps(config))
-    code, text, _ = run("card", f"head={head}")
+    code, text, _ = run("export", f"head={head}", "format=card")
     assert code == 0 and f"{head}/README.md written" in text
     assert (head / "README.md").read_text() == before.replace(
         "accepted against rejected tokens | 0.7500 |", "accepted against rejected tokens | 0.8125 |"
@@ -88,15 +88,14 @@ def test_card_is_rewritten_from_the_config(head, run):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["inspect"], "specheads inspect needs head=: a folder"),
-        (["inspect", "head="], "specheads inspect needs head="),
-        (["inspect", "folder"], "'folder' is not known; it takes head="),
-        (["inspect", "head=a", "draft=b"], "'draft=b' is not known"),
-        (["inspect", "head=./none"], "there is no head folder './none'"),
+        (["export"], "head is missing; it is a folder"),
+        (["export", "head="], "head= "),
+        (["export", "folder"], "'folder' is not known; it takes head="),
+        (["export", "head=a", "report=b"], "report=b is not known; expected one of head, format, draft"),
+        (["export", "head=./none"], "there is no head folder './none'"),
         (["export", "head=HEAD", "format=pickle"], "format=pickle is not known; use standalone"),
-        (["export", "head=HEAD"], "specheads export needs format="),
-        (["verify", "head=HEAD", "draft=./none"], "./none holds no .safetensors"),
-        (["inspect", "head=specheads/nano/draft/../draft"], "config.json belongs to a model, not to a head"),
+        (["export", "head=HEAD", "draft=./none"], "./none holds no .safetensors"),
+        (["export", "head=specheads/nano/draft/../draft"], "config.json belongs to a model, not to a head"),
     ],
 )
 def test_a_mistake_is_one_message_and_exit_code_two(run, head, words, message):
