@@ -25,7 +25,7 @@ from benchmarks.results import Column, Table, Value, add_keep_option, prompt_rec
 from specheads import Pair, load_pair
 from specheads.prompts.nano_source import NanoSource
 
-PLAIN, FIXED, BY_ITSELF, ON_VLLM = "vLLM alone", "draft model, K=", "head, HeadProposer", "head, on vLLM's draft model"
+PLAIN, FIXED, ON_VLLM = "vLLM alone", "draft model, K=", "head, on vLLM's draft model"
 # By name whether the target decodes greedily, and how vLLM drafts.
 MODES = {"greedy": (True, "greedy"), "sampled": (False, "greedy"), "sampled_drafts": (False, "probabilistic")}
 LENGTHS, LONGEST = (1, 2, 4, 8), 12
@@ -48,18 +48,16 @@ class Way:
 
 
 def ways(head: str, thresholds: Sequence[float], method: str = "greedy") -> list[Way]:
-    """Return vLLM alone, its draft model with every length, and the head, on that or in the class that runs the draft itself.
+    """Return vLLM alone, its draft model with every length, and the head on it.
 
     K=0: vLLM has a draft model, which reads along, but its bound for this number of requests lets it draft nothing. `method`:
-    whether drafts are the draft's most likely tokens (greedy) or sampled (probabilistic), which that class does not do.
+    whether drafts are the draft's most likely tokens (greedy) or sampled (probabilistic).
     """
     made = [Way(PLAIN, "", {"kind": "plain", "drafted": 1})]
     made.append(Way(f"{FIXED}0", "", {"kind": "draft", "drafted": 1, "bounds": [[1, MOST_REQUESTS, 0]]}))
     made += [Way(f"{FIXED}{length}", "", {"kind": "draft", "method": method, "drafted": length}) for length in LENGTHS]
-    for line, kind in ((BY_ITSELF, "own"), (ON_VLLM, "head"))[method != "greedy" :]:
-        chosen = {"kind": kind, "drafted": LONGEST, "head": head, "method": method}
-        made += [Way(line, f"threshold {value}", chosen | {"threshold": value}) for value in thresholds]
-    return made
+    chosen = {"kind": "head", "drafted": LONGEST, "head": head, "method": method}
+    return made + [Way(ON_VLLM, f"threshold {value}", chosen | {"threshold": value}) for value in thresholds]
 
 
 def seconds_of(workers: Workers, way: Way, prompts: Sequence[list[int]], level: int, greedy: bool, length: int) -> float:

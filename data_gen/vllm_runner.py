@@ -19,7 +19,7 @@ from data_gen.settings import Generation
 from specheads.decoding.responses import Response
 from specheads.errors import UserError
 from specheads.integrations import vllm_responses
-from specheads.integrations.vllm_sampling import sampling_params
+from specheads.integrations.served_target import sampling_params
 from specheads.pair import Pair
 from specheads.revisions import resolve
 from specheads.synthetic import is_synthetic

@@ -22,7 +22,7 @@ def test_every_way_has_a_process_of_its_own(method):
     assert len({way.name for way in made}) == len(made)
     kinds = [way.setup["kind"] for way in made]
     assert kinds.count("plain") == 1 and kinds.count("draft") == 1 + len(LENGTHS)
-    assert kinds.count("own") == (2 if method == "greedy" else 0) and kinds.count("head") == 2
+    assert kinds.count("head") == 2
     assert all(way.setup["method"] == method for way in made if "method" in way.setup)
 
 

@@ -44,16 +44,11 @@ class Engine:
         if "bounds" in setup:  # by the number of requests
             drafted["num_speculative_tokens_per_batch_size"] = setup["bounds"]
         if setup["kind"] == "head":
-            from specheads.integrations.vllm_draft import register
+            from specheads.integrations.vllm import register
 
             register()
             given = {"head": setup["head"], "threshold": setup["threshold"]}
             options["additional_config"] = {"specheads": given | {"any_draft": True}}  # the pair's draft, written anew
-        if setup["kind"] == "own":
-            drafted = {"method": "custom_class", "model": "specheads.integrations.vllm.HeadProposer"}
-            drafted["num_speculative_tokens"] = setup["drafted"]
-            given = {"draft": setup["draft_folder"], "head": setup["head"], "threshold": setup["threshold"]}
-            options["additional_config"] = {"specheads": given | {"max_requests": setup["requests"], "any_draft": True}}
         if setup["kind"] != "plain":
             options["speculative_config"] = drafted
         self.model = vllm.LLM(**options)

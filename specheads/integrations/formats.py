@@ -1,12 +1,212 @@
 """The formats in which a head is written for other decoders, each into the head's folder."""
 
-from collections.abc import Callable
+import logging
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from specheads.errors import UserError
+from specheads.features import FEATURES
+from specheads.heads.calibration import IndexCalibration, calibrated
 from specheads.heads.head import AcceptanceHead
 from specheads.heads.portable import loaders
-from specheads.integrations import onnx, specdecpp, torch_export
+from specheads.heads.portable.network import ResidualBlock
+from specheads.storage.files import write_json, write_whole
+
+TOLERANCE = 1e-5  # largest difference of an exported head's outputs, relative to outputs above one
+BATCHES = (3, 1, 17)  # sizes that an export is tested with; it was traced with another
+
+logger = logging.getLogger(__name__)
+
+
+def write_onnx(head: AcceptanceHead, folder: Path) -> Path:
+    """Write `head.onnx`, checked against the head by onnxruntime; return its path.
+
+    Its inputs are the head's features by name, (batch, size) or (batch,) float32, and `index` (batch,) int64; its outputs are
+    `logit` and `acceptance`, (batch,) each.
+
+    Raises:
+        UserError: missing packages, or a graph that computes something else.
+    """
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401  what torch writes graphs with
+    except ImportError as error:
+        raise UserError(f"format=onnx needs {error.name}: pip install 'specheads[onnx]'.") from None
+    path, names = folder / "head.onnx", [*example_inputs(head, 1)[0], "index"]
+    registration = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = registration.level
+    registration.setLevel(logging.ERROR)  # it warns that torchvision is missing, which a head does not use
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # by torch, about its pytrees
+            graph = torch.onnx.export(traced(head), input_names=names, output_names=["logit", "acceptance"], verbose=False)
+    finally:
+        registration.setLevel(level)
+    assert graph is not None  # only torch's former exporter returns None
+
+    def write(temporary: Path) -> None:
+        graph.save(temporary)
+        session = onnxruntime.InferenceSession(temporary, providers=["CPUExecutionProvider"])
+        _check_same(head, partial(run_session, session), path.name)
+
+    write_whole(path, write)
+    return path
+
+
+def run_session(session: Any, features: Mapping[str, Tensor], index: Tensor) -> tuple[Tensor, Tensor]:
+    """Return logits and calibrated chances of acceptance (B,), computed by an onnxruntime session."""
+    inputs = {name: value.numpy() for name, value in {**features, "index": index}.items()}
+    logit, acceptance = session.run(None, inputs)
+    return torch.from_numpy(logit), torch.from_numpy(acceptance)
+
+
+def write_program(head: AcceptanceHead, folder: Path) -> Path:
+    """Write `head.pt2`, an exported torch program, reloaded and checked against the head; return its path.
+
+    `torch.export.load(path).module()(features, index)` returns `logit` and `acceptance`, (B,) each, for features by name, (B,
+    size) or (B,) float32, and `index` (B,) long.
+
+    Raises:
+        UserError: a program that computes something else.
+    """
+    path, graph = folder / "head.pt2", traced(head)
+
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as stream:  # torch refuses paths with another suffix
+            torch.export.save(graph, stream)
+        with temporary.open("rb") as stream:
+            _check_same(head, torch.export.load(stream).module(), path.name)
+
+    write_whole(path, write)
+    return path
+
+
+class CalibratedHead(nn.Module):
+    """Features (B, size) or (B,) -> `logit` (B,) and `acceptance` (B,), calibrated by the token's `index` (B,) in its draft."""
+
+    slope: Tensor  # (1, indices)
+    intercept: Tensor  # (1, indices)
+
+    def __init__(self, head: AcceptanceHead) -> None:
+        """Take a head with the calibration of its config."""
+        super().__init__()
+        self.head = head
+        slope, intercept = IndexCalibration.from_dict(head.config.calibration).rows(1, torch.device("cpu"))
+        self.register_buffer("slope", slope.clone())
+        self.register_buffer("intercept", intercept.clone())
+
+    def forward(self, features: Mapping[str, Tensor], index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits and calibrated chances of acceptance (B,)."""
+        logit = self.head({**features, "index": index})
+        rows = (row.expand(index.shape[0], -1) for row in (self.slope, self.intercept))
+        return logit, calibrated(logit, index, *rows).sigmoid()
+
+
+def example_inputs(head: AcceptanceHead, batch: int) -> tuple[dict[str, Tensor], Tensor]:
+    """Return random inputs of a CalibratedHead for `batch` tokens: features by name, and indices (batch,) long."""
+    generator = torch.Generator().manual_seed(batch)
+    features, start = {}, 0
+    for name in head.config.inputs:
+        key = FEATURES[name].size
+        size = 1 if key is None else getattr(head.config, key)
+        # Vectors have the scale that the head was trained on; at another scale its outputs are far from any that occur.
+        mean, scale = (tensor[start : start + size].cpu() for tensor in (head.input_mean, head.input_scale))
+        if key is not None:
+            features[name] = torch.randn(batch, size, generator=generator) / scale + mean
+        elif name != "index":
+            features[name] = torch.rand(batch, generator=generator)
+        start += size
+    return features, torch.arange(batch) % 11
+
+
+def traced(head: AcceptanceHead) -> torch.export.ExportedProgram:
+    """Return a head with its calibration as a graph for batches of any size."""
+    inputs, batch = example_inputs(head, 2), torch.export.Dim("batch")
+    return torch.export.export(
+        CalibratedHead(head).eval(), inputs, dynamic_shapes=({name: {0: batch} for name in inputs[0]}, {0: batch})
+    )
+
+
+def _check_same(
+    head: AcceptanceHead, exported: Callable[[Mapping[str, Tensor], Tensor], tuple[Tensor, Tensor]], where: object
+) -> None:
+    """Raise UserError unless `exported` computes what the head computes, on batches of several sizes."""
+    original = CalibratedHead(head)
+    for batch in BATCHES:
+        inputs = example_inputs(head, batch)
+        with torch.no_grad():
+            pairs = zip(exported(*inputs), original(*inputs), strict=True)
+        difference = max(((actual - expected).abs() / expected.abs().clamp_min(1)).max().item() for actual, expected in pairs)
+        if not difference < TOLERANCE:
+            raise UserError(
+                f"{where} differs from the head by {difference:.3g}, expected at most {TOLERANCE}; use format=standalone, or "
+                "another version of the exporter."
+            )
+
+
+def write_theirs(head: AcceptanceHead, folder: Path) -> Path:
+    """Write a head into the folder `specdecpp` of `folder` so that their code loads it; return the path.
+
+    Its calibration is left out.
+
+    Raises:
+        UserError: a head that their network cannot compute, with the reason.
+    """
+    if reason := _obstacle(head):
+        raise UserError(f"format=specdecpp cannot hold this head: {reason}. Use format=standalone or format=transformers.")
+    if head.config.calibration is not None:
+        logger.warning("their format has no calibration by index: their decoder reads the head's raw logits")
+    size, depth = head.config.hidden_size, head.config.depth
+    with torch.no_grad():
+        weight, bias = (
+            head.readout.weight * head.input_scale,
+            head.readout.bias - head.readout.weight @ (head.input_scale * head.input_mean),
+        )
+        block = {}
+        if depth:
+            linear = _linears(head)[0]
+            block = {"weight": linear.weight, "bias": linear.bias - linear.weight @ head.input_mean}
+        tensors = {f"model.{place}.linear.{part}": value.clone() for place in range(depth) for part, value in block.items()}
+        # Rejection has logit 0, so that the softmax of both is the sigmoid of one.
+        tensors |= {f"model.{depth}.weight": torch.cat([torch.zeros_like(weight), weight])}
+        tensors |= {f"model.{depth}.bias": torch.cat([torch.zeros_like(bias), bias])}
+    theirs = folder / "specdecpp"
+    theirs.mkdir(exist_ok=True)
+    write_whole(theirs / "model.safetensors", lambda path: save_file(tensors, path, metadata={"format": "pt"}))
+    write_json(theirs / "config.json", {"hidden_size": size, "num_layers": depth})
+    return theirs
+
+
+def _obstacle(head: AcceptanceHead) -> str | None:
+    """Return why their network cannot compute the same as this head, or None."""
+    config = head.config
+    if config.predicts != "input_token" or config.inputs != ("hidden",) or isinstance(head.projection, nn.Linear):
+        inputs = ", ".join(config.inputs)
+        return f"it reads {inputs} with predicts={config.predicts}, theirs reads the hidden state of the token it predicts"
+    blocks = _linears(head)
+    if any(not torch.equal(block.weight, blocks[0].weight) or not torch.equal(block.bias, blocks[0].bias) for block in blocks):
+        return (
+            f"its {config.depth} blocks have different weights, theirs is one block applied {config.depth} times (use "
+            "head.depth=1 at most)"
+        )
+    if blocks and not torch.equal(head.input_scale, torch.ones_like(head.input_scale)):
+        return "it scales its inputs, which theirs does not do and blocks cannot absorb (use head.depth=0)"
+    if len(blocks) > 1 and head.input_mean.any():
+        return "it shifts its inputs, which only the first of several blocks with equal weights could absorb (use head.depth=1)"
+    return None
+
+
+def _linears(head: AcceptanceHead) -> list[nn.Linear]:
+    """Return the linear layers of a head's blocks."""
+    return [cast(ResidualBlock, block).linear for block in head.blocks]
 
 
 @dataclass(frozen=True)
@@ -26,9 +226,7 @@ FORMATS = {
         "custom_generate/generate.py, for generate(custom_generate=<folder>); heads that were exported long ago lack it",
         lambda head, folder: loaders.write_loader(folder, loaders.CUSTOM_GENERATE),
     ),
-    "onnx": Format("head.onnx, for onnxruntime (pip install 'specheads[onnx]')", onnx.write_onnx),
-    "torch_export": Format("head.pt2, an exported torch program", torch_export.write_program),
-    "specdecpp": Format(
-        "a folder that the SpecDec++ authors' code loads, if their network can compute the same", specdecpp.write_theirs
-    ),
+    "onnx": Format("head.onnx, for onnxruntime (pip install 'specheads[onnx]')", write_onnx),
+    "torch_export": Format("head.pt2, an exported torch program", write_program),
+    "specdecpp": Format("a folder that the SpecDec++ authors' code loads, if their network can compute the same", write_theirs),
 }

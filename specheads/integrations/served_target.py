@@ -20,7 +20,6 @@ from torch import Tensor
 
 from specheads.decoding.responses import Response
 from specheads.errors import UserError
-from specheads.integrations.vllm_sampling import sampling_params
 from specheads.language_model import LanguageModel
 from specheads.pair import Pair
 from specheads.sampling import Warp
@@ -28,7 +27,23 @@ from specheads.sampling import Warp
 WITHOUT_TOP_K = 64  # tokens that are asked for where the warp has no top-k
 TIMEOUT = 600.0  # seconds
 SAMPLE = "The quick brown fox said: 1 + 1 = 2.\n\tÄrger, naïve – 日本."  # on which tokenizers are compared
+SEEDS = 2**53  # as many as there are numbers of which a uniform one is drawn
 REFUSED = 400  # the status of a request whose arguments the server does not take
+
+
+def sampling_params(pair: Pair, warp: Warp, most: int, uniform: float) -> dict[str, Any]:
+    """Return the arguments of vLLM's SamplingParams for a response of the target.
+
+    Args:
+        most: tokens of the response at most.
+        uniform: in [0, 1), decides the seed.
+    """
+    chosen: dict[str, Any] = {"temperature": float(warp.temperature), "stop_token_ids": sorted(pair.stop_tokens)}
+    if not warp.greedy:
+        chosen |= {"top_k": warp.top_k, "top_p": float(warp.top_p)}
+    if padded := range(pair.vocab_size, pair.target.config.get_text_config().vocab_size):
+        chosen["logit_bias"] = dict.fromkeys(map(str, padded), -100.0)  # tokens that the tokenizer does not know
+    return chosen | {"max_tokens": most, "seed": int(uniform * SEEDS)}
 
 
 class Refusal(UserError):

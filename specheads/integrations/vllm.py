@@ -1,187 +1,304 @@
-"""A draft model with a head as vLLM's proposer of drafted tokens; the head decides when the draft of each request ends.
+"""A head on top of vLLM's own draft model: it decides when the draft of each request ends, inside vLLM's drafting.
 
-vLLM gets this class by name, and the draft and its head by `additional_config` (see docs/decoders.md):
+    speculative_config={"method": "draft_model", "model": "<the draft>", "num_speculative_tokens": 8}
+    additional_config={"specheads": {"head": "<folder or hub id>"}}
 
-    speculative_config={
-        "method": "custom_class", "model": "specheads.integrations.vllm.HeadProposer", "num_speculative_tokens": 20
-    }
-    additional_config={"specheads": {"draft": "<folder or hub id>", "head": "<folder or hub id>"}}
+vLLM finds this module by the entry point `vllm.general_plugins` of an installed specheads. The draft runs in vLLM's runner and
+paged memory, for all requests together; after each of its steps the head looks at its last hidden states. A request's draft
+ends by the threshold, and the drafting of all ends once the mean of their survival, 0 where a draft has ended, is below what
+the threshold asks of one request: a step then adds less for its time than a new round. So requests get drafts of different
+lengths. Drafts by argmax and drafts that are sampled (`draft_sample_method="probabilistic"`) are both lossless. Without
+`specheads` in `additional_config` nothing changes.
 
-The contract (vllm/v1/spec_decode/custom_class_proposer.py): after each step vLLM asks for the tokens to verify next. It passes
-the tokens of all requests but no hidden states, and takes token ids but no probabilities. This class therefore runs the draft
-itself, with a separate KV cache, and drafts greedily. Requests have no names, and their rows move when others end, so a row is
-identified by its text. Drafts are made for one request after the other.
+Keys: `head`; `threshold`, `min_tokens` and `max_tokens` of HeadThreshold (by default what the head recommends, or else the usual
+ones), where vLLM's num_speculative_tokens is an upper bound; `any_draft`, which accepts a head of another draft.
+
+Made for vLLM's model runner V1 (vllm/v1/spec_decode/llm_base_proposer.py); the other one keeps drafts of one length on the
+device.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from transformers import DynamicCache
+from torch import Tensor, nn
 
+from specheads.decoding.engine.compiled_program import CPU_OPTIONS, OPTIONS, CompiledProgram
+from specheads.decoding.expectation import Drift
+from specheads.decoding.stopping import HeadThreshold
 from specheads.errors import UserError
-from specheads.features import drafting_features
-from specheads.integrations.vllm_head import HEAD_KEYS, HeadInVllm, checked, given_to
-from specheads.language_model import LanguageModel, load_language_model
+from specheads.features import drafting_features, reads_target
+from specheads.heads.checkpoint import load_head
+from specheads.heads.portable.standalone_head import bounds_of
+from specheads.revisions import DRAFT_TEMPERATURE, revision_at
 
-REQUIRED = ("draft", "head")
-KEYS = HEAD_KEYS | {"draft", "max_requests", "device", "dtype"}
-MAX_REQUESTS = 32
+logger = logging.getLogger(__name__)
 
-
-@dataclass
-class Request:
-    """The tokens of a request that the draft has read; the first `num_verified` of them are part of the request's text."""
-
-    cache: DynamicCache
-    tokens: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    num_verified: int = 0
-    num_expected: float | None = None  # accepted tokens that the head expected of the draft that is being verified
-
-    def continues_as(self, text: np.ndarray) -> bool:
-        """Whether this may be the request whose text is now `text`: a text only grows."""
-        count = self.num_verified
-        return count <= len(text) and np.array_equal(self.tokens[:count], text[:count])
-
-    def rewind(self, text: np.ndarray) -> None:
-        """Forget the tokens that are not in `text`, and its last token, which is read again to predict the next one."""
-        shared = min(len(self.tokens), len(text) - 1)
-        differing = np.flatnonzero(self.tokens[:shared] != text[:shared])
-        kept = int(differing[0]) if len(differing) else shared
-        if len(self.tokens):  # even if all tokens stay: layers with a window then forget what lies beyond it
-            self.cache.crop(kept - len(self.tokens))
-        self.tokens, self.num_verified = text[:kept].astype(np.int64), kept
+BOUNDS = ("threshold", "min_tokens", "max_tokens")
+KEYS = ("any_draft", "head", *BOUNDS)
+RUNNER, DRAFT_MODEL = "vllm.v1.worker.gpu_model_runner", "vllm.v1.spec_decode.draft_model"
 
 
-class HeadProposer:
-    """vLLM's `custom_class` proposer.
+class DraftsEnded(Exception):
+    """No request's draft goes on; it leaves vLLM's loop over draft steps."""
 
-    Keys of `additional_config["specheads"]`: `draft` and `head`, folders or hub ids; `threshold`, `min_tokens` and `max_tokens`
-    of HeadThreshold (by default what the head recommends, or else the usual ones), where vLLM's num_speculative_tokens is an
-    upper bound; `max_requests`, 32 by default, the number of requests at the start of the batch that get drafts, as the draft's
-    KV cache takes memory next to vLLM's; `device` and `dtype` of the draft; `any_draft`, which accepts a head that was trained
-    for another draft.
 
-    Raises:
-        UserError: keys that are unknown or missing; a head of another draft, or one that reads the target's hidden states, which
-            vLLM does not pass.
-    """
+class Progress(NamedTuple):
+    """How far the drafts of R requests are."""
 
-    def __init__(self, vllm_config: Any) -> None:
-        """Load the head; the draft is loaded by `load_model`."""
-        given = checked(given_to(vllm_config), REQUIRED, KEYS)
-        self.window = int(vllm_config.model_config.max_model_len)
-        self._where: dict[str, Any] = {name: given[name] for name in ("device", "dtype") if given.get(name)}
-        sizes = getattr(vllm_config.model_config, "get_vocab_size", None)
-        self._vocab_size = None if sizes is None else int(sizes())
-        self._draft_location = given["draft"]
-        self.stopping = HeadInVllm(given, int(vllm_config.speculative_config.num_speculative_tokens))
-        self._max_requests = int(given.get("max_requests", MAX_REQUESTS))
-        self._requests: list[Request] = []  # by the row they had last
-        self._draft: LanguageModel | None = None
+    state: Any  # of the stopping rule
+    lengths: Tensor  # (R,) long; those of ended drafts stay
+    going: Tensor  # (R,) bool
+    expected: Tensor  # (R,) float64, how many of these tokens the head expects to be accepted
 
-    @property
-    def draft(self) -> LanguageModel:
-        """The draft, which is loaded here if vLLM has not called `load_model`."""
-        if self._draft is None:
-            self._draft = self._loaded_draft()
-        return self._draft
 
-    def load_model(self, *arguments: Any, **others: Any) -> None:
-        """Load the draft; vLLM calls this while it loads models, so that it does not count the draft's memory as free."""
-        self._draft = self._loaded_draft()
+class _AfterStep(nn.Module):
+    """What follows a step of a draft model: features, head and rule, for one more token of each draft."""
 
-    def _loaded_draft(self) -> LanguageModel:
-        """Return the draft, checked against the head, with the head on its device."""
-        draft, revision = load_language_model(self._draft_location, **self._where)
-        target_size = self._vocab_size
-        if target_size is not None and draft.vocab_size > target_size:
-            raise UserError(
-                f"the draft {self._draft_location} knows {draft.vocab_size} tokens, the target {target_size}; choose a draft "
-                "with the target's tokenizer."
-            )
-        # The vocabulary that the head was trained on, where the draft's folder has no tokenizer from which to count it.
-        draft.vocab_size = self.stopping.head.config.vocab_size or draft.vocab_size
-        self.stopping.fit_to(str(self._draft_location), revision, draft.hidden_size, draft.device)
-        ends = draft.model.generation_config.eos_token_id
-        self._ends = frozenset([] if ends is None else [ends] if isinstance(ends, int) else ends)
-        return draft
+    ends: Tensor
 
-    @torch.no_grad()
-    def propose(
-        self,
-        sampled_token_ids: Sequence[Sequence[int]],
-        num_tokens_no_spec: Sequence[int],
-        token_ids_cpu: Any,
-        slot_mappings: Any = None,
-    ) -> list[list[int]]:
-        """Return drafted tokens for each request, at most num_speculative_tokens.
+    def __init__(self, rule: HeadThreshold, ends: Tensor) -> None:
+        """Make it for a rule on the draft's device; `ends` are the tokens that end a response."""
+        super().__init__()
+        self.rule, self.head = rule, rule.head
+        self.register_buffer("ends", ends)
+
+    def forward(self, token: Tensor, logits: Tensor, hidden: Tensor, rest: tuple[Tensor, Progress]) -> tuple[Progress, Tensor]:
+        """Return the progress, and whether drafting goes on.
 
         Args:
-            sampled_token_ids: by request, the tokens of the last step; none for a request that is still reading its prompt, and
-                gets no draft.
-            num_tokens_no_spec: by request, the number of its tokens, these included.
-            token_ids_cpu: (rows, max_model_len); the first rows are the requests.
-            slot_mappings: of vLLM's KV cache, not used here.
+            token: (R,) long.
+            logits, hidden: (R, V) and (R, H), from which the tokens were taken.
+            rest: the tokens' embedding (R, E), and the progress before them.
         """
-        texts = [
-            np.asarray(token_ids_cpu[row][: int(num_tokens_no_spec[row])])
-            for row in range(len(sampled_token_ids[: self._max_requests]))
-        ]
-        self._requests = self._matched(texts)
-        for request, sampled in zip(self._requests, sampled_token_ids, strict=False):
-            if len(sampled) and request.num_expected is not None:
-                self.stopping.note(len(sampled) - 1, request.num_expected)
-            request.num_expected = None
-        return [
-            self._drafted(request, text) if len(sampled) else []
-            for request, text, sampled in zip(self._requests, texts, sampled_token_ids, strict=False)
-        ] + [[] for _ in sampled_token_ids[self._max_requests :]]
+        embedding, (state, lengths, going, expected) = rest
+        features = drafting_features(self.rule.needs, logits, token, hidden, lambda _: embedding)
+        state, stop = self.rule.step(state, features)
+        still = going & ~stop & ~torch.isin(token, self.ends)
+        # A draft step takes about as long for few requests as for many, so what it adds to all of them has to pay for it.
+        pays = (still * state.survival).mean() >= 1 - state.threshold[0]
+        pays = still.any() & (pays | (state.num_drafted[0] < state.min_tokens[0]))
+        return Progress(state, lengths + going, still, expected + going * state.survival), pays
 
-    def _expected(self, state: Any) -> float | None:
-        """Return how many tokens of a draft the head expected to be accepted, None if it speaks of other drafts.
 
-        Drafts are greedy here. A head that learned from sampled tokens predicts how often those are accepted.
+class DraftStopping:
+    """A head with its rule, for the drafts of all requests: `begin`, `step` until DraftsEnded, `drafts`, `compare`.
+
+    Args:
+        given: what `additional_config` has under `specheads`.
+        longest: vLLM's num_speculative_tokens.
+
+    Raises:
+        UserError: keys that are unknown or missing; a head that reads the target's hidden states, which vLLM does not pass.
+    """
+
+    def __init__(self, given: Any, longest: int) -> None:
+        given = _checked(given)
+        self.any_draft = bool(given.get("any_draft", False))
+        self.location = str(given["head"])
+        self.head = load_head(self.location, self.any_draft)
+        config = self.head.config
+        if reads_target(config.inputs):
+            raise UserError(
+                f"the head {self.location} reads the target's hidden state, which vLLM does not pass; train one without "
+                "target_hidden in head.inputs."
+            )
+        bounds = {name: given.get(name) for name in BOUNDS}
+        most = min(bounds_of(config.to_dict(), **bounds)["max_tokens"], longest)
+        self.rule = HeadThreshold(self.head, **bounds_of(config.to_dict(), **bounds | {"max_tokens": most}))
+        self.drift = Drift()
+        self.draft_temperature = 1.0  # which vLLM does not know; heads learned from logits that it divides
+        self.probs: list[Tensor] = []  # (R, V) for each step, where drafts are sampled
+        self._start = cache(self._new_progress)
+        self._expected: dict[str, tuple[int, float]] = {}  # by request: the length of its last draft, and its expected tokens
+
+    def prepare(self, draft: Any, config: Any, location: str, hidden_size: int, device: torch.device) -> None:
+        """Fit the head to the draft, vLLM's model with the config of transformers, and compile what follows its steps.
+
+        Raises:
+            UserError: another draft than the head's.
         """
-        return float(state.num_expected) if self.stopping.predicts(greedy=True) else None
+        trained = self.head.config
+        if hidden_size != trained.hidden_size:
+            raise UserError(
+                f"the head {self.location} reads hidden states of size {trained.hidden_size}, but the draft {location} has "
+                f"{hidden_size}; it was trained for {trained.draft.get('id', 'another draft')}."
+            )
+        self.head.check_trained_for("draft", location, "" if self.any_draft else revision_at(location))
+        self.head.to(device).requires_grad_(False).eval()
+        self.draft_temperature = float(getattr(config.get_text_config(), DRAFT_TEMPERATURE, 1.0))
+        ends = getattr(draft.config, "eos_token_id", None)
+        ends = torch.tensor([] if ends is None else [ends] if isinstance(ends, int) else ends, dtype=torch.long)
+        self._embed = draft.embed_input_ids
+        self._after = self._compiled(_AfterStep(self.rule, ends.to(device)), draft, device)
+        logger.info("the head %s ends the drafts of %s", self.location, location)
 
-    def _matched(self, texts: Sequence[np.ndarray]) -> list[Request]:
-        """Return the request of each row: most stay in their row, some have moved, others are new."""
-        left, matched = dict(enumerate(self._requests)), {}
-        for row, text in enumerate(texts):
-            if row in left and left[row].continues_as(text):
-                matched[row] = left.pop(row)
-        for row, text in enumerate(texts):
-            if row not in matched:
-                moved = [place for place, request in left.items() if request.continues_as(text)]
-                longest = max(moved, key=lambda place: left[place].num_verified, default=None)
-                matched[row] = self._new_request() if longest is None else left.pop(longest)
-        return [matched[row] for row in range(len(texts))]
+    @torch.no_grad()
+    def _compiled(self, module: _AfterStep, draft: Any, device: torch.device) -> Callable[..., tuple[Progress, Tensor]]:
+        """Return the module's call, compiled for any number of requests; the module, where nothing can be compiled.
 
-    def _new_request(self) -> Request:
-        cache = DynamicCache(config=self.draft.config)
-        cache.activate_past_recording()  # so that drafts that go beyond a window can be rewound
-        return Request(cache)
+        As it is it consists of some sixty small operations, which together take a quarter of a step of a small draft.
+        """
+        token = torch.zeros(3, dtype=torch.long, device=device)
+        embedding = self._embed(token).clone()
+        hidden = embedding.new_zeros(3, self.head.config.hidden_size)
+        example = (token, self._known(draft.compute_logits(hidden)), hidden, (embedding, self._new_progress(3, device)))
+        options = OPTIONS if device.type != "cpu" else CPU_OPTIONS | {"cpp.threads": torch.get_num_threads()}
+        by_row = [(0,)] * 2  # of the embedding, and of all that is in the progress
+        try:
+            return CompiledProgram.compile(module, example, {0: 0, 1: 0, 2: 0}, options, by_row).bind(module, [])
+        except Exception as error:  # noqa: BLE001  # of many kinds; without it drafts are the same
+            logger.warning("the head %s is not compiled, so it is slower: %s", self.location, str(error).strip().split("\n")[0])
+            return module
 
-    def _drafted(self, request: Request, text: np.ndarray) -> list[int]:
-        draft, rule, drafted = self.draft, self.stopping.rule, list[int]()
-        limit = min(rule.max_tokens, min(self.window, draft.window) - len(text))
-        if limit < 1:
-            return []
-        request.rewind(text)
-        state = rule.start_round(rule.start_prompt(1, draft.device))
-        pending = torch.as_tensor(text[len(request.tokens) :], dtype=torch.long, device=draft.device)[None]
-        request.num_verified = len(text)
-        while True:
-            hidden = draft.hidden_states(pending, past_key_values=request.cache, use_cache=True)[:, -1]
-            request.tokens = np.concatenate([request.tokens, pending[0].cpu().numpy()])
-            logits = draft.logits(hidden)
-            token = logits.argmax(dim=-1)
-            drafted.append(int(token))
-            state, stop = rule.step(state, drafting_features(rule.needs, logits, token, hidden, draft.embed))
-            if len(drafted) >= limit or bool(stop) or drafted[-1] in self._ends:
-                request.num_expected = self._expected(state)
-                return drafted
-            pending = token[:, None]
+    def _new_progress(self, num_requests: int, device: torch.device) -> Progress:
+        """Return the progress of drafts without a token; nothing writes into it."""
+        state = self.rule.start_round(self.rule.start_prompt(num_requests, device))
+        zeros = torch.zeros(num_requests, dtype=torch.long, device=device)
+        return Progress(state, zeros, torch.ones(num_requests, dtype=torch.bool, device=device), zeros.double())
+
+    def _known(self, logits: Tensor) -> Tensor:
+        """Return the logits of the vocabulary that the head was trained on; vLLM may pad it."""
+        size = self.head.config.vocab_size
+        return logits if not size or size == logits.shape[-1] else logits[:, :size].contiguous()
+
+    def begin(self, num_requests: int, device: torch.device) -> None:
+        """Begin the drafts of a round."""
+        self._progress, self._expected = self._start(num_requests, device), {}
+        self._tokens: list[Tensor] = []  # (R,) for each step
+        self.probs = []
+
+    def step(self, logits: Tensor, token: Tensor, hidden: Tensor, longest: int) -> None:
+        """Take in a token of each request; raises DraftsEnded where drafting ends.
+
+        Args:
+            logits, hidden: (R, V) and (R, H), from which the tokens (R,) were taken.
+            longest: tokens of the longest draft.
+        """
+        self._progress, goes_on = self._after(token, self._known(logits), hidden, (self._embed(token), self._progress))
+        self._tokens.append(token)
+        if len(self._tokens) >= min(longest, self.rule.max_tokens) or not goes_on:
+            raise DraftsEnded
+
+    def drafts(self, requests: Sequence[str], all_greedy: bool) -> list[list[int]]:
+        """Return the draft of each request, named in the order of the rows, and note what the head expects of it.
+
+        A head speaks of greedy drafts of a greedy target if it learned from those; of requests that are sampled vLLM knows more
+        settings than heads do, so nothing is said of them.
+        """
+        lengths, config = self._progress.lengths.tolist(), self.head.config
+        if all_greedy and not self.probs and config.warp.get("temperature") == 0 and config.predicts == "next_token":
+            expected = zip(lengths, self._progress.expected.tolist(), strict=True)
+            self._expected = dict(zip(requests, expected, strict=False))
+        tokens = torch.stack(self._tokens, dim=1).tolist()
+        return [row[:length] for row, length in zip(tokens, lengths, strict=True)]
+
+    def compare(self, requests: Sequence[str], lengths: Sequence[int], counts: Tensor) -> None:
+        """Compare what was accepted of the last drafts with what the head expected, and log it now and then.
+
+        Args:
+            lengths: by request the tokens that were verified.
+            counts: (R,), by request the tokens that verification kept, its own included.
+        """
+        if not self._expected:
+            return
+        for name, length, count in zip(requests, lengths, counts.tolist(), strict=False):
+            drafted, expected = self._expected.get(name, (0, 0.0))
+            if length and length == drafted and (report := self.drift.add(count - 1, expected)):  # vLLM may have cut it
+                text, drifted = report
+                logger.log(logging.WARNING if drifted else logging.INFO, "%s", text)
+
+
+def _checked(given: Any) -> dict[str, Any]:
+    """Return what `additional_config` says; raises UserError if it names no head, or a key that is not known."""
+    if not isinstance(given, dict) or not given.get("head"):
+        raise UserError(
+            "vLLM's additional_config names no head to draft with; give it "
+            'additional_config={"specheads": {"head": "<folder or hub id>"}}.'
+        )
+    if unknown := sorted(given.keys() - KEYS):
+        raise UserError(f"additional_config names {unknown[0]!r}, which is not known; it takes {', '.join(sorted(KEYS))}.")
+    return given
+
+
+def check_supported(vllm_config: Any) -> None:
+    """Raise UserError for settings of vLLM under which drafts of different lengths cannot be handed over."""
+    spec = vllm_config.speculative_config
+    if getattr(vllm_config.scheduler_config, "async_scheduling", False):
+        raise UserError(
+            "a head gives each request a draft of its own length, which vLLM's asynchronous scheduling cannot take; add "
+            "async_scheduling=False."
+        )
+    for name in ("parallel_drafting", "use_local_argmax_reduction", "use_heterogeneous_vocab"):
+        if getattr(spec, name, False):
+            raise UserError(f"speculative_config has {name}=True, under which a head cannot follow the draft; leave it out.")
+
+
+def proposer_class(base: type) -> type:
+    """Return a subclass of vLLM's draft-model proposer that asks a head, where `additional_config` names one."""
+
+    class HeadDraftModel(base):
+        """vLLM's draft model; a head ends the draft of each request."""
+
+        def __init__(self, vllm_config: Any, device: torch.device, runner: Any = None) -> None:
+            self.stopping: DraftStopping | None = None
+            config = getattr(vllm_config, "additional_config", None)
+            if isinstance(config, dict) and (given := config.get("specheads")) is not None:
+                check_supported(vllm_config)
+                self.stopping = DraftStopping(given, vllm_config.speculative_config.num_speculative_tokens)
+            super().__init__(vllm_config, device, runner)
+            self.runner, self.drafting = runner, False
+
+        def load_model(self, target_model: Any) -> None:
+            super().load_model(target_model)
+            if self.stopping is not None:
+                draft = self.speculative_config.draft_model_config
+                self.stopping.prepare(self.model, draft.hf_config, draft.model, self.hidden_size, self.device)
+
+        def propose(self, **given: Any) -> Any:
+            """Return drafted tokens: of different lengths as lists, or what vLLM does without a head."""
+            if self.stopping is None or not given["num_speculative_tokens"]:
+                return super().propose(**given)
+            self.stopping.begin(given["common_attn_metadata"].batch_size(), self.device)
+            self.drafting = True
+            with suppress(DraftsEnded):
+                super().propose(**given)
+            self.drafting, probs = False, self.stopping.probs
+            self._last_draft_probs = torch.stack(probs, dim=1).contiguous() if probs else None
+            return self.stopping.drafts(self.runner.input_batch.req_ids, given["sampling_metadata"].all_greedy)
+
+        def prepare_inputs_padded(self, common_attn_metadata: Any, spec_decode_metadata: Any, counts: Tensor) -> Any:
+            if self.stopping is not None:
+                self.stopping.compare(self.runner.input_batch.req_ids, spec_decode_metadata.num_draft_tokens, counts)
+            return super().prepare_inputs_padded(common_attn_metadata, spec_decode_metadata, counts)
+
+        def _sample_draft_tokens(self, hidden_states: Tensor, sampling_metadata: Any) -> tuple[Tensor, Tensor | None]:
+            """Return a token for each request, and show it to the head."""
+            if self.stopping is None or not self.drafting:
+                return super()._sample_draft_tokens(hidden_states, sampling_metadata)
+            logits, temperature = self.model.compute_logits(hidden_states), self.stopping.draft_temperature
+            logits = logits if temperature == 1 else logits / temperature
+            token, probs = self._sample_from_logits(logits, sampling_metadata)
+            if probs is not None:
+                self.stopping.probs.append(probs)
+            self.stopping.step(logits, token, hidden_states, self.num_speculative_tokens)
+            return token, probs
+
+    return HeadDraftModel
+
+
+def register() -> None:
+    """Put heads onto vLLM's draft models; vLLM calls this in each of its processes."""
+    module = import_module(DRAFT_MODEL)
+    if getattr(module.DraftModelProposer, "takes_heads", False):
+        return
+    made = proposer_class(module.DraftModelProposer)
+    made.takes_heads = True  # type: ignore[attr-defined]
+    module.DraftModelProposer = made  # type: ignore[attr-defined]
+    if RUNNER in sys.modules:  # it has the name already
+        sys.modules[RUNNER].DraftModelProposer = made  # type: ignore[attr-defined]

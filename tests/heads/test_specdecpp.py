@@ -12,7 +12,7 @@ from specheads.decoding.stopping import HeadThreshold
 from specheads.errors import UserError
 from specheads.heads.checkpoint import load_head, save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
-from specheads.integrations.specdecpp import write_theirs
+from specheads.integrations.formats import write_theirs
 
 SIZE = 160
 

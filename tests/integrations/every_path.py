@@ -9,9 +9,7 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import onnxruntime
 import torch
 from safetensors.torch import load_model
@@ -23,7 +21,6 @@ from specheads.decoding.stopping import HeadThreshold
 from specheads.heads.checkpoint import load_head, save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.integrations.transformers import assist
-from specheads.integrations.vllm import HeadProposer
 from specheads.prompts.nano_source import NanoSource
 
 NUM_PROMPTS, NUM_TOKENS, THRESHOLD, LONGEST = 20, 20, 0.6, 7
@@ -101,31 +98,6 @@ class Theirs(nn.Module):
         return self.model[1](hidden + nn.functional.silu(self.model[0]["linear"](hidden))).softmax(-1)[..., 1]
 
 
-def new_proposer(pair, folder):
-    """Return vLLM's proposer."""
-    config = SimpleNamespace(
-        speculative_config=SimpleNamespace(num_speculative_tokens=LONGEST),
-        model_config=SimpleNamespace(max_model_len=pair.window),
-        additional_config={
-            "specheads": {"draft": pair.draft_id, "head": str(folder), "threshold": THRESHOLD, "dtype": "float32"}
-        },
-    )
-    return HeadProposer(config)
-
-
-@torch.no_grad()
-def by_proposals(pair, prompt, proposer):
-    """Decode greedily what vLLM's proposer drafts."""
-    text, lengths, ends = list(prompt), [], pair.stop_tokens
-    while len(text) < len(prompt) + NUM_TOKENS and not ends & set(text[len(prompt) :]):
-        rows = np.array([text], dtype=np.int32)
-        (drafted,) = proposer.propose([text[-1:]], [len(text)], rows)
-        drafted = drafted[: len(prompt) + NUM_TOKENS - len(text) - 1]
-        lengths.append(len(drafted))
-        text += verified(pair, text, drafted)
-    return text[len(prompt) :], lengths
-
-
 def ways(pair, kind, folder):
     """Return, by name, functions of a prompt that return tokens and draft lengths."""
     head = load_head(folder)
@@ -163,8 +135,6 @@ def ways(pair, kind, folder):
     session = onnxruntime.InferenceSession(folder / "head.onnx", providers=["CPUExecutionProvider"])
     graph = torch.export.load(folder / "head.pt2").module()
 
-    proposer = new_proposer(pair, folder)
-
     def in_onnx(features, index):
         known = {name: features[name].numpy() for name in head.config.inputs}
         return session.run(["acceptance"], known | {"index": index.numpy()})[0][0]
@@ -179,7 +149,6 @@ def ways(pair, kind, folder):
         "standalone": lambda prompt: decoded(pair, prompt, lambda: module.DraftRound(alone, **bounds).stops),
         "onnx": lambda prompt: decoded(pair, prompt, threshold_on(kind, in_onnx)),
         "torch_export": lambda prompt: decoded(pair, prompt, threshold_on(kind, in_torch)),
-        "vllm": lambda prompt: by_proposals(pair, prompt, proposer),
     }
     if kind == "input_token":
         theirs = Theirs(pair.draft_lm.hidden_size)

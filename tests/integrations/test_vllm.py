@@ -1,27 +1,23 @@
-"""The proposer for vLLM, under a stand-in that keeps its documented contract: rows without names, that move and are reused.
+"""A head on vLLM's draft model, under a stand-in for vLLM's proposer that drafts in the same loop."""
 
-vLLM itself needs a GPU; this has not been run on it.
-"""
-
-import importlib
-import json
 from dataclasses import asdict
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from transformers import MistralConfig, MistralForCausalLM
 
-from specheads import SpeculativeDecoder, Warp
 from specheads.decoding.stopping import HeadThreshold
 from specheads.errors import UserError
+from specheads.features import drafting_features
 from specheads.heads.checkpoint import load_head, save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
-from specheads.integrations import vllm as module
-from specheads.prompts.nano_source import NanoSource
+from specheads.integrations.vllm import DraftStopping, check_supported, proposer_class
+from specheads.language_model import LanguageModel
+from specheads.padding import right_padded
+from specheads.revisions import DRAFT_TEMPERATURE
+from specheads.sampling import Warp
 
-WINDOW, LONGEST = 384, 6
+LONGEST, THRESHOLD = 6, 0.6
 KINDS = {
     "look-ahead": {
         "predicts": "next_token",
@@ -31,15 +27,6 @@ KINDS = {
     },
     "the paper's": {"predicts": "input_token", "depth": 1},
 }
-
-
-def config(head, draft="embedded:nano/draft", **given):
-    """What vLLM's constructor of proposers is given, as far as the contract goes."""
-    return SimpleNamespace(
-        speculative_config=SimpleNamespace(num_speculative_tokens=LONGEST),
-        model_config=SimpleNamespace(max_model_len=WINDOW),
-        additional_config={"specheads": {"draft": draft, "head": str(head), "threshold": 0.6, **given}},
-    )
 
 
 @pytest.fixture(params=KINDS)
@@ -52,225 +39,238 @@ def folder(request, nano, tmp_path):
     return save_head(head, tmp_path / "head")
 
 
-class Server:
-    """As much of vLLM's runner as a proposer meets: a batch of requests whose rows are packed again whenever one ends."""
+class StandIn:
+    """As much of vLLM's SpecDecodeBaseProposer as a subclass meets: a draft, and a loop over steps of all requests."""
 
-    def __init__(self, pair, vllm_config, rows=4):
-        path = "specheads.integrations.vllm.HeadProposer"  # imported by name, as there
-        name = path.rpartition(".")
-        self.proposer = getattr(importlib.import_module(name[0]), name[2])(vllm_config)
-        self.proposer.load_model(None)
-        self.pair, self.running, self.accepted = pair, [], 0
-        self.token_ids_cpu, self.num_tokens_no_spec = np.zeros((rows, WINDOW), np.int32), np.zeros(rows, np.int32)
+    def __init__(self, vllm_config, device, runner=None):
+        self.vllm_config, self.speculative_config, self.device = vllm_config, vllm_config.speculative_config, device
+        self.num_speculative_tokens = self.speculative_config.num_speculative_tokens
+        self._last_draft_probs, self.steps = None, 0
 
-    def add(self, prompt, count):
-        row = len(self.running)
-        self.token_ids_cpu[row, : len(prompt)], self.num_tokens_no_spec[row] = prompt, len(prompt)
-        self.running.append(SimpleNamespace(prompt=prompt, count=count, drafted=[], lengths=[], reading=row % 2))
-        return self.running[-1]
+    def prepare_inputs_padded(self, common_attn_metadata, spec_decode_metadata, counts):
+        return "what vLLM does"
 
-    def step(self):
-        """Verify what was drafted, greedily; ask for new drafts; then let requests that are complete go."""
-        sampled = []
-        for row, request in enumerate(self.running):
-            if request.reading:  # a prompt that is read in two parts
-                request.reading -= 1
-                sampled.append([])
-                continue
-            length = self.num_tokens_no_spec[row]
-            text = torch.tensor([[*self.token_ids_cpu[row, :length].tolist(), *request.drafted]])
-            with torch.no_grad():
-                best = self.pair.target(text).logits[0, length - 1 :].argmax(-1).tolist()
-            agreed = next((i for i, token in enumerate(request.drafted) if token != best[i]), len(request.drafted))
-            new = best[: agreed + 1]
-            self.accepted += agreed
-            self.token_ids_cpu[row, length : length + len(new)] = new
-            self.num_tokens_no_spec[row] += len(new)
-            sampled.append(new)
-        count = len(self.running)
-        drafts = self.proposer.propose(
-            sampled_token_ids=sampled,
-            num_tokens_no_spec=self.num_tokens_no_spec[:count],
-            token_ids_cpu=self.token_ids_cpu,
-            slot_mappings=None,
-        )
-        assert len(drafts) == count
-        for request, drafted, new in zip(self.running, drafts, sampled, strict=True):
-            assert all(isinstance(token, int) for token in drafted) and (drafted == [] or new != [])
-            request.drafted = drafted
-            if new:
-                request.lengths.append(len(drafted))
-        for row in reversed(range(count)):
-            request, length = self.running[row], self.num_tokens_no_spec[row]
-            if length - len(request.prompt) >= request.count:
-                request.text = self.token_ids_cpu[row, len(request.prompt) : length].tolist()
-                last = len(self.running) - 1  # takes the place that gets free
-                self.token_ids_cpu[row], self.num_tokens_no_spec[row] = self.token_ids_cpu[last], self.num_tokens_no_spec[last]
-                self.running[row] = self.running[last]
-                self.running.pop()
+    def load_model(self, target_model):
+        lm: LanguageModel = self.speculative_config.pair.draft_lm
+        self.lm, self.hidden_size = lm, lm.hidden_size
+        ends = SimpleNamespace(eos_token_id=self.speculative_config.end)
+        self.model = SimpleNamespace(compute_logits=lm.logits, embed_input_ids=lm.embed, config=ends)
+
+    def _sample_from_logits(self, logits, metadata):
+        if metadata.all_greedy:
+            return logits.argmax(dim=-1), None
+        probs = logits.softmax(dim=-1)
+        return torch.multinomial(probs, 1, generator=metadata.generator).squeeze(1), probs
+
+    def _sample_draft_tokens(self, hidden, metadata):
+        return self._sample_from_logits(self.model.compute_logits(hidden), metadata)
+
+    @torch.no_grad()
+    def propose(self, num_speculative_tokens, texts, common_attn_metadata, sampling_metadata):
+        self.num_speculative_tokens, tokens = num_speculative_tokens, []
+        lengths = torch.tensor([len(text) for text in texts])
+        read = torch.cat([right_padded(texts), torch.zeros(len(texts), num_speculative_tokens, dtype=torch.long)], dim=1)
+        for step in range(num_speculative_tokens):
+            hidden = self.lm.hidden_states(read, use_cache=False)[torch.arange(len(texts)), lengths + step - 1]
+            self.steps += 1
+            token, _ = self._sample_draft_tokens(hidden, sampling_metadata)
+            read[torch.arange(len(texts)), lengths + step] = token
+            tokens.append(token)
+        return torch.stack(tokens, dim=1)
 
 
-def test_a_server_returns_the_decoders_tokens_in_its_rounds(nano, folder):
-    """Prompts of different lengths come and go four at a time."""
-    waiting = [nano.encode_instruction(prompt.text) for prompt in NanoSource(10, 0, 0).load(nano.chats)]
-    server, served = Server(nano, config(folder, dtype="float32")), []
-    for number, prompt in enumerate(waiting):
-        while len(server.running) == 4:
-            server.step()
-        served.append(server.add(prompt, 8 + 5 * (number % 4)))
-    while server.running:
-        server.step()
-    decoder = SpeculativeDecoder(nano, stopping=HeadThreshold(load_head(folder), 0.6, max_tokens=LONGEST), warp=Warp(0.0))
-    num_compared = 0
-    for request in served:
-        first = request.text[0]
-        if first in nano.stop_tokens:
-            continue
-        out = decoder.generate([*request.prompt, first], 30)
-        tokens = [first, *out.tokens.tolist()]
-        shared = min(len(tokens), len(request.text))  # the server goes on beyond the end of a text
-        assert request.text[:shared] == tokens[:shared]
-        read = 1
-        for length, each in zip(request.lengths, out.rounds, strict=False):
-            if read + LONGEST > min(len(tokens), 30):
-                break  # the decoder drafts no more than it may emit
-            assert length == each.num_drafted
-            read, num_compared = read + len(each.tokens), num_compared + 1
-    assert num_compared > 20
-    counted = server.proposer.stopping.drift
+def made(pair, head=None, end=None, longest=LONGEST, temperature=None, **given):
+    """Return a proposer with its draft loaded, and settings like vLLM's."""
+    spec = SimpleNamespace(num_speculative_tokens=longest, pair=pair, end=end)
+    text = SimpleNamespace(**({} if temperature is None else {DRAFT_TEMPERATURE: temperature}))
+    spec.draft_model_config = SimpleNamespace(
+        model="embedded:nano/draft", hf_config=SimpleNamespace(get_text_config=lambda: text)
+    )
+    additional = {} if head is None else {"specheads": {"head": str(head), "threshold": THRESHOLD, **given}}
+    vllm_config = SimpleNamespace(
+        speculative_config=spec, scheduler_config=SimpleNamespace(async_scheduling=False), additional_config=additional
+    )
+    runner = SimpleNamespace(input_batch=SimpleNamespace(req_ids=list("abcd")))
+    proposer = proposer_class(StandIn)(vllm_config, torch.device("cpu"), runner)
+    proposer.load_model(None)
+    return proposer
+
+
+def proposed(proposer, texts, longest=LONGEST, **metadata):
+    common = SimpleNamespace(batch_size=lambda: len(texts))
+    sampling = SimpleNamespace(**{"all_greedy": True, **metadata})
+    return proposer.propose(num_speculative_tokens=longest, texts=texts, common_attn_metadata=common, sampling_metadata=sampling)
+
+
+@pytest.fixture
+def texts(nano):
+    return [
+        nano.encode_instruction(text) for text in ("def read(path):\n", "import os\n\n", "class Stack:\n    def", "x = [1, 2,")
+    ]
+
+
+@torch.no_grad()
+def by_the_rule(pair, folder, texts):
+    """Return the greedy draft of each text alone, and the survival of the whole draft after each of its tokens."""
+    rule, drafts, survivals = HeadThreshold(load_head(folder), THRESHOLD, max_tokens=LONGEST), [], []
+    for text in texts:
+        state, stop, drafted, survival = rule.start_round(rule.start_prompt(1, torch.device("cpu"))), False, [], []
+        while not stop and len(drafted) < LONGEST:
+            hidden = pair.draft_lm.hidden_states(torch.tensor([text + drafted]), use_cache=False)[:, -1]
+            logits = pair.draft_lm.logits(hidden)
+            token = logits.argmax(dim=-1)
+            state, stop = rule.step(state, drafting_features(rule.needs, logits, token, hidden, pair.draft_lm.embed))
+            drafted.append(int(token))
+            survival.append(float(state.survival))
+        drafts.append(drafted)
+        survivals.append(survival)
+    return drafts, survivals
+
+
+def test_drafts_of_one_request_are_those_of_the_rule(nano, folder, texts):
+    proposer = made(nano, folder)
+    expected, _ = by_the_rule(nano, folder, texts)
+    for text, draft in zip(texts, expected, strict=True):
+        proposer.steps = 0
+        assert proposed(proposer, [text]) == [draft] and proposer.steps == len(draft)
     if load_head(folder).config.predicts == "next_token":
-        assert counted.accepted == server.accepted and counted.expected > 0
-    else:  # the last token of a draft has no prediction then
-        assert counted.rounds == 0
+        assert len(set(map(len, expected))) > 1
 
 
-class Counted:
-    """Counts what a draft reads."""
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_requests_stop_drafting_together_where_a_step_pays_no_more(nano, folder, texts, count):
+    proposer = made(nano, folder)
+    drafts, survivals = by_the_rule(nano, folder, texts)
+    drafts, survivals = drafts[-count:], survivals[-count:]
+    least = proposer.stopping.rule.min_tokens
 
-    def __init__(self, draft):
-        self.count = 0
-        self.hook = draft.model.base_model.register_forward_pre_hook(self.read, with_kwargs=True)
+    def pays(length):
+        left = [each[length - 1] for each in survivals if len(each) > length or (len(each) == length == LONGEST)]
+        return left and (sum(left) / count >= 1 - THRESHOLD or length < least)
 
-    def read(self, model, arguments, given):
-        self.count += given["input_ids"].numel()
-
-
-@pytest.mark.parametrize("warp", [{}, {"temperature": 1.0, "top_k": 50}])
-def test_a_head_that_learned_from_sampled_tokens_is_not_judged_by_greedy_drafts(warp, nano, folder):
-    content = json.loads((folder / "config.json").read_text()) | {"warp": warp}
-    (folder / "config.json").write_text(json.dumps(content))
-    server = Server(nano, config(folder, dtype="float32"))
-    server.add(nano.encode_instruction("def f(x):"), 12)
-    while server.running:
-        server.step()
-    assert server.accepted and server.proposer.stopping.drift.rounds == 0
+    steps = next(length for length in range(1, LONGEST + 1) if length == LONGEST or not pays(length))
+    assert proposed(proposer, texts[-count:]) == [draft[:steps] for draft in drafts]
+    assert proposer.steps == steps
 
 
-def test_the_draft_reads_each_token_once(nano, prompts, folder):
-    server = Server(nano, config(folder))
-    counted = Counted(server.proposer._draft)
-    for prompt in prompts[:3]:
-        server.add(prompt, 30)
-    requests = list(server.running)
-    while server.running:
-        server.step()
-    num_tokens = sum(len(each.prompt) + len(each.text) for each in requests)
-    num_drafted = sum(map(sum, (each.lengths for each in requests)))
-    # Each round reads what is new and all that it drafts but the last; what was accepted is not read again.
-    assert counted.count <= num_tokens + num_drafted
+def test_without_a_head_nothing_changes(nano, texts):
+    proposer = made(nano)
+    tokens = proposed(proposer, texts)
+    assert torch.is_tensor(tokens) and tokens.shape == (len(texts), LONGEST) and proposer.stopping is None
 
 
-def test_memory_of_ended_requests_is_freed(nano, prompts, folder):
-    server = Server(nano, config(folder))
-    for prompt in prompts[:4]:
-        server.add(prompt, 4)
-    while server.running:
-        server.step()
-    server.add(prompts[4], 4)
-    server.step()
-    assert len(server.proposer._requests) == 1
+def test_a_draft_ends_with_the_response(nano, folder, texts):
+    free = proposed(made(nano, folder, threshold=1.0), texts)
+    end = free[0][2]
+    ended = proposed(made(nano, folder, end=end, threshold=1.0), texts)
+    for before, after in zip(free, ended, strict=True):
+        assert after == (before[: before.index(end) + 1] if end in before else before)
 
 
-def test_a_full_window_gets_no_draft(nano, prompts, folder):
-    proposer = module.HeadProposer(config(folder))
-    rows = np.zeros((1, WINDOW), np.int32)
-    for length in (WINDOW - 2, WINDOW):
-        rows[0, :length] = np.resize(prompts[0], length)
-        (drafted,) = proposer.propose([[1]], [length], rows)
-        assert len(drafted) <= WINDOW - length
+def test_sampled_drafts_come_with_their_probabilities(nano, folder, texts):
+    proposer = made(nano, folder)
+    drafts = proposed(proposer, texts, all_greedy=False, generator=torch.Generator().manual_seed(0))
+    probs = proposer._last_draft_probs
+    assert probs.shape == (len(texts), max(map(len, drafts)), nano.vocab_size)
+    first = Warp(1.0)(nano.draft_lm.logits(nano.draft_lm.hidden_states(torch.tensor([texts[0]]), use_cache=False)[:, -1]))
+    assert torch.allclose(probs[0, 0], first[0].float(), atol=1e-5)
+    again = proposed(proposer, texts)  # greedy drafts have none
+    assert proposer._last_draft_probs is None and again != drafts
+
+
+def test_a_draft_with_a_temperature_is_seen_as_in_training(nano, folder, texts):
+    """A head reads probabilities of logits over the temperature, and drafts are sampled from them."""
+    proposer = made(nano, folder, temperature=0.5)
+    seen = []
+    step = proposer.stopping.step
+    proposer.stopping.step = lambda logits, *rest: seen.append(logits) or step(logits, *rest)
+    proposed(proposer, texts[:1], all_greedy=False, generator=torch.Generator().manual_seed(0))
+    hidden = nano.draft_lm.hidden_states(torch.tensor([texts[0]]), use_cache=False)[:, -1]
+    expected = nano.draft_lm.logits(hidden) / 0.5
+    assert torch.allclose(seen[0], expected, atol=1e-4)
+    assert torch.allclose(proposer._last_draft_probs[0, 0], expected[0].softmax(dim=-1), atol=1e-5)
+
+
+def test_vllm_decides_how_many_tokens_are_drafted_at_most(nano, folder, texts):
+    proposer = made(nano, folder, threshold=1.0)
+    assert {len(draft) for draft in proposed(proposer, texts, longest=3)} == {3}
+    assert torch.is_tensor(proposed(proposer, texts, longest=1)) is False
+    shorter = made(nano, folder, threshold=1.0, max_tokens=2)
+    assert {len(draft) for draft in proposed(shorter, texts)} == {2}
+
+
+def test_a_head_of_another_draft_is_refused(nano, folder, tmp_path):
+    head = load_head(folder)
+    other = head.config.draft["revision"][:-1] + "0"
+    object.__setattr__(head.config, "draft", {**head.config.draft, "revision": other})
+    save_head(head, tmp_path / "other")
+    with pytest.raises(UserError, match="revision"):
+        made(nano, tmp_path / "other")
+    assert made(nano, tmp_path / "other", any_draft=True).stopping is not None
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("given", "message"),
     [
-        ({"draft": None}, "names no draft to draft with"),
-        ({"color": 1}, "additional_config names 'color', which is not known"),
-        ({"head": "./none"}, "there is no head folder './none'"),
-        ({"draft": "embedded:nano/target"}, "size 160, but the draft embedded:nano/target has 256"),
-        ({"threshold": 2}, r"threshold=2 must be a number from 0 to 1"),
-        ({"device": "gpu9"}, "device='gpu9' cannot be used here"),
+        ({"threshold": 0.5}, "names no head"),
+        ({"head": "x", "thresold": 0.5}, "'thresold', which is not known"),
+        ("x", "names no head"),
     ],
 )
-def test_mistakes_are_named(change, message, folder):
-    given = config(folder)
-    given.additional_config["specheads"].update(change)
-    with pytest.raises((UserError, ValueError), match=message):
-        module.HeadProposer(given).load_model()
+def test_mistakes_are_named(given, message):
+    with pytest.raises(UserError, match=message):
+        DraftStopping(given, LONGEST)
 
 
-def test_a_draft_that_knows_more_tokens_than_the_target_is_refused(folder):
-    given = config(folder)
-    given.model_config.get_vocab_size = lambda: 2000
-    with pytest.raises(UserError, match="knows 2048 tokens, the target 2000"):
-        module.HeadProposer(given).load_model()
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [
+        ("scheduler_config", "async_scheduling"),
+        ("speculative_config", "parallel_drafting"),
+        ("speculative_config", "use_heterogeneous_vocab"),
+    ],
+)
+def test_settings_that_exclude_each_other_are_refused(where, name):
+    settings = {"scheduler_config": SimpleNamespace(), "speculative_config": SimpleNamespace()}
+    check_supported(SimpleNamespace(**settings))
+    setattr(settings[where], name, True)
+    with pytest.raises(UserError, match=name):
+        check_supported(SimpleNamespace(**settings))
 
 
-def test_only_the_first_requests_get_drafts(prompts, folder):
-    proposer = module.HeadProposer(config(folder, max_requests=2))
-    rows = np.zeros((4, WINDOW), np.int32)
-    for row, prompt in enumerate(prompts[:4]):
-        rows[row, : len(prompt)] = prompt
-    drafts = proposer.propose([[1]] * 4, [len(prompt) for prompt in prompts[:4]], rows)
-    assert [bool(draft) for draft in drafts] == [True, True, False, False] and len(proposer._requests) == 2
+def test_both_kinds_of_heads_are_tried():
+    assert {kind["predicts"] for kind in KINDS.values()} == {"next_token", "input_token"}
 
 
-def test_a_bound_of_one_token_per_step_holds(folder):
-    given = config(folder)
-    given.speculative_config.num_speculative_tokens = 1
-    assert module.HeadProposer(given).stopping.rule.max_tokens == 1
+def test_where_nothing_can_be_compiled_the_head_runs_as_it_is(nano, folder, texts, monkeypatch, caplog):
+    expected = proposed(made(nano, folder), texts)
+
+    def broken(*arguments):
+        raise RuntimeError("No working C++ compiler found")
+
+    monkeypatch.setattr("specheads.integrations.vllm.CompiledProgram.compile", broken)
+    assert proposed(made(nano, folder), texts) == expected
+    assert "No working C++ compiler found" in caplog.text
 
 
-def test_a_draft_with_a_sliding_window_is_rewound(tmp_path):
-    """Beyond the window layers forget, and can be taken back only as far as they recorded."""
-    small = {
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-    }
-    torch.manual_seed(0)
-    draft = MistralForCausalLM(MistralConfig(vocab_size=50, sliding_window=12, eos_token_id=None, **small)).eval()
-    draft.save_pretrained(tmp_path / "draft")
-    head = AcceptanceHead(HeadConfig(hidden_size=16, predicts="input_token", depth=1))
-    proposer = module.HeadProposer(config(save_head(head, tmp_path / "head"), str(tmp_path / "draft"), threshold=1.0))
-    proposer.load_model()
-    rows, length = np.zeros((1, WINDOW), np.int32), 5
-    rows[0] = torch.randint(50, (WINDOW,)).numpy()
-    while length < 60:
-        (drafted,) = proposer.propose([[1]], [length], rows)
-        text, expected = rows[0, :length].tolist(), []
-        for _ in range(len(drafted)):
-            with torch.no_grad():
-                expected.append(int(draft(torch.tensor([text + expected])).logits[0, -1].argmax()))
-        assert drafted == expected and len(drafted) == LONGEST
-        agreed = length % 3  # some of them are accepted, then the text goes on otherwise
-        rows[0, length : length + agreed] = drafted[:agreed]
-        length += agreed + 1
+def test_accepted_tokens_are_counted_beside_those_that_the_head_expected(nano, folder, texts):
+    proposer = made(nano, folder)
+    drafts, survivals = proposed(proposer, texts), by_the_rule(nano, folder, texts)[1]
+    lengths = [len(draft) for draft in drafts]
+    proposer.runner.input_batch.req_ids = ["d", "c", "a", "new"]  # rows move, b has gone, vLLM cut the draft of c
+    verified = SimpleNamespace(num_draft_tokens=[lengths[3], lengths[2] - 1, lengths[0], 2])
+    assert proposer.prepare_inputs_padded(None, verified, torch.tensor([1, 1, lengths[0] + 1, 3])) == "what vLLM does"
+    drift = proposer.stopping.drift
+    if load_head(folder).config.predicts == "input_token":  # the last token of a draft has no prediction then
+        assert drift.rounds == 0
+        return
+    expected = sum(sum(survivals[row][: lengths[row]]) for row in (0, 3))
+    assert (drift.rounds, drift.accepted) == (2, lengths[0]) and drift.expected == pytest.approx(expected, rel=1e-5)
+    proposed(proposer, texts, all_greedy=False, generator=torch.Generator().manual_seed(0))
+    assert proposer.stopping._expected == {}  # of sampled drafts the head says nothing
 
 
 def test_a_head_that_reads_the_target_is_refused(tmp_path):
     head = AcceptanceHead(HeadConfig(hidden_size=160, inputs=("hidden", "target_hidden"), target_size=256))
-    folder = save_head(head, tmp_path / "head")
     with pytest.raises(UserError, match="reads the target's hidden state, which vLLM does not pass"):
-        module.HeadProposer(config(folder))
+        DraftStopping({"head": str(save_head(head, tmp_path / "head"))}, LONGEST)

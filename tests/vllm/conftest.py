@@ -59,7 +59,7 @@ def engine(folders, head):
     import vllm
     from vllm_worker import repair_sampling
 
-    from specheads.integrations.vllm_draft import register
+    from specheads.integrations.vllm import register
 
     register()
 
