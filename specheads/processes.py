@@ -3,12 +3,25 @@
 torchrun and srun start all processes of a command; otherwise the command is one process, which may start others for training.
 """
 
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Self
+from datetime import timedelta
+from functools import cache
+from itertools import count
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from specheads.errors import UserError
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+T = TypeVar("T")
+
+_ARRIVAL = timedelta(minutes=10)  # in which all processes of a run must have been started
+_PATIENCE = timedelta(days=30)  # for what the first process does alone; if it dies, the launcher ends the others
+_calls = count()  # of `from_first`, which all processes make in the same order
 
 
 @dataclass(frozen=True)
@@ -80,6 +93,51 @@ class Processes:
 def is_first_process() -> bool:
     """Whether this is the process of a distributed run that writes the files."""
     return Processes.this().is_first
+
+
+def from_first(call: Callable[[], T]) -> T:
+    """Return what `call` returns in the first process that a launcher has started, as plain data, in all of them.
+
+    Raises:
+        SystemExit: in the others, if it fails in the first one, which says why.
+    """
+    processes = Processes.this()
+    if processes.launcher is None or processes.count == 1:
+        return call()
+    store, key = _store(processes), f"first-{next(_calls)}"
+    if processes.is_first:
+        answer = {}
+        try:
+            answer["value"] = call()
+        finally:
+            store.set(key, json.dumps(answer))
+        return answer["value"]
+    answer = json.loads(store.get(key))
+    if "value" not in answer:
+        raise SystemExit(2)
+    return answer["value"]
+
+
+def after_first(call: Callable[[], T]) -> T:
+    """Return what `call` returns; the first process that a launcher has started calls alone, and then the others do."""
+    made: list[T] = []
+    from_first(lambda: made.append(call()))
+    return made[0] if made else call()
+
+
+@cache
+def _store(processes: Processes) -> "Store":
+    """Return the store that torch.distributed begins with, before there is a process group."""
+    from torch.distributed import PrefixStore, rendezvous  # with torch, which not every command needs
+
+    if processes.launcher == "srun":
+        from lightning.pytorch.plugins.environments import SLURMEnvironment  # slow to import
+
+        environment = SLURMEnvironment(auto_requeue=False)
+        _ = environment.main_address, environment.main_port  # sets the variables that `env://` reads
+    store, *_ = next(iter(rendezvous("env://", processes.rank, processes.count, timeout=_ARRIVAL)))
+    store.set_timeout(_PATIENCE)
+    return PrefixStore(f"specheads-{processes.restarts}", store)
 
 
 def _number(variables: Mapping[str, str], name: str, default: int) -> int:

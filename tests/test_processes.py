@@ -137,7 +137,6 @@ def test_a_run_of_two_processes_is_resumed_by_one(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "resumed from" in done.stdout + done.stderr
     (folder,) = tmp_path.glob("outputs/head/*")
-    assert not list(folder.rglob(".shared*")) and not list(tmp_path.glob("data/.shared*"))
     whole = run(tmp_path, *words, "resume=false")
     assert whole.returncode == 0, whole.stderr
     points, expected = (curve(each) for each in sorted(tmp_path.glob("outputs/head/*")))
@@ -146,7 +145,7 @@ def test_a_run_of_two_processes_is_resumed_by_one(tmp_path):
         assert ours == pytest.approx(theirs, **SAME)
 
 
-def test_srun_makes_data_together_and_says_a_mistake_once(tmp_path):
+def test_srun_trains_together_and_data_is_of_one_process(tmp_path):
     """Two plain processes with the variables that srun gives them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -162,10 +161,11 @@ def test_srun_makes_data_together_and_says_a_mistake_once(tmp_path):
         ended = [process.wait() for process in started]
         return [each.returncode for each in ended], "".join(each.stdout for each in ended), "".join(each.stderr for each in ended)
 
-    codes, printed, errors = both("data", *SMALL, "data.num_train=8", "data.max_new_tokens=8", "generation.rows_per_shard=4")
+    codes, _, errors = both("data", *SMALL)
+    assert codes == [2, 2] and "error in process 1 on " in errors and "srun has started 2 processes of this command" in errors
+    codes, _, errors = both("train", *TRAINED)
+    assert codes == [2, 2] and "error: loader.batch_size=5 rows cannot be split over 2 processes" in errors
+    codes, printed, errors = both("train", *TRAINED, "loader.batch_size=6", "data.num_train=8", "data.max_new_tokens=8")
     assert codes == [0, 0], errors
-    assert len(re.findall(r"^data: ", printed, re.MULTILINE)) == 1
-    assert len(list(tmp_path.glob("outputs/data_gen/*"))) == 1
-    codes, printed, errors = both("train", *TRAINED)
-    assert codes == [2, 2] and errors.count("error") == 1, errors
-    assert "error: loader.batch_size=5 rows cannot be split over 2 processes" in errors
+    assert len(re.findall(r"^head: ", printed, re.MULTILINE)) == 1
+    assert len(list(tmp_path.glob("outputs/head/*"))) == 1 == len(list(tmp_path.glob("data/*/manifest.json")))

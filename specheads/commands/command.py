@@ -4,12 +4,15 @@ A failure of the machine (no space, no memory, a folder that cannot be written) 
 end a run in order, and the same command resumes it.
 """
 
+import contextlib
+import logging
 import os
 import re
 import shlex
+import socket
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import update_wrapper
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,16 +25,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from specheads import interrupts
 from specheads.commands import sweeps
-from specheads.commands.agreement import begun, check_together, decided
 from specheads.commands.compose import check_keys
 from specheads.commands.config_mistakes import MISTAKES, composition_error
 from specheads.commands.experiments import check_experiment
 from specheads.commands.help import ClassesOf, help_text
-from specheads.commands.launched import leave, prepare_process, silent_others, tell
 from specheads.commands.run_folders import NoteRunKey, may_resume, register_resolver
 from specheads.errors import UserError, user_error
 from specheads.pair_config import config_folder
-from specheads.processes import Processes, is_first_process
+from specheads.processes import Processes, from_first, is_first_process
 from specheads.settings import shown
 from specheads.storage import runs
 
@@ -70,19 +71,15 @@ class Command:
 
     def __call__(self) -> None:
         """Run the command line of this process. Raises SystemExit if it fails or is interrupted."""
-        self.begun, self.failed, self.composed, ended = set(), False, False, False
-        try:
-            self.guarded(self.check_launcher)
-            if not self.failed:
-                with silent_others():
-                    self.answer_or_run()
-            if self.failed:
-                raise SystemExit(EXIT_USER_ERROR)
-            for folder in self.begun | ({sweeps.sweep} if sweeps.sweep else set()):
-                runs.finish(folder)
-            ended = True
-        finally:
-            leave(failed=not ended)
+        self.begun, self.failed, self.composed = set(), False, False
+        self.guarded(self.check_launcher)
+        if not self.failed:
+            with _silent_others():
+                self.answer_or_run()
+        if self.failed:
+            raise SystemExit(EXIT_USER_ERROR)
+        for folder in self.begun | ({sweeps.sweep} if sweeps.sweep else set()):
+            runs.finish(folder)
 
     def answer_or_run(self) -> None:
         """Print the help that is asked for, or run."""
@@ -100,7 +97,7 @@ class Command:
         if processes.count > 1 and not self.shared:
             raise UserError(
                 f"{processes.launcher} has started {processes.count} processes of this command, which is one process; start it "
-                "once, with plain python. Only specheads data, train and distill share their work over processes."
+                "once, with plain python. Only specheads train and distill share their work over processes."
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -135,8 +132,7 @@ class Command:
         try:
             check_resume(cfg)
             check_keys(cfg, self.classes(cfg))
-            check_together(run_folder(), Path(cfg.paths.data), NoteRunKey.key)
-            prepare_process()
+            _prepare_process()
             if self.begin():
                 cfg.paths.run = str(from_here(Path(cfg.paths.run)))  # reports, logs and commands repeat it
                 self.run(cfg)
@@ -154,11 +150,11 @@ class Command:
 
     def begin(self) -> bool:
         """Take the folder of the run; return whether there is something to do: a finished job of a sweep is not repeated."""
-        if not is_first_process() and begun() is None:  # of a training that another process has begun
+        if not is_first_process() and Processes.this().launcher is None:  # of a training that another process has begun
             return True
         if sweeps.is_launched():
             return sweeps.begin_launched()
-        return decided(self.begin_first)
+        return from_first(self.begin_first)
 
     def begin_first(self) -> bool:
         """Do that in the first process."""
@@ -173,7 +169,11 @@ class Command:
     def fail(self, message: Exception) -> None:
         """Print the message of a mistake."""
         self.failed = True
-        tell(str(message))
+        where = ""
+        with contextlib.suppress(UserError):  # of the launcher's variables, which may be this mistake
+            processes = Processes.this()
+            where = "" if processes.is_first else f" in process {processes.rank} on {socket.gethostname()}"
+        print(f"error{where}: {message}", file=sys.stderr)
 
     def end(self, interruption: interrupts.Interrupted) -> NoReturn:
         """Say how an interrupted run is resumed, and exit."""
@@ -193,6 +193,33 @@ def command(
     refused. `shared`: torchrun and srun may start it several times.
     """
     return lambda run: Command(name, run, classes, shared)
+
+
+@contextlib.contextmanager
+def _silent_others() -> Iterator[None]:
+    """Let only the first process of a launcher print what is not an error."""
+    processes = Processes.this()
+    if processes.launcher is None or processes.is_first:
+        yield
+        return
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        yield
+
+
+def _prepare_process() -> None:
+    """Keep the log of the run to the first process of a launcher, and let each process use a GPU of its own."""
+    processes = Processes.this()
+    if processes.launcher is None:
+        return
+    if not processes.is_first:
+        root = logging.getLogger()
+        for handler in [each for each in root.handlers if isinstance(each, logging.FileHandler)]:
+            root.removeHandler(handler)
+            handler.close()
+    import torch  # slow, and not every command needs it
+
+    if processes.local_rank < torch.cuda.device_count():
+        torch.cuda.set_device(processes.local_rank)
 
 
 def run_folder() -> Path:

@@ -13,7 +13,7 @@ from specheads.errors import UserError
 from specheads.pair import NewDraft, Pair, load_pair
 from specheads.pair_config import PairConfig, pair_config
 from specheads.pair_needs import pair_needs
-from specheads.processes import Processes, is_first_process
+from specheads.processes import is_first_process
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.nano_source import NanoSource
 from specheads.prompts.sources import prompt_source
@@ -95,11 +95,6 @@ def say_needs(cfg: DictConfig, only_draft: bool = False) -> None:
 @cache  # a command may load a pair in two steps, and tell its memory before
 def _say_once(line: str) -> None:
     logger.info(line)
-
-
-def is_work_shared(cfg: DictConfig) -> bool:
-    """Whether the processes of a launcher make the data set together; one makes what has its own workers, or takes all GPUs."""
-    return cfg.runner == "local" and not (model_config(cfg).device_map and Processes.this().count_here > 1)
 
 
 def model_config(cfg: DictConfig) -> PairConfig:

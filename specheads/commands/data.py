@@ -10,11 +10,11 @@ from omegaconf import DictConfig, OmegaConf
 from data_gen.ray_runner import on_workers
 from data_gen.run import generate_data
 from data_gen.settings import Generation
-from specheads.commands.agreement import after_first
 from specheads.commands.command import command, next_command
-from specheads.commands.compose import is_work_shared, load_configured_pair, model_config, settings_of, source_of
+from specheads.commands.compose import load_configured_pair, model_config, settings_of, source_of
 from specheads.errors import UserError
 from specheads.pair import Pair
+from specheads.processes import after_first
 from specheads.prompts.generated_data import GeneratedData
 from specheads.prompts.prompt import SPLITS, LoadedPrompts, Prompt, unique
 
@@ -24,11 +24,10 @@ def data_cache(
 ) -> GeneratedData:
     """Return the data set of a composed config, with its prompts in `splits`; missing shards are made first.
 
-    The processes of a launcher make it together, or wait for the one that does. `prompts` are those of its source, if they are
+    The first process of a launcher makes it, and the others wait. `prompts` are those of its source, if they are
     loaded already; see generate_data for `labelled`.
     """
-    make = partial(_data_cache, cfg, pair, splits, prompts, labelled)
-    return make() if is_work_shared(cfg) else after_first(make)
+    return after_first(partial(_data_cache, cfg, pair, splits, prompts, labelled))
 
 
 def _data_cache(
@@ -87,10 +86,8 @@ def check_data(cfg: DictConfig) -> None:
     source_of(cfg)
 
 
-@command("data_gen", lambda cfg: [Generation], shared=True)
+@command("data_gen", lambda cfg: [Generation])
 def main(cfg: DictConfig) -> None:
     """Generate the data and print where it is."""
     check_data(cfg)
-    make = partial(_made, cfg)
-    folder = make() if is_work_shared(cfg) else after_first(make)
-    print(f"data: {folder}\nnext: {next_command('train')}")
+    print(f"data: {_made(cfg)}\nnext: {next_command('train')}")

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from specheads.commands.compose import check_every_split, is_work_shared, load_configured_pair, settings_of
+from specheads.commands.compose import check_every_split, load_configured_pair, settings_of
 from specheads.commands.loggers import open_loggers
 from specheads.errors import UserError
 from specheads.pair import Pair
-from specheads.processes import Processes
+from specheads.processes import is_first_process
 from specheads.prompts.generated_data import GeneratedData
 from specheads.training.heads.settings import HeadTraining
 from specheads.training.process_checks import check_processes
@@ -32,10 +32,8 @@ def train_configured_heads(
     with open_loggers(cfg, run) as loggers:  # a failed login is reported before the models are loaded
         from specheads.training.heads.head_training import train_heads  # slow: imports lightning
 
-        # The first process calibrates; others need the target if they make data, or where heads read its states.
-        processes = Processes.this()
-        makes_data = processes.is_first or (processes.launcher is not None and is_work_shared(cfg))
-        only_draft = not makes_data and not settings.reads_target
+        # The first process makes data and calibrates; others need the target where heads read its states.
+        only_draft = not is_first_process() and not settings.reads_target
         pair = pair or load_configured_pair(cfg, only_draft)
         return train_heads(pair, partial(make_data, cfg, pair), settings, run, loggers)
 

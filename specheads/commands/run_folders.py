@@ -11,8 +11,7 @@ from typing import Any, cast
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, read_write
 
-from specheads.commands.agreement import decided
-from specheads.processes import Processes, is_first_process
+from specheads.processes import Processes, from_first, is_first_process
 from specheads.storage import runs
 from specheads.storage.files import without_home
 
@@ -56,7 +55,7 @@ def register_resolver(folder: Path | None = None) -> None:
         parent = Path(_root_.paths.outputs) / _root_.command
         try:
             if not chosen:
-                chosen.append(Path(decided(lambda: str(runs.run_folder(parent, NoteRunKey.key, may_resume())))))
+                chosen.append(Path(from_first(lambda: str(runs.run_folder(parent, NoteRunKey.key, may_resume())))))
         except OSError:
             return str(parent / "run")  # Hydra raises the same error again, and does not wrap it
         return str(chosen[0])
