@@ -136,7 +136,7 @@ def test_a_run_of_two_processes_is_resumed_by_one(tmp_path):
     done = run(tmp_path, *words)
     assert done.returncode == 0, done.stderr
     assert "resumed from" in done.stdout + done.stderr
-    (folder,) = tmp_path.glob("outputs/head/*")
+    assert len(list(tmp_path.glob("outputs/head/*"))) == 1
     whole = run(tmp_path, *words, "resume=false")
     assert whole.returncode == 0, whole.stderr
     points, expected = (curve(each) for each in sorted(tmp_path.glob("outputs/head/*")))
