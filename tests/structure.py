@@ -54,7 +54,7 @@ LAYERS = (
     ("specheads",),  # the public names; a new module below it must be given a layer
     (
         *("train", "evaluate", "data_gen.__main__", "specheads.__main__", "specheads.commands"),
-        *("specheads.evaluation.learning_curve", "specheads.evaluation.layer_search", "specheads.evaluation.load"),
+        *("specheads.evaluation.learning_curve", "specheads.evaluation.layer_search"),
         "specheads.theory.__main__",
     ),
 )

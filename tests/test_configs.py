@@ -15,7 +15,7 @@ from specheads.commands.compose import plain, settings_of, source_of
 from specheads.commands.evaluation import evaluation_settings
 from specheads.commands.experiments import experiments
 from specheads.commands.help import PROGRAMS, help_text
-from specheads.decoding.load.load_aware import LoadAware, LoadBound
+from specheads.decoding.batch.load_aware import LoadAware
 from specheads.evaluation.policies import DEFAULT, FITTED, PolicyChoice
 from specheads.pair_config import config_folder
 from specheads.prompts.sources import prompt_source
@@ -146,7 +146,7 @@ def test_the_papers_prompt_sets_have_its_formats(name, where, template, completi
     assert (data.num_train, data.num_dev, data.num_test) == counts
 
 
-POLICIES = {"load_aware": (LoadAware, {"max_tokens": 8}), "load_bound": (LoadBound, {})}
+POLICIES = {"load_aware": (LoadAware, {"max_tokens": 8})}
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -165,7 +165,7 @@ def test_policies_are_chosen_like_rules(name):
 
 def test_batches_have_the_policy_of_the_config_if_none_is_named():
     settings = evaluation_settings(composed("evaluate", ["concurrency=[4]"]))
-    assert not settings.policies and set(DEFAULT) == {"load_aware"} == set(POLICIES) - {"load_bound"}
+    assert not settings.policies and set(DEFAULT) == {"load_aware"} == set(POLICIES)
     policy = LoadAware(**FITTED)
     assert policy.max_tokens == 1 and inspect.signature(LoadAware).parameters["max_tokens"].default == 8
 

@@ -17,7 +17,6 @@ from safetensors.torch import save_file
 
 import specheads.evaluation.layer_search
 import specheads.evaluation.learning_curve
-import specheads.evaluation.load
 from specheads.commands import data, evaluate, train
 from specheads.commands.run_folders import NoteRunKey
 from specheads.decoding import responses as generate
@@ -31,7 +30,6 @@ from specheads.training.distill import memory_plan
 COMMANDS = {"train.py": train.main, "evaluate.py": evaluate.main, "data_gen": data.main}
 COMMANDS["learning_curve"] = specheads.evaluation.learning_curve.main
 COMMANDS["layer_search"] = specheads.evaluation.layer_search.main
-COMMANDS["load"] = specheads.evaluation.load.main
 DISTILL = ["train.py", "task=distill"]
 GRAPHS = ["evaluate.py", "drafting=graph", "verification=tree_match", "head=null"]
 SMALL = ["data.num_train=4", "data.num_dev=2", "data.num_test=2", "data.max_new_tokens=4"]
@@ -527,11 +525,6 @@ MISTAKES = {
     "curve of two heads": (["learning_curve", "head.depth=[0,1]"], "a learning curve is of one head, but 2 are asked for"),
     "curve without a head": (["learning_curve", "stopping=[fixed_length]"], "stopping has no rule that takes a head"),
     "curve on no test prompts": (["learning_curve", "num_prompts=0"], "num_prompts=0 must be a positive integer"),
-    "load of nobody": (["load", "concurrencies=[]"], r"concurrencies=\[\] and rates=\[\] leave nothing to simulate"),
-    "load of a number of requests": (["load", "concurrencies=64"], "concurrencies=64 must be a list"),
-    "load on an unknown accelerator": (["load", "accelerator=b9000"], "accelerator=b9000 is not known; expected one of h200"),
-    "load with costs from nowhere": (["load", "costs=none.json"], "none.json cannot be read as costs"),
-    "load of a key that no command has": (["load", "+rate=1"], "rate=1 is not known; expected one of .*rates"),
     # places
     "outputs where no folder can be made": (
         ["data_gen", "paths.outputs=/proc/none"],

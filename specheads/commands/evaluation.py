@@ -9,7 +9,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from data_gen.settings import Generation
 from specheads.commands.compose import plain, settings_of, source_of
-from specheads.decoding.load.policy import LoadPolicy
+from specheads.decoding.batch.load_aware import LengthPolicy
 from specheads.decoding.verification import VerificationRule
 from specheads.errors import UserError, is_count
 from specheads.evaluation.candidate import RuleChoice
@@ -68,7 +68,7 @@ def rule_choices(stopping: DictConfig | Mapping[str, Mapping[str, Any]]) -> dict
     for name, rule in cast(Mapping[str, Mapping[str, Any]], values).items():
         arguments = dict(rule)
         cls: Any = get_class(arguments.pop("_target_"))
-        choices[name] = PolicyChoice(cls, arguments) if issubclass(cls, LoadPolicy) else RuleChoice(cls, arguments)
+        choices[name] = PolicyChoice(cls, arguments) if issubclass(cls, LengthPolicy) else RuleChoice(cls, arguments)
     return choices
 
 

@@ -29,7 +29,6 @@ PROGRAMS = {
     "data_gen": "specheads data",
     "learning_curve": "specheads learning_curve",
     "layer_search": "specheads layer_search",
-    "load": "specheads load",
     "probe": "specheads probe",
     "profile": "specheads profile",
     "reproduce": "specheads reproduce",

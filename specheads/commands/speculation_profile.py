@@ -84,7 +84,7 @@ def write_profile(cfg: DictConfig) -> Path:
     profile = Profile(_described(pair, head), asdict(settings.warp), sizes, profiles, versions())
     _show(profile)
     path = profile.write(_folder(cfg, pair, head))
-    print(f"{path}\nnext: specheads load profile={path}")
+    print(path)
     return path
 
 

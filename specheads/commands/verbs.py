@@ -23,7 +23,6 @@ CONFIGURED = {
     "evaluate": Configured(f"{COMMANDS}.evaluate", "compare stopping rules on prompts, decode the best, report"),
     "reproduce": Configured(f"{COMMANDS}.reproduction", "repeat an experiment of a paper, and check the paper's claims"),
     "profile": Configured(f"{COMMANDS}.speculation_profile", "write what a draft and its head are worth, for other tools"),
-    "load": Configured(f"{EVALUATION}.load", "simulate up to which load speculation pays"),
     "learning_curve": Configured(f"{EVALUATION}.learning_curve", "see whether more prompts would make better heads"),
     "layer_search": Configured(f"{EVALUATION}.layer_search", "choose the layers that a draft of the target leaves out"),
 }

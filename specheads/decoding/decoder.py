@@ -15,13 +15,12 @@ from torch import Tensor
 
 from specheads.decoding.arguments import check_count
 from specheads.decoding.batch.decoder import BatchDecoder
-from specheads.decoding.batch.observation import Observing
+from specheads.decoding.batch.load_aware import LengthPolicy
 from specheads.decoding.batch.rounds import SpeculativeRounds
 from specheads.decoding.drafting import Autoregressive, Drafting, DraftMemory
 from specheads.decoding.engine import Engine, compile_ahead, make_engine
 from specheads.decoding.expectation import expected_of
 from specheads.decoding.host_numbers import HostNumbers
-from specheads.decoding.load.policy import LoadPolicy
 from specheads.decoding.pairing import check_pairing, default_verification
 from specheads.decoding.recommendation import recommended_rules
 from specheads.decoding.records import CHAINS, Draft, DraftKind, DraftTree, Generation, Round
@@ -126,7 +125,7 @@ class SpeculativeDecoder:
         self._reads_planned = isinstance(self.verification, VerificationRule) and self.verification.reads_planned
         self._counts = HostNumbers((2,), device)
         self._num_drafted, self._num_accepted = self._counts.tensor.split(1)
-        self._batch_key: Any = None  # what the batch was made for: rows, what a policy needs, head
+        self._batch_key: Any = None  # what the batch was made for: rows, and a policy's longest draft
         self._batch: BatchDecoder | None = None
         self._batch_rounds: SpeculativeRounds
         self.is_warm = False
@@ -172,8 +171,7 @@ class SpeculativeDecoder:
         max_new_tokens: int = 256,
         seeds: Sequence[int] | None = None,
         stop_tokens: Sequence[int] | None = None,
-        policy: LoadPolicy | None = None,
-        head: AcceptanceHead | None = None,
+        policy: LengthPolicy | None = None,
     ) -> Iterator[tuple[int, Generation]]:
         """Yield `(number, generation)` for each prompt as its response ends, which is not the order of `prompts`.
 
@@ -185,17 +183,15 @@ class SpeculativeDecoder:
             max_batch: rows of KV memory, which are allocated once for each number.
             seeds: one for each prompt, which are then read at once; default 0 for all.
             max_new_tokens, stop_tokens: as for `generate`.
-            policy: decides how many tokens rows draft and submit, by the load, in place of the decoder's stopping rule or
-                besides it (`keeps_rule`). Then a row's tokens may depend on its neighbours; their distribution does not, if the
-                policy is lossless.
-            head: that the policy asks.
+            policy: decides by the load how many tokens all rows draft, in place of the decoder's stopping rule. Then a row's
+                tokens depend on the number of its neighbours; their distribution does not.
 
         Raises:
             UserError: a choice that decodes one prompt at a time; or, after the others have ended, prompts that failed.
         """
-        return self._batch_of(max_batch, policy, head).generate(prompts, max_new_tokens, seeds, stop_tokens)
+        return self._batch_of(max_batch, policy).generate(prompts, max_new_tokens, seeds, stop_tokens)
 
-    def _batch_of(self, max_batch: int, policy: LoadPolicy | None, head: AcceptanceHead | None) -> BatchDecoder:
+    def _batch_of(self, max_batch: int, policy: LengthPolicy | None) -> BatchDecoder:
         check_count("max_batch", max_batch, least=1)
         if not isinstance(self.drafting, Autoregressive) or not isinstance(self.verification, VerificationRule):
             raise UserError(
@@ -207,26 +203,21 @@ class SpeculativeDecoder:
                 f"{type(self.verification).__name__} needs lengths that are known before a round; a policy on the load goes with "
                 "verification=token or block."
             )
-        needs = None if policy is None else (policy.needs, max(1, policy.max_tokens), policy.keeps_rule)
-        if self._batch_key != (max_batch, needs, head):
-            stopping = self.stopping
-            if needs is not None:
-                stopping = Observing(sorted(needs[0]), needs[1], head, self.stopping if needs[2] else None)
-                stopping.bind(self.pair, self.draft_engine.lm.device)
+        longest = None if policy is None else max(1, policy.max_tokens)
+        if self._batch_key != (max_batch, longest):
             self._batch_rounds = SpeculativeRounds(
                 self.pair,
                 self._engines_of(max_batch),
-                stopping,
+                self.stopping if longest is None else FixedLength(longest),
                 self.verification,
                 self.warp,
                 max_batch,
                 by_policy=policy is not None,
             )
             self._batch = BatchDecoder(self.pair, self._batch_rounds, max_batch)
-            self._batch_key = max_batch, needs, head
+            self._batch_key = max_batch, longest
         assert self._batch is not None
-        if policy is not None:
-            self._batch_rounds.follow(policy)
+        self._batch_rounds.policy = policy
         return self._batch
 
     def _engines_of(self, max_batch: int) -> list[Engine]:

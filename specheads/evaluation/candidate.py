@@ -8,7 +8,7 @@ from specheads.decoding.stopping import StoppingRule
 from specheads.errors import is_number
 
 FIXED, CEILING, ORACLE = "fixed_length", "ceiling", "oracle"
-TARGET, LOAD_AWARE, LOAD_BOUND = "target", "load-aware", "load bound"  # of batches besides
+TARGET, LOAD_AWARE = "target", "load-aware"  # of batches besides
 
 
 @dataclass(frozen=True)

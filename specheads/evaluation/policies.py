@@ -4,27 +4,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from specheads.decoding.load.costs import LoadCosts, SecondsTable
-from specheads.decoding.load.load_aware import LoadAware, LoadBound
-from specheads.decoding.load.plan import SurvivalSample
-from specheads.decoding.load.policy import LoadPolicy
-from specheads.decoding.load.readout import LogisticAcceptance, ReadOut
-from specheads.decoding.load.stopping_rule import UntilStopped
+from specheads.decoding.batch.load_aware import LengthPolicy, LoadAware, LoadCosts, SecondsTable
 from specheads.errors import UserError
 
-# Acceptable values in place of those that are measured and fitted.
-COSTS = LoadCosts(SecondsTable((1, 2), (1.0, 1.0)), SecondsTable((1, 2), (1.0, 1.0)))
-LOGISTIC = LogisticAcceptance({"max_prob": 1.0})
-FITTED = {"costs": COSTS, "read_out": ReadOut(LOGISTIC, LOGISTIC), "sample": SurvivalSample(np.ones((1, 1)))}
+# Acceptable values in place of those that are measured.
+MEASURED = {"costs": LoadCosts(SecondsTable((1, 2), (1.0, 1.0)), SecondsTable((1, 2), (1.0, 1.0))), "survival": [1.0]}
 
 
 @dataclass(frozen=True)
 class PolicyChoice:
-    """A class of policies and its arguments; what it needs besides is measured and fitted."""
+    """A class of policies and its arguments; `costs` and `survival` are measured."""
 
-    cls: Callable[..., LoadPolicy]
+    cls: Callable[..., LengthPolicy]
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -35,9 +26,8 @@ DEFAULT: Policies = {"load_aware": PolicyChoice(LoadAware)}  # of batches, if no
 def check_policies(policies: Policies, concurrency: Sequence[int]) -> None:
     """Raise UserError for arguments that a policy refuses, and for policies where requests are decoded one at a time."""
     for name, choice in policies.items():
-        bounded = {"policy": UntilStopped()} if choice.cls is LoadBound else {}
         try:
-            choice.cls(**bounded, **FITTED, **choice.arguments)
+            choice.cls(**MEASURED, **choice.arguments)
         except UserError as error:
             raise UserError(f"stopping.{name}.{error}") from None
         except TypeError as error:

@@ -78,7 +78,7 @@ class ReplaySettings(Settings):
     stopping: SkipValidation[Mapping[str, RuleChoice | PolicyChoice]] | None = setting(
         None,
         "the stopping rules, by name; null: fixed lengths and head thresholds, with the values of the two keys below; those for "
-        "batches alone (load_aware, load_bound) are compared with the fixed lengths",
+        "batches alone (load_aware) are compared with the fixed lengths",
     )
     fixed_lengths: tuple[PositiveCount, ...] = setting((1, 2, 3, 4, 5, 6, 8, 10, 12, 14), "fixed draft lengths to try, in tokens")
     thresholds: tuple[Threshold, ...] = setting(

@@ -2,7 +2,7 @@
 
 It says how often the draft's tokens are accepted by their place in a draft, how many tokens a round yields by the number of
 drafted tokens, and how well a head predicts acceptance, with intervals over prompts. None of it depends on a machine; with the
-seconds of a machine's steps it decides how many tokens to draft there (`specheads load profile=<file>`). The
+seconds of a machine's steps it decides how many tokens to draft there. The
 schema is in speculation_profile.schema.json. Beside a head, the file goes wherever the head goes, also to the hub.
 """
 

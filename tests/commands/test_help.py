@@ -15,10 +15,10 @@ from specheads.commands.experiments import experiments
 from specheads.commands.help import choices_of, composed, explanations
 from specheads.commands.yaml_comments import Comments, read_comments
 from specheads.errors import UserError
-from specheads.evaluation import layer_search, learning_curve, load
+from specheads.evaluation import layer_search, learning_curve
 from specheads.pair_config import config_folder
 
-MODULES = (train, evaluate, data, learning_curve, layer_search, load, calibration, probe, speculation_profile, reproduction)
+MODULES = (train, evaluate, data, learning_curve, layer_search, calibration, probe, speculation_profile, reproduction)
 COMMANDS = {module.main.name: module.main for module in MODULES}
 
 

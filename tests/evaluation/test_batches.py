@@ -9,8 +9,7 @@ from jsonschema import Draft202012Validator
 from rich.console import Console
 
 from specheads import AcceptanceHead, HeadConfig, UserError, drafting, verification
-from specheads.decoding.load.costs import LoadCosts, SecondsTable
-from specheads.decoding.load.load_aware import LoadAware, LoadBound
+from specheads.decoding.batch.load_aware import LoadAware, LoadCosts, SecondsTable
 from specheads.evaluation import batches, report_files
 from specheads.evaluation.console import print_report
 from specheads.evaluation.evaluate import evaluate
@@ -29,7 +28,7 @@ def measured_rows(monkeypatch):
     """The numbers of rows that costs were asked for; the costs are made up."""
     asked = []
 
-    def measured(decoder, max_batch, max_tokens, read_out, head):
+    def measured(decoder, max_batch, max_tokens):
         asked.append(max_batch)
         return COSTS
 
@@ -60,7 +59,7 @@ def test_batches_of_every_size_are_decoded_reported_and_kept(call, measured_rows
     assert [(table.concurrency, table.num_requests) for table in report.batches] == [(1, 3), (2, 4)]
     for table in report.batches:
         assert [row.family.split()[0] for row in table.rows] == ["target", "fixed_length", "head_threshold", "load-aware"]
-        assert table.rows[-1].name == "load-aware, head" and all(row.lossless for row in table.rows)
+        assert table.rows[-1].name == "load-aware" and all(row.lossless for row in table.rows)
         assert (table.rows[0].over_alone, table.rows[0].speedup.value, table.rows[0].tokens_per_round) == (1, 1, 1)
         assert all(row.tokens_per_second > 0 and row.token_ms["p50"] <= row.token_ms["p99"] for row in table.rows)
     assert "3 prompts are too few for them: they are repeated, each time with another seed" in caplog.text
@@ -94,17 +93,10 @@ def test_batches_of_every_size_are_decoded_reported_and_kept(call, measured_rows
     assert journal.read_text().splitlines(keepends=True)[:4] == lines[:4] and len(journal.read_text().splitlines()) == 9
 
 
-def test_without_a_head_the_policy_asks_the_drafts_confidence(call):
-    (table,) = call(with_head=False, concurrency=(2,)).batches
-    assert [row.name for row in table.rows] == ["target alone", table.rows[1].name, "load-aware"]
-
-
-def test_policies_are_chosen_and_bound_every_rule(call):
-    chosen = {"load_bound": PolicyChoice(LoadBound), "load_aware": PolicyChoice(LoadAware, {"max_tokens": 2})}
+def test_policies_are_chosen_without_a_head(call):
+    chosen = {"load_aware": PolicyChoice(LoadAware, {"max_tokens": 2})}
     (table,) = call(with_head=False, concurrency=(2,), stopping=chosen).batches
-    fixed = table.rows[1].name
-    assert [row.name for row in table.rows] == ["target alone", fixed, f"{fixed}, load bound", "load-aware"]
-    assert [row.family for row in table.rows][2:] == ["fixed_length, load bound", "load-aware"]
+    assert [row.name for row in table.rows] == ["target alone", table.rows[1].name, "load-aware"]
     assert all(row.lossless and row.tokens_per_second > 0 for row in table.rows)
 
 

@@ -61,7 +61,7 @@ def all_rules():
 def test_every_rule_of_the_config_is_replayed_with_every_value(tuning, heads):
     rules = all_rules()
     files = {path.stem for path in (config_folder() / "stopping").glob("*.yaml")}
-    files -= {"all", "load_aware", "load_bound"}  # the policies of batches
+    files -= {"all", "load_aware"}  # the policies of batches
     assert set(rules) == files and longest_draft(rules) == 20
     tried = candidates(rules, heads, tuning)
     families = {candidate.family for candidate in tried}

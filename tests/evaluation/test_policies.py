@@ -3,8 +3,7 @@
 import pytest
 
 from specheads import UserError, stopping
-from specheads.decoding.load.lengths import GoodputK
-from specheads.decoding.load.load_aware import LoadAware, LoadBound
+from specheads.decoding.batch.load_aware import LengthPolicy, LoadAware
 from specheads.evaluation.candidate import FIXED, RuleChoice
 from specheads.evaluation.policies import DEFAULT, PolicyChoice, check_policies
 from specheads.evaluation.settings import Evaluation, LearningCurve
@@ -26,7 +25,7 @@ def test_policies_alone_are_compared_with_the_fixed_lengths():
 
 @pytest.mark.parametrize("concurrency", [(1,), (1, 64)])
 def test_good_choices_pass(concurrency):
-    check_policies(DEFAULT | AWARE | {"load_bound": PolicyChoice(LoadBound)}, concurrency)
+    check_policies(DEFAULT | AWARE, concurrency)
     check_policies({}, ())
 
 
@@ -39,8 +38,7 @@ def test_good_choices_pass(concurrency):
         ),
         ({"load_aware": PolicyChoice(LoadAware, {"max_tokens": [4, 8]})}, r"stopping\.load_aware\.max_tokens=\[4, 8\] must be"),
         ({"load_aware": PolicyChoice(LoadAware, {"depth": 3})}, r"stopping\.load_aware has arguments .*depth"),
-        ({"load_bound": PolicyChoice(LoadBound, {"max_tokens": 3})}, r"stopping\.load_bound has arguments .*max_tokens"),
-        ({"other": PolicyChoice(GoodputK)}, r"stopping\.other has arguments"),
+        ({"other": PolicyChoice(LengthPolicy)}, r"stopping\.other has arguments"),
     ],
 )
 def test_mistakes_get_one_message(policies, message):

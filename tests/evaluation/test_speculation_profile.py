@@ -13,14 +13,13 @@ from random_recording import random_recording
 from specheads import AcceptanceHead, HeadConfig, UserError
 from specheads.commands import speculation_profile as command
 from specheads.decoding.stopping import MAX_TOKENS
-from specheads.evaluation import load
+from specheads.evaluation import speculation_profile
 from specheads.evaluation.intervals import Interval
-from specheads.evaluation.serving.profiled_drafts import recording_of
 from specheads.evaluation.speculation_profile import FILE, HeadProfile, Profile, SetProfile, read_profile, set_profile
 from specheads.heads.checkpoint import save_head
 from specheads.pair_config import config_folder
 
-SCHEMA = json.loads((Path(load.__file__).parent / "speculation_profile.schema.json").read_text())
+SCHEMA = json.loads((Path(speculation_profile.__file__).parent / "speculation_profile.schema.json").read_text())
 SMALL = ["data.num_test=4", "data.num_dev=2", "num_prompts=4", "max_new_tokens=16", "num_samples=2"]
 
 
@@ -51,22 +50,6 @@ def test_intervals_are_over_groups(independent):
     grouped = set_profile("any", {}, recording, [number // 75 for number in range(150)])
     assert grouped.acceptance[0].value == independent.acceptance[0].value
     assert grouped.acceptance[0].high - grouped.acceptance[0].low < independent.acceptance[0].high - independent.acceptance[0].low
-
-
-def with_chances(chances):
-    known = [Interval(chance, chance, chance) for chance in chances]
-    return SetProfile("made", {}, 1, known, known, known)
-
-
-def test_responses_that_a_profile_describes_have_that_profile():
-    chances = [0.9 - 0.03 * place for place in range(MAX_TOKENS)]  # a token is the less likely the longer its draft
-    recording = recording_of(with_chances(chances), 200, 200, 8, seed=0)
-    again = set_profile("again", {}, recording, recording.num_prompts)
-    for place in range(10):
-        assert away(again.acceptance[place], chances[place]) < 5
-    other = recording_of(with_chances(chances), 200, 200, 8, seed=1)
-    assert not torch.equal(recording.accepted, other.accepted)
-    assert torch.equal(recording.accepted, recording_of(with_chances(chances), 200, 200, 8, seed=0).accepted)
 
 
 def profile_of(profile):
@@ -154,24 +137,3 @@ def test_several_heads_are_refused(nano, tmp_path, monkeypatch):
     monkeypatch.setattr(command, "find_heads", lambda *given: {"a": None, "b": None})
     with pytest.raises(UserError, match="holds 2 heads, and a profile is of one: a, b"):
         command.write_profile(composed("profile", "head=bank", f"paths.data={tmp_path}/data", f"paths.run={tmp_path}", *SMALL))
-
-
-def test_loads_are_simulated_from_a_profile_without_its_pair(independent, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(load, "load_configured_pair", lambda cfg: pytest.fail("the pair was loaded"))
-    path = profile_of(independent).write(tmp_path)
-    words = [
-        f"profile={path}",
-        f"paths.run={tmp_path}",
-        "concurrencies=[1,64]",
-        "num_prompts=20",
-        "max_new_tokens=40",
-        "num_seeds=2",
-    ]
-    tables = load.simulate(composed("load", *words))
-    assert [table.requests for table in tables] == [1, 64]
-    names = [row.family for row in tables[0].rows]
-    assert names == ["fixed K", "K = 7", "goodput K", "bandit by batch size", "fixed K by batch size"]
-    assert tables[0].alone < tables[0].row("fixed K").numbers["tokens_per_second"].value  # the target of the roofline is large
-    assert "acceptance of small for large, any" in capsys.readouterr().out
-    with pytest.raises(UserError, match="describes no drafts that head=latest could look at"):
-        load.simulate(composed("load", *words, "head=latest"))

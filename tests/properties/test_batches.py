@@ -2,10 +2,10 @@
 
 import hashlib
 import itertools
+import operator
 import tempfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,16 +28,8 @@ from random_recording import rounds_of
 from specheads import SpeculativeDecoder, UserError, Warp, generate_baseline
 from specheads.decoding import stopping
 from specheads.decoding.baseline import Baseline
+from specheads.decoding.batch.load_aware import LoadAware, LoadCosts, SecondsTable
 from specheads.decoding.drafting import Autoregressive
-from specheads.decoding.load.bandit import BatchSizeBandit
-from specheads.decoding.load.costs import LoadCosts, SecondsTable
-from specheads.decoding.load.lengths import FixedK, FixedKByBatchSize
-from specheads.decoding.load.load_aware import LoadAware, LoadBound
-from specheads.decoding.load.plan import SurvivalSample
-from specheads.decoding.load.pooled_logistic import PooledLogistic
-from specheads.decoding.load.readout import LogisticAcceptance, ReadOut
-from specheads.decoding.load.stopping_rule import EachByRule
-from specheads.decoding.load.tetris import Tetris
 from specheads.decoding.verification import VerificationRule
 from specheads.prompts.encoding import ResponseLimits
 from specheads.prompts.prompt import Prompt
@@ -108,33 +100,14 @@ def table(seconds):
 
 
 steps = st.lists(st.floats(0.01, 3), min_size=4, max_size=4).map(table)
-survivals = st.lists(st.lists(probabilities(0.05), min_size=4, max_size=4), min_size=1, max_size=5)
-
-
-@st.composite
-def policies(draw):
-    """Return a policy that decides how many tokens rows draft and submit."""
-    simple = st.one_of(
-        st.builds(FixedK, st.integers(0, 5)),
-        st.builds(FixedKByBatchSize, st.dictionaries(st.integers(1, 4), st.integers(0, 5), min_size=1)),
-        st.builds(BatchSizeBandit, st.lists(st.integers(0, 5), min_size=1, max_size=3, unique=True), st.integers(0, 9)),
-        st.builds(PooledLogistic, probabilities(), st.floats(0.1, 20), st.integers(1, 5)),
-        st.builds(Tetris, st.integers(1, 9), st.integers(1, 5)),
-        st.builds(EachByRule, length_rules | draft_rules),
-    )
-    if draw(st.booleans()):
-        return draw(simple)
-    logistics = {"max_prob": draw(st.floats(-6, 6)), "bias": draw(st.floats(-3, 3))}
-    read_out = ReadOut(LogisticAcceptance(logistics), LogisticAcceptance({"log_draft_prob": draw(st.floats(0, 3)), "bias": 1.0}))
-    costs = LoadCosts(draw(steps), draw(steps))
-    sample = SurvivalSample(np.cumprod(draw(survivals), axis=1))
-    if draw(st.booleans()):
-        return LoadAware(costs, read_out, sample, 4)
-    return LoadBound(draw(simple), costs, read_out, sample)
+survivals = st.lists(probabilities(0.05), min_size=4, max_size=4).map(
+    lambda shares: list(itertools.accumulate(shares, operator.mul))
+)
+policies = st.builds(LoadAware, st.builds(LoadCosts, steps, steps), survivals, st.integers(1, 5))
 
 
 @tries(0.5)
-@given(cases([("chain", "token"), ("chain", "block")], st.just(Warp(temperature=0))), policies(), st.integers(1, 4), st.data())
+@given(cases([("chain", "token"), ("chain", "block")], st.just(Warp(temperature=0))), policies, st.integers(1, 4), st.data())
 def test_greedy_rows_under_a_policy_emit_the_targets_tokens(case, policy, max_batch, data):
     texts, numbers = data.draw(several(case.vocab_size, case.window))
     target = Baseline(case.pair, case.warp, "eager", case.window)

@@ -40,16 +40,12 @@ class RowsDrafter:
         places = torch.tensor([row.row for row in rows], device=device)
         self.state = with_rows(self.state, places, self.rule.start_prompt(len(rows), device))
 
-    def rests(self, rows: Sequence[Row]) -> bool:
-        """Return whether no row drafts in this round."""
-        return False
-
-    def draft(self, rows: Sequence[Row], ends: Tensor) -> None:
-        """Draft after the committed tokens of each row; the result is in the rows and in the memory."""
+    def draft(self, rows: Sequence[Row], ends: Tensor, most: int) -> None:
+        """Draft up to `most` tokens after the committed ones of each row; the result is in the rows and in the memory."""
         state = ChainState(self._going, self.state)
         for row in rows:
             row.begin_round()
-        drafting = [row for row in rows if row.limit > 0]
+        drafting = [row for row in rows if min(row.limit, most) > 0]
         while drafting:
             drawn, state = self._step_rows(drafting, ends, state)
             for row, (token, _) in zip(drafting, drawn, strict=True):
@@ -58,7 +54,7 @@ class RowsDrafter:
             drafting = [
                 row
                 for row, (_, stopped) in zip(drafting, drawn, strict=True)
-                if not stopped and len(row.drafted) < min(row.limit, self.rule.max_tokens)
+                if not stopped and len(row.drafted) < min(row.limit, most)
             ]
         waiting = [row for row in rows if row.num_probs_needed > len(row.drafted)]
         if waiting:  # only the distributions matter, the state stays as it is
@@ -90,9 +86,6 @@ class RowsDrafter:
             row.num_read += len(tokens)
             row.num_draft_calls += 1
         return packed.tolist()[: len(rows)], state
-
-    def learn(self, rows: Sequence[Row], num_accepted: Sequence[int]) -> None:
-        """There is nothing to learn beyond the stopping rule's `end_round`."""
 
     def keep(self, row: Row, num_accepted: int) -> None:
         """Forget what a row's draft has read beyond the accepted tokens. Call it before they are committed."""

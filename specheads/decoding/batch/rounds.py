@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from specheads.decoding.batch.drafter import RowsDrafter
-from specheads.decoding.batch.policy_rounds import PolicyDrafter
+from specheads.decoding.batch.load_aware import LengthPolicy
 from specheads.decoding.batch.reader import PromptReader
 from specheads.decoding.batch.rows import Row, RowsExample, filled, flat_tokens
 from specheads.decoding.batch.steps import RowsTargetStep
@@ -19,13 +19,13 @@ from specheads.decoding.drafting import DraftMemory
 from specheads.decoding.drafting.autoregressive import ChainStep
 from specheads.decoding.engine import Engine
 from specheads.decoding.expectation import expected_of
-from specheads.decoding.load.policy import LoadPolicy
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.verification import VerificationRule, VerifyStep
 from specheads.pair import Pair
 from specheads.sampling import Warp
 
 LEAST_DRAFTED = 10
+STEP_TOKENS = 8  # of a row that a draft step reads; more are read before it, without logits
 
 
 class RowOutcome(NamedTuple):
@@ -122,13 +122,15 @@ class SpeculativeRounds:
 
         Args:
             engines: the target's and the draft's, with memory for one row more than `num_rows`.
-            stopping: with a policy an `Observing`.
-            by_policy: a policy, which `follow` gives, decides how long drafts are.
+            stopping: with a policy a fixed length of its longest draft.
+            by_policy: `policy`, which is set before the first round, decides how long drafts are.
         """
         self.engines, self._pair = engines, pair
         target, draft = engines
+        self.policy: LengthPolicy | None = None
         readers = [PromptReader(engine, num_rows) for engine in engines]
         self.readers: Sequence[PromptReader] = readers[:1] if by_policy else readers
+        self._late_reader = readers[1] if by_policy else None
         # As many at least that a compiler can be shown a number of drafted tokens that is no other size.
         most = max(LEAST_DRAFTED, target.padded(stopping.max_tokens + 1) - 1)
 
@@ -140,9 +142,7 @@ class SpeculativeRounds:
         if target.lm.device != draft.lm.device:
             self._memory = memory(target)
         step = ChainStep(draft.lm, warp, stopping, self._drafted)
-        self._drafter: RowsDrafter = RowsDrafter(draft, step, num_rows)
-        if by_policy:
-            self._drafter = PolicyDrafter(draft, step, num_rows, readers[1])
+        self._drafter = RowsDrafter(draft, step, num_rows)
         self._verifier = RowsVerifier(target, VerifyStep(warp, verification, self._memory), num_rows)
         self._alone: TargetRounds | None = None
         # A state has to learn of every round, and a rule may have to know the target's state after it.
@@ -153,14 +153,11 @@ class SpeculativeRounds:
             size, dtype = target.lm.hidden_size, target.lm.output_embedding.weight.dtype
             self._target_hidden = torch.zeros(num_rows + 1, size, dtype=dtype, device=target.lm.device)
 
-    def follow(self, policy: LoadPolicy) -> None:
-        """Let a policy decide from now on."""
-        assert isinstance(self._drafter, PolicyDrafter)
-        self._drafter.policy = policy
-
     def warm_up(self, ends: Tensor) -> None:
         self._drafter.warm_up(ends)
         self._verifier.warm_up()
+        if self._late_reader is not None:
+            self._late_reader.warm_up()
         if self._alone is not None:
             self._alone.warm_up(ends)
 
@@ -177,15 +174,16 @@ class SpeculativeRounds:
 
     def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[RowOutcome], Mark]:
         drafter, verifier = self._drafter, self._verifier
-        if self._alone is not None and drafter.rests(rows):
-            return self._alone.take(rows, ends, clock)
+        most = drafter.rule.max_tokens
+        if self.policy is not None:
+            most = min(most, self.policy.length(len(rows), sum(len(row.session.committed) for row in rows)))
+            if self._alone is not None and not (most and any(row.limit > 0 for row in rows)):
+                return self._alone.take(rows, ends, clock)
+            if most:
+                self._catch_up([row for row in rows if row.limit > 0])
         drafter.state = drafter.rule.start_round(drafter.state, self._target_hidden)
         planned = self._planned(rows)
-        drafter.draft(rows, ends)
-        if self._alone is not None and not any(row.num_drafted for row in rows):
-            alone = self._alone.take(rows, ends, clock)
-            drafter.learn(rows, [0] * len(rows))
-            return alone
+        drafter.draft(rows, ends, most)
         drafted = clock.mark()
         if self._memory is not self._drafted:
             self._memory.copy_(self._drafted, max(len(row.drafted) for row in rows))
@@ -202,10 +200,21 @@ class SpeculativeRounds:
             nan_in = self._pair.draft_id if result.draft_nan else self._pair.target_id if result.target_nan else None
             tokens = [*row.drafted[:num_accepted], result.next_token]
             outcomes.append(RowOutcome(tokens, row.num_drafted, num_accepted, row.num_draft_calls, nan_in))
-        drafter.learn(rows, [result.num_accepted for result in results])
         num_submitted, num_accepted = torch.from_numpy(counts).to(ends.device)
         drafter.state = drafter.rule.end_round(drafter.state, num_submitted, num_accepted)
         return outcomes, drafted
+
+    def _catch_up(self, rows: Sequence[Row]) -> None:
+        """Let the draft read what a step would have to read beyond a few tokens: a prompt, or tokens of rounds without drafts."""
+        late = [row for row in rows if len(row.session.committed) - row.num_read > STEP_TOKENS]
+        if not late:
+            return
+        assert self._late_reader is not None
+        starts = [row.num_read if self._late_reader.continues else 0 for row in late]
+        texts = [row.session.committed[start:-1] for row, start in zip(late, starts, strict=True)]
+        self._late_reader.read([row.row for row in late], texts, starts)
+        for row in late:
+            row.num_read = len(row.session.committed) - 1
 
     def _planned(self, rows: Sequence[Row]) -> list[int]:
         """Return how many tokens the stopping rule will draft in each row whatever they are; 0 if that depends on them."""

@@ -3,10 +3,9 @@
 It is made of rounds that a decoder takes over made-up prompts, so it has everything that a round does, on the host too.
 """
 
+import itertools
 import logging
 import random
-import statistics
-import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,48 +13,28 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from specheads.decoding.batch.load_aware import LengthPolicy, LoadCosts, SecondsTable
 from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.engine import artefacts
-from specheads.decoding.load.admission import frontier
-from specheads.decoding.load.costs import LoadCosts, SecondsTable
-from specheads.decoding.load.drafts import Drafts
-from specheads.decoding.load.lengths import PlannedLength
-from specheads.decoding.load.readout import ReadOut
 from specheads.decoding.records import Generation, Round
 from specheads.errors import UserError
-from specheads.heads.head import AcceptanceHead
 from specheads.storage.files import cache_folder
 from specheads.storage.shards import fingerprint
 
 logger = logging.getLogger(__name__)
 
-FREE = SecondsTable((1, 2), (1.0, 1.0))
 SAME, NUM_ALONE = 3, 24  # rounds in turn that draft the same number of tokens, or none
 
 
-class ListedLengths(PlannedLength):
-    """Draft lengths one after another, over and over; with a read-out all tokens pass the admission, whose seconds are kept."""
+class _ListedLengths(LengthPolicy):
+    """Drafts lengths one after another, over and over."""
 
-    def __init__(self, lengths: Sequence[int], max_tokens: int, read_out: ReadOut | None = None) -> None:
+    def __init__(self, lengths: Sequence[int], max_tokens: int) -> None:
         super().__init__(max_tokens)
-        self.lengths, self.read_out, self.num_rounds = lengths, read_out, 0
-        self.admission: list[float] = []  # seconds of rounds
-        if read_out is not None:
-            self.needs, self.admits = read_out.needs, True
+        self._lengths = itertools.cycle(lengths)
 
-    def length(self, drafts: Drafts) -> int:
-        return self.lengths[self.num_rounds % len(self.lengths)]
-
-    def admit(self, drafts: Drafts) -> np.ndarray:
-        if self.read_out is None or not drafts.longest:
-            return drafts.lengths
-        started = time.perf_counter()
-        submitted = frontier(self.read_out.survival(drafts), drafts.lengths, FREE, drafts.base_tokens, throughput=0.0)
-        self.admission.append(time.perf_counter() - started)
-        return submitted
-
-    def learn(self, drafts: Drafts, num_submitted: np.ndarray, num_accepted: np.ndarray, seconds: float) -> None:
-        self.num_rounds += 1
+    def length(self, num_requests: int, positions: int) -> int:
+        return next(self._lengths)
 
 
 Timed = list[tuple[int, int, float]]  # positions in memory, these times the tokens that attend to each, seconds
@@ -78,15 +57,10 @@ class Observed:
         self.alone: dict[int, Timed] = defaultdict(list)  # a round without drafts, by its rows
         self.target: dict[int, Timed] = defaultdict(list)  # a verification, by its tokens
         self.drafting: dict[int, list[Drafted]] = defaultdict(list)  # by rows
-        self.admission: dict[int, list[float]] = defaultdict(list)  # by rows, a part of the seconds of drafting
-        self.prompts: dict[int, list[float]] = defaultdict(list)  # the target's reading of prompts, by their tokens
-        self.catching_up: dict[int, list[Drafted]] = defaultdict(list)  # as `drafting`, with the prompts
 
-    def add(self, rows: Sequence[Generation], admission: Sequence[float]) -> None:
-        """Take in what rows made that began together, up to the first that ended, and the seconds of admitting their tokens."""
-        self.admission[len(rows)] += admission
+    def add(self, rows: Sequence[Generation]) -> None:
+        """Take in what rows made that began together, up to the first that ended."""
         lengths = [len(row.prompt_ids) for row in rows]
-        self.prompts[sum(lengths) - len(rows)].append(max(row.stats.prefill_seconds for row in rows))
         unread, positions = np.array(lengths), sum(lengths)
         for number in range(min(len(row.rounds) for row in rows)):
             rounds = [row.rounds[number] for row in rows]
@@ -104,30 +78,19 @@ class Observed:
             return
         self.target[rows * (1 + done.num_drafted)].append((positions, positions * (1 + done.num_drafted), verified))
         drafted = Drafted(done.num_drafted, unread, positions, done.draft_seconds)
-        (self.catching_up if first else self.drafting)[rows].append(drafted)
+        if not first:  # the first round reads the prompts, too
+            self.drafting[rows].append(drafted)
 
     def costs(self, provenance: Mapping[str, str]) -> LoadCosts:
         """Return medians as tables."""
         of_target, of_draft = self._of_target(), self._of_draft()
         parts = {rows: _parts(rows, values, of_draft) for rows, values in self.drafting.items()}
-        besides = {rows: values[0] for rows, values in parts.items()}
-        admission = {rows: statistics.median(seconds) for rows, seconds in self.admission.items() if seconds}
-        table = _table({rows: values[1] for rows, values in parts.items()})
-        # Prompts are read without sampling, so that few tokens of them may cost less than a step.
-        read: dict[int, list[float]] = defaultdict(list)
-        for rows, values in self.catching_up.items():
-            for each in values:
-                first = each.seconds - besides[rows] - (each.steps - 1) * float(table(rows)) - _memory(each, of_draft)
-                read[each.unread].append(max(first, table.seconds[-1]))
-        longer = {size: statistics.median(values) for size, values in read.items() if size > table.sizes[-1]}
         return LoadCosts(
-            draft=_table(dict(zip(table.sizes, table.seconds, strict=True)) | longer),
+            draft=_table({rows: step for rows, (_, step) in parts.items()}),
             target=_table(_without_memory(self.target, of_target)),
             provenance=provenance,
             alone=_table(_without_memory(self.alone, of_target)),
-            drafting=_table({rows: max(seconds - admission.get(rows, 0.0), 1e-9) for rows, seconds in besides.items()}),
-            admission=_table(admission) if admission else None,
-            prompts=_table({size: statistics.median(seconds) for size, seconds in self.prompts.items()}),
+            drafting=_table({rows: once for rows, (once, _) in parts.items()}),
             target_position=of_target[0],
             draft_position=of_draft,
             target_attention=of_target[1],
@@ -217,13 +180,7 @@ def without_falls(seconds: Sequence[float]) -> list[float]:
     return np.minimum.accumulate(np.array(seconds)[::-1])[::-1].tolist()
 
 
-def kept_costs(
-    decoder: SpeculativeDecoder,
-    max_batch: int,
-    max_tokens: int = 8,
-    read_out: ReadOut | None = None,
-    head: AcceptanceHead | None = None,
-) -> LoadCosts:
+def kept_costs(decoder: SpeculativeDecoder, max_batch: int, max_tokens: int = 8) -> LoadCosts:
     """Return the costs that were measured on this machine before, in the folder `costs` of the cache folder, or measure them now.
 
     See `measured_costs`.
@@ -237,7 +194,6 @@ def kept_costs(
             "types": [str(lm.output_embedding.weight.dtype) for lm in (pair.target_lm, pair.draft_lm)],
             "rules": [repr(decoder.warp), repr(decoder.verification.compile_key)],
             "sizes": [max_batch, max_tokens, engine.capacity],
-            "predictions": [sorted(read_out.needs) if read_out else [], repr(head.config) if head else ""],
         }
     )
     path = cache_folder() / "costs" / f"{key}.json"
@@ -249,7 +205,7 @@ def kept_costs(
         except UserError as error:
             logger.warning("%s They are measured again.", error)
     logger.info("costs of rounds: measured with up to %d rows and %d drafted tokens, into %s", max_batch, max_tokens, path)
-    costs = measured_costs(decoder, max_batch, max_tokens, read_out, head)
+    costs = measured_costs(decoder, max_batch, max_tokens)
     path.parent.mkdir(parents=True, exist_ok=True)
     costs.write(path)
     return costs
@@ -259,8 +215,6 @@ def measured_costs(
     decoder: SpeculativeDecoder,
     max_batch: int,
     max_tokens: int = 8,
-    read_out: ReadOut | None = None,
-    head: AcceptanceHead | None = None,
     context: int = 256,
     repeats: int = 6,
 ) -> LoadCosts:
@@ -268,7 +222,6 @@ def measured_costs(
 
     Args:
         max_batch: rows; tables go up to `max_batch` x (1 + `max_tokens`) tokens in flight.
-        read_out, head: what a policy predicts acceptance with, which takes its time, too.
         context: the longest prompt.
     """
     new_tokens = SAME * sum(1 + length for length in range(1, max_tokens + 1)) + 1
@@ -277,11 +230,11 @@ def measured_costs(
     observed = Observed()
     rng, order = np.random.default_rng(0), random.Random(0)
 
-    def run(size: int, prompt_length: int, lengths: Sequence[int]) -> tuple[list[Generation], list[float]]:
+    def run(size: int, prompt_length: int, lengths: Sequence[int]) -> list[Generation]:
         prompts = rng.integers(decoder.pair.vocab_size, size=(size, prompt_length)).tolist()
-        policy, most = ListedLengths(lengths, max_tokens, read_out), new_tokens if any(lengths) else NUM_ALONE
-        made = decoder.generate_batch(prompts, max_batch, most, stop_tokens=(), policy=policy, head=head)
-        return [row for _, row in made], policy.admission
+        policy, most = _ListedLengths(lengths, max_tokens), new_tokens if any(lengths) else NUM_ALONE
+        made = decoder.generate_batch(prompts, max_batch, most, stop_tokens=(), policy=policy)
+        return [row for _, row in made]
 
     for repeat in range(repeats + 1):
         prompt_length = max(2, context * (max(repeat, 1) * 2 - 1) // (2 * repeats))
@@ -289,9 +242,9 @@ def measured_costs(
             # As decoding does them: the same many times over, so that memory is in the caches that it is in then.
             drafted = [length for length in order.sample(range(1, max_tokens + 1), max_tokens) for _ in range(SAME)]
             for lengths in (drafted, [0]):
-                rows, admission = run(size, prompt_length, lengths)
+                rows = run(size, prompt_length, lengths)
                 if repeat:  # the first one warms up
-                    observed.add(rows, admission)
+                    observed.add(rows)
     pair = decoder.pair
     return observed.costs(
         {

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from specheads.evaluation.batch_sweep import BatchRun
 from specheads.evaluation.energy.meter import Energy, Idle, resolution_error
 from specheads.evaluation.intervals import interval
 from specheads.evaluation.report import BatchEnergy, EnergyRow
-from specheads.evaluation.serving.batch_sweep import BatchRun
 from specheads.evaluation.sweep import Measured
 
 

@@ -5,18 +5,15 @@ import torch
 from fakes import tiny_pair
 
 from specheads import SpeculativeDecoder
+from specheads.decoding.batch.load_aware import TABLES, LoadCosts
 from specheads.decoding.batch.step_costs import Observed, kept_costs, measured_costs, without_falls
-from specheads.decoding.load.costs import TABLES, LoadCosts
-from specheads.decoding.load.readout import LogisticAcceptance, ReadOut
 from specheads.decoding.records import DecodeStats, Generation, Round
-
-READ_OUT = ReadOut(LogisticAcceptance({"max_prob": 2.0}), LogisticAcceptance({"log_draft_prob": 1.0, "bias": 1.0}))
 
 
 @pytest.mark.parametrize(("max_batch", "max_tokens"), [(1, 3), (5, 3), (2, 1)])
 def test_tables_cover_what_a_batch_can_have_in_flight(max_batch, max_tokens, tmp_path):
     decoder = SpeculativeDecoder(tiny_pair(), engine="eager")
-    costs = measured_costs(decoder, max_batch, max_tokens, READ_OUT, context=8, repeats=2)
+    costs = measured_costs(decoder, max_batch, max_tokens, context=8, repeats=2)
     assert costs.draft.sizes[0] == 1 and costs.target.sizes[-1] == max((1 + max_tokens) * max_batch, 1 + costs.target.sizes[0])
     for name in TABLES:
         table = getattr(costs, name)
@@ -27,7 +24,7 @@ def test_tables_cover_what_a_batch_can_have_in_flight(max_batch, max_tokens, tmp
     assert (costs.provenance["target"], costs.provenance["dtype"]) == ("tiny-target", "torch.float64")
 
 
-ADMISSION, STEP, TOKEN, BESIDES, VERIFIED, ALONE, PROMPT = 0.375, 0.25, 0.125, 0.5, 0.0625, 3.0, 0.03125
+STEP, TOKEN, BESIDES, VERIFIED, ALONE = 0.25, 0.125, 0.5, 0.0625, 3.0
 TARGET_POSITION, DRAFT_POSITION, ATTENTION = 2.0**-10, 2.0**-12, 2.0**-11
 
 
@@ -38,13 +35,7 @@ def made_up(num_rows, drafted, accepted, prompt=9):
         seconds = 0.0
         if number:
             first = STEP + TOKEN * num_rows * unread
-            seconds = (
-                BESIDES
-                + ADMISSION * num_rows
-                + first
-                + (number - 1) * (STEP + TOKEN * num_rows)
-                + number * positions * DRAFT_POSITION
-            )
+            seconds = BESIDES + first + (number - 1) * (STEP + TOKEN * num_rows) + number * positions * DRAFT_POSITION
             unread = 0
         verify = (VERIFIED * num_rows * (1 + number) if number else ALONE) + positions * (
             TARGET_POSITION + (1 + number) * ATTENTION
@@ -52,7 +43,7 @@ def made_up(num_rows, drafted, accepted, prompt=9):
         positions += num_rows * (kept + 1)
         rounds.append(Round(list(range(kept + 1)), number, kept, number - kept, number, seconds, verify, 0.0))
         unread = kept + 1 - min(kept, number - 1) if number else unread + 1
-    stats = DecodeStats.of(rounds, PROMPT * num_rows * (prompt - 1))
+    stats = DecodeStats.of(rounds, 0.0)
     row = Generation(torch.zeros(prompt, dtype=torch.long), torch.zeros(9), "", rounds, stats, "length")
     return [row] * num_rows
 
@@ -62,28 +53,24 @@ def test_the_parts_of_a_round_are_told_apart():
     for num_rows in (1, 2, 4):
         for prompt in (9, 40):
             rows = made_up(num_rows, [2, 0, 1, 3, 2, 0, 1], [2, 0, 0, 3, 1, 0, 1], prompt)
-            observed.add(rows, [ADMISSION * num_rows] * 5)
+            observed.add(rows)
     costs = observed.costs({})
     for rows in (1, 2, 4):
         assert costs.draft(rows) == pytest.approx(STEP + TOKEN * rows)
-        assert costs.besides(rows) == pytest.approx(BESIDES)
-        assert costs.weighing(rows) == pytest.approx(ADMISSION * rows)
+        assert costs.drafting(rows) == pytest.approx(BESIDES)
         assert costs.alone(rows) == pytest.approx(ALONE)
         assert costs.target(rows * 3) == pytest.approx(VERIFIED * rows * 3)
-        assert costs.prompts(rows * 8) == pytest.approx(PROMPT * rows * 8)
     found = costs.target_position, costs.draft_position, costs.target_attention
     assert found == pytest.approx((TARGET_POSITION, DRAFT_POSITION, ATTENTION))
-    assert costs.draft(36) == pytest.approx(STEP + TOKEN * 36)  # four prompts that were read in a first step
-    assert costs.round_seconds(2, 3, 8) == pytest.approx(3 * (STEP + TOKEN * 2) + BESIDES + VERIFIED * 8)
-    assert costs.round_seconds(2, 0, 2) == pytest.approx(ALONE)
-    more = costs.round_seconds(2, 3, 8, positions=100) - costs.round_seconds(2, 3, 8)
+    assert costs.round_seconds(2, 3) == pytest.approx(3 * (STEP + TOKEN * 2) + BESIDES + VERIFIED * 8)
+    assert costs.round_seconds(2, 0) == pytest.approx(ALONE)
+    more = costs.round_seconds(2, 3, 100) - costs.round_seconds(2, 3)
     assert more == pytest.approx(100 * (TARGET_POSITION + 3 * DRAFT_POSITION + 4 * ATTENTION))  # four tokens of each request
-    assert costs.verification(50)(8) - costs.envelope(8) == pytest.approx(8 * 50 * ATTENTION)
 
 
 def test_rounds_in_which_a_row_was_at_its_limit_do_not_count():
     observed, rows = Observed(), made_up(1, [2, 3], [0, 0])
-    observed.add(rows + made_up(1, [2, 1], [0, 0]), [])
+    observed.add(rows + made_up(1, [2, 1], [0, 0]))
     assert set(observed.target) == {6}
 
 
@@ -98,9 +85,8 @@ def test_costs_are_kept_for_the_same_machine_pair_and_sizes(tmp_path, monkeypatc
     first = kept_costs(decoder, 2, 2)
     assert kept_costs(decoder, 2, 2) == first
     (path,) = (tmp_path / "costs").iterdir()
-    for other in (kept_costs(decoder, 2, 3), kept_costs(decoder, 2, 2, READ_OUT)):
-        assert other != first
-    assert len(list((tmp_path / "costs").iterdir())) == 3
+    assert kept_costs(decoder, 2, 3) != first
+    assert len(list((tmp_path / "costs").iterdir())) == 2
     path.write_text("{}")
     assert kept_costs(decoder, 2, 2).target.sizes == first.target.sizes
     assert "must have draft, target and provenance" in caplog.text and LoadCosts.read(path)

@@ -1,21 +1,22 @@
-"""What a batch costs: the seconds of its steps by their tokens, and by the memory that they read."""
+"""Lengths of drafts in a batch, chosen before each round by the load: every round costs what its tokens in flight cost."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from specheads.decoding.arguments import check_count
 from specheads.errors import UserError, is_count, is_number
 from specheads.storage.files import read_json, write_json
 
+MAX_TOKENS = 8  # usual longest draft; a batch drafts in lockstep, so deeper drafts rarely pay
 PROVENANCE = ("target", "draft", "device", "dtype", "command")  # what a measured table must say of itself
-TABLES = ("draft", "target", "alone", "drafting", "admission", "prompts")  # the fields that are tables
+TABLES = ("draft", "target", "alone", "drafting")  # the fields that are tables
 LARGEST_SIZE = 2**31 - 1  # of a table's entries
 MOST_SECONDS = 1e9  # of a step; sums and products of much more would overflow
-SecondsBySize = Callable[[Any], Any]  # of numbers or arrays of them
 POSITIONS = ("target_position", "draft_position", "target_attention")  # the fields that are numbers
 
 
@@ -53,35 +54,6 @@ class SecondsTable:
         """Seconds per unit of size beyond the last entry."""
         return (self.seconds[-1] - self.seconds[-2]) / (self.sizes[-1] - self.sizes[-2])
 
-    def envelope(self) -> "SecondsTable":
-        """Return the lower convex envelope: the largest convex function that is nowhere above this one.
-
-        Padded or captured sizes make costs a staircase, on which a scheduler that stops where costs rise would stop at every
-        edge.
-        """
-        hull: list[tuple[int, float]] = []
-        for point in zip(self.sizes, self.seconds, strict=True):
-            while len(hull) > 1 and _slope(hull[-2], point) <= _slope(hull[-2], hull[-1]):
-                hull.pop()
-            hull.append(point)
-        # The last slope goes on for ever, so that the envelope can rise no faster before it.
-        while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= self.last_slope:
-            hull.pop()
-        size, seconds = hull[-1]
-        hull.append((size + 1, seconds + self.last_slope))
-        sizes, values = zip(*hull, strict=True)
-        return SecondsTable(sizes, values)
-
-    @cached_property
-    def flat_until(self) -> int:
-        """The largest size of an entry up to which nothing costs more than the smallest size."""
-        within = [size for size, value in zip(self.sizes, self.seconds, strict=True) if value <= self.seconds[0] * (1 + 1e-9)]
-        return within[-1]
-
-
-def _slope(first: tuple[int, float], second: tuple[int, float]) -> float:
-    return (second[1] - first[1]) / (second[0] - first[0])
-
 
 @dataclass(frozen=True)
 class LoadCosts:
@@ -92,8 +64,6 @@ class LoadCosts:
         target: a round's step of the target, by the tokens in flight.
         alone: the same where nothing was drafted; None: as `target`.
         drafting: what a round with drafts takes besides its steps, by its rows; None: nothing.
-        admission: what predicting and weighing its tokens takes more, by its rows; None: nothing.
-        prompts: the target's reading of prompts by their tokens, in steps of their own; None: the round's step reads them.
         target_position, draft_position: what a step of each model takes more for a position of memory, of all its rows together.
         target_attention: what the target's step takes more for a position that one of its tokens attends to, where attending
             takes longer than reading.
@@ -105,8 +75,6 @@ class LoadCosts:
     provenance: Mapping[str, str] = field(default_factory=dict)
     alone: SecondsTable | None = None
     drafting: SecondsTable | None = None
-    admission: SecondsTable | None = None
-    prompts: SecondsTable | None = None
     target_position: float = 0.0
     draft_position: float = 0.0
     target_attention: float = 0.0
@@ -117,34 +85,14 @@ class LoadCosts:
             if not is_number(value := getattr(self, name)) or not 0 <= value <= MOST_SECONDS:
                 raise UserError(f"{name}={value} must be seconds from 0 to {MOST_SECONDS:g} for a position of memory.")
 
-    @cached_property
-    def envelope(self) -> SecondsTable:
-        """The lower convex envelope of the target's seconds, which decisions are made on."""
-        return self.target.envelope()
-
-    def round_seconds(self, requests: int, depth: int, in_flight: Any, positions: int = 0) -> Any:
-        """Return the seconds (...) of a round that drafts `depth` tokens for each request, by its tokens in flight (...).
-
-        They are those that decisions are made on: on the envelope, with one token per request in each draft step, and as if all
-        requests had as much of the `positions` in memory.
-        """
-        memory = positions * (self.target_position + depth * self.draft_position + self.target_attention * in_flight / requests)
-        if not depth:
-            return (self.alone or self.envelope)(in_flight) + memory
-        return depth * self.draft(requests) + self.besides(requests) + self.envelope(in_flight) + memory
-
-    def verification(self, positions: float) -> SecondsBySize:
-        """Return the envelope of the target's seconds by its tokens, each of which attends to so many positions."""
-        table, token = self.envelope, self.target_attention * positions
-        return lambda size: table(size) + token * size
-
-    def besides(self, requests: int) -> float:
-        """Return what a round with drafts takes besides its steps."""
-        return 0.0 if self.drafting is None else float(self.drafting(requests))
-
-    def weighing(self, requests: int) -> float:
-        """Return what predicting and weighing the tokens of a round takes."""
-        return 0.0 if self.admission is None else float(self.admission(requests))
+    def round_seconds(self, num_requests: int, length: int, positions: int = 0) -> float:
+        """Return the seconds of a round that drafts `length` tokens for each request, with so many `positions` in memory."""
+        in_flight = num_requests * (1 + length)
+        memory = positions * (self.target_position + length * self.draft_position + self.target_attention * (1 + length))
+        if not length:
+            return float((self.alone or self.target)(in_flight)) + memory
+        once = 0.0 if self.drafting is None else float(self.drafting(num_requests))
+        return length * float(self.draft(num_requests)) + once + float(self.target(in_flight)) + memory
 
     def write(self, path: Path) -> None:
         """Write the tables as JSON."""
@@ -184,3 +132,57 @@ def _table(content: Any, where: str) -> SecondsTable:
         return SecondsTable(tuple(content["sizes"]), tuple(map(float, content["seconds"])))
     except (UserError, OverflowError) as error:
         raise UserError(f"{where}: {error}") from None
+
+
+class LengthPolicy:
+    """Decides before each round of a batch how many tokens every row drafts, in place of the decoder's stopping rule.
+
+    No token has an influence on lengths, so the output of every row follows the target's distribution. `specheads evaluate`
+    calls a class of conf/stopping with `costs` and `survival`, see LoadAware, and with the keys of its file.
+    """
+
+    def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
+        check_count("max_tokens", max_tokens)
+        self.max_tokens = max_tokens
+
+    def length(self, num_requests: int, positions: int) -> int:
+        """Return how many tokens each of the `num_requests` rows drafts, up to `max_tokens`; 0: the target decodes alone.
+
+        Args:
+            num_requests: rows of the round.
+            positions: of all rows in memory.
+        """
+        raise NotImplementedError
+
+
+class LoadAware(LengthPolicy):
+    """Draft the length with the highest expected throughput, with what a round costs at this number of rows.
+
+    Source: goodput in SmartSpec (Liu et al. 2024), with acceptance measured on other prompts in place of earlier rounds. What a
+    draft has to read once it drafts again, after rounds of the target alone, is left out.
+
+    Args:
+        costs: seconds of rounds.
+        survival: the probability that the first 1, 2, ... tokens of a draft are all accepted.
+        max_tokens: longest draft.
+    """
+
+    POSITION_STEP = 1.25  # positions in memory count in steps of a quarter, so that equal rounds are planned once
+
+    def __init__(self, costs: LoadCosts, survival: Sequence[float], max_tokens: int = MAX_TOKENS) -> None:
+        check_count("max_tokens", max_tokens, least=1)
+        if not len(survival) or not all(is_number(value) and 0 <= value <= 1 for value in survival):
+            raise UserError(f"survival={list(survival)} must be probabilities, one for each length of a draft.")
+        super().__init__(min(max_tokens, len(survival)))
+        emitted = 1 + np.concatenate([[0.0], np.cumsum(survival[: self.max_tokens])])
+
+        @cache
+        def best(num_requests: int, power: int) -> int:
+            positions = int(self.POSITION_STEP**power)
+            seconds = [costs.round_seconds(num_requests, length, positions) for length in range(len(emitted))]
+            return int(np.argmax(emitted / seconds))
+
+        self._best = best
+
+    def length(self, num_requests: int, positions: int) -> int:
+        return self._best(num_requests, round(float(np.log(max(positions, 1)) / np.log(self.POSITION_STEP))))

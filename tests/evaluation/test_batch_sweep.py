@@ -4,14 +4,20 @@ import pytest
 from fakes import tiny_pair
 
 from specheads import SpeculativeDecoder, Warp, stopping
-from specheads.decoding.load.lengths import FixedK
-from specheads.evaluation.serving.batch_sweep import ALONE, BatchSetting, BatchSweep, num_requests
+from specheads.decoding.batch.load_aware import LengthPolicy
+from specheads.evaluation.batch_sweep import ALONE, BatchSetting, BatchSweep, num_requests
 from specheads.evaluation.sweep import response_seed
 from specheads.storage.journal import Journal
 
+
+class Always(LengthPolicy):
+    def length(self, num_requests, positions):
+        return self.max_tokens
+
+
 PROMPTS = [[1, 2, 3], [4], [5, 6, 0]]
 FIXED = BatchSetting("fixed K=2", "fixed_length", stopping.FixedLength(2))
-SETTINGS = [ALONE, FIXED, BatchSetting("policy", "load-aware", policy=FixedK(3))]
+SETTINGS = [ALONE, FIXED, BatchSetting("policy", "load-aware", policy=Always(3))]
 
 
 def sweep(repeats=2):

@@ -4,12 +4,10 @@ from dataclasses import astuple, replace
 
 import pytest
 
-from specheads.decoding.load.lengths import FixedK
-from specheads.decoding.load.tetris import Tetris
 from specheads.decoding.records import DecodeStats
+from specheads.evaluation.batch_sweep import ALONE, BatchRun, BatchSetting
+from specheads.evaluation.batches import batch_rows
 from specheads.evaluation.energy.meter import Energy, Idle, resolution_error
-from specheads.evaluation.serving.batch_rows import batch_rows
-from specheads.evaluation.serving.batch_sweep import ALONE, BatchRun, BatchSetting
 
 
 def run(seconds, *responses):
@@ -27,7 +25,7 @@ MIDDLE = run(2.0, (0.1, [(2, 0.9)]), (0.2, [(2, 0.3)]))
 
 
 def test_the_numbers_of_rows_are_those_computed_by_hand():
-    settings = [ALONE, BatchSetting("fast", "load-aware", policy=FixedK(1))]
+    settings = [ALONE, BatchSetting("fast", "load-aware")]
     alone, fast = batch_rows(settings, [[SLOW, SLOW], [FAST, MIDDLE]], ["a", "b"])
     assert (alone.tokens_per_second, alone.over_alone, alone.tokens_per_round) == (1.0, 1.0, 1.0)
     assert fast.tokens_per_second == (4 + 2) / 2  # the median of two runs
@@ -62,8 +60,3 @@ def test_the_energy_of_runs_is_by_token_and_over_the_target_alone():
     assert astuple(rows[1].energy)[:3] == pytest.approx((32 / 8, (32 - 5 * 3) / 8, 32 / 80))
     assert rows[1].energy.resolution_error == resolution_error(0.1, 2, 3.0)
     assert [row.energy for row in batch_rows(settings, [alone, fast], ["a", "b"])] == [None, None]
-
-
-def test_a_lossy_policy_is_marked():
-    rows = batch_rows([ALONE, BatchSetting("tetris", "tetris", policy=Tetris(2, 1))], [[SLOW], [FAST]], ["a", "b"])
-    assert [row.lossless for row in rows] == [True, False]

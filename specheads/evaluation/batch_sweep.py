@@ -10,16 +10,15 @@ from typing import Any
 import numpy as np
 
 from specheads.decoding.baseline import Baseline
+from specheads.decoding.batch.load_aware import LengthPolicy
 from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.engine.cuda_graph import GraphEngine
-from specheads.decoding.load.policy import LoadPolicy
 from specheads.decoding.records import DecodeStats, Generation
 from specheads.decoding.stopping import StoppingRule
 from specheads.evaluation.candidate import TARGET, RuleFields
 from specheads.evaluation.energy.meter import Energy, EnergyMeter
 from specheads.evaluation.latencies import token_seconds
 from specheads.evaluation.sweep import response_seed
-from specheads.heads.head import AcceptanceHead
 from specheads.pair import Pair
 from specheads.sampling import Warp
 from specheads.storage.journal import Entry, Journal
@@ -33,18 +32,12 @@ DecodeBatch = Callable[..., Iterator[tuple[int, Generation]]]  # of prompts, row
 
 @dataclass(frozen=True)
 class BatchSetting(RuleFields):
-    """How batches are decoded: by the target alone, or with a stopping rule, a policy on the load, or both."""
+    """How batches are decoded: by the target alone, or with a stopping rule or a policy on the load."""
 
     name: str
     family: str
     rule: StoppingRule | None = None
-    policy: LoadPolicy | None = None
-    asked: AcceptanceHead | None = None  # the head that the policy asks
-
-    @property
-    def lossless(self) -> bool:
-        """Whether the output follows the target's distribution, under a lossless verification rule."""
-        return self.policy is None or self.policy.lossless
+    policy: LengthPolicy | None = None
 
 
 ALONE = BatchSetting("target alone", TARGET)
@@ -113,7 +106,7 @@ class BatchSweep:
 
         The order of settings rotates from repeat to repeat. Every setting first decodes the requests of a full batch that are
         not counted, for compilation; where steps are captured for each combination of sizes, it decodes all requests once. Runs
-        that are in the journal are not made again; a policy learns on from run to run.
+        that are in the journal are not made again.
 
         Args:
             on_generation: called with the number of responses that are done.
@@ -143,8 +136,7 @@ class BatchSweep:
 
         def decoder_of(setting: BatchSetting) -> DecodeBatch:
             if setting.policy is not None:
-                decoder = shared.with_stopping(setting.rule or shared.stopping)
-                return partial(decoder.generate_batch, policy=setting.policy, head=setting.asked)
+                return partial(shared.generate_batch, policy=setting.policy)
             return alone.generate_batch if setting.rule is None else shared.with_stopping(setting.rule).generate_batch
 
         decoders = [decoder_of(setting) for setting in settings]

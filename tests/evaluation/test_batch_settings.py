@@ -1,0 +1,42 @@
+"""Settings of batches, chosen and fitted on a recording of dev prompts."""
+
+from fakes import tiny_pair
+
+from specheads import SpeculativeDecoder, Warp
+from specheads.decoding.batch.load_aware import LoadAware, LoadCosts, SecondsTable
+from specheads.evaluation.batches import best_fixed, load_settings, survival
+from specheads.evaluation.candidate import LOAD_AWARE
+from specheads.evaluation.policies import PolicyChoice
+from specheads.prompts.encoding import ResponseLimits
+from specheads.prompts.prompt import Prompt
+from specheads.replay.recording import load_recording, make_recording
+from specheads.replay.response_tree import RecordSettings
+
+COSTS = LoadCosts(SecondsTable((1, 64), (0.01, 0.02)), SecondsTable((1, 8, 64), (1.0, 1.0, 20.0)))
+
+
+def recorded(pair, folder):
+    prompts = [(Prompt(str(number), "dev", "a"), [number, 1]) for number in range(6)]
+    settings = RecordSettings(num_samples=2, max_tokens=8)
+    return load_recording(make_recording(pair, prompts, Warp(), ResponseLimits(12), settings, 0, folder))
+
+
+def test_more_rows_have_shorter_drafts(tmp_path):
+    """Beyond eight tokens each costs a third of a step; the draft is the target, so that one row drafts as much as it may."""
+    dev = recorded(tiny_pair(7, scale=2.0, same=True), tmp_path)
+    settings = [best_fixed(dev, COSTS, (1, 3, 6), size) for size in (1, 8)]
+    assert [setting.name for setting in settings] == ["fixed K=6", "fixed K=1"]
+    assert settings[0].rule.max_tokens == 6 and settings[0].policy is None
+    assert survival(dev, 5) == [1.0] * 5
+
+
+def test_policies_decode_with_what_was_measured(tmp_path):
+    pair = tiny_pair(7, scale=2.0)
+    dev = recorded(pair, tmp_path)
+    shares = survival(dev, 20)
+    assert len(shares) == 8 and shares == sorted(shares, reverse=True) and 0 < shares[0] < 1
+    (setting,) = load_settings({"load_aware": PolicyChoice(LoadAware, {"max_tokens": 3})}, dev, COSTS)
+    assert (setting.name, setting.family, setting.policy.max_tokens) == ("load-aware", LOAD_AWARE, 3)
+    decoder = SpeculativeDecoder(pair, engine="eager")
+    done = dict(decoder.generate_batch([[1], [2, 3], [4]], 2, 10, policy=setting.policy))
+    assert sum(made.stats.num_accepted for made in done.values()) > 0
