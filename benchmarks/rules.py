@@ -131,8 +131,8 @@ def figures(chosen: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Value]:
 
 def over_seeds(each: Sequence[Mapping[str, float]], less: float) -> Value:
     """Return the mean over seeds less a constant, with an interval that holds those of all seeds."""
-    value = statistics.fmean(one["value"] for one in each)
-    return interval(value - less, min(one["low"] for one in each) - less, max(one["high"] for one in each) - less)
+    values, lows, highs = ([figure[name] for figure in each] for name in ("value", "low", "high"))
+    return interval(statistics.fmean(values) - less, min(lows) - less, max(highs) - less)
 
 
 if __name__ == "__main__":
