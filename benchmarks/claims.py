@@ -2,7 +2,7 @@
 
     python benchmarks/claims.py [--check]
 
-`papers.yaml` lists every claim; `claims/*.json` are what `specheads theory` and `specheads reproduce` wrote;
+`papers.yaml` lists every claim; `claims/*.json` are what `specheads papers theory` and `specheads papers reproduce` wrote;
 `measured_claims.yaml` holds figures that answer a claim, too. What needs other hardware has its cost.
 """
 
@@ -19,7 +19,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.render import ROOT
-from specheads.claims import CheckedClaim, direction
+from specheads.papers.claims import CheckedClaim, direction
 
 FOLDER, PAGE = ROOT / "benchmarks" / "claims", ROOT / "docs" / "results.md"
 PAPERS, MEASURED = ROOT / "benchmarks" / "papers.yaml", ROOT / "benchmarks" / "measured_claims.yaml"

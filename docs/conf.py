@@ -11,7 +11,7 @@ sys.path[:0] = [str(HERE.parent)]
 import yaml
 
 import specheads
-from specheads.commands import export
+from specheads.commands import export, papers
 from specheads.commands.experiments import REPRODUCE, experiments
 from specheads.commands.help import PROGRAMS, composed, explanations, sections, usage_head
 from specheads.commands.verbs import CONFIGURED
@@ -38,12 +38,12 @@ suppress_warnings = ["myst.header"]
 
 def command_pages() -> Iterator[tuple[str, str]]:
     """Yield the name and the text of a page for every verb with a config."""
-    for verb, entry in CONFIGURED.items():
-        if entry.words:
-            continue
-        command = import_module(entry.module).main
+    described = {name: (import_module(entry.module).main, entry.about) for name, entry in CONFIGURED.items() if not entry.words}
+    del described["papers"]  # of whose commands two have a config
+    described |= {name: (command, papers.ABOUT[name]) for name, command in papers.COMMANDS.items()}
+    for verb, (command, about) in described.items():
         cfg, chosen = composed(command.name)
-        lines = [f"# {PROGRAMS[command.name]}", "", f"{entry.about[0].upper()}{entry.about[1:]}.", ""]
+        lines = [f"# {PROGRAMS[command.name]}", "", f"{about[0].upper()}{about[1:]}.", ""]
         lines += ["```bash", *usage_head(command.name), "```", ""]
         if command.name == REPRODUCE:
             lines += ["| experiment | what it repeats |", "|---|---|"]

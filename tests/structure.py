@@ -29,7 +29,7 @@ CODE = ("specheads", "data_gen", "train.py", "evaluate.py")
 # Low to high: a module may import from its own layer and from those below. A name stands for the modules in it, too.
 LAYERS = (
     (
-        *("specheads.claims", "specheads.errors", "specheads.forecast", "specheads.interrupts", "specheads.processes"),
+        *("specheads.errors", "specheads.forecast", "specheads.interrupts", "specheads.processes"),
         "specheads.settings",
     ),
     ("specheads.storage",),
@@ -46,16 +46,16 @@ LAYERS = (
     ("specheads.prompts",),
     ("specheads.features",),
     ("specheads.heads",),
-    ("specheads.decoding", "specheads.theory"),
+    ("specheads.decoding",),
     ("specheads.integrations",),
     ("specheads.replay", "data_gen"),
     ("specheads.evaluation",),
     ("specheads.training",),
+    ("specheads.papers",),
     ("specheads",),  # the public names; a new module below it must be given a layer
     (
         *("train", "evaluate", "data_gen.__main__", "specheads.__main__", "specheads.commands"),
-        *("specheads.evaluation.learning_curve", "specheads.evaluation.layer_search"),
-        "specheads.theory.__main__",
+        "specheads.evaluation.learning_curve",
     ),
 )
 DOOR = len(LAYERS) - 1
@@ -153,6 +153,16 @@ def _module_in(name: str, known: set[str]) -> str:
     while name and name not in known:
         name = name.rpartition(".")[0]
     return name
+
+
+def importers(state: State, package: str) -> list[str]:
+    """Return the modules outside a package that import something of it."""
+    start = f"{package}."
+    return sorted(
+        module
+        for module, imported in state.edges.items()
+        if not f"{module}.".startswith(start) and any(f"{name}.".startswith(start) for name in imported)
+    )
 
 
 def is_below_door(module: str) -> bool:

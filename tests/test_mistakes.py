@@ -15,9 +15,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from safetensors.torch import save_file
 
-import specheads.evaluation.layer_search
 import specheads.evaluation.learning_curve
-from specheads.commands import data, evaluate, train
+from specheads.commands import data, evaluate, papers, train
 from specheads.commands.run_folders import NoteRunKey
 from specheads.decoding import responses as generate
 from specheads.heads.checkpoint import load_head, save_head
@@ -29,7 +28,7 @@ from specheads.training.distill import memory_plan
 
 COMMANDS = {"train.py": train.main, "evaluate.py": evaluate.main, "data_gen": data.main}
 COMMANDS["learning_curve"] = specheads.evaluation.learning_curve.main
-COMMANDS["layer_search"] = specheads.evaluation.layer_search.main
+COMMANDS["layer_search"] = papers.layer_search
 DISTILL = ["train.py", "task=distill"]
 GRAPHS = ["evaluate.py", "drafting=graph", "verification=tree_match", "head=null"]
 SMALL = ["data.num_train=4", "data.num_dev=2", "data.num_test=2", "data.max_new_tokens=4"]

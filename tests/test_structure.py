@@ -9,6 +9,7 @@ from tests.structure import (
     config_functions,
     config_modules,
     crossings,
+    importers,
     main,
     replaced_words,
     upward_imports,
@@ -27,6 +28,10 @@ def test_no_modules_import_each_other():
 
 def test_specheads_below_the_door_does_not_import_data_gen():
     assert crossings(CODE)[0] == []
+
+
+def test_only_its_verb_imports_the_papers_room():
+    assert importers(CODE, "specheads.papers") == ["specheads.commands.papers"]
 
 
 def test_only_the_door_knows_hydra_and_configs():

@@ -1,10 +1,9 @@
-"""The verbs of `specheads` without a config: send results, theory."""
+"""The verb of `specheads` without a config that sends results."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from textwrap import fill
 
-from specheads.commands.theory import theory
 from specheads.commands.verbs import TOOLS
 from specheads.errors import UserError
 from specheads.evaluation.pair_result import write_pair_result
@@ -23,15 +22,6 @@ class Verb:
 
 VERBS = {
     "result": Verb({"report": "the folder of a run of specheads evaluate"}, {}, write_pair_result),
-    "theory": Verb(
-        {},
-        {
-            "out": "the folder of theory.json and the figures; outputs/theory",
-            "seed": "of random models and simulations; 0",
-            "data": "a folder of specheads data with rollouts, whose drafts are counted, too",
-        },
-        theory,
-    ),
 }
 
 

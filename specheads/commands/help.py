@@ -28,10 +28,10 @@ PROGRAMS = {
     "evaluate": "specheads evaluate",
     "data_gen": "specheads data",
     "learning_curve": "specheads learning_curve",
-    "layer_search": "specheads layer_search",
+    "layer_search": "specheads papers layer_search",
     "probe": "specheads probe",
     "profile": "specheads profile",
-    "reproduce": "specheads reproduce",
+    "reproduce": "specheads papers reproduce",
 }
 DISTILL = "specheads distill"  # stands for `specheads train task=distill`
 MORE = {"--help=all": "explains every key in full", "--help=<key>": "explains the keys of a group"}

@@ -21,15 +21,13 @@ CONFIGURED = {
     "train": Configured(f"{COMMANDS}.train", "train acceptance heads; missing data is made first"),
     "distill": Configured(f"{COMMANDS}.train", "train the draft itself", ("task=distill",)),
     "evaluate": Configured(f"{COMMANDS}.evaluate", "compare stopping rules on prompts, decode the best, report"),
-    "reproduce": Configured(f"{COMMANDS}.reproduction", "repeat an experiment of a paper, and check the paper's claims"),
     "profile": Configured(f"{COMMANDS}.speculation_profile", "write what a draft and its head are worth, for other tools"),
     "learning_curve": Configured(f"{EVALUATION}.learning_curve", "see whether more prompts would make better heads"),
-    "layer_search": Configured(f"{EVALUATION}.layer_search", "choose the layers that a draft of the target leaves out"),
+    "papers": Configured(f"{COMMANDS}.papers", "repeat experiments of papers, compute their theory, search layers to skip"),
 }
 
 # Those without a config.
 TOOLS = {
     "export": "check and describe a head, write it for other decoders",
     "result": "write what an evaluation measured, in a form to send in",
-    "theory": "compute what the papers' theory says, next to simulations",
 }

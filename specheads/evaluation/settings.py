@@ -21,7 +21,6 @@ from specheads.settings import (
     Flag,
     NonNegativeNumber,
     Number,
-    OpenProbability,
     PositiveCount,
     Seed,
     Settings,
@@ -315,15 +314,3 @@ class LearningCurve(ReplaySettings):
         if not any(takes_head(choice) for choice in self.rules.values()):
             raise UserError("stopping has no rule that takes a head; use for example 'stopping=[fixed_length,head_threshold]'.")
         return self
-
-
-class LayerSearch(Settings):
-    """Settings of `specheads layer_search`."""
-
-    seed: Seed = setting(0, "seed of everything that is sampled")
-    warp: Built[Warp] = setting(Warp(top_k=50), "how draft and target turn logits into probabilities")
-    num_dev_prompts: PositiveCount = setting(8, "dev prompts that the target answers; drafts are compared along its responses")
-    max_new_tokens: PositiveCount = setting(512, "longest response, in tokens")
-    most_skipped: OpenProbability = setting(0.7, "largest share of the target's layers to leave out")
-    max_tokens: PositiveCount = setting(20, "longest draft to consider, in tokens")
-    engine: EngineName = setting("auto", "how the target answers: auto (the fastest here), eager, compiled or cuda_graph")

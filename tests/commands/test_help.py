@@ -9,17 +9,17 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 
 import specheads.commands.help as help_module
-from specheads.commands import calibration, data, evaluate, probe, reproduction, speculation_profile, train
+from specheads.commands import data, evaluate, papers, probe, speculation_profile, train
 from specheads.commands.command import overrides_of
 from specheads.commands.experiments import experiments
 from specheads.commands.help import choices_of, composed, explanations
 from specheads.commands.yaml_comments import Comments, read_comments
 from specheads.errors import UserError
-from specheads.evaluation import layer_search, learning_curve
+from specheads.evaluation import learning_curve
 from specheads.pair_config import config_folder
 
-MODULES = (train, evaluate, data, learning_curve, layer_search, calibration, probe, speculation_profile, reproduction)
-COMMANDS = {module.main.name: module.main for module in MODULES}
+MODULES = (train, evaluate, data, learning_curve, probe, speculation_profile)
+COMMANDS = {module.main.name: module.main for module in MODULES} | papers.COMMANDS
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from commands import shell
 
-from specheads.commands import evaluate, export, head_tool, train
+from specheads.commands import evaluate, export, head_tool, papers, train
 from specheads.commands import main as main_module
 from specheads.commands.help import PROGRAMS
 from specheads.commands.main import VERB_OF_PARENT
@@ -26,10 +26,21 @@ def test_every_verb_without_a_config_has_a_function():
 
 def test_every_verb_has_a_module_and_a_config():
     modules = {name: import_module(entry.module) for name, entry in CONFIGURED.items()}
-    assert {module.main.name for module in modules.values()} == PROGRAMS.keys()
-    verbs = {program.removeprefix("specheads ") for program in PROGRAMS.values()}
-    assert verbs == CONFIGURED.keys() - {"distill"} and modules["distill"] is modules["train"]
-    assert all(PROGRAMS[modules[verb].main.name] == f"specheads {verb}" for verb in verbs)
+    commands = {verb: module.main for verb, module in modules.items() if verb != "papers"}
+    commands |= {f"papers {name}": command for name, command in papers.COMMANDS.items()}
+    assert {command.name for command in commands.values()} == PROGRAMS.keys()
+    assert modules["distill"] is modules["train"]
+    assert all(PROGRAMS[command.name] == f"specheads {verb}" for verb, command in commands.items() if verb != "distill")
+
+
+def test_papers_lists_and_runs_what_it_can_do(run, monkeypatch):
+    assert all(f"  {name} " in run("papers", "--help")[1] for name in papers.ABOUT)
+    monkeypatch.setitem(papers.COMMANDS, "reproduce", lambda: print(sys.argv[1:]))
+    assert run("papers", "reproduce", "seed=1")[1].strip() == "['seed=1']"
+    monkeypatch.setattr(papers, "theory", lambda out="", seed="0", data=None: f"{out} {seed}")
+    assert run("papers", "theory", "out=x", "seed=3")[1].strip() == "x 3"
+    assert "'sed' is not known; it takes out=, seed=" in run("papers", "theory", "sed=3")[2]
+    assert "specheads papers theori: there is no such name; use reproduce, " in run("papers", "theori")[2]
 
 
 def test_a_verb_is_handed_on_with_its_words(run, monkeypatch):

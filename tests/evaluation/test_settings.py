@@ -12,17 +12,15 @@ from omegaconf import OmegaConf
 
 import specheads
 from specheads import UserError, Warp, drafting, stopping, verification
-from specheads.commands.compose import settings_of
 from specheads.commands.evaluation import evaluation_settings, replay_settings
 from specheads.evaluation.candidate import FIXED, RuleChoice
-from specheads.evaluation.settings import Evaluation, LayerSearch, LearningCurve
+from specheads.evaluation.settings import Evaluation, LearningCurve
 from specheads.pair_config import config_folder
 from specheads.settings import fields_of
 
 COMMANDS = {
     "evaluate": (Evaluation, evaluation_settings),
     "learning_curve": (LearningCurve, lambda cfg: replay_settings(LearningCurve, cfg)),
-    "layer_search": (LayerSearch, lambda cfg: settings_of(LayerSearch, cfg)),
 }
 OBJECTS = ("stopping", "drafting", "verification", "compare_verification")  # made from config groups
 
@@ -35,7 +33,7 @@ def composed(command, *overrides):
 def written(command):
     """The values of a command's own YAML files, without interpolations."""
     text = {}
-    for name in ("replay", command) if command != "layer_search" else (command,):
+    for name in ("replay", command):
         text |= yaml.safe_load((config_folder() / f"{name}.yaml").read_text())
     return text
 
@@ -174,7 +172,7 @@ def test_the_library_imports_no_figures_or_loggers():
 
 
 def test_no_module_below_the_door_reads_a_config():
-    doors = {"learning_curve.py", "layer_search.py", "load.py"}
+    doors = {"learning_curve.py", "load.py"}
     folder = Path(specheads.__file__).parent
     for path in [*folder.glob("evaluation/**/*.py"), *folder.glob("replay/*.py")]:
         imports = re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.MULTILINE)

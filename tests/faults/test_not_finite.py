@@ -15,11 +15,11 @@ from specheads.decoding.baseline import Baseline
 from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.responses import Responder, row_uniforms
 from specheads.errors import UserError
-from specheads.evaluation.layer_search import distributions_along
 from specheads.evaluation.likelihood import response_nats
 from specheads.evaluation.probe.agreement import agreement
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.language_model import LanguageModel
+from specheads.papers.layer_skip.layer_search import distributions_along
 from specheads.prompts.encoding import ResponseLimits
 from specheads.prompts.prompt import Prompt
 from specheads.replay.draft_temperature import overlaps_at

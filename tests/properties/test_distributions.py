@@ -24,8 +24,8 @@ from specheads.decoding.verification import (
     greedy_block_distribution,
     token_distribution,
 )
+from specheads.papers.theory.rejections import least_bias, total_variation
 from specheads.sampling import accept_prob
-from specheads.theory.rejections import least_bias, total_variation
 
 ROUNDING = 1e-9
 # (vocabulary, tokens drafted), (vocabulary, chains, their length)

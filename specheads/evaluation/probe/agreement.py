@@ -17,7 +17,6 @@ from specheads.replay.recording import Recording
 from specheads.replay.replay import Counts, replay, rounds_by_length
 from specheads.replay.response_batch import ResponseBatch
 from specheads.sampling import Warp, check_finite, overlap
-from specheads.theory.block_replay import chance_accepted
 
 
 @dataclass(frozen=True)
@@ -91,6 +90,21 @@ def better_draft(recording: Recording, gain: float, seed: int = 0) -> Recording:
     flipped = min(1.0, share * gain / max(1e-9, 1 - share))
     uniform = torch.rand(recording.accepted.shape, generator=torch.Generator().manual_seed(seed))
     return replace(recording, accepted=recording.accepted | (uniform < flipped))
+
+
+def chance_accepted(draft_logprob: Tensor, target_logprob: Tensor) -> Tensor:
+    """Return the chance that at least 1, 2, ... N tokens were accepted in a round that begins with the first, (..., N).
+
+    Block verification's output follows the target whatever is drafted, so rounds can be drawn after the response. Write D and T
+    for the probabilities of a draft's first n tokens under the draft and the target. A path is drafted and at least n of its
+    tokens are accepted with probability D p_n, where p_n = min(1, p_{n-1} t / d); that is min(D_n, D_{n-1} p_{n-1} t). Divided by
+    T, the chance of the path in the output, it is the smallest D / T so far, at most 1. The law is ours.
+
+    Args:
+        draft_logprob, target_logprob: (..., N), of a response's tokens.
+    """
+    ratio = (draft_logprob - target_logprob).cumsum(dim=-1)
+    return ratio.cummin(dim=-1).values.clamp_max(0).exp()
 
 
 def block_counts(recording: Recording, agreed: Agreement, lengths: Sequence[int], seed: int = 0) -> list[Counts]:

@@ -11,7 +11,6 @@ from specheads.decoding.stopping import FixedLength
 from specheads.padding import SLICE_ELEMENTS, slices
 from specheads.pair import Pair
 from specheads.sampling import Warp, check_numbers, overlap
-from specheads.theory.rounds import tokens_per_round
 from specheads.training.distill.divergences import forward_kl
 from specheads.training.distill.samples import HeldOutSamples, Sample, batch_of
 from specheads.training.distill.settings import Validation
@@ -27,8 +26,11 @@ MEANINGS = {
 
 
 def block_efficiency(overlap: float, num_tokens: int = BLOCK) -> float:
-    """Return the expected tokens per round if each of `num_tokens` drafted tokens is accepted with probability `overlap`."""
-    return tokens_per_round(overlap, num_tokens)
+    """Return the expected tokens per round if each of `num_tokens` drafted tokens is accepted with probability `overlap`.
+
+    It is `(1 - a^(K+1)) / (1 - a)`, the target's token included (Leviathan et al. 2023, equation 1).
+    """
+    return sum(overlap**count for count in range(num_tokens + 1))
 
 
 @torch.no_grad()

@@ -1,0 +1,243 @@
+"""`specheads papers <name>`: experiments of papers repeated, their theory computed, layers searched that a target can skip.
+
+No other module imports `specheads.papers`: conf/drafting and conf/verification name its methods, as they name a user's own.
+"""
+
+import inspect
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import get_class, instantiate
+from omegaconf import DictConfig
+
+import specheads
+from data_gen.settings import Generation
+from specheads.commands.command import command, next_command
+from specheads.commands.compose import load_configured_pair, plain, settings_of
+from specheads.commands.evaluation import prompt_data
+from specheads.decoding.drafting import Autoregressive
+from specheads.decoding.pairing import check_pairing
+from specheads.errors import UserError
+from specheads.evaluation.candidate import RuleChoice
+from specheads.evaluation.candidates import check_rules
+from specheads.evaluation.head_folders import LocatedHead, find_heads
+from specheads.evaluation.prompt_sets import PromptSet, PromptSets
+from specheads.evaluation.settings import ReplaySettings
+from specheads.pair import Pair
+from specheads.pair_config import config_folder
+from specheads.papers.layer_skip.layer_search import LayerSearch, SkippedLayers, print_sets, search
+from specheads.papers.reproduction.decoding import decode
+from specheads.papers.reproduction.report import Reproduced, checked, measured, print_result, write_result
+from specheads.papers.reproduction.settings import Method, Reproduction
+from specheads.papers.theory.report import theory
+from specheads.replay.head_scores import head_fingerprint
+from specheads.storage.files import write_json
+
+GROUPS = ("drafting", "stopping", "verification")
+KEYS = ("name", "baseline", "block", "beams", *GROUPS, "warp")
+
+
+def reproduced(cfg: DictConfig) -> Reproduced:
+    """Repeat the experiment of a composed config; print, write and return its result.
+
+    Raises:
+        UserError: settings that do not fit, or no head for a method that needs one.
+    """
+    settings, data = settings_of(Reproduction, cfg, methods=methods_of(plain(cfg.methods))), prompt_data(cfg)
+    check_head(settings, cfg.model.name)
+    data.check(settings.split)
+    pair, run = load_configured_pair(cfg), Path(cfg.paths.run)
+    head = located_head(settings, pair, Path(cfg.paths.outputs))
+    heads = {} if head is None else {Path(head.where).name: head}
+    sets = PromptSets(data, pair, heads, ReplaySettings(split="final" if settings.split == "final" else "test"))
+    prompts = (sets.dev if settings.split == "dev" else sets.reported).first(settings.num_prompts)
+    tallies = decode(pair, settings, prompts.prompts, run, head)
+    result = Reproduced(
+        experiment=Path(cfg.command).name,
+        command=command_line(),
+        provenance=provenance(pair, settings, prompts, head),
+        methods=measured(tallies, settings.metrics, prompts.groups),
+        claims=[checked(claim, tallies, prompts.groups) for claim in settings.reported_claims],
+    )
+    print_result(result)
+    outcomes = [claim.outcome for claim in result.claims]
+    counts = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in dict.fromkeys(outcomes)) or "none"
+    print(
+        f"{len(prompts.prompts)} prompts decoded by {len(tallies)} methods; claims: {counts}", write_result(result, run), sep="\n"
+    )
+    return result
+
+
+def check_head(settings: Reproduction, model: str) -> None:
+    """Raise UserError if a method needs a head and none is named."""
+    needing = [method.name for method in settings.methods if method.needs_head]
+    if needing and settings.head is None:
+        raise UserError(
+            f"head=null, but {needing[0]} decodes with a head; train it with 'specheads train model={model} "
+            "experiment=specdecpp', and give head=latest or its folder."
+        )
+
+
+def located_head(settings: Reproduction, pair: Pair, outputs: Path) -> LocatedHead | None:
+    """Return the head that the methods share; None where none needs it. Raises UserError for a folder of several."""
+    if not any(method.needs_head for method in settings.methods):
+        return None
+    heads = find_heads(settings.head, pair, outputs, settings.warp)
+    if len(heads) > 1:
+        raise UserError(f"head={settings.head} has {len(heads)} heads; give the folder of one, such as {next(iter(heads))}.")
+    return next(iter(heads.values()))
+
+
+def provenance(pair: Pair, settings: Reproduction, prompts: PromptSet, head: LocatedHead | None) -> dict[str, object]:
+    """Return all that decides a result and does not depend on the machine."""
+    with_head = {} if head is None else {"head": {"fingerprint": head_fingerprint(head.head)}}
+    return with_head | {
+        "model": {
+            "name": pair.name,
+            "target": [pair.target_id, pair.target_revision],
+            "draft": [pair.draft_id, pair.draft_revision],
+        },
+        "prompts": {"name": prompts.name, "split": settings.split, **prompts.provenance()},
+        "warp": asdict(settings.warp),
+        "seed": settings.seed,
+        "max_new_tokens": settings.max_new_tokens,
+        "ratio": settings.ratio,
+        "settings": [dict(method.keys) for method in settings.methods],
+        "versions": {"specheads": specheads.__version__},
+    }
+
+
+def command_line() -> str:
+    """Return this command without the keys that say where files are."""
+    given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    kept = [override for override in given if not override.lstrip("+").startswith(("paths.", "resume="))]
+    return shlex.join(["specheads", "papers", "reproduce", *kept])
+
+
+def methods_of(entries: Any) -> tuple[Method, ...]:
+    """Return the methods of a config's list.
+
+    Raises:
+        UserError: a name that is not in conf/, a key that its file does not have, values that do not fit each other.
+    """
+    if not isinstance(entries, list) or not all(isinstance(entry, Mapping) and entry.get("name") for entry in entries):
+        raise UserError(
+            f"methods={entries} must be a list of methods; write each as {{name: ..., drafting: ..., stopping: ...}}."
+        )
+    return tuple(_method(entry) for entry in entries)
+
+
+def _method(entry: Mapping[str, Any]) -> Method:
+    where = f"methods: {entry['name']}"
+    if unknown := [key for key in entry if key not in KEYS]:
+        raise UserError(f"{where}: {unknown[0]} is not known; expected one of {', '.join(KEYS)}.")
+    chosen = {group: _chosen(where, group, entry[group]) for group in GROUPS if entry.get(group) is not None}
+    if entry.get("baseline") and chosen:
+        raise UserError(f"{where}: a baseline drafts nothing; leave out {', '.join(chosen)}, or baseline.")
+    built = {group: instantiate(arguments) for group, arguments in chosen.items() if group != "stopping"}
+    if rule := chosen.get("stopping"):
+        built["stopping"] = _rule(where, rule)
+    if "verification" in built:
+        check_pairing(built.get("drafting", Autoregressive()), built["verification"])
+    values = {key: value for key, value in entry.items() if key not in GROUPS}
+    return Method(**(values | built), keys=values | {group: dict(arguments) for group, arguments in chosen.items()})
+
+
+def _chosen(where: str, group: str, given: Any) -> dict[str, Any]:
+    """Return the keys of a file of a config group with those that a method gives in their place."""
+    name, overrides = (given, {}) if isinstance(given, str) else (given.get("name"), {k: given[k] for k in given if k != "name"})
+    names = sorted(path.stem for path in (config_folder() / group).glob("*.yaml") if path.stem != "all")
+    if name not in names:
+        raise UserError(f"{where}: {group}={name} is not in conf/{group}; use one of {', '.join(names)}.")
+    content = _content(config_folder() / group / f"{name}.yaml")
+    if unknown := [key for key in overrides if key not in content]:
+        known = ", ".join(key for key in content if key != "_target_")
+        raise UserError(
+            f"{where}: {group}={name} has no key {unknown[0]}; {f'its keys are {known}' if known else 'it has none'}."
+        )
+    content |= overrides
+    for key, value in content.items():
+        several = group == "stopping" and isinstance(value, list)
+        if several or (isinstance(value, str) and value.startswith(("${", "???"))):
+            raise UserError(f"{where}: {group}={name} leaves {key} open; give a value: {{name: {name}, {key}: ...}}.")
+    return content
+
+
+def _content(path: Path) -> dict[str, Any]:
+    return cast(dict[str, Any], yaml.safe_load(path.read_text("utf-8")))
+
+
+def _rule(where: str, content: Mapping[str, Any]) -> RuleChoice:
+    """Return a stopping rule; raises UserError for values that it refuses."""
+    arguments = dict(content)
+    cls: Any = get_class(arguments.pop("_target_"))
+    choice = RuleChoice(cls, arguments)
+    if not hasattr(cls, "open_parameters") or cls.open_parameters(arguments):
+        raise UserError(f"{where}: {cls.__name__} has to be fitted, or is for batches; use a rule whose values are given.")
+    try:
+        check_rules({"": choice})
+    except UserError as error:
+        raise UserError(f"{where}: {str(error).replace('stopping..', 'stopping.')}") from None
+    return choice
+
+
+def layers_found(cfg: DictConfig) -> list[SkippedLayers]:
+    """Search as the config asks for, print and write; return the best set of every size, the best of all first.
+
+    Raises:
+        UserError: settings that do not fit.
+    """
+    settings, data, run = settings_of(LayerSearch, cfg), prompt_data(cfg), Path(cfg.paths.run)
+    data.check("dev")
+    pair = load_configured_pair(cfg)
+    sets = search(pair, PromptSets(data, pair, {}).dev.first(settings.num_dev_prompts).prompts, settings, run)
+    print_sets(sets)
+    write_json(run / "layer_search.json", [asdict(layers) for layers in sets])
+    print(run / "layer_search.json")
+    best = ",".join(map(str, sets[0].skipped))
+    print(f"next: {next_command('evaluate', 'head=null', 'drafting=layer_skip', f'drafting.skipped=[{best}]')}")
+    return sets
+
+
+@command("reproduce", lambda cfg: [Generation, Reproduction])
+def reproduce(cfg: DictConfig) -> None:
+    """Repeat an experiment, print and write its result."""
+    reproduced(cfg)
+
+
+@command("layer_search", lambda cfg: [Generation, LayerSearch])
+def layer_search(cfg: DictConfig) -> None:
+    """Search, print and write the sets of layers."""
+    layers_found(cfg)
+
+
+COMMANDS = {"reproduce": reproduce, "layer_search": layer_search}
+ABOUT = {
+    "reproduce": "repeat an experiment of a paper, and check the paper's claims; --help lists them",
+    "theory": "compute what the papers' theory says, next to simulations; takes out=, seed=, and data= of rollouts",
+    "layer_search": "choose the layers that a draft of the target leaves out, for drafting=layer_skip",
+}
+
+
+def main() -> None:
+    """Run the words of this process's command line. Raises UserError for a name or an argument that is not known."""
+    name, *words = sys.argv[1:] or ["--help"]
+    if name in ("-h", "--help") or (name == "theory" and {"-h", "--help"} & set(words)):
+        lines = [f"  {each:<13} {about}" for each, about in ABOUT.items()]
+        print("\n".join(["usage: specheads papers <name> [key=value ...]", "", *lines]))
+    elif name == "theory":
+        given = {key: value for key, _, value in (word.partition("=") for word in words)}
+        if unknown := [key for key in given if key not in inspect.signature(theory).parameters]:
+            raise UserError(f"specheads papers theory: {unknown[0]!r} is not known; it takes out=, seed=, data=.")
+        print(theory(**given))
+    elif name in ABOUT:
+        sys.argv[1:] = words
+        COMMANDS[name]()
+    else:
+        raise UserError(f"specheads papers {name}: there is no such name; use {', '.join(ABOUT)}, or --help.")

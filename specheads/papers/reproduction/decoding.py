@@ -1,0 +1,117 @@
+"""The decoding of an experiment: every prompt by every method in turn, with a journal from which a killed run resumes."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specheads.decoding.baseline import Baseline
+from specheads.decoding.block_search import BlockSearch
+from specheads.decoding.decoder import SpeculativeDecoder
+from specheads.decoding.engine import compile_ahead, resolve_engine
+from specheads.decoding.records import DecodeStats
+from specheads.evaluation.head_folders import LocatedHead
+from specheads.evaluation.likelihood import response_nats
+from specheads.evaluation.machine import device_name
+from specheads.evaluation.sweep import Decoder, response_seed
+from specheads.forecast import progress
+from specheads.pair import Pair
+from specheads.papers.reproduction.settings import Method, Reproduction, Tally
+from specheads.prompts.encoding import EncodedPrompt
+from specheads.replay.head_scores import head_fingerprint
+from specheads.storage.journal import Entry, Journal
+from specheads.storage.runs import is_resumed
+
+logger = logging.getLogger(__name__)
+
+
+def decode(
+    pair: Pair, settings: Reproduction, prompts: Sequence[EncodedPrompt], run: Path, head: LocatedHead | None = None
+) -> dict[str, Tally]:
+    """Decode all prompts with all methods, interleaved prompt by prompt in an order that rotates; return what each did.
+
+    Prompts that the journal of an interrupted run in the folder `run` has are not decoded again.
+    """
+    journal, ids = open_journal(pair, settings, prompts, run, head), [tokens for _, tokens in prompts]
+    window = min(pair.window, max(map(len, ids)) + settings.max_new_tokens)
+    total = len(settings.methods) * len(prompts)
+    logger.info("%d methods x %d prompts = %d responses, into %s", len(settings.methods), len(prompts), total, run)
+    tallies = {method.name: Tally(settings.ratio) for method in settings.methods}
+    with progress("decoding", total) as advance:
+        decoders: dict[str, Decoder] = {}
+        if len(journal.entries) < len(prompts):
+            decoders = {method.name: decoder_of(method, pair, settings, head, window) for method in settings.methods}
+            warm_up(decoders, ids[0], settings)
+        advance(len(journal.entries) * len(settings.methods))
+        for number, prompt in enumerate(ids):
+            if number not in journal.entries:
+                journal.add(number, decoded(pair, decoders, number, prompt, settings))
+                advance(len(decoders))
+            for name, tally in tallies.items():
+                stats, nats = journal.entries[number][name]
+                tally.stats.append(DecodeStats(**stats))
+                tally.nats.append(nats)
+    return tallies
+
+
+def decoder_of(method: Method, pair: Pair, settings: Reproduction, head: LocatedHead | None, window: int) -> Decoder:
+    """Return the decoder of a method, with memory for `window` positions."""
+    warp = method.warp or settings.warp
+    if method.baseline == "target":
+        return Baseline(pair, warp, settings.engine, window)
+    if method.baseline == "mjgd":
+        return BlockSearch(pair, method.block, method.beams, warp, settings.engine, window)
+    rule = None
+    if method.stopping is not None:
+        with_head = {"head": head.head} if head is not None and method.needs_head else {}
+        rule = method.stopping.cls(**method.stopping.arguments, **with_head)
+    return SpeculativeDecoder(pair, method.drafting, rule, method.verification, warp, settings.engine, window)
+
+
+def warm_up(decoders: Mapping[str, Decoder], prompt: Sequence[int], settings: Reproduction) -> None:
+    """Compile what decoders need, and let each decode a prompt that is not counted."""
+    compile_ahead(decoder.prepare for decoder in decoders.values())
+    for decoder in decoders.values():
+        decoder.warm_up()
+        decoder.generate(prompt, settings.max_new_tokens, settings.seed)
+
+
+def decoded(pair: Pair, decoders: Mapping[str, Decoder], number: int, prompt: Sequence[int], settings: Reproduction) -> Entry:
+    """Return by method the counts of its response to prompt `number`, and the response's nats under the target."""
+    names, entry = list(decoders), {}
+    first, seed = number % len(names), response_seed(settings.seed, number, 0)
+    for name in names[first:] + names[:first]:
+        out = decoders[name].generate(prompt, settings.max_new_tokens, seed)
+        entry[name] = [asdict(out.stats), *response_nats(pair.target_lm, prompt, [out.tokens.tolist()])]
+    return entry
+
+
+def open_journal(
+    pair: Pair, settings: Reproduction, prompts: Sequence[EncodedPrompt], run: Path, head: LocatedHead | None
+) -> Journal:
+    """Return the journal of a run, empty unless the run is resumed."""
+    path = run / "generations.jsonl"
+    if not is_resumed(run):
+        path.unlink(missing_ok=True)
+    run.mkdir(parents=True, exist_ok=True)
+    fingerprint = head and [head_fingerprint(head.head), head.head.config.calibration]
+    return Journal(path, {**provenance(pair, settings), "prompts": [ids for _, ids in prompts], "head": fingerprint})
+
+
+def provenance(pair: Pair, settings: Reproduction) -> dict[str, Any]:
+    """Return all that decides responses and their times except the prompts."""
+    return {
+        "methods": [method.keys for method in settings.methods],
+        "warp": asdict(settings.warp),
+        "seed": settings.seed,
+        "max_new_tokens": settings.max_new_tokens,
+        "pair": [pair.target_revision, pair.draft_revision],
+        "dtype": [str(pair.target.dtype), str(pair.draft.dtype)],
+        "engine": resolve_engine(settings.engine),
+        "device": device_name(pair),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }

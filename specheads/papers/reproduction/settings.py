@@ -1,0 +1,192 @@
+"""The settings of an experiment: the methods that decode, what is measured of them, and the claims that are checked on that."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from pydantic import AfterValidator, BeforeValidator, SkipValidation, model_validator
+
+from specheads.decoding.drafting import Drafting
+from specheads.decoding.records import DecodeStats
+from specheads.decoding.verification import TreeVerification, VerificationRule
+from specheads.errors import UserError
+from specheads.evaluation.candidate import RuleChoice
+from specheads.evaluation.candidates import takes_head
+from specheads.evaluation.settings import EngineName
+from specheads.sampling import Warp
+from specheads.settings import Built, Flag, Number, PositiveCount, PositiveNumber, Seed, Settings, Text, setting
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A ratio of sums, by the names of two columns of a Tally."""
+
+    title: str
+    above: str
+    below: str
+    exponential: bool = False  # of the ratio
+    timed: bool = False  # whether it depends on the machine
+
+
+METRICS = {
+    "tokens_per_round": Metric("tokens per round", "num_tokens", "num_target_calls"),
+    "acceptance_rate": Metric("accepted / drafted", "num_kept", "num_drafted"),
+    "drafted_per_round": Metric("drafted per round", "num_drafted", "num_target_calls"),
+    "perplexity": Metric("perplexity", "nats", "num_tokens", exponential=True),
+    "discard_rate": Metric("discard rate", "num_discarded", "num_tokens"),
+    "verification_rate": Metric("verification rate", "num_target_calls", "num_tokens"),
+    "copied_rounds": Metric("rounds with a copy", "num_copy_rounds", "num_target_calls"),
+    "tokens_per_draft_step": Metric("tokens per draft step", "num_tokens", "steps"),
+    "tokens_per_second": Metric("tokens per second", "num_tokens", "decode_seconds", timed=True),
+}
+
+
+@dataclass
+class Tally:
+    """What a method did with each prompt; `ratio`: the draft steps that a forward pass of the target takes."""
+
+    ratio: float
+    stats: list[DecodeStats] = field(default_factory=list)
+    nats: list[float] = field(default_factory=list)  # the negative log-likelihood of each response under the target
+
+    def column(self, name: str) -> np.ndarray:
+        """Return the numbers of the prompts (P,)."""
+        if name == "nats":
+            return np.array(self.nats)
+        if name == "num_kept":  # drafted tokens that were accepted: without copies, which cost the draft nothing
+            return self.column("num_drafted") - self.column("num_discarded")
+        if name == "steps":
+            return self.column("num_draft_calls") + self.ratio * self.column("num_target_calls")
+        return np.array([getattr(stats, name) for stats in self.stats], dtype=float)
+
+    def rows(self, name: str) -> np.ndarray:
+        """Return the numbers whose sums a metric divides, (2, P)."""
+        return np.stack([self.column(METRICS[name].above), self.column(METRICS[name].below)])
+
+    def samples(self, name: str, counts: np.ndarray) -> np.ndarray | None:
+        """Return a metric (1 + R,) under each row of `counts` (1 + R, P); None where it does not apply, as without a draft."""
+        above, below = self.rows(name) @ counts.T
+        if not below.all():
+            return None
+        return np.exp(above / below) if METRICS[name].exponential else above / below
+
+
+def _metric(name: str) -> str:
+    if name not in METRICS:
+        raise ValueError(f"must be one of {', '.join(METRICS)}")
+    return name
+
+
+MetricName = Annotated[Text, AfterValidator(_metric)]
+Names = Annotated[tuple[Text, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
+
+
+class Method(Settings):
+    """How prompts are decoded under one name: the target alone (`baseline`), or drafts that are verified."""
+
+    name: Text = setting(help="its name in tables and claims")
+    baseline: Literal["target", "mjgd"] | None = setting(
+        None, "decode without a draft: target (token by token), or mjgd (the most likely blocks of tokens; lossy)"
+    )
+    block: PositiveCount = setting(4, "tokens that mjgd decides together")
+    beams: PositiveCount = setting(8, "beams of mjgd's search")
+    drafting: SkipValidation[Drafting] | None = setting(None, "how tokens are proposed")
+    stopping: SkipValidation[RuleChoice] | None = setting(None, "when a draft is long enough; null: the verification rule's rule")
+    verification: SkipValidation[VerificationRule | TreeVerification] | None = setting(
+        None, "the rule that decides how much of a draft is kept; null: the usual rule for such drafts"
+    )
+    warp: Built[Warp] | None = setting(None, "how logits become probabilities; null: as in the whole experiment")
+    keys: Mapping[str, Any] = setting({}, "the method as the experiment's file has it")
+
+    @property
+    def needs_head(self) -> bool:
+        """Whether the stopping rule takes a head."""
+        return self.stopping is not None and takes_head(self.stopping)
+
+
+class Comparison(Settings):
+    """A metric of a method, alone or over that of another method."""
+
+    of: Names = setting(help="a method; several: the best of them, chosen on the half of the prompts that it is not compared on")
+    over: Names = setting((), "the method whose metric it is divided by; several: the best of them; none: the value itself")
+
+
+class Claim(Comparison):
+    """A claim of a paper about the methods of an experiment."""
+
+    claims: tuple[Text, ...] = setting(help="ids of the items of benchmarks/papers.yaml that it answers")
+    says: Text = setting(help="the claim in a sentence")
+    metric: MetricName = setting(help="the metric that is compared")
+    expected: Literal["more", "less"] = setting(help="the direction of the claim")
+    than: Number | Comparison | None = setting(
+        None, "what the metric or ratio is compared with: a number, or another ratio; null: 1 for a ratio, 0 for a value"
+    )
+    published: Number | None = setting(None, "the published value of the metric or ratio, in the same form; null: none")
+    note: Text = setting("", "what else to know about it")
+
+    @property
+    def methods(self) -> Iterator[str]:
+        """The names of the methods that it compares."""
+        yield from (*self.of, *self.over)
+        if isinstance(self.than, Comparison):
+            yield from (*self.than.of, *self.than.over)
+
+    @model_validator(mode="after")
+    def _best_can_be_chosen(self) -> Self:
+        """The best of several is chosen by a ratio of sums of which more is better."""
+        sides = [self.of, self.over, *([self.than.of, self.than.over] if isinstance(self.than, Comparison) else [])]
+        if max(map(len, sides)) > 1 and (
+            not self.over or isinstance(self.than, Comparison) or self.expected == "less" or METRICS[self.metric].exponential
+        ):
+            raise UserError(
+                f"claims: {self.says!r} chooses the best of several methods; that needs a method in `over`, `expected: more`, a "
+                "metric that is no perplexity, and a number or null for `than`."
+            )
+        return self
+
+
+class Reproduction(Settings):
+    """Settings of `specheads papers reproduce`."""
+
+    seed: Seed = setting(0, "seed of everything that is sampled")
+    warp: Built[Warp] = setting(Warp(top_k=50), "how draft and target turn logits into probabilities")
+    split: Literal["dev", "test", "final"] = setting(
+        "dev", "which prompts are decoded: dev, test, or final (of data.final_part or data.num_final), to be read once"
+    )
+    num_prompts: PositiveCount = setting(100, "prompts of that split to decode, each with every method")
+    max_new_tokens: PositiveCount = setting(512, "longest response, in tokens")
+    head: Text | None = setting(
+        None, "for rules with a head: a folder or hub id, latest (the newest of this pair in paths.outputs), or null for none"
+    )
+    ratio: PositiveNumber = setting(
+        4.8, "draft steps that a forward pass of the target takes, for tokens_per_draft_step; SpecDec++'s pair measured 4.8"
+    )
+    speeds: Flag = setting(
+        True, "report measured speeds; false: leave them and the claims on them out, on a machine that is busy"
+    )
+    engine: EngineName = setting("auto", "how models are run: auto (the fastest here), eager, compiled or cuda_graph")
+    methods: tuple[Method, ...] = setting(
+        (), "the methods that decode; each has a name and baseline, or names of conf/drafting, conf/stopping, conf/verification"
+    )
+    claims: tuple[Claim, ...] = setting((), "the claims that are checked, each on a metric of the methods")
+
+    @model_validator(mode="after")
+    def _claims_are_about_the_methods(self) -> Self:
+        names = [method.name for method in self.methods]
+        if repeated := [name for name in names if names.count(name) > 1]:
+            raise UserError(f"methods names {repeated[0]!r} twice; give every method another name.")
+        for claim in self.claims:
+            if unknown := [name for name in claim.methods if name not in names]:
+                raise UserError(f"claims: {claim.says!r} names the method {unknown[0]!r}; use some of {', '.join(names)}.")
+        return self
+
+    @property
+    def reported_claims(self) -> list[Claim]:
+        """The claims, without those on speed if speeds are left out."""
+        return [claim for claim in self.claims if self.speeds or not METRICS[claim.metric].timed]
+
+    @property
+    def metrics(self) -> list[str]:
+        """The names of the metrics, without speed if that is left out."""
+        return [name for name, metric in METRICS.items() if self.speeds or not metric.timed]

@@ -1,0 +1,128 @@
+"""`specheads papers theory`: what the theory says, computed, next to simulations; figures and `theory.json`."""
+
+from pathlib import Path
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from specheads.errors import UserError
+from specheads.papers.theory import rejection_sections, round_sections, stopping_sections
+from specheads.papers.theory.section import Figure, Section
+from specheads.papers.theory.stopping_rules import Drafts
+from specheads.storage.data_set import load_split
+from specheads.storage.files import write_json, write_whole
+
+NUM_TEXTS = 20_000  # of 50 tokens: a million
+NUM_DRAFTS = 20_000
+
+
+def theory(out: str = "outputs/theory", seed: str = "0", data: str | None = None) -> str:
+    """Compute every section, print it, write figures and `theory.json`; return where they are.
+
+    Raises:
+        UserError: a seed that is no integer; data without rollouts.
+    """
+    if not seed.removeprefix("-").isdigit():
+        raise UserError(f"seed={seed} must be an integer.")
+    recorded = {Path(data).name: recorded_drafts(Path(data))} if data else {}
+    sections = computed(int(seed), recorded)
+    console = Console()
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    for section in sections:
+        print_section(section, console)
+        if section.figure is not None:
+            write_figure(section.figure, section.title, folder / f"{section.key}.png")
+    command = " ".join(["specheads papers theory", f"seed={seed}", *([f"data={data}"] if data else [])])
+    write_json(folder / "theory.json", {"command": command, "sections": [section.as_json() for section in sections]})
+    claims = [claim for section in sections for claim in section.claims]
+    counts = {outcome: sum(claim.outcome == outcome for claim in claims) for outcome in ("held", "held weakly", "did not hold")}
+    return "\n".join(
+        [
+            "claims: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()),
+            f"{folder / 'theory.json'} and {sum(section.figure is not None for section in sections)} figures written",
+        ]
+    )
+
+
+def computed(seed: int, recorded: dict[str, Drafts]) -> list[Section]:
+    """Return all sections, each from the same seed, so that a change to one leaves the others as they are."""
+
+    def generator() -> torch.Generator:
+        return torch.Generator().manual_seed(seed)
+
+    return [
+        rejection_sections.simulation(generator(), NUM_TEXTS),
+        rejection_sections.batch_improvement(),
+        rejection_sections.unbiased(generator()),
+        rejection_sections.lower_bound(generator()),
+        rejection_sections.pareto_front(generator()),
+        round_sections.worked_example(),
+        round_sections.verification_rules(generator()),
+        round_sections.independent_acceptance(),
+        round_sections.joint_choice(generator()),
+        stopping_sections.thresholds(generator(), NUM_DRAFTS, recorded),
+        stopping_sections.greedy_oracle(),
+        stopping_sections.looking_first(generator()),
+    ]
+
+
+def recorded_drafts(folder: Path) -> Drafts:
+    """Return the complete rollouts of a data set's dev prompts, which data generation wrote with their acceptance probabilities.
+
+    Raises:
+        UserError: data without rollouts.
+    """
+    rows = load_split(folder, "dev")["rollout_accept_prob"] if (folder / "manifest.json").exists() else []
+    rollouts = [rollout for row in rows for rollout in row]
+    longest = max(map(len, rollouts), default=0)
+    if longest < 2:
+        raise UserError(
+            f"data={folder} holds no rollouts, drafts of several tokens with their acceptance probabilities; "
+            "make some: specheads data generation.rollouts_per_response=8 generation.rollout_tokens=16."
+        )
+    return Drafts(torch.tensor([rollout for rollout in rollouts if len(rollout) == longest], dtype=torch.float64))
+
+
+def print_section(section: Section, console: Console) -> None:
+    """Print a section: its table, and whether each claim held."""
+    table = Table(
+        title=section.title, caption=section.source, title_justify="left", caption_justify="left", box=box.SIMPLE, pad_edge=False
+    )
+    for number, column in enumerate(section.columns):
+        table.add_column(column, justify="left" if number == 0 else "right")
+    for row in section.rows:
+        table.add_row(*(escape(_text(value)) for value in row))
+    console.print(table)
+    for claim in section.claims:
+        console.print(f"[bold]{claim.outcome}[/bold]: {escape(claim.says)} Here: {escape(claim.ours)}.", highlight=False)
+        if claim.why:
+            console.print(escape(claim.why), highlight=False)
+    if section.note:
+        console.print(escape(section.note), highlight=False)
+    console.print()
+
+
+def _text(value: str | float) -> str:
+    return value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
+
+
+def write_figure(figure: Figure, title: str, path: Path) -> None:
+    """Write a figure as PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    plot, axes = pyplot.subplots(figsize=(6.4, 4.2), layout="constrained")
+    for line in figure.lines:
+        axes.plot(line.x, line.y, label=line.name, marker="o" if len(line.x) < 12 else None, markersize=3)
+    axes.set(xlabel=figure.x, ylabel=figure.y)
+    axes.set_title(title, fontsize=9, wrap=True)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    write_whole(path, lambda temporary: plot.savefig(temporary, dpi=150, format="png"))
+    pyplot.close(plot)

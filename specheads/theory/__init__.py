@@ -1,1 +1,0 @@
-"""What the theory of speculative decoding says, computed."""

@@ -1,0 +1,59 @@
+"""Which layers a self-drafting target can do without."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from fakes import CountingTokenizer, tiny_llama
+from hydra import compose, initialize_config_dir
+
+from specheads.commands import papers
+from specheads.evaluation.prompt_sets import PromptSet
+from specheads.pair import Pair
+from specheads.pair_config import config_folder
+from specheads.papers.layer_skip import layer_search
+from specheads.papers.layer_skip.layer_search import best_length, cost_without
+from specheads.prompts.prompt import Prompt
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "cost"),
+    [(0.5, 0.1), (0.8, 0.1), (0.9, 0.05), (0.3, 0.9), (1.0, 0.2)],
+)
+def test_the_best_length_is_that_of_the_closed_form(acceptance, cost):
+    length, speed = best_length(acceptance, cost, 20)
+    tokens = 21 if acceptance == 1 else (1 - acceptance ** (length + 1)) / (1 - acceptance)
+    assert speed == pytest.approx(tokens / (length * cost + 1))
+    for other in range(1, 21):
+        total = other + 1 if acceptance == 1 else (1 - acceptance ** (other + 1)) / (1 - acceptance)
+        assert total / (other * cost + 1) <= speed + 1e-12
+
+
+@pytest.fixture
+def pair():
+    """A target whose layers 1 and 3 add next to nothing."""
+    target = tiny_llama(9, seed=1, scale=2.0, layers=4)
+    for number in (1, 3):
+        for part in (target.model.layers[number].self_attn.o_proj, target.model.layers[number].mlp.down_proj):
+            part.weight.mul_(1e-3)
+    return Pair(target, tiny_llama(9, seed=2), CountingTokenizer(9), "tiny", "tiny-target", "r1", "tiny-draft", "r2")
+
+
+def test_the_search_skips_layers_that_add_nothing(pair, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(papers, "load_configured_pair", lambda cfg: pair)
+    dev = PromptSet("dev", "dev", [(Prompt("a", "dev", "a"), [0, 1, 2]), (Prompt("b", "dev", "b"), [3, 4])])
+    monkeypatch.setattr(papers, "PromptSets", lambda data, pair, heads: SimpleNamespace(dev=dev))
+    with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
+        cfg = compose(
+            "layer_search", ["model=nano", f"paths.run={tmp_path}", "max_new_tokens=20", "most_skipped=0.8", "engine=eager"]
+        )
+    sets = papers.layers_found(cfg)
+    assert sets[0].skipped == (1, 3) and sets[0].acceptance > 0.98
+    assert sets[0].cost == pytest.approx(cost_without(pair, [1, 3])) and 0.3 < sets[0].cost < 0.7
+    assert [len(layer_set.skipped) for layer_set in sorted(sets, key=lambda layer_set: len(layer_set.skipped))] == [1, 2, 3]
+    assert json.loads((tmp_path / "layer_search.json").read_text())[0]["skipped"] == [1, 3]
+    assert "'drafting.skipped=[1,3]'" in capsys.readouterr().out
+    # What was tried is not tried again.
+    monkeypatch.setattr(layer_search, "is_resumed", lambda folder: True)
+    monkeypatch.setattr(layer_search, "without_layers", lambda *args: pytest.fail("tried again"))
+    assert papers.layers_found(cfg) == sets

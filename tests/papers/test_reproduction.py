@@ -1,0 +1,306 @@
+"""Experiments of papers: their settings, the outcome of claims, and every experiment of conf/experiment on nano."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from specheads import AcceptanceHead, HeadConfig, UserError
+from specheads.commands import papers
+from specheads.commands.compose import plain, settings_of
+from specheads.commands.experiments import REPRODUCE, check_experiment, experiments
+from specheads.commands.papers import methods_of
+from specheads.decoding.records import DecodeStats
+from specheads.heads.checkpoint import save_head
+from specheads.pair_config import config_folder
+from specheads.papers.reproduction import decoding
+from specheads.papers.reproduction.report import Reproduced, checked, measured, print_result
+from specheads.papers.reproduction.settings import METRICS, Claim, Reproduction, Tally
+
+ROOT = Path(__file__).parents[2]
+ITEMS = {item["id"] for paper in yaml.safe_load((ROOT / "benchmarks/papers.yaml").read_text("utf-8")) for item in paper["items"]}
+NAMES = list(experiments(REPRODUCE))
+TINY = ["model=nano", "num_prompts=2", "max_new_tokens=12", "speeds=false"]
+
+
+def composed(name, *overrides):
+    with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
+        return compose("reproduce", [f"experiment={name}", *overrides])
+
+
+def settings(name, *overrides):
+    cfg = composed(name, *overrides)
+    return settings_of(Reproduction, cfg, methods=methods_of(plain(cfg.methods)))
+
+
+def tally(tokens, calls, drafted=0, nats=1.0, copies=0):
+    """The tally of a method by prompt, from tokens and target calls."""
+    made = Tally(4.0)
+    for number, call in zip(tokens, calls, strict=True):
+        made.stats.append(DecodeStats(number, drafted, drafted // 2, drafted - drafted // 2, call, drafted, 2.0, 1.0, copies))
+        made.nats.append(nats * number)
+    return made
+
+
+def claim(**values):
+    return Claim(
+        **{"claims": ("block_table1",), "says": "More.", "metric": "tokens_per_round", "of": "a", "expected": "more"} | values
+    )
+
+
+EVEN, UNEVEN = [8] * 20, [4, 4, 12, 12] * 5
+
+
+@pytest.mark.parametrize(
+    ("values", "outcome", "ours"),
+    [
+        ({"over": "b"}, "held", "2.000 [2.000, 2.000]"),
+        ({"over": "b", "expected": "less"}, "did not hold", "2.000 [2.000, 2.000]"),
+        ({"over": "b", "than": 1.999}, "held", "2.000 [2.000, 2.000]"),
+        ({"over": "b", "than": 2}, "did not hold", "2.000 [2.000, 2.000]"),
+        ({}, "held", "4.000 [4.000, 4.000]"),
+        ({"than": 4.5}, "did not hold", "4.000 [4.000, 4.000]"),
+        ({"over": "b", "than": {"of": "b", "over": "a"}}, "held", "4.000 [4.000, 4.000]"),
+        ({"of": ("a", "b"), "over": ("b",)}, "held", "2.000 [2.000, 2.000]"),
+        (
+            {"metric": "perplexity", "over": "b", "expected": "less"},
+            "held",
+            f"{np.exp(-1):.3f} [{np.exp(-1):.3f}, {np.exp(-1):.3f}]",
+        ),
+    ],
+)
+def test_a_claim_of_exact_counts_holds_or_not(values, outcome, ours):
+    tallies = {"a": tally(EVEN, [2] * 20), "b": tally(EVEN, [4] * 20, nats=2.0)}
+    result = checked(claim(**values), tallies, 20)
+    assert (result.outcome, result.ours, result.ratio) == (outcome, ours, None)
+    assert bool(result.why) == (outcome != "held")
+
+
+def test_a_claim_holds_weakly_where_the_interval_includes_the_opposite():
+    tallies = {"a": tally(UNEVEN, [2] * 20), "b": tally([7, 8] * 10, [2] * 20)}
+    result = checked(claim(over="b", published=1.0, note="few prompts"), tallies, 20)
+    low, high = map(float, re.findall(r"[\d.]+", result.ours)[1:])
+    assert result.outcome == "held weakly" and low < 1 < high
+    assert result.ratio == pytest.approx(16 / 15) and result.published == "1"
+    assert result.why == "expected more than 1; few prompts"
+
+
+def test_prompts_of_a_group_are_resampled_together():
+    tallies = {"a": tally(UNEVEN, [2] * 20), "b": tally(EVEN, [2] * 20)}
+    together = checked(claim(over="b"), tallies, [(number // 4, number % 2) for number in range(20)])
+    apart = checked(claim(over="b"), tallies, 20)
+    assert together.ours == "1.000 [1.000, 1.000]" and apart.ours != together.ours
+
+
+def test_metrics_are_those_of_the_counts():
+    made = tally([6, 10], [2, 3], drafted=8, copies=1)
+    counts = np.array([[1.0, 1], [0, 2]])
+    total = DecodeStats.total(made.stats)
+    values = {name: made.samples(name, counts) for name in METRICS}
+    assert {values[name][0] for name in ("tokens_per_round",)} == {total.block_efficiency}
+    assert values["acceptance_rate"][0] == total.acceptance_rate and values["discard_rate"][0] == total.discard_rate
+    assert values["verification_rate"][0] == total.verification_rate and values["drafted_per_round"][0] == total.drafted_per_round
+    assert values["copied_rounds"][0] == total.graph_success and values["tokens_per_second"][0] == total.tokens_per_second
+    assert values["perplexity"] == pytest.approx([np.e, np.e]) and values["tokens_per_round"][1] == 10 / 3
+    assert values["tokens_per_draft_step"][0] == 16 / (16 + 4 * 5)
+    assert tally([6], [2]).samples("acceptance_rate", np.ones((1, 1))) is None
+
+
+def test_a_claim_on_what_a_method_does_not_have_is_a_message():
+    with pytest.raises(UserError, match="acceptance_rate of a is not defined"):
+        checked(claim(metric="acceptance_rate"), {"a": tally([8], [2])}, 1)
+
+
+# --- settings
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_experiment_composes_and_its_claims_are_of_the_papers(name):
+    made = settings(name, "model=nano")
+    assert len(made.methods) > 1 and made.claims
+    assert {item for each in made.claims for item in each.claims} <= ITEMS
+    assert composed(name).command == f"reproduce/{name}" and experiments(REPRODUCE)[name].partition("\n")[0].endswith(".")
+    used = {method for each in made.claims for method in each.methods}
+    assert used <= {method.name for method in made.methods}
+
+
+WRONG = {
+    "an unknown name": ("[{name: a, drafting: chain}]", "methods: a: drafting=chain is not in conf/drafting; use one of autoreg"),
+    "an unknown key": ("[{name: a, draft: b}]", "methods: a: draft is not known; expected one of name, baseline"),
+    "a key that its file lacks": (
+        "[{name: a, drafting: {name: beam, beams: 2}}]",
+        "drafting=beam has no key beams; its keys are num",
+    ),
+    "several values": ("[{name: a, stopping: confidence}]", "stopping=confidence leaves threshold open; give a value"),
+    "an open value": ("[{name: a, drafting: layer_skip}]", "drafting=layer_skip leaves skipped open"),
+    "a rule that is fitted": ("[{name: a, stopping: {name: head_threshold, threshold: auto}}]", "HeadThreshold has to be fitted"),
+    "a rule for batches": ("[{name: a, stopping: load_aware}]", "LoadAware has to be fitted, or is for batches"),
+    "a refused value": (
+        "[{name: a, stopping: {name: fixed_length, num_tokens: 0}}]",
+        "methods: a: stopping.num_tokens=0 must be",
+    ),
+    "a pairing": ("[{name: a, drafting: tree, verification: token}]", "does not take what Tree drafts"),
+    "a baseline with a draft": ("[{name: a, baseline: target, drafting: tree}]", "a baseline drafts nothing; leave out drafting"),
+    "no name": ("[{drafting: tree}]", "must be a list of methods"),
+    "a name twice": ("[{name: a}, {name: a}]", "methods names 'a' twice"),
+    "another baseline": ("[{name: a, baseline: none}]", "baseline=none must be one of"),
+    "another warp": ("[{name: a, warp: {heat: 1}}]", "warp={'heat': 1} has the unknown key heat"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_mistake_in_a_method_is_a_message(case):
+    entries, message = WRONG[case]
+    with pytest.raises(UserError, match=re.escape(message)):
+        Reproduction(methods=methods_of(yaml.safe_load(entries)))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"metric": "speed"}, "metric=speed must be one of tokens_per_round"),
+        ({"over": "c"}, "names the method 'c'; use some of a, b"),
+        ({"of": ("a", "b"), "over": "b", "expected": "less"}, "chooses the best of several"),
+        ({"of": ("a", "b")}, "chooses the best of several"),
+        ({"expected": "equal"}, "expected=equal must be one of 'more' or 'less'"),
+    ],
+)
+def test_a_mistake_in_a_claim_is_a_message(values, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        Reproduction(methods=methods_of([{"name": "a"}, {"name": "b"}]), claims=(claim(**values),))
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "message"),
+    [
+        ("reproduce", [], r"experiment is missing; .*: use one of block_\w+, "),
+        ("reproduce", ["experiment=null"], "experiment=null is not what reproduce repeats"),
+        (
+            "reproduce",
+            ["experiment=specdecpp"],
+            r"experiment=specdecpp is not what reproduce repeats; train takes it; use one of block_",
+        ),
+        ("train", ["+experiment=block_table1"], r"is not what train trains by; reproduce takes it; use one of specdecpp, "),
+        (
+            "learning_curve",
+            ["experiment=thorough,gsd_greedy"],
+            r"experiment=gsd_greedy is not what learning_curve trains by; reproduce takes it; use one of",
+        ),
+    ],
+)
+def test_an_experiment_of_another_command_is_a_message(command, words, message):
+    with pytest.raises(UserError, match=message):
+        check_experiment(command, words)
+
+
+def test_commands_take_their_experiments():
+    for command, words in [
+        ("train", ["experiment=thorough"]),
+        ("train", []),
+        ("reproduce", [f"experiment={NAMES[0]},{NAMES[1]}"]),
+    ]:
+        check_experiment(command, words)
+    files = {path.stem for path in (config_folder() / "experiment").glob("*.yaml")}
+    assert {*experiments("train"), *NAMES} == files and not {*experiments("train")} & {*NAMES}
+
+
+def test_a_method_that_needs_a_head_says_how_to_train_it(tmp_path):
+    with pytest.raises(UserError, match=r"head=null, but head 0.1 .*'specheads train model=nano experiment=specdecpp'"):
+        papers.reproduced(composed("specdecpp_table1", "model=nano", f"paths.run={tmp_path}"))
+    words = ["head=latest", f"paths.run={tmp_path}", f"paths.outputs={tmp_path}"]
+    with pytest.raises(UserError, match="there is no head for draft"):
+        papers.reproduced(composed("specdecpp_table1", "model=nano", *words))
+
+
+# --- runs
+
+
+@pytest.fixture(scope="module")
+def head(nano, tmp_path_factory):
+    torch.manual_seed(0)
+    draft = {"hidden_size": nano.draft_lm.hidden_size}
+    made = AcceptanceHead(HeadConfig(draft["hidden_size"], 0, "input_token")).eval().requires_grad_(False)
+    return save_head(made, tmp_path_factory.mktemp("head") / "mine")
+
+
+@pytest.fixture(autouse=True)
+def same_pair(nano, monkeypatch):
+    """The pair of all runs, so that it is loaded once."""
+    monkeypatch.setattr(papers, "load_configured_pair", lambda cfg: nano)
+
+
+def run(name, folder, *overrides):
+    """Run an experiment in a folder; return its reproduction.json."""
+    papers.reproduced(composed(name, *TINY, f"paths.run={folder}", *overrides))
+    return json.loads((folder / "reproduction.json").read_text())
+
+
+@pytest.mark.parametrize(
+    "name", [name if number % 3 == 0 else pytest.param(name, marks=pytest.mark.full) for number, name in enumerate(NAMES)]
+)
+def test_every_experiment_runs(name, head, tmp_path, capsys):
+    result, made = run(name, tmp_path, f"head={head}"), settings(name, "model=nano", "speeds=false")
+    assert result["experiment"] == name and result["prompts"]["split"] == "dev" and result["prompts"]["num_prompts"] == 2
+    assert set(result["methods"]) == {method.name for method in made.methods}
+    for values in result["methods"].values():
+        assert values["tokens_per_round"]["value"] >= 0.2 and values["perplexity"]["value"] > 1
+        assert "tokens_per_second" not in values
+    assert [each["says"] for each in result["claims"]] == [each.says for each in made.reported_claims]
+    assert all(each["outcome"] in ("held", "held weakly", "did not hold") for each in result["claims"])
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines()[:-1])) <= 80
+    assert "2 prompts decoded by" in printed and printed.splitlines()[-1] == str(tmp_path / "reproduction.json")
+
+
+def test_the_target_decodes_alone_and_greedily(tmp_path):
+    methods = run("mjsd_results", tmp_path)["methods"]
+    assert methods["target"]["tokens_per_round"]["value"] == 1 and "acceptance_rate" not in methods["target"]
+    assert methods["target greedy"]["perplexity"]["value"] <= methods["target"]["perplexity"]["value"]
+
+
+def test_a_resumed_run_equals_an_uninterrupted_run(tmp_path, monkeypatch):
+    whole = run("block_table1", tmp_path / "whole")
+    real, calls = decoding.response_nats, []
+
+    def killed(*arguments):
+        calls.append(arguments)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(decoding, "response_nats", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run("block_table1", tmp_path / "parts")
+    assert len((tmp_path / "parts/generations.jsonl").read_text().splitlines()) == 2  # provenance, and a prompt
+    monkeypatch.setattr(decoding, "is_resumed", lambda folder: True)
+    assert run("block_table1", tmp_path / "parts") == whole
+    assert len(calls) == 5 + 3
+    monkeypatch.setattr(decoding, "decoder_of", lambda *arguments: pytest.fail("nothing is left to decode"))
+    assert run("block_table1", tmp_path / "parts") == whole
+
+
+def test_speeds_are_reported_unless_they_are_left_out(tmp_path):
+    result = run("block_table1", tmp_path, "speeds=true")
+    assert all("tokens_per_second" in values for values in result["methods"].values())
+    assert [each["published"] for each in result["claims"]] == ["1.083", "1.0649"]
+
+
+def test_the_command_does_not_name_folders(monkeypatch):
+    given = ["experiment=block_table1", "paths.outputs=/tmp/mine", "resume=false", "seed=1"]
+    config = OmegaConf.create({"overrides": {"task": given}})
+    monkeypatch.setattr(papers.HydraConfig, "initialized", lambda: True)
+    monkeypatch.setattr(papers.HydraConfig, "get", lambda: config)
+    assert papers.command_line() == "specheads papers reproduce experiment=block_table1 seed=1"
+
+
+def test_tables_leave_out_what_nothing_has(capsys):
+    tallies = {"a": tally(EVEN, [2] * 20), "b [x]": tally(UNEVEN, [2] * 20)}
+    print_result(Reproduced("e", "c", {}, measured(tallies, list(METRICS), 20), [checked(claim(over="b [x]"), tallies, 20)]))
+    printed = capsys.readouterr().out
+    assert "b [x]" in printed and "rounds with a copy" not in printed and "did not" in printed

@@ -1,0 +1,69 @@
+"""Enumerated outputs: unbiased rules, biased ones that are noticed, and blocks that are chosen jointly."""
+
+import pytest
+import torch
+
+from specheads import verification
+from specheads.papers.theory.rejections import (
+    Chains,
+    bias,
+    expected_rejections,
+    fewest_rejections,
+    least_bias,
+    output_probs,
+    total_variation,
+    where_draft_is_sure,
+)
+from specheads.papers.theory.rounds import bias_of_batch, bias_of_first_two, most_likely_blocks
+
+
+def chains(seed, num_positions=4, vocab_size=3):
+    return Chains.random(num_positions, vocab_size, torch.Generator().manual_seed(seed), sharpness=1.5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("rule", [verification.TokenVerification(), verification.BlockVerification()])
+def test_lossless_rules_emit_the_targets_tokens(rule, seed):
+    assert bias_of_first_two(rule, chains(seed)) < 1e-6
+
+
+def test_a_biased_rule_is_noticed():
+    assert bias_of_first_two(verification.BiasedVerification(eps=0.3), chains(0)) > 0.01
+
+
+@pytest.mark.parametrize("num_drafts", [1, 2, 5])
+def test_batches_emit_the_targets_tokens(num_drafts):
+    known = chains(1, vocab_size=6)
+    assert bias_of_batch(known.target[0, 0], known.draft[0, 0], num_drafts) < 1e-12
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_rule_of_the_kind_rejects_less(seed):
+    known = chains(seed)
+    assert fewest_rejections(known) == pytest.approx(expected_rejections(known))
+
+
+def test_the_least_bias_is_none_for_unbiased_rules_and_all_for_those_that_accept_everything():
+    target, draft = chains(2).target[0, 0], chains(2).draft[0, 0]
+    assert least_bias(target, draft, (target / draft).clamp_max(1)).item() == pytest.approx(0, abs=1e-12)
+    assert least_bias(target, draft, torch.ones(3).double()).item() == pytest.approx(total_variation(target, draft).item())
+
+
+def test_dropping_a_token_because_of_what_it_is_biases_the_output():
+    target, draft = (torch.tensor(each).double() for each in ((0.2, 0.8), (0.5, 0.5)))
+    never_b = torch.tensor([1.0, 0.0]).double()
+    assert output_probs(target, draft, never_b).tolist() == pytest.approx([0.3, 0.7])
+    assert bias(target, draft, never_b) == pytest.approx(0.1)
+    assert bias(target, draft, torch.full((2,), 0.4, dtype=torch.float64)) == pytest.approx(0, abs=1e-7)
+    assert where_draft_is_sure(torch.tensor([0.1, 0.9]), 0.5).tolist() == [0, 1]
+
+
+def test_the_most_likely_block_is_greedy_for_one_token_and_never_below_it_for_all():
+    for seed in range(10):
+        known = chains(seed, 4, 2)
+        singly, jointly = most_likely_blocks(known, 4, 1), most_likely_blocks(known, 4, 4)
+        last, nats = 0, 0.0
+        for target in known.target:
+            token = int(target[last].argmax())
+            nats, last = nats + target[last, token].log().item(), token
+        assert singly == pytest.approx(nats) and jointly >= singly - 1e-12

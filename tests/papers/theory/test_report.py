@@ -1,0 +1,40 @@
+"""`specheads papers theory`: every section, its files, drafts of a data set, and mistakes."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from specheads.errors import UserError
+from specheads.papers.theory import report
+
+PAPERS = Path(__file__).parents[3] / "benchmarks" / "papers.yaml"
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(report, "NUM_TEXTS", 2000)
+    monkeypatch.setattr(report, "NUM_DRAFTS", 2000)
+
+
+def test_claims_hold_and_are_those_of_the_papers(tmp_path, capsys):
+    text = report.theory(out=str(tmp_path / "theory"))
+    written = json.loads((tmp_path / "theory" / "theory.json").read_text())
+    claims = [claim for section in written["sections"] for claim in section["claims"]]
+    assert not [claim for claim in claims if claim["outcome"] == "did not hold"]
+    assert sum(claim["outcome"] == "held" for claim in claims) >= len(claims) - 2
+    papers = yaml.safe_load(PAPERS.read_text())
+    known = {item["id"] for paper in papers for item in paper["items"]}
+    assert {name for claim in claims for name in claim["claims"]} <= known
+    assert len(list((tmp_path / "theory").glob("*.png"))) == 4 and "theory.json" in text
+    printed = capsys.readouterr().out
+    assert all(section["source"].split(",")[0] in printed for section in written["sections"])
+    assert max(map(len, printed.splitlines())) <= 80
+
+
+def test_mistakes_are_one_message(tmp_path):
+    with pytest.raises(UserError, match="seed=many must be an integer"):
+        report.theory(seed="many")
+    with pytest.raises(UserError, match="rollouts_per_response"):
+        report.theory(out=str(tmp_path), data=str(tmp_path))

@@ -1,0 +1,86 @@
+"""Rules that stop drafts against the solved policy: simulation, identities, and the theorem's condition."""
+
+import pytest
+import torch
+
+from specheads.papers.theory.optimal_stopping import GRID, optimal_stopping, value_of_going_on
+from specheads.papers.theory.stopping_rules import (
+    Costs,
+    Drafts,
+    automatic_threshold,
+    best_fixed,
+    best_threshold,
+    fewest_calls,
+    lengths_at,
+    lengths_of,
+    speed,
+    theorem_delta,
+    theorem_threshold,
+)
+from specheads.papers.theory.stopping_sections import known_chains
+
+CHAINS = known_chains()
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("ratio", [4, 12])
+def test_simulated_drafts_are_as_fast_as_the_solved_policy_says(name, ratio):
+    """Wrong in one of a million: 4.9 standard errors, and 0.3 % for the grid of the solution."""
+    chain, costs = CHAINS[name], Costs(1 / ratio, 1.0)
+    policy = optimal_stopping(chain, costs.draft, costs.target, 20)
+    drafts = Drafts.simulated(chain, 40_000, 20, generator())
+    best = speed(drafts, lengths_of(drafts, chain, policy), costs)
+    assert abs(best.value - policy.throughput) < 4.9 * best.error + 3e-3 * policy.throughput
+    others = [lengths_at(drafts, best_threshold(drafts, costs)), torch.full((40_000,), best_fixed(drafts, costs))]
+    others.append(lengths_at(drafts, automatic_threshold(drafts, costs)))
+    for lengths in others:
+        assert speed(drafts, lengths, costs).value <= best.value + 4.9 * best.error + 3e-3 * policy.throughput
+
+
+def test_lengths_end_with_the_token_that_crosses_the_threshold():
+    drafts = Drafts(torch.tensor([[0.9, 0.5, 0.9], [0.9, 0.9, 0.9], [0.1, 0.9, 0.9]], dtype=torch.float64))
+    assert lengths_at(drafts, 0.5).tolist() == [2, 3, 1]
+    assert speed(drafts, torch.tensor([1, 1, 1]), Costs(0.5, 1.0)).value == pytest.approx((3 + 1.9) / 4.5)
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_the_value_of_going_on_is_nothing_where_the_policy_is_indifferent(name):
+    """At the least survival, the tokens that are still accepted are worth exactly the time that drafting takes."""
+    chain, costs = CHAINS[name], Costs(0.1, 1.0)
+    policy = optimal_stopping(chain, costs.draft, costs.target, 12)
+    accepted, drafted = value_of_going_on(chain, policy)
+    gain = GRID.exp()[:, None] * accepted - policy.throughput * costs.draft * drafted
+    inside = policy.least_survival[:-1].clamp(GRID[0].exp(), 1.0)
+    place = ((inside.log() - GRID[0]) / (GRID[1] - GRID[0])).round().long().clamp(0, len(GRID) - 1)
+    at_least = gain.gather(1, place[:, None]).squeeze(1)
+    reached = (policy.least_survival[:-1] > GRID[0].exp()) & (policy.least_survival[:-1] < 1)
+    assert reached.any() and (at_least[reached].abs() < 0.05).all()
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("ratio", [5, 20])
+def test_the_best_policy_stops_wherever_the_theorem_says_so(name, ratio):
+    chain, costs = CHAINS[name], Costs(1 / ratio, 1.0)
+    policy = optimal_stopping(chain, costs.draft, costs.target, 20)
+    delta = theorem_delta(chain, policy, costs)
+    assert delta >= 0
+    assert (policy.least_survival[:-1] >= 1 - theorem_threshold(delta, costs) - 1e-9).all()
+    assert theorem_threshold(delta, costs) >= theorem_threshold(0.0, costs) == pytest.approx(1 - costs.draft)
+
+
+def test_drafts_fit_the_chain_that_they_come_from():
+    drafts = Drafts.simulated(CHAINS["stretches"], 50_000, 10, generator(1))
+    fitted = drafts.chain()
+    costs = Costs(0.1, 1.0)
+    solved = [optimal_stopping(chain, costs.draft, costs.target, 10).throughput for chain in (CHAINS["stretches"], fitted)]
+    assert solved[1] == pytest.approx(solved[0], rel=0.01)
+
+
+def test_the_fewest_calls_are_those_of_the_lemma():
+    assert fewest_calls([False] * 5) == (1, 0)
+    assert fewest_calls([False, True, False, True, False]) == (3, 0)
+    assert fewest_calls([False, False, True]) == (1, 0)  # the call's next token ends the text
