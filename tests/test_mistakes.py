@@ -214,23 +214,9 @@ MISTAKES = {
         ["train.py", "head.predicts=both"],
         "head.predicts=both must be one of 'next_token' or 'input_token'",
     ),
-    "unknown label": (["train.py", "head.label=soft"], "head.label=soft must be one of sampled, overlap"),
-    "label of earlier versions": (
-        ["train.py", "head.label=block"],
-        "head.label=block is no longer supported.*head.label=rollout",
-    ),
-    "label of rollouts where there are none": (
-        ["train.py", "head.label=[sampled,rollout]"],
-        "head.label=rollout needs rollouts, but generation.rollouts_per_response=0; ask for some",
-    ),
     "fewer rollouts than none": (
         ["data_gen", "generation.rollouts_per_response=-1"],
         "generation.rollouts_per_response=-1 must be a non-negative integer",
-    ),
-    "survival in words": (["train.py", "loss.survival_weighted=often"], "loss.survival_weighted=often must be true or false"),
-    "survival without rounds": (
-        ["train.py", "loss.survival_weighted=true"],
-        "loss.survival_weighted=true changes nothing with .*sampled",
     ),
     "one input in place of a list": (["train.py", "head.inputs=hidden"], "head.inputs=hidden must be a list"),
     "evaluate's head": (["train.py", "head=null"], "head=null must be a set of keys.*given to specheads evaluate"),
@@ -297,7 +283,7 @@ MISTAKES = {
         ["train.py", "+trainer.reload_dataloaders_every_n_epochs=1"],
         "reload_dataloaders_every_n_epochs=1",
     ),
-    "no loss": (["train.py", "loss.accept_weight=0", "loss.reject_weight=0"], "both 0, so that nothing is learned"),
+    "no weight": (["train.py", "loss.reject_weight=0"], "loss.reject_weight=0 must be a finite number above 0"),
     "checkpoint that is none": (["train.py", "resume=no.ckpt"], "no.ckpt is not a checkpoint that specheads train can resume"),
     # evaluation
     "head folder that is not there": (

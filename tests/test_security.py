@@ -24,8 +24,7 @@ from specheads.revisions import revision_at, revision_of
 from specheads.training.checkpoints import Checkpoints
 from specheads.training.distill.draft_folder import draft_provenance
 from specheads.training.distill.settings import Distillation
-from specheads.training.heads.head_shape import HeadLoss, HeadShape
-from specheads.training.heads.head_specs import head_specs
+from specheads.training.heads.settings import HeadLoss, HeadShape, head_specs
 from specheads.training.trainer import checkpoint_to_resume
 
 ROOT = Path(__file__).parents[1]

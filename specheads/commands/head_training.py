@@ -9,7 +9,6 @@ from omegaconf import DictConfig
 
 from specheads.commands.compose import check_every_split, load_configured_pair, settings_of
 from specheads.commands.loggers import open_loggers
-from specheads.errors import UserError
 from specheads.pair import Pair
 from specheads.processes import is_first_process
 from specheads.prompts.generated_data import GeneratedData
@@ -47,9 +46,4 @@ def head_training_of(cfg: DictConfig) -> HeadTraining:
     settings = settings_of(HeadTraining, cfg)
     check_every_split(cfg)
     check_processes(settings.trainer, settings.loader)
-    if "rollout" in settings.labels and not cfg.generation.rollouts_per_response:
-        raise UserError(
-            "head.label=rollout needs rollouts, but generation.rollouts_per_response=0; ask for some, for example "
-            "generation.rollouts_per_response=4, in specheads data and specheads train."
-        )
     return settings

@@ -44,8 +44,8 @@ from specheads.replay.replay import RecordedHead, head_logits, predicted_nodes, 
 from specheads.settings import Settings
 from specheads.storage import runs
 from specheads.storage.data_set import load_split
+from specheads.training.heads.mixed_responses import first_rows
 from specheads.training.heads.settings import HeadTraining
-from specheads.training.heads.train_share import first_rows
 
 logger = logging.getLogger(__name__)
 

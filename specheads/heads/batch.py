@@ -3,7 +3,7 @@
 The features are computed by the same code as in the decoder, so a head reads the same numbers in training and in decoding.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,68 +17,36 @@ from specheads.padding import BATCH_TOKENS, SLICE_ELEMENTS, right_padded, slices
 
 @dataclass(frozen=True)
 class HeadBatch:
-    """The texts of one training step, and the N drafted tokens in them whose acceptance heads predict.
-
-    A text is a prompt with a mixed response, or a prompt with the start of a response and a rollout.
-    """
+    """The texts of one training step, prompts with mixed responses, and the N drafted tokens in them that heads predict."""
 
     tokens: Tensor  # (B, T) long, the texts, right-padded with zeros
     row: Tensor  # (N,) long, the text of each drafted token
     index: Tensor  # (N,) long, the position in the text of the token, or of the target's token in its place
     drafted: Tensor  # (N,) long, the token's id
-    labels: dict[str, Tensor]  # (N,) by name, NaN if missing; `sampled` is the acceptance probability after the response
+    labels: dict[str, Tensor]  # (N,) by name: `sampled`, the acceptance probability; `overlap`, NaN if it is not known
     start: Tensor  # (N,) long, the position of the first token of the token's round
-    # (N,), the chance that all earlier tokens of the rollout are accepted; 1 outside of rollouts, None outside of training
-    alive: Tensor | None = None
     features: dict[str, Tensor] = field(default_factory=dict)  # (N, ...) by name, those that were stored
 
     @property
     def label(self) -> Tensor:
-        """The acceptance probabilities of the drafted tokens (N,), NaN within rollouts."""
+        """The acceptance probabilities of the drafted tokens (N,)."""
         return self.labels["sampled"]
-
-    @property
-    def of_response(self) -> Tensor:
-        """Which tokens were drafted after the response, not within a rollout, (N,) bool; metrics are computed over these."""
-        return ~self.label.isnan()
 
     def to(self, device: torch.device) -> "HeadBatch":
         """Return this batch on a device."""
-        return replace(self._of_tokens(lambda values: values.to(device)), tokens=self.tokens.to(device))
-
-    def part(self, first: int, end: int) -> "HeadBatch":
-        """Return the texts `first` to `end`, without the last one, and the tokens that were drafted in them."""
-        kept = (self.row >= first) & (self.row < end)
-        part = self._of_tokens(lambda values: values[kept])
-        return replace(part, tokens=self.tokens[first:end], row=part.row - first)
-
-    def _of_tokens(self, change: Callable[[Tensor], Tensor]) -> "HeadBatch":
-        """Return this batch with every tensor (N, ...) changed."""
-        changed = {name: change(getattr(self, name)) for name in ("row", "index", "drafted", "start")}
-        labels = {name: change(values) for name, values in self.labels.items()}
-        features = {name: change(values) for name, values in self.features.items()}
-        alive = None if self.alive is None else change(self.alive)
-        return replace(self, **changed, labels=labels, features=features, alive=alive)
+        moved = {name: getattr(self, name).to(device) for name in ("tokens", "row", "index", "drafted", "start")}
+        labels = {name: values.to(device) for name, values in self.labels.items()}
+        features = {name: values.to(device) for name, values in self.features.items()}
+        return replace(self, **moved, labels=labels, features=features)
 
 
 def collate(items: Sequence[Mapping]) -> HeadBatch:
     """Return the items of one step as a HeadBatch, right-padded."""
-    texts = [text for item in items for text in texts_of(item)]
-    tokens = right_padded(texts)
-    joined = {
-        name: torch.from_numpy(np.concatenate([item[name] for item in items])) for name in ("index", "drafted", "start", "alive")
-    }
-    firsts = np.cumsum([0, *(len(texts_of(item)) for item in items[:-1])])
-    row = torch.from_numpy(np.concatenate([first + item["text"] for first, item in zip(firsts, items, strict=True)]))
+    joined = {name: torch.from_numpy(np.concatenate([item[name] for item in items])) for name in ("index", "drafted", "start")}
+    row = torch.from_numpy(np.repeat(np.arange(len(items)), [len(item["index"]) for item in items]))
     labels = {name: torch.from_numpy(np.concatenate([item["labels"][name] for item in items])) for name in items[0]["labels"]}
-    stored = items[0].get("features", {})
-    features = {name: torch.cat([item["features"][name] for item in items]) for name in stored}
-    return HeadBatch(tokens, row, labels=labels, features=features, **joined)
-
-
-def texts_of(item: Mapping) -> list[np.ndarray]:
-    """Return the tokens of every text of an item."""
-    return [item["tokens"], *item["rollouts"]]
+    features = {name: torch.cat([item["features"][name] for item in items]) for name in items[0].get("features", {})}
+    return HeadBatch(right_padded([item["tokens"] for item in items]), row, labels=labels, features=features, **joined)
 
 
 @torch.no_grad()

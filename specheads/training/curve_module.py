@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 
+import lightning as L
 import torch
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 
-from specheads.training.split_steps import SplitStepsModule
 
-
-class CurveModule(SplitStepsModule):
+class CurveModule(L.LightningModule):
     """A module whose loss is a ratio of sums over a whole optimizer step, and whose curves are kept in its checkpoints.
 
     A step's loss is `sum of weighted losses / sum of weights` over all its batches and processes. The second sum is known only at

@@ -68,7 +68,11 @@ def new_trainer(
     checkpoints = Checkpoints(run / "checkpoints" / "last.ckpt", checkpointing.every_steps)
     arguments = settings.arguments() | placement(settings, device_type)
     trainer = L.Trainer(
-        **arguments | {"default_root_dir": settings.default_root_dir or str(run)},
+        **arguments,
+        default_root_dir=str(run),
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,  # EpochSampler splits rows over processes
+        enable_model_summary=False,
         logger=list(loggers),
         callbacks=[checkpoints, TimeToGo(), RichProgressBar()],
         enable_checkpointing=False,

@@ -8,24 +8,22 @@ from pydantic import ConfigDict
 from specheads.errors import UserError
 from specheads.settings import (
     Count,
-    Flag,
     NonNegativeNumber,
     Number,
     PositiveCount,
     Settings,
-    Text,
     cache_key,
     model_validator,
     setting,
     shown,
 )
 
-# Arguments of lightning.Trainer with which a run could not be resumed to the same numbers, but for these values.
-UNSUPPORTED = {
-    "reload_dataloaders_every_n_epochs": ("the data stays the same from epoch to epoch", 0),
-}
 WHERE = ("num_nodes", "strategy")  # other arguments that say where a run trains, and not what it computes
-MADE_HERE = ("logger", "callbacks", "enable_checkpointing", "plugins")  # arguments that no command line gives
+# Arguments that no command line gives.
+MADE_HERE = (
+    *("logger", "callbacks", "plugins", "enable_checkpointing", "enable_model_summary", "default_root_dir"),
+    *("num_sanity_val_steps", "use_distributed_sampler", "reload_dataloaders_every_n_epochs"),
+)
 
 
 class Loader(Settings):
@@ -71,21 +69,11 @@ class TrainerSettings(Settings):
         None, "the number of steps, or the share of an epoch, between two validations; null: validate at the end of an epoch"
     )
     log_every_n_steps: PositiveCount = setting(10, "the number of optimizer steps between two lines in the logs")
-    num_sanity_val_steps: Count = setting(0, "the number of dev batches to try before training; 0: none")
-    use_distributed_sampler: Flag = setting(False, "false: the sampler of this project already splits rows over processes")
-    enable_model_summary: Flag = setting(False, "whether to print a table of the layers first")
-    default_root_dir: Text | None = setting(
-        None, "the folder for files that Lightning writes by default; null: the folder of the run", decides=False
-    )
 
     @model_validator(mode="after")
     def check_other_arguments(self) -> "TrainerSettings":
-        """Refuse arguments that lightning.Trainer does not know, or with which a run could not be resumed."""
-        others = self.model_extra or {}
-        for name, (reason, value) in UNSUPPORTED.items():
-            if others.get(name, value) != value:
-                raise UserError(f"trainer.{name}={shown(others[name])} is not supported: {reason}; leave it out.")
-        if others:
+        """Refuse arguments that lightning.Trainer does not know, or that are made here."""
+        if others := self.model_extra or {}:
             from lightning import Trainer  # slow to import, and needed only to know its arguments
 
             known = [name for name in inspect.signature(Trainer).parameters if name not in MADE_HERE]

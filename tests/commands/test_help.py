@@ -173,7 +173,7 @@ def test_a_narrow_terminal_gets_narrow_tables(width):
     lines = help_text("train", [f"paths.outputs={'folder/' * 12}"], width).splitlines()
     assert max(map(len, lines)) <= width
     assert any("…" in line for line in lines)
-    assert any(line.startswith("  trainer.use_distributed_sampler=") for line in lines)  # a key is never cut
+    assert any(line.startswith("  trainer.accumulate_grad_batches=") for line in lines)  # a key is never cut
 
 
 def test_several_choices_of_a_group_are_all_shown():

@@ -81,7 +81,7 @@ def test_a_look_ahead_head_predicts_the_drafted_token_at_every_position():
 @pytest.mark.parametrize("predicts", KINDS)
 @pytest.mark.parametrize("label", ["sampled", "overlap"])
 def test_every_label_belongs_to_its_token(predicts, label):
-    item = mixed(coded_rows(1, 64), predicts, 0.4, labels=[label])[2, 0]
+    item = mixed(coded_rows(1, 64), predicts, 0.4)[2, 0]
     places = item["drafted"] - 2000
     assert (item["index"] == 3 + places).all()
     assert item["labels"][label].dtype == np.float32
@@ -107,17 +107,6 @@ def test_a_share_outside_its_bounds_is_a_user_error_that_names_the_key(predicts,
         mixed(coded_rows(1, 1), predicts, share)
 
 
-@pytest.mark.parametrize("predicts", KINDS)
-def test_an_unknown_label_is_a_user_error_that_names_those_known(predicts):
-    with pytest.raises(UserError, match=r"head\.label=guessed must be one of sampled, overlap, rollout; "):
-        mixed(coded_rows(1, 1), predicts, None, labels=["guessed"])
-
-
-def test_the_label_of_earlier_versions_is_refused_with_the_reason_and_the_remedy():
-    with pytest.raises(UserError, match=r"head\.label=block is no longer supported.*not multiply.*head\.label=rollout"):
-        mixed(coded_rows(1, 1), "next_token", None, labels=["block"])
-
-
 def test_there_is_one_item_per_row():
     assert len(mixed(coded_rows(7, 2))) == 7
 
@@ -128,9 +117,6 @@ def test_there_is_one_item_per_row():
 def item(tokens, index, drafted, label):
     return {
         "tokens": np.array(tokens),
-        "rollouts": [],
-        "text": np.zeros(len(index), dtype=np.int64),
-        "alive": np.ones(len(index), dtype=np.float32),
         "index": np.array(index, dtype=np.int64),
         "drafted": np.array(drafted, dtype=np.int64),
         "labels": {"sampled": np.array(label, dtype=np.float32)},
@@ -240,6 +226,7 @@ def rows(nano64, prompts):
             "response_ids": generator.integers(nano64.vocab_size, size=length).tolist(),
             "draft_ids": generator.integers(nano64.vocab_size, size=length).tolist(),
             "accept_prob": generator.random(length).tolist(),
+            "overlap": generator.random(length).tolist(),
             "more_draft_ids": [],
             "more_accept_prob": [],
         }

@@ -30,19 +30,12 @@ def test_the_papers_grid_is_twenty_heads(nano):
 
 
 def test_differences_are_part_of_the_name(nano):
-    heads = specs(nano, "head.depth=[0,1]", "head.width=[8,16]", "loss.accept_weight=[1,2.5]")
+    heads = specs(nano, "head.depth=[0,1]", "head.width=[8,16]", "loss.reject_weight=[1,2.5]")
     assert len({spec.name for spec in heads}) == 8
-    assert heads[-1].name == "next_token-d1-r1-w16-a2_5" and heads[-1].config.width == 16 and heads[-1].accept_weight == 2.5
-    heads = specs(nano, "head.label=[sampled,overlap]", "head.inputs=[[hidden],[hidden,entropy]]")
-    assert [(spec.config.label, spec.config.inputs) for spec in heads] == [
-        (label, inputs) for label in ("sampled", "overlap") for inputs in (("hidden",), ("hidden", "entropy"))
-    ]
-    assert heads[-1].name == "next_token-d3-r1-overlap-hidden+entropy"
-    heads = specs(nano, "head.label=rollout", "loss.survival_weighted=[false,true]")
-    assert [(spec.name.removeprefix("next_token-d3-r1-"), spec.survival_weighted) for spec in heads] == [
-        ("even", False),
-        ("survival", True),
-    ]
+    assert heads[-1].name == "next_token-d1-r2_5-w16" and heads[-1].config.width == 16 and heads[-1].reject_weight == 2.5
+    heads = specs(nano, "head.inputs=[[hidden],[hidden,entropy]]")
+    assert [spec.config.inputs for spec in heads] == [("hidden",), ("hidden", "entropy")]
+    assert heads[-1].name == "next_token-d3-r1-hidden+entropy"
     assert specs(nano, "head.inputs=[hidden,entropy]")[0].config.inputs == ("hidden", "entropy")
 
 
@@ -52,9 +45,8 @@ def test_differences_are_part_of_the_name(nano):
         ("head.depth=[]", r"head.depth=\[\] names no value"),
         ("head.depth=[1,1]", "same head is asked for twice"),
         ("head.depth=[0,-1]", "head.depth=-1 must be a non-negative integer"),
-        ("loss.reject_weight=[1,a]", "loss.reject_weight=a must be a finite number of at least 0"),
+        ("loss.reject_weight=[1,a]", "loss.reject_weight=a must be a finite number above 0"),
         ("head.predicts=[input_token,next_token]", "head.predicts=.*must be one of"),
-        ("head.label=[]", r"head.label=\[\] names no value"),
         ("head.inputs=[[hidden],entropy]", "head.inputs=.*mixes names and lists"),
     ],
 )

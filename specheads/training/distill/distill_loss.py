@@ -51,24 +51,12 @@ def most_likely(log_probs: Tensor, count: int) -> TargetDistributions:
     return TargetDistributions(with_rest(top.values), top.indices)
 
 
-def target_log_probs(logits: Tensor, loss: "DistillLoss") -> Tensor:
-    """Return the target's log-probabilities (..., V) that the draft is to learn, minus infinity where they are cut off."""
-    if not loss.top_k and loss.top_p == 1:
-        return (logits / loss.temperature).log_softmax(dim=-1)
-    return loss.warp(logits).log()
-
-
-def draft_log_probs(logits: Tensor, loss: "DistillLoss") -> Tensor:
-    """Return the draft's log-probabilities (..., V)."""
-    return (logits / loss.temperature).log_softmax(dim=-1)
-
-
 def computed_distributions(target: LanguageModel, hidden: Tensor, loss: "DistillLoss") -> DistributionSource:
     """Return a source that computes the target's distributions from its states `hidden` (N, H)."""
 
     @torch.no_grad()
     def of(piece: slice) -> TargetDistributions:
-        return TargetDistributions(target_log_probs(target.logits(hidden[piece]), loss))
+        return TargetDistributions((target.logits(hidden[piece]) / loss.temperature).log_softmax(dim=-1))
 
     return of
 
@@ -93,7 +81,7 @@ def token_losses(
     def of(hidden: Tensor, piece: slice) -> tuple[Tensor, Tensor]:
         logits, distribution = draft.logits(hidden), distributions(piece)
         target = distribution.log_probs.to(hidden.device)
-        log_probs = distribution.same_outcomes(draft_log_probs(logits, loss))
+        log_probs = distribution.same_outcomes((logits / loss.temperature).log_softmax(dim=-1))
         losses = divergence(target, log_probs)
         if loss.hard_weight:
             losses = losses - loss.hard_weight * logits.log_softmax(dim=-1).gather(1, tokens[piece, None])[:, 0]

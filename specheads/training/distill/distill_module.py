@@ -85,15 +85,12 @@ class DistillModule(CurveModule):
         if not self.history:
             self.record({f"dev/{name}": value for name, value in self.before.items()}, beforehand=True)
 
-    def batch_loss(self, samples: Sequence[Sample], batch_index: int) -> Tensor:
+    def training_step(self, samples: Sequence[Sample], batch_index: int) -> Tensor:
         if "on_policy" in self.trainer.datamodule.splits["train"].shares:
             samples = self._answered(samples)
         losses, overlaps = self.within_forward(self.losses, samples, self.counts("train", batch_index))
         overlap = torch.stack([overlaps.sum(), overlaps.new_tensor(len(overlaps))])[:, None]
         return self.loss_of_batch(batch_index, losses.sum()[None], losses.new_tensor([len(losses)]), overlap)
-
-    def num_texts(self, samples: Sequence[Sample]) -> int:
-        return len(samples)
 
     def _answered(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return samples with responses; the draft writes its own for some steps in advance."""
@@ -124,7 +121,7 @@ class DistillModule(CurveModule):
         """
         stored = [sample for sample in samples if sample.stored is not None]
         computed = [sample for sample in samples if sample.stored is None]
-        parts = [self.of_part(self._losses, part) for some in (stored, computed) if some for part in self.parts(some)]
+        parts = [self._losses(some) for some in (stored, computed) if some]
         parts_of_losses, parts_of_overlaps, references = zip(*parts, strict=True)
         losses = torch.cat(parts_of_losses)
         if self._models[1]:

@@ -1,6 +1,6 @@
 """The settings of a distillation: every key of `specheads distill`, with its constraint and its sentence of help."""
 
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 from specheads.errors import UserError
 from specheads.sampling import Warp
@@ -48,8 +48,6 @@ class DistillLoss(Settings):
     )
     beta: OpenProbability = setting(0.5, "the target's weight in jensen_shannon")
     temperature: PositiveNumber = setting(1.0, "the number that the logits of both models are divided by")
-    top_k: Count = setting(0, "the number of most likely tokens that the target's distribution is cut to; 0: all")
-    top_p: Share = setting(1.0, "the probability that the target's most likely tokens are cut to; 1: all of it")
     hard_weight: NonNegativeNumber = setting(
         0.0, "the weight of the cross-entropy of the text's tokens, added to the divergence; 0: none"
     )
@@ -58,20 +56,6 @@ class DistillLoss(Settings):
         "the share of each batch's tokens to learn from, those where the draft's loss exceeds the reference's most "
         "(AdaSPEC: Hu et al. 2025); 1: all",
     )
-
-    @model_validator(mode="after")
-    def _logits_can_be_warped(self) -> Self:
-        """A warp has limits of its own, which are better told before models are loaded."""
-        try:
-            Warp(self.temperature, self.top_k, self.top_p)
-        except UserError as error:
-            raise UserError(f"loss.{error}") from None
-        return self
-
-    @property
-    def warp(self) -> Warp:
-        """How the target's logits become the distribution that is learned."""
-        return Warp(self.temperature, self.top_k, self.top_p)
 
     @property
     def function(self) -> Divergence:

@@ -1,7 +1,6 @@
 """The target's distributions along fixed responses, on disk: the most likely tokens of each, and the probability of the rest.
 
-A draft is compared with them on those tokens, and on all other tokens as one outcome. Nothing is lost if the loss cuts the
-distribution to as many tokens (top-k).
+A draft is compared with them on those tokens, and on all other tokens as one outcome.
 """
 
 import hashlib
@@ -21,7 +20,7 @@ from specheads.replay.response_batch import ResponseBatch
 from specheads.sampling import check_numbers
 from specheads.storage.shards import fingerprint
 from specheads.storage.tensor_shards import GIB, ShardReader, make_missing, packed, spans
-from specheads.training.distill.distill_loss import most_likely, target_log_probs
+from specheads.training.distill.distill_loss import most_likely
 from specheads.training.distill.samples import Ragged, Responses
 from specheads.training.distill.settings import DistillLoss, TargetStorage
 
@@ -50,7 +49,7 @@ class TargetStore:
         self.provenance = {
             "target": [pair.target_id, pair.target_revision, str(pair.target.dtype)],
             "texts": texts_fingerprint(prompts, {"": responses}),
-            "distribution": [loss.temperature, loss.top_k, loss.top_p, self.num_kept],
+            "distribution": [loss.temperature, self.num_kept],
         }
         self.root, self.folder = root, root / FOLDER / fingerprint(self.provenance)
         self.parts = {f"{first:08d}.safetensors": (first, count) for first, count in spans(self.sizes)}
@@ -124,7 +123,7 @@ class TargetStore:
         """Return `ids` and `log_probs` of each of some responses, which the target reads together."""
         hidden = ResponseBatch.of(prompts, responses, self.target.device).states(self.target)
         distributions = [
-            most_likely(target_log_probs(self.target.logits(hidden[piece]), self.loss), self.num_kept)
+            most_likely((self.target.logits(hidden[piece]) / self.loss.temperature).log_softmax(dim=-1), self.num_kept)
             for piece in slices(len(hidden), self.target.vocab_size, SLICE_ELEMENTS)
         ]
         check_numbers(self.target.name, *(distribution.log_probs for distribution in distributions))

@@ -1,27 +1,25 @@
 """Several heads trained side by side on the same hidden states; a single head is a bank of one."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear, silu
 
-from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.heads.head import AcceptanceHead, HeadConfig, set_scale
 from specheads.heads.portable.network import Network, assemble
 from specheads.training.heads.head_loss import weighted_bce
-from specheads.training.heads.stack import HeadStack, tie_blocks
 
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """One head of a bank: its config and the weights of its loss."""
+    """One head of a bank: its config and the weight of rejections in its loss."""
 
     name: str
     config: HeadConfig
-    accept_weight: float = 1.0
     reject_weight: float = 1.0
-    survival_weighted: bool = False
     tied_blocks: bool = False  # one block, applied as often as the head is deep, which begins at random
 
 
@@ -47,8 +45,131 @@ class ReadOut:
         Where the overlap is not known, the acceptance probability of the drafted token is learned in its place: its mean over
         tokens is the overlap.
         """
-        label = labels[self.spec.config.label]
+        label = labels["sampled"]
         return torch.where(labels["overlap"].isnan(), label, labels["overlap"]) if self.overlap else label
+
+
+class HeadStack(nn.Module):
+    """G networks of the same inputs and width as one batched computation, however deep each is: the same numbers as each alone.
+
+    Parameters of the same name and shape are one tensor (G, ...), or (G_k, ...) in the k-th block of G_k. The deepest network
+    comes first, so that the k-th block of all networks that have one is one product over the first of them. With tied blocks the
+    first block is every block; its parameters are (G_1, ...).
+    """
+
+    input_mean: Tensor
+    input_scale: Tensor
+
+    def __init__(self, networks: Sequence[Network], tied: bool = False) -> None:
+        """Take the values of `networks`, which agree in kind, inputs and width; where they are `tied`, of their first blocks."""
+        super().__init__()
+        self.order = sorted(range(len(networks)), key=lambda number: -len(networks[number].blocks))
+        ordered = [networks[number] for number in self.order]
+        self.inputs = ordered[0].inputs
+        self.register_buffer("input_mean", ordered[0].get_buffer("input_mean").clone())
+        self.register_buffer("input_scale", ordered[0].get_buffer("input_scale").clone())
+        self.projected = isinstance(ordered[0].projection, nn.Linear)
+        if self.projected:
+            self.projection = Stacked([linear_of(network.projection) for network in ordered])
+        depths = [len(network.blocks) for network in ordered]
+        self.num_deep = [sum(depth > level for depth in depths) for level in range(depths[0])]  # networks with a block there
+        self.blocks = nn.ModuleList(
+            Stacked([linear_of(network.blocks[level].linear) for network in ordered[:count]])
+            for level, count in enumerate(self.num_deep[:1] if tied else self.num_deep)
+        )
+        self.readout = Stacked([network.readout for network in ordered])
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return logits (G, N), in the order in which the networks were given, of assembled inputs (N, input_size)."""
+        x = (inputs - self.input_mean) * self.input_scale
+        x = self.projection.shared(x) if self.projected else x.expand(len(self.order), *x.shape)
+        for block, count in zip(self.levels, self.num_deep, strict=True):
+            deep, shallow = x[:count], x[count:]
+            deep = deep + silu(block(deep))
+            x = torch.cat([deep, shallow]) if len(shallow) else deep
+        logits = self.readout(x).squeeze(-1)
+        return logits[self._places(logits.device)]
+
+    @property
+    def levels(self) -> list["Stacked"]:
+        """What computes the first block of the networks, the second, and so on."""
+        blocks = cast(list[Stacked], list(self.blocks))
+        return blocks if len(blocks) == len(self.num_deep) else blocks * len(self.num_deep)
+
+    def _places(self, device: torch.device) -> Tensor:
+        return torch.tensor(self.order, device=device).argsort()
+
+    def lend(self, networks: Sequence[Network]) -> None:
+        """Let networks of the shapes and order of the given ones share this stack's memory, so that changes appear in both."""
+        for place, number in enumerate(self.order):
+            network = networks[number].requires_grad_(False).train(self.training)
+            network.input_mean, network.input_scale = self.input_mean, self.input_scale
+            if self.projected:
+                self.projection.lend(linear_of(network.projection), place)
+            for stacked, block in zip(self.levels, network.blocks, strict=False):  # a shallow network has fewer
+                stacked.lend(linear_of(block.linear), place)
+            self.readout.lend(network.readout, place)
+
+    def scale_gradients(self, factors: Tensor) -> None:
+        """Multiply each network's gradient by its factor (G,), in the order in which the networks were given."""
+        self._scale_gradients(factors[self.order])
+
+    @torch.no_grad()
+    def _scale_gradients(self, factors: Tensor) -> None:
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                scales = factors[: len(parameter)].to(parameter.grad.dtype)
+                parameter.grad.mul_(scales.reshape(-1, *[1] * (parameter.grad.dim() - 1)))
+
+    @torch.no_grad()
+    def clip_gradients(self, largest: float) -> None:
+        """Scale each network's gradient down to the norm `largest` if it is longer, as if the network were trained alone."""
+        squares = torch.zeros(len(self.order), dtype=torch.float64, device=self.input_mean.device)
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                squares[: len(parameter)] += parameter.grad.flatten(1).double().square().sum(dim=1)
+        self._scale_gradients((largest / (squares.sqrt() + 1e-6)).clamp_max(1.0))
+
+
+@torch.no_grad()
+def tie_blocks(network: Network) -> None:
+    """Give all blocks of a network the same random weights (the code of SpecDec++'s authors, specdec_pp/wrap_model.py)."""
+    maps = [linear_of(block.linear) for block in network.blocks]
+    for number, linear_map in enumerate(maps):
+        if number:
+            linear_map.load_state_dict(maps[0].state_dict())
+        else:
+            linear_map.reset_parameters()
+
+
+def linear_of(module: nn.Module | Tensor) -> nn.Linear:
+    """Return a part of a head that is a linear map; raises TypeError for any other part."""
+    if not isinstance(module, nn.Linear):
+        raise TypeError(f"expected a linear map, not {type(module).__name__}")
+    return module
+
+
+class Stacked(nn.Module):
+    """Linear maps of one shape (I -> O), G of them, of which the first ones may be computed alone."""
+
+    def __init__(self, maps: Sequence[nn.Linear]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.stack([linear_map.weight.detach() for linear_map in maps]))  # (G, O, I)
+        self.bias = nn.Parameter(torch.stack([linear_map.bias.detach() for linear_map in maps]))  # (G, O)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (F, N, O) of inputs (F, N, I) of the first F maps."""
+        return torch.baddbmm(self.bias[: len(x), None], x, self.weight[: len(x)].transpose(1, 2))
+
+    def shared(self, x: Tensor) -> Tensor:
+        """Return (G, N, O) of inputs (N, I) that all maps share: one product."""
+        product = linear(x, self.weight.flatten(0, 1), self.bias.flatten())
+        return product.unflatten(1, self.bias.shape).transpose(0, 1)
+
+    def lend(self, to: nn.Linear, place: int) -> None:
+        """Let a linear map share the memory of the map number `place`."""
+        to.weight = nn.Parameter(self.weight.detach()[place], requires_grad=False)
+        to.bias = nn.Parameter(self.bias.detach()[place], requires_grad=False)
 
 
 class HeadBank(nn.Module):
@@ -117,7 +238,7 @@ class HeadBank(nn.Module):
     def standardise(self, features: Mapping[str, Tensor]) -> None:
         """Fix the shift and scale of all inputs from a sample."""
         for stack, _ in self.stacks_and_groups:
-            stack.standardise(self._assembled(stack, features))
+            set_scale(stack, self._assembled(stack, features))
 
     def scale_gradients(self, factors: Tensor) -> None:
         """Multiply each read-out's gradient by its factor (read-outs,)."""
@@ -132,15 +253,8 @@ class HeadBank(nn.Module):
     def _assembled(self, stack: HeadStack, features: Mapping[str, Tensor]) -> Tensor:
         return assemble(stack.inputs, features, stack.readout.weight.dtype)
 
-    def losses(self, logits: Tensor, labels: Mapping[str, Tensor], alive: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return sums of losses and sums of weights, (read-outs,) both, for logits (read-outs, N) and labels (N,) by name.
-
-        `alive` (N,) are the weights of positions for heads that are weighted by survival; without them all weights are 1.
-        """
-        pairs = []
-        for row, read_out in zip(logits, self.read_outs, strict=True):
-            spec = read_out.spec
-            survival = alive if spec.survival_weighted and alive is not None else 1.0
-            pairs.append(weighted_bce(row, read_out.label(labels), spec.accept_weight, spec.reject_weight, survival))
-        sums, weights = zip(*pairs, strict=True)
+    def losses(self, logits: Tensor, labels: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return sums of losses and sums of weights, (read-outs,) both, for logits (read-outs, N) and labels (N,) by name."""
+        rows = zip(logits, self.read_outs, strict=True)
+        sums, weights = zip(*(weighted_bce(row, each.label(labels), each.spec.reject_weight) for row, each in rows), strict=True)
         return torch.stack(sums), torch.stack(weights)

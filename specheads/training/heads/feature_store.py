@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 from specheads.errors import UserError
 from specheads.features import FEATURES, RECORDED, ROUND_INPUTS
-from specheads.heads.batch import HeadBatch, collate, sample_features, target_states, texts_of
+from specheads.heads.batch import HeadBatch, collate, sample_features, target_states
 from specheads.language_model import LanguageModel
 from specheads.padding import BATCH_TOKENS, batches_of_tokens
 from specheads.sampling import check_numbers
@@ -79,7 +79,7 @@ class FeatureStore:
             "dtype": [None if each is None else str(each.model.dtype) for each in (target, lm)],
             "features": sorted(self.needs),
             "predicts": self.predicts,
-            "texts": {name: [data.response_share, data.seed, len(data), data.rolls] for name, data in splits.items()},
+            "texts": {name: [data.response_share, data.seed, len(data)] for name, data in splits.items()},
         }
         self.cache, self.folder = folder, folder / "features" / fingerprint(self.provenance)
         self.lengths = {name: data.lengths() for name, data in splits.items()}
@@ -160,9 +160,9 @@ class FeatureStore:
         data = self.splits[part.split]
         items = [data[part.epoch, number] for number in range(part.first, part.first + part.count)]
         # Rows of similar length are read together; their features are put back in order.
-        longest = [max(map(len, texts_of(item))) for item in items]
+        lengths = [len(item["tokens"]) for item in items]
         rows: list[dict[str, Tensor]] = [{} for _ in items]
-        for numbers in batches_of_tokens(longest, BATCH_TOKENS, [len(texts_of(item)) for item in items]):
+        for numbers in batches_of_tokens(lengths, BATCH_TOKENS):
             batch = collate([items[number] for number in numbers]).to(self.lm.device)
             samples = [
                 [torch.from_numpy(ids) for ids in data.sampled_tokens((part.epoch, part.first + number))] for number in numbers

@@ -66,27 +66,11 @@ class HeadModule(CurveModule):
                 for batch, _ in zip(self.trainer.datamodule.loader("train", shared=False), range(8), strict=False)
             ]
             parts = [self.features(batch) for batch in batches]
-            # Without rollouts, so that a head does not depend on whether other heads of its bank learn from them.
-            features = {
-                name: torch.cat([part[name][batch.of_response] for part, batch in zip(parts, batches, strict=True)])
-                for name in parts[0]
-            }
-            self.bank.standardise(features)
+            self.bank.standardise({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
         self.log_history()
 
-    def batch_loss(self, batch: HeadBatch, batch_index: int) -> Tensor:
-        texts = self.parts(range(self.num_texts(batch)))
-        parts = [batch.part(part[0], part[-1] + 1) for part in texts] if len(texts) > 1 else [batch]
-        sums = [self.of_part(self._loss_sums, part) for part in parts]
-        losses, weights = (torch.stack(values).sum(dim=0) for values in zip(*sums, strict=True))
-        return self.loss_of_batch(batch_index, losses, weights)
-
-    def num_texts(self, batch: HeadBatch) -> int:
-        return len(batch.tokens)
-
-    def _loss_sums(self, batch: HeadBatch) -> tuple[Tensor, Tensor]:
-        """Return the sums of weighted losses and of weights (n,)."""
-        return self.bank.losses(self.bank(self.features(batch)), batch.labels, batch.alive)
+    def training_step(self, batch: HeadBatch, batch_index: int) -> Tensor:
+        return self.loss_of_batch(batch_index, *self.bank.losses(self.bank(self.features(batch)), batch.labels))
 
     def scale_gradients(self, factors: Tensor) -> None:
         self.bank.scale_gradients(factors)
@@ -106,7 +90,7 @@ class HeadModule(CurveModule):
     def validation_step(self, batch: HeadBatch, batch_index: int) -> None:
         logits = self.bank(self.features(batch))
         if self.counts("dev", batch_index):
-            self._collect(batch, logits, torch.stack(self.bank.losses(logits, batch.labels, batch.alive)))
+            self._collect(batch, logits, torch.stack(self.bank.losses(logits, batch.labels)))
 
     def on_validation_epoch_end(self) -> None:
         logits, labels, parts = self._gathered()
@@ -143,15 +127,15 @@ class HeadModule(CurveModule):
         return metrics
 
     def rival_features(self, batch: HeadBatch) -> Tensor:
-        """Return (n, 3) the features of rules without a head, log d(y), max d and entropy, of tokens that follow the response."""
+        """Return (n, 3) the features of rules without a head, log d(y), max d and entropy, of drafted tokens."""
         features = self.features(batch, frozenset(RECORDED), "next_token")
         columns = [features["draft_prob"].clamp_min(1e-12).log(), features["max_prob"], features["entropy"]]
-        return torch.stack(columns, dim=1)[batch.of_response]
+        return torch.stack(columns, dim=1)
 
     def _train_kl(self, train: Sequence[HeadBatch]) -> dict[str, float]:
         """Return each head's KL on drafted tokens of training batches."""
-        logits = torch.cat([self.bank(self.features(batch))[:, batch.of_response].cpu() for batch in train], dim=1)
-        labels = torch.cat([batch.label[batch.of_response].cpu() for batch in train])
+        logits = torch.cat([self.bank(self.features(batch)).cpu() for batch in train], dim=1)
+        labels = torch.cat([batch.label.cpu() for batch in train])
         return {spec.name: binary_kl(row, labels).item() for spec, row in zip(self.bank.specs, logits, strict=False)}
 
     def _divergences(self, name: str, train_kl: float) -> dict[str, float]:
@@ -162,7 +146,7 @@ class HeadModule(CurveModule):
     def _rivals(self, features: Tensor, labels: Tensor, train: Sequence[HeadBatch]) -> dict[str, dict[str, float]]:
         """Return metrics on the same tokens without a head: of the draft's numbers, and of a logistic fitted on training rows."""
         inputs = torch.cat([self.rival_features(batch).cpu() for batch in train])
-        weights = fit_logistic(inputs, torch.cat([batch.label[batch.of_response].cpu() for batch in train]))
+        weights = fit_logistic(inputs, torch.cat([batch.label.cpu() for batch in train]))
         logistic = features.double() @ weights[:-1] + weights[-1]
         return {
             "draft probability": {"auroc": auroc(features[:, 0], labels)},
@@ -172,13 +156,8 @@ class HeadModule(CurveModule):
         }
 
     def _collect(self, batch: HeadBatch, logits: Tensor, more: Tensor) -> None:
-        """Keep logits (read-outs, n) of the tokens that follow the response, and `more`, until the epoch ends.
-
-        With them go labels (2, n): the tokens' acceptance probabilities and the overlaps, NaN if no head predicts these.
-        """
-        kept = batch.of_response
-        overlap = batch.labels.get("overlap", torch.full_like(batch.label, torch.nan))
-        self._collected.append((logits[:, kept].cpu(), torch.stack([batch.label, overlap])[:, kept].cpu(), more.cpu()))
+        """Keep logits (read-outs, n), labels (2, n) (acceptance probabilities and overlaps) and `more` until the epoch ends."""
+        self._collected.append((logits.cpu(), torch.stack([batch.label, batch.labels["overlap"]]).cpu(), more.cpu()))
 
     def _gathered(self) -> tuple[Tensor, Tensor, list[Tensor]]:
         collected = self._collected

@@ -2,31 +2,35 @@
 
 import json
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from specheads.decoding.stopping import MAX_TOKENS
 from specheads.errors import UserError
 from specheads.evaluation.recordings import Recorder
 from specheads.features import ROUND_INPUTS
 from specheads.heads.batch import collate
+from specheads.heads.checkpoint import save_head
+from specheads.heads.head import NUM_GOLDEN
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.interrupts import deferred
 from specheads.pair import Pair
 from specheads.prompts.generated_data import GeneratedData
+from specheads.prompts.prompt import SPLITS
 from specheads.replay.response_tree import RecordSettings
 from specheads.storage.data_set import load_split
+from specheads.storage.files import write_json
 from specheads.training.checkpoints import Checkpoints
 from specheads.training.heads.bank import HeadBank, HeadSpec
 from specheads.training.heads.calibrate import calibrate
-from specheads.training.heads.export import export_heads
 from specheads.training.heads.feature_store import FeatureStore
 from specheads.training.heads.head_module import HeadModule
-from specheads.training.heads.mixed_responses import MixedResponses
+from specheads.training.heads.mixed_responses import MixedResponses, Rows, first_rows
 from specheads.training.heads.settings import Calibration, HeadTraining
-from specheads.training.heads.train_share import Rows, first_rows
 from specheads.training.loaders import ResumableData
 from specheads.training.placement import FSDP2
 from specheads.training.process_checks import check_batches
@@ -92,7 +96,7 @@ def train_heads(
         if not trainer.is_global_zero:
             return TrainedHeads(run, [spec.name for spec in specs])  # the first process of a distributed run writes the files
         trained = texts.provenance() | {"train_share": settings.train_share, "seconds": round(checkpoints.seconds, 1)}
-        folder = export_heads(module, loaders, pair.draft_lm.device, run, trained, texts.learned)
+        folder = _export(module, loaders, pair.draft_lm.device, run, trained, texts.learned)
         folders = [run / "heads" / spec.name for spec in specs]
         errors = _calibrated(settings.calibration, settings, pair, data, folders) if settings.calibration else {}
         return TrainedHeads(folder, [spec.name for spec in specs], module.test_results, errors)
@@ -134,15 +138,10 @@ class _Texts:
     @classmethod
     def of(cls, folder: Path, settings: HeadTraining, module: HeadModule) -> "_Texts":
         """Return the texts of the data set in `folder`."""
-        labels = list(dict.fromkeys(spec.config.label for spec in module.bank.specs))
-        overlap = ["overlap"] if any(read_out.overlap for read_out in module.bank.read_outs) else []
         mixing = settings.head.predicts, settings.response_share, settings.seed
         in_rounds = bool(module.bank.needs & set(ROUND_INPUTS))
-        # Predictions for test prompts need no rollouts.
-        by_split = {"train": [*labels, *overlap], "dev": [*labels, *overlap], "test": ["sampled", *overlap]}
         splits = {
-            split: MixedResponses(load_split(folder, split), *mixing, names, in_rounds, settings.mixing.redrawn)
-            for split, names in by_split.items()
+            split: MixedResponses(load_split(folder, split), *mixing, in_rounds, settings.mixing.redrawn) for split in SPLITS
         }
         train = load_split(folder, "train")
         prompt_ids = train["prompt_id"][:]
@@ -190,3 +189,42 @@ def _fit(
         )
         trainer.fit(module, loaders, ckpt_path=earlier)
         trainer.test(module, loaders, verbose=False)
+
+
+def _export(
+    module: HeadModule,
+    loaders: ResumableData,
+    draft_device: torch.device,
+    run: Path,
+    trained: Mapping[str, Any],
+    learned: TrainPrompts,
+) -> Path:
+    """Write every head of the bank into a separate folder; return the folder of a single head, or the parent of several.
+
+    Args:
+        trained: how they were trained, for their configs.
+        learned: the prompts that they were trained on.
+
+    Raises:
+        UserError: a head whose predictions do not vary.
+    """
+    module.to(draft_device)  # Lightning leaves the heads on the CPU
+    with torch.no_grad():
+        features = module.features(next(iter(loaders.loader("dev", shared=False))).to(draft_device))
+    module.check_not_constant(features)
+    heads = module.bank.heads
+    for spec in module.bank.specs:
+        head = heads[spec.name]
+        provenance = {
+            "optimizer": module.optimizer.values(),
+            "reject_weight": spec.reject_weight,
+            "tied_blocks": spec.tied_blocks,
+            **trained,
+            "test": module.test_results[spec.name],
+            "kl": module.divergences[spec.name],
+        }
+        head.config, head.train_prompts = replace(head.config, train=provenance), learned
+        inputs = head.assemble({name: value[:NUM_GOLDEN] for name, value in features.items()})
+        folder = save_head(head, run / "heads" / spec.name, inputs)
+    write_json(run / "test.json", module.test_results)
+    return folder if len(heads) == 1 else folder.parent

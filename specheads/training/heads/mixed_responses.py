@@ -4,24 +4,19 @@ Mixing (SpecDec++, section 3.2) replaces a part of the response by drafted token
 the decoder's. Each epoch mixes differently, from a seed per (epoch, row), unless the text is mixed once. If several tokens were
 sampled at each position, each epoch takes another one: a head then learns how probabilities differ between tokens instead of
 memorising one token.
-
-Each rollout is a separate text: the response up to the start of the rollout, then the draft's tokens. Every epoch has all
-rollouts.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from torch.utils.data import Dataset
 
 from specheads.decoding.stopping import MAX_TOKENS
-from specheads.training.heads.head_shape import LABELS, check_label
 from specheads.training.heads.settings import checked_share
 
 COLUMNS = ("prompt_ids", "response_ids", "draft_ids", "accept_prob", "overlap", "more_draft_ids", "more_accept_prob")
 ROUND_COLUMNS = ("response_draft_logprob", "response_target_logprob")
-ROLLOUT_COLUMNS = ("rollout_start", "rollout_ids", "rollout_accept_prob")
 
 
 def samples_of(row: Mapping[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -48,26 +43,6 @@ def round_starts(row: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray
     return starts
 
 
-def rollout_texts(row: Mapping[str, Any], labels: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield each rollout of a row.
-
-    `tokens` are those of its text; `index`, `drafted`, `labels` and `alive` (n,) belong to the tokens to predict. Labels of the
-    response are NaN. `alive` (n,) is the probability that all tokens of the rollout before it are accepted.
-    """
-    for start, *columns in zip(*(row[name] for name in ROLLOUT_COLUMNS), strict=True):
-        ids, accept_prob = map(np.asarray, columns)
-        prefix = np.concatenate([row["prompt_ids"], row["response_ids"][:start]])
-        known = {"rollout": accept_prob}
-        yield {
-            "tokens": np.concatenate([prefix, ids]).astype(np.int64),
-            "index": len(prefix) + np.arange(len(ids)),
-            "drafted": ids.astype(np.int64),
-            "start": np.full(len(ids), len(prefix)),
-            "labels": {name: known.get(name, np.full(len(ids), np.nan)).astype(np.float32) for name in ("sampled", *labels)},
-            "alive": np.concatenate([[1.0], accept_prob.cumprod()[:-1]]).astype(np.float32),
-        }
-
-
 class MixedResponses(Dataset):
     """Rows of a data set, mixed differently in every epoch."""
 
@@ -77,24 +52,21 @@ class MixedResponses(Dataset):
         predicts: str,
         response_share: float | None,
         seed: int,
-        labels: Sequence[str] = LABELS[:1],
         in_rounds: bool = False,
         redrawn: bool = True,
     ) -> None:
         """Mix `rows` (a `datasets.Dataset`, or dicts of its columns).
 
         `response_share` is the probability that a position keeps the target's token, None for the default of the kind; unless
-        texts are `redrawn`, every epoch is the first one; `labels` are those of LABELS that heads learn; with `in_rounds` heads
-        read the position in the round, and the starts of rounds are random.
+        texts are `redrawn`, every epoch is the first one; with `in_rounds` heads read the position in the round, and the starts
+        of rounds are random.
 
         Raises:
-            UserError: see `checked_share` and `check_label`.
+            UserError: see `checked_share`.
         """
-        for label in labels:
-            check_label(label)
-        self.predicts, self.seed, self.labels, self.in_rounds = predicts, seed, tuple(labels), in_rounds
+        self.predicts, self.seed, self.in_rounds = predicts, seed, in_rounds
         self.response_share, self.redrawn = checked_share(predicts, response_share), redrawn
-        columns = [*COLUMNS, *(ROUND_COLUMNS if in_rounds else ()), *(ROLLOUT_COLUMNS if self.rolls else ())]
+        columns = [*COLUMNS, *(ROUND_COLUMNS if in_rounds else ())]
         self.rows = rows.with_format("numpy", columns=columns) if hasattr(rows, "with_format") else rows
 
     def __len__(self) -> int:
@@ -115,27 +87,12 @@ class MixedResponses(Dataset):
         """Samples at each position that share a text; an epoch uses one of them."""
         return 1 if self.mixes else len(samples_of(self.rows[0]))
 
-    @property
-    def rolls(self) -> bool:
-        """Whether heads learn from rollouts."""
-        return "rollout" in self.labels
-
     def lengths(self) -> np.ndarray:
-        """Return the number of tokens that heads may predict in each row (rows,): of its response and its rollouts."""
+        """Return the number of tokens that heads may predict in each row (rows,): those of its response."""
         if not hasattr(self.rows, "with_format"):
-            rollout_ids = [row["rollout_ids"] if self.rolls else [] for row in self.rows]
-            return np.array(
-                [len(row["response_ids"]) + sum(map(len, ids)) for row, ids in zip(self.rows, rollout_ids, strict=True)]
-            )
-        lengths = self._column("response_ids").value_lengths().to_numpy().astype(np.int64)
-        if self.rolls:
-            rollouts = self._column("rollout_ids")
-            tokens = rollouts.flatten().value_lengths().to_numpy()
-            lengths += np.bincount(rollouts.value_parent_indices(), tokens, len(lengths)).astype(np.int64)
-        return lengths
-
-    def _column(self, name: str) -> Any:
-        return self.rows.with_format("arrow", columns=[name])[:].column(0).combine_chunks()
+            return np.array([len(row["response_ids"]) for row in self.rows])
+        responses = self.rows.with_format("arrow", columns=["response_ids"])[:].column(0).combine_chunks()
+        return responses.value_lengths().to_numpy().astype(np.int64)
 
     def sampled_tokens(self, key: tuple[int, int]) -> list[np.ndarray]:
         """Return the tokens (n,) of every sample that an epoch may use at the predicted positions of a row's text.
@@ -159,29 +116,35 @@ class MixedResponses(Dataset):
         starts = np.arange(len(response))
         if self.in_rounds:
             starts = round_starts(row, np.random.default_rng([self.seed, epoch, number, 1]))
-        of_sample = {"sampled": accept_prob, "rollout": accept_prob}  # a draft of one token is a rollout too
-        labels = {name: np.asarray(of_sample[name] if name in of_sample else row[name]) for name in ("sampled", *self.labels)}
-        text = {
+        labels = {"sampled": accept_prob, "overlap": np.asarray(row["overlap"])}
+        return {
             "tokens": np.concatenate([row["prompt_ids"], np.where(kept, response, drafted)]).astype(np.int64),
             "index": len(row["prompt_ids"]) + np.flatnonzero(predicted),
             "drafted": drafted[predicted].astype(np.int64),
             "start": len(row["prompt_ids"]) + starts[predicted],
             "labels": {name: values[predicted].astype(np.float32) for name, values in labels.items()},
-            "alive": np.ones(predicted.sum(), dtype=np.float32),
         }
-        return joined([text, *(rollout_texts(row, self.labels) if self.rolls else ())])
 
 
-def joined(texts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the texts of one row as one item: `tokens` of the first, `rollouts` of the others, and the tokens to predict of all.
+def first_rows(prompt_ids: Sequence[str], share: float) -> list[int]:
+    """Return the numbers of the rows that belong to the first `share` of the prompts; `prompt_ids` are those of all rows.
 
-    `text` (n,) is the number of the text that each token to predict belongs to.
+    All responses to a prompt belong to it; at least one prompt is kept. A larger share includes every smaller one.
     """
-    first, *others = texts
-    return {
-        "tokens": first["tokens"],
-        "rollouts": [other["tokens"] for other in others],
-        "text": np.repeat(np.arange(len(texts)), [len(text["index"]) for text in texts]),
-        **{name: np.concatenate([text[name] for text in texts]) for name in ("index", "drafted", "start", "alive")},
-        "labels": {name: np.concatenate([text["labels"][name] for text in texts]) for name in first["labels"]},
-    }
+    numbers = {prompt_id: number for number, prompt_id in enumerate(dict.fromkeys(prompt_ids))}
+    count = max(1, round(share * len(numbers)))
+    return [row for row, prompt_id in enumerate(prompt_ids) if numbers[prompt_id] < count]
+
+
+class Rows(Dataset):
+    """Some rows of a split, under their numbers in the split: samples and features of a row are the same in every share."""
+
+    def __init__(self, data: Dataset, rows: Sequence[int]) -> None:
+        self.data, self.rows = data, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
+        epoch, number = key
+        return self.data[epoch, self.rows[number]]

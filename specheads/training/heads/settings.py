@@ -1,16 +1,28 @@
-"""The settings of head training."""
+"""The settings of head training, and the heads that they describe.
 
+Where a setting is a list of values, there is one head for each combination of values.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal
 
+from pydantic import BeforeValidator
+
 from specheads.errors import UserError
+from specheads.heads.config import DEFAULT_INPUTS, KNOWN_INPUTS, HeadConfig, can_predict_overlap
 from specheads.pair import Pair
 from specheads.sampling import Warp
 from specheads.settings import (
     Built,
+    Count,
     Flag,
     NonNegativeNumber,
     Number,
+    OneOrMore,
     PositiveCount,
+    PositiveNumber,
     Seed,
     Settings,
     Share,
@@ -22,8 +34,6 @@ from specheads.settings import (
     shown,
 )
 from specheads.training.heads.bank import HeadSpec
-from specheads.training.heads.head_shape import HeadLoss, HeadShape
-from specheads.training.heads.head_specs import head_specs
 from specheads.training.optimizer import Optimizer
 from specheads.training.trainer_settings import Checkpointing, Loader, TrainerSettings
 
@@ -47,6 +57,51 @@ def checked_share(predicts: str, response_share: float | None) -> float:
             "example 0.15."
         )
     return share
+
+
+def _listed(value: Any) -> Any:
+    """Return a list of input names, or of such lists, as tuples."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ValueError("must be a list")  # noqa: TRY004 pydantic wants a ValueError
+    if any(isinstance(name, str) for name in value) and not all(isinstance(name, str) for name in value):
+        raise ValueError("mixes names and lists; give a list of names, or a list of such lists")
+    return tuple(name if isinstance(name, str) else tuple(name) for name in value)
+
+
+class HeadShape(Settings):
+    """Kind, inputs and size of a head; a list of values trains a head with each, all in one pass over the draft's states."""
+
+    predicts: Literal["next_token", "input_token"] = setting(
+        "next_token",
+        "next_token: the head predicts whether a token is accepted before the draft has read it; input_token (the paper's): "
+        "after the draft has read it",
+    )
+    depth: OneOrMore[Count] = setting(3, "the number of residual blocks; 0: a linear head; or a list")
+    width: OneOrMore[PositiveCount | None] = setting(
+        None, "the width of the blocks; null: the draft's hidden size, for next_token an eighth of it, 8 to 256; or a list"
+    )
+    inputs: Annotated[tuple[str | tuple[str, ...], ...], BeforeValidator(_listed)] = setting(
+        (),
+        f"a list of {', '.join(KNOWN_INPUTS['input_token'])} and, for next_token, "
+        f"{', '.join(name for name in KNOWN_INPUTS['next_token'] if name not in KNOWN_INPUTS['input_token'])}; "
+        f"[]: {', '.join(DEFAULT_INPUTS['input_token'])} for input_token, {', '.join(DEFAULT_INPUTS['next_token'])} for "
+        "next_token; or a list of such lists",
+    )
+    tied_blocks: Flag = setting(
+        False,
+        "true: one block of random weights, applied depth times, as in the code of SpecDec++'s authors; false: depth blocks, "
+        "which begin as the identity",
+    )
+
+
+class HeadLoss(Settings):
+    """The loss; a list of values trains a head with each."""
+
+    reject_weight: OneOrMore[PositiveNumber] = setting(
+        1.0,
+        "the weight of a token's rejection in the loss, where that of its acceptance is 1; above 1 the head predicts more "
+        "rejections (the paper: 6); or a list",
+    )
 
 
 class Mixing(Settings):
@@ -89,7 +144,7 @@ class HeadTraining(Settings):
         "the kind, inputs and size of the head to train; a trained one is given to specheads evaluate",
         decides=False,
     )
-    loss: HeadLoss = setting(HeadLoss(), "the weights of the loss", decides=False)
+    loss: HeadLoss = setting(HeadLoss(), "the loss", decides=False)
     mixing: Mixing = setting(Mixing(), "how drafted tokens are mixed into the text", decides=False)
     train_share: Share = setting(1.0, "the share of the train prompts to learn from, the first ones")
     optimizer: Optimizer = setting(Optimizer(), "AdamW's settings")
@@ -139,11 +194,72 @@ class HeadTraining(Settings):
         """Whether any head reads the target's states."""
         return any("target_hidden" in names for names in self.head.inputs) or "target_hidden" in self.head.inputs
 
-    @property
-    def labels(self) -> list[str]:
-        """All labels that heads learn."""
-        return [self.head.label] if isinstance(self.head.label, str) else list(self.head.label)
-
     def cache_key(self) -> dict[str, Any]:
         """Return the settings that decide the result of a training, except for the data and the heads."""
         return cache_key(self) | self.trainer.cache_key() | {"mixing.response_share": self.response_share}
+
+
+def head_specs(head: HeadShape, loss: HeadLoss, warp: Warp, pair: Pair | None = None) -> list[HeadSpec]:
+    """Return the heads of these settings for a pair; without a pair all sizes are 1, to check settings before models are loaded.
+
+    Raises:
+        UserError: a key without a value, the same head twice, a head that cannot be built.
+    """
+    choices = _choices(head, loss)
+    if empty := [key for key, values in choices.items() if not values]:
+        raise UserError(f"{empty[0]}=[] names no value; give one, or several.")
+    combinations = [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
+    specs = [_spec(head.predicts, values, warp, pair) for values in combinations]
+    specs = [replace(spec, name=_name(spec, choices), tied_blocks=head.tied_blocks) for spec in specs]
+    if len({spec.name for spec in specs}) < len(specs):
+        raise UserError("the same head is asked for twice; give each value of each setting once.")
+    return specs
+
+
+def _choices(head: HeadShape, loss: HeadLoss) -> dict[str, Sequence[Any]]:
+    """Return the values of heads by key."""
+    inputs = head.inputs
+    several = {f"head.{name}": getattr(head, name) for name in ("depth", "width")}
+    several["head.inputs"] = inputs if inputs and not isinstance(inputs[0], str) else (inputs,)
+    several |= {f"loss.{name}": value for name, value in loss.values().items()}
+    return {key: value if isinstance(value, tuple) else (value,) for key, value in several.items()}
+
+
+def _spec(predicts: str, values: Mapping[str, Any], warp: Warp, pair: Pair | None) -> HeadSpec:
+    """Return the head of these values, without a name."""
+    target_size = 1 if pair is None else pair.target_lm.hidden_size
+    inputs = values["head.inputs"] or DEFAULT_INPUTS[predicts]
+    config = HeadConfig(
+        target_size=target_size if "target_hidden" in values["head.inputs"] else None,
+        depth=values["head.depth"],
+        width=values["head.width"],
+        predicts=predicts,
+        inputs=inputs,
+        overlap=can_predict_overlap(predicts, inputs),
+        warp=asdict(warp),
+        **_of_pair(pair),
+    )
+    return HeadSpec("", config, values["loss.reject_weight"])
+
+
+def _of_pair(pair: Pair | None) -> dict[str, Any]:
+    if pair is None:
+        return {"hidden_size": 1, "embedding_size": 1}
+    return {
+        "hidden_size": pair.draft_lm.hidden_size,
+        "embedding_size": pair.draft.get_input_embeddings().weight.shape[1],
+        "vocab_size": pair.vocab_size,
+        "draft": {"id": pair.draft_id, "revision": pair.draft_revision},
+        "target": {"id": pair.target_id, "revision": pair.target_revision},
+    }
+
+
+def _name(spec: HeadSpec, choices: Mapping[str, Sequence[Any]]) -> str:
+    """Return a head's name: kind, depth, reject weight, and every other setting in which heads of the bank differ."""
+    config = spec.config
+    tags = {
+        "head.width": f"w{config.width}",
+        "head.inputs": "+".join(config.inputs),
+    }
+    different = [tag for key, tag in tags.items() if len(choices[key]) > 1]
+    return "-".join([config.predicts, f"d{config.depth}", f"r{spec.reject_weight:g}", *different]).replace(".", "_")

@@ -128,7 +128,7 @@ def test_a_draft_may_begin_as_layers_of_the_target_or_with_random_weights(cfg, w
         pytest.param(["model.dtype=bfloat16", "trainer.precision=bf16-mixed"], marks=pytest.mark.full),
         pytest.param(["model.dtype=bfloat16"], marks=pytest.mark.full),
         ["model.dtype=bfloat16", "samples=on_policy"],
-        ["target_probs.keep=recomputed", "loss.hard_weight=0.1", "loss.temperature=0.8", "loss.top_k=20"],
+        ["target_probs.keep=recomputed", "loss.hard_weight=0.1", "loss.temperature=0.8"],
         ["warp.temperature=0", "samples=on_policy"],
     ],
     ids=lambda words: " ".join(words),

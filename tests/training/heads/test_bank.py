@@ -13,9 +13,8 @@ from specheads.training.heads.head_loss import weighted_bce
 SIZE, VOCAB, NUM_STATES = 6, 12, 4000
 
 
-def spec(name="head", reject_weight=1.0, label="sampled", survival_weighted=False, **kwargs):
-    kwargs = {"overlap": True, "depth": 1, "width": 8} | kwargs
-    return HeadSpec(name, HeadConfig(SIZE, label=label, **kwargs), 1.0, reject_weight, survival_weighted)
+def spec(name="head", reject_weight=1.0, **kwargs):
+    return HeadSpec(name, HeadConfig(SIZE, **{"overlap": True, "depth": 1, "width": 8} | kwargs), reject_weight)
 
 
 @pytest.fixture(scope="module")
@@ -102,20 +101,10 @@ def test_a_banks_logits_are_those_of_its_heads(drafted):
 
 
 def test_each_read_out_has_its_label_and_the_weights_of_its_head():
-    """Three tokens: after the response with its overlap, within a rollout, and one that neither learns from."""
-    nan = torch.nan
-    labels = {
-        "sampled": torch.tensor([0.5, nan, nan]),
-        "rollout": torch.tensor([0.5, 0.25, nan]),
-        "overlap": torch.tensor([0.75, nan, nan]),
-    }
-    alive, logits = torch.tensor([1.0, 0.4, 1.0]), torch.tensor([[0.3, -0.2, 2.0]]).repeat(4, 1)
-    specs = [spec("rolled", 6.0, "rollout", survival_weighted=True), spec("plain")]
-    losses, weights = HeadBank(specs, seed=0).losses(logits, labels, alive)
-    expected = [
-        weighted_bce(logits[0, :2], torch.tensor([0.5, 0.25]), 1.0, 6.0, alive[:2]),
-        weighted_bce(logits[0, :1], torch.tensor([0.5])),
-        weighted_bce(logits[0, :2], torch.tensor([0.75, 0.25]), 1.0, 6.0, alive[:2]),
-        weighted_bce(logits[0, :1], torch.tensor([0.75])),
-    ]
+    """Of the second token the overlap is not known, so the acceptance of the drafted token stands for it."""
+    labels = {"sampled": torch.tensor([0.5, 0.25]), "overlap": torch.tensor([0.75, torch.nan])}
+    logits = torch.tensor([[0.3, -0.2]]).repeat(4, 1)
+    losses, weights = HeadBank([spec("six", 6.0), spec("plain")], seed=0).losses(logits, labels)
+    learned = [labels["sampled"], torch.tensor([0.75, 0.25])]
+    expected = [weighted_bce(logits[0], label, weight) for label in learned for weight in (6.0, 1.0)]
     torch.testing.assert_close(torch.stack([losses, weights]), torch.tensor(expected).T)

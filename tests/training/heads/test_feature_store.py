@@ -40,6 +40,7 @@ def rows(nano64, prompts):
             "response_ids": tokens(length),
             "draft_ids": tokens(length),
             "accept_prob": generator.random(length).tolist(),
+            "overlap": [0.5] * length,
             "more_draft_ids": [tokens(length), tokens(length)],
             "more_accept_prob": [generator.random(length).tolist() for _ in range(2)],
             "response_draft_logprob": np.log(generator.random(length)).tolist(),

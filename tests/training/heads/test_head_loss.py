@@ -6,7 +6,7 @@ from specheads.heads.head import HeadConfig
 from specheads.training.heads.bank import HeadBank, HeadSpec
 from specheads.training.heads.head_loss import weighted_bce
 
-WEIGHTS = [(1.0, 1.0), (1.0, 6.0), (0.3, 2.5), (1.0, 0.0), (0.0, 1.0)]
+WEIGHTS = [1.0, 6.0, 0.4, 0.0]
 
 
 @pytest.fixture
@@ -18,52 +18,40 @@ def batch():
     return logits, labels
 
 
-def formula(logits, labels, accept_weight, reject_weight):
+def formula(logits, labels, reject_weight):
     """H6 of the design: the sum over positions and the sum of weights, written with probabilities."""
     probs = 1 / (1 + torch.exp(-logits))
-    losses = -(accept_weight * labels * torch.log(probs) + reject_weight * (1 - labels) * torch.log(1 - probs))
-    return losses.sum(), (accept_weight * labels + reject_weight * (1 - labels)).sum()
+    losses = -(labels * torch.log(probs) + reject_weight * (1 - labels) * torch.log(1 - probs))
+    return losses.sum(), (labels + reject_weight * (1 - labels)).sum()
 
 
 def close(a, b):
     torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-12)
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
-def test_the_loss_is_the_formula(batch, weights):
-    for actual, expected in zip(weighted_bce(*batch, *weights), formula(*batch, *weights), strict=True):
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_the_loss_is_the_formula(batch, weight):
+    for actual, expected in zip(weighted_bce(*batch, weight), formula(*batch, weight), strict=True):
         close(actual, expected)
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
-def test_its_gradient_is_that_of_the_formula(batch, weights):
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_its_gradient_is_that_of_the_formula(batch, weight):
     gradients = []
     for loss in (weighted_bce, formula):
         logits = batch[0].clone().requires_grad_()
-        total, weight = loss(logits, batch[1], *weights)
-        (total / weight).backward()
+        total, weights = loss(logits, batch[1], weight)
+        (total / weights).backward()
         gradients.append(logits.grad)
     close(*gradients)
-    accept, reject = weights
     probs, labels = torch.sigmoid(batch[0]), batch[1]
-    total = (accept * labels + reject * (1 - labels)).sum()
-    close(gradients[0], (reject * (1 - labels) * probs - accept * labels * (1 - probs)) / total)
-
-
-def test_another_weight_of_each_position_multiplies_its_loss_and_its_weight(batch):
-    """And positions without a label have neither."""
-    logits, labels = batch
-    alive = torch.rand(40, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    unlabelled = torch.arange(40) % 4 == 0
-    actual = weighted_bce(logits, labels.masked_fill(unlabelled, torch.nan), 0.3, 2.5, alive)
-    rows = [formula(logits[i], labels[i], 0.3, 2.5) for i in range(40)]
-    for sums, parts in zip(actual, zip(*rows, strict=True), strict=True):
-        close(sums, (torch.stack(parts) * alive)[~unlabelled].sum())
+    total = (labels + weight * (1 - labels)).sum()
+    close(gradients[0], (weight * (1 - labels) * probs - labels * (1 - probs)) / total)
 
 
 def test_second_derivatives_agree_with_finite_differences(batch):
     logits = batch[0].clone().requires_grad_()
-    assert torch.autograd.gradgradcheck(lambda x: weighted_bce(x, batch[1], 0.5, 3.0)[0], (logits,))
+    assert torch.autograd.gradgradcheck(lambda x: weighted_bce(x, batch[1], 3.0)[0], (logits,))
 
 
 def test_equal_weights_of_one_give_pytorchs_binary_cross_entropy(batch):
@@ -72,24 +60,19 @@ def test_equal_weights_of_one_give_pytorchs_binary_cross_entropy(batch):
     close(total / weight, binary_cross_entropy_with_logits(*batch))
 
 
-def test_a_common_factor_of_the_weights_changes_nothing(batch):
-    single, other = weighted_bce(*batch, 1.0, 6.0), weighted_bce(*batch, 2.5, 15.0)
-    close(single[0] / single[1], other[0] / other[1])
-
-
 def test_the_best_constant_is_the_weighted_share_of_acceptances(batch):
     labels = batch[1]
     accept, reject = (1.0 * labels).sum(), (6.0 * (1 - labels)).sum()
     logit = torch.logit(accept / (accept + reject)).requires_grad_()
-    weighted_bce(logit.expand(40), labels, 1.0, 6.0)[0].backward()
+    weighted_bce(logit.expand(40), labels, 6.0)[0].backward()
     close(logit.grad, torch.zeros((), dtype=torch.float64))
 
 
 @pytest.mark.parametrize("cut", [1, 17, 39])
 def test_the_sums_of_two_parts_combine_to_the_loss_of_the_whole(batch, cut):
     logits, labels = batch
-    parts = [weighted_bce(logits[part], labels[part], 1.0, 6.0) for part in (slice(None, cut), slice(cut, None))]
-    total, weight = weighted_bce(logits, labels, 1.0, 6.0)
+    parts = [weighted_bce(logits[part], labels[part], 6.0) for part in (slice(None, cut), slice(cut, None))]
+    total, weight = weighted_bce(logits, labels, 6.0)
     close((parts[0][0] + parts[1][0]) / (parts[0][1] + parts[1][1]), total / weight)
     # which the mean of the parts' own losses is not
     assert abs(sum(t / w for t, w in parts) / 2 - total / weight) > 1e-4
@@ -97,10 +80,10 @@ def test_the_sums_of_two_parts_combine_to_the_loss_of_the_whole(batch, cut):
 
 def test_gradients_averaged_over_two_processes_are_those_of_the_whole_batch(batch):
     whole = batch[0].clone().requires_grad_()
-    total, weight = weighted_bce(whole, batch[1], 1.0, 6.0)
+    total, weight = weighted_bce(whole, batch[1], 6.0)
     (total / weight).backward()
     parts = batch[0].clone().requires_grad_()
-    halves = [weighted_bce(parts[part], batch[1][part], 1.0, 6.0) for part in (slice(None, 13), slice(13, None))]
+    halves = [weighted_bce(parts[part], batch[1][part], 6.0) for part in (slice(None, 13), slice(13, None))]
     shared = (halves[0][1] + halves[1][1]) / 2  # the global sum over the number of processes, as in HeadModule
     (sum(total / shared for total, _ in halves) / 2).backward()
     close(parts.grad, whole.grad)
@@ -108,7 +91,7 @@ def test_gradients_averaged_over_two_processes_are_those_of_the_whole_batch(batc
 
 def test_extreme_logits_stay_finite_and_cost_their_size():
     logits = torch.tensor([1e4, -1e4, 1e4, -1e4], requires_grad=True)
-    total, weight = weighted_bce(logits, torch.tensor([1.0, 0.0, 0.0, 1.0]), 1.0, 2.0)
+    total, weight = weighted_bce(logits, torch.tensor([1.0, 0.0, 0.0, 1.0]), 2.0)
     assert (total.item(), weight.item()) == (2e4 + 1e4, 6)
     total.backward()
     assert logits.grad.tolist() == [0, 0, 2, -1]
@@ -116,10 +99,10 @@ def test_extreme_logits_stay_finite_and_cost_their_size():
 
 def test_a_bank_weights_each_heads_loss_by_its_own_weights(batch):
     logits, labels = batch
-    specs = [HeadSpec(f"h{i}", HeadConfig(hidden_size=4, depth=0), *weights) for i, weights in enumerate(WEIGHTS)]
+    specs = [HeadSpec(f"h{i}", HeadConfig(hidden_size=4, depth=0), weight) for i, weight in enumerate(WEIGHTS)]
     rows = torch.stack([logits + i for i in range(len(specs))])
     sums, totals = HeadBank(specs, seed=0).losses(rows, {"sampled": labels})
-    for i, weights in enumerate(WEIGHTS):
-        expected = formula(logits + i, labels, *weights)
+    for i, weight in enumerate(WEIGHTS):
+        expected = formula(logits + i, labels, weight)
         close(sums[i], expected[0])
         close(totals[i], expected[1])

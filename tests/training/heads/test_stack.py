@@ -5,9 +5,8 @@ import copy
 import pytest
 import torch
 
-from specheads.heads.head import AcceptanceHead, HeadConfig
-from specheads.training.heads.bank import HeadBank, HeadSpec
-from specheads.training.heads.stack import HeadStack, tie_blocks
+from specheads.heads.head import AcceptanceHead, HeadConfig, set_scale
+from specheads.training.heads.bank import HeadBank, HeadSpec, HeadStack, tie_blocks
 
 SIZE, NUM_TOKENS = 12, 40
 
@@ -112,7 +111,7 @@ def test_each_heads_gradient_is_clipped_by_itself(inputs):
 def test_a_bank_learns_what_its_heads_learn_alone():
     """Ten AdamW steps in float64, heads of several depths, inputs and loss weights."""
     kinds = [(3, (), 1.0), (0, (), 6.0), (1, ("hidden", "entropy"), 1.0), (2, (), 3.0), (1, ("hidden", "entropy"), 12.0)]
-    specs = [HeadSpec(f"h{n}", HeadConfig(SIZE, depth, inputs=inputs), 1.0, w) for n, (depth, inputs, w) in enumerate(kinds)]
+    specs = [HeadSpec(f"h{n}", HeadConfig(SIZE, depth, inputs=inputs), w) for n, (depth, inputs, w) in enumerate(kinds)]
     torch.manual_seed(3)
     features = {"hidden": torch.randn(NUM_TOKENS, SIZE), "embedding": torch.randn(NUM_TOKENS, SIZE)}
     features |= {name: torch.rand(NUM_TOKENS) for name in ("draft_prob", "max_prob", "entropy")}
@@ -145,5 +144,5 @@ def test_heads_of_a_stack_share_its_memory(inputs):
     first, second = lent(stack, heads)
     torch.nn.init.zeros_(first.readout.weight)
     assert stack(inputs)[0].std() < 1e-12 < stack(inputs)[1].std()
-    stack.standardise(inputs)
+    set_scale(stack, inputs)
     assert torch.equal(second.input_mean, inputs.mean(dim=0))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specheads.training.heads.train_share import Rows, first_rows
+from specheads.training.heads.mixed_responses import Rows, first_rows
 
 TWICE = ["a", "b", "c", "d", "a", "b", "c", "d"]  # first responses come before second ones
 
