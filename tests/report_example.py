@@ -2,6 +2,7 @@
 
 import random
 
+from specheads.decoding.step_costs import RuleCosts, StepCosts
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.report import (
     BankRow,
@@ -19,7 +20,7 @@ from specheads.evaluation.report import (
     TextSample,
     Winner,
 )
-from specheads.replay.cost import CostFit, Costs, RuleCosts
+from specheads.replay.cost import CostFit
 
 RATIOS = ("measured", "5", "10", "20")
 NASTY = "Say \"</script><b>bold</b>\" & 'quote' — naïve 日本語 {x} %{y}\nsecond line"
@@ -72,7 +73,7 @@ def report_example() -> Report:
     return Report(
         context,
         CostFit(
-            Costs(0.0021, 0.0113, 0.00004, 0.0002, (0.0113, 0.0114)),
+            StepCosts(0.0021, 0.0113, 0.00004, 0.0002, (0.0113, 0.0114)),
             {"HeadThreshold": RuleCosts(0.0003, 0.0)},
             0.94,
             0.41,

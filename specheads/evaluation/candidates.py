@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping import StoppingRule
 from specheads.errors import UserError, is_number
 from specheads.evaluation.candidate import CEILING, Candidate, RuleChoice
 from specheads.evaluation.tuning import Tuning
 from specheads.heads.head import AcceptanceHead
-from specheads.replay.cost import Costs
 from specheads.replay.replay import GROUND_TRUTH, Ceiling, RecordedHead, recorded_head
 
 CEILING_THRESHOLDS = [round(0.05 * step, 2) for step in range(1, 20)]
@@ -159,8 +159,8 @@ class _SampleFit:
     def auto_threshold(self, head: Any, max_tokens: int, costs: Any) -> tuple[float, float]:
         return 0.5, 0.1
 
-    def costs_at(self, cost_ratio: float) -> Costs:
-        return Costs.at_ratio(10)
+    def costs_at(self, cost_ratio: float) -> StepCosts:
+        return StepCosts.at_ratio(10)
 
 
 def _sample_rules(choice: RuleChoice) -> list[StoppingRule]:

@@ -8,9 +8,12 @@ from typing import Any
 
 import torch
 
+from specheads.decoding.decoder import SpeculativeDecoder
+from specheads.decoding.drafting import Autoregressive
 from specheads.decoding.engine import resolve_engine
+from specheads.decoding.step_times import step_times
 from specheads.decoding.stopping import FixedLength, HeadThreshold
-from specheads.evaluation.candidate import FIXED, Candidate, RuleChoice
+from specheads.evaluation.candidate import FIXED, Candidate, RuleChoice, kind_of
 from specheads.evaluation.candidates import candidates
 from specheads.evaluation.doubts import doubts_of
 from specheads.evaluation.machine import device_name
@@ -26,12 +29,14 @@ from specheads.forecast import progress
 from specheads.prompts.encoding import EncodedPrompt
 from specheads.replay.head_scores import head_fingerprint
 from specheads.replay.replay import Counts
+from specheads.storage.files import write_json
 from specheads.storage.journal import Journal
 from specheads.storage.runs import is_resumed
 
 logger = logging.getLogger(__name__)
 
 PROBES, NUM_PROBED = (1, 4, 12), 4  # fixed lengths, and the number of dev prompts that they decode
+CONTEXT = 256  # positions in memory while draft steps are timed
 MOST_TURNS = 4  # of choosing rules and decoding with them
 
 
@@ -47,7 +52,30 @@ def probe(setup: Setup[Evaluation]) -> list[Measured]:
 
 def measured_costs(setup: Setup, measured: Sequence[Measured]) -> CostTable:
     """Return the costs of rules at the cost ratios, and as they were measured."""
-    return with_measured(setup.counted_costs(), measured, setup.head_sizes)
+    return with_measured(setup.counted_costs(), measured, setup.head_sizes, _timed_shares(setup, measured))
+
+
+def _timed_shares(setup: Setup, measured: Sequence[Measured]) -> dict[str, float]:
+    """Return by kind what the decoded rules add to a draft step, as a share of the step; each is timed once in a run.
+
+    Nothing where drafts are no chains of the draft's own tokens, whose steps are those of the decoder's measurer.
+    """
+    evaluation, shares = setup.settings, setup.step_shares
+    rules = {
+        each.setting.kind: (kind_of(each.setting.rule, each.setting.head), each.setting.rule)
+        for each in measured
+        if each.setting.rule is not None and each.setting.rule_name != FIXED
+    }
+    if type(evaluation.drafting) is not Autoregressive or not rules:
+        return {}
+    untimed = {kind: rule for kind, rule in rules.values() if kind not in shares}
+    if untimed:
+        window = window_of(setup)
+        decoder = SpeculativeDecoder(setup.pair, warp=evaluation.warp, engine=evaluation.engine, window=window)
+        times = step_times(decoder, untimed, min(CONTEXT, window // 2), verified=())
+        shares |= {kind: times.share(kind) for kind in untimed}
+        write_json(setup.step_shares_path, shares)
+    return {under_verification: shares[kind] for under_verification, (kind, _) in rules.items()}
 
 
 def settle(setup: Setup[Evaluation], outcome: Outcome, tuning: Tuning, probed: Sequence[Measured]) -> Outcome:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from specheads.decoding.records import DecodeStats
+from specheads.decoding.step_costs import StepCosts
 from specheads.evaluation.candidate import FIXED
 from specheads.evaluation.sweep import Measured, Setting
-from specheads.replay.cost import Costs
 from specheads.replay.replay import Counts
 
 NUM_RESAMPLES = 2_000
@@ -150,24 +150,24 @@ def interval(values: np.ndarray) -> Interval:
     return Interval(float(values[0]), float(low), float(high))
 
 
-def predicted_speed(measured: Measured, costs: Costs | Sequence[Costs], resamples: np.ndarray) -> np.ndarray:
+def predicted_speed(measured: Measured, costs: StepCosts | Sequence[StepCosts], resamples: np.ndarray) -> np.ndarray:
     """Return the tokens per second (R,) that costs, one for all prompts or one for each, predict from a decoded setting's counts.
 
     One entry for each row of `resamples` (R, P).
     """
     tokens = np.array([part.num_tokens for part in measured.stats], dtype=float)
-    seconds = measured.predicted_seconds(costs) if isinstance(costs, Costs) else _by_prompt(measured, costs)
+    seconds = measured.predicted_seconds(costs) if isinstance(costs, StepCosts) else _by_prompt(measured, costs)
     return (resamples @ tokens) / (resamples @ seconds)
 
 
-def _by_prompt(measured: Measured, costs: Sequence[Costs]) -> np.ndarray:
+def _by_prompt(measured: Measured, costs: Sequence[StepCosts]) -> np.ndarray:
     """Return the seconds (P,) of each prompt, each with its own costs."""
     seconds = {cost: measured.predicted_seconds(cost) for cost in dict.fromkeys(costs)}
     return np.array([seconds[cost][prompt] for prompt, cost in enumerate(costs)])
 
 
 def gain_over_fixed(
-    measured: Sequence[Measured], costs_of: Callable[[Setting], Costs], groups: Groups | None = None
+    measured: Sequence[Measured], costs_of: Callable[[Setting], StepCosts], groups: Groups | None = None
 ) -> Interval | None:
     """Return the head's predicted throughput over that of the best fixed length, as a ratio; None without settings of both kinds.
 

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from specheads.decoding.step_costs import StepCosts
 from specheads.evaluation.candidate import RuleFields
 from specheads.evaluation.intervals import Interval
-from specheads.replay.cost import CostFit, Costs
+from specheads.replay.cost import CostFit
 
 MEASURED = "measured"
 
@@ -257,6 +258,6 @@ class Report:
     notes: Sequence[str] = field(default_factory=list)  # for the reader, for example that a simple rule beats the head
 
     @property
-    def costs(self) -> Costs | None:
+    def costs(self) -> StepCosts | None:
         """The measured costs that are common to all rules."""
         return None if self.fit is None else self.fit.costs

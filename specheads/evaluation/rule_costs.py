@@ -6,10 +6,11 @@ from typing import Protocol
 
 import numpy as np
 
+from specheads.decoding.step_costs import RuleCosts, StepCosts
 from specheads.evaluation.doubts import alone_steps
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.sweep import TARGET_ALONE, Measured, kinds_of, round_times
-from specheads.replay.cost import CostFit, Costs, RuleCosts, fit_costs, fits_of_halves
+from specheads.replay.cost import CostFit, fit_costs, fits_of_halves
 from specheads.replay.replay import Counts
 
 
@@ -27,12 +28,12 @@ class Costed(Protocol):
 
 @dataclass(frozen=True)
 class CostTable:
-    """Costs by the name of their ratio, and the costs that heads and rules add.
+    """StepCosts by the name of their ratio, and the costs that heads and rules add.
 
     Bounds, which no decoder can reach, pay nothing for their knowledge.
     """
 
-    costs: Mapping[str, Costs]
+    costs: Mapping[str, StepCosts]
     head_shares: Mapping[str, float] = field(default_factory=dict)  # by head, its cost as a share of a draft step, at the ratios
     fit: CostFit | None = None  # of the measured costs
     measured_heads: Mapping[str, float] = field(default_factory=dict)  # by head, seconds that it adds to a draft step here
@@ -46,7 +47,7 @@ class CostTable:
         """Return the table without measured costs."""
         return CostTable({ratio: costs for ratio, costs in self.costs.items() if ratio != MEASURED}, self.head_shares)
 
-    def of_head(self, head: str | None, ratio: str) -> Costs:
+    def of_head(self, head: str | None, ratio: str) -> StepCosts:
         """Return the costs at a ratio of a rule with a head, given by name, or without one."""
         costs = self.costs[ratio]
         if head is None:
@@ -56,7 +57,7 @@ class CostTable:
             step = self.measured_heads.get(head, step)
         return costs.with_rule(RuleCosts(step_seconds=step))
 
-    def of(self, rule: Costed | None, ratio: str) -> Costs:
+    def of(self, rule: Costed | None, ratio: str) -> StepCosts:
         """Return the costs of a rule at a ratio; None stands for the oracle."""
         if rule is None:
             return self.costs[ratio]
@@ -91,21 +92,24 @@ class CostTable:
         allowed = (resamples @ counts.tokens) / (fixed * (self.alone if ratio == MEASURED else 1.0))
         return (allowed - resamples @ without) / (resamples @ counts.drafted) / costs.draft_seconds
 
-    def for_prompts(self, rule: Costed, num_prompts: int) -> list[Costs]:
+    def for_prompts(self, rule: Costed, num_prompts: int) -> list[StepCosts]:
         """Return the measured costs of a rule on each of the first prompts, from rounds of other prompts if there are enough."""
         halves = self.halves or (self, self)
         return [halves[number % 2].of(rule, MEASURED) for number in range(num_prompts)]
 
 
-def with_measured(table: CostTable, measured: Sequence[Measured], sizes: Mapping[str, float]) -> CostTable:
+def with_measured(
+    table: CostTable, measured: Sequence[Measured], sizes: Mapping[str, float], shares: Mapping[str, float] | None = None
+) -> CostTable:
     """Return a table with the measured costs of the decoded rules.
 
     Args:
         measured: the decoded settings, the target alone among them.
         sizes: by head, its counted share of a draft step; a head that was not decoded gets the cost of decoded heads of similar
             sizes.
+        shares: by the kind of a rule, what it adds to a draft step as a share of the step, where steps were timed.
     """
-    times, kinds = round_times(measured), kinds_of(measured)
+    times, kinds, shares = round_times(measured), kinds_of(measured), shares or {}
     alone = np.concatenate([alone_steps(decoded) for decoded in measured if decoded.setting == TARGET_ALONE])
     speed = float(1 / np.median(alone))
 
@@ -114,8 +118,8 @@ def with_measured(table: CostTable, measured: Sequence[Measured], sizes: Mapping
         costs = {MEASURED: fit.costs, **table.at_ratios().costs}
         return CostTable(costs, table.head_shares, fit, heads, _untimed(fit, measured, kinds), speed)
 
-    halves = fits_of_halves(times, kinds)
-    return replace(fitted(fit_costs(times, kinds)), halves=() if halves is None else tuple(map(fitted, halves)))
+    halves = fits_of_halves(times, kinds, shares)
+    return replace(fitted(fit_costs(times, kinds, shares)), halves=() if halves is None else tuple(map(fitted, halves)))
 
 
 def _head_seconds(fit: CostFit, measured: Sequence[Measured], sizes: Mapping[str, float]) -> dict[str, float]:

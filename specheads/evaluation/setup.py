@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from specheads.decoding.step_costs import StepCosts
 from specheads.evaluation.candidates import takes_head
 from specheads.evaluation.energy.metering import Metering, metering_of
 from specheads.evaluation.head_folders import LocatedHead
@@ -17,7 +18,8 @@ from specheads.evaluation.settings import ReplaySettings, Rules
 from specheads.heads.cost import counted_share
 from specheads.heads.head import AcceptanceHead
 from specheads.pair import Pair
-from specheads.replay.cost import Costs
+from specheads.storage.files import read_json
+from specheads.storage.runs import is_resumed
 
 Replay_co = TypeVar("Replay_co", bound=ReplaySettings, covariant=True)
 
@@ -62,6 +64,16 @@ class Setup(Generic[Replay_co]):
         """By head its cost as a share of a draft step, counted from its weights."""
         return {name: counted_share(head, self.pair.draft_lm) for name, head in self.heads.items()}
 
+    @cached_property
+    def step_shares(self) -> dict[str, float]:
+        """By the kind of a rule what it adds to a draft step, as a share of the step: those that this run timed so far."""
+        return read_json(self.step_shares_path) if is_resumed(self.run_folder) and self.step_shares_path.is_file() else {}
+
+    @property
+    def step_shares_path(self) -> Path:
+        """Where they are kept, so that a resumed run does not choose other settings."""
+        return self.run_folder / "step-shares.json"
+
     @property
     def head_shares(self) -> dict[str, float]:
         """By head its cost as a share of a draft step at the cost ratios: counted, unless settings give one."""
@@ -71,4 +83,4 @@ class Setup(Generic[Replay_co]):
     def counted_costs(self) -> CostTable:
         """Return the costs of rules at the cost ratios, where nothing is measured."""
         share = self.settings.costs.verified_share
-        return CostTable({f"{ratio:g}": Costs.at_ratio(ratio, share) for ratio in self.settings.ratios}, self.head_shares)
+        return CostTable({f"{ratio:g}": StepCosts.at_ratio(ratio, share) for ratio in self.settings.ratios}, self.head_shares)

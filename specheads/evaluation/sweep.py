@@ -13,6 +13,7 @@ from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.drafting import Drafting
 from specheads.decoding.engine import compile_ahead
 from specheads.decoding.records import CHAINS, DecodeStats, Generation, Round
+from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.verification import BlockVerification, VerificationRule
 from specheads.evaluation.candidate import FIXED, Candidate, RuleFields, kind_of, rule_fields
@@ -20,7 +21,7 @@ from specheads.evaluation.draft_counts import DraftCounts
 from specheads.evaluation.energy.meter import Energy, EnergyMeter
 from specheads.evaluation.latencies import token_seconds
 from specheads.pair import Pair
-from specheads.replay.cost import Costs, RoundTimes
+from specheads.replay.cost import RoundTimes
 from specheads.replay.replay import rounds_by_length
 from specheads.sampling import Warp
 from specheads.storage.journal import Entry, Journal
@@ -78,7 +79,7 @@ class Measured:
         tokens, _, _, *seconds = np.array([numbers for prompt in self.rounds for numbers in prompt]).T
         return token_seconds(tokens, sum(seconds))
 
-    def predicted_seconds(self, costs: Costs) -> np.ndarray:
+    def predicted_seconds(self, costs: StepCosts) -> np.ndarray:
         """Return the seconds (P,) that costs predict for each prompt's rounds."""
         drafted = [[int(numbers[1]) for numbers in prompt] for prompt in self.rounds]
         prompt = np.repeat(np.arange(len(drafted)), [len(lengths) for lengths in drafted])

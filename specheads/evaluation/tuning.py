@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping import logistic_inputs
 from specheads.evaluation.rule_costs import CostTable
 from specheads.heads.calibration import IndexCalibration
 from specheads.heads.metrics import fit_logistic
-from specheads.replay.cost import Costs
 from specheads.replay.recording import Recording
 from specheads.replay.replay import Counts, RecordedHead, head_logits, recorded_threshold, replay
 
@@ -61,11 +61,11 @@ class Tuning:
         """The share of proposed tokens that are accepted."""
         return self.recording.labels()[2].double().mean().item()
 
-    def costs_at(self, cost_ratio: float) -> Costs:
+    def costs_at(self, cost_ratio: float) -> StepCosts:
         """Return the costs at which a forward pass of the target takes `cost_ratio` draft steps."""
-        return Costs.at_ratio(cost_ratio)
+        return StepCosts.at_ratio(cost_ratio)
 
-    def throughputs(self, head: RecordedHead, max_tokens: int, costs: Costs) -> np.ndarray:
+    def throughputs(self, head: RecordedHead, max_tokens: int, costs: StepCosts) -> np.ndarray:
         """Return the throughput of a head at each of GRID, in tokens per time of a draft step."""
         if (head, max_tokens) not in self._curves:
             rules = [recorded_threshold(head, float(threshold), max_tokens) for threshold in GRID]
@@ -76,7 +76,7 @@ class Tuning:
         seconds = np.array([costs.seconds(counts.drafted, counts.rounds).sum() for counts in curve])
         return np.array([counts.tokens.sum() for counts in curve]) * (costs.draft_seconds + costs.verified_seconds) / seconds
 
-    def auto_threshold(self, head: RecordedHead, max_tokens: int, costs: Costs) -> tuple[float, float]:
+    def auto_threshold(self, head: RecordedHead, max_tokens: int, costs: StepCosts) -> tuple[float, float]:
         """Return the threshold at which one more draft step yields no more than the throughput, and that throughput.
 
         The threshold is `1 - lambda t_d / m`, where m is the mean acceptance of the tokens without a prediction and lambda t_d

@@ -1,71 +1,19 @@
-"""The cost model of speculative decoding (SpecDec++, section 2): seconds from counts.
+"""The costs of live rounds: step costs, fitted to decoded rounds.
 
-A round that drafts n tokens takes n draft steps, one verification of n tokens, and some overhead. A rule may add seconds to each
-draft step (a head) and to each round (online learning). Costs are fitted to live rounds by medians, because on a busy machine a
-few rounds are very slow, and are tested on responses that they were not fitted to.
+They are fitted by medians, because on a busy machine a few rounds are very slow, and are tested on responses that they were not
+fitted to.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import numpy as np
 
+from specheads.decoding.step_costs import RuleCosts, StepCosts
 from specheads.errors import UserError
 
 LEAST_ROUNDS = 5  # with one number of drafted tokens; a median of fewer is left out
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Seconds of a draft step, of a verification by its number of drafted tokens, and of a round's overhead."""
-
-    draft_seconds: float
-    target_seconds: float  # of a verification without a drafted token: one forward pass of the target
-    verified_seconds: float = 0.0  # more for each drafted token
-    round_seconds: float = 0.0
-    # Measured seconds of verifying 0, 1, 2, ... drafted tokens, where there are any; beyond them each token takes
-    # `verified_seconds`.
-    verification: tuple[float, ...] = ()
-
-    @property
-    def ratio(self) -> float:
-        """How many draft steps one forward pass of the target costs."""
-        return self.target_seconds / self.draft_seconds if self.draft_seconds else float("inf")
-
-    @classmethod
-    def at_ratio(cls, ratio: float, verified_share: float = 0.0) -> "Costs":
-        """Return costs in units of a target's forward pass, so that a throughput is a speed-up over the target alone.
-
-        `verified_share` is the cost of verifying one more drafted token, as a share of that pass.
-        """
-        return cls(draft_seconds=1 / ratio, target_seconds=1.0, verified_seconds=verified_share)
-
-    def verify_seconds(self, num_drafted: np.ndarray) -> np.ndarray:
-        """Return the seconds of verifying `num_drafted` tokens at once."""
-        if not self.verification:
-            return self.target_seconds + self.verified_seconds * num_drafted
-        last = len(self.verification) - 1
-        within = np.asarray(self.verification)[np.minimum(num_drafted, last)]
-        return within + self.verified_seconds * np.maximum(num_drafted - last, 0)
-
-    def seconds(self, draft_calls: np.ndarray, rounds: np.ndarray) -> np.ndarray:
-        """Return the seconds (...) of draft steps (...) and of rounds (..., n + 1), counted by their drafted tokens 0 to n."""
-        each = self.round_seconds + self.verify_seconds(np.arange(rounds.shape[-1]))
-        return self.draft_seconds * draft_calls + rounds @ each
-
-    def with_rule(self, rule: "RuleCosts") -> "Costs":
-        """Return the costs with those that a rule adds."""
-        return replace(
-            self, draft_seconds=self.draft_seconds + rule.step_seconds, round_seconds=self.round_seconds + rule.round_seconds
-        )
-
-
-@dataclass(frozen=True)
-class RuleCosts:
-    """Seconds that a stopping rule adds: to each draft step, and to each round."""
-
-    step_seconds: float = 0.0
-    round_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -86,12 +34,12 @@ class RoundTimes:
 
 @dataclass(frozen=True)
 class CostFit:
-    """Costs that were fitted to live rounds: those common to all rules, and what each kind of rule adds, by its name.
+    """StepCosts that were fitted to live rounds: those common to all rules, and what each kind of rule adds, by its name.
 
     R squared is over responses, and over single rounds, that each fit had not seen; None where there are too few.
     """
 
-    costs: Costs
+    costs: StepCosts
     rules: Mapping[str, RuleCosts] = field(default_factory=dict)
     r_squared: float | None = None
     round_r_squared: float | None = None
@@ -105,20 +53,22 @@ class CostFit:
         return drafting + self.costs.round_seconds + rounds[times.rule] + self.costs.verify_seconds(times.drafted)
 
 
-def fit_costs(times: RoundTimes, rules: Mapping[str, bool]) -> CostFit:
+def fit_costs(times: RoundTimes, rules: Mapping[str, bool], shares: Mapping[str, float] = MappingProxyType({})) -> CostFit:
     """Fit costs to rounds by medians: of the rounds with equal numbers of drafted tokens, and then over these medians.
 
     Args:
         times: rounds of one or more kinds of rules.
         rules: the kinds by name, in the order of their numbers; True for those that compute nothing worth counting (fixed
             lengths). The seconds of their rounds are common to all rules; those of other rules are compared with them.
+        shares: by kind, what it adds to a draft step as a share of the step, where steps were timed by themselves: a few rounds
+            cannot tell it.
 
     Raises:
         UserError: fewer than three rounds, or rounds of one length only, which cannot separate the costs.
     """
     if len(times.drafted) < 3 or len(np.unique(times.drafted)) < 2:
         raise UserError("these runs cannot separate the costs of draft and target; evaluate at least two draft lengths.")
-    fit, halves = _fit(times, rules), fits_of_halves(times, rules)
+    fit, halves = _fit(times, rules, shares), fits_of_halves(times, rules, shares)
     if halves is None:
         return fit
     even = times.response % 2 == 0
@@ -130,15 +80,17 @@ def fit_costs(times: RoundTimes, rules: Mapping[str, bool]) -> CostFit:
     return replace(fit, r_squared=_r_squared(*sums), round_r_squared=_r_squared(measured, expected))
 
 
-def fits_of_halves(times: RoundTimes, rules: Mapping[str, bool]) -> tuple[CostFit, CostFit] | None:
+def fits_of_halves(
+    times: RoundTimes, rules: Mapping[str, bool], shares: Mapping[str, float] = MappingProxyType({})
+) -> tuple[CostFit, CostFit] | None:
     """Return the costs for the even and for the odd responses, each fitted to the other half; None with too few responses."""
     even = times.response % 2 == 0
     if len(np.unique(times.response)) < 4 or any(len(np.unique(times.drafted[half])) < 2 for half in (even, ~even)):
         return None
-    return _fit(times.part(~even), rules), _fit(times.part(even), rules)
+    return _fit(times.part(~even), rules, shares), _fit(times.part(even), rules, shares)
 
 
-def _fit(times: RoundTimes, rules: Mapping[str, bool]) -> CostFit:
+def _fit(times: RoundTimes, rules: Mapping[str, bool], shares: Mapping[str, float]) -> CostFit:
     is_plain = np.array(list(rules.values()))[times.rule]
     if not is_plain.any() or len(np.unique(times.drafted[is_plain])) < 2:
         is_plain[:] = True
@@ -150,22 +102,36 @@ def _fit(times: RoundTimes, rules: Mapping[str, bool]) -> CostFit:
     if number[0] > 0:
         number, seconds = np.append(0, number), np.append(min(target_seconds, seconds[0]), seconds)
     table = np.interp(np.arange(number[-1] + 1), number, seconds)
-    costs = Costs(draft_seconds, float(table[0]), verified_seconds, round_seconds, tuple(table.tolist()))
+    spread = {
+        "draft": _spread(common.draft_calls, common.draft_seconds),
+        "verify": _spread(common.drafted, common.target_seconds),
+    }
+    costs = StepCosts(draft_seconds, float(table[0]), verified_seconds, round_seconds, tuple(table.tolist()), spread)
     added = {
-        name: RuleCosts() if plain else _added_costs(costs, times.part(times.rule == number))
+        name: RuleCosts() if plain else _added_costs(costs, times.part(times.rule == number), shares.get(name))
         for number, (name, plain) in enumerate(rules.items())
     }
     return CostFit(costs, added, num_rounds=len(times.drafted))
 
 
-def _added_costs(costs: Costs, times: RoundTimes) -> RuleCosts:
-    """Return the seconds of one rule's rounds beyond the common costs; no rule makes a step faster, so they are at least 0."""
+def _spread(number: np.ndarray, seconds: np.ndarray) -> float:
+    """Return the mean of seconds over the mean of the medians for the same number of steps or tokens."""
+    _, which = np.unique(number, return_inverse=True)
+    medians = np.array([np.median(seconds[which == index]) for index in range(which.max() + 1)])
+    return float(seconds.mean() / medians[which].mean()) if medians[which].any() else 1.0
+
+
+def _added_costs(costs: StepCosts, times: RoundTimes, share: float | None) -> RuleCosts:
+    """Return the seconds of one rule's rounds beyond the common costs; no rule makes a step faster, so they are at least 0.
+
+    `share` is what it adds to a draft step, where that is known.
+    """
     if not len(times.drafted):
         return RuleCosts()
     calls, drafting, weight = _medians(times.draft_calls, times.draft_seconds)
     some = calls > 0
-    step = 0.0
-    if some.any():
+    step = 0.0 if share is None else share * costs.draft_seconds
+    if share is None and some.any():
         more = (drafting[some] - costs.round_seconds) / calls[some] - costs.draft_seconds
         step = _weighted_median(more, weight[some] * calls[some])
     number, verifying, weight = _medians(times.drafted, times.target_seconds)

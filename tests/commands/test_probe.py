@@ -96,7 +96,9 @@ def test_a_target_on_a_server_is_probed_as_far_as_it_can_be(monkeypatch, nano, t
         found = probe.probe_pair(composed(tmp_path, f"remote.url={url}", "context=32"))
     out = " ".join(capsys.readouterr().out.split())
     assert found.live is None and "not measured: A draft step on the server is taken as 1/" in out
-    assert found.times.ratio == pytest.approx(found.times.target / found.times.draft) and set(found.times.heads.values()) == {0.0}
+    costs = found.times.costs
+    assert costs.ratio == pytest.approx(costs.target_seconds / costs.draft_seconds)
+    assert {rule.step_seconds for rule in found.times.rules.values()} == {0.0}
     assert json.loads((tmp_path / "probe.json").read_text())["live"] is None
     assert "nothing was decoded as a check" in (tmp_path / "probe.html").read_text()
 

@@ -10,6 +10,7 @@ from hydra import compose, initialize_config_dir
 
 from specheads import AcceptanceHead, HeadConfig, UserError, Warp, stopping
 from specheads.commands.evaluation import rule_choices
+from specheads.decoding.step_costs import StepCosts
 from specheads.evaluation.candidate import FIXED, Candidate, RuleChoice
 from specheads.evaluation.candidates import candidates, check_rules, longest_draft
 from specheads.evaluation.rule_costs import CostTable
@@ -17,13 +18,12 @@ from specheads.evaluation.tuning import Tuning
 from specheads.pair_config import config_folder
 from specheads.prompts.encoding import ResponseLimits
 from specheads.prompts.prompt import Prompt
-from specheads.replay.cost import Costs
 from specheads.replay.head_scores import add_predictions, head_fingerprint
 from specheads.replay.recording import GROUND_TRUTH, load_recording, make_recording
 from specheads.replay.replay import RecordedHead, head_logits, recorded_head, replay
 from specheads.replay.response_tree import RecordSettings
 
-COSTS = {"measured": Costs(0.001, 0.004, 0.0002), "10": Costs.at_ratio(10)}
+COSTS = {"measured": StepCosts(0.001, 0.004, 0.0002), "10": StepCosts.at_ratio(10)}
 SHARE = 0.25  # of a draft step, for every head
 
 

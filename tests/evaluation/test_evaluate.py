@@ -13,6 +13,7 @@ from jsonschema import Draft202012Validator
 
 from specheads import AcceptanceHead, HeadConfig, UserError
 from specheads.commands.evaluation import rule_choices
+from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping import FixedLength
 from specheads.decoding.verification import BlockVerification
 from specheads.evaluation import conclusions, decode, dev_trial, plot_styles, report_files
@@ -24,7 +25,6 @@ from specheads.evaluation.prompt_data import PromptData
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.settings import Evaluation, RecordingSettings
 from specheads.evaluation.sweep import sweep_settings
-from specheads.replay.cost import Costs
 from specheads.replay.draft_temperature import TEMPERATURES
 from specheads.sampling import Warp
 
@@ -106,12 +106,12 @@ def test_the_best_rules_are_decoded_and_their_counts_are_kept(call, tmp_path):
 
 
 def test_a_rule_that_was_fitted_again_is_still_compared_with_the_replay_of_the_one_decoded(call, monkeypatch):
-    """Costs that change between the probe and the decoding change automatic values, but not what was decoded."""
+    """StepCosts that change between the probe and the decoding change automatic values, but not what was decoded."""
     draft_seconds = iter((0.1, 0.4))  # measured by the probe, and with the decoded rules
 
     def measured_costs(setup, measured):
         table = setup.counted_costs().at_ratios()
-        return replace(table, costs={MEASURED: Costs(next(draft_seconds), 1.0), **table.costs}, alone=1.0)
+        return replace(table, costs={MEASURED: StepCosts(next(draft_seconds), 1.0), **table.costs}, alone=1.0)
 
     for module in (evaluation, decode):
         monkeypatch.setattr(module, "measured_costs", measured_costs)

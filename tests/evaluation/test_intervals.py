@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from specheads.decoding.records import DecodeStats
+from specheads.decoding.step_costs import StepCosts
 from specheads.evaluation.intervals import (
     auroc_samples,
     cross_fitted_gain,
@@ -15,7 +16,6 @@ from specheads.evaluation.intervals import (
 )
 from specheads.evaluation.sweep import Measured, Setting
 from specheads.heads.metrics import auroc
-from specheads.replay.cost import Costs
 
 
 def measured(family, value, rounds_of):
@@ -31,7 +31,7 @@ def measured(family, value, rounds_of):
 
 
 def at_ten(setting):
-    return Costs.at_ratio(10)
+    return StepCosts.at_ratio(10)
 
 
 def test_resamples_keep_the_number_of_prompts_of_both_halves():
@@ -128,7 +128,7 @@ def test_the_gain_of_a_better_rule_is_its_true_ratio():
 def test_each_rule_pays_its_costs():
     fixed = measured("fixed_length", 2, lambda i: (10, 20, 10))
     head = measured("head_threshold", 0.5, lambda i: (10, 15, 10))
-    gain = gain_over_fixed([fixed, head], lambda setting: Costs(0.1 if setting.family == "fixed_length" else 0.12, 1.0))
+    gain = gain_over_fixed([fixed, head], lambda setting: StepCosts(0.1 if setting.family == "fixed_length" else 0.12, 1.0))
     assert gain.value == pytest.approx((20 * 0.1 + 10) / (15 * 0.12 + 10))
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from specheads import stopping
+from specheads.decoding.step_costs import RuleCosts, StepCosts
 from specheads.evaluation.candidate import CEILING, FIXED, ORACLE, Candidate
 from specheads.evaluation.reliability import reliability
 from specheads.evaluation.replayed_sets import ReplayedSet, choose
@@ -16,7 +17,7 @@ from specheads.evaluation.round_details import positions, text_samples
 from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.winners import data_set
 from specheads.heads.metrics import calibration
-from specheads.replay.cost import CostFit, Costs, RuleCosts
+from specheads.replay.cost import CostFit
 from specheads.replay.recording import Recording
 from specheads.replay.replay import Counts, RecordedHead, Replayed
 
@@ -42,7 +43,7 @@ TEST = [(100, 60, 45, 55), (100, 150, 62, 38), (100, 70, 55, 45), (100, 160, 62,
 LAST = (100, 70, 70, 30)  # the oracle
 SHARE, STEP = 0.2, 0.0003  # what a head adds to a draft step: as a share at the ratios, in seconds as measured
 COST_TABLE = CostTable(
-    {MEASURED: Costs(0.001, 0.003), "10": Costs.at_ratio(10)}, {"mine": SHARE}, measured_heads={"mine": STEP}, alone=400.0
+    {MEASURED: StepCosts(0.001, 0.003), "10": StepCosts.at_ratio(10)}, {"mine": SHARE}, measured_heads={"mine": STEP}, alone=400.0
 )
 FREE = replace(COST_TABLE, head_shares={}, measured_heads={})
 
@@ -117,14 +118,14 @@ def test_a_rule_whose_rounds_were_timed_pays_their_costs():
     timed = replace(COST_TABLE, fit=CostFit(COST_TABLE.costs[MEASURED], {rule.kind: RuleCosts(0.0001, 0.0002)}))
     other = replace(other, rule=stopping.Heuristic())
     assert rule.kind == "FixedLength of mine" and other.kind == "Heuristic of mine"
-    assert timed.of(rule, MEASURED) == Costs(0.0011, 0.003, round_seconds=0.0002)
-    assert timed.of(other, MEASURED) == Costs(0.0013, 0.003)
+    assert timed.of(rule, MEASURED) == StepCosts(0.0011, 0.003, round_seconds=0.0002)
+    assert timed.of(other, MEASURED) == StepCosts(0.0013, 0.003)
     assert timed.of(rule, "10").draft_seconds == pytest.approx(0.1 * (1 + SHARE))
     assert timed.head_share(rule, MEASURED) == pytest.approx(0.1) and timed.of(None, MEASURED) == timed.costs[MEASURED]
 
 
 def test_without_a_draft_step_a_head_has_no_share_of_it():
-    free = replace(COST_TABLE, costs={MEASURED: Costs(0.0, 0.003), "10": Costs.at_ratio(10)})
+    free = replace(COST_TABLE, costs={MEASURED: StepCosts(0.0, 0.003), "10": StepCosts.at_ratio(10)})
     rule = CANDIDATES[2]
     assert free.head_share(rule, MEASURED) is None and free.head_share(rule, "10") == pytest.approx(SHARE)
     counts = recorded(TEST).counts[2]

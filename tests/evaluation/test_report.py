@@ -13,6 +13,7 @@ from report_example import report_example
 from rich.console import Console
 
 from specheads import AcceptanceHead, HeadConfig, Warp, stopping, verification
+from specheads.decoding.step_costs import StepCosts
 from specheads.evaluation import report_files as module
 from specheads.evaluation.candidate import RuleChoice
 from specheads.evaluation.candidates import candidates
@@ -25,7 +26,6 @@ from specheads.evaluation.report_files import write_report
 from specheads.evaluation.rule_costs import CostTable, with_measured
 from specheads.evaluation.sweep import Sweep, round_times, sweep_settings
 from specheads.evaluation.wandb_log import contents
-from specheads.replay.cost import Costs
 
 ALONE = 900.0  # tokens per second
 SCHEMA = json.loads((Path(module.__file__).parent / "report.schema.json").read_text())
@@ -53,7 +53,7 @@ def measured():
 
 @pytest.fixture(scope="module")
 def report(measured):
-    table = with_measured(CostTable({"10": Costs.at_ratio(10)}, {"mine": 0.1}), measured, {"mine": 0.1})
+    table = with_measured(CostTable({"10": StepCosts.at_ratio(10)}, {"mine": 0.1}), measured, {"mine": 0.1})
     cost_table = replace(table, alone=ALONE, halves=())
     live = live_rows(measured, cost_table, True, {"head 0.6": 123.0})
     context = {"model": "tiny", "num_live_prompts": 4, "verification": "token verification", "lossless": True}

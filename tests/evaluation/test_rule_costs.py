@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from specheads.decoding.records import DecodeStats
+from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping import DraftProduct, FixedLength, Heuristic
 from specheads.evaluation.candidate import Candidate
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.rule_costs import CostTable, with_measured
 from specheads.evaluation.sweep import TARGET_ALONE, Measured, Setting
-from specheads.replay.cost import Costs
 
 STEP, PASS, NUM_PROMPTS = 0.001, 0.004, 8
 SIZES = {"small": 0.01, "middle": 0.02, "large": 0.05}
@@ -35,7 +35,7 @@ def table():
         decoded("product 0.5", DraftProduct(0.5), "draft_product", 0.00005, learning=0.0002),
         *(decoded(f"head {name}", Heuristic(), "head_threshold", seconds, name) for name, seconds in HEAD_SECONDS.items()),
     ]
-    return with_measured(CostTable({"10": Costs.at_ratio(10)}, SIZES), measured, SIZES)
+    return with_measured(CostTable({"10": StepCosts.at_ratio(10)}, SIZES), measured, SIZES)
 
 
 def rule(kind, head=None):

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from specheads import UserError
-from specheads.replay.cost import Costs, RoundTimes, RuleCosts, fit_costs, fits_of_halves
+from specheads.decoding.step_costs import RuleCosts, StepCosts
+from specheads.replay.cost import RoundTimes, fit_costs, fits_of_halves
 
 STEP, PASS, MORE, OVERHEAD = 0.002, 0.01, 0.001, 0.0005  # seconds
 KINDS = {"fixed": True, "more fixed": True, "head": False}  # two that compute nothing, and one that does
@@ -138,24 +139,24 @@ def test_seconds_of_counts():
     # two prompts: 20 rounds of 6 drafted tokens; one round of none and two of 3
     rounds = np.zeros((2, 7))
     rounds[0, 6], rounds[1, 0], rounds[1, 3] = 20, 1, 2
-    seconds = Costs(STEP, PASS, MORE, OVERHEAD).seconds(np.array([120.0, 6.0]), rounds)
+    seconds = StepCosts(STEP, PASS, MORE, OVERHEAD).seconds(np.array([120.0, 6.0]), rounds)
     assert seconds == pytest.approx([120 * STEP + 20 * (PASS + 6 * MORE + OVERHEAD), 6 * STEP + 3 * (PASS + OVERHEAD) + 6 * MORE])
 
 
 def test_beyond_a_table_each_token_costs_more():
-    costs = Costs(STEP, PASS, MORE, verification=(PASS, 2 * PASS))
+    costs = StepCosts(STEP, PASS, MORE, verification=(PASS, 2 * PASS))
     assert costs.verify_seconds(np.arange(4)) == pytest.approx([PASS, 2 * PASS, 2 * PASS + MORE, 2 * PASS + 2 * MORE])
 
 
 def test_at_a_ratio_throughput_is_a_speedup_over_the_target_alone():
     # one drafted token per round, always accepted: two tokens for 1 + 1/10 forward passes of the target
     one_round = np.array([[0.0, 1.0]])
-    assert 2 / Costs.at_ratio(10).seconds(np.ones(1), one_round) == pytest.approx([2 / 1.1])
-    assert 2 / Costs.at_ratio(10, 0.05).seconds(np.ones(1), one_round) == pytest.approx([2 / 1.15])
+    assert 2 / StepCosts.at_ratio(10).seconds(np.ones(1), one_round) == pytest.approx([2 / 1.1])
+    assert 2 / StepCosts.at_ratio(10, 0.05).seconds(np.ones(1), one_round) == pytest.approx([2 / 1.15])
 
 
 def test_a_rule_pays_for_its_steps_and_its_rounds():
-    costs = Costs(STEP, PASS, MORE, OVERHEAD).with_rule(RuleCosts(HEAD, LEARNING))
+    costs = StepCosts(STEP, PASS, MORE, OVERHEAD).with_rule(RuleCosts(HEAD, LEARNING))
     one_round = np.array([[0.0, 0.0, 1.0]])
     expected = 2 * (STEP + HEAD) + PASS + 2 * MORE + OVERHEAD + LEARNING
     assert costs.seconds(np.array([2.0]), one_round) == pytest.approx([expected])

@@ -13,8 +13,9 @@ A new rule is a subclass of StoppingRule in a new file and a config in conf/stop
 it does not have to be imported here.
 """
 
+from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping.confidence import AdaptiveEntropy, Confidence, EntropyThreshold, MaxProbability
-from specheads.decoding.stopping.fitting import Fitting, StepCosts
+from specheads.decoding.stopping.fitting import Fitting
 from specheads.decoding.stopping.length import AcceptedAverage, BanditLength, FixedLength, Heuristic
 from specheads.decoding.stopping.logistic import Logistic, logistic_inputs
 from specheads.decoding.stopping.online import OnlineHead, OnlineLogistic

@@ -1,23 +1,9 @@
-"""The fits and costs that stopping rules use to choose the arguments that their configs leave open."""
+"""The fits that stopping rules use to choose the arguments that their configs leave open."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-
-class StepCosts(Protocol):
-    """The seconds that matter to a stopping rule."""
-
-    @property
-    def draft_seconds(self) -> float:
-        """The seconds of a draft step, including the rule's computation."""
-
-    @property
-    def target_seconds(self) -> float:
-        """The seconds of a verification without drafted tokens: one forward pass of the target."""
-
-    @property
-    def verified_seconds(self) -> float:
-        """The seconds that each drafted token adds to a verification."""
+from specheads.decoding.step_costs import StepCosts
 
 
 class Fitting(Protocol):

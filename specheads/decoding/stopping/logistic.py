@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.arguments import check_finite, check_probability
-from specheads.decoding.stopping.fitting import Fitting, StepCosts
+from specheads.decoding.step_costs import StepCosts
+from specheads.decoding.stopping.fitting import Fitting
 from specheads.decoding.stopping.rule import MAX_TOKENS
 from specheads.decoding.stopping.survival import REJECTION, SurvivalRule, SurvivalState
 from specheads.errors import UserError

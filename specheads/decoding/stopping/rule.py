@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from specheads.decoding.stopping.fitting import Fitting, StepCosts
+from specheads.decoding.step_costs import StepCosts
+from specheads.decoding.stopping.fitting import Fitting
 from specheads.pair import Pair
 
 MAX_TOKENS = 20

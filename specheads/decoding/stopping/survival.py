@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.arguments import check_finite, check_positive, check_probability
-from specheads.decoding.stopping.fitting import Fitting, StepCosts, cost_ratio
+from specheads.decoding.step_costs import StepCosts
+from specheads.decoding.stopping.fitting import Fitting, cost_ratio
 from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule, constants, filled
 from specheads.errors import UserError, is_count
 from specheads.features import ROUND_INPUTS

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from specheads.decoding.baseline import Baseline
 from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.records import DecodeStats, Round
+from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping import FixedLength
 from specheads.evaluation.probe.prediction import Overheads
-from specheads.evaluation.probe.step_times import StepTimes
 from specheads.pair import Pair
 from specheads.sampling import Warp
 
@@ -34,7 +34,7 @@ def live_check(
     pair: Pair,
     prompts: Sequence[Sequence[int]],
     warp: Warp,
-    times: StepTimes,
+    costs: StepCosts,
     length: int,
     max_new_tokens: int,
     engine: str = "auto",
@@ -55,13 +55,11 @@ def live_check(
         for place, out in enumerate(outs):
             stats[place].append(out.stats)
             rounds[place].extend(out.rounds)
-    verify = times.verify_seconds()
-    more = [
-        each.seconds - each.num_draft_calls * times.draft - verify[min(each.num_drafted, len(verify) - 1)] for each in rounds[1]
-    ]
+    draft, verify = costs.draft_seconds, costs.verification
+    more = [each.seconds - each.num_draft_calls * draft - verify[min(each.num_drafted, len(verify) - 1)] for each in rounds[1]]
     overheads = Overheads(
         round_seconds=max(0.0, statistics.median(more)),
-        alone_seconds=max(0.0, statistics.median(each.seconds for each in rounds[0]) - times.target),
+        alone_seconds=max(0.0, statistics.median(each.seconds for each in rounds[0]) - costs.target_seconds),
     )
     speed_alone, speed = (DecodeStats.total(each).tokens_per_second for each in stats)
     return LiveCheck(len(prompts), length, speed_alone, speed, overheads)

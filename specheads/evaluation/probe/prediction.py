@@ -1,19 +1,18 @@
 """What each way to decode would be worth, from recorded prompts and measured steps; every choice is made on other prompts."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from specheads.decoding.step_times import StepTimes
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, Logistic
 from specheads.evaluation.candidate import CEILING, FIXED, ORACLE, Candidate, RuleChoice
 from specheads.evaluation.candidates import candidates
 from specheads.evaluation.intervals import Groups, Interval, interval, resample_counts
 from specheads.evaluation.probe.agreement import Agreement, better_draft, block_counts, fixed_counts
-from specheads.evaluation.probe.step_times import StepTimes
 from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.tuning import Tuning
-from specheads.replay.cost import Costs
 from specheads.replay.recording import Recording
 from specheads.replay.replay import Counts, oracle, replay
 
@@ -103,11 +102,9 @@ class Prediction:
     """The counts of every option on all prompts, each half at what the other half chose."""
 
     def __init__(self, halves: Sequence[Half], times: StepTimes, greedy: bool, overheads: Overheads) -> None:
-        verification = times.verify_seconds()
-        last = (verification[-1] - verification[-2]) if len(verification) > 1 else 0.0
-        self.costs = Costs(times.draft, times.target, max(0.0, last), overheads.round_seconds, verification)
+        self.costs = replace(times.costs, round_seconds=overheads.round_seconds)
         self.halves, self.times, self.greedy = halves, times, greedy
-        self.table, self.alone = CostTable({HERE: self.costs}), times.target + overheads.alone_seconds
+        self.table, self.alone = CostTable({HERE: self.costs}), self.costs.target_seconds + overheads.alone_seconds
         groups: Groups = [group for half in halves for group in half.groups]
         self.resamples = resample_counts(groups)
 
@@ -150,7 +147,7 @@ class Prediction:
 
     def _more(self, family: str) -> float:
         """Return the seconds that a family of rules adds to a draft step."""
-        return self.times.logistic if family == LOGISTIC else 0.0
+        return self.times.rules[LOGISTIC].step_seconds if family == LOGISTIC else 0.0
 
     def _best(self, half: Half) -> dict[str, Candidate]:
         """Return the fastest candidate of each family on one half, to which open parameters are fitted."""
@@ -169,7 +166,10 @@ class Prediction:
         # A head's rule drafts about as much per emitted token as the ceiling's.
         drafted = sum(each.drafted.sum() for each in of_ceiling) / sum(each.tokens.sum() for each in of_ceiling)
         options = []
-        for width, seconds in self.times.heads.items():
+        for name, rule in self.times.rules.items():
+            if name == LOGISTIC:
+                continue
+            seconds = rule.step_seconds
             least, typical, most = (
                 self._slowed(fixed + share * (ceiling - fixed), seconds * drafted) for share in HEAD_SHARES[self.greedy]
             )
@@ -177,7 +177,7 @@ class Prediction:
                 Interval(float(each[1][0]), interval(each[0]).low, interval(each[2]).high)
                 for each in ((least, typical, most), (least / fixed, typical / fixed, most / fixed))
             )
-            options.append(Option(f"{HEAD}{width}", speedup, gain, width=width))
+            options.append(Option(name, speedup, gain, width=int(name.removeprefix(HEAD))))
         return options
 
     def _slowed(self, speed: np.ndarray, seconds: float) -> np.ndarray:

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from specheads.decoding.stopping import MAX_TOKENS
+from specheads.decoding.decoder import SpeculativeDecoder
+from specheads.decoding.step_times import LONGEST, TARGET, StepTimes, step_times
+from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold, Logistic, StoppingRule
 from specheads.errors import UserError
 from specheads.evaluation.doubts import LARGEST_SPREAD
 from specheads.evaluation.intervals import Interval, halves, interval, resample_counts
@@ -17,12 +19,13 @@ from specheads.evaluation.machine import versions
 from specheads.evaluation.probe.agreement import agreement, survival
 from specheads.evaluation.probe.answer import Answer, CommandLine, answer_of
 from specheads.evaluation.probe.live_check import LiveCheck, live_check
-from specheads.evaluation.probe.prediction import Half, Option, best_length, fixed_of, predict
+from specheads.evaluation.probe.prediction import HEAD, LOGISTIC, Half, Option, best_length, fixed_of, predict
 from specheads.evaluation.probe.served_times import parameter_ratio, served_times
 from specheads.evaluation.probe.settings import Probe
-from specheads.evaluation.probe.step_times import StepTimes, step_times
 from specheads.evaluation.prompt_data import PromptData
 from specheads.evaluation.recordings import Recorder
+from specheads.heads.config import HeadConfig
+from specheads.heads.head import AcceptanceHead
 from specheads.integrations.served_target import ServedModel
 from specheads.pair import Pair
 from specheads.prompts.encoding import EncodedPrompt, encode_prompts
@@ -56,7 +59,7 @@ class Probed:
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, as in probe.json."""
         live = None if self.live is None else {**asdict(self.live), "speedup": self.live.speedup}
-        return {**asdict(self), "ratio": self.times.ratio, "live": live}
+        return {**asdict(self), "ratio": self.times.costs.ratio, "live": live}
 
 
 def probe(
@@ -113,15 +116,16 @@ def _measured(
     if isinstance(lm, ServedModel):
         ratio = settings.remote_ratio or parameter_ratio(pair)
         logger.info("probe: timing steps of the target on the server at %s", lm.server.url)
-        times = served_times(lm, ratio, widths[:1], positions, settings.repeats)
+        times = served_times(lm, ratio, (LOGISTIC, f"{HEAD}{widths[0]}"), positions, settings.repeats)
         left_out = np.concatenate([each for half in recorded for each in half.agreed.left_out])
         return times, None, not_known(settings, ratio, float(left_out.mean()))
     logger.info("probe: timing draft steps, verifications and heads of width %s", ", ".join(map(str, widths)))
-    times = step_times(pair, settings.warp, widths, positions, settings.repeats, settings.engine)
+    decoder = SpeculativeDecoder(pair, stopping=FixedLength(LONGEST), warp=settings.warp, engine=settings.engine)
+    times = step_times(decoder, _timed_rules(pair, widths), positions, settings.repeats)
     length = best_length(recorded, times, settings.warp.greedy)
     ids = [ids for _, ids in prompts[: settings.num_live_prompts]]
     logger.info("probe: decoding %d prompts as a check", len(ids))
-    live = live_check(pair, ids, settings.warp, times, length, settings.max_new_tokens, settings.engine, settings.seed)
+    live = live_check(pair, ids, settings.warp, times.costs, length, settings.max_new_tokens, settings.engine, settings.seed)
     return times, live, []
 
 
@@ -140,9 +144,10 @@ def not_known(settings: Probe, ratio: float, left_out: float) -> list[str]:
 def doubts_of(times: StepTimes, live: LiveCheck | None, options: Sequence[Option]) -> list[str]:
     """Return the reasons why times, and the predictions from them, are not to be trusted; none if they are."""
     doubts = []
-    if times.spread > LARGEST_SPREAD:
+    spread = times.costs.spread[TARGET]
+    if spread > LARGEST_SPREAD:
         doubts.append(
-            f"The machine was busy: a step of the target took {times.spread:.2f} times its median on average, normally at most "
+            f"The machine was busy: a step of the target took {spread:.2f} times its median on average, normally at most "
             f"{LARGEST_SPREAD}; {REMEDY}."
         )
     predicted = fixed_of(options).speedup.value
@@ -156,6 +161,16 @@ def doubts_of(times: StepTimes, live: LiveCheck | None, options: Sequence[Option
 
 def _mean_unknown(recorded: Sequence[Half]) -> float:
     return float(np.concatenate([each for half in recorded for each in half.agreed.unknown]).mean())
+
+
+def _timed_rules(pair: Pair, widths: Sequence[int]) -> dict[str, StoppingRule]:
+    """Return by name a logistic of the draft's confidence, and heads of random weights of some widths."""
+    rules: dict[str, StoppingRule] = {LOGISTIC: Logistic({"logit_max_prob": 1.0, "bias": 0.0}, 1.0, max_tokens=LONGEST)}
+    for width in widths:
+        config = HeadConfig(pair.draft_lm.hidden_size, width=width, vocab_size=pair.vocab_size)
+        head = AcceptanceHead(config).to(pair.draft_lm.device).requires_grad_(False).eval()
+        rules[f"{HEAD}{width}"] = HeadThreshold(head, 1.0, max_tokens=LONGEST)
+    return rules
 
 
 def _widths(hidden_size: int) -> tuple[int, ...]:

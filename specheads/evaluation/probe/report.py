@@ -3,8 +3,9 @@
 from rich.console import Console
 from rich.table import Table
 
+from specheads.decoding.step_times import VERIFIED
 from specheads.evaluation.number_text import percent, percent_limits, times, times_limits
-from specheads.evaluation.probe.prediction import BETTER, MORE_OVERLAP, Option
+from specheads.evaluation.probe.prediction import BETTER, HEAD, MORE_OVERLAP, Option
 from specheads.evaluation.probe.probe import Probed
 
 MICRO = 1e6
@@ -30,9 +31,10 @@ def print_probe(probed: Probed, console: Console | None = None) -> None:
 
 def measured(probed: Probed) -> list[tuple[str, str]]:
     """Return what was measured, as names with texts."""
-    seconds, live = probed.times, probed.live
-    verified = ", ".join(f"{count} {taken / seconds.target:.2f}x" for count, taken in sorted(seconds.verification.items()))
-    heads = ", ".join(f"{width} wide {more / seconds.draft:+.0%}" for width, more in sorted(seconds.heads.items()))
+    costs, live = probed.times.costs, probed.live
+    verified = ", ".join(f"{count} {costs.verification[count] / costs.target_seconds:.2f}x" for count in VERIFIED)
+    widths = sorted(option.width for option in probed.options if option.width is not None)
+    heads = ", ".join(f"{width} wide {probed.times.share(f'{HEAD}{width}'):+.0%}" for width in widths)
     survived = " ".join(f"{share:.0%}" for share in probed.survival)
     checked: list[tuple[str, str]] = []
     if live is not None:
@@ -48,7 +50,7 @@ def measured(probed: Probed) -> list[tuple[str, str]]:
         (f"at least 1 to {len(probed.survival)} tokens accepted", survived),
         (
             "a step of the target",
-            f"{seconds.target * MICRO:,.0f} us, {seconds.ratio:.1f} draft steps of {seconds.draft * MICRO:,.0f} us",
+            f"{costs.target_seconds * MICRO:,.0f} us, {costs.ratio:.1f} draft steps of {costs.draft_seconds * MICRO:,.0f} us",
         ),
         ("verifying drafted tokens, over such a step", verified),
         ("what a head adds to a draft step", heads),

@@ -6,10 +6,11 @@ The server runs no draft, so draft steps and the rules are not measured: a draft
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from specheads.evaluation.probe.step_times import VERIFIED, StepTimes
+from specheads.decoding.step_costs import RuleCosts
+from specheads.decoding.step_times import TARGET, VERIFIED, StepTimes, step_costs
 from specheads.integrations.served_target import ServedModel
 from specheads.pair import Pair
 
@@ -23,12 +24,12 @@ def parameter_ratio(pair: Pair) -> float:
     return target / draft
 
 
-def served_times(lm: ServedModel, ratio: float, widths: Sequence[int], context: int, repeats: int) -> StepTimes:
+def served_times(lm: ServedModel, ratio: float, rules: Iterable[str], context: int, repeats: int) -> StepTimes:
     """Return the times of steps of a server's target.
 
     Args:
-        ratio: draft steps that a step of the target takes; heads and the logistic count as free.
-        widths: of the heads.
+        ratio: draft steps that a step of the target takes.
+        rules: names of rules, which count as free.
         context: tokens of the texts that requests continue.
         repeats: times that each request is timed.
     """
@@ -53,11 +54,6 @@ def served_times(lm: ServedModel, ratio: float, widths: Sequence[int], context: 
             taken[name].append(ways[name]())
     median = {name: statistics.median(each) for name, each in taken.items()}
     target = (median["long"] - median["first"]) / MADE
-    return StepTimes(
-        target=target,
-        draft=target / ratio,
-        verification={count: target + max(0.0, median[count] - median["first"]) for count in VERIFIED},
-        heads=dict.fromkeys(widths, 0.0),
-        logistic=0.0,
-        spread=statistics.mean(taken["long"]) / median["long"],
-    )
+    verification = {0: target} | {count: target + max(0.0, median[count] - median["first"]) for count in VERIFIED}
+    costs = step_costs(target / ratio, verification, {TARGET: statistics.mean(taken["long"]) / median["long"]})
+    return StepTimes(costs, dict.fromkeys(rules, RuleCosts()))

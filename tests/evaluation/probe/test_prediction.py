@@ -5,6 +5,8 @@ import pytest
 import torch
 from random_recording import random_recording
 
+from specheads.decoding.step_costs import RuleCosts
+from specheads.decoding.step_times import LONGEST, TARGET, StepTimes, step_costs
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.probe.agreement import Agreement, fixed_counts
 from specheads.evaluation.probe.answer import answer_of
@@ -22,12 +24,11 @@ from specheads.evaluation.probe.prediction import (
     best_length,
     predict,
 )
-from specheads.evaluation.probe.step_times import LONGEST, StepTimes
 from specheads.replay.recording import GROUND_TRUTH
 
-TIMES = StepTimes(
-    target=1.0, draft=0.1, verification={2: 1.0, 4: 1.0, 8: 1.0, LONGEST: 1.0}, heads={8: 0.0, 64: 0.05}, logistic=0.0
-)
+QUIET = {TARGET: 1.0}
+RULES = {LOGISTIC: RuleCosts(), f"{HEAD}8": RuleCosts(), f"{HEAD}64": RuleCosts(0.05)}
+TIMES = StepTimes(step_costs(0.1, dict.fromkeys((0, 2, 4, 8, LONGEST), 1.0), QUIET), RULES)
 
 
 def half(seed, acceptance=0.7):
@@ -100,8 +101,9 @@ def test_overheads_of_rounds_slow_down_drafts_and_those_of_tokens_the_target_alo
 
 
 def test_verification_is_linear_between_what_was_timed():
-    times = StepTimes(1.0, 0.1, {2: 1.2, 4: 1.3, 8: 1.7, LONGEST: 2.5}, {}, 0.0)
-    assert times.verify_seconds()[:6] == pytest.approx((1.0, 1.1, 1.2, 1.25, 1.3, 1.4)) and len(times.verify_seconds()) == 17
+    costs = step_costs(0.1, {0: 1.0, 2: 1.2, 4: 1.3, 8: 1.7, LONGEST: 2.5}, QUIET)
+    assert costs.verification[:6] == pytest.approx((1.0, 1.1, 1.2, 1.25, 1.3, 1.4)) and len(costs.verification) == 17
+    assert costs.verified_seconds == pytest.approx(0.1) and costs.ratio == pytest.approx(10)
 
 
 def known(**speeds):
@@ -114,6 +116,7 @@ def known(**speeds):
             Interval(value, value - 0.05, value + 0.05),
             Interval(value / fixed, value / fixed - 0.01, value / fixed + 0.01),
             "fixed K=3",
+            width=20 if name == "head" else None,
         )
         for name, value in speeds.items()
     ]

@@ -1,0 +1,166 @@
+"""The measurer of step costs: a decoder's own steps, timed by themselves, in turn and many times over.
+
+Steps are compiled or captured as in decoding. They take turns in random order, and draft steps run several in a row after a step
+of the target, as in a round, so that weights come from where a decoder's do. A few decoded rounds cannot tell what a head adds
+to a draft step, because their seconds vary by more than that.
+"""
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from specheads.decoding.baseline import Baseline
+from specheads.decoding.decoder import SpeculativeDecoder
+from specheads.decoding.drafting.autoregressive import ChainState
+from specheads.decoding.engine import Engine, compile_ahead
+from specheads.decoding.step_costs import RuleCosts, StepCosts
+from specheads.decoding.stopping import FixedLength, StoppingRule
+
+IN_A_ROW = 4  # draft steps after each step of the target
+LONGEST = 16  # drafted tokens of the longest verification
+VERIFIED = (2, 4, 8, LONGEST)  # drafted tokens of the verifications that are timed
+PLAIN, TARGET = "draft", "target"  # names of steps: a draft step with a rule that only counts, and a step of the target alone
+
+Step = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """The costs of steps, by medians, and what rules add to a draft step, by their name."""
+
+    costs: StepCosts
+    rules: Mapping[str, RuleCosts] = field(default_factory=dict)
+
+    def share(self, rule: str) -> float:
+        """Return what a rule adds to a draft step, as a share of the step."""
+        return self.rules[rule].step_seconds / self.costs.draft_seconds
+
+
+def step_costs(draft: float, verification: Mapping[int, float], spread: Mapping[str, float]) -> StepCosts:
+    """Return costs from the seconds of a draft step and of verifications, by drafted tokens from 0; linear between those."""
+    sizes, seconds = zip(*sorted(verification.items()), strict=True)
+    filled = [_between(size, sizes, seconds) for size in range(sizes[-1] + 1)]
+    more = max(0.0, filled[-1] - filled[-2]) if len(filled) > 1 else 0.0
+    return StepCosts(draft, filled[0], more, verification=tuple(filled), spread=spread)
+
+
+def _between(size: int, sizes: Sequence[int], seconds: Sequence[float]) -> float:
+    after = next(place for place, known in enumerate(sizes) if known >= size)
+    if sizes[after] == size:
+        return seconds[after]
+    part = (size - sizes[after - 1]) / (sizes[after] - sizes[after - 1])
+    return seconds[after - 1] + part * (seconds[after] - seconds[after - 1])
+
+
+@torch.no_grad()
+def step_times(
+    decoder: SpeculativeDecoder,
+    rules: Mapping[str, StoppingRule],
+    context: int = 256,
+    repeats: int = 40,
+    verified: Sequence[int] = VERIFIED,
+) -> StepTimes:
+    """Return the times of a decoder's steps, and what rules would add to its draft steps.
+
+    Args:
+        decoder: of chains; its own stopping rule is not timed.
+        rules: by name, those whose steps are timed next to those of a rule that only counts.
+        context: positions in memory.
+        repeats: times that each step is timed.
+        verified: numbers of drafted tokens whose verification is timed.
+    """
+    decoders = {name: decoder.with_stopping(rule) for name, rule in {PLAIN: FixedLength(LONGEST), **rules}.items()}
+    alone = Baseline(decoder.pair, decoder.warp, decoder.target_engine)
+    makers = [*(each.prepare for each in decoders.values()), alone.prepare]
+    compile_ahead(makers)
+    for prepare in makers:
+        prepare()
+    first = _target_step(alone, context)
+    drafts = {name: _draft_step(each, context) for name, each in decoders.items()}
+    others = {TARGET: first} | {f"{count} verified": _verification(decoders[PLAIN], count, context) for count in verified}
+    taken = _timed(first, drafts, others, repeats, decoder.pair.target_lm.device)
+    seconds = {name: statistics.median(each) for name, each in taken.items()}
+    verification = {0: seconds[TARGET]} | {count: seconds[f"{count} verified"] for count in verified}
+    spread = {name: statistics.mean(taken[name]) / seconds[name] for name in (PLAIN, *others)}
+    added = {name: RuleCosts(max(0.0, seconds[name] - seconds[PLAIN])) for name in rules}
+    return StepTimes(step_costs(seconds[PLAIN], verification, spread), added)
+
+
+def _timed(
+    first: Step, drafts: Mapping[str, Step], others: Mapping[str, Step], repeats: int, device: torch.device
+) -> dict[str, list[float]]:
+    """Return the seconds of steps: `drafts` run several in a row, `others` once, each after the step `first`."""
+    steps = {**drafts, **others}
+    taken = {name: list[float]() for name in steps}
+    order = random.Random(0)
+    for _ in range(repeats):
+        for name in order.sample(list(taken), len(taken)):
+            step, count = steps[name], IN_A_ROW if name in drafts else 1
+            first()
+            start = _now(device)
+            for _ in range(count):
+                step()
+            taken[name].append((_now(device) - start) / count)
+    return taken
+
+
+def _now(device: torch.device) -> float:
+    """Return the time once the device has finished its queue."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _place(engine: Engine, length: int) -> None:
+    """Pretend that `length` positions are in memory."""
+    memory: Any = engine
+    for layer in memory._layers:
+        layer.length = length
+
+
+def _target_step(alone: Baseline, context: int) -> Step:
+    """Return a step of the target alone."""
+    device = alone.engine.lm.device
+    token, uniform = torch.zeros(1, 1, dtype=torch.long, device=device), torch.zeros(1, dtype=torch.float64, device=device)
+
+    def step() -> None:
+        _place(alone.engine, context)
+        alone._compiled_step(token, uniform)
+
+    return step
+
+
+def _draft_step(decoder: SpeculativeDecoder, context: int) -> Step:
+    """Return a draft step; the host waits for its flag, as in decoding."""
+    drafter: Any = decoder._drafter
+    memory, device = decoder._memory, decoder.draft_engine.lm.device
+    assert memory is not None
+    token, uniform = torch.zeros(1, 1, dtype=torch.long, device=device), torch.zeros(1, dtype=torch.float64, device=device)
+    ends, stopped = (torch.zeros(size, dtype=torch.bool, device=device) for size in (decoder.pair.vocab_size, 1))
+    state = ChainState(stopped, decoder.stopping.start_prompt(1, device))
+
+    def step() -> None:
+        _place(decoder.draft_engine, context)
+        drafter._step(token, memory.indices[0], uniform, ends, state).stopped.item()
+
+    return step
+
+
+def _verification(decoder: SpeculativeDecoder, num_drafted: int, context: int) -> Step:
+    """Return the verification of some drafted tokens."""
+    verifier: Any = decoder._verifier
+    uniforms = torch.zeros(2, dtype=torch.float64, device=decoder.target_engine.lm.device)
+    verifier._memory.probs.fill_(1 / decoder.pair.vocab_size)
+    inputs = (uniforms, verifier._lengths.tensor, verifier.start_prompt())
+    tokens = verifier._memory.start(decoder.target_engine.padded(num_drafted + 1))
+
+    def step() -> None:
+        _place(decoder.target_engine, context)
+        verifier._compiled_step(tokens, *inputs)
+
+    return step

@@ -1,0 +1,49 @@
+"""Steps by themselves: what is timed is what decoding runs, and what a rule adds is its own share."""
+
+import pytest
+
+from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp
+from specheads.decoding import step_times as module
+from specheads.decoding.step_times import PLAIN, TARGET, step_costs, step_times
+from specheads.decoding.stopping import HeadThreshold
+
+
+def test_every_step_has_its_seconds_and_their_spread(nano):
+    config = HeadConfig(nano.draft_lm.hidden_size, width=8, vocab_size=nano.vocab_size)
+    head = AcceptanceHead(config).eval().requires_grad_(False)
+    decoder = SpeculativeDecoder(nano, warp=Warp(0.0), engine="eager")
+    times = step_times(decoder, {"head": HeadThreshold(head, 1.0)}, context=32, repeats=3, verified=(2, 4))
+    costs = times.costs
+    assert costs.draft_seconds > 0 and costs.target_seconds > 0 and len(costs.verification) == 5
+    assert set(costs.spread) == {PLAIN, TARGET, "2 verified", "4 verified"}
+    assert times.share("head") == times.rules["head"].step_seconds / costs.draft_seconds >= 0
+    assert (
+        decoder.generate([1, 2, 3], 8).tokens.tolist()
+        == SpeculativeDecoder(nano, warp=Warp(0.0), engine="eager").generate([1, 2, 3], 8).tokens.tolist()
+    )
+
+
+def test_a_head_adds_the_median_of_its_steps_over_those_without_one(monkeypatch):
+    """One slow step in five, as on a busy machine, does not count."""
+    now = iter(range(10**6))
+    clock = [0.0]
+    seconds = {"plain": 0.001, "head": 0.00117}
+    monkeypatch.setattr(module, "_now", lambda device: clock[0])
+
+    def step(name):
+        def run():
+            clock[0] += seconds[name] * (9 if next(now) % 5 == 0 else 1)
+
+        return run
+
+    drafts = {name: step(name) for name in seconds}
+    monkeypatch.setattr(module, "IN_A_ROW", 1)
+    taken = module._timed(lambda: None, drafts, {}, 101, None)
+    median = {name: sorted(each)[50] for name, each in taken.items()}
+    assert median["head"] / median["plain"] - 1 == pytest.approx(0.17)
+
+
+def test_verifications_between_those_timed_are_on_a_line():
+    costs = step_costs(0.1, {0: 1.0, 2: 1.2, 4: 1.3, 8: 1.7}, {})
+    assert costs.verification == pytest.approx((1.0, 1.1, 1.2, 1.25, 1.3, 1.4, 1.5, 1.6, 1.7))
+    assert costs.verify_seconds(10) == pytest.approx(1.9)
