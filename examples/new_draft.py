@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import specheads
-from specheads.decoding.drafting.lookup import LookupDrafter
+from specheads import papers
+from specheads.papers.lookup import LookupDrafter
 
 
-class KnownText(specheads.drafting.Lookup):
+class KnownText(papers.Lookup):
     """Drafts from the text of a file, or from the response so far, whichever has the longer match."""
 
     def __init__(self, file: str, max_ngram: int = 3) -> None:
@@ -46,7 +47,7 @@ if __name__ == "__main__":
         specheads.load_pair("mini"),
         drafting=KnownText(__file__),
         stopping=specheads.stopping.FixedLength(8),
-        verification=specheads.verification.TreeMatch(),
+        verification=papers.TreeMatch(),
         warp=specheads.Warp(temperature=0),
         engine="eager",
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -115,6 +115,15 @@ class LanguageModel:
                 f"(largest difference {(logits - expected).abs().max():.3g}); use a model of a supported family (Llama, Qwen2, "
                 "Qwen3, Gemma 2, OPT, BLOOM, GPT-NeoX)."
             )
+
+
+def place_of_layers(model: PreTrainedModel) -> str:
+    """Return the name of the module list that holds a model's layers; raises UserError if there is none."""
+    count = model.config.get_text_config().num_hidden_layers
+    for name, part in model.named_modules():
+        if isinstance(part, nn.ModuleList) and len(part) == count:
+            return name
+    raise UserError(f"the layers of {type(model).__name__} are not found.")
 
 
 def draft_temperature(draft: PreTrainedModel) -> float:

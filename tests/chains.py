@@ -9,7 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from specheads.decoding.verification import Block, ChainVerification, Levels, NestedDistribution
+from specheads.decoding.verification import Block, ChainVerification
+from specheads.papers.block.greedy_block import Levels, NestedDistribution
 
 
 class Model:

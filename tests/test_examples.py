@@ -17,7 +17,7 @@ from warm_processes import Server
 from examples.new_draft import KnownText
 from examples.new_stopping_rule import UnsureTokens
 from examples.speculative_decoding import speculative_decode
-from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, generate_baseline, stopping, verification
+from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, generate_baseline, papers, stopping
 from specheads.commands.verbs import CONFIGURED, TOOLS
 from specheads.heads.checkpoint import save_head
 
@@ -127,7 +127,7 @@ def test_known_text_is_drafted(nano, tmp_path):
     text = "def mean(values):\n    return sum(values) / len(values)\n"
     (tmp_path / "text.py").write_text(text)
     decoder = SpeculativeDecoder(
-        nano, KnownText(str(tmp_path / "text.py")), stopping.FixedLength(8), verification.TreeMatch(), Warp(0), "eager"
+        nano, KnownText(str(tmp_path / "text.py")), stopping.FixedLength(8), papers.TreeMatch(), Warp(0), "eager"
     )
     ids = nano.encode_instruction("def mean(values):\n")
     out = decoder.generate(ids, 24)

@@ -248,7 +248,6 @@ MISTAKES = {
     ),
     "logger that is not installed": (["train.py", "logger=tensorboard"], "needs its package: pip install tensorboard"),
     "no branches at once": (["evaluate.py", "record.batch_size=0"], "record.batch_size=0 must be a positive integer"),
-    "unknown baseline": (["evaluate.py", "baseline=beams"], "baseline=beams must be one of 'target' or 'mjgd'"),
     "unknown input": (["train.py", "head.inputs=[colour]"], "colour"),
     "negative depth": (["train.py", "head.depth=-1"], "head.depth=-1"),
     "width of nothing": (["train.py", "head.width=0"], "head.width=0"),

@@ -4,8 +4,8 @@ import itertools
 
 import torch
 
-from specheads.decoding.drafting.tree_growth import Nodes
-from specheads.decoding.verification import TreeBlock
+from specheads.papers.trees.distribution import TreeBlock
+from specheads.papers.trees.growth import Nodes
 
 
 def distributions_after(model, nodes):

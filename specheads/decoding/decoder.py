@@ -23,11 +23,11 @@ from specheads.decoding.expectation import expected_of
 from specheads.decoding.host_numbers import HostNumbers
 from specheads.decoding.pairing import check_pairing, default_verification
 from specheads.decoding.recommendation import recommended_rules
-from specheads.decoding.records import CHAINS, Draft, DraftKind, DraftTree, Generation, Round
+from specheads.decoding.records import CHAIN, Draft, DraftTree, Generation, Round
 from specheads.decoding.session import Prompt, Session, checked_window, end_flags, start_session
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, StoppingRule
-from specheads.decoding.verification import TreeVerification, VerificationRule
-from specheads.decoding.verifier import ChainVerifier, Outcome, TreeVerifier, Verifier
+from specheads.decoding.verification import Verification, VerificationRule
+from specheads.decoding.verifier import ChainVerifier, Outcome, Verifier
 from specheads.errors import UserError
 from specheads.heads.head import AcceptanceHead
 from specheads.pair import Pair
@@ -41,8 +41,8 @@ class SpeculativeDecoder:
         pair: draft and target.
         drafting: how tokens are proposed; default a chain.
         stopping: when a draft is long enough; default the verification rule's stopping rule, or five tokens.
-        verification: how much of a draft is accepted; default token verification for chains, joint (lossy) for beams, and a
-            lossless rule for trees.
+        verification: how much of a draft is accepted; default token verification for chains, and for others
+            what the drafting method names.
         warp: temperature, top-k, top-p of both models.
         engine: `auto`, `eager`, `compiled` or `cuda_graph`.
         window: positions of KV memory, for prompt and response together; default those that both models reach, at most
@@ -54,7 +54,7 @@ class SpeculativeDecoder:
         pair: Pair,
         drafting: Drafting | None = None,
         stopping: StoppingRule | None = None,
-        verification: VerificationRule | TreeVerification | None = None,
+        verification: Verification | None = None,
         warp: Warp | None = None,
         engine: str = "auto",
         window: int | None = None,
@@ -68,7 +68,7 @@ class SpeculativeDecoder:
         window = checked_window(pair, window)
         self._longest = max(self.stopping.max_tokens, MAX_TOKENS)
         # A chain ends within the window; a tree may have more nodes than positions are left in it.
-        spare_capacity = 0 if self.drafting.kind in CHAINS else self.drafting.most_verified(self._longest)
+        spare_capacity = 0 if self.drafting.single_candidate else self.drafting.most_verified(self._longest)
         self.draft_engine = self.target_engine = make_engine(engine, pair.target_lm, window, spare_capacity)
         if self.drafting.reads_draft:
             self.draft_engine = make_engine(engine, pair.draft_lm, window, self.drafting.most_read(self._longest))
@@ -96,7 +96,7 @@ class SpeculativeDecoder:
         other.stopping, other.verification, other.startup_seconds = stopping, verification or self.verification, 0.0
         check_pairing(self.drafting, other.verification)
         drafting, longest = self.drafting, max(stopping.max_tokens, self._longest)
-        if drafting.kind is not DraftKind.CHAIN and any(
+        if drafting.kind != CHAIN and any(
             nodes(longest) > nodes(self._longest) for nodes in (drafting.most_read, drafting.most_verified)
         ):
             raise UserError(
@@ -117,12 +117,12 @@ class SpeculativeDecoder:
             self._memory = DraftMemory(most, draft.vocab_size, draft.probs_dtype, device)
         self._drafter = self.drafting.drafter(self.draft_engine, self.warp, self.stopping, self._memory)
         self._verifier: Verifier
-        if isinstance(self.verification, TreeVerification):
-            sizes = self.drafting.most_verified(most_tokens), most_tokens
-            self._verifier = TreeVerifier(self.target_engine, self.warp, self.verification, *sizes)
-        else:
+        sizes = self.drafting.most_verified(most_tokens), most_tokens
+        if isinstance(self.verification, VerificationRule):
             self._verifier = ChainVerifier(self.target_engine, self.warp, self.verification, self._memory, most_tokens)
-        self._reads_planned = isinstance(self.verification, VerificationRule) and self.verification.reads_planned
+        else:
+            self._verifier = self.verification.verifier(self.target_engine, self.warp, *sizes)
+        self._reads_planned = self.verification.reads_planned
         self._counts = HostNumbers((2,), device)
         self._num_drafted, self._num_accepted = self._counts.tensor.split(1)
         self._batch_key: Any = None  # what the batch was made for: rows, and a policy's longest draft
@@ -276,7 +276,7 @@ class SpeculativeDecoder:
             times = session.clock.read(start, drafted, verified, session.clock.mark())
             if session.finish_reason is not None:
                 session.num_expected = expected_of(self.stopping, self.verification, state)
-            yield _round(draft, outcome, emitted, times, is_chain=self.drafting.kind in CHAINS)
+            yield _round(draft, outcome, emitted, times, is_chain=self.drafting.single_candidate)
 
     def _planned(self, state: Any, limit: int) -> int:
         """Return how many tokens the stopping rule will draft whatever they are; 0 if that depends on them."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specheads.decoding.stopping import StoppingRule
-from specheads.decoding.verification import TokenVerification, TreeVerification, VerificationRule
+from specheads.decoding.verification import TokenVerification, Verification
 
 LARGEST_DRIFT = 0.1  # between accepted tokens and those that a rule expected, beyond which it is worth fitting again
 REMEDY = "specheads evaluate head=<folder> calibrate=true, with the same model, data and warp, fits it to such prompts"
@@ -32,9 +32,7 @@ class Drift:
         return f"{text}: its predictions do not hold on these prompts; {REMEDY}", True
 
 
-def expected_of(
-    stopping: StoppingRule, verification: VerificationRule | TreeVerification, state: Any, row: int = 0
-) -> float | None:
+def expected_of(stopping: StoppingRule, verification: Verification, state: Any, row: int = 0) -> float | None:
     """Return the number for a row of the rule's state, over a prompt; None where the rule expects none.
 
     It is None under other rules than token verification, too, whose acceptance predictions do not speak of.

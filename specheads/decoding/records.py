@@ -5,24 +5,12 @@ Shapes: B rows, N nodes of a draft, K tokens of a chain, V vocabulary.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-
-class DraftKind(StrEnum):
-    """How drafted tokens were chosen, which decides what may verify them."""
-
-    CHAIN = "a sampled chain"
-    IID = "a tree of i.i.d. samples"
-    DISTINCT = "a tree of samples without replacement"
-    CHOSEN = "a tree of chosen tokens"
-    BEAM = "the best beam"
-
-
-CHAINS = {DraftKind.CHAIN, DraftKind.BEAM}  # drafts of a single candidate
+CHAIN = "a sampled chain"  # how drafted tokens were chosen, which decides what may verify them; other drafts name their own kind
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The target's forward pass over a draft and its verification: in one compiled step for chains, under a tree's mask for trees."""
+"""The target's forward pass over a draft and its verification, in one compiled step."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
@@ -7,13 +7,12 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.drafting.draft_memory import DraftMemory
-from specheads.decoding.drafting.tree_growth import Nodes, TreeReader
 from specheads.decoding.engine import Engine
 from specheads.decoding.host_numbers import HostNumbers
 from specheads.decoding.records import Draft
-from specheads.decoding.verification import TreeBlock, TreeVerification, VerificationRule, VerifyStep
+from specheads.decoding.verification import VerificationRule, VerifyStep
 from specheads.decoding.verification.verify_step import StepResult
-from specheads.sampling import Uniforms, Warp, has_nan
+from specheads.sampling import Uniforms, Warp
 
 
 class Outcome(NamedTuple):
@@ -97,36 +96,3 @@ class ChainVerifier:
             target_nan=result.target_nan,
         )
         return outcome, state
-
-
-class TreeVerifier:
-    """Verifies trees: one forward pass over the last committed token and all nodes, then the rule."""
-
-    def __init__(self, engine: Engine, warp: Warp, rule: TreeVerification, most_nodes: int, deepest: int) -> None:
-        """`most_nodes`, `deepest`: of the largest draft."""
-        self.engine, self.warp, self.rule, self._deepest = engine, warp, rule, deepest
-        self.reader = TreeReader(engine, most_nodes, most_nodes + 1)
-
-    def warm_up(self) -> None:
-        self.reader.warm_up_nodes()
-
-    def start_prompt(self) -> tuple[()]:
-        return ()
-
-    def verify(self, last: int, draft: Draft, planned: int, uniforms: Uniforms, state: Any) -> tuple[Outcome, Any]:
-        nodes = Nodes(draft.tokens.tolist(), draft.parents.tolist(), draft.depth.tolist())
-        logits, hidden = self.reader.read_whole(nodes, last)
-        block = TreeBlock.of(draft, self.warp(logits), self.rule.shared_logits)
-        numbers = uniforms.take(self._deepest + 1)
-        verdict = self.rule.distribution(block).decide(numbers[:-1], numbers[-1:])
-        nans = [has_nan(block.target_probs).any(), torch.zeros_like(verdict.next_token, dtype=torch.bool)[0]]
-        if block.draft_probs is not None:
-            sampled = (block.samples >= 0).any(dim=1)  # other rows are left over from an earlier draft
-            nans[1] = (has_nan(block.draft_probs) & sampled).any()
-        packed = torch.cat([verdict.next_token, torch.stack(nans).long(), verdict.accepted_nodes]).tolist()
-        next_token, target_nan, draft_nan, *path = packed
-        path = [node for node in path if node >= 0]
-        self.reader.keep(path)
-        ended = path[-1] + 1 if path else 0
-        tokens = [nodes.tokens[node] for node in path]
-        return Outcome(path, tokens, next_token, 0, hidden[None], ended, bool(draft_nan), bool(target_nan)), state

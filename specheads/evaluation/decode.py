@@ -165,10 +165,6 @@ def best_of_kinds(choices: Choices) -> list[Candidate]:
 def decode(setup: Setup[Evaluation], settings: Sequence[Setting], name: str = "generations") -> list[Measured]:
     """Decode the reported prompts with every setting, and by the chosen baseline; `name` is that of the journal."""
     evaluation = setup.settings
-    if evaluation.baseline == "mjgd":
-        search = evaluation.block, evaluation.beams
-        title = f"MJGD of {search[0]} tokens, {search[1]} beams, lossy"
-        settings = [*settings, Setting(title, "mjgd", None, None, search=search)]
     prompts = setup.prompts.decoded(evaluation.num_live_prompts).prompts
     return sweep(setup, name, settings, prompts, evaluation.measures_quality)
 

@@ -39,11 +39,7 @@ def tried_on_dev(setup: Setup[Evaluation], outcome: Outcome) -> dict[str, np.nda
         )
         return {}
     lossless = setup.settings.verification.lossless
-    settings = [
-        decoded.setting
-        for decoded in outcome.measured
-        if decoded.setting.search is None and (decoded.setting.rule is None or lossless)
-    ]
+    settings = [decoded.setting for decoded in outcome.measured if decoded.setting.rule is None or lossless]
     resamples = resample_counts(dev.groups)
     tried = sweep(setup, "dev-trial", settings, dev.prompts)
     speeds = {decoded.setting.name: sums(decoded.stats, resamples).tokens_per_second for decoded in tried}

@@ -165,13 +165,6 @@ class Evaluation(ReplaySettings):
         (FIXED, "head_threshold"), "rules that live=all decodes, as do drafts and verification rules that cannot be replayed"
     )
     num_live_prompts: PositiveCount = setting(32, "prompts of the split to decode")
-    baseline: Literal["target", "mjgd"] = setting(
-        "target",
-        "what else is decoded without a draft: target (nothing), or mjgd (the most likely blocks of tokens under the target; "
-        "lossy)",
-    )
-    block: PositiveCount = setting(4, "tokens that mjgd decides together")
-    beams: PositiveCount = setting(8, "beams of mjgd's search")
     compare: tuple[Text, ...] = setting(
         (), "run folders of earlier evaluations, of other drafts for the same target, to compare with this one"
     )
@@ -220,7 +213,7 @@ class Evaluation(ReplaySettings):
         if self.quality != "auto":
             return self.quality
         rules = (self.verification, *self.compare_verification.values())
-        return self.live != "none" and (self.baseline == "mjgd" or not all(rule.lossless for rule in rules))
+        return self.live != "none" and not all(rule.lossless for rule in rules)
 
     @property
     def method(self) -> str:

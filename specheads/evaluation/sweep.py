@@ -8,11 +8,10 @@ from dataclasses import asdict, dataclass, field, replace
 import numpy as np
 
 from specheads.decoding.baseline import Baseline
-from specheads.decoding.block_search import BlockSearch
 from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.drafting import Drafting
 from specheads.decoding.engine import compile_ahead
-from specheads.decoding.records import CHAINS, DecodeStats, Generation, Round
+from specheads.decoding.records import DecodeStats, Generation, Round
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.verification import BlockVerification, VerificationRule
@@ -29,7 +28,7 @@ from specheads.storage.journal import Entry, Journal
 logger = logging.getLogger(__name__)
 
 RoundNumbers = list[float]  # see round_numbers
-Decoder = SpeculativeDecoder | Baseline | BlockSearch
+Decoder = SpeculativeDecoder | Baseline
 OF_VERIFICATION = "of_verification"  # the family of a verification rule's own stopping rule
 
 
@@ -45,7 +44,6 @@ class Setting(RuleFields):
     value: float | None
     rule: StoppingRule | None
     verification: VerificationRule | None = None  # None: that of the sweep
-    search: tuple[int, int] | None = None  # block and beams of MJGD, which has no draft either
 
     @property
     def kind(self) -> str:
@@ -55,7 +53,7 @@ class Setting(RuleFields):
     def is_lossless(self, by_default: bool) -> bool:
         """Whether the output has the target's distribution; `by_default`: whether it has under the sweep's verification rule."""
         if self.rule is None:
-            return self.search is None
+            return True
         return by_default if self.verification is None else self.verification.lossless
 
 
@@ -235,10 +233,10 @@ class Sweep:
     @property
     def has_candidates(self) -> bool:
         """Whether drafts have several candidates."""
-        return self.drafting is not None and self.drafting.kind not in CHAINS
+        return self.drafting is not None and not self.drafting.single_candidate
 
     def _decoders(self, settings: Sequence[Setting], prompts: Sequence[Sequence[int]]) -> list[Decoder]:
-        """Return one decoder per setting; all but searches share memory that is large enough for the longest drafts."""
+        """Return one decoder per setting; all share memory that is large enough for the longest drafts."""
         window = self.window or min(self.pair.window, max(map(len, prompts)) + self.max_new_tokens)
         rules = [setting.rule for setting in settings if setting.rule is not None]
         longest = max(rules, key=lambda rule: rule.max_tokens, default=None)
@@ -246,8 +244,6 @@ class Sweep:
         baseline = Baseline(self.pair, self.warp, shared.target_engine)
 
         def decoder_of(setting: Setting) -> Decoder:
-            if setting.search is not None:
-                return BlockSearch(self.pair, *setting.search, warp=self.warp, engine=self.engine, window=window)
             return baseline if setting.rule is None else shared.with_stopping(setting.rule, setting.verification)
 
         return [decoder_of(setting) for setting in settings]

@@ -6,7 +6,7 @@ import torch
 from fakes import constant_head, describe, tiny_pair
 from statistics_helper import chi_square_p_value
 
-from specheads import SpeculativeDecoder, UserError, Warp, generate_baseline, stopping, verification
+from specheads import SpeculativeDecoder, UserError, Warp, generate_baseline, papers, stopping, verification
 from specheads.heads.batch import HeadBatch, head_features
 from specheads.language_model import set_draft_temperature
 
@@ -261,9 +261,9 @@ def test_sampled_output_follows_the_targets_distribution(rule, warp):
     ("rule", "engine"),
     [
         (verification.BlockVerification(), "cuda_graph"),
-        (verification.GreedyBlockVerification(2), "eager"),
+        (papers.GreedyBlockVerification(2), "eager"),
         pytest.param(verification.BlockVerification(), "eager", marks=pytest.mark.full),
-        pytest.param(verification.GreedyBlockVerification(2), "cuda_graph", marks=pytest.mark.full),
+        pytest.param(papers.GreedyBlockVerification(2), "cuda_graph", marks=pytest.mark.full),
     ],
     ids=lambda value: getattr(value, "label", value),
 )
@@ -280,7 +280,7 @@ def test_blocks_follow_the_targets_distribution(rule, engine):
 
 @pytest.mark.parametrize(
     "rule",
-    [verification.TokenVerification(), verification.BlockVerification(), verification.GreedyBlockVerification(2)],
+    [verification.TokenVerification(), verification.BlockVerification(), papers.GreedyBlockVerification(2)],
     ids=lambda r: r.label,
 )
 def test_a_draft_at_another_temperature_leaves_the_targets_distribution(rule):
@@ -300,9 +300,7 @@ def test_a_draft_at_another_temperature_leaves_the_targets_distribution(rule):
     assert chi_square_p_value(counts, distribution) > 1e-6
 
 
-@pytest.mark.parametrize(
-    "rule", [verification.BlockVerification(), verification.GreedyBlockVerification()], ids=lambda r: r.label
-)
+@pytest.mark.parametrize("rule", [verification.BlockVerification(), papers.GreedyBlockVerification()], ids=lambda r: r.label)
 @pytest.mark.parametrize("stop", RULES[2:5] + RULES[8:], ids=describe)
 def test_greedy_output_is_that_of_the_target_under_every_verification_rule(rule, stop):
     pair = tiny_pair(vocab_size=7, scale=2.0)

@@ -8,7 +8,7 @@ import torch._inductor.config
 from fakes import needs_compiler, tiny_pair
 from families import VOCAB_SIZE, WINDOW, family_pair
 
-from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, generate_baseline, stopping, verification
+from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, generate_baseline, papers, stopping, verification
 from specheads.decoding.drafting import DraftMemory
 from specheads.decoding.drafting.autoregressive import ChainState, ChainStep
 from specheads.decoding.engine import EagerEngine, artefacts, compiled, make_engine
@@ -17,8 +17,8 @@ from specheads.decoding.engine.cuda_graph import GraphEngine
 from specheads.decoding.engine.static import rounded_capacity
 from specheads.errors import UserError
 
-RULES = [verification.TokenVerification(), verification.BlockVerification(), verification.GreedyBlockVerification(2)]
-RULES += [verification.BiasedVerification(), verification.BigLittle(), verification.SyntheticVerification()]
+RULES = [verification.TokenVerification(), verification.BlockVerification(), papers.GreedyBlockVerification(2)]
+RULES += [papers.BiasedVerification(), papers.BigLittle(), verification.SyntheticVerification()]
 
 
 def fail(*args, **kwargs):
@@ -37,7 +37,7 @@ def test_a_seed_gives_the_same_tokens_in_every_engine(warp):
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.label)
 @pytest.mark.parametrize("engine", ["cuda_graph", pytest.param("compiled", marks=needs_compiler)])
 def test_every_verification_rule_decides_the_same_in_every_engine(rule, engine):
-    if engine == "compiled" and not isinstance(rule, verification.GreedyBlockVerification):
+    if engine == "compiled" and not isinstance(rule, papers.GreedyBlockVerification):
         pytest.skip("compiled where there is most to get wrong")
     outputs = []
     for name in ("eager", engine):

@@ -8,7 +8,7 @@ from fakes import FewPrompts
 from jsonschema import Draft202012Validator
 from rich.console import Console
 
-from specheads import AcceptanceHead, HeadConfig, UserError, drafting, verification
+from specheads import AcceptanceHead, HeadConfig, UserError, papers, verification
 from specheads.decoding.batch.load_aware import LoadAware, LoadCosts, SecondsTable
 from specheads.evaluation import batches, report_files
 from specheads.evaluation.console import print_report
@@ -113,7 +113,7 @@ def test_a_report_without_concurrency_has_no_batches(call, measured_rows, tmp_pa
         ({"concurrency": 4}, r"concurrency=4 must be a list"),
         ({"concurrency": ("many",)}, r"concurrency.*many.* must be a positive integer"),
         (
-            {"concurrency": (4,), "drafting": drafting.Tree(2), "verification": verification.TreeMatch()},
+            {"concurrency": (4,), "drafting": papers.Tree(2), "verification": papers.TreeMatch()},
             r"concurrency=\[4\], but tree drafts under .* use drafting=autoregressive and verification=token, or concurrency=",
         ),
         (

@@ -5,7 +5,7 @@ import torch
 from draftings import DRAFTINGS
 from fakes import tiny_pair
 
-from specheads import SpeculativeDecoder, drafting, stopping, verification
+from specheads import SpeculativeDecoder, papers, stopping
 from specheads.decoding.records import DraftTree, Generation, Round
 from specheads.evaluation.draft_counts import DraftCounts, ngram_counts, rank_counts
 
@@ -99,8 +99,8 @@ def test_trees_of_decoding_agree_with_its_totals(name):
 
 def test_unmerged_chains_repeat_what_a_tree_merges():
     def repeated(merge):
-        way = drafting.Multi(4, merge=merge)
-        decoder = SpeculativeDecoder(tiny_pair(3, window=128), way, stopping.FixedLength(2), verification.MultiRound())
+        way = papers.Multi(4, merge=merge)
+        decoder = SpeculativeDecoder(tiny_pair(3, window=128), way, stopping.FixedLength(2), papers.MultiRound())
         counts = DraftCounts.of(decoder.generate([1, 2, 1], 30, seed=1))
         return counts.repeated[2] / counts.ngrams[2]
 

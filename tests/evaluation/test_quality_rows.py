@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 from report_example import report_example
 from rich.console import Console
 
-from specheads import drafting, verification
+from specheads import papers
 from specheads.evaluation import evaluate as evaluation
 from specheads.evaluation import report_files
 from specheads.evaluation.console import print_report
@@ -112,7 +112,7 @@ def printed(report):
 
 
 def test_lossy_rules_have_their_quality_measured_unasked(call, tmp_path):
-    rules = {name: verification.BiasedVerification(0.05, name) for name in ("opt", "uno")}
+    rules = {name: papers.BiasedVerification(0.05, name) for name in ("opt", "uno")}
     report = call(live="all", live_rules=("fixed_length",), compare_verification=rules)
     target, *others = (row.quality for row in report.live)
     assert [row.name for row in report.live][-2:] == ["uno K=1, lossy", "uno K=3, lossy"]
@@ -151,7 +151,7 @@ def test_lossless_rules_have_it_measured_only_if_asked(call, tmp_path):
 
 
 def test_a_resumed_evaluation_reads_the_same_responses(call, monkeypatch):
-    values = {"verification": verification.BigLittle(), "live_rules": ("fixed_length",)}
+    values = {"verification": papers.BigLittle(), "live_rules": ("fixed_length",)}
     first = call(**values)
     from specheads.evaluation import decode, sweep
 
@@ -160,15 +160,15 @@ def test_a_resumed_evaluation_reads_the_same_responses(call, monkeypatch):
     assert [row.quality for row in call(**values).live] == [row.quality for row in first.live]
 
 
-@pytest.mark.parametrize("way", [drafting.Graph(tau=1, max_verified=64), drafting.Multi(3)], ids=["graph", "multi"])
+@pytest.mark.parametrize("way", [papers.Graph(tau=1, max_verified=64), papers.Multi(3)], ids=["graph", "multi"])
 def test_drafts_of_several_candidates_have_their_table(call, tmp_path, way):
-    rule = verification.TreeMatch() if isinstance(way, drafting.Graph) else verification.MultiRound()
+    rule = papers.TreeMatch() if isinstance(way, papers.Graph) else papers.MultiRound()
     report = call(drafting=way, verification=rule, live_rules=("fixed_length",), fixed_lengths=(2, 6))
     target, *rows = (row.candidates for row in report.live)
     assert target is None
     for row in rows:
         assert row.drafted_per_round.value > 1 and 0 <= row.accepted_of_emitted.value < 1
-        assert (row.graph_success is not None) == isinstance(way, drafting.Graph)
+        assert (row.graph_success is not None) == isinstance(way, papers.Graph)
         assert set(row.repeated_ngrams) == {"1", "2", "3"} and "1" in row.accepted_by_rank
     text = printed(report)
     assert "Drafts of several candidates" in text and max(map(len, text.splitlines())) <= 80
@@ -187,12 +187,12 @@ def questions(folder, score):
 @pytest.mark.parametrize(("name", "title"), [("exact_number", "numbers"), ("rouge_l", "ROUGE-L")])
 def test_responses_are_scored_by_those_of_the_data_set(call, tmp_path, monkeypatch, nano, name, title):
     monkeypatch.setattr(type(nano), "decode", lambda self, tokens: "adds 6")  # right for one of the questions 4 to 7
-    report = call(questions(tmp_path, name), verification=verification.BigLittle(), live_rules=("fixed_length",))
+    report = call(questions(tmp_path, name), verification=papers.BigLittle(), live_rules=("fixed_length",))
     expected = 1 / 4 if name == "exact_number" else (1 + 3 * 1 / 2) / 4  # ROUGE-L: else one of two words is right
     assert report.context["score"] == name and title in printed(report)
     assert [row.quality.score.value for row in report.live] == [pytest.approx(expected, abs=1e-6)] * len(report.live)
 
 
 def test_data_without_a_score_is_read_without_its_responses(call, tmp_path):
-    report = call(questions(tmp_path, None), verification=verification.BigLittle(), live_rules=("fixed_length",))
+    report = call(questions(tmp_path, None), verification=papers.BigLittle(), live_rules=("fixed_length",))
     assert all(row.quality.score is None for row in report.live)

@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 from report_example import report_example
 from rich.console import Console
 
-from specheads import AcceptanceHead, HeadConfig, Warp, stopping, verification
+from specheads import AcceptanceHead, HeadConfig, Warp, papers, stopping, verification
 from specheads.decoding.step_costs import StepCosts
 from specheads.evaluation import report_files as module
 from specheads.evaluation.candidate import RuleChoice
@@ -250,7 +250,7 @@ def test_the_tables_show_every_rule_that_was_replayed():
 
 
 def test_other_verification_rules_are_compared_at_equal_lengths():
-    others = {"block": verification.BlockVerification(), "biased": verification.BiasedVerification(0.5)}
+    others = {"block": verification.BlockVerification(), "biased": papers.BiasedVerification(0.5)}
     settings = sweep_settings(rules([2, 4]), stopping.MaxProbability(0.5, 3), others)
     names = ["target alone", "fixed K=2", "fixed K=4", "max probability", "block K=2", "block K=4", "biased K=2, lossy"]
     assert [setting.name for setting in settings][:-1] == names

@@ -9,8 +9,8 @@ import torch
 from fakes import tiny_pair
 
 from data_gen.labels import label_responses
-from specheads import Warp
-from specheads.decoding import drafting, stopping, verification
+from specheads import Warp, papers
+from specheads.decoding import stopping, verification
 from specheads.decoding.baseline import Baseline
 from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.responses import Responder, row_uniforms
@@ -86,8 +86,8 @@ def label(pair, folder):
 
 RUNS = {f"decoding, {name}": decode(warp) for name, warp in WARPS.items()} | {
     "decoding by block verification": decode(verify=verification.BlockVerification()),
-    "decoding of a tree": decode(drafts=drafting.Tree(), verify=verification.TreeMatch(), warp=WARPS["greedy"]),
-    "decoding of several drafts": decode(drafts=drafting.Multi(2), verify=verification.MultiRound()),
+    "decoding of a tree": decode(drafts=papers.Tree(), verify=papers.TreeMatch(), warp=WARPS["greedy"]),
+    "decoding of several drafts": decode(drafts=papers.Multi(2), verify=papers.MultiRound()),
     "the target alone": lambda pair, folder: Baseline(pair, Warp(), "eager").generate(PROMPT, 6),
     "a batch": decode_batch,
     "responses": respond,

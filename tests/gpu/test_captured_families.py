@@ -6,7 +6,7 @@ from families import CONFIGS, WINDOW
 
 from specheads import SpeculativeDecoder, Warp, generate_baseline, stopping
 from specheads.decoding.drafting import Autoregressive
-from specheads.decoding.verification import TreeMatch
+from specheads.papers import TreeMatch
 from tests.gpu.checks import ENGINES, family_there, plain_greedy, random_head, random_prompt
 
 NUM_TOKENS = 40  # beyond Gemma 2's sliding window

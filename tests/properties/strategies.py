@@ -6,20 +6,19 @@ from functools import cache
 
 import torch
 from chains import Model
-from draftings import DRAFTINGS
+from draftings import DRAFTINGS, RULES
 from fakes import tiny_pair
 from hypothesis import settings
 from hypothesis import strategies as st
 from torch import nn
 
-from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, drafting, stopping, verification
+from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, drafting, papers, stopping, verification
 from specheads.decoding.drafting import Drafting
-from specheads.decoding.pairing import named_rules
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.stopping.logistic import LOGISTIC_INPUTS
 
 PAIRINGS = [
-    (way, rule) for (way, drafting), (rule, make) in itertools.product(DRAFTINGS.items(), named_rules().items())
+    (way, rule) for (way, drafting), (rule, make) in itertools.product(DRAFTINGS.items(), RULES.items())
     if drafting.kind in make.takes
 ]  # fmt: skip
 WINDOW, HIDDEN = 40, 16  # of the tiny models
@@ -157,7 +156,7 @@ stopping_rules = st.one_of(length_rules, draft_rules, head_rules(heads()))
 
 
 def chains_of(**choices):
-    return st.builds(drafting.Multi, st.integers(1, 4), **choices)
+    return st.builds(papers.Multi, st.integers(1, 4), **choices)
 
 
 sizes = {"top_k": st.integers(1, 4), "max_nodes": st.integers(1, 20), "max_width": st.integers(1, 6)}
@@ -165,16 +164,16 @@ sizes |= {"theta_prob": probabilities(), "theta_sib": probabilities()}
 # By the names of DRAFTINGS, methods of these kinds with their own choices drawn.
 METHODS = {
     "chain": st.builds(drafting.Autoregressive, st.booleans()),
-    "layer_skip": st.builds(drafting.LayerSkip, st.sampled_from([[0], [1]]), st.booleans()),
-    "lookup": st.builds(drafting.Lookup, st.integers(1, 4)),
-    "beam": st.builds(drafting.Beam, st.integers(1, 4)),
-    "sampled_beam": st.builds(drafting.Beam, st.integers(1, 4), st.integers(1, 3)),
+    "layer_skip": st.builds(papers.LayerSkip, st.sampled_from([[0], [1]]), st.booleans()),
+    "lookup": st.builds(papers.Lookup, st.integers(1, 4)),
+    "beam": st.builds(papers.Beam, st.integers(1, 4)),
+    "sampled_beam": st.builds(papers.Beam, st.integers(1, 4), st.integers(1, 3)),
     "multi": chains_of(),
     "batch": chains_of(merge=st.just(False)),
     "distinct": chains_of(replacement=st.just(False), merge=st.booleans()),
-    "tree": st.builds(drafting.Tree, **sizes),
+    "tree": st.builds(papers.Tree, **sizes),
     "graph": st.builds(
-        drafting.Graph,
+        papers.Graph,
         st.integers(1, 3),
         st.integers(20, 40),
         st.sampled_from(["most_likely", "first", "last"]),
@@ -187,14 +186,14 @@ METHODS = {
 def verifications(name: str):
     """Return rules of a name, with their own choices drawn."""
     choices = {
-        "biased": st.builds(verification.BiasedVerification, probabilities(), st.sampled_from(["opt", "uno"])),
-        "big_little": st.builds(verification.BigLittle, probabilities(), st.floats(0, 9), lengths),
-        "greedy_block": st.builds(verification.GreedyBlockVerification, st.integers(1, 4)),
-        "joint": st.builds(verification.JointVerification, probabilities(0, 0.99)),
+        "biased": st.builds(papers.BiasedVerification, probabilities(), st.sampled_from(["opt", "uno"])),
+        "big_little": st.builds(papers.BigLittle, probabilities(), st.floats(0, 9), lengths),
+        "greedy_block": st.builds(papers.GreedyBlockVerification, st.integers(1, 4)),
+        "joint": st.builds(papers.JointVerification, probabilities(0, 0.99)),
         "synthetic": st.builds(verification.SyntheticVerification, probabilities()),
-        "tree_match": st.builds(verification.TreeMatch, st.booleans()),
+        "tree_match": st.builds(papers.TreeMatch, st.booleans()),
     }
-    return choices.get(name, st.builds(named_rules()[name]))
+    return choices.get(name, st.builds(RULES[name]))
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from draftings import DRAFTINGS
+from draftings import DRAFTINGS, RULES
 from hypothesis import given
 from hypothesis import strategies as st
 from properties.strategies import PAIRINGS, cases, pair_of, stopping_rules, tries
 
 from specheads import SpeculativeDecoder, UserError, Warp
-from specheads.decoding.pairing import named_rules
 
 greedy = st.just(Warp(temperature=0))
-LOSSLESS = [(way, rule) for way, rule in PAIRINGS if named_rules()[rule]().lossless]
-REFUSED = sorted(set(itertools.product(DRAFTINGS, named_rules())) - set(PAIRINGS))
+LOSSLESS = [(way, rule) for way, rule in PAIRINGS if RULES[rule]().lossless]
+REFUSED = sorted(set(itertools.product(DRAFTINGS, RULES)) - set(PAIRINGS))
 
 
 def plain_greedy(case):
@@ -99,6 +98,6 @@ def test_a_decoder_remembers_nothing_of_other_prompts_and_rules(case, other):
 def test_every_other_pairing_is_refused_and_the_message_names_the_allowed_rules(pairing, stop):
     way, rule = pairing
     with pytest.raises(UserError) as caught:
-        SpeculativeDecoder(pair_of(3, 2.0), DRAFTINGS[way], stop, named_rules()[rule](), engine="eager")
+        SpeculativeDecoder(pair_of(3, 2.0), DRAFTINGS[way], stop, RULES[rule](), engine="eager")
     advised = str(caught.value).rpartition("verification=")[2].rstrip(".").split(" or ")
     assert {(way, name) for name in advised} == {pairing for pairing in PAIRINGS if pairing[0] == way}

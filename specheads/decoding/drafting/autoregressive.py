@@ -13,7 +13,7 @@ from specheads.decoding.drafting.draft_memory import DraftMemory
 from specheads.decoding.drafting.drafter import Drafting
 from specheads.decoding.engine import Engine, ForwardOutput
 from specheads.decoding.host_numbers import HostNumbers
-from specheads.decoding.records import Draft, DraftKind
+from specheads.decoding.records import Draft
 from specheads.decoding.stopping import StoppingRule
 from specheads.features import drafting_features
 from specheads.language_model import LanguageModel
@@ -30,8 +30,6 @@ class Autoregressive(Drafting):
             tokens are the same; a round has one forward pass more, which pays where waiting for a flag costs more than a forward
             pass.
     """
-
-    kind = DraftKind.CHAIN
 
     def __init__(self, ahead: bool = False) -> None:
         check_flag("drafting.ahead", ahead)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specheads.decoding.drafting.draft_memory import DraftMemory
 from specheads.decoding.engine import Engine
-from specheads.decoding.records import Draft, DraftKind
+from specheads.decoding.records import CHAIN, Draft
 from specheads.decoding.stopping import StoppingRule
 from specheads.pair import Pair
 from specheads.sampling import Uniforms, Warp
@@ -53,9 +53,18 @@ class Drafting:
     reads_draft = True  # whether a draft model is run
 
     @property
-    def kind(self) -> DraftKind:
+    def kind(self) -> str:
         """How tokens are chosen, which decides what may verify them."""
-        raise NotImplementedError
+        return CHAIN
+
+    def usual_verification(self) -> Any:
+        """Return the Verification of such drafts unless another one is chosen; None: token verification."""
+        return None
+
+    @property
+    def single_candidate(self) -> bool:
+        """Whether a draft is a chain, however its tokens were chosen."""
+        return self.kind == CHAIN
 
     def pair(self, pair: Pair) -> Pair:
         """Return the pair that decodes: a method that makes a draft replaces the pair's draft."""

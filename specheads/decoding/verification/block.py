@@ -18,11 +18,6 @@ def block_distribution(block: Block) -> AcceptanceDistribution:
     return prefix_distribution(block, reflected(block.log_ratios()))
 
 
-def greedy_block_distribution(block: Block) -> AcceptanceDistribution:
-    """Return the acceptance distribution of greedy block verification of one block whose target is `block.target_probs`."""
-    return prefix_distribution(block, block.log_ratios().cumsum(dim=1))
-
-
 def reflected(log_ratios: Tensor) -> Tensor:
     """Return log p_i (B, K), `p_i = min(1, p_{i-1} exp(log_ratios_i))`, p_0 = 1."""
     if not log_ratios.shape[1]:

@@ -7,25 +7,35 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.drafting.draft_memory import DraftMemory
-from specheads.decoding.engine import ForwardOutput
-from specheads.decoding.records import DraftKind, Verdict
+from specheads.decoding.engine import Engine, ForwardOutput
+from specheads.decoding.records import CHAIN, Verdict
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.verification.chain_distribution import AcceptanceDistribution, Block
 from specheads.sampling import Warp, has_nan
 
 
-class VerificationRule:
-    """Decides how much of a chain is accepted: a state machine on batched tensors, one step per round."""
+class Verification:
+    """Decides how much of a draft is accepted."""
 
     name: str  # of its config, conf/verification/<name>.yaml
     label: str  # in reports
     compile_key: Hashable  # rules with equal keys decide alike
     lossless: bool = True  # whether the output follows the target's distribution
     stopping: StoppingRule | None = None  # the default stopping rule
-    takes: frozenset[DraftKind] = frozenset({DraftKind.CHAIN})  # drafts that it can verify
+    takes: frozenset[str]  # the kinds of drafts that it can verify
+    reads_planned: bool = False  # whether it reads a block's `planned`
+
+    def verifier(self, engine: Engine, warp: Warp, most_nodes: int, deepest: int) -> Any:
+        """Return the Verifier of drafts that are no chains, of up to `most_nodes` tokens; None for a rule for chains."""
+        return None
+
+
+class VerificationRule(Verification):
+    """Decides how much of a chain is accepted: a state machine on batched tensors, one step per round."""
+
+    takes = frozenset({CHAIN})
     # Whether a block has the draft's distribution after its last token, where `num_probs_needed` asks for it.
     reads_next_probs: bool = False
-    reads_planned: bool = False  # whether it reads a block's `planned`
 
     def start_prompt(self, batch: int, device: torch.device) -> Any:
         """Return the state at the start of a prompt."""

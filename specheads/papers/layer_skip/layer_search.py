@@ -18,11 +18,11 @@ from rich.table import Table
 from torch import Tensor
 
 from specheads.decoding.baseline import Baseline
-from specheads.decoding.drafting.layer_skip import layers_of, without_layers
 from specheads.evaluation.settings import EngineName
 from specheads.forecast import progress
 from specheads.language_model import LanguageModel
 from specheads.pair import Pair
+from specheads.papers.layer_skip.layer_skip import layers_of, without_layers
 from specheads.prompts.encoding import EncodedPrompt
 from specheads.sampling import Warp, check_finite
 from specheads.settings import Built, OpenProbability, PositiveCount, Seed, Settings, setting

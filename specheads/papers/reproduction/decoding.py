@@ -9,16 +9,16 @@ from typing import Any
 import torch
 
 from specheads.decoding.baseline import Baseline
-from specheads.decoding.block_search import BlockSearch
 from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.engine import compile_ahead, resolve_engine
 from specheads.decoding.records import DecodeStats
 from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.likelihood import response_nats
 from specheads.evaluation.machine import device_name
-from specheads.evaluation.sweep import Decoder, response_seed
+from specheads.evaluation.sweep import response_seed
 from specheads.forecast import progress
 from specheads.pair import Pair
+from specheads.papers.mjsd.block_search import BlockSearch
 from specheads.papers.reproduction.settings import Method, Reproduction, Tally
 from specheads.prompts.encoding import EncodedPrompt
 from specheads.replay.head_scores import head_fingerprint
@@ -26,6 +26,7 @@ from specheads.storage.journal import Entry, Journal
 from specheads.storage.runs import is_resumed
 
 logger = logging.getLogger(__name__)
+Decoder = SpeculativeDecoder | Baseline | BlockSearch
 
 
 def decode(

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, SkipValidation, model_vali
 
 from specheads.decoding.drafting import Drafting
 from specheads.decoding.records import DecodeStats
-from specheads.decoding.verification import TreeVerification, VerificationRule
+from specheads.decoding.verification import Verification
 from specheads.errors import UserError
 from specheads.evaluation.candidate import RuleChoice
 from specheads.evaluation.candidates import takes_head
@@ -93,7 +93,7 @@ class Method(Settings):
     beams: PositiveCount = setting(8, "beams of mjgd's search")
     drafting: SkipValidation[Drafting] | None = setting(None, "how tokens are proposed")
     stopping: SkipValidation[RuleChoice] | None = setting(None, "when a draft is long enough; null: the verification rule's rule")
-    verification: SkipValidation[VerificationRule | TreeVerification] | None = setting(
+    verification: SkipValidation[Verification] | None = setting(
         None, "the rule that decides how much of a draft is kept; null: the usual rule for such drafts"
     )
     warp: Built[Warp] | None = setting(None, "how logits become probabilities; null: as in the whole experiment")

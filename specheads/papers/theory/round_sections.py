@@ -6,7 +6,9 @@ Sources: Sun et al. 2024 (block verification), Sun et al. 2023 (SpecTr), Leviath
 import torch
 
 from specheads.decoding import verification
+from specheads.papers.block.greedy_block import GreedyBlockVerification
 from specheads.papers.claims import CheckedClaim, equality
+from specheads.papers.spectr.spectr import SpecTr
 from specheads.papers.theory.rejections import Chains
 from specheads.papers.theory.rounds import (
     best_length,
@@ -17,6 +19,7 @@ from specheads.papers.theory.rounds import (
     tokens_per_round,
 )
 from specheads.papers.theory.section import Figure, Line, Section
+from specheads.papers.trees.multi_round import MultiRound
 
 RATES, RATIOS = (0.5, 0.6, 0.7, 0.8, 0.9), (5, 10, 20)
 
@@ -25,7 +28,7 @@ def worked_example() -> Section:
     """Return the paper's example: two tokens, a target of 1/3 and 2/3, a draft of 2/3 and 1/3, two drafted tokens."""
     target, draft = (torch.tensor(each).double().expand(3, 2, 2) for each in ((1 / 3, 2 / 3), (2 / 3, 1 / 3)))
     chains, published = Chains(target, draft), (10 / 9, 11 / 9, 12 / 9)
-    rules = verification.TokenVerification(), verification.BlockVerification(), verification.GreedyBlockVerification()
+    rules = verification.TokenVerification(), verification.BlockVerification(), GreedyBlockVerification()
     accepted = [enumerated_tokens_per_round(rule, chains, 2) - 1 for rule in rules]
     wrong = max(abs(ours - theirs) for ours, theirs in zip(accepted, published, strict=True))
     return Section(
@@ -49,8 +52,8 @@ def worked_example() -> Section:
 
 def verification_rules(generator: torch.Generator, num_models: int = 20) -> Section:
     """Return tokens per round of the rules, enumerated, on random pairs of chains of 3 tokens, for 3 drafted tokens."""
-    chain_rules = verification.TokenVerification(), verification.BlockVerification(), verification.GreedyBlockVerification()
-    tree_rules = verification.MultiRound(), verification.SpecTr()
+    chain_rules = verification.TokenVerification(), verification.BlockVerification(), GreedyBlockVerification()
+    tree_rules = MultiRound(), SpecTr()
     names = [*(rule.label for rule in chain_rules), "optimal transport", *(f"{rule.label}, 2 drafts" for rule in tree_rules)]
     values, single = [], []
     for _ in range(num_models):

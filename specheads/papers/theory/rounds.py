@@ -11,10 +11,11 @@ from torch import Tensor
 
 from specheads.decoding.records import Draft
 from specheads.decoding.verification.chain_distribution import Block
-from specheads.decoding.verification.greedy_block import GreedyBlockVerification, NestedDistribution
-from specheads.decoding.verification.tree_distribution import TreeBlock, TreeVerification
 from specheads.decoding.verification.verify_step import ChainVerification
+from specheads.papers.block.greedy_block import GreedyBlockVerification, NestedDistribution
 from specheads.papers.theory.rejections import Chains, rejected, residual, total_variation
+from specheads.papers.trees.distribution import TreeBlock
+from specheads.papers.trees.verifier import TreeVerification
 
 
 def tokens_per_round(acceptance: float, num_drafted: int) -> float:

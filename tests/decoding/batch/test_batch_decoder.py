@@ -8,7 +8,7 @@ import torch
 from fakes import needs_compiler, tiny_pair
 from families import CONFIGS, VOCAB_SIZE, family_pair
 
-from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, UserError, Warp, drafting, stopping, verification
+from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, UserError, Warp, papers, stopping, verification
 from specheads.decoding.baseline import Baseline
 from specheads.decoding.batch import decoder as batch_decoder
 from specheads.decoding.batch.rounds import SpeculativeRounds
@@ -113,7 +113,7 @@ def test_rows_are_verified_as_alone(rule):
     make = {
         "token": verification.TokenVerification,
         "block": verification.BlockVerification,
-        "greedy_block": verification.GreedyBlockVerification,
+        "greedy_block": papers.GreedyBlockVerification,
     }[rule]
     pair = tiny_pair(vocab_size=5, scale=1.0)
     decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(3), verification=make(), warp=Warp(), engine="eager")
@@ -260,7 +260,7 @@ def test_the_memory_of_a_row_is_announced(caplog):
 
 
 def test_trees_decode_one_prompt_at_a_time():
-    decoder = SpeculativeDecoder(tiny_pair(), drafting=drafting.Tree(), engine="eager")
+    decoder = SpeculativeDecoder(tiny_pair(), drafting=papers.Tree(), engine="eager")
     with pytest.raises(UserError, match="Tree with .* decodes one prompt at a time; batches need chains"):
         decoder.generate_batch([[1]], 2)
 

@@ -3,26 +3,17 @@
 import pytest
 import torch
 import yaml
+from draftings import RULES
 
 from specheads import UserError, Warp
 from specheads.decoding.drafting.draft_memory import DraftMemory
-from specheads.decoding.drafting.tree_growth import Nodes
-from specheads.decoding.pairing import named_rules
-from specheads.decoding.verification import (
-    BiasedVerification,
-    BigLittle,
-    Block,
-    GreedyBlockVerification,
-    JointVerification,
-    SyntheticVerification,
-    TreeBlock,
-    TreeMatch,
-    TreeVerification,
-    VerifyStep,
-)
+from specheads.decoding.verification import Block, SyntheticVerification, VerifyStep
 from specheads.pair_config import config_folder
+from specheads.papers import BiasedVerification, BigLittle, GreedyBlockVerification, JointVerification, TreeMatch
+from specheads.papers.trees.distribution import TreeBlock
+from specheads.papers.trees.growth import Nodes
+from specheads.papers.trees.verifier import TreeVerification
 
-RULES = named_rules()
 # By name: other settings than the defaults.
 OTHER = {
     "biased": [{"eps": 0.2}, {"mode": "uno"}],

@@ -6,22 +6,18 @@ from statistics_helper import chi_square_p_value
 
 from specheads import Warp
 from specheads.decoding.verification import (
-    BiasedVerification,
-    BigLittle,
     Block,
     BlockVerification,
-    GreedyBlockVerification,
-    Levels,
     SyntheticVerification,
     TokenVerification,
     block_distribution,
     block_verification,
-    greedy_block_distribution,
-    greedy_block_verification,
     token_distribution,
     token_verification,
 )
 from specheads.decoding.verification.block import reflected
+from specheads.papers import BiasedVerification, BigLittle, GreedyBlockVerification
+from specheads.papers.block.greedy_block import Levels, greedy_block_distribution, greedy_block_verification
 
 CHAIN_RULES = [TokenVerification(), BlockVerification(), BiasedVerification(0.2), BiasedVerification(0.2, "uno"), BigLittle()]
 RULES = [*CHAIN_RULES, GreedyBlockVerification()]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specheads import verification
+from specheads import papers, verification
 from specheads.papers.theory.rejections import (
     Chains,
     bias,
@@ -28,7 +28,7 @@ def test_lossless_rules_emit_the_targets_tokens(rule, seed):
 
 
 def test_a_biased_rule_is_noticed():
-    assert bias_of_first_two(verification.BiasedVerification(eps=0.3), chains(0)) > 0.01
+    assert bias_of_first_two(papers.BiasedVerification(eps=0.3), chains(0)) > 0.01
 
 
 @pytest.mark.parametrize("num_drafts", [1, 2, 5])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specheads import verification
+from specheads import papers, verification
 from specheads.papers.theory.rejections import Chains
 from specheads.papers.theory.rounds import best_length, enumerated_tokens_per_round, most_tokens_per_round, tokens_per_round
 
@@ -37,7 +37,7 @@ def test_the_best_length_is_where_the_speed_is_largest():
 def test_the_example_of_the_paper():
     """Sun et al. 2024: two tokens, two drafted; 10/9, 11/9 and 12/9 accepted tokens."""
     known = constant((1 / 3, 2 / 3), (2 / 3, 1 / 3))
-    rules = verification.TokenVerification(), verification.BlockVerification(), verification.GreedyBlockVerification()
+    rules = verification.TokenVerification(), verification.BlockVerification(), papers.GreedyBlockVerification()
     accepted = [enumerated_tokens_per_round(rule, known, 2) - 1 for rule in rules]
     assert accepted == pytest.approx([10 / 9, 11 / 9, 12 / 9], rel=1e-6)
     assert most_tokens_per_round(known, 2) - 1 == pytest.approx(12 / 9)
@@ -52,7 +52,7 @@ def test_rules_are_ordered_and_the_greedy_block_reaches_the_bound(seed, num_draf
         for rule in (
             verification.TokenVerification(),
             verification.BlockVerification(),
-            verification.GreedyBlockVerification(),
+            papers.GreedyBlockVerification(),
         )
     )
     most = most_tokens_per_round(known, num_drafted)

@@ -9,10 +9,12 @@ from torch import Tensor
 from specheads.decoding.arguments import check_count, check_flag
 from specheads.decoding.drafting.draft_memory import DraftMemory
 from specheads.decoding.drafting.drafter import Drafting
-from specheads.decoding.drafting.tree_growth import ROOT, Frontier, Nodes, Proposal, TreeDrafter, usual_length
 from specheads.decoding.engine import Engine
-from specheads.decoding.records import Draft, DraftKind
+from specheads.decoding.records import Draft
 from specheads.decoding.stopping import StoppingRule
+from specheads.papers.trees.growth import ROOT, Frontier, Nodes, Proposal, TreeDrafter, usual_length
+from specheads.papers.trees.multi_round import MultiRound
+from specheads.papers.trees.verifier import DISTINCT, IID
 from specheads.sampling import Uniforms, Warp, sample_distinct
 
 
@@ -41,8 +43,11 @@ class Multi(Drafting):
         return self.num_chains * max_tokens
 
     @property
-    def kind(self) -> DraftKind:
-        return DraftKind.IID if self.replacement else DraftKind.DISTINCT
+    def kind(self) -> str:
+        return IID if self.replacement else DISTINCT
+
+    def usual_verification(self) -> MultiRound:
+        return MultiRound()
 
     def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "MultiDrafter":
         """Return the drafter for these choices."""

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from specheads.decoding.records import DraftKind
-from specheads.decoding.verification.tree_distribution import TreeBlock, TreeDistribution, TreeVerification
+from specheads.papers.trees.distribution import TreeBlock, TreeDistribution
+from specheads.papers.trees.verifier import IID, TreeVerification
 
 NUM_HALVINGS = 40  # of an interval of length k - 1; the remaining error only lowers the acceptance
 
@@ -60,7 +60,7 @@ class SpecTr(TreeVerification):
 
     name = compile_key = "spectr"
     label = "SpecTr"
-    takes = frozenset({DraftKind.CHAIN, DraftKind.IID})
+    takes = frozenset({IID})
 
     def distribution(self, block: TreeBlock) -> TreeDistribution:
         return spectr_distribution(block)

@@ -4,10 +4,10 @@ import pytest
 import torch
 from fakes import tiny_pair
 
-from specheads import SpeculativeDecoder, UserError, Warp, drafting, stopping
-from specheads.decoding.drafting.token_graph import unmerge
-from specheads.decoding.drafting.tree_growth import ROOT, Nodes
-from specheads.decoding.verification import TreeMatch
+from specheads import SpeculativeDecoder, UserError, Warp, papers, stopping
+from specheads.papers import TreeMatch
+from specheads.papers.gsd.token_graph import unmerge
+from specheads.papers.trees.growth import ROOT, Nodes
 from specheads.sampling import Uniforms
 
 
@@ -84,7 +84,7 @@ WIDE = GROWN | {"top_k": 3, "max_nodes": 400}
 
 def linked(**choices):
     """Return a graph of six levels over six tokens, its nodes and its drafter."""
-    way = drafting.Graph(tau=1, max_verified=400, **WIDE, **choices)
+    way = papers.Graph(tau=1, max_verified=400, **WIDE, **choices)
     decoder = SpeculativeDecoder(tiny_pair(6), way, stopping.FixedLength(6), warp=Warp(0), engine="eager")
     device = torch.device("cpu")
     state, no_ends = decoder.stopping.start_prompt(1, device), torch.zeros(6, dtype=torch.bool)
@@ -123,14 +123,14 @@ def test_a_run_on_the_same_path_is_drafted_again_where_that_is_no_repetition():
 @pytest.mark.parametrize("choices", [{"linked_to": "first", "same_path": False}, {"linked_to": "last"}])
 def test_other_links_emit_the_same_greedy_tokens(choices):
     pair, stop = tiny_pair(6), stopping.FixedLength(6)
-    ways = (drafting.Tree(**WIDE), drafting.Graph(tau=1, max_verified=400, **WIDE, **choices))
+    ways = (papers.Tree(**WIDE), papers.Graph(tau=1, max_verified=400, **WIDE, **choices))
     outs = [SpeculativeDecoder(pair, way, stop, warp=Warp(0), engine="eager").generate([0, 1, 2], 40) for way in ways]
     assert outs[0].tokens.tolist() == outs[1].tokens.tolist() and outs[1].stats.graph_success > 0
 
 
 def test_shared_logits_change_what_a_graph_emits_and_nothing_without_one():
     pair, stop, warp = tiny_pair(4, scale=2.0), stopping.FixedLength(6), Warp(1.0)
-    for way, changed in ((drafting.Tree(**GROWN), False), (drafting.Graph(tau=1, max_verified=200, **GROWN), True)):
+    for way, changed in ((papers.Tree(**GROWN), False), (papers.Graph(tau=1, max_verified=200, **GROWN), True)):
         outs = [
             SpeculativeDecoder(pair, way, stop, TreeMatch(shared), warp, "eager").generate([0, 1, 2], 40, seed=3)
             for shared in (False, True)
@@ -142,7 +142,7 @@ def test_a_graph_drafts_fewer_tokens_and_verifies_as_deep():
     """On the same text: the greedy output is the tree's, fewer tokens are drafted, and copies are among the accepted ones."""
     pair, stop, warp = tiny_pair(4), stopping.FixedLength(6), Warp(0)
     generations = {}
-    for way in (drafting.Tree(**GROWN), drafting.Graph(tau=1, max_verified=200, **GROWN)):
+    for way in (papers.Tree(**GROWN), papers.Graph(tau=1, max_verified=200, **GROWN)):
         out = SpeculativeDecoder(pair, way, stop, warp=warp, engine="eager").generate([0, 1, 2], 40)
         generations[type(way).__name__] = out
     tree_out, graph_out = generations["Tree"], generations["Graph"]
@@ -166,4 +166,4 @@ def test_a_graph_drafts_fewer_tokens_and_verifies_as_deep():
 )
 def test_impossible_choices_are_refused(choices, message):
     with pytest.raises(UserError, match=message):
-        drafting.Graph(**choices)
+        papers.Graph(**choices)

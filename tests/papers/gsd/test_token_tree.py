@@ -7,8 +7,8 @@ import pytest
 import torch
 from fakes import tiny_pair
 
-from specheads import SpeculativeDecoder, UserError, Warp, drafting, stopping
-from specheads.decoding.drafting.tree_growth import ROOT
+from specheads import SpeculativeDecoder, UserError, Warp, papers, stopping
+from specheads.papers.trees.growth import ROOT
 from specheads.sampling import Uniforms
 
 TEXT, VOCAB = [0, 3, 1], 6
@@ -49,7 +49,7 @@ def children_by_node(draft):
 
 @pytest.mark.parametrize(("theta_prob", "theta_sib"), [(0.0, 0.0), (0.2, 0.0), (0.0, 0.6), (0.15, 0.5)])
 def test_a_node_has_the_most_likely_children_unless_it_is_pruned(pair, theta_prob, theta_sib):
-    way = drafting.Tree(3, theta_prob, theta_sib, max_nodes=1000, max_width=1000)
+    way = papers.Tree(3, theta_prob, theta_sib, max_nodes=1000, max_width=1000)
     draft, _ = draft_of(pair, way, stopping.FixedLength(4))
     for node, children in children_by_node(draft).items():
         distribution = distribution_after(pair, tokens_above(draft, node))
@@ -66,8 +66,8 @@ def test_a_node_has_the_most_likely_children_unless_it_is_pruned(pair, theta_pro
 
 
 def test_of_too_many_nodes_the_most_likely_paths_are_taken(pair):
-    whole, _ = draft_of(pair, drafting.Tree(3, 0.0, 0.0, max_nodes=1000, max_width=1000), stopping.FixedLength(2))
-    few, _ = draft_of(pair, drafting.Tree(3, 0.0, 0.0, max_nodes=7), stopping.FixedLength(2))
+    whole, _ = draft_of(pair, papers.Tree(3, 0.0, 0.0, max_nodes=1000, max_width=1000), stopping.FixedLength(2))
+    few, _ = draft_of(pair, papers.Tree(3, 0.0, 0.0, max_nodes=7), stopping.FixedLength(2))
     paths = {node: tokens_above(whole, node) for node in range(len(whole.tokens)) if whole.depth[node] == 1}
     prob = {n: (distribution_after(pair, [])[p[0]] * distribution_after(pair, p[:1])[p[1]]).item() for n, p in paths.items()}
     best = sorted(prob, key=lambda node: -prob[node])[:4]
@@ -76,7 +76,7 @@ def test_of_too_many_nodes_the_most_likely_paths_are_taken(pair):
 
 
 def test_a_token_that_ends_the_response_ends_its_path(pair):
-    draft, _ = draft_of(pair, drafting.Tree(3, 0.0, 0.0), stopping.FixedLength(4), ends=[2, 4])
+    draft, _ = draft_of(pair, papers.Tree(3, 0.0, 0.0), stopping.FixedLength(4), ends=[2, 4])
     children = children_by_node(draft)
     ended = [node for node, token in enumerate(draft.tokens.tolist()) if token in (2, 4)]
     assert ended and all(not children[node] for node in ended)
@@ -85,7 +85,7 @@ def test_a_token_that_ends_the_response_ends_its_path(pair):
 def test_a_stopping_rule_stops_each_path_separately(pair):
     """A path has no more tokens once its last one was less likely than the threshold."""
     stop = stopping.Confidence(0.25, retune=False, max_tokens=5)
-    draft, _ = draft_of(pair, drafting.Tree(3, 0.0, 0.0, max_nodes=1000, max_width=1000), stop)
+    draft, _ = draft_of(pair, papers.Tree(3, 0.0, 0.0, max_nodes=1000, max_width=1000), stop)
     children, lengths = children_by_node(draft), set()
     for node in range(len(draft.tokens)):
         prob = distribution_after(pair, tokens_above(draft, int(draft.parents[node])))[draft.tokens[node]]
@@ -96,7 +96,7 @@ def test_a_stopping_rule_stops_each_path_separately(pair):
 
 
 def test_a_rule_learns_from_the_accepted_path_and_its_first_children(pair):
-    draft, drafter = draft_of(pair, drafting.Tree(2, 0.0, 0.0), stopping.FixedLength(3))
+    draft, drafter = draft_of(pair, papers.Tree(2, 0.0, 0.0), stopping.FixedLength(3))
     children = children_by_node(draft)
     second = children[ROOT][1]
     state, length, accepted = drafter.after([second])
@@ -106,7 +106,7 @@ def test_a_rule_learns_from_the_accepted_path_and_its_first_children(pair):
 
 @pytest.mark.parametrize("limit", [0, 1, 2])
 def test_a_tree_is_no_deeper_than_the_response_allows(pair, limit):
-    for way in (drafting.Tree(), drafting.Graph(), drafting.Multi(), drafting.Beam(2)):
+    for way in (papers.Tree(), papers.Graph(), papers.Multi(), papers.Beam(2)):
         draft, drafter = draft_of(pair, way, stopping.FixedLength(4), Warp(1.0), limit=limit)
         assert len(draft.tokens) == 0 if not limit else draft.depth.max() == limit - 1
         assert draft.num_draft_calls == limit
@@ -114,7 +114,7 @@ def test_a_tree_is_no_deeper_than_the_response_allows(pair, limit):
 
 
 def test_a_beam_search_with_all_beams_finds_the_most_likely_chain(pair):
-    draft, _ = draft_of(pair, drafting.Beam(VOCAB**3), stopping.FixedLength(3))
+    draft, _ = draft_of(pair, papers.Beam(VOCAB**3), stopping.FixedLength(3))
     joint = {
         path: sum(distribution_after(pair, path[:i])[token].log().item() for i, token in enumerate(path))
         for path in itertools.product(range(VOCAB), repeat=3)
@@ -126,14 +126,14 @@ def test_a_beam_search_with_all_beams_finds_the_most_likely_chain(pair):
 
 def test_a_beam_that_has_ended_still_competes(pair):
     most_likely = int(distribution_after(pair, []).argmax())
-    draft, _ = draft_of(pair, drafting.Beam(3), stopping.FixedLength(4), ends=[most_likely])
+    draft, _ = draft_of(pair, papers.Beam(3), stopping.FixedLength(4), ends=[most_likely])
     assert draft.tokens.tolist() == [most_likely]
 
 
 def test_independent_chains_are_sampled_from_the_distribution_and_merged(pair):
     warp, firsts = Warp(1.0), Counter()
     for seed in range(300):
-        draft, _ = draft_of(pair, drafting.Multi(4), stopping.FixedLength(2), warp, seed=seed)
+        draft, _ = draft_of(pair, papers.Multi(4), stopping.FixedLength(2), warp, seed=seed)
         roots = [node for node in draft.order.tolist() if draft.depth[node] == 0]
         assert len(roots) == 4 and len(draft.order) == 8
         assert len({(int(draft.parents[n]), int(draft.tokens[n])) for n in range(len(draft.tokens))}) == len(draft.tokens)
@@ -148,22 +148,22 @@ def test_independent_chains_are_sampled_from_the_distribution_and_merged(pair):
 
 
 def test_chains_side_by_side_and_without_replacement(pair):
-    side, _ = draft_of(pair, drafting.Multi(4, merge=False), stopping.FixedLength(3), Warp(1.0))
+    side, _ = draft_of(pair, papers.Multi(4, merge=False), stopping.FixedLength(3), Warp(1.0))
     assert len(side.tokens) == 12 == len(side.order)
-    apart, _ = draft_of(pair, drafting.Multi(4, replacement=False), stopping.FixedLength(2), Warp(1.0))
+    apart, _ = draft_of(pair, papers.Multi(4, replacement=False), stopping.FixedLength(2), Warp(1.0))
     roots = apart.tokens[apart.depth == 0].tolist()
     assert len(roots) == 4 == len(set(roots)) and not apart.replacement
-    point, _ = draft_of(pair, drafting.Multi(4, replacement=False), stopping.FixedLength(2), Warp(1.0, top_k=2))
+    point, _ = draft_of(pair, papers.Multi(4, replacement=False), stopping.FixedLength(2), Warp(1.0, top_k=2))
     assert (point.depth == 0).sum() == 2  # there are no more tokens
 
 
 def test_a_rule_whose_drafts_exceed_the_memory_is_refused(pair):
     SpeculativeDecoder(pair, engine="eager").with_stopping(stopping.FixedLength(30))  # a chain ends within the window
-    for way in (drafting.Beam(3), drafting.Multi(2)):
+    for way in (papers.Beam(3), papers.Multi(2)):
         with pytest.raises(UserError, match="memory for paths of 20"):
             SpeculativeDecoder(pair, way, stopping.FixedLength(3), engine="eager").with_stopping(stopping.FixedLength(30))
-    decoder = SpeculativeDecoder(pair, drafting.Multi(4), stopping.FixedLength(3), engine="eager")
-    SpeculativeDecoder(pair, drafting.Tree(), engine="eager").with_stopping(stopping.FixedLength(30))  # a tree has its own limit
+    decoder = SpeculativeDecoder(pair, papers.Multi(4), stopping.FixedLength(3), engine="eager")
+    SpeculativeDecoder(pair, papers.Tree(), engine="eager").with_stopping(stopping.FixedLength(30))  # a tree has its own limit
     with pytest.raises(UserError, match="FixedLength drafts up to 30 tokens, but this decoder has memory for paths of 20"):
         decoder.with_stopping(stopping.FixedLength(30))
 
@@ -171,7 +171,7 @@ def test_a_rule_whose_drafts_exceed_the_memory_is_refused(pair):
 def test_a_text_may_fill_the_window_to_its_end(pair):
     """A tree at the end has more nodes than positions are left."""
     for engine in ("eager", "cuda_graph"):
-        decoder = SpeculativeDecoder(pair, drafting.Tree(4, 0.0, 0.0), stopping.FixedLength(4), warp=Warp(0), engine=engine)
+        decoder = SpeculativeDecoder(pair, papers.Tree(4, 0.0, 0.0), stopping.FixedLength(4), warp=Warp(0), engine=engine)
         out = decoder.generate([0, 1, 2], 200, stop_tokens=[])
         assert len(out.tokens) == pair.window - 3 and out.finish_reason == "context"
 
@@ -179,11 +179,11 @@ def test_a_text_may_fill_the_window_to_its_end(pair):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: drafting.Tree(prune="all"), "drafting.prune=all must be one of theta, head"),
-        (lambda: drafting.Multi(0), "drafting.num_chains=0"),
-        (lambda: drafting.Multi(merge="yes"), "drafting.merge=yes must be true or false"),
-        (lambda: drafting.Beam(0), "drafting.num_beams=0"),
-        (lambda: drafting.Lookup(0), "drafting.max_ngram=0"),
+        (lambda: papers.Tree(prune="all"), "drafting.prune=all must be one of theta, head"),
+        (lambda: papers.Multi(0), "drafting.num_chains=0"),
+        (lambda: papers.Multi(merge="yes"), "drafting.merge=yes must be true or false"),
+        (lambda: papers.Beam(0), "drafting.num_beams=0"),
+        (lambda: papers.Lookup(0), "drafting.max_ngram=0"),
     ],
 )
 def test_impossible_choices_are_refused(make, message):

@@ -5,8 +5,8 @@ Each is tested against the target's residual after the earlier rejections, even 
 
 import torch
 
-from specheads.decoding.records import DraftKind
-from specheads.decoding.verification.tree_distribution import TreeBlock, TreeDistribution, TreeVerification
+from specheads.papers.trees.distribution import TreeBlock, TreeDistribution
+from specheads.papers.trees.verifier import DISTINCT, IID, TreeVerification
 from specheads.sampling import accept_prob
 
 
@@ -45,7 +45,7 @@ class MultiRound(TreeVerification):
     name = "multi_round"
     compile_key = "multi round"
     label = "multi-round verification"
-    takes = frozenset({DraftKind.CHAIN, DraftKind.IID, DraftKind.DISTINCT})
+    takes = frozenset({IID, DISTINCT})
 
     def distribution(self, block: TreeBlock) -> TreeDistribution:
         return multi_round_distribution(block)

@@ -10,12 +10,13 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from specheads.decoding.arguments import check_count
-from specheads.decoding.drafting import Beam, DraftMemory
+from specheads.decoding.drafting import DraftMemory
 from specheads.decoding.engine import compile_ahead, make_engine
 from specheads.decoding.records import Generation, Round
 from specheads.decoding.session import Prompt, checked_window, end_flags, start_session
 from specheads.decoding.stopping import FixedLength
 from specheads.pair import Pair
+from specheads.papers.mjsd.beam import Beam
 from specheads.sampling import Warp, check_no_nan
 
 

@@ -3,8 +3,8 @@ import torch
 from fakes import tiny_pair
 from families import CONFIGS, family_pair
 
-from specheads import UserError, drafting
-from specheads.decoding.drafting.layer_skip import without_layers
+from specheads import UserError, papers
+from specheads.papers.layer_skip.layer_skip import without_layers
 
 
 @pytest.mark.parametrize("family", CONFIGS)
@@ -29,7 +29,7 @@ def test_skipping_a_layer_is_leaving_its_residual_out(family):
 
 def test_the_draft_of_the_pair_is_the_target_without_layers():
     pair = tiny_pair(4)
-    other = drafting.LayerSkip([1]).pair(pair)
+    other = papers.LayerSkip([1]).pair(pair)
     assert other.draft is not pair.draft and other.target is pair.target
     assert other.draft_revision == "r1-1" and other.draft_id == "tiny-target without layers 1"  # heads know it by them
 
@@ -47,4 +47,4 @@ def test_the_draft_of_the_pair_is_the_target_without_layers():
 )
 def test_layers_that_cannot_be_skipped_are_refused(skipped, message):
     with pytest.raises(UserError, match=message):
-        drafting.LayerSkip(skipped).pair(tiny_pair(4))
+        papers.LayerSkip(skipped).pair(tiny_pair(4))

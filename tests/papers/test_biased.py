@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from specheads import UserError
-from specheads.decoding.verification import BiasedVerification, Block
-from specheads.decoding.verification.biased import MODES
+from specheads.decoding.verification import Block
+from specheads.papers import BiasedVerification
+from specheads.papers.biased import MODES
 
 EPS = (0.0, 0.05, 0.3, 1.0)
 

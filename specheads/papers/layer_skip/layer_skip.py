@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from specheads.decoding.drafting.autoregressive import Autoregressive
 from specheads.errors import UserError, is_count
+from specheads.language_model import place_of_layers
 from specheads.pair import Pair
 
 
@@ -80,15 +81,6 @@ def without_layers(model: PreTrainedModel, skipped: Sequence[int]) -> PreTrained
         Skipped(layer, tuples) if number in skipped else layer for number, layer in enumerate(layers)
     )
     return model_copy.eval()
-
-
-def place_of_layers(model: PreTrainedModel) -> str:
-    """Return the name of the module list that holds a model's layers; raises UserError if there is none."""
-    count = model.config.get_text_config().num_hidden_layers
-    for name, part in model.named_modules():
-        if isinstance(part, nn.ModuleList) and len(part) == count:
-            return name
-    raise UserError(f"the layers of {type(model).__name__} are not found, so none can be skipped; use another drafting=.")
 
 
 def layers_of(model: PreTrainedModel) -> nn.ModuleList:

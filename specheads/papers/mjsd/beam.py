@@ -15,10 +15,12 @@ from torch import Tensor
 from specheads.decoding.arguments import check_count
 from specheads.decoding.drafting.draft_memory import DraftMemory
 from specheads.decoding.drafting.drafter import Drafting
-from specheads.decoding.drafting.tree_growth import ROOT, Frontier, Nodes, Proposal, TreeDrafter, usual_length
 from specheads.decoding.engine import Engine
-from specheads.decoding.records import Draft, DraftKind
+from specheads.decoding.records import Draft
 from specheads.decoding.stopping import StoppingRule
+from specheads.papers.mjsd.joint import JointVerification
+from specheads.papers.trees.growth import ROOT, Frontier, Nodes, Proposal, TreeDrafter, usual_length
+from specheads.papers.trees.verifier import BEAM
 from specheads.sampling import Uniforms, Warp, sample_distinct
 
 
@@ -37,7 +39,8 @@ class Beam(Drafting):
     first token can be sampled several times, and its draft probability is the share of all beams' continuations.
     """
 
-    kind = DraftKind.BEAM
+    kind = BEAM
+    single_candidate = True
 
     def __init__(self, num_beams: int = 8, samples_per_beam: int = 0) -> None:
         check_count("drafting.num_beams", num_beams, least=1)
@@ -46,6 +49,9 @@ class Beam(Drafting):
 
     def most_read(self, max_tokens: int) -> int:
         return self.num_beams * max_tokens
+
+    def usual_verification(self) -> JointVerification:
+        return JointVerification()
 
     def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "BeamDrafter":
         """Return the drafter for these choices, which writes into `memory`."""

@@ -5,7 +5,8 @@ import torch
 from fakes import tiny_pair
 
 from specheads import SpeculativeDecoder, UserError, stopping
-from specheads.decoding.verification import BigLittle, Block
+from specheads.decoding.verification import Block
+from specheads.papers import BigLittle
 
 
 def test_drafts_are_rolled_back_to_the_first_unlikely_token():

@@ -4,15 +4,14 @@ The walk starts at the context. At every node it moves to one of the children or
 moves without randomness; tests enumerate the same distribution that decoding samples from.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specheads.decoding.records import Draft, DraftKind, TreeVerdict
-from specheads.decoding.stopping import StoppingRule
+from specheads.decoding.records import Draft, TreeVerdict
 from specheads.sampling import at_least_float32, sample
 
 
@@ -135,19 +134,3 @@ class TreeDistribution:
         row = torch.where(num_accepted > 0, row.argmax(dim=0, keepdim=True) + 1, 0) if count else num_accepted
         next_token = sample(self.next_probs(row), next_uniform)
         return TreeVerdict(num_accepted=num_accepted, next_token=next_token, accepted_nodes=path)
-
-
-class TreeVerification:
-    """The base of rules for trees, which verify each tree whatever happened before."""
-
-    name: str  # of its config
-    label: str  # in reports
-    compile_key: Hashable  # rules with equal keys decide alike
-    lossless: bool = True  # whether the output follows the target's distribution
-    stopping: StoppingRule | None = None  # the default stopping rule
-    takes: frozenset[DraftKind] = frozenset(DraftKind)  # drafts that it can verify
-    shared_logits: bool = False  # whether it verifies a graph's node by the distribution after the node that it repeats
-
-    def distribution(self, block: TreeBlock) -> TreeDistribution:
-        """Return the distribution of the outcome."""
-        raise NotImplementedError

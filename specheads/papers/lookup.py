@@ -10,11 +10,13 @@ from torch import Tensor
 from specheads.decoding.arguments import check_count
 from specheads.decoding.drafting.draft_memory import DraftMemory
 from specheads.decoding.drafting.drafter import Drafting
-from specheads.decoding.drafting.tree_growth import ROOT, Nodes
 from specheads.decoding.engine import Engine
-from specheads.decoding.records import Draft, DraftKind
+from specheads.decoding.records import Draft
 from specheads.decoding.stopping import StoppingRule
 from specheads.errors import UserError
+from specheads.papers.trees.growth import ROOT, Nodes
+from specheads.papers.trees.tree_match import TreeMatch
+from specheads.papers.trees.verifier import CHOSEN
 from specheads.sampling import Uniforms, Warp
 
 
@@ -27,12 +29,15 @@ class Lookup(Drafting):
     Source: prompt lookup decoding (Saxena 2023).
     """
 
-    kind = DraftKind.CHOSEN
+    kind = CHOSEN
     reads_draft = False
 
     def __init__(self, max_ngram: int = 3) -> None:
         check_count("drafting.max_ngram", max_ngram, least=1)
         self.max_ngram = max_ngram
+
+    def usual_verification(self) -> TreeMatch:
+        return TreeMatch()
 
     def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "LookupDrafter":
         """Return the drafter for these choices; raises UserError for a rule that needs a draft's distribution."""

@@ -10,21 +10,15 @@ import torch
 from chains import Model, difference
 from trees import distributions_after, emitted, of_chains, trees_of
 
-from specheads.decoding.drafting.token_graph import unmerge
-from specheads.decoding.drafting.tree_growth import Nodes
 from specheads.decoding.records import Draft
-from specheads.decoding.verification import (
-    MultiRound,
-    SpecTr,
-    TreeBlock,
-    TreeDistribution,
-    TreeMatch,
-    multi_round_distribution,
-    spectr_distribution,
-    token_distribution,
-)
+from specheads.decoding.verification import token_distribution
 from specheads.decoding.verification.chain_distribution import Block
-from specheads.decoding.verification.spectr import spectr_factor
+from specheads.papers import MultiRound, SpecTr, TreeMatch
+from specheads.papers.gsd.token_graph import unmerge
+from specheads.papers.spectr.spectr import spectr_distribution, spectr_factor
+from specheads.papers.trees.distribution import TreeBlock, TreeDistribution
+from specheads.papers.trees.growth import Nodes
+from specheads.papers.trees.multi_round import multi_round_distribution
 
 RULES = {"tree_match": TreeMatch(), "multi_round": MultiRound(), "spectr": SpecTr()}
 

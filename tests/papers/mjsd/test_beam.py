@@ -9,7 +9,7 @@ import torch
 from fakes import tiny_pair
 from statistics_helper import chi_square_p_value
 
-from specheads import SpeculativeDecoder, UserError, Warp, drafting, stopping
+from specheads import SpeculativeDecoder, UserError, Warp, drafting, papers, stopping
 from specheads.sampling import Uniforms, sample_distinct
 
 TEXT, VOCAB, DEVICE = [0, 3, 1], 5, torch.device("cpu")
@@ -84,7 +84,7 @@ def p_value(observed, expected):
 @pytest.mark.parametrize("warp", [Warp(), Warp(0.8, top_k=3, top_p=0.9)])
 def test_a_single_sampled_beam_is_ancestral_sampling(pair, warp):
     """With the same uniform numbers the same tokens, and the same distributions along them."""
-    beam, chain = (drafter_of(pair, way, warp, 6) for way in (drafting.Beam(1, 1), drafting.Autoregressive()))
+    beam, chain = (drafter_of(pair, way, warp, 6) for way in (papers.Beam(1, 1), drafting.Autoregressive()))
     seen = set()
     for seed in range(30):
         sampled, expected = beam(seed), chain(seed)
@@ -102,7 +102,7 @@ def test_the_best_sampled_beam_follows_the_enumerated_distribution(pair, samples
     """Two beams of two tokens, 1,500 drafts; a false alarm has a probability of 1e-4."""
     expected = enumerated(pair, NUM_BEAMS, [samples_per_beam] * LENGTH, warp)
     assert sum(expected.values()) == pytest.approx(1)
-    draft = drafter_of(pair, drafting.Beam(NUM_BEAMS, samples_per_beam), warp)
+    draft = drafter_of(pair, papers.Beam(NUM_BEAMS, samples_per_beam), warp)
     observed = [tuple(draft(seed).tokens.tolist()) for seed in range(1500)]
     assert p_value(observed, expected) > 1e-4
 
@@ -126,24 +126,24 @@ def test_transformers_samples_beams_by_the_same_procedure(pair):
 
 
 def test_with_as_many_samples_as_continuations_sampling_is_a_search(pair):
-    samples, search = (drafter_of(pair, drafting.Beam(3, count), length=4) for count in (VOCAB, 0))
+    samples, search = (drafter_of(pair, papers.Beam(3, count), length=4) for count in (VOCAB, 0))
     assert samples(0).tokens.tolist() == search(1).tokens.tolist()
 
 
 def test_more_samples_than_possible_continuations_leave_those_that_are_possible(pair):
-    narrow = drafter_of(pair, drafting.Beam(3, 2), Warp(1.0, top_k=1), 4)
-    expected = drafter_of(pair, drafting.Beam(1), Warp(1.0, top_k=1), 4)
+    narrow = drafter_of(pair, papers.Beam(3, 2), Warp(1.0, top_k=1), 4)
+    expected = drafter_of(pair, papers.Beam(1), Warp(1.0, top_k=1), 4)
     assert narrow(0).tokens.tolist() == expected(0).tokens.tolist()
 
 
 def test_greedy_decoding_searches(pair):
-    sampled, search = (drafter_of(pair, way, Warp(0), 4) for way in (drafting.Beam(3, 1), drafting.Beam(3)))
+    sampled, search = (drafter_of(pair, way, Warp(0), 4) for way in (papers.Beam(3, 1), papers.Beam(3)))
     assert {tuple(sampled(seed).tokens.tolist()) for seed in range(5)} == {tuple(search(0).tokens.tolist())}
 
 
 def test_the_best_sampled_beam_that_has_ended_ends_the_draft(pair):
     ends = torch.ones(VOCAB, dtype=torch.bool)
-    assert len(drafter_of(pair, drafting.Beam(3, 2), length=4)(0, ends=ends).tokens) == 1
+    assert len(drafter_of(pair, papers.Beam(3, 2), length=4)(0, ends=ends).tokens) == 1
 
 
 def test_distinct_samples_are_taken_in_turn():
@@ -162,4 +162,4 @@ def test_distinct_samples_are_taken_in_turn():
 @pytest.mark.parametrize("value", [-1, 0.5, True])
 def test_an_impossible_number_of_samples_is_refused(value):
     with pytest.raises(UserError, match=f"drafting.samples_per_beam={value} must be a non-negative integer"):
-        drafting.Beam(8, value)
+        papers.Beam(8, value)

@@ -10,11 +10,13 @@ from torch import Tensor
 from specheads.decoding.arguments import check_choice, check_count, check_probability
 from specheads.decoding.drafting.draft_memory import DraftMemory
 from specheads.decoding.drafting.drafter import Drafting
-from specheads.decoding.drafting.tree_growth import ROOT, Frontier, Grown, Nodes, Proposal, TreeDrafter
 from specheads.decoding.engine import Engine
-from specheads.decoding.records import Draft, DraftKind
+from specheads.decoding.records import Draft
 from specheads.decoding.stopping import StoppingRule
 from specheads.errors import UserError
+from specheads.papers.trees.growth import ROOT, Frontier, Grown, Nodes, Proposal, TreeDrafter
+from specheads.papers.trees.tree_match import TreeMatch
+from specheads.papers.trees.verifier import CHOSEN
 from specheads.sampling import Uniforms, Warp
 
 
@@ -34,7 +36,7 @@ class Tree(Drafting):
     Source: the baseline of GSD (Gong et al. 2024, section 3.1), with its defaults; SpecInfer (Miao et al. 2024).
     """
 
-    kind = DraftKind.CHOSEN
+    kind = CHOSEN
 
     def __init__(
         self,
@@ -61,6 +63,9 @@ class Tree(Drafting):
 
     def most_verified(self, max_tokens: int) -> int:
         return self.max_nodes
+
+    def usual_verification(self) -> TreeMatch:
+        return TreeMatch()
 
     def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "TopDrafter":
         """Return the drafter for these choices; raises UserError for prune=head without a head."""

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from specheads import UserError
-from specheads.decoding.verification import Block, JointVerification, joint_distribution
+from specheads.decoding.verification import Block
+from specheads.papers import JointVerification
+from specheads.papers.mjsd.joint import joint_distribution
 
 
 def chain(drafted, wanted, lengths=None):

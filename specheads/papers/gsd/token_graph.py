@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.arguments import check_choice, check_count, check_flag
-from specheads.decoding.drafting.token_tree import TopDrafter, Tree
-from specheads.decoding.drafting.tree_growth import Grown, Nodes
 from specheads.decoding.engine import Engine
 from specheads.decoding.records import Draft
 from specheads.decoding.stopping import StoppingRule
+from specheads.papers.gsd.token_tree import TopDrafter, Tree
+from specheads.papers.trees.growth import Grown, Nodes
 from specheads.sampling import Uniforms, Warp
 
 

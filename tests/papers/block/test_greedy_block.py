@@ -8,9 +8,16 @@ import torch
 from fakes import constant_head, tiny_pair
 
 from specheads import SpeculativeDecoder, UserError, Warp, stopping
-from specheads.decoding.verification import GreedyBlockVerification, greedy_block_verification
 from specheads.decoding.verification.chain_distribution import Block
-from specheads.decoding.verification.greedy_block import Levels, NestedDistribution, _modified, modified_targets, verify
+from specheads.papers import GreedyBlockVerification
+from specheads.papers.block.greedy_block import (
+    Levels,
+    NestedDistribution,
+    _modified,
+    greedy_block_verification,
+    modified_targets,
+    verify,
+)
 
 
 class Spy(GreedyBlockVerification):

@@ -3,10 +3,11 @@
 Lossy by design: a likely token may make up for an unlikely one before it, and the output is more likely than samples are.
 """
 
-from specheads.decoding.records import DraftKind
+from specheads.decoding.records import CHAIN
 from specheads.decoding.verification.chain_distribution import AcceptanceDistribution, Block
 from specheads.decoding.verification.verify_step import ChainVerification
 from specheads.errors import UserError, is_number
+from specheads.papers.trees.verifier import BEAM
 
 
 def joint_distribution(block: Block, threshold: float) -> AcceptanceDistribution:
@@ -31,7 +32,7 @@ class JointVerification(ChainVerification):
 
     name = "joint"
     lossless = False
-    takes = frozenset({DraftKind.BEAM, DraftKind.CHAIN})
+    takes = frozenset({BEAM, CHAIN})
 
     def __init__(self, threshold: float = 0.1) -> None:
         if not is_number(threshold) or not 0 <= threshold < 1:
