@@ -224,7 +224,7 @@ MISTAKES = {
     "unknown key of loaders": (["train.py", "+loader.pin_memory=true"], "loader.pin_memory=true is not known"),
     "rule that does not take trees": (
         ["evaluate.py", "drafting=tree"],
-        "token verification does not take what Tree drafts, a tree of chosen tokens; use verification=tree_match",
+        "token verification does not take what Tree drafts, a tree of chosen tokens; use for example verification=tree_match",
     ),
     "layers to skip left open": (["evaluate.py", "drafting=layer_skip"], "drafting.skipped"),
     "layer that is not there": (
