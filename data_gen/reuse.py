@@ -1,18 +1,18 @@
-"""Responses that are copied from a complete cache of another draft: the target's answers do not depend on the draft."""
+"""Responses that are read from a complete cache, also that of another draft: the target's answers do not depend on the draft."""
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
+from data_gen.rows import Shard
 from data_gen.settings import SHARD_LIMITS, Generation
 from specheads.decoding.responses import Response
 from specheads.errors import UserError
 from specheads.pair import Pair
-from specheads.prompts.encoding import EncodedPrompt
 from specheads.storage.shards import FORMAT_VERSION, checksum, read_manifest
 
 logger = logging.getLogger(__name__)
@@ -51,21 +51,16 @@ def _has_same_responses(theirs: Mapping[str, Any], wanted: Mapping[str, Any]) ->
     return limits[0] == limits[1] and all(theirs[name] == wanted[name] for name in wanted.keys() - {"draft", "dtype", "settings"})
 
 
-def reused_responses(
-    cache: Path, name: str, prompts: Sequence[EncodedPrompt], sample: int, pair: Pair, settings: Generation
-) -> list[Response] | None:
-    """Return the responses of a shard of another cache; None if that is damaged, or if a window cut them elsewhere.
-
-    `sample` is the number of the response to each of `prompts`.
-    """
+def read_responses(cache: Path, name: str, shard: Shard, pair: Pair, settings: Generation) -> list[Response] | None:
+    """Return the responses of a shard of a cache; None if that is missing or damaged, or if a window cut them elsewhere."""
     entry, path = read_manifest(cache)["shards"].get(name), cache / name
     if entry is None or not path.is_file() or checksum(path) != entry["sha256"]:
         return None
     rows = pq.read_table(path, columns=["prompt_ids", "sample", "response_ids", "finished"]).to_pylist()
-    if [(row["prompt_ids"], row["sample"]) for row in rows] != [(ids, sample) for _, ids in prompts]:
+    if [(row["prompt_ids"], row["sample"]) for row in rows] != [(ids, shard.sample) for _, ids in shard.prompts]:
         return None
     responses = [Response(row["response_ids"], row["finished"]) for row in rows]
-    for (_, ids), response in zip(prompts, responses, strict=True):
+    for (_, ids), response in zip(shard.prompts, responses, strict=True):
         limit = min(settings.max_new_tokens, pair.window - len(ids))
         if len(response.ids) > limit or (len(response.ids) < limit and not response.finished):
             return None

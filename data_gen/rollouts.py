@@ -4,7 +4,7 @@ In the middle of a round the draft continues the tokens that it has drafted, not
 such contexts; rollouts do.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,7 +43,6 @@ def roll_out(
     warp: Warp,
     max_new_tokens: int,
     batch_size: int,
-    on_rows: Callable[[int], None] = lambda rows: None,
 ) -> list[Rollouts]:
     """Return the rollouts of each response; they start and end only where drafts of a decoder can.
 
@@ -52,7 +51,6 @@ def roll_out(
         uniform: (rows, R, 1 + K) in [0, 1), see `rollout_uniforms`; a rollout has up to K tokens.
         max_new_tokens: the limit at which responses end.
         batch_size: the number of rollouts that are drafted together.
-        on_rows: called after each batch with the number of its rows.
     """
     _, count, width = uniform.shape
     results = [Rollouts([], [], []) for _ in responses]
@@ -74,7 +72,6 @@ def roll_out(
         for number, begin, *columns in zip(text.tolist(), start.tolist(), *made, strict=True):
             for known, value in zip(vars(results[rows[number]]).values(), (begin, *columns), strict=True):
                 known.append(value)
-        on_rows(len(rows))
     return results
 
 

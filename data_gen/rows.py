@@ -14,10 +14,6 @@ from specheads.prompts.encoding import EncodedPrompt
 from specheads.prompts.prompt import SPLITS
 from specheads.sampling import Warp
 
-OnStep = Callable[[int, int], None]  # takes the tokens that were made, and how many responses ended with them
-Steps = tuple[OnStep, Callable[[int], None]]  # the second takes how many responses got their rollouts
-UNSEEN: Steps = lambda made, ended: None, lambda rows: None
-
 
 @dataclass(frozen=True)
 class Shard:
@@ -41,31 +37,20 @@ def plan_shards(prompts: Sequence[EncodedPrompt], settings: Generation) -> dict[
     return shards
 
 
-def make_rows(
-    responder: Responder,
-    shard: Shard,
-    settings: Generation,
-    steps: Steps = UNSEEN,
-    responses: list[Response] | None = None,
-    labelled: bool = True,
-) -> list[dict]:
-    """Return the finished rows of one shard, in the order of its prompts.
+def respond(
+    responder: Responder, shard: Shard, settings: Generation, on_step: Callable[[int, int], None] = lambda made, ended: None
+) -> list[Response]:
+    """Return the target's responses to the prompts of a shard; see `Responder.respond`, whose plan has these prompts."""
+    uniform = np.stack([uniforms_of(settings, prompt.prompt_id, shard.sample)[0] for prompt, _ in shard.prompts])
+    return responder.respond([ids for _, ids in shard.prompts], uniform, warp_of(settings, shard), on_step)
 
-    Args:
-        responder: the target's, for a plan with these prompts.
-        steps: called as the work goes on.
-        responses: the target's, where they are known.
-        labelled: without labels, the columns that the draft would fill stay empty.
-    """
-    ids = [ids for _, ids in shard.prompts]
-    uniform = np.stack([uniforms_of(settings, prompt.prompt_id, shard.sample) for prompt, _ in shard.prompts])
-    if responses is None:
-        responses = responder.respond(ids, uniform[:, 0], warp_of(settings, shard), steps[0])
-    if labelled:
-        labels, rollouts = _labels_and_rollouts(responder.pair, shard, responses, uniform[:, 1:], settings, steps[1])
-    else:
-        labels = [Labels(*([] for _ in fields(Labels)))] * len(ids)
-        rollouts = [Rollouts(*([] for _ in fields(Rollouts)))] * len(ids)
+
+def response_rows(
+    shard: Shard, responses: Sequence[Response], labels: Sequence[Labels] = (), rollouts: Sequence[Rollouts] = ()
+) -> list[dict]:
+    """Return the rows of one shard, in the order of its prompts; without labels, the columns of the draft are empty."""
+    labels = labels or [Labels(*([] for _ in fields(Labels)))] * len(responses)
+    rollouts = rollouts or [Rollouts(*([] for _ in fields(Rollouts)))] * len(responses)
     return [
         {
             "prompt_id": prompt.prompt_id,
@@ -84,6 +69,17 @@ def make_rows(
     ]
 
 
+def label_rows(pair: Pair, shard: Shard, responses: Sequence[Response], settings: Generation) -> list[dict]:
+    """Return the rows of one shard with drafted tokens, their labels and rollouts."""
+    ids, answers = [ids for _, ids in shard.prompts], [response.ids for response in responses]
+    uniform = np.stack([uniforms_of(settings, prompt.prompt_id, shard.sample)[1:] for prompt, _ in shard.prompts])
+    labels = label_responses(pair, ids, answers, uniform, settings.label_warp)
+    sizes = shard.sample, settings.rollouts_per_response, settings.rollout_tokens
+    uniform = np.stack([rollout_uniforms(settings.seed, prompt.prompt_id, *sizes) for prompt, _ in shard.prompts])
+    limits = settings.max_new_tokens, settings.batch_size
+    return response_rows(shard, responses, labels, roll_out(pair, ids, answers, uniform, settings.label_warp, *limits))
+
+
 def uniforms_of(settings: Generation, prompt_id: str, sample: int) -> np.ndarray:
     """Return the uniform numbers of a response and of the tokens drafted along it; a greedy draft drafts one at each position."""
     num_samples = 1 if settings.label_warp.greedy else settings.samples_per_position
@@ -94,19 +90,3 @@ def warp_of(settings: Generation, shard: Shard) -> Warp:
     """Return what turns the target's logits into the probabilities of a shard's responses."""
     # A greedy target has one response. Text that it would not have written shows the heads of a greedy pair more.
     return replace(settings.warp, temperature=1.0) if settings.warp.greedy and shard.sample else settings.warp
-
-
-def _labels_and_rollouts(
-    pair: Pair,
-    shard: Shard,
-    responses: Sequence[Response],
-    uniform: np.ndarray,
-    settings: Generation,
-    on_rows: Callable[[int], None],
-) -> tuple[list[Labels], list[Rollouts]]:
-    ids, answers = [ids for _, ids in shard.prompts], [response.ids for response in responses]
-    labels = label_responses(pair, ids, answers, uniform, settings.label_warp)
-    sizes = shard.sample, settings.rollouts_per_response, settings.rollout_tokens
-    uniform = np.stack([rollout_uniforms(settings.seed, prompt.prompt_id, *sizes) for prompt, _ in shard.prompts])
-    limits = settings.max_new_tokens, settings.batch_size
-    return labels, roll_out(pair, ids, answers, uniform, settings.label_warp, *limits, on_rows)

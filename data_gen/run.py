@@ -1,26 +1,33 @@
-"""Make a data set: prompts in, a complete cache out; existing shards are kept."""
+"""Make a data set in two stages, of which each fills a cache and keeps the shards that exist.
+
+`Responses` makes the target's responses, which fit every draft of the same window. `Labels` reads them, and adds the tokens that
+the draft samples along them with their acceptance probabilities.
+"""
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import cache
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from data_gen.progress import Meter, announce, progress_bar
-from data_gen.reuse import reusable_cache, reused_responses
-from data_gen.rows import OnStep, Shard, make_rows, plan_shards
+from data_gen.progress import Meter, announce
+from data_gen.reuse import read_responses, reusable_cache
+from data_gen.rows import label_rows, plan_shards, respond, response_rows
 from data_gen.settings import RESPONSE_LIMITS, Generation
 from data_gen.vllm_runner import VllmResponses, responses_provenance
-from specheads.decoding.responses import Responder, Response
+from specheads.decoding.responses import Responder
 from specheads.errors import UserError
+from specheads.forecast import progress
 from specheads.pair import Pair
 from specheads.prompts.encoding import encode_prompts, response_provenance
-from specheads.prompts.prompt import SPLITS, LoadedPrompts, Prompt, PromptSource, unique
+from specheads.prompts.prompt import SPLITS, Prompt, PromptSource, unique
 from specheads.storage.data_set import SCHEMA
-from specheads.storage.shards import ShardStore, fingerprint, in_lots
+from specheads.storage.shards import MANIFEST, ShardStore, fingerprint, in_lots
 
 logger = logging.getLogger(__name__)
+
+Advance = Callable[[int], object]  # takes how many responses are done
 
 
 def generate_data(
@@ -33,85 +40,150 @@ def generate_data(
 ) -> Path:
     """Return the folder of the complete cache for these arguments; missing shards are made first.
 
-    Any number of processes that make this call, on any number of machines with the folder, share the work.
-    With `labelled` false, responses are enough: an existing cache with labels is used as well, and a new one has no labels and
-    fits every draft.
+    Another process of this machine that makes the same cache is waited for. With `labelled` false, responses are enough: an
+    existing cache with labels is used as well.
 
     Raises:
-        UserError: no usable prompt; a worker with other versions of packages at work on the same cache.
+        UserError: no usable prompt.
     """
-    loaded = [prompt for prompt in unique(source.load(pair.chats)) if prompt.split in SPLITS]  # final prompts are for evaluations
-    prompts = [prompt for prompt in loaded if prompt.split in splits]
-    # A cache with labels, or with more splits than needed, can be used too.
-    provenances = [cache_provenance(pair, some, settings, labels) for some in (loaded, prompts) for labels in (True, labelled)]
-    for provenance in provenances:
-        folder = root / fingerprint(provenance)
-        if (folder / "manifest.json").is_file() and ShardStore(folder, provenance, SCHEMA).is_complete():
-            logger.info("data: complete in %s", folder)
-            return folder
-    store = ShardStore(folder, provenance, SCHEMA)
-    shards = plan_shards(encode_prompts(pair, prompts, settings.limits), settings)
-    to_do = [shard for name, shard in shards.items() if not store.has(name)]
-    announce(folder, shards.values(), to_do, settings)
-    responder = Responder(pair, [len(ids) for shard in shards.values() for _, ids in shard.prompts], settings.limits)
-    with progress_bar() as bar, _known_responses(pair, loaded, shards, settings, root, store, labelled) as known:
-        rows = sum(len(shard.prompts) for shard in to_do)
-        meter = Meter(bar, rows, settings.max_new_tokens, labelled and settings.rollouts_per_response > 0)
-        lots = settings.num_lots if settings.by_vllm and not labelled else None
-        with store.missing(list(shards), lambda name: meter.skip(len(shards[name].prompts)), lots) as missing:
-            for name in missing:
-                responses = known(name, meter.add)
-                steps = meter.add, meter.add_rollouts
-                store.write(name, make_rows(responder, shards[name], settings, steps, responses, labelled))
-                meter.add_labels(len(shards[name].prompts))
-            store.complete(list(shards))
-    return folder
+    prompts = unique(source.load(pair.chats))
+    while isinstance(stage := next_stage(pair, prompts, settings, root, splits, labelled), Stage):
+        stage.run()
+    logger.info("data: complete in %s", stage)
+    return stage
 
 
-@contextmanager
-def _known_responses(
+def next_stage(
     pair: Pair,
     prompts: Sequence[Prompt],
-    shards: Mapping[str, Shard],
     settings: Generation,
     root: Path,
-    store: ShardStore,
-    labelled: bool,
-) -> Iterator[Callable[[str, OnStep], list[Response] | None]]:
-    """Yield a function that returns the responses to a missing shard, None where the target of the pair is to be asked.
+    splits: Collection[str] = SPLITS,
+    labelled: bool = True,
+) -> "Path | Stage":
+    """Return the folder of the complete cache, see `generate_data`, or the stage that comes next where there is none yet."""
+    usable = [prompt for prompt in prompts if prompt.split in SPLITS]  # final prompts are for evaluations
+    wanted = [prompt for prompt in usable if prompt.split in splits]
+    # A cache with labels, or with more splits than needed, can be used too.
+    for some in (usable, wanted):
+        for labels in (True, labelled):
+            if folder := _complete(root, cache_provenance(pair, some, settings, labels)):
+                return folder
+    if not labelled:
+        return Responses(pair, wanted, settings, root)
+    for some in (usable, wanted):
+        if folder := _complete(root, cache_provenance(pair, some, settings, labelled=False)):
+            return Labels(pair, wanted, settings, root, folder)
+    return Responses(pair, wanted, settings, root)
 
-    vLLM makes all responses before the first label, into a cache without labels.
-    """
-    if settings.by_vllm and not labelled:
-        with ExitStack() as stack:
 
-            @cache  # it starts when the first responses are needed: another worker may have made all of them
-            def vllm(lot: tuple[str, ...]) -> VllmResponses:
-                stack.close()  # the one of the lot before
-                missing = {name: shards[name] for name in lot if not store.has(name)}
-                return stack.enter_context(VllmResponses(pair, missing, settings, store.folder))
+def _complete(root: Path, provenance: dict[str, Any]) -> Path | None:
+    folder = root / fingerprint(provenance)
+    return folder if (folder / MANIFEST).is_file() and ShardStore(folder, provenance, SCHEMA).is_complete() else None
 
-            lot_of = {name: lot for lot in in_lots(list(shards), settings.num_lots) for name in lot}
-            yield lambda name, on_step: vllm(lot_of[name]).of(name, on_step)
-        return
-    if settings.by_vllm:
-        splits = {prompt.split for name, shard in shards.items() if not store.has(name) for prompt, _ in shard.prompts}
-        reusable = generate_data(pair, LoadedPrompts(prompts), settings, root, splits, labelled=False) if splits else None
-    else:
-        reusable = reusable_cache(root, store.provenance)
 
-    def copied(name: str, on_step: OnStep) -> list[Response] | None:
-        shard = shards[name]
-        responses = reused_responses(reusable, name, shard.prompts, shard.sample, pair, settings) if reusable else None
-        if responses is not None:
-            on_step(0, len(responses))
-        elif settings.by_vllm:
-            raise UserError(
-                f"{name} in {reusable} has changed since vLLM wrote it; remove that folder and run the command again."
-            )
-        return responses
+class Stage(ABC):
+    """One stage of a data set: the shards of a cache, made in lots that do not depend on each other."""
 
-    yield copied
+    name: str
+    labelled: bool
+
+    def __init__(self, pair: Pair, prompts: Sequence[Prompt], settings: Generation, root: Path) -> None:
+        self.pair, self.settings, self.root = pair, settings, root
+        provenance = cache_provenance(pair, prompts, settings, self.labelled)
+        self.store = ShardStore(root / fingerprint(provenance), provenance, SCHEMA)
+        self.shards = plan_shards(encode_prompts(pair, prompts, settings.limits), settings)
+
+    def run(self) -> None:
+        """Make what is missing in this process."""
+        with self.store.missing(list(self.shards)) as missing, self.progress(self.announced(missing)) as advance:
+            for lot in self.lots(missing):
+                self.make(lot, advance)
+            self.store.complete(list(self.shards))
+
+    def num_rows(self, names: Collection[str]) -> int:
+        """Return the number of responses in some shards."""
+        return sum(len(self.shards[name].prompts) for name in names)
+
+    def announced(self, missing: Collection[str]) -> int:
+        """Log what is to be done; return the number of responses in the missing shards."""
+        announce(self.name, self.store.folder, self.num_rows(self.shards), self.num_rows(missing), self.settings)
+        return self.num_rows(missing)
+
+    def lots(self, missing: Collection[str]) -> list[list[str]]:
+        """Return the missing shards in the parts in which they are made."""
+        return [[name] for name in missing]
+
+    def progress(self, num_rows: int) -> Any:
+        """Return a context manager with a progress bar; it gives what advances it."""
+        return progress(self.name, num_rows)
+
+    @abstractmethod
+    def make(self, names: Sequence[str], advance: Any) -> None:
+        """Make some shards."""
+
+
+class Responses(Stage):
+    """The stage that answers the prompts: with responses of another cache, by vLLM, or in this process."""
+
+    name, labelled = "responses", False
+
+    def lots(self, missing: Collection[str]) -> list[list[str]]:
+        """Return one lot per vLLM process, which answers many prompts together, or one per shard."""
+        if not self.settings.by_vllm:
+            return super().lots(missing)
+        return [[name for name in lot if name in missing] for lot in in_lots(list(self.shards), self.settings.num_lots)]
+
+    def progress(self, num_rows: int) -> Any:
+        return Meter(num_rows, self.settings.max_new_tokens)
+
+    @cached_property
+    def reusable(self) -> Path | None:
+        """A cache whose responses are copied."""
+        return None if self.settings.by_vllm else reusable_cache(self.root, self.store.provenance)
+
+    @cached_property
+    def responder(self) -> Responder:
+        """What makes responses in this process."""
+        lengths = [len(ids) for shard in self.shards.values() for _, ids in shard.prompts]
+        return Responder(self.pair, lengths, self.settings.limits)
+
+    def make(self, names: Sequence[str], advance: Callable[[int, int], None]) -> None:
+        """`advance` takes the tokens that were made, and how many responses ended with them."""
+        if self.settings.by_vllm and names:
+            missing = {name: self.shards[name] for name in names}
+            with VllmResponses(self.pair, missing, self.settings, self.store.folder) as vllm:
+                for name in names:
+                    self.store.write(name, response_rows(self.shards[name], vllm.of(name, advance)))
+            return
+        for name in names:
+            shard = self.shards[name]
+            responses = read_responses(self.reusable, name, shard, self.pair, self.settings) if self.reusable else None
+            if responses is not None:
+                advance(0, len(responses))
+            else:
+                responses = respond(self.responder, shard, self.settings, advance)
+            self.store.write(name, response_rows(shard, responses))
+
+
+class Labels(Stage):
+    """The stage that adds the draft's tokens and their labels to the responses in a folder."""
+
+    name, labelled = "labels", True
+
+    def __init__(self, pair: Pair, prompts: Sequence[Prompt], settings: Generation, root: Path, responses: Path) -> None:
+        super().__init__(pair, prompts, settings, root)
+        self.responses = responses
+
+    def make(self, names: Sequence[str], advance: Advance) -> None:
+        """`advance` takes how many responses are labelled."""
+        for name in names:
+            shard = self.shards[name]
+            responses = read_responses(self.responses, name, shard, self.pair, self.settings)
+            if responses is None:
+                raise UserError(f"{name} in {self.responses} has changed since it was written; run the command again.")
+            self.store.write(name, label_rows(self.pair, shard, responses, self.settings))
+            advance(len(responses))
 
 
 def cache_provenance(pair: Pair, prompts: Sequence[Prompt], settings: Generation, labelled: bool) -> dict[str, Any]:

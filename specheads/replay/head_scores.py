@@ -9,6 +9,7 @@ the node's token, `overlap_predictor` of it the expected acceptance before that 
 import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -25,7 +26,6 @@ from specheads.pair import Pair
 from specheads.replay.recording import GROUND_TRUTH, Advance, NodeIndices, branches_of
 from specheads.replay.response_tree import SLICE_ELEMENTS, node_states
 from specheads.sampling import Warp, accept_prob, check_finite, check_numbers
-from specheads.storage.leases import Leases, each_free
 from specheads.storage.shards import ShardStore, made_manifest
 
 logger = logging.getLogger(__name__)
@@ -109,28 +109,28 @@ class Scores(Protocol):
 
 
 def _predict(folder: Path, lm: LanguageModel, stores: Sequence[ShardStore], score: Scores, advance: Advance) -> None:
-    """Write a shard of predictions for every shard of the recording; other processes that need them, too, share the work."""
+    """Write a shard of predictions for every shard of the recording; another process that needs them, too, waits."""
     manifest = made_manifest(folder)
     shards, settings = manifest["shards"], manifest["provenance"]["settings"]
     branch_columns = [f"branch_{name}" for name in ("draw", "start", "length", "ids")]
     columns = ["prompt_ids", "response_ids", "accepted", *branch_columns, "law_prob"]
-    names, exists = sorted(shards), lambda shard: all(store.has(shard) for store in stores)
-    for shard in filter(exists, names):
-        advance(shards[shard]["rows"])
     logger.info("predicting: %d values of each token of %d prompts, in %s", len(stores), _num_rows(shards), folder)
-    with Leases(folder / "predictions") as leases:
-        for shard in each_free(leases, names, exists, elsewhere=lambda shard: advance(shards[shard]["rows"])):
+    with ExitStack() as stack:
+        missing = [stack.enter_context(store.missing(sorted(shards))) for store in sorted(stores, key=lambda each: each.folder)]
+        for shard in sorted(shards):
+            if not any(shard in names for names in missing):
+                advance(shards[shard]["rows"])
+                continue
             predictions: list[list[dict[str, Any]]] = [[] for _ in stores]
             for row in pq.read_table(folder / shard, columns=columns).to_pylist():
                 score.begin(row, NodeIndices.of(row, settings["num_samples"], settings["max_tokens"]))
                 for rows, values in zip(predictions, _row_scores(row, lm, score, len(stores), settings), strict=True):
                     rows.append({"values": values.numpy()})
                 advance(1)
-            if leases.holds(shard):
-                for store, rows in zip(stores, predictions, strict=True):
-                    store.write(shard, rows)
-    for store in stores:
-        store.complete(names)
+            for store, rows in zip(stores, predictions, strict=True):
+                store.write(shard, rows)
+        for store in stores:
+            store.complete(sorted(shards))
 
 
 def _row_scores(

@@ -200,9 +200,8 @@ def make_recording(
     shards = {f"{start:06d}.parquet": prompts[start : start + ROWS_PER_SHARD] for start in range(0, len(prompts), ROWS_PER_SHARD)}
     _announce(folder, len(prompts), generation.max_new_tokens, settings)
     responder = _responder(pair, [len(ids) for _, ids in prompts], generation)
-    for name in filter(store.has, shards):
-        advance(len(shards[name]))
-    with store.missing(list(shards), elsewhere=lambda name: advance(len(shards[name]))) as missing:
+    with store.missing(list(shards)) as missing:
+        advance(sum(len(part) for name, part in shards.items() if name not in missing))
         for name in missing:
             rows = list(_record(responder, shards[name], warp, generation.max_new_tokens, settings, seed, advance))
             store.write(name, rows)

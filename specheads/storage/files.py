@@ -1,13 +1,19 @@
 """Files that are complete or absent, and locks that end with their process."""
 
+import contextlib
 import fcntl
 import json
+import logging
 import os
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+logger = logging.getLogger(__name__)
+
+_SECONDS_BETWEEN_LOOKS = 0.05  # at the lock of another process
 _umask = os.umask(0o77)  # which can only be read by setting it
 os.umask(_umask)
 MODE = 0o666 & ~_umask  # of files, as `open` makes them
@@ -95,3 +101,30 @@ def lock(path: Path) -> TextIO | None:
     stream.write(str(os.getpid()))
     stream.flush()
     return stream
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, as soon as no other process has it; the log says if one is waited for.
+
+    Raises:
+        OSError: as of `lock`.
+    """
+    path, said = folder / ".lock", False
+    while True:
+        stream = lock(path)
+        if stream is not None:
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(stream.fileno()), path.stat()):
+                    break
+            stream.close()  # it was that of a process that has just released and removed it
+            continue
+        if not said:
+            logger.info("waiting for another process, which is at work in %s", folder)
+            said = True
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # before it is released: whoever opens it now gets another file
+        stream.close()

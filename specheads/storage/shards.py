@@ -1,8 +1,8 @@
 """Caches on disk: `<fingerprint>/` with shards and a manifest of their checksums.
 
 A shard appears by rename when it is complete, then a note with its checksum, `.<shard>.json`. A restart verifies the existing
-shards and makes only the missing ones. Any number of workers may write a cache at the same time: each takes shards by leases, and
-the bytes of a shard do not depend on who makes it. Whoever sees that all exist gathers the notes in the manifest.
+shards and makes only the missing ones, under a lock: another process of the machine that needs the cache waits. When all exist,
+the manifest lists them, and the notes go.
 """
 
 import contextlib
@@ -22,8 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specheads.errors import UserError
-from specheads.storage.files import open_inside, write_json, write_whole
-from specheads.storage.leases import Leases, each_free
+from specheads.storage.files import locked, open_inside, write_json, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +30,6 @@ FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 
 Entry = dict[str, Any]  # `rows` and `sha256` of a shard; in a note also `of`, the fingerprint of its cache
-Names = Iterator[str]
-Elsewhere = Callable[[str], object]
 
 
 def fingerprint(provenance: Mapping[str, Any]) -> str:
@@ -41,22 +38,25 @@ def fingerprint(provenance: Mapping[str, Any]) -> str:
 
 
 class ShardStore:
-    """One cache folder, opened for writing by one of several workers. Raises UserError if its manifest cannot be used."""
+    """One cache folder, opened for writing. Raises UserError if its manifest cannot be used."""
 
     def __init__(self, folder: Path, provenance: Mapping[str, Any], schema: pa.Schema | None = None) -> None:
         self.folder, self.schema = folder, schema
         self.provenance = json.loads(json.dumps(dict(provenance)))
         folder.mkdir(parents=True, exist_ok=True)
-        manifest = read_manifest(folder)
+        self._checksums: dict[str, tuple[tuple[int, ...], str]] = {}  # by name, for a file's time, size and number
+        self._writer = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+        self._read()
+
+    def _read(self) -> None:
+        """Take over what the manifest says, and what is noted next to shards."""
+        folder, manifest = self.folder, read_manifest(self.folder)
         if manifest and manifest.get("provenance") != self.provenance:
             logger.warning("data: %s belongs to another cache; its shards will be made again", folder / MANIFEST)
             manifest = {}
         self.shards: dict[str, Entry] = manifest.get("shards", {})
         self._is_known = bool(manifest)
         self._declared_complete = manifest.get("complete", False)
-        self._leases: Leases | None = None
-        self._checksums: dict[str, tuple[tuple[int, ...], str]] = {}  # by name, for a file's time, size and number
-        self._writer = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
 
     def has(self, name: str) -> bool:
         """Return whether a shard exists with the checksum that its worker noted; a damaged or foreign one counts as missing."""
@@ -83,21 +83,15 @@ class ShardStore:
         return self._declared_complete and not damaged
 
     @contextlib.contextmanager
-    def missing(self, names: Sequence[str], elsewhere: Elsewhere = lambda name: None, lots: int | None = None) -> Iterator[Names]:
-        """Give the shards among `names` that this worker is to make, one at a time; they end when all exist, whoever made them.
+    def missing(self, names: Sequence[str]) -> Iterator[list[str]]:
+        """Lock the cache, as soon as no other process has it; give the shards among `names` that do not exist."""
+        with locked(self.folder):
+            yield self.still_missing(names)
 
-        Args:
-            elsewhere: called with each shard that another worker has made in the meantime.
-            lots: the number of parts, see `in_lots`, of which a worker makes each as a whole; default: as many as shards.
-        """
-        with Leases(self.folder) as leases:
-            self._leases = leases
-            if lots is None:
-                yield each_free(leases, names, self.has, elsewhere)
-            else:
-                parts = {f"lot-{number}-of-{lots}": part for number, part in enumerate(in_lots(names, lots))}
-                turns = each_free(leases, list(parts), lambda lot: all(map(self.has, parts[lot])))
-                yield (name for lot in turns for name in parts[lot] if not self.has(name))
+    def still_missing(self, names: Sequence[str]) -> list[str]:
+        """Return the shards among `names` that do not exist by now, whoever has made the others."""
+        self._read()
+        return [name for name in names if not self.has(name)]
 
     def write(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write a shard, and next to it its checksum."""
@@ -105,31 +99,20 @@ class ShardStore:
         self.put(name, len(rows), lambda temporary: pq.write_table(table, temporary, compression="zstd"))
 
     def put(self, name: str, num_rows: int, write: Callable[[Path], Any]) -> None:
-        """Let `write` make the file of a shard, and note its checksum next to it.
-
-        Nothing is kept if another worker has taken over the shard, as this one was suspended for too long.
-        """
+        """Let `write` make the file of a shard, and note its checksum next to it."""
         if not self._is_known:
             self._write_manifest(complete=False)
         path, entry = self.folder / name, {"rows": num_rows, "sha256": "", "of": fingerprint(self.provenance)}
-        for of_shard in (name, note_of(path).name):
+        for of_shard in (name, _note_of(path).name):
             for left in self.folder.glob(f".{glob.escape(of_shard)}*.tmp"):  # of a worker that was killed
                 left.unlink(missing_ok=True)
 
-        def write_mine(temporary: Path) -> None:
+        def write_summed(temporary: Path) -> None:
             write(temporary)
             entry["sha256"] = checksum(temporary)
-            if not self._is_ours():
-                raise _TakenOver
 
-        try:
-            write_whole(path, write_mine, self._writer)
-            write_json(note_of(path), entry, self._writer)
-        except (_TakenOver, FileNotFoundError):  # who takes over a shard removes unfinished files of it
-            if self._is_ours():
-                raise
-            logger.warning("data: %s in %s was taken over by another worker; what this one made is dropped", name, self.folder)
-            return
+        write_whole(path, write_summed, self._writer)
+        write_json(_note_of(path), entry, self._writer)
         self.shards[name] = entry
 
     def complete(self, names: Sequence[str]) -> None:
@@ -137,24 +120,16 @@ class ShardStore:
         self.shards = {name: self.shards[name] for name in names}
         self._write_manifest(complete=True)
         for name in names:
-            note_of(self.folder / name).unlink(missing_ok=True)
-
-    def _is_ours(self) -> bool:
-        """Return whether no other worker has taken over what this one makes."""
-        return self._leases is None or self._leases.holds_all()
+            _note_of(self.folder / name).unlink(missing_ok=True)
 
     def _entries(self, name: str) -> Iterator[Entry]:
-        """Yield what is noted about a shard: by this worker, next to the shard, and in a manifest written since."""
+        """Yield what is noted about a shard: in the manifest or by this process, and next to the shard."""
         known = self.shards.get(name)
         if known is not None:
             yield known
         noted = _noted(self.folder / name)
         if noted is not None and noted["of"] == fingerprint(self.provenance):
             yield noted
-        elif noted is None and self._leases is not None:
-            manifest = read_manifest(self.folder)
-            if manifest.get("provenance") == self.provenance and name in manifest["shards"]:
-                yield manifest["shards"][name]
 
     def _write_manifest(self, complete: bool) -> None:
         shards = {name: {key: entry[key] for key in ("rows", "sha256")} for name, entry in sorted(self.shards.items())}
@@ -169,11 +144,7 @@ def in_lots(names: Sequence[str], lots: int) -> list[tuple[str, ...]]:
     return [tuple(names[first:end]) for first, end in pairwise(ends) if first < end]
 
 
-class _TakenOver(Exception):
-    """Another worker holds the lease of the shard by now."""
-
-
-def note_of(path: Path) -> Path:
+def _note_of(path: Path) -> Path:
     """Return the file with what is noted about a shard until the manifest lists it."""
     return path.with_name(f".{path.name}.json")
 
@@ -181,15 +152,10 @@ def note_of(path: Path) -> Path:
 def _noted(path: Path) -> Entry | None:
     """Return what is noted next to a shard; None if nothing is, or if it cannot be read."""
     try:
-        with os.fdopen(open_inside(note_of(path), os.O_RDONLY)) as stream:
-            return parse_note(stream.read())
+        with os.fdopen(open_inside(_note_of(path), os.O_RDONLY)) as stream:
+            entry = json.loads(stream.read())
     except (OSError, ValueError):
         return None
-
-
-def parse_note(text: str | bytes) -> Entry | None:
-    """Return the content of a note; None if it is none. Raises ValueError if it is no JSON."""
-    entry = json.loads(text)
     return entry if isinstance(entry, dict) and entry.keys() >= {"rows", "sha256", "of"} else None
 
 
@@ -200,34 +166,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         UserError: the manifest is not valid, or names a file outside the folder.
     """
     path = folder / MANIFEST
-    manifest = parse_manifest(path.read_bytes() if path.is_file() else None, str(path), lambda: _all_noted(folder))
-    for name in manifest.get("shards", {}):
-        if (folder / name).is_symlink():
-            raise _leads_away(str(path), name)
-    return manifest
-
-
-def _all_noted(folder: Path) -> dict[str, Entry]:
-    """Return what is noted next to the shards of a cache folder, by their names."""
-    names = sorted(path.name[1:].removesuffix(".json") for path in folder.glob(".*.json"))
-    noted = {name: _noted(folder / name) for name in names}
-    return {name: entry for name, entry in noted.items() if entry is not None}
-
-
-def parse_manifest(content: bytes | None, where: str, noted: Callable[[], Mapping[str, Entry]]) -> dict[str, Any]:
-    """Return a manifest from the content of its file; empty without one.
-
-    Args:
-        where: the file, for messages.
-        noted: returns what is noted next to shards, by their names, for a cache that is not complete.
-
-    Raises:
-        UserError: the manifest is not valid, or names a file outside the folder.
-    """
     try:
-        manifest = {} if content is None else json.loads(content)
+        manifest = json.loads(path.read_bytes()) if path.is_file() else {}
     except ValueError as error:
-        raise UserError(f"{where} is not valid JSON ({error}); delete it, and its shards will be made again.") from None
+        raise UserError(f"{path} is not valid JSON ({error}); delete it, and its shards will be made again.") from None
     if not isinstance(manifest, dict) or not manifest:
         return {}
     if "made_of" in manifest:  # the key of earlier versions
@@ -236,13 +178,17 @@ def parse_manifest(content: bytes | None, where: str, noted: Callable[[], Mappin
     if not isinstance(shards, dict) or not all(
         isinstance(entry, dict) and entry.keys() >= {"rows", "sha256"} for entry in shards.values()
     ):
-        raise UserError(f"{where} does not list shards with their checksums; delete it, and its shards will be made again.")
+        raise UserError(f"{path} does not list shards with their checksums; delete it, and its shards will be made again.")
     if not manifest.get("complete"):
         of = fingerprint(manifest.get("provenance") or {})
-        shards |= {name: entry for name, entry in noted().items() if entry["of"] == of}
+        names = sorted(note.name[1:].removesuffix(".json") for note in folder.glob(".*.json"))
+        shards |= {name: entry for name in names if (entry := _noted(folder / name)) and entry["of"] == of}
     for name in shards:  # someone else's cache must not name files elsewhere
-        if name in ("", ".", "..") or "\0" in name or Path(name).name != name:
-            raise _leads_away(where, name)
+        if name in ("", ".", "..") or "\0" in name or Path(name).name != name or (folder / name).is_symlink():
+            raise UserError(
+                f"{path} names {name!r}, which must be a file in that folder, not a path or a link; "
+                "delete the folder if you did not make it, and its shards will be made again."
+            )
     return manifest
 
 
@@ -252,13 +198,6 @@ def made_manifest(folder: Path) -> dict[str, Any]:
     if not manifest:
         raise UserError(f"{folder / MANIFEST} is gone or empty; run the same command again, which makes its shards again.")
     return manifest
-
-
-def _leads_away(where: str, name: str) -> UserError:
-    return UserError(
-        f"{where} names {name!r}, which must be a file in that folder, not a path or a link; "
-        "delete the folder if you did not make it, and its shards will be made again."
-    )
 
 
 def checksum(path: Path) -> str:

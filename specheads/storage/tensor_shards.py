@@ -42,7 +42,7 @@ def make_missing(
     what: str,
     gib: float,
 ) -> None:
-    """Compute the shards of a store that are missing or damaged; other processes that need them, too, share the work.
+    """Compute the shards of a store that are missing or damaged; another process that needs them, too, waits.
 
     Args:
         provenance: everything that decides the store's content.
@@ -57,15 +57,13 @@ def make_missing(
         logger.info("%s: complete in %s", what, folder)
         return
     names = list(num_rows)
-    to_do = sum(not store.has(name) for name in names)
-    logger.info("%s: at most %.2f GiB, %d of %d shards to do, in %s", what, gib, to_do, len(names), folder)
-    with Progress(transient=True) as bar:
-        done = bar.add_task(what, total=to_do)
-        with store.missing(names, elsewhere=lambda name: bar.advance(done)) as missing:
-            for name in missing:
-                store.put(name, num_rows[name], partial(save_file, compute(name)))
-                bar.advance(done)
-            store.complete(names)
+    with store.missing(names) as missing, Progress(transient=True) as bar:
+        logger.info("%s: at most %.2f GiB, %d of %d shards to do, in %s", what, gib, len(missing), len(names), folder)
+        done = bar.add_task(what, total=len(missing))
+        for name in missing:
+            store.put(name, num_rows[name], partial(save_file, compute(name)))
+            bar.advance(done)
+        store.complete(names)
 
 
 def packed(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

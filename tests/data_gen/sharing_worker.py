@@ -1,6 +1,6 @@
 """Make a data set of a tiny pair together with other processes: <folder> <seconds that each shard takes> [full].
 
-It prints what it makes, shard by shard, and what is logged. With `full`, its disk has no room for a shard.
+It prints what it labels, shard by shard, and what is logged. With `full`, its disk has no room for a shard.
 """
 
 import errno
@@ -20,20 +20,20 @@ from specheads.prompts.prompt import Prompt
 from specheads.sampling import Warp
 from specheads.storage import shards
 
-make_rows = run.make_rows
+label_rows = run.label_rows
 
 
 def slow(*arguments):
     print("making", *(prompt.text for prompt, _ in arguments[1].prompts), flush=True)
     time.sleep(float(sys.argv[2]))
-    return make_rows(*arguments)
+    return label_rows(*arguments)
 
 
 class Letters:
-    """Sixteen prompts of four letters."""
+    """Eight prompts of four letters."""
 
     def load(self, chats):
-        for number in range(16):
+        for number in range(8):
             text = format(number, "04b").translate(str.maketrans("01", "ab"))
             yield Prompt(format(number, "016x"), ("train", "train", "dev", "test")[number % 4], text)
 
@@ -45,7 +45,7 @@ def full(table, path, compression):
 
 def main():
     logging.basicConfig(level="INFO", stream=sys.stdout, format="%(message)s")
-    run.make_rows = slow
+    run.label_rows = slow
     if sys.argv[3:] == ["full"]:
         shards.pq.write_table = full
     settings = Generation(warp=Warp(1.0, top_k=5), max_new_tokens=6, max_prompt_tokens=8, batch_size=2, rows_per_shard=2)

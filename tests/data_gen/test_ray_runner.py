@@ -1,17 +1,19 @@
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from commands import wait_for
 
 from data_gen import ray_runner
-from data_gen.ray_runner import UnfitWorker, on_workers
+from data_gen.ray_runner import Driver, UnfitWorker, Worker, on_workers, packages_here
 from data_gen.settings import Generation
 from specheads.errors import UserError
-from specheads.storage.leases import packages_here
 
 ROOT = Path(__file__).parents[2]
 WORDS = ["model=nano", "data.num_train=6", "data.num_dev=2", "data.num_test=2", "data.max_new_tokens=8"]
@@ -37,7 +39,7 @@ def check(folder, **changes):
 )
 def test_a_worker_that_cannot_take_part_says_why(tmp_path, changes, message):
     with pytest.raises(UnfitWorker, match=message):
-        ray_runner._worker(lambda argument: pytest.fail("it works"), {}, 0, check(tmp_path, **changes))
+        Worker(lambda argument: pytest.fail("it works"), {}, check(tmp_path, **changes)).begin()
 
 
 def test_a_mistake_of_a_worker_names_its_machine(tmp_path, monkeypatch):
@@ -47,21 +49,26 @@ def test_a_mistake_of_a_worker_names_its_machine(tmp_path, monkeypatch):
         raise UserError("data.num_train=-1 is wrong")
 
     with pytest.raises(UserError, match=f"{socket.gethostname()}: data.num_train=-1 is wrong"):
-        ray_runner._worker(fail, {}, 1, check(tmp_path))
-    assert ray_runner._worker(lambda argument: argument["a"], {"a": 5}, 1, check(tmp_path)) == 5
+        Worker(fail, {}, check(tmp_path)).begin()
+    worker = Worker(lambda argument: argument["folder"], {"folder": tmp_path}, check(tmp_path))  # it is done
+    worker.begin()
+    assert worker.folder() == str(tmp_path) and worker.missing() == ("", [])
 
 
 def test_without_ray_the_message_says_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"there is no Ray here; run pip install 'specheads\[ray\]'"):
-        on_workers(Generation(runner="ray"), tmp_path, len, {})
+        on_workers(Generation(runner="ray"), tmp_path, len, [{}])
 
 
 class StandIn:
-    """As much of Ray as a driver meets: tasks are functions that return a result or raise."""
+    """As much of Ray as a driver meets: a call is done when it is waited for, in the order of the calls."""
 
     class exceptions:
         class RayError(Exception):
+            pass
+
+        class RayActorError(RayError):
             pass
 
         class RayTaskError(RayError):
@@ -69,32 +76,68 @@ class StandIn:
                 self.cause = cause
 
     def __init__(self, resources):
-        self.resources = resources
+        self.resources, self.killed = resources, []
 
-    def wait(self, tasks, timeout):
-        return tasks[:1], tasks[1:]
+    def wait(self, calls, timeout):
+        return calls[:1], calls[1:]
 
-    def get(self, task):
-        if isinstance(task, Exception):
-            raise self.exceptions.RayTaskError(task) if isinstance(task, UserError) else task
-        return task
+    def get(self, call):
+        result = call()
+        if isinstance(result, self.exceptions.RayError):
+            raise result
+        if isinstance(result, Exception):
+            raise self.exceptions.RayTaskError(result)
+        return result
+
+    def kill(self, worker):
+        self.killed.append(worker)
 
     def cluster_resources(self):
         return self.resources
 
 
-def test_the_first_result_counts_and_failures_of_some_workers_do_not(caplog):
-    ray = StandIn({})
-    full = UserError("node3: No space left on device")
+def crew(folder, *fates, lots=4):
+    """Return a driver whose workers meet what `fates` says, (when it begins, at its first lot), and the lots that are made."""
+    ray, made, left = StandIn({}), [], iter(fates)
+
+    def new_worker():
+        at_begin, at_make = next(left, (None, None))
+        answers = {
+            "begin": lambda: at_begin,
+            "folder": lambda: str(folder),
+            "missing": lambda: ("labels", [([f"{number}"], 1) for number in range(lots)]),
+            "make": lambda lot: at_make or made.append(lot),
+            "complete": lambda: made.append("complete"),
+        }
+        return SimpleNamespace(
+            **{
+                name: SimpleNamespace(remote=lambda *given, answer=answer: lambda: answer(*given))
+                for name, answer in answers.items()
+            }
+        )
+
+    return Driver(ray, new_worker), made
+
+
+def test_lots_of_workers_that_die_or_fail_are_made_by_others(tmp_path, caplog):
+    died, full = StandIn.exceptions.RayActorError(), UserError("node3: No space left on device")
+    driver, made = crew(tmp_path, (None, None), (None, died), (None, full), (died, None))
     with caplog.at_level(logging.WARNING):
-        assert ray_runner._first_result(ray, [full, "folder", "folder"]) == "folder"
+        assert driver.run(4) == str(tmp_path)
+    assert made[-1] == "complete" and sorted(made[:-1]) == [["0"], ["1"], ["2"], ["3"]]
     assert "a worker has ended, the others go on: node3: No space left on device" in caplog.text
+    assert caplog.text.count("a worker has died, and another one begins") == 2
+    assert not list(tmp_path.iterdir())  # the lock is released
+
+
+def test_mistakes_that_all_workers_meet_end_the_run(tmp_path):
+    full = UserError("node3: No space left on device")
     with pytest.raises(UserError, match="node3: No space left"):
-        ray_runner._first_result(ray, [full, UserError("another")])
+        crew(tmp_path, (None, full), (None, UserError("another")))[0].run(2)
     with pytest.raises(UnfitWorker):
-        ray_runner._first_result(ray, [UnfitWorker("other versions"), "folder"])
-    with pytest.raises(StandIn.exceptions.RayError):
-        ray_runner._first_result(ray, [StandIn.exceptions.RayError("the cluster has gone")])
+        crew(tmp_path, (UnfitWorker("other versions"), None))[0].run(2)
+    with pytest.raises(StandIn.exceptions.RayActorError):
+        crew(tmp_path, *[(StandIn.exceptions.RayActorError(), None)] * 99)[0].run(1)
 
 
 def test_a_machine_without_enough_for_a_worker_is_refused_by_the_key():
@@ -111,33 +154,47 @@ def test_an_address_where_nobody_listens_is_refused_at_once(tmp_path):
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
         with pytest.raises(UserError, match=rf"ray\.address={address} cannot be reached \(Connection refused\); start a cluster"):
-            on_workers(Generation(runner="ray", ray_address=address), tmp_path, len, {})
+            on_workers(Generation(runner="ray", ray_address=address), tmp_path, len, [{}])
+
+
+def content(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def words_of(folder, *words):
+    words = [*WORDS, f"paths.data={folder}", f"paths.outputs={folder.parent / 'outputs'}", *words]
+    return [sys.executable, "-m", "data_gen", *words]
 
 
 def make(folder, *words):
-    words = [*WORDS, f"paths.data={folder}", f"paths.outputs={folder.parent / 'outputs'}", *words]
-    done = subprocess.run(
-        [sys.executable, "-m", "data_gen", *words], check=False, env=ENVIRONMENT, capture_output=True, text=True, timeout=300
-    )
+    done = subprocess.run(words_of(folder, *words), check=False, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    (cache,) = folder.iterdir()
-    assert f"data: {cache}" in done.stdout
-    return {path.name: path.read_bytes() for path in cache.iterdir()}
+    assert f"data: {folder}" in done.stdout
+    return content(folder)
 
 
 @pytest.mark.full  # half a minute until a cluster works
 def test_workers_of_a_cluster_make_the_bytes_of_one_process(tmp_path):
-    """Two, and with fewer CPUs than there are workers some that nobody waits for."""
+    """Also with fewer CPUs than workers, which nobody waits for, and after the driver and workers are killed."""
     pytest.importorskip("ray")
-    num_workers = 3 if (os.cpu_count() or 1) < 3 else 2
-    assert make(tmp_path / "ray", "runner=ray", f"ray.num_workers={num_workers}") == make(tmp_path / "alone")
+    ray_words = "runner=ray", f"ray.num_workers={3 if (os.cpu_count() or 1) < 3 else 2}"
+    alone = make(tmp_path / "alone")
+    driver = subprocess.Popen(words_of(tmp_path / "ray", *ray_words), env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+    wait_for(lambda: list((tmp_path / "ray").glob("*/*.parquet")))
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    driver = subprocess.Popen(words_of(tmp_path / "ray", *ray_words), env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+    for _ in range(2):
+        wait_for(lambda: workers_of(driver.pid) or driver.poll() is not None)
+        for worker in workers_of(driver.pid)[:1]:
+            os.kill(worker, signal.SIGKILL)
+    assert driver.wait(300) == 0
+    for left in (tmp_path / "ray").glob(".ray-*"):  # of the driver that was killed
+        left.unlink()
+    assert content(tmp_path / "ray") == alone
 
 
-def test_the_sign_of_a_driver_that_was_killed_long_ago_is_removed(tmp_path):
-    recent, old = tmp_path / ".ray-1", tmp_path / ".ray-2"
-    for path in (recent, old):
-        path.touch()
-    two_days_ago = old.stat().st_mtime - 2 * ray_runner.SECONDS_OF_A_SIGN
-    os.utime(old, (two_days_ago, two_days_ago))
-    sign = ray_runner.new_sign(tmp_path)
-    assert sorted(tmp_path.iterdir()) == sorted([recent, sign])
+def workers_of(driver):
+    """The numbers of the processes that Ray has started for a driver to make data."""
+    listed = subprocess.run(["ps", "-eo", "pid=,args="], check=True, capture_output=True, text=True).stdout
+    return [int(line.split()[0]) for line in listed.splitlines() if "ray::Worker." in line]

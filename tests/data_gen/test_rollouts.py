@@ -10,7 +10,7 @@ from fakes import tiny_pair
 from statistics_helper import chi_square_p_value
 
 from data_gen.rollouts import roll_out, rollout_uniforms
-from data_gen.rows import Shard, make_rows
+from data_gen.rows import Shard, label_rows, respond
 from data_gen.settings import Generation
 from specheads.decoding.responses import Responder
 from specheads.errors import UserError
@@ -115,15 +115,12 @@ def test_rollouts_follow_the_drafts_distribution():
     assert chi_square_p_value(counts.flatten().long(), joint.flatten()) > 1e-6
 
 
-def responder_to(prompts, settings):
-    return Responder(stopping_pair(), [len(ids) for _, ids in prompts], settings.limits)
-
-
 def rows_of(chosen=slice(None), batch_size=64, warp=Warp(1.0, top_k=6), **settings):  # noqa: B008
     prompts = [(Prompt(f"{i:04x}", "train", str(i)), ids) for i, ids in enumerate(texts()[0])][chosen]
     changed = {"rollouts_per_response": 3} | settings
     settings = Generation(seed=7, warp=warp, max_new_tokens=16, batch_size=batch_size, **changed)
-    return make_rows(responder_to(prompts, settings), Shard(prompts), settings)
+    responder, shard = Responder(stopping_pair(), [len(ids) for _, ids in prompts], settings.limits), Shard(prompts)
+    return label_rows(responder.pair, shard, respond(responder, shard, settings), settings)
 
 
 def test_rollouts_do_not_depend_on_neighbours_and_leave_the_rest_of_the_row_as_it_is():
@@ -147,16 +144,6 @@ def test_rollouts_have_different_uniform_numbers():
     made = [rollout_uniforms(*key, 4, 8) for key in [(0, "ab", 0), (1, "ab", 0), (0, "ac", 0), (0, "ab", 1)]]
     assert len({tuple(numbers.flatten()) for numbers in made}) == 4
     np.testing.assert_array_equal(rollout_uniforms(0, "ab", 0, 2, 8), made[0][:2])
-
-
-def test_progress_counts_every_token_and_every_row():
-    made, rolled, sizes = [], [], {"max_new_tokens": 16, "batch_size": 4, "rollouts_per_response": 3, "rollout_tokens": 5}
-    settings = Generation(seed=7, warp=Warp(1.0), **sizes)
-    prompts = [(Prompt(f"{i:04x}", "train", str(i)), ids) for i, ids in enumerate(texts()[0])]
-    steps = (lambda *step: made.append(step)), rolled.append
-    rows = make_rows(responder_to(prompts, settings), Shard(prompts), settings, steps)
-    tokens, ended = map(sum, zip(*made, strict=True))
-    assert tokens == sum(len(row["response_ids"]) for row in rows) and ended == sum(rolled) == len(prompts)
 
 
 @pytest.mark.parametrize("broken", ["target", "draft"])

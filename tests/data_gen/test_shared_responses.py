@@ -100,11 +100,12 @@ def test_more_or_fewer_responses_share_the_first_ones(pairs, tmp_path, generated
 
 
 def test_a_damaged_shard_is_not_copied(pairs, tmp_path, generated):
-    folder = make(pairs[0], tmp_path)
-    (folder / "train-00001.parquet").write_bytes(b"nothing")
+    make(pairs[0], tmp_path)
+    (responses,) = (path.parent for path in tmp_path.glob("*/manifest.json") if "every draft" in path.read_text())
+    (responses / "train-00001.parquet").write_bytes(b"nothing")
     generated.clear()
-    other = make(pairs[1], tmp_path)
-    assert sum(generated) == len(pq.read_table(other / "train-00001.parquet"))
+    other = make(pairs[1], tmp_path, SETTINGS.but(samples_per_position=2))
+    assert generated in ([], [len(pq.read_table(other / "train-00001.parquet"))])  # those with labels have it, too
 
 
 def test_responses_cut_by_another_window_are_not_copied(pairs, tmp_path, generated):
@@ -123,7 +124,6 @@ def test_a_cache_of_all_splits_is_used_for_some_splits(pairs, tmp_path, generate
     alone = generate_data(pairs[0], Letters(), SETTINGS, tmp_path / "alone", ("dev", "test"))
     assert sorted(content(alone)) == ["dev-00000.parquet", "test-00000.parquet"] and sum(generated) == 2
     assert all(content(alone)[name] == content(whole)[name] for name in content(alone))
-    assert [path.name for path in (tmp_path / "alone").iterdir()] == [alone.name]
 
 
 def only_responses(pair, root, settings=SETTINGS):
@@ -170,7 +170,7 @@ def test_responses_of_an_earlier_format_are_copied_into_a_new_cache(pairs, tmp_p
     caplog.set_level("INFO")
     new = make(pairs[0], tmp_path)
     assert new != old and not generated and content(new) == content(make(pairs[0], tmp_path / "alone"))
-    assert f"the target's responses are taken from {old}, which was made for tiny-draft r2 by an earlier version" in caplog.text
+    assert f"the target's responses are taken from {tmp_path}" in caplog.text and "by an earlier version" in caplog.text
 
 
 def test_an_unreadable_manifest_of_another_cache_is_skipped(pairs, tmp_path, generated):

@@ -7,7 +7,8 @@ from fakes import tiny_llama, tiny_pair
 from statistics_helper import chi_square_p_value
 from transformers import OPTConfig, OPTForCausalLM
 
-from data_gen.rows import Shard, make_rows
+from data_gen.rows import Shard, label_rows
+from data_gen.rows import respond as respond_to
 from data_gen.settings import Generation
 from specheads.decoding import responses as module
 from specheads.decoding.baseline import Baseline
@@ -98,7 +99,9 @@ def test_rows_do_not_depend_on_batch_size_order_or_other_prompts():
 
     def rows(chosen, batch_size):
         settings = Generation(seed=7, warp=warp, max_new_tokens=16, batch_size=batch_size)
-        return make_rows(responder(pair, [ids for _, ids in chosen], 16, batch_size), Shard(chosen), settings)
+        shard = Shard(chosen)
+        responses = respond_to(responder(pair, [ids for _, ids in chosen], 16, batch_size), shard, settings)
+        return label_rows(pair, shard, responses, settings)
 
     alone = {row["prompt_id"]: row for prompt in prompts for row in rows([prompt], 1)}
     for chosen, batch_size in [(prompts, 10), (prompts, 3), (prompts[::-1], 4), (prompts[2:9:3], 2)]:
@@ -117,7 +120,8 @@ def rows_of(warp, sample=0, **settings):
     texts = random_prompts(8)
     prompts = [(Prompt(f"{i:04x}", "train", str(i)), ids) for i, ids in enumerate(texts)]
     settings = Generation(seed=7, warp=warp, max_new_tokens=16, **settings)
-    return make_rows(responder(stopping_pair(3), texts, 16), Shard(prompts, sample), settings)
+    pair, shard = stopping_pair(3), Shard(prompts, sample)
+    return label_rows(pair, shard, respond_to(responder(pair, texts, 16), shard, settings), settings)
 
 
 def test_more_samples_and_responses_leave_the_first_ones_unchanged():

@@ -46,7 +46,6 @@ from specheads.sampling import Warp
 from specheads.storage import runs
 from specheads.storage.data_set import SCHEMA, load_split
 from specheads.storage.journal import Journal
-from specheads.storage.leases import Leases
 from specheads.storage.shards import ShardStore
 from specheads.storage.tensor_shards import ShardReader, make_missing, packed
 from specheads.training.checkpoints import differences
@@ -292,7 +291,7 @@ def read_costs(folder: Path) -> Any:
     return str(costs)
 
 
-# --- checkpoints, run folders, leases
+# --- checkpoints, run folders
 
 
 def make_checkpoint(folder: Path) -> None:
@@ -322,20 +321,6 @@ def read_run(folder: Path) -> Any:
     runs.finish(run)
     runs.release()
     return runs.read_state(run)["key"]
-
-
-def make_lease(folder: Path) -> None:
-    with Leases(folder, timeout=60) as leases:
-        leases.take("work")
-        path = folder / ".work.lease"
-        content = path.read_bytes()
-    path.write_bytes(content)
-
-
-def read_lease(folder: Path) -> Any:
-    with Leases(folder, timeout=60) as leases:
-        leases.take("work")
-    return "whether it is taken depends on its holder"
 
 
 # --- prompts and configs
@@ -427,7 +412,6 @@ KINDS = {
     "costs": Kind(make_costs, read_costs),
     "checkpoint": Kind(make_checkpoint, read_checkpoint),
     "run folder": Kind(make_run, read_run),
-    "lease": Kind(make_lease, read_lease),
     "prompts": Kind(_write_prompts, read_prompts),
     "configs": Kind(make_config, read_config, share=0.3),
     "model": Kind(make_model, read_model, share=0.3),

@@ -20,8 +20,7 @@ from specheads.prompts.prompt import Prompt, unique
 from specheads.sampling import Warp
 from specheads.storage import shards
 from specheads.storage.data_set import SCHEMA, load_split
-from specheads.storage.files import lock, write_json, write_whole
-from specheads.storage.leases import Leases
+from specheads.storage.files import lock, locked, write_json, write_whole
 from specheads.storage.shards import ShardStore, checksum, fingerprint, read_manifest
 
 SETTINGS = Generation(warp=Warp(1.0, top_k=5), max_new_tokens=6, max_prompt_tokens=8, batch_size=2, rows_per_shard=3)
@@ -62,6 +61,12 @@ def complete(pair, tmp_path_factory):
     return generate_data(pair, Letters(), SETTINGS, tmp_path_factory.mktemp("complete"))
 
 
+def labelled(root):
+    """The folder of the labels; another one has the responses."""
+    (folder,) = (path.parent for path in root.glob("*/manifest.json") if "every draft" not in path.read_text())
+    return folder
+
+
 def content(folder):
     return {name: (folder / name).read_bytes() for name in NAMES}
 
@@ -74,14 +79,14 @@ def interrupt_after(monkeypatch, num_shards):
     """Let the run fail when it reaches shard `num_shards`."""
     made = []
 
-    def make_rows(*args):
+    def label_rows(*args):
         if len(made) == num_shards:
             raise Interruption
         made.append(real(*args))
         return made[-1]
 
-    real = run.make_rows
-    monkeypatch.setattr(run, "make_rows", make_rows)
+    real = run.label_rows
+    monkeypatch.setattr(run, "label_rows", label_rows)
 
 
 @pytest.fixture
@@ -91,7 +96,7 @@ def interrupted(make, tmp_path, monkeypatch):
         interrupt_after(patch, 3)
         with pytest.raises(Interruption):
             make(tmp_path)
-    (folder,) = tmp_path.iterdir()
+    folder = labelled(tmp_path)
     assert len(list(folder.glob("*.parquet"))) == 3
     return folder
 
@@ -99,10 +104,10 @@ def interrupted(make, tmp_path, monkeypatch):
 @pytest.fixture
 def made_again(monkeypatch):
     """The texts of the prompts of each shard that is generated from now on."""
-    made, real = [], run.make_rows
+    made, real = [], run.label_rows
     monkeypatch.setattr(
         run,
-        "make_rows",
+        "label_rows",
         lambda pair, shard, *rest: (made.append([p.text for p, _ in shard.prompts]), real(pair, shard, *rest))[1],
     )
     return made
@@ -160,7 +165,7 @@ def test_a_complete_cache_is_reused_without_running_a_model(make, tmp_path, monk
     source = Letters()
     folder = make(tmp_path, source)
     stamps = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
-    monkeypatch.setattr(run, "make_rows", lambda *args: pytest.fail("rows were made again"))
+    monkeypatch.setattr(run, "label_rows", lambda *args: pytest.fail("rows were made again"))
     assert make(tmp_path, source) == folder
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == stamps
 
@@ -254,12 +259,11 @@ def test_a_shard_appears_under_its_name_only_when_it_is_complete(make, complete,
             make(tmp_path)
     (folder,) = tmp_path.iterdir()
     assert not list(folder.glob("*.parquet")) and not read_manifest(folder).get("shards")
-    make(tmp_path)
-    assert content(folder) == content(complete)
+    assert content(make(tmp_path)) == content(complete)
     assert not list(folder.glob("*.tmp")) and not list(folder.glob(".*.tmp"))
 
 
-def test_a_shard_that_its_manifest_does_not_know_yet_is_not_trusted(make, complete, tmp_path, monkeypatch, made_again):
+def test_a_shard_that_its_manifest_does_not_know_yet_is_not_trusted(make, complete, tmp_path, monkeypatch):
     def stop(path, content, writer):
         if path.name != "manifest.json":
             raise Interruption
@@ -272,9 +276,8 @@ def test_a_shard_that_its_manifest_does_not_know_yet_is_not_trusted(make, comple
     (folder,) = tmp_path.iterdir()
     (path,) = folder.glob("*.parquet")
     path.write_bytes(b"from an earlier run")
-    make(tmp_path)
-    assert len(made_again) == 6  # the first, and then all five
-    assert content(folder) == content(complete)
+    assert content(make(tmp_path)) == content(complete)
+    assert path.name in read_manifest(folder)["shards"]
 
 
 def test_an_unreadable_manifest_is_named_and_deleting_it_helps(make, complete, interrupted):
@@ -483,13 +486,13 @@ def test_a_link_in_the_place_of_a_temporary_file_or_a_lock_is_not_written_throug
     (tmp_path / "precious").write_text("kept")
     folder = tmp_path / "cache"
     folder.mkdir()
-    for name in (".manifest.json.tmp", ".lock", ".a.lease"):
+    for name in (".manifest.json.tmp", ".lock"):
         (folder / name).symlink_to(tmp_path / "precious")
     write_json(folder / "manifest.json", {})
     with pytest.raises(OSError, match="symbolic links"):
         lock(folder / ".lock")
-    with pytest.raises(OSError, match="symbolic links"):
-        Leases(folder).take("a")
+    with pytest.raises(OSError, match="symbolic links"), locked(folder):
+        pass
     assert (tmp_path / "precious").read_text() == "kept"
     assert read_manifest(folder) == {} and not (folder / "manifest.json").is_symlink()
 
