@@ -13,7 +13,7 @@ from data_gen.settings import SHARD_LIMITS, Generation
 from specheads.decoding.responses import Response
 from specheads.errors import UserError
 from specheads.pair import Pair
-from specheads.storage.shards import FORMAT_VERSION, checksum, read_manifest
+from specheads.storage.shards import FORMAT_VERSION, checksum, fingerprint, read_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +23,8 @@ def reusable_cache(root: Path, provenance: Mapping[str, Any]) -> Path | None:
     wanted = json.loads(json.dumps(provenance))
     candidates = {}
     for manifest_path in sorted(root.glob("*/manifest.json")):
+        if manifest_path.parent.name == fingerprint(provenance):
+            continue  # the cache itself, whose shards have changed
         try:
             manifest = read_manifest(manifest_path.parent)
         except UserError:

@@ -565,7 +565,8 @@ def test_a_disk_failure_is_named_and_finished_shards_stay(number, run, folder, m
     (first,) = folder.glob("data/*/*.parquet")
     written = first.stat().st_mtime_ns
     assert run("data_gen", *SMALL)[0] == 0
-    assert first.stat().st_mtime_ns == written and len(list(folder.glob("data/*/*.parquet"))) == 6  # responses, and those with labels
+    assert first.stat().st_mtime_ns == written
+    assert len(list(folder.glob("data/*/*.parquet"))) == 2 * 3  # responses, and those with labels
 
 
 def test_a_file_size_limit_is_reported_and_no_half_written_shard_is_left(run, folder):
