@@ -16,7 +16,7 @@ from specheads.commands.evaluation import evaluation_settings
 from specheads.commands.experiments import experiments
 from specheads.commands.help import PROGRAMS, help_text
 from specheads.decoding.batch.load_aware import LoadAware
-from specheads.evaluation.policies import DEFAULT, FITTED, PolicyChoice
+from specheads.evaluation.candidates import DEFAULT, FITTED, PolicyChoice
 from specheads.pair_config import config_folder
 from specheads.prompts.sources import prompt_source
 from specheads.settings import fields_of

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specheads import SpeculativeDecoder, UserError, Warp, load_pair
 from specheads.decoding.stopping import FixedLength
-from specheads.evaluation.probe.agreement import agreement
+from specheads.evaluation.probe.prediction import agreement
 from specheads.evaluation.recordings import Recorder
 from specheads.language_model import load_tokenizer
 from specheads.prompts.encoding import ResponseLimits, encode_prompts

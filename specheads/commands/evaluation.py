@@ -12,8 +12,7 @@ from specheads.commands.compose import plain, settings_of, source_of
 from specheads.decoding.batch.load_aware import LengthPolicy
 from specheads.decoding.verification import VerificationRule
 from specheads.errors import UserError, is_count
-from specheads.evaluation.candidate import RuleChoice
-from specheads.evaluation.policies import PolicyChoice
+from specheads.evaluation.candidates import PolicyChoice, RuleChoice
 from specheads.evaluation.prompt_data import PromptData, TestSet, file_source
 from specheads.evaluation.settings import Evaluation, ReplaySettings
 from specheads.pair_config import config_folder

@@ -24,8 +24,7 @@ from specheads.commands.evaluation import prompt_data
 from specheads.decoding.drafting import Autoregressive
 from specheads.decoding.pairing import check_pairing
 from specheads.errors import UserError
-from specheads.evaluation.candidate import RuleChoice
-from specheads.evaluation.candidates import check_rules
+from specheads.evaluation.candidates import RuleChoice, check_rules
 from specheads.evaluation.head_folders import LocatedHead, find_heads
 from specheads.evaluation.prompt_sets import PromptSet, PromptSets
 from specheads.evaluation.settings import ReplaySettings

@@ -14,10 +14,8 @@ from specheads.commands.command import command, next_command
 from specheads.commands.compose import load_configured_pair, settings_of
 from specheads.commands.evaluation import config_text, prompt_data
 from specheads.errors import UserError
-from specheads.evaluation.probe.files import write_probe
-from specheads.evaluation.probe.probe import Probed, probe
-from specheads.evaluation.probe.report import print_probe
-from specheads.evaluation.probe.settings import Probe
+from specheads.evaluation.probe.probe import Probe, Probed, probe
+from specheads.evaluation.probe.report import print_probe, write_probe
 from specheads.evaluation.prompt_data import PromptData, file_source
 from specheads.integrations.served_target import Server, served_pair
 from specheads.prompts.data_set_source import DatasetSource

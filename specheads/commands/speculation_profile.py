@@ -21,11 +21,11 @@ from specheads.commands.evaluation import named_test_sets, prompt_data
 from specheads.decoding.stopping import MAX_TOKENS
 from specheads.errors import UserError
 from specheads.evaluation.head_folders import LocatedHead, find_heads
-from specheads.evaluation.machine import versions
 from specheads.evaluation.prompt_data import TestSet
 from specheads.evaluation.prompt_sets import PromptSets
 from specheads.evaluation.recordings import Recorder
 from specheads.evaluation.settings import ReplaySettings
+from specheads.evaluation.setup import versions
 from specheads.evaluation.speculation_profile import Profile, set_profile
 from specheads.pair import Pair
 from specheads.replay.response_tree import RecordSettings

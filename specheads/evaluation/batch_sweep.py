@@ -15,9 +15,10 @@ from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.engine.cuda_graph import GraphEngine
 from specheads.decoding.records import DecodeStats, Generation
 from specheads.decoding.stopping import StoppingRule
-from specheads.evaluation.candidate import TARGET, RuleFields
+from specheads.evaluation.candidates import TARGET
 from specheads.evaluation.energy.meter import Energy, EnergyMeter
-from specheads.evaluation.latencies import token_seconds
+from specheads.evaluation.intervals import token_seconds
+from specheads.evaluation.report import RuleFields
 from specheads.evaluation.sweep import response_seed
 from specheads.pair import Pair
 from specheads.sampling import Warp

@@ -16,16 +16,14 @@ from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.stopping import FixedLength
 from specheads.evaluation.batch_sweep import ALONE, BatchRun, BatchSetting, BatchSweep, num_requests
-from specheads.evaluation.candidate import FIXED, LOAD_AWARE, rule_fields
+from specheads.evaluation.candidates import DEFAULT, FIXED, LOAD_AWARE, Policies
 from specheads.evaluation.decode import best_of_kinds, open_journal, window_of
 from specheads.evaluation.energy.meter import Idle
 from specheads.evaluation.energy.per_token import batch_energy
-from specheads.evaluation.intervals import interval, resample_counts
-from specheads.evaluation.latencies import milliseconds
-from specheads.evaluation.outcome import Outcome
-from specheads.evaluation.policies import DEFAULT, Policies
+from specheads.evaluation.intervals import interval, milliseconds, resample_counts
 from specheads.evaluation.prompt_sets import PromptSet
-from specheads.evaluation.report import BatchRow, BatchTable
+from specheads.evaluation.replayed_sets import Outcome
+from specheads.evaluation.report import BatchRow, BatchTable, rule_fields
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup
 from specheads.forecast import progress

@@ -1,21 +1,97 @@
-"""Every rule with every value that is to be tried, from conf/stopping: as it decodes, and as it is replayed.
+"""The stopping rules and policies of conf/stopping, and every rule with every value that is to be tried.
 
 A list in a rule's config is a choice of values. Each rule fits the arguments that its config leaves open (null, auto) on the
 recording of dev prompts.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from specheads.decoding.batch.load_aware import LengthPolicy, LoadAware, LoadCosts, SecondsTable
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping import StoppingRule
 from specheads.errors import UserError, is_number
-from specheads.evaluation.candidate import CEILING, Candidate, RuleChoice
-from specheads.evaluation.tuning import Tuning
+from specheads.evaluation.report import RuleFields
+from specheads.evaluation.rule_costs import Tuning
 from specheads.heads.head import AcceptanceHead
 from specheads.replay.replay import GROUND_TRUTH, Ceiling, RecordedHead, recorded_head
+
+FIXED, CEILING, ORACLE = "fixed_length", "ceiling", "oracle"
+TARGET, LOAD_AWARE = "target", "load-aware"  # of batches besides
+
+
+@dataclass(frozen=True)
+class RuleChoice:
+    """A class of stopping rules and its arguments; a list holds the values to try."""
+
+    cls: type[StoppingRule]
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Candidate(RuleFields):
+    """One rule with its numbers.
+
+    `live` is None for a bound that no decoder can reach; `ratio` is None for a rule that suits all ratios.
+    """
+
+    family: str
+    name: str
+    rule: StoppingRule  # as it is replayed
+    live: StoppingRule | None  # as it decodes; None for a bound that no decoder can reach
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    ratio: str | None = None  # the cost ratio that it was fitted to; None: it suits all
+
+    @property
+    def value(self) -> float | None:
+        """The first of the parameters that are numbers, for plots."""
+        return next((value for value in self.parameters.values() if is_number(value)), None)
+
+    @property
+    def kind(self) -> str:
+        """The kind of rule that decides its cost: its class, and its head."""
+        return kind_of(self.rule, self.head)
+
+
+def kind_of(rule: StoppingRule | None, head: str | None) -> str:
+    """Return the name of a kind of rule; None: of decoding without a draft."""
+    return type(rule).__name__ + (f" of {head}" if head else "")
+
+
+# Acceptable values in place of those that are measured.
+MEASURED = {"costs": LoadCosts(SecondsTable((1, 2), (1.0, 1.0)), SecondsTable((1, 2), (1.0, 1.0))), "survival": [1.0]}
+
+
+@dataclass(frozen=True)
+class PolicyChoice:
+    """A class of policies and its arguments; `costs` and `survival` are measured."""
+
+    cls: Callable[..., LengthPolicy]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+Policies = Mapping[str, PolicyChoice]
+DEFAULT: Policies = {"load_aware": PolicyChoice(LoadAware)}  # of batches, if none is named
+
+
+def check_policies(policies: Policies, concurrency: Sequence[int]) -> None:
+    """Raise UserError for arguments that a policy refuses, and for policies where requests are decoded one at a time."""
+    for name, choice in policies.items():
+        try:
+            choice.cls(**MEASURED, **choice.arguments)
+        except UserError as error:
+            raise UserError(f"stopping.{name}.{error}") from None
+        except TypeError as error:
+            raise UserError(f"stopping.{name} has arguments that its class does not take ({error}); see --help.") from None
+    if policies and not concurrency:
+        names = list(policies)
+        raise UserError(
+            f"stopping names {names[0]}, which decides for requests that are decoded together; say how many, for example "
+            "specheads evaluate 'concurrency=[1,4,16,64]', or leave it out of stopping=."
+        )
+
 
 CEILING_THRESHOLDS = [round(0.05 * step, 2) for step in range(1, 20)]
 

@@ -8,12 +8,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from specheads.evaluation.conclusions import assumed_text, batch_findings, costs_text, fit_text, ratios_of
+from specheads.evaluation.conclusions import assumed_text, batch_findings, costs_text, fit_text, ratio_name, ratios_of, share_text
 from specheads.evaluation.console_quality import quality_parts
 from specheads.evaluation.energy.text import energy_text, has_energy
-from specheads.evaluation.intervals import Interval
-from specheads.evaluation.latencies import LEVELS
-from specheads.evaluation.number_text import ratio_name, share_text
+from specheads.evaluation.intervals import LEVELS, Interval
 from specheads.evaluation.report import MEASURED, BankRow, BatchRow, BatchTable, DataSet, EnergyRow, LiveRow, Report, Winner
 
 LIVE = ("tok/s\nspeed-up", "predicted\nreplayed", "discarded\nverified", "block eff.\naccepted", "ms p50\np90/p99")

@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 
 from specheads.decoding.decoder import SpeculativeDecoder
@@ -13,21 +14,20 @@ from specheads.decoding.drafting import Autoregressive
 from specheads.decoding.engine import resolve_engine
 from specheads.decoding.step_times import step_times
 from specheads.decoding.stopping import FixedLength, HeadThreshold
-from specheads.evaluation.candidate import FIXED, Candidate, RuleChoice, kind_of
-from specheads.evaluation.candidates import candidates
-from specheads.evaluation.doubts import doubts_of
-from specheads.evaluation.machine import device_name
-from specheads.evaluation.outcome import Outcome
-from specheads.evaluation.replayed_sets import Choices, choose, replay_all
+from specheads.evaluation.candidates import FIXED, Candidate, RuleChoice, candidates, kind_of
+from specheads.evaluation.doubts import FEWEST_GROUPS, doubts_of, with_measured
+from specheads.evaluation.intervals import resample_counts, sums
+from specheads.evaluation.replayed_sets import Choices, Outcome, choose, replay_all
 from specheads.evaluation.report import MEASURED
-from specheads.evaluation.rule_costs import CostTable, with_measured
+from specheads.evaluation.rule_costs import CostTable, Tuning
 from specheads.evaluation.settings import Evaluation, Rules
-from specheads.evaluation.setup import Setup
+from specheads.evaluation.setup import Setup, device_name
 from specheads.evaluation.sweep import TARGET_ALONE, Measured, Setting, Sweep, sweep_settings, under_block
-from specheads.evaluation.tuning import Tuning
 from specheads.forecast import progress
 from specheads.prompts.encoding import EncodedPrompt
+from specheads.replay.draft_temperature import TEMPERATURES, overlaps_at
 from specheads.replay.head_scores import head_fingerprint
+from specheads.replay.recording import Recording
 from specheads.replay.replay import Counts
 from specheads.storage.files import write_json
 from specheads.storage.journal import Journal
@@ -251,3 +251,47 @@ def without_auto(rules: Rules) -> dict[str, RuleChoice]:
         name: replace(choice, arguments={key: known(value) for key, value in choice.arguments.items()})
         for name, choice in rules.items()
     }
+
+
+TEXTS_AT_ONCE = 16
+NUM_TRIED = 16  # dev prompts at most, and half as many as are decoded for the report
+
+
+def tried_on_dev(setup: Setup[Evaluation], outcome: Outcome) -> dict[str, np.ndarray]:
+    """Return the tokens per second (1 + R,) of the decoded settings on dev prompts, the target alone among them.
+
+    The first entry is the estimate, the others are resamples of the prompts, the same for all settings. Nothing is tried where
+    the dev prompts are too few, or too much alike, to choose by.
+    """
+    dev = setup.prompts.dev.spread(min(NUM_TRIED, max(FEWEST_GROUPS, setup.settings.num_live_prompts // 2)))
+    if len(set(dev.groups)) < FEWEST_GROUPS:
+        logger.warning(
+            "dev prompts of %d independent texts are too few to choose a setting by; give more of them (data.num_dev)",
+            len(set(dev.groups)),
+        )
+        return {}
+    lossless = setup.settings.verification.lossless
+    settings = [decoded.setting for decoded in outcome.measured if decoded.setting.rule is None or lossless]
+    resamples = resample_counts(dev.groups)
+    tried = sweep(setup, "dev-trial", settings, dev.prompts)
+    speeds = {decoded.setting.name: sums(decoded.stats, resamples).tokens_per_second for decoded in tried}
+    logger.info("on dev prompts %s is the fastest", fastest(speeds))
+    return speeds
+
+
+def fastest(speeds: Mapping[str, np.ndarray]) -> str:
+    """Return the name of the setting with the largest estimate."""
+    return max(speeds, key=lambda name: speeds[name][0])
+
+
+def draft_overlaps(setup: Setup[Evaluation], recording: Recording) -> dict[float, float]:
+    """Return the draft's overlap with the target along recorded responses by its temperature; the present one comes first.
+
+    Nothing where no temperature matters: greedily, and for a draft that is made of the target.
+    """
+    if setup.settings.warp.greedy or type(setup.settings.drafting) is not Autoregressive:
+        return {}
+    prompts = recording.prompts[:NUM_TRIED]
+    texts = [(np.array(prompt), np.array(recording.response(number))) for number, prompt in enumerate(prompts)]
+    temperatures = tuple(dict.fromkeys((setup.pair.draft_lm.temperature, *TEMPERATURES)))
+    return overlaps_at(setup.pair, [text for text in texts if len(text[1])], setup.settings.warp, TEXTS_AT_ONCE, temperatures)

@@ -1,12 +1,15 @@
-"""Whether measured times can be trusted: a machine that is busy with something else gives costs that hold nowhere."""
+"""The costs that decoded rounds have here, and whether they can be trusted: a busy machine gives costs that hold nowhere."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from specheads.evaluation.report import LiveRow
-from specheads.evaluation.sweep import Measured
-from specheads.replay.cost import CostFit
+from specheads.decoding.step_costs import RuleCosts
+from specheads.evaluation.report import MEASURED, LiveRow
+from specheads.evaluation.rule_costs import CostTable
+from specheads.evaluation.sweep import TARGET_ALONE, Measured, kinds_of, round_times
+from specheads.replay.cost import CostFit, fit_costs, fits_of_halves
 
 LEAST_R_SQUARED = 0.9  # over responses that a fit had not seen
 LARGEST_SPREAD = 1.2  # mean over median of the target's steps
@@ -63,3 +66,60 @@ def doubts_of(alone: Measured, fit: CostFit, live: Sequence[LiveRow], num_groups
             "accepted; decode more prompts (num_live_prompts=), on a quiet machine."
         )
     return doubts
+
+
+def with_measured(
+    table: CostTable, measured: Sequence[Measured], sizes: Mapping[str, float], shares: Mapping[str, float] | None = None
+) -> CostTable:
+    """Return a table with the measured costs of the decoded rules.
+
+    Args:
+        measured: the decoded settings, the target alone among them.
+        sizes: by head, its counted share of a draft step; a head that was not decoded gets the cost of decoded heads of similar
+            sizes.
+        shares: by the kind of a rule, what it adds to a draft step as a share of the step, where steps were timed.
+    """
+    times, kinds, shares = round_times(measured), kinds_of(measured), shares or {}
+    alone = np.concatenate([alone_steps(decoded) for decoded in measured if decoded.setting == TARGET_ALONE])
+    speed = float(1 / np.median(alone))
+
+    def fitted(fit: CostFit) -> CostTable:
+        heads = _head_seconds(fit, measured, sizes)
+        costs = {MEASURED: fit.costs, **table.at_ratios().costs}
+        return CostTable(costs, table.head_shares, fit, heads, _untimed(fit, measured, kinds), speed)
+
+    halves = fits_of_halves(times, kinds, shares)
+    return replace(fitted(fit_costs(times, kinds, shares)), halves=() if halves is None else tuple(map(fitted, halves)))
+
+
+def _head_seconds(fit: CostFit, measured: Sequence[Measured], sizes: Mapping[str, float]) -> dict[str, float]:
+    """Return by head the seconds that it adds to a draft step: the mean of its rules', or interpolated between other heads."""
+    steps: dict[str, list[float]] = {}
+    heads = {decoded.setting.kind: decoded.setting.head for decoded in measured if decoded.setting.verification is None}
+    for kind, head in heads.items():
+        if head is not None:
+            steps.setdefault(head, []).append(fit.rules[kind].step_seconds)
+    timed = {head: float(np.mean(seconds)) for head, seconds in steps.items()}
+    if not timed:
+        return {}
+    order = sorted(timed, key=sizes.__getitem__)
+    between = np.interp(list(sizes.values()), [sizes[head] for head in order], [timed[head] for head in order])
+    return dict(zip(sizes, between.tolist(), strict=True)) | timed
+
+
+def _untimed(fit: CostFit, measured: Sequence[Measured], kinds: Mapping[str, bool]) -> dict[bool, RuleCosts]:
+    """Return the median of the costs that timed kinds of rules add, by whether they have a head.
+
+    The costs per step of rules with a head are left out, because those of heads are known separately.
+    """
+    # Untimed rules are replayed under the sweep's verification, so what was decoded under another one says nothing of them.
+    has_head = {
+        decoded.setting.kind: decoded.setting.head is not None for decoded in measured if decoded.setting.verification is None
+    }
+    medians = {}
+    for head in (False, True):
+        timed = [fit.rules[kind] for kind, plain in kinds.items() if not plain and has_head.get(kind) == head]
+        if timed:
+            step = 0.0 if head else float(np.median([rule.step_seconds for rule in timed]))
+            medians[head] = RuleCosts(step, float(np.median([rule.round_seconds for rule in timed])))
+    return medians

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specheads.errors import UserError
-from specheads.evaluation.candidate import FIXED
+from specheads.evaluation.candidates import FIXED
 from specheads.evaluation.conclusions import main_data_set
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.report import DraftRow, Report

@@ -14,22 +14,19 @@ from specheads.decoding.drafting import Autoregressive
 from specheads.errors import UserError
 from specheads.evaluation.batches import decode_batches
 from specheads.evaluation.candidates import candidates
-from specheads.evaluation.decode import decode, measured_costs, probe, settle, without_auto
-from specheads.evaluation.dev_trial import draft_overlaps, tried_on_dev
+from specheads.evaluation.decode import decode, draft_overlaps, measured_costs, probe, settle, tried_on_dev, without_auto
 from specheads.evaluation.draft_comparison import check_context
 from specheads.evaluation.head_folders import LocatedHead
-from specheads.evaluation.outcome import Outcome
 from specheads.evaluation.prompt_data import PromptData
-from specheads.evaluation.recommendation import recommend
 from specheads.evaluation.recordings import record
-from specheads.evaluation.replayed_sets import choose, replay_all
+from specheads.evaluation.replayed_sets import Outcome, choose, replay_all
 from specheads.evaluation.report import Report
-from specheads.evaluation.reporting import context_of, report_of
+from specheads.evaluation.reporting import context_of, recommend, report_of
 from specheads.evaluation.response_quality import response_quality
+from specheads.evaluation.rule_costs import Tuning
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.sweep import sweep_settings
-from specheads.evaluation.tuning import Tuning
 from specheads.heads.head import AcceptanceHead
 from specheads.pair import Pair
 

@@ -4,16 +4,13 @@ Prompts of one group, such as functions of one file, resemble each other: if the
 narrow.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from specheads.decoding.records import DecodeStats
-from specheads.decoding.step_costs import StepCosts
-from specheads.evaluation.candidate import FIXED
-from specheads.evaluation.sweep import Measured, Setting
 from specheads.replay.replay import Counts
 
 NUM_RESAMPLES = 2_000
@@ -150,46 +147,6 @@ def interval(values: np.ndarray) -> Interval:
     return Interval(float(values[0]), float(low), float(high))
 
 
-def predicted_speed(measured: Measured, costs: StepCosts | Sequence[StepCosts], resamples: np.ndarray) -> np.ndarray:
-    """Return the tokens per second (R,) that costs, one for all prompts or one for each, predict from a decoded setting's counts.
-
-    One entry for each row of `resamples` (R, P).
-    """
-    tokens = np.array([part.num_tokens for part in measured.stats], dtype=float)
-    seconds = measured.predicted_seconds(costs) if isinstance(costs, StepCosts) else _by_prompt(measured, costs)
-    return (resamples @ tokens) / (resamples @ seconds)
-
-
-def _by_prompt(measured: Measured, costs: Sequence[StepCosts]) -> np.ndarray:
-    """Return the seconds (P,) of each prompt, each with its own costs."""
-    seconds = {cost: measured.predicted_seconds(cost) for cost in dict.fromkeys(costs)}
-    return np.array([seconds[cost][prompt] for prompt, cost in enumerate(costs)])
-
-
-def gain_over_fixed(
-    measured: Sequence[Measured], costs_of: Callable[[Setting], StepCosts], groups: Groups | None = None
-) -> Interval | None:
-    """Return the head's predicted throughput over that of the best fixed length, as a ratio; None without settings of both kinds.
-
-    `costs_of` returns the costs of a setting's rule; `groups` are those of the prompts; None: each prompt is a group by itself.
-    """
-    plain = [each for each in measured if each.setting.verification is None]
-    families = (
-        [each for each in plain if each.setting.rule_name == FIXED],
-        [each for each in plain if each.setting.head is not None],
-    )
-    groups = len(measured[0].stats) if groups is None else groups
-    if not all(families) or len(set(numbered(groups))) < 4:
-        return None
-    fixed, head = (
-        np.array(
-            [[[part.num_tokens for part in m.stats], m.predicted_seconds(costs_of(m.setting))] for m in members], dtype=float
-        )
-        for members in families
-    )
-    return cross_fitted_gain(head, fixed, groups)
-
-
 def cross_fitted_gain(ours: np.ndarray, theirs: np.ndarray, groups: Groups | None = None) -> Interval:
     """Return how much faster the best setting of one family is than the best of another, as a ratio of throughputs.
 
@@ -210,3 +167,19 @@ def cross_fitted_gain(ours: np.ndarray, theirs: np.ndarray, groups: Groups | Non
             totals += family[np.argmin(seconds / tokens)] @ (counts * ~half).T
         seconds_per_token.append(totals[1] / totals[0])
     return interval(seconds_per_token[1] / seconds_per_token[0])
+
+
+LEVELS = (50, 90, 99)
+
+
+def token_seconds(tokens: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """Return the seconds of each emitted token, from the tokens (R,) and the seconds (R,) of rounds.
+
+    The tokens of a round arrive together; the seconds of the round are shared equally among them.
+    """
+    return np.repeat(seconds / tokens, tokens.astype(np.int64))
+
+
+def milliseconds(seconds: np.ndarray) -> dict[str, float]:
+    """Return the percentiles p50, p90 and p99 of seconds, in milliseconds."""
+    return {f"p{level}": float(value) for level, value in zip(LEVELS, 1e3 * np.percentile(seconds, LEVELS), strict=True)}

@@ -28,14 +28,13 @@ from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.intervals import auroc_samples, interval, mean_samples
 from specheads.evaluation.learning_curve_files import write_curves
 from specheads.evaluation.learning_curve_report import Curve, Point, print_curve
-from specheads.evaluation.machine import versions
 from specheads.evaluation.recordings import record
+from specheads.evaluation.replayed_rows import data_set
 from specheads.evaluation.replayed_sets import choose, replay_all
 from specheads.evaluation.report import Winner
+from specheads.evaluation.rule_costs import Tuning
 from specheads.evaluation.settings import LearningCurve
-from specheads.evaluation.setup import Setup
-from specheads.evaluation.tuning import Tuning
-from specheads.evaluation.winners import data_set
+from specheads.evaluation.setup import Setup, versions
 from specheads.forecast import Forecast
 from specheads.heads.checkpoint import load_head
 from specheads.pair import Pair

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from specheads.evaluation.conclusions import percent, percent_limits, times, times_limits
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.learning_curve_report import Curve
-from specheads.evaluation.number_text import percent, percent_limits, times, times_limits
 from specheads.evaluation.page.figures import error_bars
 from specheads.evaluation.plot_styles import BLUE, GREEN, ORANGE, PURPLE, RED, SKY, SYMBOLS
 

@@ -1,19 +1,28 @@
 """What was decoded, as rows of a report."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from specheads.decoding.records import DecodeStats
-from specheads.evaluation.candidate import rule_fields
+from specheads.decoding.step_costs import StepCosts
+from specheads.evaluation.candidates import FIXED
 from specheads.evaluation.energy.meter import Idle
 from specheads.evaluation.energy.per_token import energy_row
-from specheads.evaluation.intervals import interval, predicted_speed, resample_counts, sums
-from specheads.evaluation.latencies import milliseconds
-from specheads.evaluation.report import MEASURED, LiveRow
+from specheads.evaluation.intervals import (
+    Groups,
+    Interval,
+    cross_fitted_gain,
+    interval,
+    milliseconds,
+    numbered,
+    resample_counts,
+    sums,
+)
+from specheads.evaluation.report import MEASURED, LiveRow, rule_fields
 from specheads.evaluation.rule_costs import CostTable
-from specheads.evaluation.sweep import Measured
+from specheads.evaluation.sweep import Measured, Setting
 
 
 def live_rows(
@@ -94,3 +103,43 @@ def _over_expected(stats: Sequence[DecodeStats], resamples: np.ndarray) -> np.nd
     counts = np.array([[part.num_accepted, part.num_expected] for part in stats], dtype=np.float64)
     accepted, expected = (resamples @ counts).T
     return accepted / np.maximum(expected, 1e-12)
+
+
+def predicted_speed(measured: Measured, costs: StepCosts | Sequence[StepCosts], resamples: np.ndarray) -> np.ndarray:
+    """Return the tokens per second (R,) that costs, one for all prompts or one for each, predict from a decoded setting's counts.
+
+    One entry for each row of `resamples` (R, P).
+    """
+    tokens = np.array([part.num_tokens for part in measured.stats], dtype=float)
+    seconds = measured.predicted_seconds(costs) if isinstance(costs, StepCosts) else _by_prompt(measured, costs)
+    return (resamples @ tokens) / (resamples @ seconds)
+
+
+def _by_prompt(measured: Measured, costs: Sequence[StepCosts]) -> np.ndarray:
+    """Return the seconds (P,) of each prompt, each with its own costs."""
+    seconds = {cost: measured.predicted_seconds(cost) for cost in dict.fromkeys(costs)}
+    return np.array([seconds[cost][prompt] for prompt, cost in enumerate(costs)])
+
+
+def gain_over_fixed(
+    measured: Sequence[Measured], costs_of: Callable[[Setting], StepCosts], groups: Groups | None = None
+) -> Interval | None:
+    """Return the head's predicted throughput over that of the best fixed length, as a ratio; None without settings of both kinds.
+
+    `costs_of` returns the costs of a setting's rule; `groups` are those of the prompts; None: each prompt is a group by itself.
+    """
+    plain = [each for each in measured if each.setting.verification is None]
+    families = (
+        [each for each in plain if each.setting.rule_name == FIXED],
+        [each for each in plain if each.setting.head is not None],
+    )
+    groups = len(measured[0].stats) if groups is None else groups
+    if not all(families) or len(set(numbered(groups))) < 4:
+        return None
+    fixed, head = (
+        np.array(
+            [[[part.num_tokens for part in m.stats], m.predicted_seconds(costs_of(m.setting))] for m in members], dtype=float
+        )
+        for members in families
+    )
+    return cross_fitted_gain(head, fixed, groups)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from specheads.evaluation.candidate import CEILING, FIXED, ORACLE
+from specheads.evaluation.candidates import CEILING, FIXED, ORACLE
 from specheads.evaluation.conclusions import best, winners_at
 from specheads.evaluation.report import DataSet, Positions, Report, RuleRow
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 
-from specheads.evaluation.candidate import CEILING, FIXED, ORACLE
+from specheads.evaluation.candidates import CEILING, FIXED, ORACLE
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.report import Report
 

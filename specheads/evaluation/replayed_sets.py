@@ -1,16 +1,18 @@
 """The counts of each candidate on each recorded set of prompts, and the choice of the best of each family on dev prompts."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from specheads.decoding.stopping import HeadThreshold
-from specheads.evaluation.candidate import ORACLE, Candidate
+from specheads.evaluation.candidates import ORACLE, Candidate
 from specheads.evaluation.intervals import Groups, resample_counts
 from specheads.evaluation.recordings import RecordedSet
-from specheads.evaluation.report import MEASURED
+from specheads.evaluation.report import MEASURED, BatchTable
+from specheads.evaluation.response_quality import ResponseQuality
 from specheads.evaluation.rule_costs import CostTable
+from specheads.evaluation.sweep import Measured
 from specheads.forecast import progress
 from specheads.replay.recording import Recording
 from specheads.replay.replay import Counts, oracle, replay
@@ -111,3 +113,29 @@ def choose(dev: ReplayedSet, candidates: Sequence[Candidate], cost_table: CostTa
                 best[candidate.family] = number
         choices[ratio] = best | {ORACLE: len(candidates)}
     return Choices(candidates, cost_table, choices, speeds)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All candidates and their costs, what was replayed and decoded of them, and which are best.
+
+    Recorded and replayed sets begin with that of dev prompts; `choices` is None where nothing was replayed.
+    """
+
+    candidates: Sequence[Candidate]
+    cost_table: CostTable
+    recorded: Sequence[RecordedSet] = ()
+    replayed: Sequence[ReplayedSet] = ()
+    choices: Choices | None = None
+    measured: Sequence[Measured] = ()  # the target alone comes first
+    # By name, the replayed counts of each rule that was decoded, on the test prompts. A candidate that was fitted again since
+    # then may have another value, with or without another name.
+    decoded_counts: Mapping[str, Counts] = field(default_factory=dict)
+    responses: Mapping[str, ResponseQuality] = field(default_factory=dict)  # by setting, where quality is measured
+    batches: Sequence[BatchTable] = ()
+    # By setting, tokens per second (1 + R,) on dev prompts: the estimate, then resamples (dev_trial.py).
+    tried: Mapping[str, np.ndarray] = field(default_factory=dict)
+    draft_overlaps: Mapping[float, float] = field(
+        default_factory=dict
+    )  # on dev prompts, by the draft's temperature, its own first
+    undecoded: Sequence[str] = ()  # names of rules that are best at the measured costs, but were not decoded

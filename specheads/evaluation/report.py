@@ -6,15 +6,29 @@ step, and the verification of one more drafted token `costs.verified_share`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from specheads.decoding.step_costs import StepCosts
-from specheads.evaluation.candidate import RuleFields
 from specheads.evaluation.intervals import Interval
 from specheads.replay.cost import CostFit
 
 MEASURED = "measured"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleFields:
+    """What kind of rule a candidate or a result is of: families and names are titles for readers, and decide nothing."""
+
+    rule_name: str = ""  # that of its config; empty for what has none
+    head: str | None = None  # the name of its head
+    automatic: bool = False  # whether a value was chosen as `auto`
+    bound: bool = False  # whether it uses knowledge that no decoder has
+
+
+def rule_fields(rule: RuleFields) -> dict[str, Any]:
+    """Return the values of RuleFields, to make another one with them."""
+    return {field.name: getattr(rule, field.name) for field in fields(RuleFields)}
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from specheads.evaluation.candidate import rule_fields
-from specheads.evaluation.report import BatchRow, LiveRow, Report, RuleRow
+from specheads.evaluation.report import BatchRow, LiveRow, Report, RuleRow, rule_fields
 from specheads.storage.files import write_json, write_whole
 
 

@@ -11,9 +11,7 @@ from specheads.decoding.pairing import check_pairing
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold
 from specheads.decoding.verification import TokenVerification, VerificationRule
 from specheads.errors import UserError, is_number
-from specheads.evaluation.candidate import FIXED, RuleChoice
-from specheads.evaluation.candidates import check_rules, takes_head
-from specheads.evaluation.policies import Policies, PolicyChoice, check_policies
+from specheads.evaluation.candidates import FIXED, Policies, PolicyChoice, RuleChoice, check_policies, check_rules, takes_head
 from specheads.evaluation.prompt_data import TestSet
 from specheads.sampling import Warp
 from specheads.settings import (

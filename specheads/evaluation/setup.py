@@ -1,16 +1,20 @@
 """One evaluation: the pair, its heads and prompts, the settings, and the folders of long-lived results."""
 
+import os
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import metadata
 from pathlib import Path
 from typing import Generic, TypeVar
+
+import torch
 
 from specheads.decoding.step_costs import StepCosts
 from specheads.evaluation.candidates import takes_head
 from specheads.evaluation.energy.metering import Metering, metering_of
 from specheads.evaluation.head_folders import LocatedHead
-from specheads.evaluation.machine import load_average
 from specheads.evaluation.prompt_data import PromptData
 from specheads.evaluation.prompt_sets import PromptSets
 from specheads.evaluation.rule_costs import CostTable
@@ -22,6 +26,24 @@ from specheads.storage.files import read_json
 from specheads.storage.runs import is_resumed
 
 Replay_co = TypeVar("Replay_co", bound=ReplaySettings, covariant=True)
+
+
+def device_name(pair: Pair) -> str:
+    """Return the name of the device that the target runs on."""
+    device = pair.target_lm.device
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the libraries that the numbers depend on."""
+    return {"python": platform.python_version()} | {
+        name: metadata.version(name) for name in ("specheads", "torch", "transformers")
+    }
+
+
+def load_average() -> float | None:
+    """Return the load average over the last minute; None where the system has none."""
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy as np
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength
 from specheads.errors import UserError
 from specheads.evaluation.intervals import Groups, Interval, interval, resample_counts
-from specheads.evaluation.reliability import reliability
+from specheads.evaluation.replayed_rows import reliability
 from specheads.heads.head import AcceptanceHead
 from specheads.heads.head_folder import PROFILE_FILE
 from specheads.heads.portable.standalone_head import bounds_of

@@ -15,10 +15,11 @@ from specheads.decoding.records import DecodeStats, Generation, Round
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.verification import BlockVerification, VerificationRule
-from specheads.evaluation.candidate import FIXED, Candidate, RuleFields, kind_of, rule_fields
+from specheads.evaluation.candidates import FIXED, Candidate, kind_of
 from specheads.evaluation.draft_counts import DraftCounts
 from specheads.evaluation.energy.meter import Energy, EnergyMeter
-from specheads.evaluation.latencies import token_seconds
+from specheads.evaluation.intervals import token_seconds
+from specheads.evaluation.report import RuleFields, rule_fields
 from specheads.pair import Pair
 from specheads.replay.cost import RoundTimes
 from specheads.replay.replay import rounds_by_length

@@ -80,8 +80,8 @@ def test_too_few_prompts_are_named(monkeypatch, nano, tmp_path):
 def test_times_that_contradict_decoding_are_doubted():
     from evaluation.probe.test_prediction import TIMES, known
 
-    from specheads.evaluation.probe.live_check import LiveCheck
     from specheads.evaluation.probe.prediction import Overheads
+    from specheads.evaluation.probe.timing import LiveCheck
 
     live = LiveCheck(4, 3, 100.0, 150.0, Overheads())
     assert doubts_of(TIMES, live, known(fixed=1.6)) == []
@@ -104,8 +104,7 @@ def test_a_target_on_a_server_is_probed_as_far_as_it_can_be(monkeypatch, nano, t
 
 
 def test_tokens_that_a_server_does_not_name_are_said():
-    from specheads.evaluation.probe.probe import not_known
-    from specheads.evaluation.probe.settings import Probe
+    from specheads.evaluation.probe.probe import Probe, not_known
     from specheads.sampling import Warp
 
     assert "remote.ratio says" in not_known(Probe(remote_ratio=5.0), 5.0, 0.3)[0]

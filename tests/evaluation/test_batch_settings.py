@@ -5,8 +5,7 @@ from fakes import tiny_pair
 from specheads import SpeculativeDecoder, Warp
 from specheads.decoding.batch.load_aware import LoadAware, LoadCosts, SecondsTable
 from specheads.evaluation.batches import best_fixed, load_settings, survival
-from specheads.evaluation.candidate import LOAD_AWARE
-from specheads.evaluation.policies import PolicyChoice
+from specheads.evaluation.candidates import LOAD_AWARE, PolicyChoice
 from specheads.prompts.encoding import ResponseLimits
 from specheads.prompts.prompt import Prompt
 from specheads.replay.recording import load_recording, make_recording

@@ -11,9 +11,9 @@ from rich.console import Console
 from specheads import AcceptanceHead, HeadConfig, UserError, papers, verification
 from specheads.decoding.batch.load_aware import LoadAware, LoadCosts, SecondsTable
 from specheads.evaluation import batches, report_files
+from specheads.evaluation.candidates import PolicyChoice
 from specheads.evaluation.console import print_report
 from specheads.evaluation.evaluate import evaluate
-from specheads.evaluation.policies import PolicyChoice
 from specheads.evaluation.prompt_data import PromptData
 from specheads.evaluation.settings import Evaluation, RecordingSettings
 

@@ -11,10 +11,8 @@ from hydra import compose, initialize_config_dir
 from specheads import AcceptanceHead, HeadConfig, UserError, Warp, stopping
 from specheads.commands.evaluation import rule_choices
 from specheads.decoding.step_costs import StepCosts
-from specheads.evaluation.candidate import FIXED, Candidate, RuleChoice
-from specheads.evaluation.candidates import candidates, check_rules, longest_draft
-from specheads.evaluation.rule_costs import CostTable
-from specheads.evaluation.tuning import Tuning
+from specheads.evaluation.candidates import FIXED, Candidate, RuleChoice, candidates, check_rules, longest_draft
+from specheads.evaluation.rule_costs import CostTable, Tuning
 from specheads.pair_config import config_folder
 from specheads.prompts.encoding import ResponseLimits
 from specheads.prompts.prompt import Prompt

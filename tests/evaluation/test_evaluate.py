@@ -16,12 +16,12 @@ from specheads.commands.evaluation import rule_choices
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping import FixedLength
 from specheads.decoding.verification import BlockVerification
-from specheads.evaluation import conclusions, decode, dev_trial, plot_styles, report_files
+from specheads.evaluation import conclusions, decode, plot_styles, report_files
 from specheads.evaluation import evaluate as evaluation
-from specheads.evaluation.candidate import Candidate
+from specheads.evaluation.candidates import Candidate
 from specheads.evaluation.draft_comparison import compared, read_report
-from specheads.evaluation.outcome import Outcome
 from specheads.evaluation.prompt_data import PromptData
+from specheads.evaluation.replayed_sets import Outcome
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.settings import Evaluation, RecordingSettings
 from specheads.evaluation.sweep import sweep_settings
@@ -147,7 +147,7 @@ def test_greedy_drafts_are_not_decoded_under_block_verification(call):
 
 
 def test_the_trial_decodes_dev_prompts_and_no_lossy_search(call, monkeypatch, nano, tmp_path):
-    monkeypatch.setattr(dev_trial, "FEWEST_GROUPS", 3)
+    monkeypatch.setattr(decode, "FEWEST_GROUPS", 3)
     report = call(num_live_prompts=2, baseline="mjgd", block=2, beams=2)
     header, *rows = (tmp_path / "run" / "dev-trial.jsonl").read_text().splitlines()
     dev = [nano.encode_instruction(prompt.text) for prompt in FewPrompts().load(False) if prompt.split == "dev"][:3]

@@ -4,16 +4,8 @@ import torch
 
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.step_costs import StepCosts
-from specheads.evaluation.intervals import (
-    auroc_samples,
-    cross_fitted_gain,
-    gain_over_fixed,
-    halves,
-    interval,
-    mean_samples,
-    resample_counts,
-    sums,
-)
+from specheads.evaluation.intervals import auroc_samples, cross_fitted_gain, halves, interval, mean_samples, resample_counts, sums
+from specheads.evaluation.live_rows import gain_over_fixed
 from specheads.evaluation.sweep import Measured, Setting
 from specheads.heads.metrics import auroc
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from specheads.evaluation.latencies import milliseconds, token_seconds
+from specheads.evaluation.intervals import milliseconds, token_seconds
 
 
 def test_the_tokens_of_a_round_share_its_seconds_equally():

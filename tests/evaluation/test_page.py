@@ -17,7 +17,7 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
-from specheads.evaluation.candidate import CEILING, FIXED, ORACLE
+from specheads.evaluation.candidates import CEILING, FIXED, ORACLE
 from specheads.evaluation.conclusions import key_findings, ratios_of
 from specheads.evaluation.page.document import html_of, resource, write_page
 from specheads.evaluation.page.figures import DOUBTFUL, figures_of

@@ -4,8 +4,7 @@ import pytest
 
 from specheads import UserError, stopping
 from specheads.decoding.batch.load_aware import LengthPolicy, LoadAware
-from specheads.evaluation.candidate import FIXED, RuleChoice
-from specheads.evaluation.policies import DEFAULT, PolicyChoice, check_policies
+from specheads.evaluation.candidates import DEFAULT, FIXED, PolicyChoice, RuleChoice, check_policies
 from specheads.evaluation.settings import Evaluation, LearningCurve
 
 AWARE = {"load_aware": PolicyChoice(LoadAware, {"max_tokens": 4})}

@@ -7,10 +7,10 @@ import pytest
 
 from specheads import AcceptanceHead, HeadConfig
 from specheads.decoding.stopping import FixedLength, HeadThreshold
-from specheads.evaluation.candidate import Candidate
-from specheads.evaluation.recommendation import recommendations
+from specheads.evaluation.candidates import Candidate
 from specheads.evaluation.replayed_sets import Choices
 from specheads.evaluation.report import MEASURED
+from specheads.evaluation.reporting import recommendations
 from specheads.evaluation.sweep import TARGET_ALONE, Measured, Setting, under_block
 
 HEAD, OTHER = (AcceptanceHead(HeadConfig(8, 0)) for _ in range(2))

@@ -9,13 +9,11 @@ import torch
 
 from specheads import stopping
 from specheads.decoding.step_costs import RuleCosts, StepCosts
-from specheads.evaluation.candidate import CEILING, FIXED, ORACLE, Candidate
-from specheads.evaluation.reliability import reliability
+from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, Candidate
+from specheads.evaluation.replayed_rows import data_set, positions, reliability, text_samples
 from specheads.evaluation.replayed_sets import ReplayedSet, choose
 from specheads.evaluation.report import MEASURED
-from specheads.evaluation.round_details import positions, text_samples
 from specheads.evaluation.rule_costs import CostTable
-from specheads.evaluation.winners import data_set
 from specheads.heads.metrics import calibration
 from specheads.replay.cost import CostFit
 from specheads.replay.recording import Recording

@@ -15,15 +15,15 @@ from rich.console import Console
 from specheads import AcceptanceHead, HeadConfig, Warp, papers, stopping, verification
 from specheads.decoding.step_costs import StepCosts
 from specheads.evaluation import report_files as module
-from specheads.evaluation.candidate import RuleChoice
-from specheads.evaluation.candidates import candidates
+from specheads.evaluation.candidates import RuleChoice, candidates
 from specheads.evaluation.conclusions import notes_on
 from specheads.evaluation.console import print_report
-from specheads.evaluation.intervals import Interval, gain_over_fixed
-from specheads.evaluation.live_rows import live_rows
+from specheads.evaluation.doubts import with_measured
+from specheads.evaluation.intervals import Interval
+from specheads.evaluation.live_rows import gain_over_fixed, live_rows
 from specheads.evaluation.report import Report
 from specheads.evaluation.report_files import write_report
-from specheads.evaluation.rule_costs import CostTable, with_measured
+from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.sweep import Sweep, round_times, sweep_settings
 from specheads.evaluation.wandb_log import contents
 

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 import specheads
 from specheads import UserError, Warp, papers, stopping, verification
 from specheads.commands.evaluation import evaluation_settings, replay_settings
-from specheads.evaluation.candidate import FIXED, RuleChoice
+from specheads.evaluation.candidates import FIXED, RuleChoice
 from specheads.evaluation.settings import Evaluation, LearningCurve
 from specheads.pair_config import config_folder
 from specheads.settings import fields_of

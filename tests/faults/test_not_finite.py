@@ -16,7 +16,7 @@ from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.responses import Responder, row_uniforms
 from specheads.errors import UserError
 from specheads.evaluation.likelihood import response_nats
-from specheads.evaluation.probe.agreement import agreement
+from specheads.evaluation.probe.prediction import agreement
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.language_model import LanguageModel
 from specheads.papers.layer_skip.layer_search import distributions_along

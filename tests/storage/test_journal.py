@@ -4,8 +4,7 @@ import pytest
 
 from specheads import Warp
 from specheads.decoding.stopping import FixedLength
-from specheads.evaluation.candidate import RuleChoice
-from specheads.evaluation.candidates import candidates
+from specheads.evaluation.candidates import RuleChoice, candidates
 from specheads.evaluation.sweep import Sweep, sweep_settings
 from specheads.storage.journal import Journal
 

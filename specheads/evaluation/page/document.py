@@ -17,16 +17,18 @@ from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
 from specheads.evaluation.conclusions import (
+    change,
+    change_limits,
     costs_text,
     fit_text,
     key_findings,
     main_data_set,
     preferred,
+    ratio_name,
     ratio_text,
     ratios_of,
 )
 from specheads.evaluation.energy.text import energy_text
-from specheads.evaluation.number_text import change, change_limits, ratio_name
 from specheads.evaluation.page.figures import Figures, batch_loads, figures_of
 from specheads.evaluation.page.front import ALL, Loads, front_table
 from specheads.evaluation.page.quality import quality_sections

@@ -6,10 +6,21 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from specheads.evaluation.candidate import CEILING, FIXED, ORACLE
-from specheads.evaluation.conclusions import is_trusted, preferred, ratio_text, ratios_of, winners_at
+from specheads.evaluation.candidates import CEILING, FIXED, ORACLE
+from specheads.evaluation.conclusions import (
+    change,
+    change_limits,
+    is_trusted,
+    percent,
+    percent_limits,
+    preferred,
+    ratio_text,
+    ratios_of,
+    times,
+    times_limits,
+    winners_at,
+)
 from specheads.evaluation.intervals import Interval
-from specheads.evaluation.number_text import change, change_limits, percent, percent_limits, times, times_limits
 from specheads.evaluation.page.front import FrontPoint, front_figures, not_beaten
 from specheads.evaluation.plot_styles import (
     BLUE,

@@ -3,21 +3,22 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from specheads.evaluation.candidate import CEILING, FIXED, ORACLE
-from specheads.evaluation.conclusions import counted_text, ratio_text, winners_at
-from specheads.evaluation.energy.text import has_energy
-from specheads.evaluation.intervals import Interval
-from specheads.evaluation.latencies import LEVELS
-from specheads.evaluation.number_text import (
+from specheads.evaluation.candidates import CEILING, FIXED, ORACLE
+from specheads.evaluation.conclusions import (
     change,
     change_limits,
+    counted_text,
     minus,
     percent,
     percent_limits,
+    ratio_text,
     share_text,
     times,
     times_limits,
+    winners_at,
 )
+from specheads.evaluation.energy.text import has_energy
+from specheads.evaluation.intervals import LEVELS, Interval
 from specheads.evaluation.report import BatchEnergy, BatchRow, BatchTable, DataSet, EnergyRow, LiveRow, Report, Winner
 
 ENERGY = ("J/token", "above idle", "J over target")

@@ -2,7 +2,7 @@
 
 import logging
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,27 @@ from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold, 
 from specheads.errors import UserError
 from specheads.evaluation.doubts import LARGEST_SPREAD
 from specheads.evaluation.intervals import Interval, halves, interval, resample_counts
-from specheads.evaluation.machine import versions
-from specheads.evaluation.probe.agreement import agreement, survival
-from specheads.evaluation.probe.answer import Answer, CommandLine, answer_of
-from specheads.evaluation.probe.live_check import LiveCheck, live_check
-from specheads.evaluation.probe.prediction import HEAD, LOGISTIC, Half, Option, best_length, fixed_of, predict
-from specheads.evaluation.probe.served_times import parameter_ratio, served_times
-from specheads.evaluation.probe.settings import Probe
+from specheads.evaluation.probe.prediction import (
+    BETTER,
+    BLOCK,
+    FIXED_NAME,
+    HEAD,
+    LOGISTIC,
+    MORE_OVERLAP,
+    PLAIN,
+    Half,
+    Option,
+    agreement,
+    best_length,
+    fixed_of,
+    predict,
+    survival,
+)
+from specheads.evaluation.probe.timing import LiveCheck, live_check, parameter_ratio, served_times
 from specheads.evaluation.prompt_data import PromptData
 from specheads.evaluation.recordings import Recorder
+from specheads.evaluation.settings import EngineName
+from specheads.evaluation.setup import versions
 from specheads.heads.config import HeadConfig
 from specheads.heads.head import AcceptanceHead
 from specheads.integrations.served_target import ServedModel
@@ -31,11 +43,114 @@ from specheads.pair import Pair
 from specheads.prompts.encoding import EncodedPrompt, encode_prompts
 from specheads.prompts.prompt import groups_of, unique
 from specheads.replay.response_tree import RecordSettings
+from specheads.sampling import Warp
+from specheads.settings import Built, PositiveCount, PositiveNumber, Seed, Settings, Text, setting
+
+
+class Probe(Settings):
+    """How much of a pair is looked at; the defaults take about five minutes for the embedded pairs, and cold compilation."""
+
+    seed: Seed = setting(0, "seed of everything that is sampled")
+    warp: Built[Warp] = setting(Warp(top_k=50), "how draft and target turn logits into probabilities")
+    engine: EngineName = setting("auto", "how models are run while steps are timed: auto, eager, compiled, cuda_graph")
+    prompts: Text | None = setting(
+        None, "a file of prompts, with the templates of data= (for a pair of your own, data=alpaca); null: dev prompts of data="
+    )
+    num_prompts: PositiveCount = setting(48, "prompts to record; half of them choose for the others")
+    num_live_prompts: PositiveCount = setting(4, "prompts to decode as a check")
+    widths: tuple[PositiveCount, ...] | None = setting(
+        None, "widths of the heads to time; null: a sixteenth of the draft's hidden size, an eighth and all of it"
+    )
+    context: PositiveCount = setting(256, "positions in memory while steps are timed")
+    repeats: PositiveCount = setting(40, "times that each step is timed")
+    num_samples: PositiveCount = setting(4, "acceptance samples of each response; more make smaller errors")
+    batch_size: PositiveCount = setting(
+        64, "rejected branches of the longest text that the draft reads together; fewer take less memory"
+    )
+    max_new_tokens: PositiveCount = setting(512, "longest response, in tokens")
+
+    remote_url: Text | None = setting(
+        None, "the address of a vLLM server that runs the target, for example http://localhost:8000", key="remote.url"
+    )
+    remote_model: Text | None = setting(None, "the server's name of the target; null: its first model", key="remote.model")
+    remote_ratio: PositiveNumber | None = setting(
+        None, "draft steps that a step of the target takes there; null: the ratio of their parameters", key="remote.ratio"
+    )
+    remote_requests: PositiveCount = setting(16, "requests that the server gets at the same time", key="remote.requests")
+
 
 logger = logging.getLogger(__name__)
 LARGEST_ERROR = 1.25  # of a prediction, next to a few prompts decoded
 REMEDY = "probe again on a quiet machine, or with more repeats (repeats=, num_live_prompts=)"
 SURVIVAL = 8  # places in a draft whose acceptance is reported
+
+
+# Of speed, what a more complicated way to decode must gain over the simpler one, by what it has to do. Decoded next to predicted
+# gains of the embedded pairs (docs/measurements/archive.md): block verification up to 2 % less, rules and heads 2 to 6 % less.
+NOTICEABLE = {FIXED_NAME: 0.01, BLOCK: 0.02, LOGISTIC: 0.05}
+WORTH_TRAINING = 0.05  # the same for a head
+WORTH_DISTILLING = 0.05  # and for a draft
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The recommended way to decode, its speed-up, a sentence that says so, and the command that comes next."""
+
+    choice: str
+    speedup: Interval
+    text: str
+    command: str
+
+
+CommandLine = Callable[..., str]  # of a verb and its words
+
+
+def answer_of(options: Sequence[Option], command_line: CommandLine) -> Answer:
+    """Return the answer that options give; `command_line` writes the command that comes next, with the pair."""
+    known = {option.name: option for option in options}
+    heads = [option for option in options if option.width is not None]
+    ladder = [known[PLAIN], known[FIXED_NAME]]
+    ladder += [known[name] for name in (BLOCK, LOGISTIC) if name in known]
+    chosen = ladder[0]
+    for option in ladder[1:]:
+        if option.speedup.value > chosen.speedup.value * (1 + NOTICEABLE[option.name]):
+            chosen = option
+    head = max(heads, key=lambda option: option.speedup.value) if heads else None
+    if head is not None and head.speedup.value > chosen.speedup.value * (1 + WORTH_TRAINING):
+        chosen = head
+    text = f"{_said(chosen)}: {_times(chosen.speedup)} the speed of the target alone"
+    if chosen.name not in (PLAIN, FIXED_NAME):
+        gain = chosen.gain
+        text += f", {gain.value - 1:+.1%} [{gain.low - 1:+.1%}, {gain.high - 1:+.1%}] over the best fixed length"
+    better = known[BETTER]
+    distil = better.gain.value > 1 + WORTH_DISTILLING and better.speedup.value > chosen.speedup.value
+    if distil:
+        text += f". A draft with {MORE_OVERLAP:.0%} more overlap would bring {_times(better.speedup)} by itself: distil it first"
+    return Answer(chosen.name, chosen.speedup, f"{text}.", command_line(*_next(chosen, distil)))
+
+
+def _next(chosen: Option, distil: bool) -> tuple[str, ...]:
+    """Return the verb that comes next, and its words besides the pair."""
+    if distil:
+        return ("distill",)
+    if chosen.width is not None:
+        return "train", f"head.width={chosen.width}"
+    rules = {BLOCK: ("compare_verification=[block]",), LOGISTIC: ("stopping=[fixed_length,logistic]",)}
+    return "evaluate", "head=null", *rules.get(chosen.name, ())
+
+
+def _said(chosen: Option) -> str:
+    if chosen.name == PLAIN:
+        return "Do not speculate with this draft"
+    if chosen.name == FIXED_NAME:
+        return f"Draft a fixed number of tokens ({chosen.value})"
+    if chosen.width is not None:
+        return f"Train a head ({chosen.width} wide)"
+    return {BLOCK: f"Use block verification ({chosen.value})", LOGISTIC: f"Stop by a logistic ({chosen.value})"}[chosen.name]
+
+
+def _times(speedup: Interval) -> str:
+    return f"{speedup.value:.2f}x [{speedup.low:.2f}, {speedup.high:.2f}]"
 
 
 @dataclass(frozen=True)

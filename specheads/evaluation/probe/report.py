@@ -1,12 +1,15 @@
-"""A probe on the console, and the texts that its page shows too."""
+"""A probe for its reader: the answer, on the console, as a page and as files."""
+
+from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as RichTable
 
 from specheads.decoding.step_times import VERIFIED
-from specheads.evaluation.number_text import percent, percent_limits, times, times_limits
+from specheads.evaluation.conclusions import percent, percent_limits, times, times_limits
 from specheads.evaluation.probe.prediction import BETTER, HEAD, MORE_OVERLAP, Option
 from specheads.evaluation.probe.probe import Probed
+from specheads.storage.files import write_json, write_whole
 
 MICRO = 1e6
 
@@ -16,7 +19,7 @@ def print_probe(probed: Probed, console: Console | None = None) -> None:
     console = console or Console()
     for line in measured(probed):
         console.print(f"{line[0]}: {line[1]}", highlight=False)
-    table = Table(title="speed over the target alone, predicted; 95 % intervals over prompts")
+    table = RichTable(title="speed over the target alone, predicted; 95 % intervals over prompts")
     for column in ("way to decode", "speed-up", "chosen"):
         table.add_column(column, no_wrap=column == "speed-up")
     for option in probed.options:
@@ -63,3 +66,55 @@ def title_of(option: Option) -> str:
     if option.name == BETTER:
         return f"{option.name} ({MORE_OVERLAP:+.0%} overlap)"
     return f"{option.name} (a bound)" if option.is_bound else option.name
+
+
+ABOUT = (
+    "Speed-ups are predicted from recorded responses and from the steps as they were timed here; lengths and thresholds were "
+    "chosen on one half of the prompts and counted on the other. Heads are not trained: they are taken to close as much of the "
+    "way from the best fixed length to the informed ceiling as heads of the embedded pairs do, less what a head of random "
+    "weights takes here. The better draft has its rejections turned into acceptances at random. In italics: bounds, which no "
+    "decoder can reach."
+)
+COLUMNS = ("way to decode", "chosen", "speed-up", "over the fixed length")
+
+
+def html_of(probed: Probed) -> str:
+    """Return the page as text."""
+    from specheads.evaluation.page.document import Panel, context_section, rendered  # imports jinja and plotly
+    from specheads.evaluation.page.tables import Cell, Row, Table, change_cell, times_cell
+
+    rows = []
+    for option in probed.options:
+        cells = [
+            Cell(title_of(option), option.name),
+            Cell(option.value or None),
+            times_cell(option.speedup),
+            change_cell(option.gain),
+        ]
+        rows.append(Row(cells, "best" if option.name == probed.answer.choice else "bound" if option.is_bound else ""))
+    table = Table("Speed over the target alone, with 95 % intervals over prompts", COLUMNS, rows)
+    section = {"key": "options", "title": "What each way to decode is worth", "template": "probe.html", "about": ABOUT}
+    return rendered(
+        {},
+        title=f"Probe: {probed.pair}",
+        doubts=probed.doubts,
+        overview=measured(probed),
+        findings_title="Answer",
+        findings=[probed.answer.text, f"Next: {probed.answer.command}"],
+        notes=probed.not_measured,
+        data_sets=[],
+        sections=[section | {"panels": [Panel({}, True, table)]}, *context_section(probed.context)],
+    )
+
+
+NAME = "probe"
+
+
+def write_probe(probed: Probed, folder: Path) -> list[Path]:
+    """Write the probe as a page and as JSON; return the paths."""
+    from specheads.evaluation.probe.report import html_of  # imports jinja
+
+    written = [folder / f"{NAME}.{suffix}" for suffix in ("html", "json")]
+    write_whole(written[0], lambda path: path.write_text(html_of(probed), encoding="utf-8"))
+    write_json(written[1], probed.to_dict())
+    return written

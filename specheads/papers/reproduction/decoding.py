@@ -14,7 +14,7 @@ from specheads.decoding.engine import compile_ahead, resolve_engine
 from specheads.decoding.records import DecodeStats
 from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.likelihood import response_nats
-from specheads.evaluation.machine import device_name
+from specheads.evaluation.setup import device_name
 from specheads.evaluation.sweep import response_seed
 from specheads.forecast import progress
 from specheads.pair import Pair

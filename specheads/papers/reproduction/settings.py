@@ -11,8 +11,7 @@ from specheads.decoding.drafting import Drafting
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.verification import Verification
 from specheads.errors import UserError
-from specheads.evaluation.candidate import RuleChoice
-from specheads.evaluation.candidates import takes_head
+from specheads.evaluation.candidates import RuleChoice, takes_head
 from specheads.evaluation.settings import EngineName
 from specheads.sampling import Warp
 from specheads.settings import Built, Flag, Number, PositiveCount, PositiveNumber, Seed, Settings, Text, setting

@@ -17,13 +17,14 @@ from specheads.evaluation import report_files
 from specheads.evaluation.batch_sweep import ALONE, BatchSetting, BatchSweep
 from specheads.evaluation.batches import batch_rows
 from specheads.evaluation.console import print_report
+from specheads.evaluation.doubts import with_measured
 from specheads.evaluation.energy.meter import Idle, resolution_error
 from specheads.evaluation.energy.text import energy_text
 from specheads.evaluation.live_rows import live_rows
 from specheads.evaluation.page.document import html_of
 from specheads.evaluation.report import BatchTable, Report
 from specheads.evaluation.report_files import write_report
-from specheads.evaluation.rule_costs import CostTable, with_measured
+from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.sweep import TARGET_ALONE, Setting, Sweep
 from specheads.storage.journal import Journal
 

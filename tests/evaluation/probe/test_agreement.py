@@ -7,7 +7,7 @@ import pytest
 import torch
 from random_recording import random_recording
 
-from specheads.evaluation.probe.agreement import Agreement, better_draft, block_counts, fixed_counts, survival
+from specheads.evaluation.probe.prediction import Agreement, better_draft, block_counts, fixed_counts, survival
 
 
 @pytest.fixture

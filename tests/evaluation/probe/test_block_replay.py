@@ -6,7 +6,7 @@ from collections import defaultdict
 import pytest
 import torch
 
-from specheads.evaluation.probe.agreement import chance_accepted
+from specheads.evaluation.probe.prediction import chance_accepted
 
 LONGEST = 3
 

@@ -8,8 +8,6 @@ from random_recording import random_recording
 from specheads.decoding.step_costs import RuleCosts
 from specheads.decoding.step_times import LONGEST, TARGET, StepTimes, step_costs
 from specheads.evaluation.intervals import Interval
-from specheads.evaluation.probe.agreement import Agreement, fixed_counts
-from specheads.evaluation.probe.answer import answer_of
 from specheads.evaluation.probe.prediction import (
     BETTER,
     BLOCK,
@@ -18,12 +16,15 @@ from specheads.evaluation.probe.prediction import (
     HEAD_SHARES,
     LOGISTIC,
     PLAIN,
+    Agreement,
     Half,
     Option,
     Overheads,
     best_length,
+    fixed_counts,
     predict,
 )
+from specheads.evaluation.probe.probe import answer_of
 from specheads.replay.recording import GROUND_TRUTH
 
 QUIET = {TARGET: 1.0}

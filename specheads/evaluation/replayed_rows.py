@@ -1,17 +1,29 @@
-"""The results of the best rule of each family on a set of prompts: rows of a report, with intervals over prompts."""
+"""Rows of a report from replayed prompts: the best rule of each family with intervals, heads compared, and rounds in detail."""
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 
-from specheads.evaluation.candidate import CEILING, FIXED, ORACLE, Candidate, RuleFields, rule_fields
+from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, Candidate
 from specheads.evaluation.intervals import Interval, Sums, interval, replayed_sums
-from specheads.evaluation.reliability import logits_in_rounds
 from specheads.evaluation.replayed_sets import Choices, ReplayedSet
-from specheads.evaluation.report import BankRow, DataSet, RuleRow, Winner
-from specheads.heads.metrics import auroc, binary_kl, calibration
-from specheads.replay.replay import RecordedHead
+from specheads.evaluation.report import (
+    BankRow,
+    DataSet,
+    Positions,
+    Reliability,
+    RuleFields,
+    RuleRow,
+    TextSample,
+    Winner,
+    rule_fields,
+)
+from specheads.heads.calibration import IndexCalibration, in_rounds
+from specheads.heads.metrics import auroc, binary_kl, calibration, ece_by_index
+from specheads.pair import Pair
+from specheads.replay.recording import Recording
+from specheads.replay.replay import RecordedHead, Replayed, head_logits
 
 ORACLE_FIELDS = RuleFields(rule_name=ORACLE, bound=True)
 
@@ -139,3 +151,75 @@ def _bank_row(
         head_share=shares,
         break_even=break_evens,
     )
+
+
+def reliability(recording: Recording, heads: Mapping[str, RecordedHead]) -> list[Reliability]:
+    """Return how well heads and the draft's probabilities predict acceptance, at every index that a token can have in a round.
+
+    A calibrated head has two rows: with its raw predictions and with the calibrated ones that rules use.
+    """
+    rows = []
+    for name, head in heads.items():
+        raw, calibrated, labels, index = logits_in_rounds(recording, head)
+        rows.append(_reliability(name, torch.sigmoid(raw), labels, index))
+        if head.config.calibration is not None:
+            rows.append(_reliability(f"{name}, calibrated", torch.sigmoid(calibrated), labels, index))
+    node, _, accepted, furthest = recording.labels()
+    token, index = in_rounds(furthest)
+    for name, feature in {"draft probability": "draft_prob", "largest probability": "max_prob"}.items():
+        rows.append(_reliability(name, recording.features[feature][node[token]].double(), accepted[token].double(), index))
+    return rows
+
+
+def logits_in_rounds(recording: Recording, head: RecordedHead) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return a head's predictions for every drafted token at every index that the token can have in a round.
+
+    Returns, (n,) each: raw logits; calibrated logits, which rules use; whether the token was accepted, 0 or 1; and the index.
+    """
+    logits, accepted, furthest = head_logits(recording, head)
+    token, index = in_rounds(furthest)
+    raw = logits[token, index]
+    return raw, IndexCalibration.from_dict(head.config.calibration)(raw, index), accepted[token].double(), index
+
+
+def _reliability(name: str, probs: torch.Tensor, labels: torch.Tensor, index: torch.Tensor) -> Reliability:
+    curve = calibration(probs, labels)
+    return Reliability(
+        predictor=name,
+        share=curve.share.tolist(),
+        predicted=curve.predicted.tolist(),
+        observed=curve.observed.tolist(),
+        ece=curve.ece,
+        ece_by_index=ece_by_index(probs, labels, index),
+        auroc=auroc(probs, labels),
+    )
+
+
+NUM_TEXTS = 3  # responses whose rounds are shown in color
+
+
+def positions(candidate: Candidate, rounds: Replayed) -> Positions:
+    """Return how many tokens a rule drafted and how many were accepted, by index in the round."""
+    longest = int(rounds.drafted.max(initial=0))
+    drafted, accepted = (
+        [int((column > index).sum()) for index in range(longest)] for column in (rounds.drafted, rounds.accepted)
+    )
+    return Positions(candidate.family, candidate.name, drafted, accepted, **rule_fields(candidate))
+
+
+def text_samples(pair: Pair, recording: Recording, candidate: Candidate, rounds: Replayed) -> list[TextSample]:
+    """Return the first responses in pieces: accepted, rejected or emitted by the target in the rounds of the first sample."""
+    samples = []
+    for number in range(min(NUM_TEXTS, recording.num_prompts)):
+        rows = np.flatnonzero((rounds.prompt == number) & (rounds.sample == 0))
+        first, response, pieces = int(recording.first[number]), recording.response(number), []
+        for row in rows[np.argsort(rounds.start[rows])]:
+            start, drafted, accepted = (int(column[row]) for column in (rounds.start, rounds.drafted, rounds.accepted))
+            middle = start + accepted
+            branch = int(recording.branch_first[0, first + middle]) if drafted > accepted else 0
+            rejected = recording.tokens[branch : branch + drafted - accepted].tolist()
+            emitted = response[middle : start + int(rounds.tokens[row])]
+            parts = (("accepted", response[start:middle]), ("rejected", rejected), ("target", emitted))
+            pieces += [(kind, pair.decode(ids)) for kind, ids in parts if ids]
+        samples.append(TextSample(candidate.name, pair.decode(recording.prompts[number]), pieces))
+    return samples
