@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from specheads.errors import UserError, is_count, is_number
+from specheads.operations import active
 
 LEAST = 1e-6  # of a top_p, and of a temperature above 0: with much smaller ones float32 has infinite logits and NaN probabilities
 
@@ -54,45 +55,19 @@ class Warp:
         """Return probabilities (..., V), float32 or wider, of logits (..., V) of any float type; a NaN makes its row NaN."""
         logits = at_least_float32(logits)
         if self.greedy:
-            best = most_likely(logits).unsqueeze(-1)
+            best = active().most_likely(logits).unsqueeze(-1)
             index = torch.arange(logits.shape[-1], device=logits.device)
             return torch.where(index == best, 1.0, 0.0).to(logits.dtype) + 0 * logits.gather(-1, best)
         logits = logits / self.temperature if self.temperature != 1 else logits  # not a copy more
         if 0 < self.top_k < logits.shape[-1]:
-            probs = kept_softmax(logits, kth_largest(logits, self.top_k))
+            probs = active().kept_softmax(logits, active().kth_largest(logits, self.top_k))
         else:
             probs = logits.softmax(dim=-1)
-        return nucleus(probs, self.top_p) if self.top_p < 1 else probs
+        return active().nucleus(probs, self.top_p) if self.top_p < 1 else probs
 
     def draw(self, probs: Tensor, uniform: Tensor) -> Tensor:
         """Return token ids (...) drawn at `uniform` (...) from distributions (..., V) that this warp made."""
-        return most_likely(probs) if self.greedy else sample(probs, uniform)
-
-
-def most_likely(x: Tensor) -> Tensor:
-    """Return the index (...) of the largest number of each row of `x` (..., V), the first NaN where there is one."""
-    return x.argmax(dim=-1)
-
-
-def kth_largest(x: Tensor, k: int) -> Tensor:
-    """Return the k-th largest number (..., 1) of each row of `x` (..., V)."""
-    return x.topk(k, dim=-1).values[..., -1:]
-
-
-def kept_softmax(logits: Tensor, least: Tensor) -> Tensor:
-    """Return the probabilities (..., V) of the logits (..., V) that are at least `least` (..., 1); the others have none."""
-    return logits.masked_fill(logits < least, -torch.inf).softmax(dim=-1)
-
-
-def nucleus(probs: Tensor, top_p: float) -> Tensor:
-    """Return `probs` (..., V) of the smallest set of most likely tokens whose mass reaches `top_p`, renormalised.
-
-    Of equally likely tokens the first are kept.
-    """
-    ordered, index = probs.sort(dim=-1, descending=True, stable=True)
-    mass_before = ordered.cumsum(dim=-1) - ordered
-    kept = ordered.masked_fill(mass_before >= top_p, 0)
-    return torch.zeros_like(probs).scatter_(-1, index, kept / kept.sum(dim=-1, keepdim=True))
+        return active().most_likely(probs) if self.greedy else sample(probs, uniform)
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -105,7 +80,7 @@ def sample(probs: Tensor, uniform: Tensor) -> Tensor:
 
     `probs` need not sum to one, so a residual needs no normalising; its sum must be positive.
     """
-    return token_at(at_least_float32(probs), uniform.to(probs.device).double())
+    return active().token_at(at_least_float32(probs), uniform.to(probs.device).double())
 
 
 def sample_distinct(probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,23 +98,6 @@ def sample_distinct(probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         entries.append(left.gather(-1, tokens[-1]))
         left = left.scatter(-1, tokens[-1], 0.0)
     return torch.cat(tokens, dim=-1), torch.cat(entries, dim=-1)
-
-
-def token_at(probs: Tensor, uniform: Tensor) -> Tensor:
-    """Return the first token ids (...) at which the sum of `probs` (..., V) exceeds `uniform` (...) times their total."""
-    return tokens_at(probs, uniform.unsqueeze(-1)).squeeze(-1)
-
-
-def tokens_at(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """Return token ids (..., Q) of the distributions `probs` (..., V) at Q numbers each, `uniforms` (..., Q); see `token_at`.
-
-    Sums are float64, and computed once for all numbers. Rounding must not move the point to the total, which only the tokens
-    after the last possible one reach.
-    """
-    cumulative = probs.cumsum(dim=-1, dtype=torch.float64)
-    total = cumulative[..., -1:]
-    point = torch.minimum(uniforms * total, total.nextafter(torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, point, right=True).clamp_max(probs.shape[-1] - 1)
 
 
 def uniforms(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

@@ -5,7 +5,6 @@ memory, in rows of a batch, in compiled steps, with packed maps. Everything is c
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +13,9 @@ from torch import Tensor
 
 from specheads import AcceptanceHead, HeadConfig, Pair, Warp, generate_baseline
 from specheads.decoding.engine import EagerEngine, Engine, RowPlaces, make_engine
+from specheads.decoding.engine.cpu.library import load_operators
+from specheads.decoding.engine.cpu.packed import packed_model
 from specheads.decoding.engine.eager import ForwardOutput
-from specheads.decoding.engine.operators import load_operators
-from specheads.decoding.engine.packed import packed_model
 from specheads.language_model import LanguageModel
 from specheads.padding import right_padded
 from specheads.prompts.nano_source import NanoSource
@@ -92,11 +91,10 @@ def padded(lm: LanguageModel, texts: Sequence[Text]) -> Read:
 @torch.no_grad()
 def in_chunks(lm: LanguageModel, texts: Sequence[Text], engine: str, packed: bool = False) -> Read:
     """Read each text a few tokens at a time, from an engine's memory, as a decoder does."""
-    reader = make_engine(engine, lm, max(len(text.whole) for text in texts) + CHUNK)
-    step = reader.compiled_step(States(), all_logits=True)
     copies = packed_model(lm, []) if packed and load_operators() else None
-    with copies.replacing() if copies is not None else nullcontext():
-        return joined(_of_response(*_from_memory(reader, step, text.whole), text) for text in texts)
+    reader = make_engine(engine, lm if copies is None else copies.lm, max(len(text.whole) for text in texts) + CHUNK)
+    step = reader.compiled_step(States(), all_logits=True)
+    return joined(_of_response(*_from_memory(reader, step, text.whole), text) for text in texts)
 
 
 def _from_memory(engine: Engine, step: Callable[..., Any], tokens: Sequence[int]) -> tuple[Tensor, Tensor]:

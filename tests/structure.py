@@ -30,7 +30,7 @@ CODE = ("specheads", "data_gen", "train.py", "evaluate.py")
 LAYERS = (
     (
         *("specheads.errors", "specheads.forecast", "specheads.interrupts", "specheads.processes"),
-        "specheads.settings",
+        *("specheads.operations", "specheads.settings"),
     ),
     ("specheads.storage",),
     (

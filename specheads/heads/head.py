@@ -7,6 +7,7 @@ A look-ahead head may have a second read-out, which predicts the expected accept
 """
 
 import copy
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from specheads.heads.config import HeadConfig
 from specheads.heads.head_folder import Golden, HeadFiles, read_files, write_files
 from specheads.heads.portable.network import HeadNetwork, load_tensors
 from specheads.heads.train_prompts import TrainPrompts
+from specheads.operations import active
 from specheads.pair import Pair
 
 NUM_GOLDEN = 32  # golden inputs that are kept
@@ -41,6 +43,13 @@ class AcceptanceHead(HeadNetwork, PyTorchModelHubMixin):
         self.train_prompts: TrainPrompts | None = None  # None: not known, for heads that were exported without them
         self.profile: str | None = None  # the text of its speculation_profile.json
         self.folder: Path | None = None  # that it was loaded from, where exported files of it may be
+
+    def forward(self, features: Mapping[str, Tensor]) -> Tensor:
+        """Return logits (...) for the features named in `inputs`."""
+        return active().head_logits(self, features)
+
+    def overlap_logit(self, features: Mapping[str, Tensor]) -> Tensor:
+        return active().head_logits(self._overlap(), features)
 
     def _save_pretrained(self, save_directory: Path) -> None:
         self.write(save_directory)

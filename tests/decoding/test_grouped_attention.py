@@ -7,10 +7,10 @@ from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from specheads.decoding.engine import grouped_attention
+from specheads.decoding.engine import attention
+from specheads.decoding.engine.attention import PART, GroupedOperations, attend, attend_parts, computing, is_faster
 from specheads.decoding.engine.compiled_program import OPTIONS, CompiledProgram
-from specheads.decoding.engine.cuda_graph import GraphEngine
-from specheads.decoding.engine.grouped_attention import PART, attend, attend_parts, attending_in_groups, is_faster
+from specheads.decoding.engine.cuda_graph import GraphEngine, GroupedStep
 
 SHAPES = [
     (heads, groups, tokens, parts) for heads, groups in ((4, 4), (6, 2), (8, 1)) for tokens, parts in ((1, 1), (5, 3), (13, 2))
@@ -89,7 +89,7 @@ def test_the_kernel_of_a_gpu_has_the_shapes_that_are_expected():
 def test_only_masked_attention_is_replaced_and_only_while_asked():
     query, key, value = tensors(1, 6, 2, 4, 1)
     mask, plain, layer = causal(4, PART, 17), ALL_ATTENTION_FUNCTIONS["sdpa"], Layer(3)
-    with attending_in_groups():
+    with computing(GroupedOperations()):
         ours = ALL_ATTENTION_FUNCTIONS["sdpa"]
         assert torch.equal(ours(layer, query, key, value, mask)[0], attend(query, key, value, mask))
         others = [(None, {}), (torch.zeros(1, 1, 4, PART).double(), {}), (mask.expand(-1, 6, -1, -1), {})]
@@ -124,7 +124,7 @@ def test_it_is_compiled_for_any_number_of_tokens_and_of_parts():
 def timed(monkeypatch):
     """Measured times, in the order plain, in groups."""
     times = []
-    monkeypatch.setattr(grouped_attention, "milliseconds", lambda run, device: run() is None or times.pop(0))
+    monkeypatch.setattr(attention, "milliseconds", lambda run, device: run() is None or times.pop(0))
     is_faster.cache_clear()
     yield times
     is_faster.cache_clear()
@@ -146,12 +146,12 @@ def test_attention_that_fails_or_is_wrong_is_not_chosen(timed, monkeypatch, capl
     def fail(*args):
         raise RuntimeError("no kernel found\nand more")
 
-    monkeypatch.setattr(grouped_attention, "attend_parts", fail)
+    monkeypatch.setattr(attention, "attend_parts", fail)
     assert not asked() and "no kernel found" in caplog.text
     parts = lambda *args: tuple(tensor + 0.3 for tensor in attend_parts(*args))  # noqa: E731
-    monkeypatch.setattr(grouped_attention, "attend_parts", parts)
+    monkeypatch.setattr(attention, "attend_parts", parts)
     assert not asked() and "something else" in caplog.text
 
 
 def test_the_stand_in_of_graphs_attends_in_groups():
-    assert GraphEngine(tiny_pair().target_lm, 64).replacing is attending_in_groups
+    assert GraphEngine(tiny_pair().target_lm, 64).operations is GroupedStep

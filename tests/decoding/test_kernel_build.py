@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from fakes import needs_compiler
 
-from specheads.decoding.engine import kernel_build
+from specheads.decoding.engine.cpu import library as kernel_build
 
 SOURCES = {
     "number.h": "#pragma once\nint number();\n",

@@ -9,9 +9,12 @@ from fakes import needs_compiler, random_tensor
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from specheads import Warp, sampling
-from specheads.decoding.engine.kernel_build import FOLDER
-from specheads.decoding.engine.operators import OPERATORS, declarations, pack, packed_linear, replaced_operations
+from specheads import Warp
+from specheads.decoding.engine.attention import computing
+from specheads.decoding.engine.cpu import CpuOperations
+from specheads.decoding.engine.cpu.library import FOLDER, OPERATORS, declarations
+from specheads.decoding.engine.cpu.packed import pack
+from specheads.operations import active
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("built_operators")]
 
@@ -32,7 +35,7 @@ def generator():
 
 
 def linear(x, weight, bias=None):
-    return packed_linear(x, pack(weight), bias, len(weight))
+    return torch.ops.specheads.packed_linear(x, pack(weight), bias, len(weight))
 
 
 def attention(query, key, value, mask, scale=0.3):
@@ -221,7 +224,7 @@ def test_attention_of_transformers_is_replaced_only_while_asked():
     query, key, value, mask = random_tensor(2, 6, 5, 16), random_tensor(2, 2, 9, 16), random_tensor(2, 2, 9, 16), causal(5, 9)
     plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
     for options in ({}, {"scaling": 0.7}, {"dropout": 0.0, "is_causal": None, "position_bias": None, "cache": None}):
-        with replaced_operations():
+        with computing(CpuOperations()):
             actual, weights = ALL_ATTENTION_FUNCTIONS["sdpa"](Layer(), query, key, value, mask, **options)
         expected, _ = plain(Layer(), query, key, value, mask, **options)
         assert weights is None
@@ -244,7 +247,7 @@ def test_attention_that_the_operator_does_not_have_is_that_of_transformers(optio
         (random_tensor(2, 6, 5, 16), random_tensor(2, 2, 5, 16), random_tensor(2, 2, 5, 16)),
         ALL_ATTENTION_FUNCTIONS["sdpa"],
     )
-    with replaced_operations():
+    with computing(CpuOperations()):
         mask, others = options["attention_mask"], {k: v for k, v in options.items() if k != "attention_mask"}
         actual, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](Layer(), *tensors, mask, **others)
     assert torch.equal(actual, plain(Layer(), *tensors, **options)[0])
@@ -252,7 +255,7 @@ def test_attention_that_the_operator_does_not_have_is_that_of_transformers(optio
 
 def test_attention_is_restored_after_an_error():
     plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    with pytest.raises(ValueError, match="in between"), replaced_operations():
+    with pytest.raises(ValueError, match="in between"), computing(CpuOperations()):
         raise ValueError("in between")
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is plain
 
@@ -262,7 +265,7 @@ def test_attention_that_someone_else_replaced_stays_replaced(monkeypatch):
         return None, None
 
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", other)
-    with replaced_operations():
+    with computing(CpuOperations()):
         assert ALL_ATTENTION_FUNCTIONS["sdpa"] is not other
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is other
 
@@ -275,7 +278,7 @@ def test_operators_are_traced_with_open_sizes():
             self.register_buffer("panels", pack(self.weight.detach()))
 
         def forward(self, x, key):
-            y = packed_linear(x, self.panels, None, 24)[:, None]
+            y = torch.ops.specheads.packed_linear(x, self.panels, None, 24)[:, None]
             mask = torch.ones(1, 1, y.shape[2], key.shape[2], dtype=torch.bool)
             return torch.ops.specheads.masked_attention(y, key, key, mask, None, None, 0.5)
 
@@ -322,11 +325,10 @@ def test_no_rows_have_no_kth_largest():
 @pytest.mark.parametrize("warp", [Warp(top_k=5), Warp(temperature=0.7, top_k=50, top_p=0.9), Warp(top_k=304)], ids=str)
 def test_a_warp_by_the_operator_is_the_same(warp):
     logits = random_tensor(3, 304).round(decimals=1)  # with ties
-    plain = sampling.kth_largest
-    with replaced_operations():
-        assert sampling.kth_largest is not plain
+    with computing(operations := CpuOperations()):
+        assert active() is operations
         actual = warp(logits)
-    assert torch.equal(actual, warp(logits)) and sampling.kth_largest is plain
+    assert torch.equal(actual, warp(logits)) and active() is not operations
 
 
 def test_every_operator_is_a_c_function_and_is_declared_for_the_compiler():

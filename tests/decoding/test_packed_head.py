@@ -6,8 +6,9 @@ from fakes import needs_compiler, tiny_pair
 from torch import nn
 
 from specheads import AcceptanceHead, HeadConfig
-from specheads.decoding.engine.packed import packed_model
-from specheads.decoding.engine.packed_head import PackedNetwork, has_operator
+from specheads.decoding.engine.cpu import CpuOperations
+from specheads.decoding.engine.cpu.packed import PackedNetwork, is_network, packed_model
+from specheads.operations import computing_with
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("built_operators")]
 
@@ -53,7 +54,7 @@ def test_the_logits_of_a_head(name, dtype, threads):
             features = features_of(head, *shape)
             expected = head.double()(features)
             head.to(dtype)
-            with packed.replacing():
+            with computing_with(CpuOperations(packed.networks)):
                 actual = head(features)
             assert actual.dtype == dtype and actual.shape == shape
             near = 1e-12 if dtype == torch.float64 else 2e-5
@@ -68,9 +69,8 @@ def test_both_networks_of_a_head_and_no_map_of_them_twice():
     assert len(packed.copies) == len(plain.copies) + 2
     features = features_of(head, 4)
     expected = head(features), head.overlap_logit(features)
-    with packed.replacing():
+    with computing_with(CpuOperations(packed.networks)):
         actual = head(features), head.overlap_logit(features)
-    assert "forward" not in vars(head) and "forward" not in vars(head.overlap)
     for ours, theirs in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
 
@@ -94,14 +94,14 @@ def test_a_head_that_changes_is_packed_anew(change):
     packed_model(tiny_pair().draft_lm, [head])
     change(head)
     expected = head(features)
-    with packed_model(tiny_pair().draft_lm, [head]).replacing():
+    with computing_with(CpuOperations(packed_model(tiny_pair().draft_lm, [head]).networks)):
         torch.testing.assert_close(head(features), expected, atol=1e-12, rtol=0)
 
 
 def test_what_the_operator_does_not_have_is_left_to_torch():
     head = random_head(CONFIGS["default"], torch.float32)
-    assert has_operator(head) and not has_operator(nn.Linear(3, 3))
-    assert not has_operator(head.to(torch.bfloat16))
+    assert is_network(head) and not is_network(nn.Linear(3, 3))
+    assert not is_network(head.to(torch.bfloat16))
     packed = packed_model(tiny_pair().draft_lm, [head])
     assert not any(isinstance(copied, PackedNetwork) for copied in packed.copies)
 
@@ -123,7 +123,7 @@ def test_a_network_that_computes_something_else_is_left_to_torch(part):
         head.readout = type("Other", (nn.Linear,), {})(20, 1)
     else:
         head.blocks[0].register_forward_hook(lambda block, inputs, output: 2 * output)
-    assert not has_operator(head)
+    assert not is_network(head)
 
 
 WRONG = {

@@ -8,9 +8,9 @@ from torch import nn
 from transformers import LlamaConfig, MistralConfig
 
 from specheads.decoding.engine import TreeSlots
-from specheads.decoding.engine.operators import replaced_operations
-from specheads.decoding.engine.packed import packed_model
-from specheads.decoding.engine.packed_layer import PackedLayer, has_operator
+from specheads.decoding.engine.attention import computing
+from specheads.decoding.engine.cpu import CpuOperations
+from specheads.decoding.engine.cpu.packed import PackedLayer, is_layer, packed_model
 from specheads.decoding.engine.static import StaticEngine, StepKind, run_step
 from specheads.language_model import LanguageModel
 
@@ -58,11 +58,11 @@ class Step:
     def __call__(self, tokens, packed, kind=EVERY_LOGIT, inputs=(), at=None):
         memory = [(keys.clone(), values.clone()) for keys, values in self.engine._memory]
         start = torch.tensor(self.start if at is None else at)
-        args = (self.lm, lambda output, *_: output.logits, kind, memory, tokens, start, self.engine._places[:128], inputs)
+        args = (lambda output, *_: output.logits, kind, memory, tokens, start, self.engine._places[:128], inputs)
         if not packed:
-            return run_step(*args), memory
-        with packed_model(self.lm, []).replacing(), replaced_operations():
-            return run_step(*args), memory
+            return run_step(self.lm, *args), memory
+        with computing(CpuOperations()):
+            return run_step(packed_model(self.lm, []).lm, *args), memory
 
 
 def largest_difference(ones, others):
@@ -80,7 +80,7 @@ def parts(result):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_step_has_the_logits_keys_and_values_of_transformers(name, start, threads):
     step = Step(lm_of(name), start)
-    assert all(has_operator(layer) for layer in step.lm.model.model.layers)
+    assert all(is_layer(layer) for layer in step.lm.model.model.layers)
     for count in COUNTS:
         tokens = random_tokens(count)
         # Norms are float32 in both, whose last bits depend on the order of sums.
@@ -160,8 +160,7 @@ def test_too_many_tokens_for_the_memory_are_refused():
 def test_a_layer_outside_of_a_step_computes_as_it_did():
     lm, tokens = lm_of("llama"), random_tokens(6)
     expected = lm.hidden_states(tokens, use_cache=False)
-    with packed_model(lm, []).replacing():
-        assert torch.equal(lm.hidden_states(tokens, use_cache=False), expected)
+    assert torch.equal(packed_model(lm, []).lm.hidden_states(tokens, use_cache=False), expected)
 
 
 @torch.no_grad()
@@ -207,11 +206,11 @@ def twice(linear):
     ids=["activation", "class of a map", "bias", "one bias of three", "types", "narrow type", "hook", "class of the layer"],
 )
 def test_a_layer_that_someone_changed_is_left_to_its_maps(change):
-    assert has_operator(lm_of("llama").model.model.layers[0])
-    assert not has_operator(changed(change))
+    assert is_layer(lm_of("llama").model.model.layers[0])
+    assert not is_layer(changed(change))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_which_families_have_the_operator(name):
-    layers = [module for module in tiny_model(CONFIGS[name], seed=0).modules() if has_operator(module)]
+    layers = [module for module in tiny_model(CONFIGS[name], seed=0).modules() if is_layer(module)]
     assert len(layers) == (2 if name in ("llama", "llama, tied", "qwen2") else 0)

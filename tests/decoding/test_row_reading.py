@@ -8,7 +8,8 @@ from transformers import MistralConfig
 
 from specheads.decoding.engine import EagerEngine, RowPlaces, eager
 from specheads.decoding.engine.compiled import StepModule
-from specheads.decoding.engine.row_reading import RowsLayer, slice_of
+from specheads.decoding.engine.cpu import CpuStep
+from specheads.decoding.engine.reading import RowsLayer, slice_of
 from specheads.decoding.engine.static import StaticEngine, StepKind
 from specheads.language_model import LanguageModel
 
@@ -92,8 +93,9 @@ def test_rows_in_order_are_read_where_they_lie_to_the_last_bit(name, monkeypatch
 @pytest.mark.parametrize("name", FAMILIES)
 def test_operators_read_rows_as_alone(name, few, threads):
     rows = Rows(name, StaticEngine)
-    module = StepModule(rows.lm, logits_of, StepKind(all_logits=True, rows=True), few)
-    assert module.has_operators and module.reads_all_rows == (name not in ("bloom", "gemma2"))
+    step = CpuStep(rows.lm, [], few, rows=True)
+    module = StepModule(step, logits_of, StepKind(all_logits=True, rows=True))
+    assert step.has_operators and step.reads_all_rows == (name not in ("bloom", "gemma2"))
     actual = module(rows.tokens, torch.tensor(0), rows.engine._places[:64], rows.engine._memory, (rows.places,))
     torch.testing.assert_close(actual, rows.expected(), atol=2e-5, rtol=0)
 
@@ -120,7 +122,7 @@ def test_texts_that_do_not_fit_are_refused():
 @pytest.mark.usefixtures("built_operators")
 def test_rows_outside_of_the_memory_are_refused():
     rows = Rows("llama", StaticEngine)
-    module = StepModule(rows.lm, logits_of, StepKind(all_logits=True, rows=True), True)
+    module = StepModule(CpuStep(rows.lm, [], True, True), logits_of, StepKind(all_logits=True, rows=True))
     for shift in ((1, 0), (0, 64)):
         places = RowPlaces(rows.places.rows + shift[0], rows.places.positions + shift[1])
         with pytest.raises(RuntimeError, match="fit into memory"):

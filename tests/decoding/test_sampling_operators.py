@@ -7,9 +7,10 @@ import torch
 from fakes import needs_compiler, random_tensor
 from torch import nn
 
-from specheads import Warp, sampling
+from specheads import Warp
 from specheads.decoding.engine.compiled_program import CompiledProgram
-from specheads.decoding.engine.operators import replaced_operations
+from specheads.decoding.engine.cpu import CpuOperations
+from specheads.operations import TORCH, computing_with
 from specheads.sampling import sample
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("built_operators")]
@@ -31,9 +32,9 @@ def test_the_softmax_of_kept_logits(size, dtype, threads):
             if k <= size:
                 least = logits.topk(k).values[..., -1:]
                 actual = operators.kept_softmax(logits, least)
-                expected = sampling.kept_softmax(logits.double(), least.double())
+                expected = TORCH.kept_softmax(logits.double(), least.double())
                 torch.testing.assert_close(actual.double(), expected, atol=NEAR[dtype], rtol=0)
-                assert torch.equal(actual == 0, sampling.kept_softmax(logits, least) == 0)  # the same ties survive
+                assert torch.equal(actual == 0, TORCH.kept_softmax(logits, least) == 0)  # the same ties survive
 
 
 @pytest.mark.parametrize("size", [1, 5, 16, 300])
@@ -42,7 +43,7 @@ def test_a_row_without_a_distribution_is_nan(size, value):
     logits = torch.zeros(4, size)
     logits[1, size - 1], logits[2, :] = value, -torch.inf
     least = operators.kth_largest(logits, 1)
-    actual, expected = operators.kept_softmax(logits, least), sampling.kept_softmax(logits, least)
+    actual, expected = operators.kept_softmax(logits, least), TORCH.kept_softmax(logits, least)
     assert actual.isnan().all(dim=1).tolist() == expected.isnan().all(dim=1).tolist() == [False, True, True, False]
     assert torch.equal(actual[::3], expected[::3])
 
@@ -55,7 +56,7 @@ def test_the_nucleus(size, top_p, dtype):
     few = (4 * x).masked_fill(x < x.topk(min(5, size)).values[..., -1:], -torch.inf)
     for logits in (x, 4 * x, (4 * x).round(), torch.zeros_like(x), few, x.mT.contiguous().mT):
         probs = logits.softmax(dim=-1)
-        actual, expected = operators.nucleus(probs, top_p), sampling.nucleus(probs, top_p)
+        actual, expected = operators.nucleus(probs, top_p), TORCH.nucleus(probs, top_p)
         torch.testing.assert_close(actual, expected, atol=NEAR[dtype], rtol=0)
         assert torch.equal(actual == 0, expected == 0)
 
@@ -63,9 +64,7 @@ def test_the_nucleus(size, top_p, dtype):
 def test_the_nucleus_of_nan_is_nan():
     probs = torch.tensor([[0.5, 0.3, 0.2], [torch.nan] * 3])
     assert (
-        operators.nucleus(probs, 0.6).isnan().tolist()
-        == sampling.nucleus(probs, 0.6).isnan().tolist()
-        == [[False] * 3, [True] * 3]
+        operators.nucleus(probs, 0.6).isnan().tolist() == TORCH.nucleus(probs, 0.6).isnan().tolist() == [[False] * 3, [True] * 3]
     )
 
 
@@ -89,7 +88,7 @@ def test_the_token_at_a_uniform_number(size, dtype, threads):
     few, none = weights.where(weights >= weights.topk(min(5, size)).values[:, -1:], 0), torch.zeros_like(weights)
     point = none.scatter(1, (weights.argsort() == 0).long().argmax(dim=1, keepdim=True), 1e-30)
     for probs in (weights, weights / weights.sum(dim=1, keepdim=True), few, point, none, weights.mT.contiguous().mT):
-        assert torch.equal(operators.token_at(probs, uniform), sampling.token_at(probs, uniform))
+        assert torch.equal(operators.token_at(probs, uniform), TORCH.token_at(probs, uniform))
 
 
 def test_the_operators_of_no_rows_return_none():
@@ -124,7 +123,7 @@ class Sampling(nn.Module):
         self.warp = warp
 
     def forward(self, logits, uniform, places, inputs):
-        with replaced_operations():
+        with computing_with(CpuOperations()):
             probs = self.warp(logits)
             return probs, self.warp.draw(probs, uniform), sample(probs, uniform)
 

@@ -121,9 +121,7 @@ def test_a_head_loads_by_the_wheel(environment, server, tmp_path):
 
 @needs_compiler
 def test_operators_are_built_from_the_wheel(environment, tmp_path):
-    script = (
-        "from specheads.decoding.engine import kernel_build, operators; print(kernel_build.FOLDER, operators.load_operators())"
-    )
+    script = "from specheads.decoding.engine.cpu import library; print(library.FOLDER, library.load_operators())"
     done = run(environment / "python", "-c", script, cwd=tmp_path)
     folder, could_build = done.stdout.split()
     assert folder.startswith(str(environment.parent)) and could_build == "True", done.stderr

@@ -6,13 +6,14 @@ allow; a warning says why if that is plain PyTorch.
 
 import logging
 import os
+from typing import Any
 
 from specheads.decoding.engine.compile_plan import compile_ahead
-from specheads.decoding.engine.compiled import CompiledEngine
+from specheads.decoding.engine.compiled import CompiledEngine, StepOperations
+from specheads.decoding.engine.cpu import CpuStep
 from specheads.decoding.engine.cuda_graph import GraphEngine
 from specheads.decoding.engine.eager import CompiledStep, EagerEngine, Engine, Epilogue, ForwardOutput, StepMemory
-from specheads.decoding.engine.row_reading import RowPlaces
-from specheads.decoding.engine.tree_reading import TreeSlots
+from specheads.decoding.engine.reading import RowPlaces, TreeSlots
 from specheads.errors import UserError
 from specheads.language_model import LanguageModel
 
@@ -33,7 +34,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-ENGINES = {"eager": EagerEngine, "compiled": CompiledEngine, "cuda_graph": GraphEngine}
+ENGINES = ("eager", "compiled", "cuda_graph")
 
 
 def check_engine(name: str) -> None:
@@ -70,12 +71,12 @@ def make_engine(name: str, lm: LanguageModel, capacity: int, spare_capacity: int
     if name == "auto" and obstacle:
         logger.warning("%s runs eagerly: %s", type(lm.model).__name__, obstacle)
         return EagerEngine(lm, capacity, spare_capacity, num_rows)
-    if name == "auto":
-        chosen = GraphEngine if lm.device.type == "cuda" else CompiledEngine
-        return chosen(lm, capacity, strict=False, spare_capacity=spare_capacity, num_rows=num_rows)
     if obstacle:
         raise UserError(f"engine={name} cannot run {type(lm.model).__name__}: {obstacle}. Use engine=eager.")
-    return ENGINES[name](lm, capacity, spare_capacity=spare_capacity, num_rows=num_rows)
+    settings: dict[str, Any] = {"strict": name != "auto", "spare_capacity": spare_capacity, "num_rows": num_rows}
+    if name == "cuda_graph" or (name == "auto" and lm.device.type == "cuda"):
+        return GraphEngine(lm, capacity, **settings)
+    return CompiledEngine(lm, capacity, **settings, operations=CpuStep if lm.device.type == "cpu" else StepOperations)
 
 
 def obstacle_to_compiling(lm: LanguageModel) -> str | None:

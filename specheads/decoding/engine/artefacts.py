@@ -11,10 +11,12 @@ import os
 import pickle
 import platform
 import stat
+import sys
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -29,6 +31,7 @@ from specheads.storage.files import cache_folder
 
 logger = logging.getLogger(__name__)
 
+PACKAGE, ENGINE = __name__.partition(".")[0], __name__.rpartition(".")[0]
 KERNELS = "TORCHINDUCTOR_CACHE_DIR"  # the compiler's variable
 # Raised by a damaged or outdated file; compiling again repairs it.
 UNREADABLE = (
@@ -82,7 +85,7 @@ def name_of(lm: LanguageModel, epilogue: Epilogue, *settings: Any) -> str | None
     model = (type(lm.model).__name__, lm.config.to_json_string(), lm.config._attn_implementation, lm.vocab_size, weights)
     kinds = [(name, type(part), part.training) for name, part in parts]
     here = (machine(), attention_kernels(), torch.get_num_threads())
-    provenance = (*here, sources_of_package(), sources, model, kinds, epilogue.compile_key, settings)
+    provenance = (*here, sources_of(ENGINE), sources, model, kinds, epilogue.compile_key, settings)
     return hashlib.sha256(repr(provenance).encode()).hexdigest()[:24]
 
 
@@ -210,20 +213,32 @@ def _cpu_flags() -> list[str]:
 
 
 @cache
-def sources_of_package() -> str:
-    """Return a hash of this package's code, which compiled code depends on."""
-    digest, package = hashlib.sha256(), Path(__file__).parents[2]
-    for path in sorted([*package.rglob("*.py"), *package.rglob("*.cpp"), *package.rglob("*.h")]):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+def sources_of(module: str) -> str:
+    """Return a hash of a module of this package and of those that it imports, at any depth; other names have no source here."""
+    reached: set[str] = set()
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        if name in reached or not name.startswith(f"{PACKAGE}."):
+            continue
+        reached.add(name)
+        for key, value in vars(sys.modules[name]).items():
+            other = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+            if isinstance(other, str) and other in sys.modules and other != f"{name}.{key}":  # a submodule that something loaded
+                waiting.append(other)
+    files = [sys.modules[name].__file__ for name in sorted(reached)]
+    return hashlib.sha256("".join(_hash_of(file) for file in files if file).encode()).hexdigest()
 
 
 def _source(kind: type) -> str | None:
-    """Return a hash of the file that defines a class, such as a user's rule or a model's code; None if there is no such file."""
+    """Return a hash of the file that defines a class, such as a user's rule or a model's code, and of what it imports from here.
+
+    None: there is no such file.
+    """
     if kind.__module__ == "builtins":
         return ""
     try:
-        return _hash_of(inspect.getfile(kind))
+        return _hash_of(inspect.getfile(kind)) + sources_of(kind.__module__)
     except (TypeError, OSError):
         return None
 

@@ -2,8 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any, cast
 
@@ -11,56 +11,85 @@ import torch
 from torch import Tensor, nn
 
 from specheads.decoding.engine.artefacts import load_or_compile, name_of
+from specheads.decoding.engine.attention import computing
 from specheads.decoding.engine.compile_plan import Job, Plan
 from specheads.decoding.engine.compiled_program import CPU_OPTIONS, OPTIONS, CompiledProgram, modules_in
 from specheads.decoding.engine.eager import CompiledStep, Epilogue, RowsEpilogue
-from specheads.decoding.engine.operators import declarations, load_operators, replaced_operations
-from specheads.decoding.engine.packed import MOST_TOKENS, packed_model
+from specheads.decoding.engine.reading import RowPlaces
 from specheads.decoding.engine.static import Memory, Runner, StaticEngine, StaticRowsStep, StaticStep, StepKind, run_step
 from specheads.errors import UserError
 from specheads.language_model import LanguageModel
+from specheads.operations import Operations
 
 logger = logging.getLogger(__name__)
 
-Replacing = Callable[[], AbstractContextManager[None]]
-
 WIDTHS = ("one token", "a few tokens", "many tokens")
+MOST_TOKENS = 64  # of "a few": with more, BLAS on the weights as they are is about as fast as packed copies
 FEW = 5  # example tokens for "a few": sizes of 1, and those next to them, would be compiled as constants
+
+
+class StepOperations(nn.Module):
+    """What one step computes with: here torch. It owns the tensors that it reads in place of the model's and the epilogue's."""
+
+    compiler_options: Mapping[str, Any] = {}
+    reads_all_rows = False  # a step in rows gives attention the memory of all rows, not a copy for each token
+    name: Hashable = "torch"  # compiled code depends on it
+
+    def __init__(self, lm: LanguageModel, modules: Sequence[nn.Module], few: bool, rows: bool) -> None:
+        """Choose for a step.
+
+        Args:
+            modules: of the epilogue.
+            few: whether a step over one token or a few is prepared.
+            rows: whether it reads rows.
+        """
+        super().__init__()
+        self.lm = lm  # computes as the step should
+
+    @classmethod
+    def reads_rows_in_place(cls, lm: LanguageModel) -> bool:
+        """Whether attention reads rows where they lie; copies would cost more than one prompt after another."""
+        return False
+
+    def operations(self, places: RowPlaces | None) -> Operations:
+        """Return what a forward pass and the epilogue compute with; `places` of the tokens of a step in rows."""
+        return Operations()
 
 
 class StepModule(nn.Module):
     """`run_step` as a module that owns the weights it reads."""
 
-    def __init__(
-        self, lm: LanguageModel, epilogue: Epilogue, kind: StepKind, few: bool, replacing: Replacing = nullcontext
-    ) -> None:
+    def __init__(self, operations: StepOperations, epilogue: Epilogue, kind: StepKind) -> None:
         super().__init__()
-        self.replacing = replacing
-        self.model, self.others = lm.model, nn.ModuleList(modules_in(epilogue.compile_key))
-        self.has_operators = (few or kind.rows) and lm.device.type == "cpu" and load_operators()
-        self.packed = packed_model(lm, list(self.others)) if self.has_operators and few else None
-        self.reads_all_rows = kind.rows and self.has_operators and lm.config._attn_implementation == "sdpa"
-        self.compiled_step = partial(run_step, lm, epilogue, kind)
+        self.model, self.others = operations.lm.model, nn.ModuleList(modules_in(epilogue.compile_key))
+        self.operations, self.kind = operations, kind
+        self.run_step = partial(run_step, operations.lm, epilogue, kind)
 
     def forward(self, tokens: Tensor, start: Tensor, places: Tensor, memory: Memory, inputs: tuple[Any, ...]) -> Any:
-        with ExitStack() as replaced:
-            replaced.enter_context(self.replacing())
-            if self.packed is not None:
-                replaced.enter_context(self.packed.replacing())
-            if self.has_operators:
-                replaced.enter_context(replaced_operations(inputs[0] if self.reads_all_rows else None))
-            chosen = slice(None) if self.reads_all_rows else None
-            return self.compiled_step(memory, tokens, start, places, inputs, chosen=chosen)
+        chosen = slice(None) if self.operations.reads_all_rows else None
+        with computing(self.operations.operations(inputs[0] if self.kind.rows else None)):
+            return self.run_step(memory, tokens, start, places, inputs, chosen=chosen)
 
 
 class CompiledEngine(StaticEngine):
-    """`engine=compiled`. `strict`: raise UserError if a step cannot be compiled, instead of running it uncompiled."""
+    """`engine=compiled`.
 
-    replacing: Replacing = nullcontext  # what steps compute in another way
+    Args:
+        strict: raise UserError if a step cannot be compiled, instead of running it uncompiled.
+        operations: what steps compute with.
+    """
 
-    def __init__(self, lm: LanguageModel, capacity: int, strict: bool = True, spare_capacity: int = 0, num_rows: int = 1) -> None:
+    def __init__(
+        self,
+        lm: LanguageModel,
+        capacity: int,
+        strict: bool = True,
+        spare_capacity: int = 0,
+        num_rows: int = 1,
+        operations: type[StepOperations] = StepOperations,
+    ) -> None:
         super().__init__(lm, capacity, spare_capacity, num_rows)
-        self.strict = strict
+        self.strict, self.operations = strict, operations
         self._compiled: dict[Hashable, Runner] = {}
 
     def _forget(self) -> None:
@@ -77,8 +106,7 @@ class CompiledEngine(StaticEngine):
 
     @cached_property
     def reads_rows_together(self) -> bool:  # kept: asked in every step, and configurations are slow
-        """Whether attention reads rows where they lie; copies would cost more than one prompt after another."""
-        return self.lm.device.type == "cpu" and self.lm.config._attn_implementation == "sdpa" and load_operators()
+        return self.operations.reads_rows_in_place(self.lm)
 
     def padded_rows(self, count: int) -> int:
         return self.padded(count)
@@ -158,15 +186,12 @@ class CompiledEngine(StaticEngine):
         tokens, first, _, inputs = args
         width = self._width(tokens.numel(), kind.rows)
         tokens, places = tokens.new_zeros(1, FEW) if width == 1 and not kind.rows else tokens, self._places[: self._example_size]
-        module = StepModule(self.lm, epilogue, kind, few=width < 2, replacing=self.replacing)
-        options = OPTIONS
-        if self.lm.device.type == "cpu":
-            options = CPU_OPTIONS | {"cpp.threads": torch.get_num_threads()}
-        if module.has_operators:
-            options |= {"aot_inductor.custom_ops_to_c_shims": declarations()}
+        operations = self.operations(self.lm, modules_in(epilogue.compile_key), width < 2, kind.rows)
+        module = StepModule(operations, epilogue, kind)
+        options = dict(operations.compiler_options)
+        options |= CPU_OPTIONS | {"cpp.threads": torch.get_num_threads()} if self.lm.device.type == "cpu" else OPTIONS
         what = f"{type(epilogue).__name__} of {type(self.lm.model).__name__} for {WIDTHS[width]}"
-        replaced = module.has_operators, module.packed is not None, self.replacing.__name__
-        name = name_of(self.lm, epilogue, kind, width, replaced, options, self._memory, inputs)
+        name = name_of(self.lm, epilogue, kind, width, operations.name, options, self._memory, inputs)
 
         def compile_program() -> CompiledProgram:
             logger.info("compiling %s", what)

@@ -192,25 +192,38 @@ def _first_call(artifact: Callable[..., Any], args: list[Tensor]) -> tuple[Any, 
     That is the compiled code itself where the artifact only passes its results on: the wrappers around it check what cannot
     change here, and take a sixth of the time of a small draft's step.
     """
-    from torch._inductor.output_code import CompiledFxGraph  # takes seconds to import
+    graphs = _graphs_in(artifact, set())
+    if len(graphs) != 1:
+        return artifact(*args), lambda tensors: artifact(*tensors)
+    inner: list[Any] = []
+    (graph,), compiled = graphs, graphs[0].current_callable
 
-    innermost: list[Any] = []
-
-    def note(graph: CompiledFxGraph, inputs: Sequence[Any]) -> Any:
-        innermost.append((graph.current_callable, results := call(graph, inputs)))
+    def note(inputs: Sequence[Any]) -> Any:
+        inner.append(results := compiled(inputs))
         return results
 
-    call = CompiledFxGraph.__call__
-    CompiledFxGraph.__call__ = note  # type: ignore[method-assign, assignment]
+    graph.current_callable = note
     try:
         results = artifact(*args)
     finally:
-        CompiledFxGraph.__call__ = call  # type: ignore[method-assign]
-    if len(innermost) == 1:
-        compiled, inner = innermost[0]
-        if len(inner) == len(results) and all(map(_is_same, inner, results)):
-            return results, compiled
+        graph.current_callable = compiled
+    if len(inner) == 1 and len(inner[0]) == len(results) and all(map(_is_same, inner[0], results)):
+        return results, compiled
     return results, lambda tensors: artifact(*tensors)
+
+
+def _graphs_in(function: Any, seen: set[int]) -> list[Any]:
+    """Return the compiled graphs that a function calls, through the functions and objects that it holds."""
+    from torch._inductor.output_code import CompiledFxGraph  # takes seconds to import
+
+    if isinstance(function, CompiledFxGraph):
+        return [function]
+    if id(function) in seen or not callable(function) or isinstance(function, type | nn.Module):
+        return []
+    seen.add(id(function))
+    held = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    held += [value for name, value in getattr(function, "__dict__", {}).items() if name in ("compiled_fn", "inner_fn")]
+    return [graph for each in held for graph in _graphs_in(each, seen)]
 
 
 def _is_same(first: Any, second: Any) -> bool:

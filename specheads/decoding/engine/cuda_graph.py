@@ -14,17 +14,28 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils._triton import has_triton
 
+from specheads.decoding.engine.attention import PART, GroupedOperations, computing, is_faster
 from specheads.decoding.engine.capture import HeldInputs, Replay, Step, recorder_for
 from specheads.decoding.engine.compile_plan import Plan
-from specheads.decoding.engine.compiled import CompiledEngine
+from specheads.decoding.engine.compiled import CompiledEngine, StepOperations
 from specheads.decoding.engine.compiled_program import leaves_of
 from specheads.decoding.engine.eager import CompiledStep, Epilogue
-from specheads.decoding.engine.grouped_attention import PART, attending_in_groups, is_faster
+from specheads.decoding.engine.reading import RowPlaces
 from specheads.decoding.engine.static import Runner, StepKind, run_step
 from specheads.errors import UserError, is_out_of_memory
 from specheads.language_model import LanguageModel
+from specheads.operations import Operations
 
 logger = logging.getLogger(__name__)
+
+
+class GroupedStep(StepOperations):
+    """A step with attention in groups."""
+
+    name = "attention in groups"
+
+    def operations(self, places: RowPlaces | None) -> Operations:
+        return GroupedOperations()
 
 
 class GraphEngine(CompiledEngine):
@@ -39,7 +50,7 @@ class GraphEngine(CompiledEngine):
         self._inputs: dict[Hashable, tuple[Any, ...]] = {}
         self._recorder = recorder_for(lm.device)
         if self._groups_queries():
-            self.replacing = attending_in_groups
+            self.operations = GroupedStep
 
     @torch.no_grad()
     def allocate(self) -> None:
@@ -137,7 +148,7 @@ class GraphEngine(CompiledEngine):
         return partial(self._run_step, epilogue, kind)
 
     def _run_step(self, epilogue: Epilogue, kind: StepKind, *args: Any) -> Any:
-        with self.replacing():
+        with computing(GroupedOperations() if self.operations is GroupedStep else Operations()):
             return run_step(self.lm, epilogue, kind, self._memory, *args)
 
     def _groups_queries(self) -> bool:

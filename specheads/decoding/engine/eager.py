@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from specheads.decoding.engine.row_reading import RowMemory, RowPlaces, reading_rows, slice_of
-from specheads.decoding.engine.tree_reading import TreeSlots, reading_tree
+from specheads.decoding.engine.reading import RowMemory, RowPlaces, TreeSlots, reading_rows, reading_tree, slice_of
 from specheads.language_model import LanguageModel
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_made_of_tensors
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from specheads.decoding.engine.compiled_program import modules_in
@@ -23,15 +24,15 @@ from specheads.decoding.engine.eager import (
     StepMemory,
     read_rows,
 )
-from specheads.decoding.engine.packed import Weights
-from specheads.decoding.engine.row_reading import RowPlaces
-from specheads.decoding.engine.tree_reading import alibi_at, masks_of, reading_tree
+from specheads.decoding.engine.reading import RowPlaces, alibi_at, masks_of, reading_tree
 from specheads.language_model import LanguageModel
 
 Memory = list[tuple[Tensor, Tensor]]  # keys and values of each layer
 
 # Without a mask these make one of as many places as the text is long, for which the host would wait for the device.
 MAKES_MASKS = ("opt", "bloom")  # BLOOM up to transformers 5.20
+
+NUM_SAMPLED = 8  # numbers of each tensor that are compared, too: writing through `.data` changes neither place nor version
 
 
 class StepKind(NamedTuple):
@@ -44,6 +45,50 @@ class StepKind(NamedTuple):
 
 # `run_step` for one compile key and size, a function of tokens, start, places and inputs.
 Runner = Callable[[Tensor, Tensor, Tensor, tuple[Any, ...]], Any]
+
+
+class Weights:
+    """What the tensors of some modules held: where each is, how often it was written to, and some of its numbers on a CPU."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        tensors = _tensors_of(modules)
+        self._places = [Place(tensor) for tensor in tensors]
+        # Views, which see what is written later. On other devices a comparison would wait, and steps read weights in place.
+        wide = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.itemsize > 1]
+        plain = [each.detach() for each in wide if each.device.type == "cpu" and not is_made_of_tensors(each)]
+        self._views = [each.flatten()[:: max(1, each.numel() // NUM_SAMPLED)] for each in plain if each.is_contiguous()]
+        self._sample = self._now()
+
+    def are_those_of(self, modules: Sequence[nn.Module]) -> bool:
+        """Whether the modules have the same tensors, unchanged."""
+        return [Place(tensor) for tensor in _tensors_of(modules)] == self._places and torch.equal(self._now(), self._sample)
+
+    @torch.no_grad()
+    def _now(self) -> Tensor:
+        """Return the sampled numbers as bytes: NaN equals itself."""
+        return torch.cat([torch.zeros(0), *self._views]).view(torch.uint8)
+
+
+def _tensors_of(modules: Sequence[nn.Module]) -> list[Tensor]:
+    return [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+
+
+class Place:
+    """Where a tensor is and how often it was written to."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        # The tensor is held, so that no other one can take its place in memory.
+        self.tensor = tensor
+        self._where: tuple[Any, ...] = tensor.dtype, 0 if tensor.is_inference() else tensor._version
+        if is_made_of_tensors(tensor):  # it has no address, and a module that is moved may exchange what it is made of
+            self._where += tuple(Place(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])
+        else:
+            self._where += (tensor.data_ptr(),)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Place) and self.tensor is other.tensor and self._where == other._where
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 class StaticLayer(CacheLayerMixin):

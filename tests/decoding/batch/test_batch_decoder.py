@@ -12,7 +12,7 @@ from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, UserError,
 from specheads.decoding.baseline import Baseline
 from specheads.decoding.batch import decoder as batch_decoder
 from specheads.decoding.batch.rounds import SpeculativeRounds
-from specheads.decoding.engine.grouped_attention import PART
+from specheads.decoding.engine.attention import PART
 
 VOCAB = 40
 GREEDY, SAMPLED = Warp(temperature=0), Warp(top_k=4, top_p=0.95)

@@ -73,7 +73,7 @@ struct Stable<compute> {
 }  // namespace
 
 // The operators as compiled steps call them: looking one up by its name takes longer than a small one computes. The signatures
-// follow from the operators' schemas; see `declarations` in operators.py.
+// follow from the operators' schemas; see `declarations` in library.py.
 extern "C" {
 AOTITorchError aoti_torch_cpu_packed_linear(
     AtenTensorHandle x, AtenTensorHandle panels, AtenTensorHandle* bias, int64_t num_rows, AtenTensorHandle* result) {

@@ -1,6 +1,6 @@
-"""The library that the sources in kernels/ become, built once per machine: compiled at the same time, complete or absent on disk.
+"""The operators of the C++ sources next to this file as `torch.ops.specheads`, built by the first process of a machine.
 
-It is kept among the compiler's files, named by a hash of all that it depends on.
+The library is kept among the compiler's files, complete or absent, named by a hash of all that it depends on.
 """
 
 import ctypes
@@ -11,18 +11,85 @@ import os
 import shlex
 import subprocess
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from specheads.decoding.engine.artefacts import keep_kernels_private, machine
+from specheads.decoding.engine.compile_plan import Plan, load_compiler_during
 
 logger = logging.getLogger(__name__)
 
-FOLDER = Path(__file__).with_name("kernels")
+FOLDER = Path(__file__).parent
 # The sources that one process compiles, in about equal times. Reading torch's headers takes a process as long as compiling one of
 # the smaller sources, so that a process for each would cost more than it saves where few cores are free.
 GROUPS = (("layers.cpp",), ("products.cpp", "networks.cpp", "sampling.cpp", "torch.cpp"))
 MOST_CHARACTERS = 200  # of an error that a compiler reports
+OPERATORS = (
+    *("packed_linear", "masked_attention", "decoder_layer", "head_network"),
+    *("kth_largest", "most_likely", "token_at", "kept_softmax", "nucleus"),
+)
+C_TYPES = {"Tensor": "AtenTensorHandle", "Optional[Tensor]": "AtenTensorHandle*", "int": "int64_t", "float": "double"}
+
+
+@cache
+def load_operators() -> bool:
+    """Build or load the operators; return whether they can be used, and say why not."""
+    start = time.perf_counter()
+    try:
+        path = library_path()
+        if Plan.active is not None and not path.exists():
+            load_compiler_during(partial(build, path))
+        load_library(path)  # compiled steps call the operators by symbol
+    except (RuntimeError, OSError, AssertionError) as error:
+        reason = next(iter(str(error).splitlines()), "")
+        logger.warning("verification is slower than it could be, because its operators cannot be built: %s", reason)
+        return False
+    torch.library.register_fake("specheads::packed_linear", _shape_of_linear)
+    torch.library.register_fake("specheads::masked_attention", _shape_of_attention)
+    torch.library.register_fake("specheads::decoder_layer", lambda hidden, *others: torch.empty_like(hidden))
+    torch.library.register_fake("specheads::head_network", lambda inputs, *others: inputs.new_empty(inputs.shape[:-1]))
+    torch.library.register_fake("specheads::kth_largest", lambda x, k: x.new_empty(*x.shape[:-1], 1))
+    torch.library.register_fake("specheads::kept_softmax", lambda logits, least: torch.empty_like(logits))
+    torch.library.register_fake("specheads::nucleus", lambda probs, top_p: torch.empty_like(probs))
+    torch.library.register_fake("specheads::most_likely", lambda x: x.new_empty(x.shape[:-1], dtype=torch.long))
+    torch.library.register_fake("specheads::token_at", lambda probs, uniform: torch.empty_like(uniform, dtype=torch.long))
+    logger.info("built or loaded the operators in %.1f s", time.perf_counter() - start)
+    return True
+
+
+class Declarations(dict[str, list[str]]):
+    """The C functions by which compiled steps call operators, in place of a look-up by name; one of the compiler's options.
+
+    The compiler looks for operators, which cannot be kept on disk; here they stand under their names.
+    """
+
+    def __contains__(self, operator: object) -> bool:
+        return super().__contains__(str(operator))
+
+
+def declarations() -> Declarations:
+    """Return the operators' C functions; they must have been loaded."""
+    declared = Declarations()
+    for name in OPERATORS:
+        operator = getattr(torch.ops.specheads, name).default
+        arguments = [f"{C_TYPES[str(each.type)]} {each.name}" for each in operator._schema.arguments]
+        declared[str(operator)] = [f"AOTITorchError aoti_torch_cpu_{name}({', '.join(arguments)}, AtenTensorHandle* result)"]
+    return declared
+
+
+def _shape_of_linear(x: Tensor, panels: Tensor, bias: Tensor | None, num_rows: int) -> Tensor:
+    return x.new_empty(*x.shape[:-1], num_rows)
+
+
+def _shape_of_attention(query: Tensor, key: Tensor, value: Tensor, *others: Any) -> Tensor:
+    batch, heads, tokens, _ = query.shape
+    return query.new_empty(batch, tokens, heads, value.shape[-1])
 
 
 def library_path() -> Path:

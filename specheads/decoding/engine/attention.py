@@ -7,9 +7,9 @@ results are weighted by their sums of exponentials (Dao et al. 2023, Flash-Decod
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +19,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from specheads.decoding.engine.capture import GraphRecorder
+from specheads.operations import Operations, computing_with
 from specheads.sampling import at_least_float32
 
 logger = logging.getLogger(__name__)
@@ -66,28 +67,33 @@ def attend_parts(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale:
     return (scores - log_sums[..., None]).exp() @ value, log_sums
 
 
-@contextmanager
-def attending_in_groups() -> Iterator[None]:
-    """While it is active, `attend` replaces transformers' attention `sdpa` under a mask; for code that is traced or captured."""
-    plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
+class GroupedOperations(Operations):
+    """Attention in groups, under masks that it can take."""
 
-    def chosen(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any) -> Any:
-        others = (options.get(name) for name in OTHER_ATTENTION)
-        if mask is None or mask.dtype != torch.bool or mask.shape[1] > 1 or any(isinstance(x, Tensor) or x for x in others):
+    def attention(
+        self, plain: Any, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+    ) -> Any:
+        if mask is None or mask.dtype != torch.bool or mask.shape[1] > 1 or has_other_options(options):
             return plain(module, query, key, value, mask, **options)
         return attend(query, key, value, mask, options.get("scaling")), None
 
-    with replaced_sdpa(chosen):
-        yield
+
+def has_other_options(options: Mapping[str, Any]) -> bool:
+    """Whether attention is called with options that only transformers' attention has."""
+    return any(isinstance(x, Tensor) or x for x in (options.get(name) for name in OTHER_ATTENTION))
 
 
 @contextmanager
-def replaced_sdpa(attention: Callable[..., Any]) -> Iterator[None]:
-    """While it is active, `attention` is transformers' attention `sdpa`."""
+def computing(operations: Operations) -> Iterator[None]:
+    """While it is active, forward passes and warps compute with `operations`; for code that is traced or captured.
+
+    Models find their attention in a table of transformers, which holds that of the operations meanwhile.
+    """
     plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    ALL_ATTENTION_FUNCTIONS["sdpa"] = attention
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = partial(operations.attention, plain)
     try:
-        yield
+        with computing_with(operations):
+            yield
     finally:
         del ALL_ATTENTION_FUNCTIONS["sdpa"]  # the library's own attention, which ours hid, is visible again
         if ALL_ATTENTION_FUNCTIONS["sdpa"] is not plain:  # someone else's was hidden

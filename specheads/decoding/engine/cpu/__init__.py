@@ -1,0 +1,87 @@
+"""Operations of steps on a CPU, in C++: engines are given `CpuStep`, and know nothing else of this folder."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specheads.decoding.engine.attention import has_other_options
+from specheads.decoding.engine.compiled import StepOperations
+from specheads.decoding.engine.cpu.library import declarations, load_operators
+from specheads.decoding.engine.cpu.packed import PackedModel, packed_model
+from specheads.decoding.engine.reading import RowPlaces
+from specheads.language_model import LanguageModel
+from specheads.operations import Operations
+
+
+class CpuStep(StepOperations):
+    """The operations of one step: packed copies of weights over few tokens, and attention that reads rows where they lie."""
+
+    def __init__(self, lm: LanguageModel, modules: Sequence[nn.Module], few: bool, rows: bool) -> None:
+        super().__init__(lm, modules, few, rows)
+        self.packed: PackedModel | None = None
+        self.has_operators = (few or rows) and lm.device.type == "cpu" and load_operators()
+        if not self.has_operators:
+            return
+        if few:
+            self.packed = packed_model(lm, modules)
+        self.lm = lm if self.packed is None else self.packed.lm
+        self.reads_all_rows = rows and lm.config._attn_implementation == "sdpa"
+        self.compiler_options = {"aot_inductor.custom_ops_to_c_shims": declarations()}
+        self.name = ("cpu", self.packed is not None)
+
+    @classmethod
+    def reads_rows_in_place(cls, lm: LanguageModel) -> bool:
+        return lm.device.type == "cpu" and lm.config._attn_implementation == "sdpa" and load_operators()
+
+    def operations(self, places: RowPlaces | None) -> Operations:
+        if not self.has_operators:
+            return Operations()
+        return CpuOperations({} if self.packed is None else self.packed.networks, places if self.reads_all_rows else None)
+
+
+class CpuOperations(Operations):
+    """What C++ computes of a forward pass, a warp and a head.
+
+    Args:
+        networks: packed copies by network.
+        places: of the tokens, where keys and values are those of all rows of a memory.
+    """
+
+    def __init__(self, networks: Mapping[nn.Module, Any] | None = None, places: RowPlaces | None = None) -> None:
+        self._networks, self._places = networks or {}, places
+
+    def most_likely(self, x: Tensor) -> Tensor:
+        return torch.ops.specheads.most_likely(x)
+
+    def kth_largest(self, x: Tensor, k: int) -> Tensor:
+        return torch.ops.specheads.kth_largest(x, k)
+
+    def token_at(self, probs: Tensor, uniform: Tensor) -> Tensor:
+        return torch.ops.specheads.token_at(probs, uniform)
+
+    # Compiled code rounds sums in another order anyway; what runs uncompiled keeps its bits.
+
+    def kept_softmax(self, logits: Tensor, least: Tensor) -> Tensor:
+        compiling = torch.compiler.is_compiling()
+        return torch.ops.specheads.kept_softmax(logits, least) if compiling else super().kept_softmax(logits, least)
+
+    def nucleus(self, probs: Tensor, top_p: float) -> Tensor:
+        return torch.ops.specheads.nucleus(probs, top_p) if torch.compiler.is_compiling() else super().nucleus(probs, top_p)
+
+    def head_logits(self, network: Any, features: Mapping[str, Tensor]) -> Tensor:
+        copied = self._networks.get(network)
+        return super().head_logits(network, features) if copied is None else copied.logits(network.assemble(features))
+
+    def attention(
+        self, plain: Any, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+    ) -> Any:
+        places = self._places
+        if mask is None or has_other_options(options):
+            key, value = (key, value) if places is None else (key[places.rows], value[places.rows])
+            return plain(module, query, key, value, mask, **options)
+        scale = options.get("scaling")
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        of_rows = (None, None) if places is None else places
+        return torch.ops.specheads.masked_attention(query, key, value, mask, *of_rows, scale), None

@@ -1,0 +1,348 @@
+"""Packed copies of weights, with which a forward pass over few tokens costs hardly more than one over one token.
+
+A weight is copied once, into the order in which the operators read it. A decoder layer that is built as Llama's are is one
+operator, and so is a head's network: small models spend more time between operations than in them. Linear maps outside of such
+layers that read the same input (queries, keys and values; gate and up) become one map. Copies are shared by all engines of a
+model and made anew when a weight changes.
+"""
+
+import copy
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeGuard
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_made_of_tensors
+from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache
+
+from specheads.decoding.engine.reading import RowsLayer
+from specheads.decoding.engine.static import Weights
+from specheads.heads.portable.network import Network, ResidualBlock
+from specheads.language_model import LanguageModel
+
+logger = logging.getLogger(__name__)
+
+SPARE_MEMORY = 0.8  # share of the available memory that copies may take
+
+# Layers of transformers that compute x + o(attention(rotated(q(norm x)), ...)), then x + down(silu(gate(norm x)) * up(norm x)).
+LAYERS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer")
+
+
+def pack(weight: Tensor) -> Tensor:
+    """Return a weight (O, I) in panels, (ceil(O / P), I, P), with zeros in place of missing rows.
+
+    In bfloat16, where the processor multiplies pairs of numbers, two neighbouring columns are stored as pairs, and I is even;
+    elsewhere rows of a panel's two halves alternate, because such pairs become float32 in two instructions.
+    """
+    rows = torch.ops.specheads.panel_rows(weight.dtype == torch.float64)
+    number, size = -(-weight.shape[0] // rows), weight.shape[1]
+    in_pairs = weight.dtype == torch.bfloat16 and torch.ops.specheads.multiplies_pairs()
+    size += size % 2 if in_pairs else 0
+    padded = weight.new_zeros(number * rows, size)
+    padded[: weight.shape[0], : weight.shape[1]] = weight
+    if in_pairs:
+        return padded.reshape(number, rows, size // 2, 2).transpose(1, 2).reshape(number, size, rows)
+    if weight.dtype == torch.bfloat16:
+        return padded.reshape(number, 2, rows // 2, size).permute(0, 3, 2, 1).reshape(number, size, rows)
+    return padded.reshape(number, rows, size).transpose(1, 2).contiguous()
+
+
+class PackedLinear(nn.Module):
+    """Linear maps that read the same input, as one packed map."""
+
+    panels: Tensor
+    bias: Tensor | None
+
+    def __init__(self, members: Sequence[Any]) -> None:
+        super().__init__()
+        weights = [member.weight for member in members]
+        self.sizes = [len(weight) for weight in weights]
+        self.register_buffer("panels", pack(torch.cat(weights) if len(weights) > 1 else weights[0]), persistent=False)
+        bias = None if members[0].bias is None else torch.cat([member.bias for member in members])
+        self.register_buffer("bias", bias, persistent=False)
+        self._last: tuple[Tensor | None, Sequence[Tensor]] = (None, ())
+
+    def compute(self, number: int, linear: nn.Module, x: Tensor) -> Tensor:
+        """Return the output (..., O) of one of the maps for `x` (..., I)."""
+        if len(self.sizes) == 1:
+            return torch.ops.specheads.packed_linear(x, self.panels, self.bias, self.sizes[0])
+        if self._last[0] is not x:
+            output = torch.ops.specheads.packed_linear(x, self.panels, self.bias, sum(self.sizes))
+            self._last = x, output.split(self.sizes, dim=-1)
+        of_member = self._last[1][number]
+        if number == len(self.sizes) - 1:
+            self._last = None, ()
+        return of_member
+
+
+def is_layer(module: nn.Module) -> bool:
+    """Whether the operator `decoder_layer` computes what this module does."""
+    kind = type(module)
+    if kind.__name__ not in LAYERS or not kind.__module__.startswith("transformers.models."):
+        return False
+    layer: Any = module
+    attention, mlp = layer.self_attn, layer.mlp
+    inputs, others = (attention.q_proj, attention.k_proj, attention.v_proj), (attention.o_proj, *_maps_of(mlp))
+    dtypes = {weight.dtype for weight in layer.parameters()}
+    return (
+        all(type(each) is nn.Linear and each.in_features % 2 == 0 for each in (*inputs, *others))  # no row needs padding
+        and len(dtypes) == 1
+        and not any(is_made_of_tensors(weight) for weight in layer.parameters())  # such as quantized ones
+        and all(dtype.is_floating_point and dtype.itemsize > 1 for dtype in dtypes)
+        and len({each.bias is None for each in inputs}) == 1
+        and all(each.bias is None for each in others)
+        and type(mlp.act_fn) in (nn.SiLU, type(ACT2FN["silu"]))
+        and not any(part._forward_hooks or part._forward_pre_hooks for part in layer.modules())
+    )
+
+
+def _maps_of(mlp: Any) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
+    return mlp.gate_proj, mlp.up_proj, mlp.down_proj
+
+
+class PackedLayer(nn.Module):
+    """One decoder layer whose maps are packed for the operator."""
+
+    bias: Tensor | None
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        super().__init__()
+        layer: Any
+        (layer,) = members
+        attention, (gate, up, down) = layer.self_attn, _maps_of(layer.mlp)
+        inputs = [attention.q_proj, attention.k_proj, attention.v_proj]
+        self.register_buffer("queries_keys_values", pack(torch.cat([each.weight for each in inputs])), persistent=False)
+        bias = None if inputs[0].bias is None else torch.cat([each.bias for each in inputs])
+        self.register_buffer("bias", bias, persistent=False)
+        self.register_buffer("output", pack(attention.o_proj.weight), persistent=False)
+        gate_up = torch.stack([pack(gate.weight), pack(up.weight)], dim=1).flatten(0, 1)
+        self.register_buffer("gate_up", gate_up, persistent=False)
+        self.register_buffer("down", pack(down.weight), persistent=False)
+
+    def compute(
+        self,
+        number: int,
+        layer: Any,
+        hidden: Tensor,
+        attention_mask: Tensor | None = None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        past_key_values: Cache | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """Return the output (B, T, H) of the layer for hidden states (B, T, H)."""
+        if attention_mask is None or position_embeddings is None or past_key_values is None:  # not a step on static memory
+            names = {
+                "attention_mask": attention_mask,
+                "position_embeddings": position_embeddings,
+                "past_key_values": past_key_values,
+            }
+            return type(layer).forward(layer, hidden, **names, **options)
+        memory: Any = past_key_values.layers[layer.self_attn.layer_idx]
+        in_rows = isinstance(memory, RowsLayer)
+        start_and_rows = (memory.places.positions, memory.places.rows) if in_rows else (memory.start, None)
+        return torch.ops.specheads.decoder_layer(
+            hidden,
+            *position_embeddings,
+            attention_mask,
+            *start_and_rows,
+            memory.keys,
+            memory.values,
+            layer.input_layernorm.weight,
+            self.queries_keys_values,
+            self.bias,
+            self.output,
+            layer.post_attention_layernorm.weight,
+            self.gate_up,
+            self.down,
+            layer.input_layernorm.variance_epsilon,
+            layer.self_attn.scaling,
+        )
+
+
+def is_network(module: nn.Module) -> bool:
+    """Whether the operator `head_network` computes what this module does."""
+    kind: Any = type(module)
+    if not isinstance(module, Network) or kind.score is not Network.score or kind.assemble is not Network.assemble:
+        return False
+    maps = [*((block, block.linear) for block in module.blocks), (module.projection,), (module.readout,)]
+    kinds = {type(part) for parts in maps for part in parts} - {ResidualBlock, nn.Linear, nn.Identity}
+    parts = [module, *(each for part in (module.projection, module.blocks, module.readout) for each in part.modules())]
+    tensors = [tensor for part in parts for tensor in (*part.parameters(False), *part.buffers(False))]
+    return (
+        not kinds
+        and not any(part._forward_hooks or part._forward_pre_hooks for part in parts)
+        and not any(is_made_of_tensors(tensor) for tensor in tensors)  # such as quantized ones
+        and len({tensor.dtype for tensor in tensors}) == 1
+        and tensors[0].dtype in (torch.float32, torch.float64)
+    )
+
+
+class PackedNetwork(nn.Module):
+    """A network whose maps are packed for the operator."""
+
+    input_mean: Tensor
+    input_scale: Tensor
+    projection: Tensor | None
+    projection_bias: Tensor | None
+    blocks: Tensor | None
+    block_biases: Tensor | None
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        super().__init__()
+        network: Any
+        (network,) = members
+        projected, linears = isinstance(network.projection, nn.Linear), [block.linear for block in network.blocks]
+        tensors = {
+            "input_mean": network.input_mean,
+            "input_scale": network.input_scale,
+            "projection": pack(network.projection.weight) if projected else None,
+            "projection_bias": network.projection.bias if projected else None,
+            "blocks": torch.cat([pack(linear.weight) for linear in linears]) if linears else None,
+            "block_biases": torch.stack([linear.bias for linear in linears]) if linears else None,
+            "readout": network.readout.weight[0],
+            "readout_bias": network.readout.bias,
+        }
+        for name, tensor in tensors.items():
+            self.register_buffer(name, None if tensor is None else tensor.detach().clone().contiguous(), persistent=False)
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        """Return the network's logits (...) for assembled inputs (..., input_size)."""
+        return torch.ops.specheads.head_network(
+            inputs,
+            self.input_mean,
+            self.input_scale,
+            self.projection,
+            self.projection_bias,
+            self.blocks,
+            self.block_biases,
+            self.readout,
+            self.readout_bias,
+        )
+
+
+# By the first member, the weights that it was made of, and the copy.
+_copies: WeakKeyDictionary[nn.Module, tuple[Weights, PackedLinear | PackedLayer | PackedNetwork]] = WeakKeyDictionary()
+
+
+class PackedModel(nn.Module):
+    """The packed copies for a step: `lm` computes with those of the model, `networks` are those of heads."""
+
+    def __init__(self, lm: LanguageModel, groups: Sequence[Sequence[nn.Module]], networks: Sequence[nn.Module]) -> None:
+        super().__init__()
+        copies = [_copy_of(group) for group in groups]
+        self.networks = {network: _copy_of([network]) for network in networks}
+        self.copies = nn.ModuleList([*copies, *self.networks.values()])
+        packed = {member: (copied, i) for group, copied in zip(groups, copies, strict=True) for i, member in enumerate(group)}
+        self.lm = copy.copy(lm)
+        self.lm.model = _sharing(lm.model, packed, {})
+        self.lm.input_embedding = self.lm.model.get_input_embeddings()
+        self.lm.output_embedding = self.lm.model.get_output_embeddings()
+
+
+def _sharing(module: Any, packed: Mapping[nn.Module, tuple[Any, int]], made: dict[nn.Module, Any]) -> Any:
+    """Return a tree of modules with the tensors of `module` in which those that are `packed` compute with their copies."""
+    if module not in made:
+        new = made[module] = object.__new__(type(module))
+        vars(new).update(vars(module))
+        vars(new)["_modules"] = {}
+        for name, child in module._modules.items():
+            new._modules[name] = None if child is None else _sharing(child, packed, made)
+        if module in packed:
+            copied, number = packed[module]
+            new.forward = partial(copied.compute, number, new)
+    return made[module]
+
+
+def packed_model(lm: LanguageModel, others: Sequence[nn.Module]) -> PackedModel | None:
+    """Return packed copies of a model on a CPU and of the networks in other modules, or None if memory is too small."""
+    layers = [module for module in lm.model.modules() if is_layer(module)]
+    networks = [module for other in others for module in other.modules() if is_network(module)]
+    groups: list[Sequence[nn.Module]] = [*([layer] for layer in layers), *_linear_groups(lm, within=layers)]
+    new = [member for group in (*groups, *([network] for network in networks)) if not _is_current(group) for member in group]
+    needed = sum(weight.nbytes for member in new for weight in member.parameters())
+    available = available_memory()
+    if needed > SPARE_MEMORY * available:
+        _warn_of_memory(needed, available)
+        return None
+    if needed > 2**20:
+        logger.info("packing the linear maps of %s: %.0f MiB", type(lm.model).__name__, needed / 2**20)
+    return PackedModel(lm, groups, networks)
+
+
+def available_memory() -> float:
+    """Return the bytes of memory that this process may still take; infinity where that cannot be told."""
+    limits = [float("inf")]
+    information = Path("/proc/meminfo")
+    if information.is_file():
+        fields = dict(line.split(":", 1) for line in information.read_text().splitlines() if ":" in line)
+        limits.append(int(fields["MemAvailable"].split()[0]) * 1024)
+    elif hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
+        limits.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    most, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if most.is_file() and used.is_file() and most.read_text().strip() != "max":
+        limits.append(int(most.read_text()) - int(used.read_text()))
+    return min(limits)
+
+
+def _copy_of(group: Sequence[nn.Module]) -> Any:
+    if not _is_current(group):
+        with torch.no_grad():
+            kind = PackedLayer if is_layer(group[0]) else PackedNetwork if is_network(group[0]) else PackedLinear
+            _copies[group[0]] = Weights(group), kind(group)
+    return _copies[group[0]][1]
+
+
+def _is_current(group: Sequence[nn.Module]) -> bool:
+    kept = _copies.get(group[0])
+    return kept is not None and kept[0].are_those_of(group)
+
+
+def _is_packable(module: nn.Module) -> TypeGuard[nn.Linear]:
+    if type(module) is not nn.Linear or is_made_of_tensors(module.weight):
+        return False
+    return module.weight.dtype.is_floating_point and module.weight.dtype.itemsize > 1
+
+
+@torch.no_grad()
+def _linear_groups(lm: LanguageModel, within: Sequence[nn.Module]) -> list[list[nn.Linear]]:
+    """Return the linear maps outside of some layers, those together that read the same tensor and all have a bias or none."""
+    inputs: list[Tensor] = []  # kept, so that no tensor takes the place of another
+    groups: dict[tuple[int, bool, torch.dtype], list[nn.Linear]] = {}
+
+    def note(module: nn.Linear, args: tuple[Tensor, ...]) -> None:
+        inputs.append(args[0])
+        members = groups.setdefault((id(args[0]), module.bias is None, module.weight.dtype), [])
+        if module not in members:
+            members.append(module)
+
+    inside = {module for layer in within for module in layer.modules()}
+    linears = [module for module in lm.model.modules() if _is_packable(module) and module not in inside]
+    handles = [module.register_forward_pre_hook(note) for module in linears]
+    try:
+        lm.logits(lm.hidden_states(torch.zeros((1, 1), dtype=torch.long, device=lm.device), use_cache=False))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return list(groups.values())
+
+
+_has_warned = False  # every step of every engine asks, and one warning is enough
+
+
+def _warn_of_memory(needed: float, available: float) -> None:
+    global _has_warned
+    if not _has_warned:
+        logger.warning(
+            "linear maps are not packed, and verification is slower: packed copies need %.0f MiB, and of %.0f MiB of available "
+            "memory at most %.0f %% are taken",
+            needed / 2**20,
+            available / 2**20,
+            SPARE_MEMORY * 100,
+        )
+    _has_warned = True
