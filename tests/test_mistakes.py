@@ -24,7 +24,7 @@ from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.prompts import nano_source
 from specheads.storage.shards import ShardStore
-from specheads.training.distill import memory_plan
+from specheads.training.distill import memory as memory_plan
 
 COMMANDS = {"train.py": train.main, "evaluate.py": evaluate.main, "data_gen": data.main}
 COMMANDS["learning_curve"] = specheads.evaluation.learning_curve.main

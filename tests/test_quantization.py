@@ -16,7 +16,7 @@ from specheads.prompts.encoding import response_provenance
 from specheads.quantization import QUANTIZATIONS, check_quantization, is_quantized, revision_with, stored_bytes
 from specheads.training.distill.distillation import distill
 from specheads.training.distill.initial_draft import TargetLayers
-from specheads.training.distill.memory_plan import check_config, is_movable
+from specheads.training.distill.memory import check_config, is_movable
 from specheads.training.distill.settings import Distillation
 
 

@@ -22,7 +22,7 @@ from specheads.heads.checkpoint import save_head
 from specheads.pair_config import PairConfig
 from specheads.revisions import revision_at, revision_of
 from specheads.training.checkpoints import Checkpoints
-from specheads.training.distill.draft_folder import draft_provenance
+from specheads.training.distill.distillation import draft_provenance
 from specheads.training.distill.settings import Distillation
 from specheads.training.heads.settings import HeadLoss, HeadShape, head_specs
 from specheads.training.trainer import checkpoint_to_resume

@@ -26,13 +26,14 @@ from specheads.language_model import LanguageModel
 from specheads.replay.response_batch import ResponseBatch
 from specheads.training.distill.distill_loss import (
     DistributionSource,
+    Divergence,
     computed_distributions,
     most_likely,
     stored_distributions,
     target_log_probs,
     token_losses,
+    total_variation,
 )
-from specheads.training.distill.divergences import Divergence, total_variation
 from specheads.training.heads.bank import HeadBank, HeadSpec
 
 DEPTHS, REJECT_WEIGHTS, ALONE = range(5), (1.0, 3.0, 6.0, 12.0), 3  # the depth of the head that is trained alone

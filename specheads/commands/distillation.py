@@ -14,7 +14,7 @@ from specheads.pair import Pair
 from specheads.prompts.generated_data import GeneratedData
 from specheads.prompts.prompt import SPLITS, unique
 from specheads.training.distill.settings import Distillation
-from specheads.training.process_checks import check_processes
+from specheads.training.settings import check_processes
 
 if TYPE_CHECKING:
     from specheads.training.distill.distillation import DistilledDraft
@@ -33,7 +33,7 @@ def distill_configured_draft(cfg: DictConfig, make_data: MakeData, pair: Pair | 
     settings, run = distillation_of(cfg), Path(cfg.paths.run)
     with open_loggers(cfg, run) as loggers:  # a failed login is reported before the models are loaded
         from specheads.training.distill.distillation import distill  # slow: imports lightning
-        from specheads.training.distill.memory_plan import check_config
+        from specheads.training.distill.memory import check_config
 
         if pair is None:
             say_needs(cfg)

@@ -13,7 +13,7 @@ from specheads.pair import Pair
 from specheads.processes import is_first_process
 from specheads.prompts.generated_data import GeneratedData
 from specheads.training.heads.settings import HeadTraining
-from specheads.training.process_checks import check_processes
+from specheads.training.settings import check_processes
 
 if TYPE_CHECKING:
     from specheads.training.heads.head_training import TrainedHeads

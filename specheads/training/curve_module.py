@@ -1,11 +1,15 @@
 """The base of all trained modules: a loss over a whole optimizer step, and curves that a checkpoint holds."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
+
+from specheads.training.settings import DraftOptimizer, Optimizer
 
 
 class CurveModule(L.LightningModule):
@@ -59,6 +63,15 @@ class CurveModule(L.LightningModule):
     def _first_weights(self) -> Tensor:
         return _or_one(self._sums[0][1, : self._num_losses])
 
+    def adamw(self, weights: Iterable[Tensor], settings: Optimizer | DraftOptimizer) -> dict[str, Any]:
+        """Return AdamW of weights with its schedule, for `configure_optimizers`."""
+        optimizer = torch.optim.AdamW(weights, lr=float(settings.lr or 0), weight_decay=settings.weight_decay)
+        share = cosine_after_warmup(self.trainer.estimated_stepping_batches, settings.warmup_share)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, share), "interval": "step"},
+        }
+
     def scale_gradients(self, factors: Tensor) -> None:
         """Multiply the gradients of each loss's parameters by its factor (n,)."""
         raise NotImplementedError
@@ -93,6 +106,18 @@ class CurveModule(L.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
         self.history = checkpoint["history"]
+
+
+def cosine_after_warmup(num_steps: int, warmup_share: float) -> Callable[[int], float]:
+    """Return the learning rate's share of its peak by step."""
+    warmup = max(1, math.ceil(num_steps * warmup_share))
+
+    def share(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / warmup
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, num_steps - warmup))))
+
+    return share
 
 
 def _or_one(weights: Tensor) -> Tensor:

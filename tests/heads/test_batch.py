@@ -9,7 +9,7 @@ from specheads.heads import batch as batch_module
 from specheads.heads.batch import HeadBatch, collate, head_features
 from specheads.training.heads.mixed_responses import MixedResponses, checked_share
 from specheads.training.loaders import EpochSampler, ResumableData
-from specheads.training.process_checks import check_batches
+from specheads.training.settings import check_batches
 
 KINDS = ["input_token", "next_token"]
 ALL = frozenset({"hidden", "embedding", "draft_prob", "max_prob", "entropy", "second_prob"})

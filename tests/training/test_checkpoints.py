@@ -19,7 +19,7 @@ from specheads.training.heads.bank import HeadBank, HeadSpec
 from specheads.training.heads.head_module import HeadModule
 from specheads.training.heads.mixed_responses import MixedResponses
 from specheads.training.loaders import EpochSampler, ResumableData, ResumableLoader
-from specheads.training.optimizer import Optimizer
+from specheads.training.settings import Optimizer
 from specheads.training.trainer import check_named_checkpoint, checkpoint_to_resume
 
 pytestmark = pytest.mark.filterwarnings("ignore:Experiment logs directory")

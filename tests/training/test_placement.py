@@ -9,9 +9,8 @@ from torch.distributed import HashStore
 from specheads import UserError
 from specheads.processes import Processes
 from specheads.training.heads.settings import HeadTraining
-from specheads.training.placement import SrunEnvironment, placement
-from specheads.training.process_checks import num_processes
-from specheads.training.trainer_settings import TrainerSettings
+from specheads.training.settings import TrainerSettings, num_processes
+from specheads.training.trainer import SrunEnvironment, placement
 
 ALONE = Processes(None, 0, 1, 0, 1)
 TORCHRUN = Processes("torchrun", 3, 8, 1, 2)  # 4 machines
@@ -85,7 +84,7 @@ def test_restarted_processes_begin_their_group_under_another_name(monkeypatch):
         stores.append(HashStore())
         return [(stores[-1], rank, count)]
 
-    monkeypatch.setattr("specheads.training.placement.rendezvous", rendezvous)
+    monkeypatch.setattr("specheads.training.trainer.rendezvous", rendezvous)
     placement(TrainerSettings(), "cpu", Processes("torchrun", 0, 1, 0, 1))
     assert not torch.distributed.is_initialized() and not stores
     try:

@@ -1,10 +1,8 @@
-"""The loss of a draft on the tokens of responses, in slices: distributions of both models exist for one slice at a time.
-
-They are not kept for the gradient either.
-"""
+"""The loss of a draft on the tokens of responses, and the divergences that it is made of."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,10 +11,75 @@ from torch.utils.checkpoint import checkpoint
 
 from specheads.language_model import LanguageModel
 from specheads.padding import SLICE_ELEMENTS, slices
-from specheads.training.distill.divergences import acceptance
+from specheads.sampling import overlap
 
 if TYPE_CHECKING:
     from specheads.training.distill.settings import DistillLoss  # a computation of the loss needs no pydantic
+
+Divergence = Callable[[Tensor, Tensor], Tensor]
+FLOOR = -60.0  # replaces minus infinity where it is multiplied by a draft's probability: e^-60 is negligible
+
+
+def finite(target: Tensor) -> Tensor:
+    """Return log-probabilities with FLOOR in place of smaller ones, minus infinity included."""
+    return target.clamp_min(FLOOR)
+
+
+def forward_kl(target: Tensor, draft: Tensor) -> Tensor:
+    """Return KL(t || d) = sum t log(t / d)."""
+    return torch.where(target > -torch.inf, target.exp() * (target - draft), 0.0).sum(dim=-1)
+
+
+def reverse_kl(target: Tensor, draft: Tensor) -> Tensor:
+    """Return KL(d || t) = sum d log(d / t); what the target rules out counts as e^FLOOR."""
+    return (draft.exp() * (draft - finite(target))).sum(dim=-1)
+
+
+def jensen_shannon(target: Tensor, draft: Tensor, beta: float = 0.5) -> Tensor:
+    """Return beta KL(t || m) + (1 - beta) KL(d || m) with m = beta t + (1 - beta) d (GKD: Agarwal et al. 2024)."""
+    target = finite(target)
+    log_weights = torch.tensor([beta, 1 - beta], dtype=draft.dtype, device=draft.device).log()
+    mixture = torch.logaddexp(target + log_weights[0], draft + log_weights[1])
+    return (beta * target.exp() * (target - mixture) + (1 - beta) * draft.exp() * (draft - mixture)).sum(dim=-1)
+
+
+def acceptance(target: Tensor, draft: Tensor) -> Tensor:
+    """Return the overlap, sum min(t, d): the probability that token verification accepts a token of the draft."""
+    return overlap(target.exp(), draft.exp())
+
+
+def total_variation(target: Tensor, draft: Tensor) -> Tensor:
+    """Return 1 - overlap: the probability of a rejection (DistillSpec: Zhou et al. 2024)."""
+    return (target.exp() - draft.exp()).abs().sum(dim=-1) / 2
+
+
+def log_overlap(target: Tensor, draft: Tensor) -> Tensor:
+    """Return -log overlap: total variation with gradients that do not vanish where the distributions hardly overlap."""
+    return -acceptance(target, draft).clamp_min(torch.finfo(draft.dtype).tiny).log()
+
+
+def adaptive_mix(target: Tensor, draft: Tensor, rate: float = 3.0) -> Tensor:
+    """Return lambda KL(t || d) + (1 - lambda) TV, lambda = exp(-rate overlap), through which no gradient flows.
+
+    Where the distributions hardly overlap, it is mostly KL, whose gradients do not vanish there; elsewhere it is mostly TV.
+    """
+    share = torch.exp(-rate * acceptance(target, draft).detach())
+    return share * forward_kl(target, draft) + (1 - share) * total_variation(target, draft)
+
+
+DIVERGENCES: dict[str, Divergence] = {
+    "forward_kl": forward_kl,
+    "reverse_kl": reverse_kl,
+    "jensen_shannon": jensen_shannon,
+    "total_variation": total_variation,
+    "log_overlap": log_overlap,
+    "adaptive_mix": adaptive_mix,
+}
+
+
+def divergence_of(loss: "DistillLoss") -> Divergence:
+    """Return the divergence that a loss names, as a function of log-probabilities."""
+    return partial(jensen_shannon, beta=loss.beta) if loss.divergence == "jensen_shannon" else DIVERGENCES[loss.divergence]
 
 
 @dataclass(frozen=True)
@@ -76,7 +139,7 @@ def token_losses(
         distributions: of the target at the same positions.
         tokens: (N,), those of the responses.
     """
-    divergence = loss.function
+    divergence = divergence_of(loss)
 
     def of(hidden: Tensor, piece: slice) -> tuple[Tensor, Tensor]:
         logits, distribution = draft.logits(hidden), distributions(piece)

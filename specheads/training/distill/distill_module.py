@@ -23,11 +23,9 @@ from specheads.training.distill.distill_loss import (
 )
 from specheads.training.distill.draft_quality import live_quality, quality_of, quality_sums
 from specheads.training.distill.draft_responses import DraftResponses, merged
+from specheads.training.distill.placement import TargetPlace, is_sharded, shard, within_forward
 from specheads.training.distill.samples import Sample, batch_of
 from specheads.training.distill.settings import Distillation
-from specheads.training.distill.sharding import is_sharded, shard, within_forward
-from specheads.training.distill.target_place import TargetPlace
-from specheads.training.optimizer import cosine_after_warmup
 
 Result = TypeVar("Result")
 
@@ -161,11 +159,8 @@ class DistillModule(CurveModule):
         return computed_distributions(target, batch.states(target), self.settings.loss)
 
     def configure_optimizers(self) -> dict[str, Any]:
-        settings = self.settings.optimizer.for_width(self.pair.draft_lm.hidden_size)
-        optimizer = settings.optimizer_of(self.draft)
-        steps = self.trainer.estimated_stepping_batches
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, cosine_after_warmup(steps, settings.warmup_share))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        weights = [weight for weight in self.draft.parameters() if weight.requires_grad]
+        return self.adamw(weights, self.settings.optimizer.for_width(self.pair.draft_lm.hidden_size))
 
     # --- validation
 

@@ -1,8 +1,10 @@
 """Distilling a draft: the run, from settings and data to the folder of the new draft."""
 
 import logging
+import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,24 +15,22 @@ from transformers import PreTrainedModel
 
 from specheads.errors import UserError
 from specheads.interrupts import deferred
-from specheads.language_model import LanguageModel, short_name
+from specheads.language_model import LanguageModel, draft_temperature, short_name
 from specheads.pair import Pair, load_draft
 from specheads.prompts.generated_data import GeneratedData
 from specheads.quantization import is_quantized
-from specheads.revisions import revision_of
+from specheads.revisions import revision_of, without_bars
 from specheads.settings import cache_key
+from specheads.storage.files import write_json
 from specheads.training.distill.distill_module import DistillModule, shards_weights
-from specheads.training.distill.draft_folder import draft_provenance, export
-from specheads.training.distill.draft_quality import draft_quality, live_quality
-from specheads.training.distill.fitted_temperature import with_fitted_temperature
-from specheads.training.distill.memory import Plan, arithmetic
-from specheads.training.distill.memory_plan import check_trainable, chosen_precision, forecast_of, plan_of
+from specheads.training.distill.draft_quality import draft_quality, live_quality, with_fitted_temperature
+from specheads.training.distill.memory import Plan, arithmetic, check_trainable, chosen_precision, forecast_of, plan_of
+from specheads.training.distill.placement import TargetPlace
 from specheads.training.distill.sample_splits import OF_DATA, Splits, TrainTexts, load_splits
 from specheads.training.distill.samples import HeldOutSamples
 from specheads.training.distill.settings import Distillation
-from specheads.training.distill.target_place import TargetPlace
 from specheads.training.loaders import ResumableData
-from specheads.training.process_checks import check_batches
+from specheads.training.settings import check_batches
 from specheads.training.trainer import check_named_checkpoint, checkpoint_to_resume, fast_products, new_trainer, seeded_training
 
 if TYPE_CHECKING:
@@ -234,3 +234,85 @@ def announce(pair: Pair, settings: Distillation, texts: TrainTexts, plan: Plan, 
     if plan.target_leaves:
         logger.info("the target's distributions are stored, and the target leaves the GPU while the draft trains")
     logger.info("measuring the draft before training")
+
+
+DESCRIPTION = "distill.json"  # where the draft comes from, and its quality before and after
+
+
+def export(
+    pair: Pair,
+    weights: Mapping[str, torch.Tensor],
+    dtype: torch.dtype,
+    folder: Path,
+    description: Mapping[str, Any],
+    finish: Callable[[Pair], dict[str, float]],
+) -> dict[str, float]:
+    """Write the pair's draft, with `weights` in `dtype`, as a folder; return its quality.
+
+    Args:
+        description: for `distill.json`; its entry "test" has the quality before training, under "before".
+        finish: returns the quality of a pair's draft, and may change its config. It gets the draft as the folder has it.
+    """
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    with without_bars():
+        pair.draft.save_pretrained(temporary, state_dict={name: weight.to(dtype) for name, weight in weights.items()})
+    pair.draft.config.dtype = dtype  # save_pretrained has set it to that of the weights in training
+    pair.draft.config.save_pretrained(temporary)
+    pair.tokenizer.save_pretrained(temporary)
+    finished = replace(pair, draft=load_draft(temporary, pair, dtype).model)
+    after = finish(finished)
+    finished.draft.config.save_pretrained(temporary)
+    content = {**description, "temperature": draft_temperature(finished.draft), "test": {**description["test"], "after": after}}
+    write_json(temporary / DESCRIPTION, content)
+    (temporary / "README.md").write_text(model_card(content))
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(temporary, folder)
+    return after
+
+
+def draft_provenance(pair: Pair, settings: Distillation, data: Path, num_prompts: int) -> dict[str, Any]:
+    """Return where a distilled draft comes from: models, settings, data."""
+    samples = {"samples": settings.samples, "mixed": settings.mixed.values(), "refresh_every": settings.refresh_every}
+    init = {"init": settings.init, "layers": settings.init_layers, "config": settings.init_config or {}, "seed": settings.seed}
+    return {
+        "name": pair.name,
+        "draft": {"id": pair.draft_id, "revision": pair.draft_revision},
+        "target": {"id": pair.target_id, "revision": pair.target_revision},
+        "init": init,
+        "loss": settings.loss.values(),
+        "samples": samples,
+        "optimizer": settings.optimizer.for_width(pair.draft_lm.hidden_size).values(),
+        "warp": asdict(settings.warp),
+        "data": data.name,
+        "num_prompts": num_prompts,
+        "seed": settings.seed,
+    }
+
+
+def model_card(description: Mapping[str, Any]) -> str:
+    """Return the model card of a draft from the content of its `distill.json`."""
+    target, draft, loss, samples = (description[name] for name in ("target", "draft", "loss", "samples"))
+    shares = ", ".join(f"{kind} {share:g}" for kind, share in samples["mixed"].items())
+    rows = {
+        "target": f"{target['id']} (revision {target['revision']})",
+        "initial draft": f"{draft['id']} (revision {draft['revision']})",
+        "trained on": f"{samples['samples']} responses{f' ({shares})' if samples['samples'] == 'mixed' else ''} to "
+        f"{description['num_prompts']:,} prompts",
+        "loss": ", ".join(f"{name} {value}" for name, value in loss.items()),
+        "steps": f"{description['steps']:,} in {description['seconds']:,} s",
+        "draft temperature": f"{description['temperature']:g}, fitted on dev prompts",
+        "measured under": ", ".join(f"{name} {value}" for name, value in description["warp"].items()),
+    }
+    before, after = description["test"]["before"], description["test"]["after"]
+    figures = "".join(f"| {name} | {before[name]:.4f} | {value:.4f} |\n" for name, value in after.items())
+    settings = "".join(f"| {name} | {value} |\n" for name, value in rows.items())
+    return (
+        "---\nlibrary_name: transformers\ntags: [speculative-decoding, draft-model]\n---\n# Draft model\n\n"
+        "A draft for speculative decoding, distilled to propose what its target would say.\n\n"
+        f"| | |\n|---|---|\n{settings}\n"
+        "Measured on the target's responses to held-out prompts. Overlap is the expected acceptance of a drafted token, 1 - TV; "
+        f"the block efficiency follows from it.\n\n| | before | after |\n|---|---|---|\n{figures}\n"
+        '```python\npair = specheads.load_pair(draft="<this folder>", target="<the target>")\n```\n\n'
+        "Acceptance heads of another draft do not fit this one: train one with `specheads train model.draft=<this folder>`.\n"
+    )

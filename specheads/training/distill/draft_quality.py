@@ -1,6 +1,8 @@
 """How good a draft is for its target: overlap, KL divergence and agreement along the target's responses, and block efficiency."""
 
+import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 
 import torch
@@ -8,13 +10,17 @@ from torch import Tensor
 
 from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.stopping import FixedLength
+from specheads.language_model import set_draft_temperature
 from specheads.padding import SLICE_ELEMENTS, slices
 from specheads.pair import Pair
+from specheads.replay.draft_temperature import best_temperature, overlaps_at
 from specheads.sampling import Warp, check_numbers, overlap
-from specheads.training.distill.divergences import forward_kl
+from specheads.training.distill.distill_loss import forward_kl
+from specheads.training.distill.placement import is_sharded
 from specheads.training.distill.samples import HeldOutSamples, Sample, batch_of
 from specheads.training.distill.settings import Validation
-from specheads.training.distill.sharding import is_sharded
+
+logger = logging.getLogger(__name__)
 
 BLOCK = 4  # drafted tokens per round of the block efficiencies that are recorded
 MEANINGS = {
@@ -85,3 +91,13 @@ def live_quality(pair: Pair, samples: HeldOutSamples, warp: Warp, validation: Va
     pair.draft.train(was_training)
     calls = sum(each.num_target_calls for each in stats)
     return {f"live_block_efficiency_{BLOCK}": sum(each.num_tokens for each in stats) / calls}
+
+
+def with_fitted_temperature(pair: Pair, samples: HeldOutSamples, warp: Warp, batch_size: int) -> Pair:
+    """Write the best temperature into the config of the pair's draft; return the pair that drafts at it."""
+    texts = [(samples.prompts[row], samples.responses[row]) for row in range(len(samples))]
+    overlaps = overlaps_at(pair, texts, warp, batch_size)
+    best = best_temperature(overlaps)
+    set_draft_temperature(pair.draft, best)
+    logger.info("draft temperature %g: overlap %.4f on dev prompts, %.4f at 1", best, overlaps[best], overlaps[1.0])
+    return replace(pair)

@@ -20,9 +20,7 @@ from specheads.settings import (
     setting,
     shown,
 )
-from specheads.training.distill.divergences import Divergence, named_divergence
-from specheads.training.optimizer import DraftOptimizer
-from specheads.training.trainer_settings import Checkpointing, Loader, TrainerSettings
+from specheads.training.settings import Checkpointing, DraftOptimizer, Loader, TrainerSettings
 
 if TYPE_CHECKING:
     from specheads.training.distill.initial_draft import InitialDraft
@@ -56,11 +54,6 @@ class DistillLoss(Settings):
         "the share of each batch's tokens to learn from, those where the draft's loss exceeds the reference's most "
         "(AdaSPEC: Hu et al. 2025); 1: all",
     )
-
-    @property
-    def function(self) -> Divergence:
-        """The divergence as a function of log-probabilities."""
-        return named_divergence(self.divergence, self.beta)
 
 
 class TargetStorage(Settings):

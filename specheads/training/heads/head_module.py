@@ -4,6 +4,7 @@ The draft is kept out of the module's parameters and checkpoints: only heads are
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from specheads.heads.metrics import auroc, binary_kl, fit_logistic, overlap_metr
 from specheads.language_model import LanguageModel
 from specheads.training.curve_module import CurveModule
 from specheads.training.heads.bank import HeadBank
-from specheads.training.optimizer import Optimizer, cosine_after_warmup
+from specheads.training.settings import Optimizer
 
 TRAIN_BATCHES = 64  # that results on training prompts are computed on
 
@@ -169,12 +170,8 @@ class HeadModule(CurveModule):
         self._collected.clear()
         return torch.cat(logits, dim=1), torch.cat(labels, dim=1), list(more)
 
-    def configure_optimizers(self) -> dict:
-        settings = self.optimizer
-        optimizer = torch.optim.AdamW(self.bank.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
-        steps = self.trainer.estimated_stepping_batches
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, cosine_after_warmup(steps, settings.warmup_share))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+    def configure_optimizers(self) -> dict[str, Any]:
+        return self.adamw(self.bank.parameters(), self.optimizer)
 
     def check_not_constant(self, features: dict[str, Tensor]) -> None:
         """Raise UserError naming the first head whose predictions do not vary."""

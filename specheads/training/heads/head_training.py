@@ -32,9 +32,8 @@ from specheads.training.heads.head_module import HeadModule
 from specheads.training.heads.mixed_responses import MixedResponses, Rows, first_rows
 from specheads.training.heads.settings import Calibration, HeadTraining
 from specheads.training.loaders import ResumableData
-from specheads.training.placement import FSDP2
-from specheads.training.process_checks import check_batches
-from specheads.training.trainer import check_named_checkpoint, checkpoint_to_resume, new_trainer, seeded_training
+from specheads.training.settings import check_batches
+from specheads.training.trainer import FSDP2, check_named_checkpoint, checkpoint_to_resume, new_trainer, seeded_training
 
 if TYPE_CHECKING:
     from lightning import Trainer

@@ -34,8 +34,7 @@ from specheads.settings import (
     shown,
 )
 from specheads.training.heads.bank import HeadSpec
-from specheads.training.optimizer import Optimizer
-from specheads.training.trainer_settings import Checkpointing, Loader, TrainerSettings
+from specheads.training.settings import Checkpointing, Loader, Optimizer, TrainerSettings
 
 # The paper mixes because its heads read the drafted token. A look-ahead head does not, and the probability that a round survives
 # is a product of probabilities that each assume that all earlier tokens are accepted: the context to learn from is the target's

@@ -6,8 +6,7 @@ from families import VOCAB_SIZE, family_pair
 
 from specheads import Warp
 from specheads.training.distill import distill_loss as loss_module
-from specheads.training.distill.distill_loss import computed_distributions, most_to_gain, token_losses
-from specheads.training.distill.divergences import DIVERGENCES
+from specheads.training.distill.distill_loss import DIVERGENCES, computed_distributions, divergence_of, most_to_gain, token_losses
 from specheads.training.distill.settings import DistillLoss
 
 
@@ -25,7 +24,7 @@ def states(pair, seed=0):
 def plain_losses(pair, tokens, draft_hidden, target_hidden, loss):
     logits = pair.draft_lm.logits(draft_hidden)
     target = (pair.target_lm.logits(target_hidden) / loss.temperature).log_softmax(-1)
-    losses = loss.function(target, (logits / loss.temperature).log_softmax(-1))
+    losses = divergence_of(loss)(target, (logits / loss.temperature).log_softmax(-1))
     return losses + loss.hard_weight * torch.nn.functional.cross_entropy(logits, tokens, reduction="none")
 
 

@@ -23,8 +23,8 @@ from specheads.training.distill import distillation
 from specheads.training.distill.distillation import check_processes, distill, prepare
 from specheads.training.distill.draft_quality import draft_quality
 from specheads.training.distill.memory import Plan
+from specheads.training.distill.placement import TargetPlace
 from specheads.training.distill.sample_splits import TrainTexts, encoded_response, load_splits
-from specheads.training.distill.target_place import TargetPlace
 
 SMALL = ["model=nano", "data.num_train=12", "data.num_dev=4", "data.num_test=4", "data.max_new_tokens=12"]
 SMALL += [

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from specheads import Warp
-from specheads.training.distill.divergences import DIVERGENCES, acceptance, jensen_shannon
+from specheads.training.distill.distill_loss import DIVERGENCES, acceptance, jensen_shannon
 
 
 def naive(name, t, d, beta=0.5):

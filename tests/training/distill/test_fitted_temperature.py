@@ -4,8 +4,7 @@ from fakes import tiny_pair
 
 from specheads.language_model import set_draft_temperature
 from specheads.sampling import Warp
-from specheads.training.distill.draft_quality import draft_quality
-from specheads.training.distill.fitted_temperature import with_fitted_temperature
+from specheads.training.distill.draft_quality import draft_quality, with_fitted_temperature
 from specheads.training.distill.samples import HeldOutSamples, Ragged
 
 VOCAB, WARP = 10, Warp(1.0, top_k=6)

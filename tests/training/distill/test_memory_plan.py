@@ -7,9 +7,17 @@ import torch
 
 from specheads import UserError
 from specheads.pair_config import PairConfig
-from specheads.training.distill import memory_plan
-from specheads.training.distill.memory import ModelSizes, Plan
-from specheads.training.distill.memory_plan import check_config, chosen_precision, forecast_of, is_sharded, may_leave, plan_of
+from specheads.training.distill import memory as memory_plan
+from specheads.training.distill.memory import (
+    ModelSizes,
+    Plan,
+    check_config,
+    chosen_precision,
+    forecast_of,
+    is_sharded,
+    may_leave,
+    plan_of,
+)
 from specheads.training.distill.settings import Distillation
 from tests.fakes import tiny_llama, tiny_pair
 

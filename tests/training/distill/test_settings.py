@@ -4,7 +4,7 @@ import pytest
 
 from specheads import UserError
 from specheads.settings import cache_key, fields_of
-from specheads.training.distill.divergences import DIVERGENCES
+from specheads.training.distill.distill_loss import DIVERGENCES
 from specheads.training.distill.initial_draft import RandomDraft, TargetLayers
 from specheads.training.distill.settings import Distillation, DistillLoss, Mixture
 
@@ -54,7 +54,7 @@ def test_every_key_has_a_sentence_of_help():
 
 
 def test_every_divergence_can_be_chosen():
-    assert all(DistillLoss(divergence=name).function for name in DIVERGENCES)
+    assert all(DistillLoss(divergence=name) for name in DIVERGENCES)
 
 
 def test_shares_are_those_of_the_kinds_that_occur():

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specheads.training.distill.target_place import TargetPlace
+from specheads.training.distill.placement import TargetPlace
 
 
 class Target:

@@ -10,6 +10,7 @@ from fakes import tiny_pair
 from specheads import UserError
 from specheads.replay.response_batch import ResponseBatch
 from specheads.training.distill.distill_loss import (
+    DIVERGENCES,
     TargetDistributions,
     computed_distributions,
     most_likely,
@@ -17,7 +18,6 @@ from specheads.training.distill.distill_loss import (
     token_losses,
     with_rest,
 )
-from specheads.training.distill.divergences import DIVERGENCES
 from specheads.training.distill.samples import Ragged, Responses
 from specheads.training.distill.settings import DistillLoss, TargetStorage
 from specheads.training.distill.target_store import TargetStore

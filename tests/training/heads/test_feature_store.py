@@ -16,7 +16,7 @@ from specheads.training.heads.bank import HeadBank, HeadSpec
 from specheads.training.heads.feature_store import FeatureStore, StoredResponses
 from specheads.training.heads.head_module import HeadModule
 from specheads.training.heads.mixed_responses import MixedResponses
-from specheads.training.optimizer import Optimizer
+from specheads.training.settings import Optimizer
 
 NEEDS = {
     "input_token": frozenset({"hidden", "entropy", "second_prob"}),

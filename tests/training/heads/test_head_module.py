@@ -13,11 +13,12 @@ from specheads.errors import UserError
 from specheads.heads.batch import collate
 from specheads.heads.head import HeadConfig
 from specheads.heads.metrics import overlap_metrics, prediction_metrics
+from specheads.training.curve_module import cosine_after_warmup
 from specheads.training.heads.bank import HeadBank, HeadSpec
 from specheads.training.heads.head_module import HeadModule
 from specheads.training.heads.mixed_responses import MixedResponses
 from specheads.training.loaders import EpochSampler, ResumableData
-from specheads.training.optimizer import Optimizer, cosine_after_warmup
+from specheads.training.settings import Optimizer
 
 KINDS = ["input_token", "next_token"]
 NUM_ROWS = 12

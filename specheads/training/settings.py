@@ -1,0 +1,190 @@
+"""The settings that all trainings share: batches, optimizers, checkpoints, processes and the arguments of lightning.Trainer."""
+
+import inspect
+from typing import Any
+
+import torch
+from pydantic import ConfigDict
+
+from specheads.errors import UserError
+from specheads.processes import Processes
+from specheads.settings import (
+    Count,
+    NonNegativeNumber,
+    Number,
+    PositiveCount,
+    PositiveNumber,
+    Probability,
+    Settings,
+    cache_key,
+    model_validator,
+    setting,
+    shown,
+)
+
+WHERE = ("num_nodes", "strategy")  # other arguments that say where a run trains, and not what it computes
+# Arguments that no command line gives.
+MADE_HERE = (
+    *("logger", "callbacks", "plugins", "enable_checkpointing", "enable_model_summary", "default_root_dir"),
+    *("num_sanity_val_steps", "use_distributed_sampler", "reload_dataloaders_every_n_epochs"),
+)
+
+
+class Loader(Settings):
+    """How batches are loaded."""
+
+    batch_size: PositiveCount = setting(32, "the number of rows per batch, of all processes together: each takes an equal part")
+    num_workers: Count = setting(
+        0, "the number of processes that load batches; 0: the training process loads them itself", decides=False
+    )
+
+
+class Checkpointing(Settings):
+    """When checkpoints are written."""
+
+    every_steps: PositiveCount = setting(
+        200, "the number of optimizer steps between two checkpoints; one more is written at the end of every epoch", decides=False
+    )
+
+
+class TrainerSettings(Settings):
+    """Arguments of lightning.Trainer: these, and any other but the logger and the callbacks."""
+
+    model_config = ConfigDict(extra="allow")
+
+    max_epochs: PositiveCount = setting(12, "the number of passes over the train prompts")
+    accelerator: Any = setting("auto", "where to train: cpu, gpu, ...; auto: where the models are", decides=False)
+    devices: Any = setting(
+        1,
+        "the number of devices of a machine, which share every batch; auto: all devices; with torchrun or srun it is the number "
+        "of processes that they start on each",
+        decides=False,
+    )
+    precision: Any = setting(
+        "32-true",
+        "the precision of the arithmetic; heads always compute in float32, and the draft that they read keeps its dtype",
+    )
+    gradient_clip_val: NonNegativeNumber | None = setting(1.0, "the largest norm of a step's gradient; null: no limit")
+    accumulate_grad_batches: PositiveCount = setting(
+        1, "the number of batches per optimizer step; all of their positions have equal weights"
+    )
+    check_val_every_n_epoch: PositiveCount = setting(1, "the number of epochs between two validations")
+    val_check_interval: Number | None = setting(
+        None, "the number of steps, or the share of an epoch, between two validations; null: validate at the end of an epoch"
+    )
+    log_every_n_steps: PositiveCount = setting(10, "the number of optimizer steps between two lines in the logs")
+
+    @model_validator(mode="after")
+    def check_other_arguments(self) -> "TrainerSettings":
+        """Refuse arguments that lightning.Trainer does not know, or that are made here."""
+        if others := self.model_extra or {}:
+            from lightning import Trainer  # slow to import, and needed only to know its arguments
+
+            known = [name for name in inspect.signature(Trainer).parameters if name not in MADE_HERE]
+            if unknown := [name for name in others if name not in known]:
+                raise UserError(
+                    f"trainer.{unknown[0]}={shown(others[unknown[0]])} is not known; expected an argument of lightning.Trainer: "
+                    f"{', '.join(known)}."
+                )
+        return self
+
+    def other(self, name: str, default: Any = None) -> Any:
+        """Return an argument of lightning.Trainer that is no field of these settings."""
+        return (self.model_extra or {}).get(name, default)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of lightning.Trainer."""
+        return self.values()
+
+    def cache_key(self) -> dict[str, Any]:
+        """Return the arguments that decide numbers, by their keys on the command line; how many processes compute does not."""
+        where = {f"trainer.{name}" for name in WHERE}
+        return {key: value for key, value in cache_key(self, "trainer").items() if key not in where}
+
+
+LR_TIMES_WIDTH = 0.16  # the learning rate that was best for nano's draft, times its width; updates of wider layers add up
+
+
+class Optimizer(Settings):
+    """AdamW with a linear warm-up and a cosine to zero (SpecDec++, appendix)."""
+
+    lr: PositiveNumber = setting(3e-3, "AdamW's highest learning rate; it falls to 0 as a cosine")
+    weight_decay: NonNegativeNumber = setting(0.01, "AdamW's weight decay; 0: none")
+    warmup_share: Probability = setting(0.03, "the share of all steps in which the learning rate rises; 0: none")
+
+
+class DraftOptimizer(Settings):
+    """The same for a whole draft, whose default learning rate depends on its width."""
+
+    lr: PositiveNumber | None = setting(
+        None, "AdamW's highest learning rate; it falls to 0 as a cosine; null: 0.16 / the draft's hidden size"
+    )
+    weight_decay: NonNegativeNumber = setting(0.0, "AdamW's weight decay; 0: none")
+    warmup_share: Probability = setting(0.03, "the share of all steps in which the learning rate rises; 0: none")
+
+    def for_width(self, width: int) -> "DraftOptimizer":
+        """Return the settings for a model whose hidden states have `width` numbers."""
+        return self.but(lr=LR_TIMES_WIDTH / width) if self.lr is None else self
+
+
+def check_processes(settings: TrainerSettings, loader: Loader) -> None:
+    """Raise UserError for settings that contradict the launcher, and batches that the processes cannot share."""
+    check_launcher(settings, Processes.this())
+    check_batches(loader.batch_size, num_processes(settings, settings.accelerator))
+
+
+def num_processes(settings: TrainerSettings, accelerator: str, processes: Processes | None = None) -> int:
+    """Return the number of processes that train."""
+    processes = processes or Processes.this()
+    if processes.launcher:
+        return processes.count
+    devices = settings.devices
+    if devices in ("auto", -1, "-1"):
+        return max(1, torch.cuda.device_count()) if accelerator in ("cuda", "gpu") else 1
+    if isinstance(devices, str) and "," in devices:
+        return len([part for part in devices.split(",") if part.strip()])
+    return len(devices) if isinstance(devices, list | tuple) else int(devices)
+
+
+def check_launcher(settings: TrainerSettings, processes: Processes) -> None:
+    """Raise UserError for numbers of devices and machines that are not those of the launcher."""
+    nodes = settings.other("num_nodes", 1)
+    if processes.launcher is None:
+        if nodes != 1:
+            raise UserError(
+                f"trainer.num_nodes={shown(nodes)} needs a launcher that starts this command on every machine; leave it out, and "
+                "start it with torchrun or srun (docs/machines.md)."
+            )
+        return
+    if nodes not in (1, processes.num_machines):
+        raise UserError(
+            f"trainer.num_nodes={shown(nodes)}, but {processes.launcher} has started processes on {processes.num_machines} "
+            "machines; leave it out."
+        )
+    if settings.devices not in (1, "auto", -1, processes.count_here):
+        raise UserError(
+            f"trainer.devices={shown(settings.devices)}, but {processes.launcher} has started {processes.count_here} processes "
+            "on each machine; leave it out."
+        )
+
+
+def check_devices(processes: Processes, accelerator: str) -> None:
+    """Raise UserError if a process has no GPU to train on."""
+    count = torch.cuda.device_count()
+    if accelerator in ("cuda", "gpu") and count < processes.count_here:
+        option = "--nproc-per-node" if processes.launcher == "torchrun" else "--ntasks-per-node"
+        raise UserError(
+            f"{processes.launcher} has started {processes.count_here} processes on this machine, and each sees {count} GPUs; "
+            f"start one process per GPU ({option}={count}), and let every process see all of them "
+            f"(srun --gres=gpu:{processes.count_here}, not --gpus-per-task)."
+        )
+
+
+def check_batches(batch_size: int, num_processes: int) -> None:
+    """Raise UserError for batches that cannot be split over the processes."""
+    if batch_size % num_processes:
+        raise UserError(
+            f"loader.batch_size={batch_size} rows cannot be split over {num_processes} processes; give a multiple of "
+            f"{num_processes}, for example loader.batch_size={-(-batch_size // num_processes) * num_processes}, or another "
+            "number of processes."
+        )
