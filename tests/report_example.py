@@ -8,7 +8,6 @@ from specheads.evaluation.report import (
     BankRow,
     BatchRow,
     BatchTable,
-    CandidatesRow,
     DataSet,
     DraftRow,
     LiveRow,
@@ -205,7 +204,6 @@ def _live_row(name: str, family: str, value: float, speed: float, off: float | N
         lossless=lossless,
         efficiency_gain=None if lossless else about(1.12),
         quality=_quality(family, lossless),
-        candidates=None if family == "target" else _candidates(),
     )
 
 
@@ -213,11 +211,6 @@ def _quality(family: str, lossless: bool) -> QualityRow:
     alone = family == "target"
     win_rates = {} if alone else {"target alone": about(0.5 if lossless else 0.6), "<other> K=5": about(0.55)}
     return QualityRow(about(4.8, 0.1), None if alone else about(0.21), win_rates, about(0.4))
-
-
-def _candidates() -> CandidatesRow:
-    ranks = {"1": about(0.6), "2": about(0.2), "4": about(0.01)}
-    return CandidatesRow(about(13.4), about(0.2), about(0.7), about(0.06), ranks, {"1": about(0.5), "2": about(0.1)})
 
 
 def _batches(size: int) -> BatchTable:

@@ -32,7 +32,7 @@ from specheads.pair import Pair
 from specheads.pair_config import config_folder
 from specheads.papers.layer_skip.layer_search import LayerSearch, SkippedLayers, print_sets, search
 from specheads.papers.reproduction.decoding import decode
-from specheads.papers.reproduction.report import Reproduced, checked, measured, print_result, write_result
+from specheads.papers.reproduction.report import Reproduced, checked, is_measured, measured, print_result, write_result
 from specheads.papers.reproduction.settings import Method, Reproduction
 from specheads.papers.theory.report import theory
 from specheads.replay.head_scores import head_fingerprint
@@ -62,7 +62,7 @@ def reproduced(cfg: DictConfig) -> Reproduced:
         command=command_line(),
         provenance=provenance(pair, settings, prompts, head),
         methods=measured(tallies, settings.metrics, prompts.groups),
-        claims=[checked(claim, tallies, prompts.groups) for claim in settings.reported_claims],
+        claims=[checked(claim, tallies, prompts.groups) for claim in settings.reported_claims if is_measured(claim, tallies)],
     )
     print_result(result)
     outcomes = [claim.outcome for claim in result.claims]

@@ -16,7 +16,6 @@ from specheads.decoding.engine.cuda_graph import GraphEngine
 from specheads.decoding.records import DecodeStats, Generation
 from specheads.decoding.stopping import StoppingRule
 from specheads.evaluation.candidates import TARGET
-from specheads.evaluation.energy.meter import Energy, EnergyMeter
 from specheads.evaluation.intervals import token_seconds
 from specheads.evaluation.report import RuleFields
 from specheads.evaluation.sweep import response_seed
@@ -51,13 +50,11 @@ class BatchRun:
     seconds: float  # of the whole run: from handing in all requests to the end of the last response
     stats: Sequence[DecodeStats]  # their seconds: from the moment that a request gets a row to its last token
     rounds: Sequence[Sequence[Sequence[float]]]  # by response: tokens and seconds of rounds, with the wait before
-    energy: Energy | None = None  # of the whole run; None where it is not measured
 
     @classmethod
     def of(cls, entry: Entry) -> "BatchRun":
         """Return the run that a journal holds."""
-        energy = Energy(*entry["energy"]) if "energy" in entry else None
-        return cls(entry["seconds"], [DecodeStats(**part) for part in entry["stats"]], entry["rounds"], energy)
+        return cls(entry["seconds"], [DecodeStats(**part) for part in entry["stats"]], entry["rounds"])
 
     @cached_property
     def total(self) -> DecodeStats:
@@ -94,7 +91,6 @@ class BatchSweep:
     engine: str = "auto"
     stop_tokens: Sequence[int] | None = None  # that end a response; None: the target's
     window: int | None = None  # positions of each row's memory; None: those that both models reach
-    meter: EnergyMeter | None = None  # read before and after each run; None: energy is not measured
 
     def run(
         self,
@@ -157,16 +153,14 @@ class BatchSweep:
         """Return a run as a journal holds it."""
         seeds = [response_seed(self.seed, number, repeat) for number in range(len(requests))]
         generations: dict[int, Generation] = {}
-        before = self.meter and self.meter.read()
         start = time.perf_counter()
         for number, generation in decode(requests, self.size, self.max_new_tokens, seeds, self.stop_tokens):
             generations[number] = generation
             on_generation(1)
         seconds = time.perf_counter() - start
-        energy = {"energy": self.meter.read().since(before)} if self.meter and before else {}
         ordered = [generations[number] for number in range(len(requests))]
         rounds = [[[len(made.tokens), made.seconds] for made in generation.rounds] for generation in ordered]
-        return {"seconds": seconds, "stats": [asdict(generation.stats) for generation in ordered], "rounds": rounds} | energy
+        return {"seconds": seconds, "stats": [asdict(generation.stats) for generation in ordered], "rounds": rounds}
 
 
 def num_requests(num_prompts: int, size: int) -> int:

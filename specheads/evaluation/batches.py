@@ -5,7 +5,7 @@ Fixed lengths and policies on the load are chosen and fitted on a recording of d
 
 import logging
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,6 @@ from specheads.decoding.stopping import FixedLength
 from specheads.evaluation.batch_sweep import ALONE, BatchRun, BatchSetting, BatchSweep, num_requests
 from specheads.evaluation.candidates import DEFAULT, FIXED, LOAD_AWARE, Policies
 from specheads.evaluation.decode import best_of_kinds, open_journal, window_of
-from specheads.evaluation.energy.meter import Idle
-from specheads.evaluation.energy.per_token import batch_energy
 from specheads.evaluation.intervals import interval, milliseconds, resample_counts
 from specheads.evaluation.prompt_sets import PromptSet
 from specheads.evaluation.replayed_sets import Outcome
@@ -139,35 +137,29 @@ def _table(
         evaluation.seed,
         evaluation.engine,
         window=window_of(setup),
-        meter=setup.metering.meter,
     )
     runs = sweep.run(settings, [ids for _, ids in prompts.prompts], journal, advance)
     count = num_requests(len(prompts.prompts), size)
-    return BatchTable(size, count, batch_rows(settings, runs, prompts.groups, setup.metering.idle))
+    return BatchTable(size, count, batch_rows(settings, runs, prompts.groups))
 
 
 def batch_rows(
     settings: Sequence[BatchSetting],
     runs: Sequence[Sequence[BatchRun]],
     groups: Sequence[Hashable],
-    idle: Idle | None = None,
 ) -> list[BatchRow]:
     """Return a row for every setting; the first is the target alone.
 
     Args:
         runs: of each setting, one for each repeat.
         groups: the group of each prompt; requests beyond the last prompt begin again with the first.
-        idle: the power of the idle machine; None where energy was not measured.
     """
     count = len(runs[0][0].stats)
     resamples = resample_counts([groups[number % len(groups)] for number in range(count)])
     alone = _row_speed(runs[0], resamples)
-    rows = [
+    return [
         _row(setting, made, runs[0], _row_speed(made, resamples) / alone) for setting, made in zip(settings, runs, strict=True)
     ]
-    if idle is None:
-        return rows
-    return [replace(row, energy=batch_energy(made, runs[0], idle)) for row, made in zip(rows, runs, strict=True)]
 
 
 def _row_speed(runs: Sequence[BatchRun], resamples: np.ndarray) -> np.ndarray:

@@ -10,12 +10,10 @@ from rich.table import Table
 
 from specheads.evaluation.conclusions import assumed_text, batch_findings, costs_text, fit_text, ratio_name, ratios_of, share_text
 from specheads.evaluation.console_quality import quality_parts
-from specheads.evaluation.energy.text import energy_text, has_energy
 from specheads.evaluation.intervals import LEVELS, Interval
-from specheads.evaluation.report import MEASURED, BankRow, BatchRow, BatchTable, DataSet, EnergyRow, LiveRow, Report, Winner
+from specheads.evaluation.report import MEASURED, BankRow, BatchRow, BatchTable, DataSet, LiveRow, Report, Winner
 
 LIVE = ("tok/s\nspeed-up", "predicted\nreplayed", "discarded\nverified", "block eff.\naccepted", "ms p50\np90/p99")
-ENERGY = ("J/token", "above idle", "over the target alone")
 HEAD_COSTS = "its cost and the cost up to which it gains (break-even), as shares of a draft step"
 BATCHES = ("tok/s", "of a request", "ms per token\nms to the first", "tok/round")
 NARROW: dict[str, Any] = {"box": box.SIMPLE_HEAD, "pad_edge": False, "collapse_padding": True}  # a table for 80 columns
@@ -132,8 +130,6 @@ def _print_live(report: Report, console: Console) -> None:
         pairs = ("\n".join(pair) for pair in (guesses, rates, [f"{row.block_efficiency:.2f}", accepted], [p50, "/".join(others)]))
         table.add_row(escape(row.name), speed, *pairs)
     console.print(table)
-    if energy := energy_text(report):
-        _print_energy(report, energy, console, style)
     if report.fit:
         console.print(fit_text(report.fit), highlight=False, style=style)
     _print_gains(report.gains, console, style)
@@ -143,26 +139,6 @@ def _print_live(report: Report, console: Console) -> None:
             console.print(f"{escape(row.name)}: {gain}", style=style)
 
 
-def _print_energy(report: Report, text: str, console: Console, style: str) -> None:
-    """Print the energy of every setting, if it was measured, and how; it has a table by itself, which fits 80 columns."""
-    if has_energy(report):
-        table = Table(**NARROW, style=style, row_styles=[style])
-        table.add_column("setting", min_width=14)
-        for column in ENERGY:
-            table.add_column(column, justify="right", no_wrap=True)
-        for row in report.live:
-            table.add_row(escape(row.name), *_energy_cells(row.energy))
-        console.print(table)
-    console.print(text, highlight=False, markup=False, style=style)
-
-
-def _energy_cells(row: EnergyRow | None) -> list[str]:
-    if row is None:
-        return []
-    joules = [f"{each.value:.3g} \u00b1{(each.high - each.low) / 2:.2g}" for each in (row.joules_per_token, row.above_idle)]
-    return [*joules, _speedup(row.over_alone)]
-
-
 def batch_table(batches: BatchTable, doubtful: bool = False) -> Table:
     """Return the table of one number of rows, which fits 80 columns."""
     title = f"{batches.concurrency} at once: {batches.num_requests} requests decoded; tokens per second of all together and of "
@@ -170,8 +146,7 @@ def batch_table(batches: BatchTable, doubtful: bool = False) -> Table:
     style = "dim" if doubtful else ""
     table = Table(title=title + (", not to be trusted" if doubtful else ""), **NARROW, style=style, row_styles=[style])
     table.add_column("setting", min_width=14)
-    measured = all(row.energy for row in batches.rows)
-    for column in BATCHES + (("J/token",) if measured else ()):
+    for column in BATCHES:
         table.add_column(column, justify="right", no_wrap=True)
     for row in batches.rows:
         table.add_row(escape(row.name), *_batch_cells(row))
@@ -184,7 +159,6 @@ def _batch_cells(row: BatchRow) -> list[str]:
         f"{_number(row.request_tokens_per_second)}\n{_speedup(row.speedup)}",
         "\n".join("/".join(_number(times[f"p{level}"]) for level in LEVELS) for times in (row.token_ms, row.first_token_ms)),
         f"{row.tokens_per_round:.2f}",
-        *([f"{row.energy.joules_per_token:.3g}\n{row.energy.over_alone:.2f}x"] if row.energy else []),
     ]
 
 

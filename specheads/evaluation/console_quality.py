@@ -1,4 +1,4 @@
-"""The quality of responses and drafts of several candidates on the console, in 80 columns."""
+"""The quality of responses on the console, in 80 columns."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,14 +9,10 @@ from rich.table import Table
 
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.quality_columns import (
-    ABOUT_CANDIDATES,
     ABOUT_QUALITY,
-    CANDIDATES_TITLE,
     QUALITY_TITLE,
     Column,
-    candidates_columns,
     comparisons,
-    detail_columns,
     quality_columns,
 )
 from specheads.evaluation.report import LiveRow, Report
@@ -28,11 +24,6 @@ def quality_parts(report: Report, style: Mapping[str, Any]) -> Iterator[Renderab
         yield _table(QUALITY_TITLE, columns, report.live, style)
         yield from map(escape, comparisons(report))
         yield ABOUT_QUALITY
-    if columns := candidates_columns(report):
-        drafting = [row for row in report.live if row.candidates]
-        yield _table(CANDIDATES_TITLE, columns, drafting, style)
-        yield _table("Accepted by rank, repeated n-grams", detail_columns(report), drafting, style)
-        yield ABOUT_CANDIDATES
 
 
 def _table(title: str, columns: Sequence[Column], rows: Sequence[LiveRow], style: Mapping[str, Any]) -> Table:

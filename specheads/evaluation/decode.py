@@ -195,11 +195,9 @@ def sweep(
         evaluation.drafting,
         evaluation.verification,
         window=window_of(setup),
-        meter=setup.metering.meter,
         keeps_responses=keeps_responses,
     )
     more = {"responses": True} if keeps_responses else {}
-    more |= {"candidates": True} if runs.has_candidates else {}
     journal = open_journal(setup, name, {"settings": names, **more}, prompts)
     with progress("decoding", total) as advance:
         return runs.run(settings, [ids for _, ids in prompts], journal, advance)
@@ -221,7 +219,7 @@ def open_journal(setup: Setup[Evaluation], name: str, settings: Mapping[str, Any
 
 def _provenance(setup: Setup[Evaluation], prompts: Sequence[EncodedPrompt]) -> dict[str, Any]:
     """Return the provenance that all journals of an evaluation share."""
-    evaluation, pair, meter = setup.settings, setup.pair, setup.metering.meter
+    evaluation, pair = setup.settings, setup.pair
     return {
         "prompts": [ids for _, ids in prompts],
         "seed": evaluation.seed,
@@ -237,7 +235,6 @@ def _provenance(setup: Setup[Evaluation], prompts: Sequence[EncodedPrompt]) -> d
         "drafting": {"class": type(evaluation.drafting).__name__, **vars(evaluation.drafting)},
         "verification": evaluation.verification.label,
         "dtype": [str(pair.target.dtype), str(pair.draft.dtype)],
-        **({} if meter is None else {"energy": meter.names}),
     }
 
 

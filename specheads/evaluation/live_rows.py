@@ -8,8 +8,6 @@ import numpy as np
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.step_costs import StepCosts
 from specheads.evaluation.candidates import FIXED
-from specheads.evaluation.energy.meter import Idle
-from specheads.evaluation.energy.per_token import energy_row
 from specheads.evaluation.intervals import (
     Groups,
     Interval,
@@ -31,7 +29,6 @@ def live_rows(
     lossless: bool,
     replayed: Mapping[str, float] | None = None,
     groups: Sequence[Hashable] | None = None,
-    idle: Idle | None = None,
 ) -> list[LiveRow]:
     """Return a row for every setting that was decoded; the first setting is the target alone.
 
@@ -40,7 +37,6 @@ def live_rows(
         lossless: whether the sweep's verification rule is lossless.
         replayed: by setting, tokens per second from replayed counts of the same prompts.
         groups: the group of each prompt; None: each prompt is a group by itself.
-        idle: the power of the idle machine; None where energy was not measured.
     """
     resamples = resample_counts(groups or len(measured[0].stats))
     alone = sums(measured[0].stats, resamples).tokens_per_second
@@ -57,8 +53,6 @@ def live_rows(
         if other:
             gain = plain[id(setting.rule)].verification_rate / sums(decoded.stats, resamples).verification_rate
             row = replace(row, efficiency_gain=interval(gain))
-        if idle is not None:
-            row = replace(row, energy=energy_row(decoded, measured[0], resamples, idle))
         rows.append(row)
     return rows
 

@@ -1,14 +1,12 @@
-"""The quality of responses and the acceptance of several candidates as rows of a report, with intervals over prompts."""
+"""The quality of responses as rows of a report, with intervals over prompts."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from specheads.decoding.records import DecodeStats
-from specheads.evaluation.draft_counts import DraftCounts
 from specheads.evaluation.intervals import Interval, interval, resample_counts
-from specheads.evaluation.report import CandidatesRow, LiveRow, QualityRow
+from specheads.evaluation.report import LiveRow, QualityRow
 from specheads.evaluation.response_quality import ResponseQuality
 from specheads.evaluation.sweep import TARGET_ALONE, Measured
 
@@ -74,41 +72,3 @@ def score(responses: ResponseQuality, resamples: np.ndarray) -> Interval | None:
 def ratio(over: np.ndarray, under: np.ndarray, resamples: np.ndarray) -> Interval:
     """Return a ratio of sums over prompts, of columns (P,); 0 in resamples where both are 0."""
     return interval((resamples @ over) / np.maximum(resamples @ under, 1e-12))
-
-
-def with_candidates(rows: Sequence[LiveRow], measured: Sequence[Measured], groups: Sequence[Hashable]) -> list[LiveRow]:
-    """Return the rows with the acceptance of several candidates, where drafts have some."""
-    return [
-        replace(row, candidates=candidates_row(decoded.stats, decoded.drafts, resample_counts(groups)))
-        if decoded.drafts and decoded.setting.rule is not None
-        else row
-        for row, decoded in zip(rows, measured, strict=True)
-    ]
-
-
-def candidates_row(stats: Sequence[DecodeStats], drafts: Sequence[DraftCounts], resamples: np.ndarray) -> CandidatesRow:
-    """Return what drafts of several candidates came to.
-
-    Args:
-        stats: of each prompt (P).
-        drafts: of each prompt (P); empty where drafts have a single candidate, of which only the totals are known.
-        resamples: (1 + R, P), how often each prompt is in each resample.
-    """
-
-    def column(name: str) -> np.ndarray:
-        return np.array([getattr(part, name) for part in stats], dtype=float)
-
-    def shares(over: str, under: str) -> dict[str, Interval]:
-        columns = [np.array([getattr(part, name) for part in drafts]).T for name in (over, under)] if drafts else [(), ()]
-        pairs = enumerate(zip(*columns, strict=True), 1)
-        return {str(number): ratio(ours, every, resamples) for number, (ours, every) in pairs if every.any()}
-
-    drafted, accepted, rounds = (column(name) for name in ("num_drafted", "num_accepted", "num_target_calls"))
-    return CandidatesRow(
-        drafted_per_round=ratio(drafted, rounds, resamples),
-        accepted_of_drafted=ratio(accepted, drafted, resamples),
-        accepted_of_emitted=ratio(accepted, column("num_tokens"), resamples),
-        graph_success=ratio(column("num_copy_rounds"), rounds, resamples) if any(part.num_graphs for part in drafts) else None,
-        accepted_by_rank=shares("accepted", "reached"),
-        repeated_ngrams=shares("repeated", "ngrams"),
-    )

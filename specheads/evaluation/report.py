@@ -32,16 +32,6 @@ def rule_fields(rule: RuleFields) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class EnergyRow:
-    """The energy of one setting's whole responses, with the reading of prompts, by its emitted tokens."""
-
-    joules_per_token: Interval
-    above_idle: Interval  # joules per token beyond those that an idle machine takes in the same time
-    over_alone: Interval  # joules per token over those of the target alone, a ratio
-    resolution_error: float  # half the 95 % interval that the counter's steps alone cause, as a share of joules per token
-
-
-@dataclass(frozen=True)
 class QualityRow:
     """The responses of one setting as the target sees them, and how well they answer."""
 
@@ -51,19 +41,6 @@ class QualityRow:
     # by its mean log-likelihood per token; ties count half.
     win_rates: Mapping[str, Interval]
     score: Interval | None  # the mean of data.score over the prompts with a response in the data set
-
-
-@dataclass(frozen=True)
-class CandidatesRow:
-    """The drafts of one setting that have several candidates; a graph's copies are not drafted."""
-
-    drafted_per_round: Interval
-    accepted_of_drafted: Interval
-    accepted_of_emitted: Interval  # the share of emitted tokens that come from drafts, copies among them
-    graph_success: Interval | None  # the share of rounds in which a copied token was accepted; None where drafts are no graphs
-    # By rank among siblings, 1 to 4, the last with all later ones: the accepted share of the children that verification reached.
-    accepted_by_rank: Mapping[str, Interval]
-    repeated_ngrams: Mapping[str, Interval]  # by n, the share of n-grams in a draft that occurred in it before
 
 
 @dataclass(frozen=True)
@@ -92,19 +69,7 @@ class LiveRow(RuleFields):
     verification: str | None = None  # the name of its verification rule; None: that of the sweep
     # Accepted tokens over those that the rule expected, 1 if its predictions hold here; None where it expects no number.
     accepted_over_expected: Interval | None = None
-    energy: EnergyRow | None = None  # None where it cannot be measured; the context says why
     quality: QualityRow | None = None  # None where it was not asked for
-    candidates: CandidatesRow | None = None  # None where drafts have a single candidate
-
-
-@dataclass(frozen=True)
-class BatchEnergy:
-    """The energy of one setting's runs in batches, with the reading of prompts, by emitted tokens; see EnergyRow."""
-
-    joules_per_token: float
-    above_idle: float
-    over_alone: float
-    resolution_error: float
 
 
 @dataclass(frozen=True)
@@ -125,7 +90,6 @@ class BatchRow(RuleFields):
     token_ms: Mapping[str, float]
     first_token_ms: Mapping[str, float]
     tokens_per_round: float  # of a request
-    energy: BatchEnergy | None = None  # None where it cannot be measured
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,8 @@ def _write_csv(report: Report, path: Path) -> None:
 
 
 def _values(row: RuleRow | LiveRow | BatchRow) -> dict[str, Any]:
-    """Return the values of a row; energy has columns only where it was measured, and what the family says has none."""
-    left_out = {*rule_fields(row), "verification"} | ({"energy"} if getattr(row, "energy", None) is None else set())
+    """Return the values of a row, without what the family says."""
+    left_out = {*rule_fields(row), "verification"}
     return {name: value for name, value in asdict(row).items() if name not in left_out}
 
 

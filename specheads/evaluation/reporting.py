@@ -19,7 +19,7 @@ from specheads.evaluation.doubts import REMEDY, doubts_of
 from specheads.evaluation.head_folders import store_in_config
 from specheads.evaluation.intervals import Interval, interval
 from specheads.evaluation.live_rows import gain_over_fixed, live_rows
-from specheads.evaluation.quality_rows import with_candidates, with_quality
+from specheads.evaluation.quality_rows import with_quality
 from specheads.evaluation.replayed_rows import bank, data_set, positions, reliability, text_samples
 from specheads.evaluation.replayed_sets import Choices, Outcome, ReplayedSet
 from specheads.evaluation.report import MEASURED, BankRow, DataSet, LiveRow, Report
@@ -70,9 +70,8 @@ def _live(setup: Setup[Evaluation], outcome: Outcome, groups: Sequence[Hashable]
     predictable = outcome.replayed and len(measured[0].stats) <= outcome.replayed[1].recording.num_prompts
     speeds = _replayed_speeds(setup, outcome) if predictable else {}
     lossless = setup.settings.verification.lossless
-    rows = live_rows(measured, outcome.cost_table, lossless, speeds, groups, setup.metering.idle)
-    rows = with_quality(rows, measured, outcome.responses, groups)
-    return with_candidates(rows, measured, groups)
+    rows = live_rows(measured, outcome.cost_table, lossless, speeds, groups)
+    return with_quality(rows, measured, outcome.responses, groups)
 
 
 def _replayed_speeds(setup: Setup[Evaluation], outcome: Outcome) -> dict[str, float]:
@@ -158,7 +157,6 @@ def context_of(setup: Setup[Evaluation], config: str | None = None, num_decoded:
         "threads": torch.get_num_threads(),
         "load": {"start": setup.load, "end": load_average()},
         "versions": versions(),
-        **({"energy": setup.metering.context()} if num_decoded else {}),
         **setup.prompts.context(),
         "config": config or settings_text(settings),
     }

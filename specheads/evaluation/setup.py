@@ -13,7 +13,6 @@ import torch
 
 from specheads.decoding.step_costs import StepCosts
 from specheads.evaluation.candidates import takes_head
-from specheads.evaluation.energy.metering import Metering, metering_of
 from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.prompt_data import PromptData
 from specheads.evaluation.prompt_sets import PromptSets
@@ -65,11 +64,6 @@ class Setup(Generic[Replay_co]):
     def heads(self) -> dict[str, AcceptanceHead]:
         """The heads by name."""
         return {name: located.head for name, located in self.located_heads.items()}
-
-    @cached_property
-    def metering(self) -> Metering:
-        """The meter of energy; the idle power is measured when it is first asked for, before anything is decoded."""
-        return metering_of(self.pair)
 
     @cached_property
     def prompts(self) -> PromptSets:

@@ -16,8 +16,6 @@ from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.verification import BlockVerification, VerificationRule
 from specheads.evaluation.candidates import FIXED, Candidate, kind_of
-from specheads.evaluation.draft_counts import DraftCounts
-from specheads.evaluation.energy.meter import Energy, EnergyMeter
 from specheads.evaluation.intervals import token_seconds
 from specheads.evaluation.report import RuleFields, rule_fields
 from specheads.pair import Pair
@@ -68,9 +66,7 @@ class Measured:
     setting: Setting
     stats: list[DecodeStats] = field(default_factory=list)
     rounds: list[list[RoundNumbers]] = field(default_factory=list)
-    energy: list[list[Energy]] = field(default_factory=list)  # empty where it is not measured
     responses: list[list[list[int]]] = field(default_factory=list)  # their tokens; empty where they are not kept
-    drafts: list[DraftCounts] = field(default_factory=list)  # per prompt; empty where drafts have a single candidate
 
     @property
     def token_seconds(self) -> np.ndarray:
@@ -161,7 +157,6 @@ class Sweep:
     # The memory's positions, enough for every prompt and its response; compiled steps depend on it, so sweeps with the same
     # window share them. None: as few as are enough.
     window: int | None = None
-    meter: EnergyMeter | None = None  # read before and after each response; None: energy is not measured
     keeps_responses: bool = False
 
     def run(
@@ -200,41 +195,27 @@ class Sweep:
             for decoded, stats, rounds in zip(measured, entry["stats"], entry["rounds"], strict=True):
                 decoded.stats.append(DecodeStats.total([DecodeStats(**part) for part in stats]))
                 decoded.rounds.append(rounds)
-            for decoded, energy in zip(measured, entry.get("energy", ()), strict=self.meter is not None):
-                decoded.energy.append([Energy(*numbers) for numbers in energy])
             for decoded, responses in zip(measured, entry.get("responses", ()), strict=self.keeps_responses):
                 decoded.responses.append(responses)
-            for decoded, drafts in zip(measured, entry.get("drafts", ()), strict=self.has_candidates):
-                decoded.drafts.append(DraftCounts.total(DraftCounts(**counts) for counts in drafts))
         return measured
 
     def _decoded(
         self, decoders: Sequence[Decoder], number: int, prompt: Sequence[int], on_generation: Callable[[int], None]
     ) -> Entry:
         """Return the results of every setting for prompt `number`: `rounds`, and of each repeat `stats` and what else is kept."""
-        names = ["energy"] * (self.meter is not None) + ["responses"] * self.keeps_responses + ["drafts"] * self.has_candidates
+        names = ["responses"] * self.keeps_responses
         kept: Entry = {name: [[] for _ in decoders] for name in ("stats", "rounds", *names)}
         for repeat in range(self.repeats):
             seed = response_seed(self.seed, number, repeat)
             for turn in range(len(decoders)):
                 index = (turn + number + repeat) % len(decoders)
-                start = self.meter and self.meter.read()
                 generation: Generation = decoders[index].generate(prompt, self.max_new_tokens, seed)
-                if self.meter and start:
-                    kept["energy"][index].append(self.meter.read().since(start))
                 kept["stats"][index].append(asdict(generation.stats))
                 kept["rounds"][index] += [round_numbers(each) for each in generation.rounds]
                 if self.keeps_responses:
                     kept["responses"][index].append(generation.tokens.tolist())
-                if self.has_candidates:
-                    kept["drafts"][index].append(asdict(DraftCounts.of(generation)))
                 on_generation(1)
         return kept
-
-    @property
-    def has_candidates(self) -> bool:
-        """Whether drafts have several candidates."""
-        return self.drafting is not None and not self.drafting.single_candidate
 
     def _decoders(self, settings: Sequence[Setting], prompts: Sequence[Sequence[int]]) -> list[Decoder]:
         """Return one decoder per setting; all share memory that is large enough for the longest drafts."""

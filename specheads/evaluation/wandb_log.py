@@ -9,7 +9,7 @@ from lightning.pytorch.loggers import Logger, WandbLogger
 from specheads.evaluation.conclusions import is_trusted
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.page import figures
-from specheads.evaluation.quality_columns import Column, candidates_columns, detail_columns, quality_columns
+from specheads.evaluation.quality_columns import Column, quality_columns
 from specheads.evaluation.report import MEASURED, Report
 
 COSTS = ("head's cost", "break-even", "cost of one more verified token")
@@ -79,7 +79,6 @@ def _tables(report: Report) -> dict[str, tuple[Sequence[str], list[list[Any]]]]:
         "drafts": (DRAFTS, drafts),
         "live": (LIVE, [] if report.doubts else live),
         "quality": _estimates(report, quality_columns(report)),
-        "candidates": _estimates(report, [*candidates_columns(report), *detail_columns(report)]),
         "batches": (BATCHES, [] if report.doubts else _batches(report)),
         "doubts": (["what was measured is not to be trusted"], [[doubt] for doubt in report.doubts]),
     }

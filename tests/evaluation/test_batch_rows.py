@@ -1,13 +1,10 @@
 """Rows of a report, from runs given by hand."""
 
-from dataclasses import astuple, replace
-
 import pytest
 
 from specheads.decoding.records import DecodeStats
 from specheads.evaluation.batch_sweep import ALONE, BatchRun, BatchSetting
 from specheads.evaluation.batches import batch_rows
-from specheads.evaluation.energy.meter import Energy, Idle, resolution_error
 
 
 def run(seconds, *responses):
@@ -48,15 +45,3 @@ def test_repeated_prompts_are_resampled_together():
     settings = [ALONE, BatchSetting("fast", "fixed_length")]
     _, one = batch_rows(settings, [[SLOW], [FAST]], ["a"])
     assert one.speedup.low == one.speedup.value == one.speedup.high
-
-
-def test_the_energy_of_runs_is_by_token_and_over_the_target_alone():
-    """Two runs of 4 tokens each: 40 J in 4 s alone; 12 and 20 J in 1 and 2 s. The idle machine takes 5 W."""
-    alone = [replace(SLOW, energy=Energy(40.0, 4.0))] * 2
-    fast = [replace(FAST, energy=Energy(12.0, 1.0)), replace(MIDDLE, energy=Energy(20.0, 2.0))]
-    settings, idle = [ALONE, BatchSetting("fast", "fixed_length")], Idle(5.0, 3.0, 0.1)
-    rows = batch_rows(settings, [alone, fast], ["a", "b"], idle)
-    assert astuple(rows[0].energy)[:3] == pytest.approx((80 / 8, (80 - 5 * 8) / 8, 1))
-    assert astuple(rows[1].energy)[:3] == pytest.approx((32 / 8, (32 - 5 * 3) / 8, 32 / 80))
-    assert rows[1].energy.resolution_error == resolution_error(0.1, 2, 3.0)
-    assert [row.energy for row in batch_rows(settings, [alone, fast], ["a", "b"])] == [None, None]

@@ -119,7 +119,6 @@ def test_lossy_rules_have_their_quality_measured_unasked(call, tmp_path):
     assert all(row.perplexity.value > 1 and row.score is None for row in (target, *others))
     assert list(others[-1].win_rates) == ["target alone", "opt K=3, lossy"]
     assert all(0 <= rate.value <= 1 for row in others for rate in row.win_rates.values())
-    assert all(row.candidates is None for row in report.live)
     text = printed(report)
     assert "Quality of responses" in text and "uno K=3, lossy over opt K=3, lossy: win rate" in text
     assert comparisons(report)[1] in html_of(report)
@@ -158,23 +157,6 @@ def test_a_resumed_evaluation_reads_the_same_responses(call, monkeypatch):
     monkeypatch.setattr(decode, "is_resumed", lambda folder: True)
     monkeypatch.setattr(sweep.Sweep, "_decoded", lambda *arguments: pytest.fail("everything is decoded"))
     assert [row.quality for row in call(**values).live] == [row.quality for row in first.live]
-
-
-@pytest.mark.parametrize("way", [papers.Graph(tau=1, max_verified=64), papers.Multi(3)], ids=["graph", "multi"])
-def test_drafts_of_several_candidates_have_their_table(call, tmp_path, way):
-    rule = papers.TreeMatch() if isinstance(way, papers.Graph) else papers.MultiRound()
-    report = call(drafting=way, verification=rule, live_rules=("fixed_length",), fixed_lengths=(2, 6))
-    target, *rows = (row.candidates for row in report.live)
-    assert target is None
-    for row in rows:
-        assert row.drafted_per_round.value > 1 and 0 <= row.accepted_of_emitted.value < 1
-        assert (row.graph_success is not None) == isinstance(way, papers.Graph)
-        assert set(row.repeated_ngrams) == {"1", "2", "3"} and "1" in row.accepted_by_rank
-    text = printed(report)
-    assert "Drafts of several candidates" in text and max(map(len, text.splitlines())) <= 80
-    assert "What candidates were accepted" in html_of(report)
-    paths = report_files.write_report(report, tmp_path / "written")
-    Draft202012Validator(SCHEMA).validate(json.loads(paths[1].read_text()))
 
 
 def questions(folder, score):

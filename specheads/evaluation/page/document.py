@@ -28,7 +28,6 @@ from specheads.evaluation.conclusions import (
     ratio_text,
     ratios_of,
 )
-from specheads.evaluation.energy.text import energy_text
 from specheads.evaluation.page.figures import Figures, batch_loads, figures_of
 from specheads.evaluation.page.front import ALL, Loads, front_table
 from specheads.evaluation.page.quality import quality_sections
@@ -266,8 +265,7 @@ def _live_texts(report: Report) -> list[str]:
     ]
     if gains:
         texts.append(f"The live head over the best live fixed length, cross-fitted: {'; '.join(gains)}.")
-    energy = energy_text(report)
-    return [*texts, energy] if energy else texts
+    return texts
 
 
 def _text_panels(report: Report) -> list[Panel]:

@@ -1,4 +1,4 @@
-"""The page's sections on the quality of responses and on drafts of several candidates."""
+"""The page's section on the quality of responses."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -6,14 +6,10 @@ from typing import Any
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.page.tables import Cell, Row, Table
 from specheads.evaluation.quality_columns import (
-    ABOUT_CANDIDATES,
     ABOUT_QUALITY,
-    CANDIDATES_TITLE,
     QUALITY_TITLE,
     Column,
-    candidates_columns,
     comparisons,
-    detail_columns,
     quality_columns,
 )
 from specheads.evaluation.report import LiveRow, Report
@@ -24,11 +20,6 @@ def quality_sections(report: Report) -> Iterator[dict[str, Any]]:
     if columns := quality_columns(report):
         tables = [_table("How likely responses are under the target", columns, report.live)]
         yield _section("quality", QUALITY_TITLE, [ABOUT_QUALITY, *comparisons(report)], tables)
-    if columns := candidates_columns(report):
-        drafting = [row for row in report.live if row.candidates]
-        accepted = _table("What candidates were accepted", columns, drafting)
-        details = _table("Accepted children, and n-grams that drafts repeat", detail_columns(report), drafting)
-        yield _section("candidates", CANDIDATES_TITLE, [ABOUT_CANDIDATES], [accepted, details])
 
 
 def _section(key: str, title: str, texts: Sequence[str], tables: Sequence[Table]) -> dict[str, Any]:

@@ -17,11 +17,8 @@ from specheads.evaluation.conclusions import (
     times_limits,
     winners_at,
 )
-from specheads.evaluation.energy.text import has_energy
 from specheads.evaluation.intervals import LEVELS, Interval
-from specheads.evaluation.report import BatchEnergy, BatchRow, BatchTable, DataSet, EnergyRow, LiveRow, Report, Winner
-
-ENERGY = ("J/token", "above idle", "J over target")
+from specheads.evaluation.report import BatchRow, BatchTable, DataSet, LiveRow, Report, Winner
 
 
 @dataclass(frozen=True)
@@ -158,12 +155,8 @@ def live_table(report: Report) -> Table:
     ]
     gains = any(row.efficiency_gain for row in report.live)
     columns += ["block eff. gain"] if gains else []
-    columns += ENERGY if has_energy(report) else []
     fastest = max((row for row in report.live if row.lossless), key=lambda row: row.speedup.value, default=None)
-    rows = [
-        [*_live(row, row is fastest), *([change_cell(row.efficiency_gain)] if gains else []), *_energy(row.energy)]
-        for row in report.live
-    ]
+    rows = [[*_live(row, row is fastest), *([change_cell(row.efficiency_gain)] if gains else [])] for row in report.live]
     kinds = ["best" if row is fastest else "" for row in report.live]
     caption = "Measured speed, and tokens per second as the fitted costs predict them"
     caption += "; not to be trusted" if report.doubts else ""
@@ -186,17 +179,6 @@ def _live(row: LiveRow, fastest: bool) -> list[Cell]:
     ]
 
 
-def _energy(row: EnergyRow | None) -> list[Cell]:
-    if row is None:
-        return []
-    return [_joules(row.joules_per_token), _joules(row.above_idle), times_cell(row.over_alone)]
-
-
-def _joules(estimate: Interval) -> Cell:
-    limits = minus(f"[{estimate.low:.3g},\u00a0{estimate.high:.3g}]")
-    return Cell(minus(f"{estimate.value:.3g}"), estimate.value, limits)
-
-
 def _accepted(row: LiveRow) -> Cell:
     cell = number_cell(row.acceptance_rate, 2)
     if row.accepted_over_expected is None:
@@ -209,7 +191,6 @@ def batch_table(report: Report, batches: BatchTable) -> Table:
     columns = (
         *("setting", "tok/s in all", "over target", "tok/s of a request", "speed-up", "ms p50 / p90 / p99"),
         *("first ms p50 / p90 / p99", "tok/round"),
-        *(ENERGY if all(row.energy for row in batches.rows) else ()),
     )
     caption = f"{batches.concurrency} at once: {batches.num_requests} requests"
     caption += "; not to be trusted" if report.doubts else ""
@@ -228,15 +209,7 @@ def _batch(row: BatchRow, fastest: bool) -> list[Cell]:
         levels_cell(row.token_ms),
         levels_cell(row.first_token_ms),
         number_cell(row.tokens_per_round, 2),
-        *_batch_energy(row.energy),
     ]
-
-
-def _batch_energy(row: BatchEnergy | None) -> list[Cell]:
-    if row is None:
-        return []
-    joules = [Cell(minus(f"{value:.3g}"), value) for value in (row.joules_per_token, row.above_idle)]
-    return [*joules, Cell(f"{row.over_alone:.2f}×", row.over_alone)]
 
 
 def levels_cell(milliseconds: Mapping[str, float]) -> Cell:

@@ -19,7 +19,9 @@ from specheads.evaluation.sweep import response_seed
 from specheads.forecast import progress
 from specheads.pair import Pair
 from specheads.papers.mjsd.block_search import BlockSearch
+from specheads.papers.mjsd.energy import EnergyCounter, energy_counter
 from specheads.papers.reproduction.settings import Method, Reproduction, Tally
+from specheads.papers.trees.draft_counts import DraftCounts
 from specheads.prompts.encoding import EncodedPrompt
 from specheads.replay.head_scores import head_fingerprint
 from specheads.storage.journal import Entry, Journal
@@ -38,7 +40,7 @@ def decode(
     """
     journal, ids = open_journal(pair, settings, prompts, run, head), [tokens for _, tokens in prompts]
     window = min(pair.window, max(map(len, ids)) + settings.max_new_tokens)
-    total = len(settings.methods) * len(prompts)
+    total, meter = len(settings.methods) * len(prompts), energy_counter(pair)
     logger.info("%d methods x %d prompts = %d responses, into %s", len(settings.methods), len(prompts), total, run)
     tallies = {method.name: Tally(settings.ratio) for method in settings.methods}
     with progress("decoding", total) as advance:
@@ -49,12 +51,14 @@ def decode(
         advance(len(journal.entries) * len(settings.methods))
         for number, prompt in enumerate(ids):
             if number not in journal.entries:
-                journal.add(number, decoded(pair, decoders, number, prompt, settings))
+                journal.add(number, decoded(pair, decoders, number, prompt, settings, meter))
                 advance(len(decoders))
             for name, tally in tallies.items():
-                stats, nats = journal.entries[number][name]
+                stats, nats, drafts, joules = journal.entries[number][name]
                 tally.stats.append(DecodeStats(**stats))
                 tally.nats.append(nats)
+                tally.drafts.append(DraftCounts(**drafts))
+                tally.joules.append(joules)
     return tallies
 
 
@@ -80,13 +84,23 @@ def warm_up(decoders: Mapping[str, Decoder], prompt: Sequence[int], settings: Re
         decoder.generate(prompt, settings.max_new_tokens, settings.seed)
 
 
-def decoded(pair: Pair, decoders: Mapping[str, Decoder], number: int, prompt: Sequence[int], settings: Reproduction) -> Entry:
-    """Return by method the counts of its response to prompt `number`, and the response's nats under the target."""
+def decoded(
+    pair: Pair,
+    decoders: Mapping[str, Decoder],
+    number: int,
+    prompt: Sequence[int],
+    settings: Reproduction,
+    meter: EnergyCounter | None = None,
+) -> Entry:
+    """Return by method, of its response to a prompt: the counts of its rounds, its nats, the counts of its drafts, its joules."""
     names, entry = list(decoders), {}
     first, seed = number % len(names), response_seed(settings.seed, number, 0)
     for name in names[first:] + names[:first]:
+        before = meter.joules() if meter else None
         out = decoders[name].generate(prompt, settings.max_new_tokens, seed)
-        entry[name] = [asdict(out.stats), *response_nats(pair.target_lm, prompt, [out.tokens.tolist()])]
+        joules = None if meter is None or before is None else meter.joules() - before
+        nats = response_nats(pair.target_lm, prompt, [out.tokens.tolist()])
+        entry[name] = [asdict(out.stats), *nats, asdict(DraftCounts.of(out)), joules]
     return entry
 
 

@@ -13,6 +13,7 @@ from specheads.decoding.verification import Verification
 from specheads.errors import UserError
 from specheads.evaluation.candidates import RuleChoice, takes_head
 from specheads.evaluation.settings import EngineName
+from specheads.papers.trees.draft_counts import DraftCounts
 from specheads.sampling import Warp
 from specheads.settings import Built, Flag, Number, PositiveCount, PositiveNumber, Seed, Settings, Text, setting
 
@@ -37,7 +38,20 @@ METRICS = {
     "verification_rate": Metric("verification rate", "num_target_calls", "num_tokens"),
     "copied_rounds": Metric("rounds with a copy", "num_copy_rounds", "num_target_calls"),
     "tokens_per_draft_step": Metric("tokens per draft step", "num_tokens", "steps"),
+    "first_child": Metric("first child accepted", "first_accepted", "first_reached"),
+    "second_child": Metric("second child", "second_accepted", "second_reached"),
+    "repeated_bigrams": Metric("repeated bigrams", "bigrams_repeated", "bigrams"),
+    "joules_per_token": Metric("joules per token", "joules", "num_tokens", timed=True),
     "tokens_per_second": Metric("tokens per second", "num_tokens", "decode_seconds", timed=True),
+}
+# Columns that are counts over drafts of several candidates: a field of DraftCounts, and the place in it.
+OF_DRAFTS = {
+    "first_accepted": ("accepted", 0),
+    "first_reached": ("reached", 0),
+    "second_accepted": ("accepted", 1),
+    "second_reached": ("reached", 1),
+    "bigrams_repeated": ("repeated", 1),
+    "bigrams": ("ngrams", 1),
 }
 
 
@@ -48,11 +62,16 @@ class Tally:
     ratio: float
     stats: list[DecodeStats] = field(default_factory=list)
     nats: list[float] = field(default_factory=list)  # the negative log-likelihood of each response under the target
+    drafts: list[DraftCounts] = field(default_factory=list)
+    joules: list[float | None] = field(default_factory=list)  # None where energy is not measured
 
     def column(self, name: str) -> np.ndarray:
         """Return the numbers of the prompts (P,)."""
-        if name == "nats":
-            return np.array(self.nats)
+        if name in ("nats", "joules"):
+            return np.array(getattr(self, name), dtype=float)
+        if name in OF_DRAFTS:
+            counted, place = OF_DRAFTS[name]
+            return np.array([getattr(counts, counted)[place] for counts in self.drafts], dtype=float)
         if name == "num_kept":  # drafted tokens that were accepted: without copies, which cost the draft nothing
             return self.column("num_drafted") - self.column("num_discarded")
         if name == "steps":
@@ -66,7 +85,7 @@ class Tally:
     def samples(self, name: str, counts: np.ndarray) -> np.ndarray | None:
         """Return a metric (1 + R,) under each row of `counts` (1 + R, P); None where it does not apply, as without a draft."""
         above, below = self.rows(name) @ counts.T
-        if not below.all():
+        if not below.all() or np.isnan(above).any():
             return None
         return np.exp(above / below) if METRICS[name].exponential else above / below
 
