@@ -99,11 +99,3 @@ if importlib.util.find_spec("vllm") and not SMALL:
         async_scheduling=False,
     )
     print(llm.generate(["Explain speculative decoding."], SamplingParams(max_tokens=128))[0].outputs[0].text)
-
-# %% [markdown]
-# ## Send it in
-#
-# The figures of this pair on this machine, in a small file for `benchmarks/pairs/`.
-
-# %%
-specheads("result", f"report={newest('evaluate/*')}")

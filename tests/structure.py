@@ -53,10 +53,7 @@ LAYERS = (
     ("specheads.training",),
     ("specheads.papers",),
     ("specheads",),  # the public names; a new module below it must be given a layer
-    (
-        *("train", "evaluate", "data_gen.__main__", "specheads.__main__", "specheads.commands"),
-        "specheads.evaluation.learning_curve",
-    ),
+    (*("train", "evaluate", "data_gen.__main__", "specheads.__main__", "specheads.commands"),),
 )
 DOOR = len(LAYERS) - 1
 # Where modules of earlier states belong.

@@ -15,7 +15,6 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from safetensors.torch import save_file
 
-import specheads.evaluation.learning_curve
 from specheads.commands import data, evaluate, papers, train
 from specheads.commands.run_folders import NoteRunKey
 from specheads.decoding import responses as generate
@@ -27,7 +26,6 @@ from specheads.storage.shards import ShardStore
 from specheads.training.distill import memory as memory_plan
 
 COMMANDS = {"train.py": train.main, "evaluate.py": evaluate.main, "data_gen": data.main}
-COMMANDS["learning_curve"] = specheads.evaluation.learning_curve.main
 COMMANDS["layer_search"] = papers.layer_search
 DISTILL = ["train.py", "task=distill"]
 GRAPHS = ["evaluate.py", "drafting=graph", "verification=tree_match", "head=null"]
@@ -492,23 +490,7 @@ MISTAKES = {
     ),
     "head's learning rate left out": (["train.py", "optimizer.lr=null"], "optimizer.lr=null must be a finite number above 0"),
     "compared with nothing": (["evaluate.py", "head=null", "compare=[a_folder]"], "compare=a_folder holds no report"),
-    # learning curves
     "share of more than all": (["train.py", "train_share=1.5"], "train_share=1.5 must be a number above 0 and at most 1"),
-    "share of nothing": (["learning_curve", "shares=[0,1]"], r"shares=0 must be a number above 0 and at most 1"),
-    "share that is a word": (["learning_curve", "shares=[half]"], r"shares=half must be a number above 0 and at most 1"),
-    "one share in place of a list": (["learning_curve", "shares=0.5"], "shares=0.5 must be a list"),
-    "no shares": (["learning_curve", "shares=[]"], r"shares=\[\] leaves nothing to compare"),
-    "curve without ratios": (["learning_curve", "ratios=[]"], r"ratios=\[\] leaves nothing to compare"),
-    "one ratio in place of a list": (["learning_curve", "ratios=10"], "ratios=10 must be a list"),
-    "curve of a share": (["learning_curve", "train_share=0.5"], "train_share=0.5 does not fit a learning curve: shares= says"),
-    "curve with steps of its own": (["learning_curve", "+trainer.max_steps=9"], "trainer.max_steps=9 does not fit.*leave it out"),
-    "curve on several devices": (["learning_curve", "trainer.devices=2"], "trainer.devices=2 does not fit .* one device"),
-    "curve from a checkpoint": (["learning_curve", "resume=no.ckpt"], "resume=no.ckpt must be true or false"),
-    "curve of a draft": (["learning_curve", "task=distill"], "task=distill does not fit a learning curve.*leave it out"),
-    "curve of a key that no command has": (["learning_curve", "+share=1"], "share=1 is not known; expected one of .*shares"),
-    "curve of two heads": (["learning_curve", "head.depth=[0,1]"], "a learning curve is of one head, but 2 are asked for"),
-    "curve without a head": (["learning_curve", "stopping=[fixed_length]"], "stopping has no rule that takes a head"),
-    "curve on no test prompts": (["learning_curve", "num_prompts=0"], "num_prompts=0 must be a positive integer"),
     # places
     "outputs where no folder can be made": (
         ["data_gen", "paths.outputs=/proc/none"],

@@ -49,7 +49,6 @@ def commands(tmp_path_factory):
             "stopping=[fixed_length,head_threshold]",
         ],
         "probe": [*shared, *REPLAYED, "repeats=1", "widths=[8]", "num_samples=1"],
-        "profile": [*shared, *COUNTS[:4], "num_prompts=3"],
         "export": ["head={head}", "format=standalone"],
         "distill": [*shared, *COUNTS],
     }

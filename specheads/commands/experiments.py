@@ -11,7 +11,7 @@ from specheads.errors import UserError
 from specheads.pair_config import config_folder
 
 REPRODUCE = "reproduce"
-PURPOSES = {REPRODUCE: "repeats", "train": "trains by", "learning_curve": "trains by"}  # of the commands that take experiments
+PURPOSES = {REPRODUCE: "repeats", "train": "trains by"}  # of the commands that take experiments
 GROUP = "experiment"
 REPRODUCES = re.compile(rf"^command: {REPRODUCE}/", re.MULTILINE)  # to parse the files would take longer than all else here
 GIVEN = re.compile(r"\+*experiment=(.*)")

@@ -27,10 +27,8 @@ PROGRAMS = {
     "train": "specheads train",
     "evaluate": "specheads evaluate",
     "data_gen": "specheads data",
-    "learning_curve": "specheads learning_curve",
     "layer_search": "specheads papers layer_search",
     "probe": "specheads probe",
-    "profile": "specheads profile",
     "reproduce": "specheads papers reproduce",
 }
 DISTILL = "specheads distill"  # stands for `specheads train task=distill`

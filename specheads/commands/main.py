@@ -31,10 +31,6 @@ def run(words: Sequence[str]) -> None:
         from specheads.commands import export  # takes seconds to import
 
         print(export.run(rest))
-    elif verb in TOOLS:
-        from specheads.commands import head_tool  # takes seconds to import
-
-        print(head_tool.run(words))
     elif verb in CONFIGURED:
         os.environ[VERB_OF_PARENT] = verb
         start(verb, [*CONFIGURED[verb].words, *rest])

@@ -14,20 +14,17 @@ class Configured(NamedTuple):
     words: tuple[str, ...] = ()
 
 
-COMMANDS, EVALUATION = "specheads.commands", "specheads.evaluation"
+COMMANDS = "specheads.commands"
 CONFIGURED = {
     "probe": Configured(f"{COMMANDS}.probe", "say what speculation is worth for a pair, without training"),
     "data": Configured(f"{COMMANDS}.data", "have the target answer prompts, and label drafted tokens"),
     "train": Configured(f"{COMMANDS}.train", "train acceptance heads; missing data is made first"),
     "distill": Configured(f"{COMMANDS}.train", "train the draft itself", ("task=distill",)),
     "evaluate": Configured(f"{COMMANDS}.evaluate", "compare stopping rules on prompts, decode the best, report"),
-    "profile": Configured(f"{COMMANDS}.speculation_profile", "write what a draft and its head are worth, for other tools"),
-    "learning_curve": Configured(f"{EVALUATION}.learning_curve", "see whether more prompts would make better heads"),
     "papers": Configured(f"{COMMANDS}.papers", "repeat experiments of papers, compute their theory, search layers to skip"),
 }
 
 # Those without a config.
 TOOLS = {
     "export": "check and describe a head, write it for other decoders",
-    "result": "write what an evaluation measured, in a form to send in",
 }

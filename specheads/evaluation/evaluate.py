@@ -26,6 +26,7 @@ from specheads.evaluation.response_quality import response_quality
 from specheads.evaluation.rule_costs import Tuning
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup
+from specheads.evaluation.speculation_profile import write_profiles
 from specheads.evaluation.sweep import sweep_settings
 from specheads.heads.head import AcceptanceHead
 from specheads.pair import Pair
@@ -73,6 +74,7 @@ def evaluate(
     report = report_of(setup, outcome, config)
     if not settings.any_draft:
         recommend(setup, outcome, report)
+    write_profiles(setup, outcome)
     return report
 
 

@@ -15,7 +15,6 @@ from specheads.replay.replay import Counts
 
 NUM_RESAMPLES = 2_000
 LEVEL = 0.95
-NUM_BINS = 1_000
 
 
 @dataclass(frozen=True)
@@ -115,30 +114,6 @@ def replayed_sums(spent: Counts, resamples: np.ndarray) -> Sums:
     """Return one replayed rule's sums under each row of `resamples`."""
     columns = (spent.tokens, spent.drafted, spent.accepted, spent.discarded, spent.target_calls)
     return Sums(*(resamples @ np.stack(columns, axis=1)).T)
-
-
-def auroc_samples(scores: np.ndarray, accepted: np.ndarray, prompt: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return the AUROC (1 + R,) of scores (n,) for outcomes `accepted` (n,) bool, under each row of `counts`.
-
-    `prompt` (n,) is the number of each token's prompt.
-
-    Scores are put into NUM_BINS bins of about as many tokens each, within which all count as equal: that makes resampling
-    whole prompts cheap, and changes the AUROC by far less than its interval.
-    """
-    order = np.unique(scores, return_inverse=True)[1]
-    place = prompt * NUM_BINS + order * NUM_BINS // (order.max() + 1)
-    shape = counts.shape[1], NUM_BINS
-    kept, rejected = (
-        counts @ np.bincount(place[which], minlength=shape[0] * shape[1]).reshape(shape) for which in (accepted, ~accepted)
-    )
-    below = rejected.cumsum(1) - rejected / 2
-    return (kept * below).sum(1) / (kept.sum(1) * rejected.sum(1))
-
-
-def mean_samples(values: np.ndarray, prompt: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return the mean (1 + R,) of values (n,) of tokens of prompts (n,) under each row of `counts`."""
-    totals, sizes = (np.bincount(prompt, weights, counts.shape[1]) for weights in (values, None))
-    return (counts @ totals) / (counts @ sizes)
 
 
 def interval(values: np.ndarray) -> Interval:

@@ -22,7 +22,6 @@ from specheads.settings import (
     PositiveCount,
     Seed,
     Settings,
-    Share,
     Text,
     setting,
 )
@@ -282,26 +281,3 @@ def draft_lengths(choice: RuleChoice) -> set[int | None]:
     if choice.cls is FixedLength:
         return set(lists.get("num_tokens", [choice.arguments["num_tokens"]]))
     return {None}
-
-
-class LearningCurve(ReplaySettings):
-    """Settings of `specheads learning_curve`, besides those of training."""
-
-    shares: tuple[Share, ...] = setting(
-        (0.0625, 0.125, 0.25, 0.5, 1),
-        "shares of the train prompts, the first ones; a head is trained on each. Every head takes as many steps as "
-        "trainer.max_epochs passes over all prompts have, so fewer prompts are read more often: with equal passes, small "
-        "shares would show how short training is",
-    )
-    num_prompts: PositiveCount = setting(300, "prompts of the split to record; heads differ little, so many are needed")
-    num_dev_prompts: PositiveCount = setting(200, "dev prompts to record, on which thresholds and fixed lengths are chosen")
-
-    @model_validator(mode="after")
-    def _there_is_something_to_compare(self) -> Self:
-        for key in ("shares", "ratios"):
-            if not getattr(self, key):
-                raise UserError(f"{key}=[] leaves nothing to compare; leave it out for the usual ones.")
-        check_policies(self.policies, ())
-        if not any(takes_head(choice) for choice in self.rules.values()):
-            raise UserError("stopping has no rule that takes a head; use for example 'stopping=[fixed_length,head_threshold]'.")
-        return self

@@ -6,23 +6,29 @@ seconds of a machine's steps it decides how many tokens to draft there. The
 schema is in speculation_profile.schema.json. Beside a head, the file goes wherever the head goes, also to the hub.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength
-from specheads.errors import UserError
 from specheads.evaluation.intervals import Groups, Interval, interval, resample_counts
 from specheads.evaluation.replayed_rows import reliability
+from specheads.evaluation.replayed_sets import Outcome
+from specheads.evaluation.settings import Evaluation
+from specheads.evaluation.setup import Setup, versions
+from specheads.heads.checkpoint import load_head
 from specheads.heads.head import AcceptanceHead
 from specheads.heads.head_folder import PROFILE_FILE
 from specheads.heads.portable.standalone_head import bounds_of
 from specheads.replay.recording import Recording
 from specheads.replay.replay import Counts, Replayed, recorded_head, recorded_threshold, replay
-from specheads.storage.files import read_json, write_json
+from specheads.storage.files import write_json
+
+logger = logging.getLogger(__name__)
 
 FORMAT, FILE = 1, PROFILE_FILE
 VERIFICATION = "token"  # the numbers are those of token verification
@@ -72,15 +78,12 @@ class Profile:
         return folder / FILE
 
 
-def set_profile(
-    name: str, prompts: Mapping[str, Any], recording: Recording, groups: Groups, head: AcceptanceHead | None = None
-) -> SetProfile:
-    """Return the numbers of one recorded set of prompts.
+def set_profile(name: str, prompts: Mapping[str, Any], recording: Recording, groups: Groups) -> SetProfile:
+    """Return the numbers of one recorded set of prompts, without a head.
 
     Args:
         prompts: what the file says of the prompts.
         groups: the group of each prompt, which the intervals resample.
-        head: one with predictions in the recording.
     """
     resamples = resample_counts(groups)
     lengths = range(1, MAX_TOKENS + 1)
@@ -95,7 +98,6 @@ def set_profile(
         [interval(share) for share in shares.T],
         [interval(survival) for survival in shares.cumprod(axis=1).T],
         [interval(_per_round(each.per_prompt(recording.num_prompts), resamples)[0]) for each in rounds],
-        None if head is None else _head_profile(recording, resamples, head),
     )
 
 
@@ -119,7 +121,9 @@ def _per_round(counts: Counts, resamples: np.ndarray) -> tuple[np.ndarray, np.nd
     return (resamples @ counts.tokens) / rounds, (resamples @ counts.drafted) / rounds
 
 
-def _head_profile(recording: Recording, resamples: np.ndarray, head: AcceptanceHead) -> HeadProfile:
+def head_profile(recording: Recording, groups: Groups, head: AcceptanceHead) -> HeadProfile:
+    """Return the numbers of a head with predictions in the recording."""
+    resamples = resample_counts(groups)
     bounds, recorded = bounds_of(head.config.to_dict()), recorded_head(head)
     bounds["max_tokens"] = min(bounds["max_tokens"], MAX_TOKENS)
     (rounds,) = replay(recording, [recorded_threshold(recorded, bounds["threshold"], bounds["max_tokens"])])
@@ -137,32 +141,37 @@ def _head_profile(recording: Recording, resamples: np.ndarray, head: AcceptanceH
     )
 
 
-def read_profile(path: Path) -> Profile:
-    """Return the profile in a file. Raises UserError if it is none."""
-    try:
-        content = read_json(path)
-        if (content.pop("format"), content.pop("verification")) != (FORMAT, VERIFICATION):
-            raise ValueError("another format")
-        sets = [_set_of(each) for each in content.pop("sets")]
-        ids = [content["pair"][role]["id"] for role in ("draft", "target")]
-        if not sets or not all(isinstance(text, str) for text in (*ids, *(each.name for each in sets))):
-            raise ValueError("no names")
-        return Profile(**content, sets=sets)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); give a {FILE}, which specheads profile writes.") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{path} is no speculation profile of format {FORMAT}; specheads profile writes one.") from None
+def write_profiles(setup: Setup[Evaluation], outcome: Outcome) -> None:
+    """Write the profile of each head into its folder, or into the run's folder where that is on the hub or there is no head.
 
-
-def _set_of(content: dict[str, Any]) -> SetProfile:
-    head = content["head"]
-    if head is not None:
-        rounds = {name: Interval.of(head[name]) for name in ("tokens_per_round", "drafted_per_round")}
-        content["head"] = HeadProfile(**(head | rounds))
-    for name in ("acceptance", "survival", "tokens_per_round"):
-        content[name] = [Interval.of(each) for each in content[name]]
-    profile = SetProfile(**content)
-    chances = [each.value for each in profile.acceptance]
-    if len(chances) != MAX_TOKENS or not all(0 <= chance <= 1 for chance in chances):
-        raise ValueError(f"acceptance must be {MAX_TOKENS} probabilities")
-    return profile
+    Of several heads, those without a local folder get none. Without a recording there is nothing to write.
+    """
+    if not outcome.recorded:
+        return
+    recorded = outcome.recorded[1:]
+    plain = [
+        set_profile(each.name, setup.prompts.recorded()[each.name].provenance(), each.recording, each.groups) for each in recorded
+    ]
+    ids = {
+        "draft": {"id": setup.pair.draft_id, "revision": setup.pair.draft_revision, "dtype": str(setup.pair.draft.dtype)},
+        "target": {"id": setup.pair.target_id, "revision": setup.pair.target_revision, "dtype": str(setup.pair.target.dtype)},
+    }
+    settings = setup.settings
+    sizes = {"seed": settings.seed, "num_samples": settings.record.num_samples, "max_new_tokens": settings.max_new_tokens}
+    profile = Profile(ids, asdict(settings.warp), sizes, plain, versions())
+    if not setup.located_heads:
+        profile.write(setup.run_folder)
+    for located in setup.located_heads.values():
+        is_local = Path(located.where).is_dir() and not settings.any_draft
+        if not is_local and len(setup.located_heads) > 1:
+            continue
+        head = load_head(located.where) if is_local else located.head  # what it recommends may have changed
+        described = ids | {"head": {"id": Path(located.where).name, "inputs": list(head.config.inputs)}}
+        sets = [
+            replace(known, head=head_profile(each.recording, each.groups, head))
+            for known, each in zip(plain, recorded, strict=True)
+        ]
+        try:
+            replace(profile, pair=described, sets=sets).write(Path(located.where) if is_local else setup.run_folder)
+        except OSError as error:
+            logger.warning("no %s could be written into %s (%s)", FILE, located.where, error.strerror)

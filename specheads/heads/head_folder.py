@@ -1,6 +1,6 @@
 """A head's folder: `config.json` (head.schema.json), `model.safetensors`, `golden.safetensors`, a card and transformers' loader.
 
-The folder of a trained head has `train_prompts.safetensors`, too, and after `specheads profile` what it is worth on some data,
+The folder of a trained head has `train_prompts.safetensors`, too, and after `specheads evaluate` what it is worth on some data,
 `speculation_profile.json`, which is kept as it is. What `specheads export` writes (EXPORTED) stays with the head. The golden
 vectors are inputs with the logits that the head computed when it was saved: they show at once if a head is computed differently.
 Files of tensors have a checksum, too.
@@ -160,7 +160,7 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 ({error.reason}); remove it, or write it again by specheads profile.") from None
+        raise UserError(f"{path} is not UTF-8 ({error.reason}); remove it, or write it again by specheads evaluate.") from None
 
 
 def _read_json(path: Path) -> dict[str, Any]:

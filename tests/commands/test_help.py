@@ -9,16 +9,15 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 
 import specheads.commands.help as help_module
-from specheads.commands import data, evaluate, papers, probe, speculation_profile, train
+from specheads.commands import data, evaluate, papers, probe, train
 from specheads.commands.command import overrides_of
 from specheads.commands.experiments import experiments
 from specheads.commands.help import choices_of, composed, explanations
 from specheads.commands.yaml_comments import Comments, read_comments
 from specheads.errors import UserError
-from specheads.evaluation import learning_curve
 from specheads.pair_config import config_folder
 
-MODULES = (train, evaluate, data, learning_curve, probe, speculation_profile)
+MODULES = (train, evaluate, data, probe)
 COMMANDS = {module.main.name: module.main for module in MODULES} | papers.COMMANDS
 
 
@@ -28,17 +27,13 @@ def composed_once(command, overrides=()):
     return composed(command, overrides)
 
 
-REFUSED = {("learning_curve", "task=distill")}  # learning curves are of heads
-
-
 def compositions():
     """Every choice of every config group, with the first command that takes it; with all others only in a full run."""
     choices, taken = [], set()
     for command in COMMANDS:
         for choice in [f"{group}={name}" for group in composed_once(command)[1] for name in choices_of(command, group)]:
-            if (command, choice) not in REFUSED:
-                choices.append(pytest.param(command, choice, marks=[pytest.mark.full] if choice in taken else []))
-                taken.add(choice)
+            choices.append(pytest.param(command, choice, marks=[pytest.mark.full] if choice in taken else []))
+            taken.add(choice)
     return choices
 
 
@@ -97,7 +92,7 @@ def test_the_text_fits_and_names_every_choice(command):
     for group in groups:
         (choices,) = re.findall(rf"^  {group}= .*(?:\n {{6,}}.*)*", text, re.MULTILINE)
         assert set(choices_of(command, group)) <= set(re.findall(r"[\w.-]+", choices))
-    assert ("experiment" in groups) == (command in ("train", "learning_curve", "reproduce"))
+    assert ("experiment" in groups) == (command in ("train", "reproduce"))
 
 
 def test_experiments_are_told_from_recipes_as_their_files_say():
@@ -180,7 +175,7 @@ def test_several_choices_of_a_group_are_all_shown():
     text = help_text("evaluate", ["stopping=[fixed_length,heuristic]"])
     assert "[fixed_length]" in text and "[heuristic]" in text and "[confidence]" not in text
     assert "stopping.heuristic.increase=2" in text and "stopping.confidence" not in text
-    usual, single = (help_text("learning_curve", overrides) for overrides in ([], ["stopping=fixed_length"]))
+    usual, single = (help_text("evaluate", overrides) for overrides in ([], ["stopping=fixed_length"]))
     assert "[fixed_length]" in usual and "[head_threshold]" in usual
     assert "[fixed_length]" in single and "[head_threshold]" not in single
 

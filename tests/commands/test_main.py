@@ -11,17 +11,13 @@ from pathlib import Path
 import pytest
 from commands import shell
 
-from specheads.commands import evaluate, export, head_tool, papers, train
+from specheads.commands import evaluate, export, papers, train
 from specheads.commands import main as main_module
 from specheads.commands.help import PROGRAMS
 from specheads.commands.main import VERB_OF_PARENT
 from specheads.commands.verbs import CONFIGURED, TOOLS
 
 ROOT = Path(__file__).parents[2]
-
-
-def test_every_verb_without_a_config_has_a_function():
-    assert {*head_tool.VERBS, "export"} == TOOLS.keys()
 
 
 def test_every_verb_has_a_module_and_a_config():
@@ -67,17 +63,6 @@ def test_help_lists_all_verbs_in_a_screen(run, words):
     assert code == 0 and len(text.splitlines()) < 24 and max(map(len, text.splitlines())) <= 80
     for name, about in ({name: entry.about for name, entry in CONFIGURED.items()} | TOOLS).items():
         assert f"  {name} " in text and about in text
-
-
-@pytest.mark.parametrize("verb", head_tool.VERBS)
-def test_help_of_a_verb_lists_its_keys(run, verb):
-    code, text, _ = run(verb, "--help")
-    entry = head_tool.VERBS[verb]
-    assert (
-        code == 0
-        and all(f" {key}=" in text for key in entry.required | entry.optional)
-        and max(map(len, text.splitlines())) <= 80
-    )
 
 
 def test_an_unknown_verb_is_one_message(run):

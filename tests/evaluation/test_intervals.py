@@ -1,13 +1,11 @@
 import numpy as np
 import pytest
-import torch
 
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.step_costs import StepCosts
-from specheads.evaluation.intervals import auroc_samples, cross_fitted_gain, halves, interval, mean_samples, resample_counts, sums
+from specheads.evaluation.intervals import cross_fitted_gain, halves, interval, resample_counts, sums
 from specheads.evaluation.live_rows import gain_over_fixed
 from specheads.evaluation.sweep import Measured, Setting
-from specheads.heads.metrics import auroc
 
 
 def measured(family, value, rounds_of):
@@ -151,18 +149,3 @@ def test_too_few_groups_have_no_gain():
 
 def test_without_a_head_there_is_no_gain_to_report():
     assert gain_over_fixed([measured("fixed_length", 2, lambda i: (10, 20, 10))], at_ten) is None
-
-
-@pytest.mark.parametrize("levels", [3, 10**6])
-def test_metrics_of_resampled_prompts_are_those_of_their_tokens(levels):
-    """A resample repeats a prompt's tokens as often as it has the prompt; ties count half, bins cost little."""
-    rng = np.random.default_rng(0)
-    prompt = np.repeat(np.arange(12), rng.integers(150, 350, size=12))
-    scores = np.round(rng.normal(size=len(prompt)) * levels) / levels
-    accepted = rng.random(len(prompt)) < 1 / (1 + np.exp(-scores))
-    counts = resample_counts(12)[:4].astype(int)
-    result, means = auroc_samples(scores, accepted, prompt, counts), mean_samples(scores, prompt, counts)
-    for row, area, mean in zip(counts, result, means, strict=True):
-        tokens = np.repeat(np.arange(len(prompt)), row[prompt])
-        expected = auroc(torch.tensor(scores[tokens]), torch.tensor(accepted[tokens]))
-        assert area == pytest.approx(expected, abs=1e-3) and mean == pytest.approx(scores[tokens].mean())

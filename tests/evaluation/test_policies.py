@@ -5,7 +5,7 @@ import pytest
 from specheads import UserError, stopping
 from specheads.decoding.batch.load_aware import LengthPolicy, LoadAware
 from specheads.evaluation.candidates import DEFAULT, FIXED, PolicyChoice, RuleChoice, check_policies
-from specheads.evaluation.settings import Evaluation, LearningCurve
+from specheads.evaluation.settings import Evaluation
 
 AWARE = {"load_aware": PolicyChoice(LoadAware, {"max_tokens": 4})}
 RULES = {FIXED: RuleChoice(stopping.FixedLength, {"num_tokens": [2, 5]})}
@@ -50,8 +50,5 @@ def test_policies_without_batches_are_refused():
     for settings in (AWARE, RULES | AWARE):
         with pytest.raises(UserError, match=message):
             Evaluation(stopping=settings)
-    threshold = {"head_threshold": RuleChoice(stopping.HeadThreshold, {"threshold": [0.5]})}
-    with pytest.raises(UserError, match=message):
-        LearningCurve(stopping=RULES | threshold | AWARE)
     with pytest.raises(UserError, match="live_rules names load_aware, which decodes batches only"):
         Evaluation(stopping=RULES | AWARE, concurrency=(4,), live_rules=("load_aware",))

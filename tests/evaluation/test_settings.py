@@ -12,15 +12,14 @@ from omegaconf import OmegaConf
 
 import specheads
 from specheads import UserError, Warp, papers, stopping, verification
-from specheads.commands.evaluation import evaluation_settings, replay_settings
+from specheads.commands.evaluation import evaluation_settings
 from specheads.evaluation.candidates import FIXED, RuleChoice
-from specheads.evaluation.settings import Evaluation, LearningCurve
+from specheads.evaluation.settings import Evaluation
 from specheads.pair_config import config_folder
 from specheads.settings import fields_of
 
 COMMANDS = {
     "evaluate": (Evaluation, evaluation_settings),
-    "learning_curve": (LearningCurve, lambda cfg: replay_settings(LearningCurve, cfg)),
 }
 OBJECTS = ("stopping", "drafting", "verification", "compare_verification")  # made from config groups
 
@@ -162,7 +161,7 @@ def test_the_library_imports_no_figures_or_loggers():
     code = (
         "import sys\n"
         "blocked = ('hydra', 'lightning', 'wandb', 'datasets', 'plotly', 'matplotlib')\n"
-        "import specheads.evaluation.evaluate, specheads.evaluation.report_files, specheads.evaluation.learning_curve_report\n"
+        "import specheads.evaluation.evaluate, specheads.evaluation.report_files\n"
         "print([name for name in blocked if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -170,8 +169,7 @@ def test_the_library_imports_no_figures_or_loggers():
 
 
 def test_no_module_below_the_door_reads_a_config():
-    doors = {"learning_curve.py", "load.py"}
     folder = Path(specheads.__file__).parent
     for path in [*folder.glob("evaluation/**/*.py"), *folder.glob("replay/*.py")]:
         imports = re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.MULTILINE)
-        assert path.name in doors or not {"hydra", "omegaconf", "data_gen"} & set(imports), path
+        assert not {"hydra", "omegaconf", "data_gen"} & set(imports), path

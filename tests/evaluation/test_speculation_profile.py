@@ -6,21 +6,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
+from fakes import FewPrompts
 from jsonschema import Draft202012Validator
 from random_recording import random_recording
 
-from specheads import AcceptanceHead, HeadConfig, UserError
-from specheads.commands import speculation_profile as command
+from specheads import AcceptanceHead, HeadConfig
 from specheads.decoding.stopping import MAX_TOKENS
 from specheads.evaluation import speculation_profile
+from specheads.evaluation.evaluate import evaluate
+from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.intervals import Interval
-from specheads.evaluation.speculation_profile import FILE, HeadProfile, Profile, SetProfile, read_profile, set_profile
-from specheads.heads.checkpoint import save_head
-from specheads.pair_config import config_folder
+from specheads.evaluation.prompt_data import PromptData
+from specheads.evaluation.settings import Evaluation, RecordingSettings
+from specheads.evaluation.speculation_profile import FILE, HeadProfile, Profile, SetProfile, set_profile
+from specheads.heads.checkpoint import load_head, save_head
 
 SCHEMA = json.loads((Path(speculation_profile.__file__).parent / "speculation_profile.schema.json").read_text())
-SMALL = ["data.num_test=4", "data.num_dev=2", "num_prompts=4", "max_new_tokens=16", "num_samples=2"]
 
 
 def away(each, value):
@@ -57,11 +58,6 @@ def profile_of(profile):
     return Profile(pair, {"temperature": 1.0}, {"seed": 0}, [profile], {"torch": "2"})
 
 
-def test_a_file_is_read_as_it_was_written(independent, tmp_path):
-    profile = profile_of(independent)
-    assert profile.write(tmp_path) == tmp_path / FILE and read_profile(tmp_path / FILE) == profile
-
-
 def test_the_schema_describes_every_field(independent, tmp_path):
     Draft202012Validator.check_schema(SCHEMA)
     known = Interval(2.0, 1.0, 3.0)
@@ -78,62 +74,25 @@ def test_the_schema_describes_every_field(independent, tmp_path):
     assert not Draft202012Validator(SCHEMA).is_valid(content)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda content: content.update(format=2),
-        lambda content: content.pop("sets"),
-        lambda content: content["sets"][0].pop("acceptance"),
-        lambda content: content["sets"][0]["acceptance"].pop(),
-        lambda content: content["sets"][0]["acceptance"][3].update(value=1.5),
-        lambda content: content["sets"][0].update(more=1),
-        lambda content: content.update(sets="none"),
-    ],
-)
-def test_other_files_are_refused(independent, tmp_path, change):
-    path = profile_of(independent).write(tmp_path)
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
-    with pytest.raises(UserError, match=r"is no speculation profile of format 1; specheads profile writes one"):
-        read_profile(path)
-    path.write_text("{")
-    with pytest.raises(UserError, match="is no speculation profile"):
-        read_profile(path)
-    with pytest.raises(UserError, match=r"cannot be read \(No such file"):
-        read_profile(tmp_path / "none.json")
-
-
-def composed(name, *words):
-    with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
-        return compose(name, ["model=nano", *words])
-
-
-def test_the_command_writes_it_beside_the_head(nano, tmp_path, monkeypatch, capsys):
+def test_an_evaluation_writes_it_next_to_the_head_or_into_its_own_folder(nano, tmp_path):
     torch.manual_seed(0)
     draft = {"id": nano.draft_id, "revision": nano.draft_revision}
     head = AcceptanceHead(HeadConfig(nano.draft_lm.hidden_size, 0, draft=draft, recommended={"threshold": 0.4, "max_tokens": 5}))
     torch.nn.init.normal_(head.readout.weight)
     folder = save_head(head.eval().requires_grad_(False), tmp_path / "mine")
-    monkeypatch.setattr(command, "load_configured_pair", lambda cfg: nano)
-    where = [f"paths.data={tmp_path}/data", f"paths.run={tmp_path}/run"]
-    path = command.write_profile(composed("profile", f"head={folder}", *where, *SMALL))
-    profile = read_profile(path)
-    Draft202012Validator(SCHEMA).validate(json.loads(path.read_text()))
-    assert path == folder / FILE and profile.pair["draft"] | draft == profile.pair["draft"]
-    (of_set,) = profile.sets
-    assert of_set.prompts["num_prompts"] == 4 and of_set.prompts["role"] == "test"
-    known = of_set.head
-    assert (known.threshold, known.max_tokens) == (0.4, 5)
-    assert 1 <= known.tokens_per_round.value <= 1 + known.drafted_per_round.value <= 6
-    assert 0 <= known.expected_calibration_error <= 1 and sum(known.share) == pytest.approx(1)
-    assert "tokens per round" in capsys.readouterr().out
-    alone = read_profile(command.write_profile(composed("profile", *where, *SMALL)))
-    assert alone.sets == [replace(of_set, head=None)] and (tmp_path / "run" / FILE).is_file()
-
-
-def test_several_heads_are_refused(nano, tmp_path, monkeypatch):
-    monkeypatch.setattr(command, "load_configured_pair", lambda cfg: nano)
-    monkeypatch.setattr(command, "find_heads", lambda *given: {"a": None, "b": None})
-    with pytest.raises(UserError, match="holds 2 heads, and a profile is of one: a, b"):
-        command.write_profile(composed("profile", "head=bank", f"paths.data={tmp_path}/data", f"paths.run={tmp_path}", *SMALL))
+    small = {"num_prompts": 4, "num_dev_prompts": 2, "max_new_tokens": 16, "fixed_lengths": (1, 3), "thresholds": (0.4,)}
+    settings = Evaluation(**small, live="none", ratios=(10,), record=RecordingSettings(num_samples=2))
+    located = {"mine": LocatedHead(load_head(folder), str(folder))}
+    evaluate(nano, located, settings, PromptData(FewPrompts()), (tmp_path / "data", tmp_path / "run"))
+    content = json.loads((folder / FILE).read_text())
+    Draft202012Validator(SCHEMA).validate(content)
+    assert content["pair"]["draft"]["id"] == nano.draft_id and content["pair"]["head"]["id"] == "mine"
+    (of_set,) = content["sets"]
+    assert of_set["prompts"]["num_prompts"] == 4 and of_set["prompts"]["role"] == "test"
+    known = of_set["head"]
+    assert known["max_tokens"] <= MAX_TOKENS
+    assert 1 <= known["tokens_per_round"]["value"] <= 1 + known["drafted_per_round"]["value"]
+    assert 0 <= known["expected_calibration_error"] <= 1 and sum(known["share"]) == pytest.approx(1)
+    evaluate(nano, {}, settings, PromptData(FewPrompts()), (tmp_path / "data", tmp_path / "run"))
+    alone = json.loads((tmp_path / "run" / FILE).read_text())
+    assert alone["sets"] == [of_set | {"head": None}] and alone["pair"].keys() == {"draft", "target"}

@@ -14,7 +14,6 @@ import yaml
 from fakes import tiny_pair
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from random_recording import random_recording
 from report_example import report_example
 from safetensors.torch import save_file
 from torch import Tensor
@@ -24,12 +23,10 @@ from specheads.commands.compose import model_config, source_of
 from specheads.commands.config_mistakes import MISTAKES, composition_error
 from specheads.decoding.batch.load_aware import LoadCosts, SecondsTable
 from specheads.decoding.recommendation import recommended_rules
-from specheads.decoding.stopping import MAX_TOKENS, HeadThreshold
+from specheads.decoding.stopping import HeadThreshold
 from specheads.errors import UserError, user_error
 from specheads.evaluation.draft_comparison import compared, read_report
 from specheads.evaluation.head_folders import store_in_config
-from specheads.evaluation.pair_result import write_pair_result
-from specheads.evaluation.speculation_profile import FILE, Profile, read_profile, set_profile
 from specheads.heads.checkpoint import load_head, save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.heads.portable.standalone_head import DraftRound, StandaloneHead
@@ -253,30 +250,12 @@ def read_compared(folder: Path) -> Any:
     return [str(row) for row in compared(ours, {"earlier": read_report(folder)})]
 
 
-def read_result(folder: Path) -> Any:
-    write_pair_result(str(folder))
-    return (folder / "pair_result.json").read_text()
-
-
-def make_profile(folder: Path) -> None:
-    recording = random_recording(num_prompts=3, num_samples=1, max_tokens=MAX_TOKENS)
-    profile = set_profile("any", {"role": "test"}, recording, recording.num_prompts)
-    pair = {"draft": {"id": "small", "revision": "1"}, "target": {"id": "large", "revision": "2"}}
-    Profile(pair, {"temperature": 1.0}, {"seed": 0}, [profile], {"torch": "2"}).write(folder)
-
-
 COSTS = LoadCosts(
     SecondsTable((1, 2, 8), (0.1, 0.11, 0.2)),
     SecondsTable((1, 4, 16), (1.0, 1.1, 2.0)),
     {name: "made up" for name in ("target", "draft", "device", "dtype", "command")},
     target_position=1e-6,
 )
-
-
-def read_written_profile(folder: Path) -> Any:
-    profile = read_profile(folder / FILE)
-    name = f"{profile.pair['draft']['id']} for {profile.pair['target']['id']}, {profile.sets[0].name}"
-    return name, str(profile.sets)
 
 
 def make_costs(folder: Path) -> None:
@@ -407,8 +386,6 @@ KINDS = {
     "recording": Kind(record, read_recording, checked=("**/*",), share=0.3),
     "journal": Kind(make_journal, read_journal, checked=("**/*",)),
     "report, compared": Kind(make_report, read_compared, share=0.2),
-    "report, sent in": Kind(make_report, read_result, share=0.2),
-    "speculation profile": Kind(make_profile, read_written_profile),
     "costs": Kind(make_costs, read_costs),
     "checkpoint": Kind(make_checkpoint, read_checkpoint),
     "run folder": Kind(make_run, read_run),
