@@ -381,7 +381,7 @@ def test_latest_is_the_newest_head_for_the_pairs_draft(tmp_path, pair):
 def test_latest_leaves_out_heads_of_runs_that_were_not_finished(tmp_path, pair):
     """Of an interrupted learning curve the newest head may be one of a sixteenth of the prompts."""
     whole = save_at(tmp_path / "head" / "2030" / "heads" / "a", age=30)
-    part = save_at(tmp_path / "learning_curve" / "2031" / "share-0.0625" / "heads" / "a", age=20)
+    part = save_at(tmp_path / "curve" / "2031" / "1000" / "heads" / "a", age=20)
     curve = part.parents[2]
     for folder, finished in ((whole.parents[1], True), (part.parents[1], True), (curve, False)):
         (folder / "run.json").write_text(json.dumps({"identity": "x", "finished": finished}))

@@ -188,9 +188,9 @@ def test_a_mistake_in_a_claim_is_a_message(values, message):
         ),
         ("train", ["+experiment=block_table1"], r"is not what train trains by; reproduce takes it; use one of specdecpp, "),
         (
-            "learning_curve",
+            "train",
             ["experiment=thorough,gsd_greedy"],
-            r"experiment=gsd_greedy is not what learning_curve trains by; reproduce takes it; use one of",
+            r"experiment=gsd_greedy is not what train trains by; reproduce takes it; use one of",
         ),
     ],
 )
