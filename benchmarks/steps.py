@@ -25,7 +25,7 @@ from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, load
 from specheads.decoding.baseline import Baseline
 from specheads.decoding.drafting.autoregressive import ChainState
 from specheads.decoding.engine import Engine, compile_ahead
-from specheads.decoding.stopping import FixedLength, HeadThreshold
+from specheads.decoding.stopping import FixedLength, HeadThreshold, StoppingRule
 from specheads.language_model import LanguageModel
 from specheads.pair import Pair
 
@@ -64,53 +64,64 @@ def bytes_read(lm: LanguageModel, engine: Engine, context: int) -> int:
     return weights + sum(kv[:, :, :context].nbytes for layer in engine._layers for kv in (layer.keys, layer.values))
 
 
-def place(engine: Engine, length: int) -> None:
-    """Pretend that `length` positions are in memory."""
-    for layer in engine._layers:
-        layer.length = length
+def target_alone(decoder: SpeculativeDecoder) -> Baseline:
+    """Return the decoding of the target alone on a decoder's engine."""
+    return Baseline(decoder.pair, decoder.warp, decoder.target_engine)
 
 
-def steps_of(decoder: SpeculativeDecoder, context: int, verified: Sequence[int] = VERIFIED) -> dict[str, tuple[Step, int]]:
-    """Return the steps of a decoder that has a head by name, and the bytes that each must read."""
-    pair, warp = decoder.pair, decoder.warp
-    plain, target = decoder.with_stopping(FixedLength(8)), Baseline(pair, warp, decoder.target_engine)
-    makers = [each.prepare for each in (decoder, plain, target)]
+def draft_steps(decoder: SpeculativeDecoder, rules: Mapping[str, StoppingRule], context: int) -> dict[str, tuple[Step, int]]:
+    """Return a step of the target alone and a draft step with each rule, by name, and the bytes that each must read."""
+    device, target = decoder.pair.target_lm.device, target_alone(decoder)
+    decoders = {name: decoder.with_stopping(rule) for name, rule in rules.items()}
+    makers = [each.prepare for each in (decoder, *decoders.values(), target)]
     compile_ahead(makers)
     for prepare in makers:
         prepare()
-    device, size = pair.target_lm.device, pair.vocab_size
     uniform = torch.zeros(1, dtype=torch.float64, device=device)
-    ends, token = torch.zeros(size, dtype=torch.bool, device=device), torch.zeros(1, 1, dtype=torch.long, device=device)
+    ends = torch.zeros(decoder.pair.vocab_size, dtype=torch.bool, device=device)
+    token = torch.zeros(1, 1, dtype=torch.long, device=device)
 
     def alone() -> None:
-        place(decoder.target_engine, context)
+        _place(decoder.target_engine, context)
         target._compiled_step(token, uniform)
 
     def draft(each: SpeculativeDecoder) -> Step:
         state = ChainState(torch.zeros(1, dtype=torch.bool, device=device), each.stopping.start_prompt(1, device))
 
         def step() -> None:
-            place(each.draft_engine, context)
+            _place(each.draft_engine, context)
             each._drafter._step(token, decoder._memory.indices[0], uniform, ends, state)
 
         return step
 
+    of_target, of_draft = (bytes_read(each.lm, each, context) for each in (decoder.target_engine, decoder.draft_engine))
+    return {ALONE: (alone, of_target)} | {name: (draft(each), of_draft) for name, each in decoders.items()}
+
+
+def steps_of(decoder: SpeculativeDecoder, context: int, verified: Sequence[int] = VERIFIED) -> dict[str, tuple[Step, int]]:
+    """Return the steps of a decoder that has a head by name, and the bytes that each must read."""
+    drafts = draft_steps(decoder, {DRAFT: FixedLength(8), DRAFT_WITH_HEAD: decoder.stopping}, context)
+    verifier, uniforms = decoder._verifier, torch.zeros(2, dtype=torch.float64, device=decoder.pair.target_lm.device)
+    verifier._memory.probs.fill_(1 / decoder.pair.vocab_size)
+
     def verify(count: int) -> Step:
-        verifier, uniforms = decoder._verifier, torch.zeros(2, dtype=torch.float64, device=device)
-        verifier._memory.probs.fill_(1 / size)
         inputs = (uniforms, verifier._lengths.tensor, verifier.start_prompt())
         tokens = verifier._memory.start(decoder.target_engine.padded(count))
 
         def step() -> None:
-            place(decoder.target_engine, context)
+            _place(decoder.target_engine, context)
             verifier._compiled_step(tokens, *inputs)
 
         return step
 
-    of_target, of_draft = (bytes_read(each.lm, each, context) for each in (decoder.target_engine, decoder.draft_engine))
-    steps = {ALONE: (alone, of_target)}
-    steps |= {f"verification of {count}": (verify(count), of_target) for count in verified}
-    return steps | {DRAFT: (draft(plain), of_draft), DRAFT_WITH_HEAD: (draft(decoder), of_draft)}
+    alone = drafts.pop(ALONE)
+    return {ALONE: alone} | {f"verification of {count}": (verify(count), alone[1]) for count in verified} | drafts
+
+
+def _place(engine: Engine, length: int) -> None:
+    """Pretend that `length` positions are in memory."""
+    for layer in engine._layers:
+        layer.length = length
 
 
 def seconds_of(steps: Mapping[str, tuple[Step, int]], device: torch.device, repeats: int) -> dict[str, float]:

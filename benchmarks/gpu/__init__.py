@@ -1,1 +1,1 @@
-"""What decoding and training cost on a GPU: scripts that each answer one question within eight minutes, and print JSON."""
+"""What decoding and training cost on a GPU: scripts that each answer one question within eight minutes."""

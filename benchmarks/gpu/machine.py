@@ -1,17 +1,20 @@
-"""The machine that a measurement ran on: its versions and kernels' flags, and how fast it could be."""
+"""The machine that a measurement ran on, how fast it could be, and the models that are measured on it."""
 
-import os
 import platform
 import re
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 import transformers
 
-from benchmarks.results import processor
+from benchmarks.results import this_machine
 from benchmarks.steps import bandwidth, now
+from specheads import load_pair
+from specheads.pair import Pair
 
 # Bytes per second of memory and dense bfloat16 operations per second, from the makers' data sheets; the first name that fits.
 DATA_SHEETS = {
@@ -26,29 +29,43 @@ DATA_SHEETS = {
     "L40S": (0.864e12, 362e12),
     "RTX 4090": (1.008e12, 165e12),
 }
-FLAGS = ("flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled", "cudnn_sdp_enabled")
+PAIRS = {"llama3": "synthetic-llama3", "llama2": "synthetic-llama2", "tiny": "synthetic-tiny"}
 
 
 @dataclass(frozen=True)
-class Limits:
-    """How fast a device could read its memory (bytes per second) and multiply in bfloat16 (operations per second)."""
+class Setup:
+    """Where a script measures, and whether with models so small that it only shows that the script works."""
 
-    bytes_per_second: float
-    operations_per_second: float
-    source: str
+    device: torch.device
+    tiny: bool
 
+    @property
+    def engine(self) -> str:
+        """The engine of decoding; compiling would take longer than a tiny model's measurement."""
+        return "eager" if self.tiny else "auto"
 
-def limits_of(device: torch.device, size: int = 8192) -> Limits:
-    """Return the limits of a device's data sheet, or where it is not known those of a large copy and of a large product.
+    @property
+    def repeats(self) -> int:
+        """How often a step is timed."""
+        return 2 if self.tiny else 20
 
-    Args:
-        size: of the square matrices that are multiplied where no data sheet is known.
-    """
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    sheet = next((limits for known, limits in DATA_SHEETS.items() if is_called(name, known)), None)
-    if sheet:
-        return Limits(*sheet, source=f"data sheet of {name}")
-    return Limits(bandwidth(device), product_speed(device, size), source="a large copy and a large product")
+    @cached_property
+    def limits(self) -> tuple[float, float]:
+        """Bytes per second and bfloat16 operations per second: of the data sheet, or of a large copy and a large product."""
+        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
+        sheet = next((limits for known, limits in DATA_SHEETS.items() if is_called(name, known)), None)
+        return sheet or (bandwidth(self.device), product_speed(self.device, 64 if self.tiny else 8192))
+
+    def pair(self, name: str = "llama3", **keys: Any) -> Pair:
+        """Return a pair of random weights, which are made on the device, or the smallest in its place."""
+        dtype = "float32" if self.device.type == "cpu" else "bfloat16"
+        return load_pair(PAIRS["tiny" if self.tiny else name], device=str(self.device), dtype=dtype, **keys)
+
+    def description(self) -> dict[str, Any]:
+        """Return the machine and the versions that decide how fast it is."""
+        memory = torch.cuda.get_device_properties(self.device).total_memory if self.device.type == "cuda" else None
+        versions = {"transformers": transformers.__version__, "cuda": torch.version.cuda, "system": platform.platform()}
+        return this_machine() | versions | {"gpu_memory_bytes": memory}
 
 
 def is_called(name: str, known: str) -> bool:
@@ -59,47 +76,20 @@ def is_called(name: str, known: str) -> bool:
 def product_speed(device: torch.device, size: int) -> float:
     """Return the operations per second of a product of two square bfloat16 matrices of random numbers."""
     left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+    return 2 * size**3 / timed(lambda: left @ right, device, 7)
+
+
+def timed(run: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Return the median seconds of a call, after two that are not timed."""
     taken = []
-    for _ in range(10):
+    for _ in range(2 + repeats):
         start = now(device)
-        left @ right
+        run()
         taken.append(now(device) - start)
-    return 2 * size**3 / statistics.median(taken[3:])
+    return statistics.median(taken[2:])
 
 
-def description(device: torch.device) -> dict[str, Any]:
-    """Return versions, flags of kernels, and the sizes of the device."""
-    backends = torch.backends.cuda
-    content: dict[str, Any] = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(),
-        "cpu": processor(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "flags": {name: getattr(backends, name)() for name in FLAGS},
-    }
-    content["flags"] |= {"float32_products": torch.get_float32_matmul_precision(), "tf32": backends.matmul.allow_tf32}
-    content["variables"] = {
-        name: value for name, value in os.environ.items() if name.startswith(("SPECHEADS_", "TORCH", "CUDA_"))
-    }
-    if device.type != "cuda":
-        return content | {"gpu": None}
-    properties = torch.cuda.get_device_properties(device)
-    return content | {
-        "gpu": properties.name,
-        "gpus": torch.cuda.device_count(),
-        "memory_bytes": properties.total_memory,
-        "multiprocessors": properties.multi_processor_count,
-        "capability": f"{properties.major}.{properties.minor}",
-        "triton": has_triton(),
-    }
-
-
-def has_triton() -> bool:
-    """Return whether torch can compile for this device."""
-    from torch.utils._triton import has_triton as torch_has_triton  # takes a second to find out
-
-    return torch_has_triton()
+def made_up_prompts(pair: Pair, count: int, length: int) -> list[list[int]]:
+    """Return prompts of random tokens, (count, length) ids, the same ones each time."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(pair.vocab_size, (count, length), generator=generator).tolist()

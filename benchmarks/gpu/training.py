@@ -1,26 +1,21 @@
 """What does a training step of 20 heads cost next to one of a single head, and what share of the peak does distillation reach?
 
-    python -m benchmarks.gpu.training [--device cuda] [--tiny]
-
-Heads are the paper's grid (five depths, four weights of rejection) on drafts of the shapes of Llama 3.2 1B and Llama 2 7B; a step
+Heads are the paper's grid (five depths, four weights of rejection) on drafts of the shapes of Llama 2 7B and Llama 3.2 1B; a step
 reads the draft's states, as with features=recomputed. Distillation trains a draft of 1B for a target of 8B. Weights and texts are
 random. The steps are the package's losses and modules in a plain loop, without Lightning.
 """
 
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.gpu.build_pairs import PAIRS, pair_of
-from benchmarks.gpu.script import Part, Setup, run_script
-from benchmarks.steps import now
-from specheads import HeadConfig, Warp, load_pair
+from benchmarks.gpu.machine import Setup, timed
+from benchmarks.results import Column, Table, Value
+from specheads import HeadConfig, Warp
 from specheads.heads.batch import HeadBatch, head_features
 from specheads.language_model import LanguageModel
 from specheads.replay.response_batch import ResponseBatch
@@ -36,7 +31,7 @@ from specheads.training.distill.distill_loss import (
 )
 from specheads.training.heads.bank import HeadBank, HeadSpec
 
-DEPTHS, REJECT_WEIGHTS, ALONE = range(5), (1.0, 3.0, 6.0, 12.0), 3  # the depth of the head that is trained alone
+DEPTHS, REJECT_WEIGHTS, SINGLE = range(5), (1.0, 3.0, 6.0, 12.0), 3  # the depth of the head that is trained alone
 HEAD_TEXTS, DISTILL_TEXTS, TEXT_TOKENS = 32, 16, 512
 LABELLED = 0.85  # the share of positions that a head learns from, at the paper's mixing
 STORED = 64  # tokens of each of the target's distributions that are stored
@@ -44,7 +39,7 @@ STORED = 64  # tokens of each of the target's distributions that are stored
 
 @dataclass(frozen=True)
 class Loss:
-    """The loss of `task=distill` with its default settings, whose class would need pydantic."""
+    """The loss of distillation with its default settings, whose class would need pydantic."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -58,33 +53,28 @@ class Loss:
         return Warp(self.temperature, self.top_k, self.top_p)
 
 
-def parts(setup: Setup) -> list[Part]:
-    """Return what is measured."""
+def tables(setup: Setup, goals: dict[str, float]) -> Iterator[Table]:
+    """Yield the tables of distillation and of heads; put what was reached into `goals`."""
+    timing = [Column("a step", "ms:1"), Column("tokens/s", "fixed:0"), Column("most memory, GiB", "fixed:1")]
+    rows = [*Distilling(setup).rows()]
+    goals["distillation"] = rows[0][-1]
+    columns = [Column("the target's distributions"), Column("activations"), *timing, Column("of the peak", "percent")]
+    yield Table("distillation", "Distillation of a draft of 1B from a target of 8B", columns, rows)
+    rows = []
+    for name in ("llama2",) if setup.tiny else ("llama2", "llama3"):
+        rows += head_rows(setup, name)
+        goals.setdefault("twenty_heads", rows[-1][-1])  # of Llama 2, as in the paper
+    columns = [Column("draft"), Column("heads"), *timing, Column("over one head", "ratio")]
+    yield Table("heads", f"A training step of heads on {HEAD_TEXTS} texts of {TEXT_TOKENS} tokens", columns, rows)
 
-    def distillation() -> dict[str, Any]:
-        return Distilling(setup).measured()
 
-    def heads_of_llama2() -> dict[str, Any]:
-        content = head_steps(setup, "llama2")
-        return content | {"goals": {"twenty_heads": content["ratio"]}}
-
-    def heads_of_llama3() -> dict[str, Any]:
-        return head_steps(setup, "llama3")
-
-    return [distillation, heads_of_llama2] if setup.tiny else [distillation, heads_of_llama2, heads_of_llama3]
-
-
-def timed_step(step: Callable[[], None], setup: Setup) -> dict[str, Any]:
-    """Return the median seconds of a training step after two that are not timed, and the most memory that it took."""
-    taken = []
-    if setup.device.type == "cuda":
+def timing_of(step: Callable[[], None], num_tokens: int, setup: Setup) -> list[Value]:
+    """Return the median seconds of a training step, its tokens per second, and the most memory that it took."""
+    on_gpu = setup.device.type == "cuda"
+    if on_gpu:
         torch.cuda.reset_peak_memory_stats(setup.device)
-    for _ in range(2 + setup.repeats // 2):
-        start = now(setup.device)
-        step()
-        taken.append(now(setup.device) - start)
-    peak = torch.cuda.max_memory_allocated(setup.device) if setup.device.type == "cuda" else None
-    return {"seconds": statistics.median(taken[2:]), "peak_bytes": peak}
+    seconds = timed(step, setup.device, max(1, setup.repeats // 2))
+    return [seconds, num_tokens / seconds, torch.cuda.max_memory_allocated(setup.device) / 2**30 if on_gpu else None]
 
 
 def random_texts(setup: Setup, num_texts: int, vocab_size: int) -> np.ndarray:
@@ -96,17 +86,16 @@ def random_texts(setup: Setup, num_texts: int, vocab_size: int) -> np.ndarray:
 # --- heads
 
 
-def head_steps(setup: Setup, name: str) -> dict[str, Any]:
-    """Return the seconds of a step of one head and of the grid, on the draft of one of PAIRS."""
-    pair = load_pair(PAIRS["tiny" if setup.tiny else name], only_draft=True, device=str(setup.device), dtype=setup.dtype)
-    size, batch = pair.draft_lm.hidden_size, head_batch(setup, pair.vocab_size)
-    content: dict[str, Any] = {"draft": pair.draft_id, "texts": list(batch.tokens.shape)}
-    for label, specs in (("one", grid(size, [ALONE], [1.0])), ("twenty", grid(size, DEPTHS, REJECT_WEIGHTS))):
+def head_rows(setup: Setup, name: str) -> Iterator[list]:
+    """Yield the timing of a step of one head and of the grid, on the draft of a pair."""
+    pair = setup.pair(name, only_draft=True)
+    size, batch, single = pair.draft_lm.hidden_size, head_batch(setup, pair.vocab_size), None
+    for specs in (grid(size, [SINGLE], [1.0]), grid(size, DEPTHS, REJECT_WEIGHTS)):
         bank = HeadBank(specs, seed=0).to(setup.device)
         optimizer = torch.optim.AdamW(bank.parameters(), lr=1e-3)
-        content[label] = timed_step(partial(head_step, bank, optimizer, pair.draft_lm, batch), setup)
-        content[label]["tokens_per_second"] = batch.tokens.numel() / content[label]["seconds"]
-    return content | {"ratio": content["twenty"]["seconds"] / content["one"]["seconds"]}
+        timing = timing_of(partial(head_step, bank, optimizer, pair.draft_lm, batch), batch.tokens.numel(), setup)
+        single = single or timing[0]
+        yield [pair.draft_id, str(len(specs)), *timing, timing[0] / single]
 
 
 def grid(hidden_size: int, depths: Sequence[int], weights: Sequence[float]) -> list[HeadSpec]:
@@ -124,8 +113,7 @@ def head_batch(setup: Setup, vocab_size: int) -> HeadBatch:
     row, index = torch.ones_like(tokens).nonzero().T
     labels = torch.rand(len(row), generator=torch.Generator().manual_seed(0))
     labels[labels > LABELLED] = torch.nan
-    labelled = {"sampled": labels / LABELLED}
-    return HeadBatch(tokens, row, index, tokens.flatten(), labelled, start=index).to(setup.device)
+    return HeadBatch(tokens, row, index, tokens.flatten(), {"sampled": labels / LABELLED}, start=index).to(setup.device)
 
 
 def head_step(bank: HeadBank, optimizer: torch.optim.Optimizer, draft: LanguageModel, batch: HeadBatch) -> None:
@@ -145,36 +133,29 @@ class Distilling:
     """A draft in float32 that learns from its target, with products in bfloat16 on a GPU."""
 
     def __init__(self, setup: Setup) -> None:
-        self.setup, self.pair, self.loss = setup, pair_of(setup), Loss()
+        self.setup, self.pair, self.loss = setup, setup.pair(), Loss()
         self.draft = self.pair.draft.float().requires_grad_(True).train()
         texts = random_texts(setup, DISTILL_TEXTS, self.pair.vocab_size)
         half = texts.shape[1] // 2
         self.batch = ResponseBatch.of(texts[:, :half], texts[:, half:], setup.device)
         self.optimizer = torch.optim.AdamW(self.draft.parameters(), lr=1e-5)
-        # As in `task=distill`: Lightning keeps no casts, and products in float32 are in TF32.
+        # As in distillation: Lightning keeps no casts, and products in float32 are in TF32.
         self.autocast = torch.autocast(setup.device.type, torch.bfloat16, setup.device.type == "cuda", cache_enabled=False)
 
-    def measured(self) -> dict[str, Any]:
-        """Return steps with the target's distributions computed and stored, each with and without activations kept."""
-        rows = []
+    def rows(self) -> Iterator[list]:
+        """Yield the timing of steps with the target's distributions computed and stored, activations kept and computed again."""
         torch.set_float32_matmul_precision("high")
-        for is_kept in (True, False):
-            if not is_kept:
+        num_tokens, sources = self.batch.tokens.numel(), {"computed": self.computed, "stored": self.stored()}
+        for activations in ("kept", "computed again"):
+            if activations != "kept":
                 self.draft.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-            for source in (self._computed, self._stored()):
-                rows.append({"distributions": source.__name__.strip("_"), "activations_kept": is_kept, **self._row(source)})
+            for name, source in sources.items():
+                timing = timing_of(partial(self.step, source), num_tokens, self.setup)
+                share = self.operations(name == "computed") / timing[0] / self.setup.limits[1]
+                yield [name, activations, *timing, share]
         torch.set_float32_matmul_precision("highest")  # as heads are trained
-        share = rows[0]["of_peak"]
-        return {"texts": list(self.batch.tokens.shape), "rows": rows, "goals": {"distillation": share}}
 
-    def _row(self, source: Callable[[], DistributionSource]) -> dict[str, Any]:
-        """Return the speed of steps that take the target's distributions from `source`."""
-        num_tokens, timed = self.batch.tokens.numel(), timed_step(partial(self.step, source), self.setup)
-        operations = self._operations(reads_target=source.__name__ == "_computed")
-        share = operations / timed["seconds"] / self.setup.limits.operations_per_second
-        return timed | {"tokens_per_second": num_tokens / timed["seconds"], "operations": operations, "of_peak": share}
-
-    def _operations(self, reads_target: bool) -> float:
+    def operations(self, reads_target: bool) -> float:
         """Return the operations of a step: two per weight and token forward, four backward; recomputed ones are not counted.
 
         Output embeddings read response tokens only; attention's products are left out, as are those of look-ups.
@@ -183,24 +164,20 @@ class Distilling:
         draft, target = (products_of(lm, num_tokens, num_responses) for lm in (self.pair.draft_lm, self.pair.target_lm))
         return 6 * draft + (2 * target if reads_target else 0)
 
-    def _computed(self) -> DistributionSource:
+    def computed(self) -> DistributionSource:
         """Return the target's distributions, from a forward pass."""
         target = self.pair.target_lm
         with torch.no_grad():
             return computed_distributions(target, self.batch.states(target), self.loss)
 
-    def _stored(self) -> Callable[[], DistributionSource]:
+    def stored(self) -> Callable[[], DistributionSource]:
         """Return a function that returns distributions as they are stored on disk, here in memory."""
         target = self.pair.target_lm
         with torch.no_grad():
             states = self.batch.states(target)
             parts = [most_likely(target_log_probs(target.logits(piece), self.loss), STORED) for piece in states.split(64)]
         ids, log_probs = (torch.cat([getattr(part, name) for part in parts]) for name in ("ids", "log_probs"))
-
-        def stored() -> DistributionSource:
-            return stored_distributions(ids, log_probs)
-
-        return stored
+        return lambda: stored_distributions(ids, log_probs)
 
     def step(self, source: Callable[[], DistributionSource]) -> None:
         """Train the draft on the batch."""
@@ -220,13 +197,3 @@ def products_of(lm: LanguageModel, num_tokens: int, num_outputs: int) -> float:
     tables = {id(output), id(lm.model.get_input_embeddings().weight)}
     layers = sum(weight.numel() for weight in lm.model.parameters() if weight.ndim == 2 and id(weight) not in tables)
     return layers * num_tokens + output.numel() * num_outputs
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the script and return the exit code."""
-    torch.manual_seed(0)
-    return run_script("training", __doc__, parts, argv)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
