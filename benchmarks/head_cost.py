@@ -7,7 +7,6 @@ random weights.
 """
 
 import argparse
-import random
 import sys
 from pathlib import Path
 
@@ -16,12 +15,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.results import Column, Table, Value, add_keep_option, text_of, write_result
-from benchmarks.steps import ALONE, DRAFT, WARPS, draft_steps, seconds_of
+from benchmarks.steps import WARPS
 from specheads import AcceptanceHead, HeadConfig, Pair, SpeculativeDecoder, load_pair
+from specheads.decoding.step_times import step_times
 from specheads.decoding.stopping import DraftProduct, FixedLength, HeadThreshold, Logistic, StoppingRule
 from specheads.heads.cost import counted_share
 
-FIXED = "fixed length"
 SHAPES = ((0, 20), (1, 8), (1, 20), (3, 8), (3, 20), (3, 64), (3, 160))  # depth and width
 CONTEXT, LONGEST = 256, 8
 COLUMNS = [Column("decoding"), Column("rule"), Column("time", "ms:4"), Column("over the fixed length", "signed_percent")]
@@ -34,19 +33,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=400)
     add_keep_option(parser, "head_cost")
     given = parser.parse_args()
-    random.seed(0)
     torch.manual_seed(0)
     pair = load_pair(given.model)
     rules, rows = rules_of(pair), list[list[Value]]()
     for decoding, warp in WARPS.items():
-        decoder = SpeculativeDecoder(pair, stopping=rules[FIXED][0], warp=warp)
-        # Names of draft steps begin alike, by which they are timed in a row.
-        steps = draft_steps(decoder, {f"{DRAFT} {name}": rule for name, (rule, _) in rules.items()}, CONTEXT)
-        seconds = seconds_of(steps, pair.target_lm.device, given.repeats)
-        del seconds[ALONE]
-        fixed = seconds[f"{DRAFT} {FIXED}"]
-        for name, taken in zip(rules, seconds.values(), strict=True):
-            rows.append([decoding, name, taken, taken / fixed - 1, rules[name][1]])
+        decoder = SpeculativeDecoder(pair, stopping=FixedLength(LONGEST), warp=warp)
+        times = step_times(decoder, {name: rule for name, (rule, _) in rules.items()}, CONTEXT, given.repeats, ())
+        fixed = times.costs.draft_seconds
+        rows.append([decoding, "fixed length", fixed, 0.0, None])
+        for name, (_, counted) in rules.items():
+            rows.append([decoding, name, fixed + times.rules[name].step_seconds, times.share(name), counted])
     title = f"A draft step of {given.model} with rules that never stop, medians of {given.repeats}"
     table = Table("steps", title, COLUMNS, rows)
     print(text_of(table))
@@ -55,7 +51,7 @@ def main() -> None:
 
 def rules_of(pair: Pair) -> dict[str, tuple[StoppingRule, float | None]]:
     """Return the rules by name, with the share of a draft step that is counted from the weights of a head."""
-    rules: dict[str, tuple[StoppingRule, float | None]] = {FIXED: (FixedLength(LONGEST), None)}
+    rules: dict[str, tuple[StoppingRule, float | None]] = {}
     rules["product of the draft's probabilities"] = DraftProduct(1.0, max_tokens=LONGEST), None
     rules["logistic of the largest probability"] = Logistic({"logit_max_prob": 1.0, "bias": 0.0}, 1.0, max_tokens=LONGEST), None
     rules |= {f"head, depth {depth}, width {width}": head_rule(pair, depth, width) for depth, width in SHAPES}
@@ -74,5 +70,4 @@ def head_rule(pair: Pair, depth: int, width: int, inputs: tuple[str, ...] = ()) 
 
 
 if __name__ == "__main__":
-    with torch.no_grad():
-        main()
+    main()

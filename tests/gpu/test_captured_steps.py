@@ -6,8 +6,9 @@ import pytest
 import torch
 from families import WINDOW
 
-from benchmarks.steps import steps_of
 from specheads import SpeculativeDecoder, Warp, generate_baseline, stopping
+from specheads.decoding.baseline import Baseline
+from specheads.decoding.step_times import _target_step, _verification
 from tests.gpu.checks import family_there, moved, plain_greedy, random_head, random_prompt
 
 GREEDY = Warp(temperature=0)
@@ -45,13 +46,15 @@ def test_waiting_is_noticed(device):
 def test_replays_do_not_wait_for_the_device(pair, device, warp):
     rule = stopping.HeadThreshold(random_head(pair), 0.5)
     decoder = SpeculativeDecoder(pair, stopping=rule, warp=warp, engine="cuda_graph", window=WINDOW)
-    steps = steps_of(decoder, 40, range(1, 21))
-    assert len(steps) == 23
-    for run, _ in steps.values():
+    alone = Baseline(pair, warp, decoder.target_engine)
+    for each in (decoder, alone):
+        each.prepare()
+    steps = [_target_step(alone, 40), *(_verification(decoder, count, 40) for count in range(20))]
+    for run in steps:
         run()
     prepared = decoder.target_engine.num_prepared
     with no_waiting(device):
-        for run, _ in steps.values():
+        for run in steps:
             for _ in range(REPEATS):
                 run()
     assert decoder.target_engine.num_prepared == prepared
