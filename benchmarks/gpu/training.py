@@ -6,7 +6,6 @@ random. The steps are the package's losses and modules in a plain loop, without 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -15,7 +14,7 @@ from torch import nn
 
 from benchmarks.gpu.machine import Setup, timed
 from benchmarks.results import Column, Table, Value
-from specheads import HeadConfig, Warp
+from specheads import HeadConfig
 from specheads.heads.batch import HeadBatch, head_features
 from specheads.language_model import LanguageModel
 from specheads.replay.response_batch import ResponseBatch
@@ -25,7 +24,6 @@ from specheads.training.distill.distill_loss import (
     computed_distributions,
     most_likely,
     stored_distributions,
-    target_log_probs,
     token_losses,
     total_variation,
 )
@@ -37,20 +35,10 @@ LABELLED = 0.85  # the share of positions that a head learns from, at the paper'
 STORED = 64  # tokens of each of the target's distributions that are stored
 
 
-@dataclass(frozen=True)
 class Loss:
     """The loss of distillation with its default settings, whose class would need pydantic."""
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    hard_weight: float = 0.0
-    function: Divergence = total_variation
-
-    @property
-    def warp(self) -> Warp:
-        """How the target's logits become the distribution that is learned."""
-        return Warp(self.temperature, self.top_k, self.top_p)
+    temperature, hard_weight, function = 1.0, 0.0, staticmethod(total_variation)
 
 
 def tables(setup: Setup, goals: dict[str, float]) -> Iterator[Table]:
@@ -119,7 +107,7 @@ def head_batch(setup: Setup, vocab_size: int) -> HeadBatch:
 def head_step(bank: HeadBank, optimizer: torch.optim.Optimizer, draft: LanguageModel, batch: HeadBatch) -> None:
     """Train a bank on a batch."""
     features = head_features(draft, batch, bank.predicts, bank.needs)
-    sums, weights = bank.losses(bank(features), batch.labels, batch.alive)
+    sums, weights = bank.losses(bank(features), batch.labels)
     (sums / weights).sum().backward()
     bank.clip_gradients(1.0)
     optimizer.step()
@@ -175,7 +163,7 @@ class Distilling:
         target = self.pair.target_lm
         with torch.no_grad():
             states = self.batch.states(target)
-            parts = [most_likely(target_log_probs(target.logits(piece), self.loss), STORED) for piece in states.split(64)]
+            parts = [most_likely(target.logits(piece).log_softmax(dim=-1), STORED) for piece in states.split(64)]
         ids, log_probs = (torch.cat([getattr(part, name) for part in parts]) for name in ("ids", "log_probs"))
         return lambda: stored_distributions(ids, log_probs)
 
