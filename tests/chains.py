@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.verification import Block, ChainVerification
-from specheads.papers.block.greedy_block import Levels, NestedDistribution
+from specheads.papers.block import Levels, NestedDistribution
 
 
 class Model:

@@ -1,5 +1,6 @@
-"""Claims of papers next to what is computed or measured here, and in which way they held."""
+"""Claims of papers next to what is computed or measured here, in which way they held, and the sections of the theory's report."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -42,3 +43,39 @@ def equality(
     return CheckedClaim(
         claims, says, f"equal within {error:.0e}", published, "held" if error <= most else "did not hold", why=why
     )
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a figure."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Lines over common axes."""
+
+    x: str
+    y: str
+    lines: Sequence[Line]
+
+
+@dataclass(frozen=True)
+class Section:
+    """One subject: a table, whose values are text or numbers, a figure or none, and claims."""
+
+    key: str
+    title: str
+    source: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str | float]]
+    claims: Sequence[CheckedClaim]
+    figure: Figure | None = None
+    note: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the section as a JSON object."""
+        return asdict(self)

@@ -9,9 +9,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from specheads.errors import UserError
-from specheads.papers.theory import rejection_sections, round_sections, stopping_sections
-from specheads.papers.theory.section import Figure, Section
-from specheads.papers.theory.stopping_rules import Drafts
+from specheads.papers.claims import Figure, Section
+from specheads.papers.theory import rejection_sections, rounds, stopping_sections
+from specheads.papers.theory.stopping import Drafts
 from specheads.storage.data_set import load_split
 from specheads.storage.files import write_json, write_whole
 
@@ -60,10 +60,10 @@ def computed(seed: int, recorded: dict[str, Drafts]) -> list[Section]:
         rejection_sections.unbiased(generator()),
         rejection_sections.lower_bound(generator()),
         rejection_sections.pareto_front(generator()),
-        round_sections.worked_example(),
-        round_sections.verification_rules(generator()),
-        round_sections.independent_acceptance(),
-        round_sections.joint_choice(generator()),
+        rounds.worked_example(),
+        rounds.verification_rules(generator()),
+        rounds.independent_acceptance(),
+        rounds.joint_choice(generator()),
         stopping_sections.thresholds(generator(), NUM_DRAFTS, recorded),
         stopping_sections.greedy_oracle(),
         stopping_sections.looking_first(generator()),

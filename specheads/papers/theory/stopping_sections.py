@@ -8,12 +8,11 @@ from collections.abc import Mapping
 
 import torch
 
-from specheads.papers.claims import CheckedClaim
-from specheads.papers.theory.optimal_stopping import AcceptanceChain, optimal_stopping
+from specheads.papers.claims import CheckedClaim, Figure, Line, Section
 from specheads.papers.theory.rejections import Chains, bias, output_probs, where_draft_is_sure
-from specheads.papers.theory.section import Figure, Line, Section
-from specheads.papers.theory.stopping_rules import (
+from specheads.papers.theory.stopping import (
     THRESHOLDS,
+    AcceptanceChain,
     Costs,
     Drafts,
     automatic_threshold,
@@ -22,6 +21,7 @@ from specheads.papers.theory.stopping_rules import (
     fewest_calls,
     lengths_at,
     lengths_of,
+    optimal_stopping,
     speed,
     theorem_delta,
     theorem_threshold,

@@ -9,7 +9,7 @@ from chains import Model, difference, emitted_distribution, expected_accepted
 
 from specheads.decoding.verification import BlockVerification, TokenVerification, block_distribution, token_distribution
 from specheads.papers import BiasedVerification
-from specheads.papers.block.greedy_block import greedy_block_distribution
+from specheads.papers.block import greedy_block_distribution
 
 SHAPES = [(2, 1), (2, 2), (2, 3), (2, 4), (3, 2), (3, 3), (4, 2)]
 

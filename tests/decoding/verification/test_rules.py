@@ -17,7 +17,7 @@ from specheads.decoding.verification import (
 )
 from specheads.decoding.verification.block import reflected
 from specheads.papers import BiasedVerification, BigLittle, GreedyBlockVerification
-from specheads.papers.block.greedy_block import Levels, greedy_block_distribution, greedy_block_verification
+from specheads.papers.block import Levels, greedy_block_distribution, greedy_block_verification
 
 CHAIN_RULES = [TokenVerification(), BlockVerification(), BiasedVerification(0.2), BiasedVerification(0.2, "uno"), BigLittle()]
 RULES = [*CHAIN_RULES, GreedyBlockVerification()]

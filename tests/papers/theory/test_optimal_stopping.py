@@ -3,7 +3,7 @@ import itertools
 import pytest
 import torch
 
-from specheads.papers.theory.optimal_stopping import AcceptanceChain, optimal_stopping
+from specheads.papers.theory.stopping import AcceptanceChain, optimal_stopping
 
 
 def chain(values, first, following):

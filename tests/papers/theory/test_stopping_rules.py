@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from specheads.papers.theory.optimal_stopping import GRID, optimal_stopping, value_of_going_on
-from specheads.papers.theory.stopping_rules import (
+from specheads.papers.theory.stopping import (
+    GRID,
     Costs,
     Drafts,
     automatic_threshold,
@@ -13,9 +13,11 @@ from specheads.papers.theory.stopping_rules import (
     fewest_calls,
     lengths_at,
     lengths_of,
+    optimal_stopping,
     speed,
     theorem_delta,
     theorem_threshold,
+    value_of_going_on,
 )
 from specheads.papers.theory.stopping_sections import known_chains
 

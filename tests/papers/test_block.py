@@ -10,7 +10,7 @@ from fakes import constant_head, tiny_pair
 from specheads import SpeculativeDecoder, UserError, Warp, stopping
 from specheads.decoding.verification.chain_distribution import Block
 from specheads.papers import GreedyBlockVerification
-from specheads.papers.block.greedy_block import (
+from specheads.papers.block import (
     Levels,
     NestedDistribution,
     _modified,
