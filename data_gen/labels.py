@@ -20,7 +20,7 @@ from specheads.sampling import Warp, accept_prob, check_no_nan, has_nan, overlap
 
 BATCH_TOKENS = 16_384  # padded tokens that a model reads at once
 SLICE_ELEMENTS = 2**22  # probabilities of one model that are held at once on a CPU, whose cache takes about as many
-DEVICE_ELEMENTS = 2**26  # on other devices, which small slices would keep waiting for weights and launches
+_DEVICE_ELEMENTS = 2**26  # on other devices, which small slices would keep waiting for weights and launches
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def _columns(pair: Pair, texts: list[list[int]], where: Tensor, uniforms: Tensor
     device = target_hidden.device
     response, uniforms = tokens[row, index].to(device)[:, None], uniforms.T.contiguous().to(device)
     parts, nan = [], torch.zeros(2, dtype=torch.bool, device=device)
-    for piece in slices(len(row), pair.vocab_size, SLICE_ELEMENTS if device.type == "cpu" else DEVICE_ELEMENTS):
+    for piece in slices(len(row), pair.vocab_size, SLICE_ELEMENTS if device.type == "cpu" else _DEVICE_ELEMENTS):
         target_probs = warp(pair.target_lm.logits(target_hidden[piece]))
         draft_probs = warp(pair.draft_lm.logits(draft_hidden[piece])).to(device)
         nan |= torch.stack([has_nan(target_probs).any(), has_nan(draft_probs).any()])

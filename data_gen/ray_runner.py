@@ -25,10 +25,10 @@ from specheads.storage.files import locked
 
 logger = logging.getLogger(__name__)
 
-SECONDS_TO_CONNECT = 5.0
-SECONDS_TO_START = 30.0  # without a worker that has begun, after which the log says what the cluster has
-MOST_DEATHS = 20  # of workers, one after another, without a lot that is finished
-PASSED_ON = ("HF_", "HUGGINGFACE_", "SPECHEADS_", "VLLM_", "PYTHONPATH")  # beginnings of names of environment variables
+_SECONDS_TO_CONNECT = 5.0
+_SECONDS_TO_START = 30.0  # without a worker that has begun, after which the log says what the cluster has
+_MOST_DEATHS = 20  # of workers, one after another, without a lot that is finished
+_PASSED_ON = ("HF_", "HUGGINGFACE_", "SPECHEADS_", "VLLM_", "PYTHONPATH")  # beginnings of names of environment variables
 PACKAGES = ("specheads", "torch", "transformers")  # that decide the bytes of what a worker makes
 
 T = TypeVar("T")
@@ -105,9 +105,7 @@ class Worker:
     def make(self, lot: list[str]) -> None:
         """Make the shards of a lot that are missing."""
         if isinstance(stage := self.stage, Stage):
-            names = stage.store.still_missing(lot)
-            with stage.progress(stage.num_rows(names)) as advance:
-                _with_host(lambda: stage.make(names, advance))
+            _with_host(lambda: stage.make(stage.store.still_missing(lot), lambda *counts: None))  # the driver shows progress
 
     def complete(self) -> None:
         """Declare the cache complete, all of whose shards exist."""
@@ -163,7 +161,7 @@ class Driver:
 
     def _wait(self) -> int:
         """Wait until a worker has begun, or has made a lot; return the number of responses that were made."""
-        done, _ = self.ray.wait(list(self.calls), timeout=None if self.said else SECONDS_TO_START)
+        done, _ = self.ray.wait(list(self.calls), timeout=None if self.said else _SECONDS_TO_START)
         if not done and not self.ready:
             has, free = self.ray.cluster_resources(), self.ray.available_resources()
             logger.info(
@@ -189,7 +187,7 @@ class Driver:
     def _lost(self, lot: Lot | None, error: Exception) -> None:
         """Let another worker begin in place of one that has died."""
         self.deaths += 1
-        if self.deaths > MOST_DEATHS:
+        if self.deaths > _MOST_DEATHS:
             raise error
         logger.warning("ray: a worker has died, and another one begins")
         if lot:
@@ -230,7 +228,7 @@ def _ray() -> Any:
 
 def _connect(ray: Any, settings: Generation) -> None:
     """Connect to the cluster of the settings, or start one of this machine alone."""
-    passed_on = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
+    passed_on = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
     options: dict[str, Any] = {"runtime_env": {"env_vars": passed_on}, "logging_level": "warning", "log_to_driver": True}
     if settings.ray_address is None:
         options |= {"include_dashboard": False}
@@ -249,7 +247,7 @@ def _check_listens(address: str | None) -> None:
     host, _, port = (address or "").rpartition("://")[2].rpartition(":")
     if host and port.isdecimal():
         try:
-            socket.create_connection((host, int(port)), SECONDS_TO_CONNECT).close()
+            socket.create_connection((host, int(port)), _SECONDS_TO_CONNECT).close()
         except OSError as error:
             raise ConnectionError(error.strerror or str(error)) from None
 

@@ -67,7 +67,7 @@ def roll_out(
         most = (np.array(limits)[text] - 1 - start).clip(max=width - 1)
         prefix = np.array([len(prompts[row]) for row in rows])[text] + start
         texts = right_padded([[*prompts[row], *responses[row]][:-1] for row in rows])
-        starts = RolloutStarts(*map(torch.from_numpy, (text, prefix, most)))
+        starts = _RolloutStarts(*map(torch.from_numpy, (text, prefix, most)))
         made = _rolled(pair, texts, starts, torch.from_numpy(uniforms[:, 1:]), warp, batch_size)
         for number, begin, *columns in zip(text.tolist(), start.tolist(), *made, strict=True):
             for known, value in zip(vars(results[rows[number]]).values(), (begin, *columns), strict=True):
@@ -76,7 +76,7 @@ def roll_out(
 
 
 @dataclass(frozen=True)
-class RolloutStarts:
+class _RolloutStarts:
     """Where rollouts start, (n,) each: the number of the text, the length of its prefix, and the rollout's largest length."""
 
     text: Tensor
@@ -84,7 +84,7 @@ class RolloutStarts:
     lengths: Tensor
 
 
-def _rolled(pair: Pair, texts: Tensor, starts: RolloutStarts, uniform: Tensor, warp: Warp, batch_size: int) -> list[list[list]]:
+def _rolled(pair: Pair, texts: Tensor, starts: _RolloutStarts, uniform: Tensor, warp: Warp, batch_size: int) -> list[list[list]]:
     """Return ids and probabilities, with a list per rollout each, of rollouts that continue prefixes of `texts`; see Branches."""
     if not len(starts.text):
         return [[], []]

@@ -4,26 +4,29 @@
 the draft samples along them with their acceptance probabilities.
 """
 
+import json
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from data_gen.progress import Meter, announce
-from data_gen.reuse import read_responses, reusable_cache
-from data_gen.rows import label_rows, plan_shards, respond, response_rows
-from data_gen.settings import RESPONSE_LIMITS, Generation
+from data_gen.rows import Shard, label_rows, plan_shards, respond, response_rows
+from data_gen.settings import RESPONSE_LIMITS, SHARD_LIMITS, Generation
 from data_gen.vllm_runner import VllmResponses, responses_provenance
-from specheads.decoding.responses import Responder
+from specheads.decoding.responses import Responder, Response
 from specheads.errors import UserError
 from specheads.forecast import progress
 from specheads.pair import Pair
 from specheads.prompts.encoding import encode_prompts, response_provenance
 from specheads.prompts.prompt import SPLITS, Prompt, PromptSource, unique
 from specheads.storage.data_set import SCHEMA
-from specheads.storage.shards import MANIFEST, ShardStore, fingerprint, in_lots
+from specheads.storage.shards import FORMAT_VERSION, MANIFEST, ShardStore, checksum, fingerprint, read_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +135,9 @@ class Responses(Stage):
         """Return one lot per vLLM process, which answers many prompts together, or one per shard."""
         if not self.settings.by_vllm:
             return super().lots(missing)
-        return [[name for name in lot if name in missing] for lot in in_lots(list(self.shards), self.settings.num_lots)]
+        names, count = list(self.shards), self.settings.num_lots
+        ends = [round(len(names) * number / count) for number in range(count + 1)]
+        return [[name for name in names[first:end] if name in missing] for first, end in pairwise(ends)]
 
     def progress(self, num_rows: int) -> Any:
         return Meter(num_rows, self.settings.max_new_tokens)
@@ -140,7 +145,7 @@ class Responses(Stage):
     @cached_property
     def reusable(self) -> Path | None:
         """A cache whose responses are copied."""
-        return None if self.settings.by_vllm else reusable_cache(self.root, self.store.provenance)
+        return None if self.settings.by_vllm else _reusable_cache(self.root, self.store.provenance)
 
     @cached_property
     def responder(self) -> Responder:
@@ -158,7 +163,7 @@ class Responses(Stage):
             return
         for name in names:
             shard = self.shards[name]
-            responses = read_responses(self.reusable, name, shard, self.pair, self.settings) if self.reusable else None
+            responses = _read_responses(self.reusable, name, shard, self.pair, self.settings) if self.reusable else None
             if responses is not None:
                 advance(0, len(responses))
             else:
@@ -179,7 +184,7 @@ class Labels(Stage):
         """`advance` takes how many responses are labelled."""
         for name in names:
             shard = self.shards[name]
-            responses = read_responses(self.responses, name, shard, self.pair, self.settings)
+            responses = _read_responses(self.responses, name, shard, self.pair, self.settings)
             if responses is None:
                 raise UserError(f"{name} in {self.responses} has changed since it was written; run the command again.")
             self.store.write(name, label_rows(self.pair, shard, responses, self.settings))
@@ -197,3 +202,54 @@ def cache_provenance(pair: Pair, prompts: Sequence[Prompt], settings: Generation
         "dtype": [str(pair.target.dtype), "any"],
         "settings": {name: value for name, value in sizes.items() if name in RESPONSE_LIMITS},
     }
+
+
+def _reusable_cache(root: Path, provenance: Mapping[str, Any]) -> Path | None:
+    """Return a complete cache in `root` of the same target, prompts and limits, from which responses can be copied, or None."""
+    wanted = json.loads(json.dumps(provenance))
+    candidates = {}
+    for manifest_path in sorted(root.glob("*/manifest.json")):
+        if manifest_path.parent.name == fingerprint(provenance):
+            continue  # the cache itself, whose shards have changed
+        try:
+            manifest = read_manifest(manifest_path.parent)
+        except UserError:
+            continue  # an unreadable cache has nothing to copy
+        if manifest.get("complete") and _has_same_responses(manifest.get("provenance", {}), wanted):
+            candidates[manifest_path.parent] = manifest
+    if not candidates:
+        return None
+    folder = max(candidates, key=lambda path: candidates[path]["provenance"]["settings"].get("responses_per_prompt", 1))
+    manifest = candidates[folder]
+    earlier = "" if manifest.get("format_version") == FORMAT_VERSION else " by an earlier version"
+    logger.info(
+        "data: the target's responses are taken from %s, which was made for %s %s%s",
+        folder,
+        *manifest["provenance"]["draft"],
+        earlier,
+    )
+    return folder
+
+
+def _has_same_responses(theirs: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether two caches of these provenances have the same responses, shard by shard."""
+    if theirs.keys() != wanted.keys() or theirs["dtype"][0] != wanted["dtype"][0]:
+        return False
+    limits = [{name: provenance["settings"].get(name) for name in SHARD_LIMITS} for provenance in (theirs, wanted)]
+    return limits[0] == limits[1] and all(theirs[name] == wanted[name] for name in wanted.keys() - {"draft", "dtype", "settings"})
+
+
+def _read_responses(cache: Path, name: str, shard: Shard, pair: Pair, settings: Generation) -> list[Response] | None:
+    """Return the responses of a shard of a cache; None if that is missing or damaged, or if a window cut them elsewhere."""
+    entry, path = read_manifest(cache)["shards"].get(name), cache / name
+    if entry is None or not path.is_file() or checksum(path) != entry["sha256"]:
+        return None
+    rows = pq.read_table(path, columns=["prompt_ids", "sample", "response_ids", "finished"]).to_pylist()
+    if [(row["prompt_ids"], row["sample"]) for row in rows] != [(ids, shard.sample) for _, ids in shard.prompts]:
+        return None
+    responses = [Response(row["response_ids"], row["finished"]) for row in rows]
+    for (_, ids), response in zip(shard.prompts, responses, strict=True):
+        limit = min(settings.max_new_tokens, pair.window - len(ids))
+        if len(response.ids) > limit or (len(response.ids) < limit and not response.finished):
+            return None
+    return responses

@@ -7,11 +7,11 @@ from specheads.prompts.encoding import ResponseLimits
 from specheads.sampling import Warp
 from specheads.settings import Built, Count, NonNegativeNumber, PositiveCount, Seed, Settings, Text, count, setting
 
-LARGEST_BATCH = 2**16  # responses; their key-value memory is allocated at once
+_LARGEST_BATCH = 2**16  # responses; their key-value memory is allocated at once
 # Settings that decide the responses of a shard; the others decide what the draft samples along them.
 SHARD_LIMITS = ("max_new_tokens", "max_prompt_tokens", "batch_size", "rows_per_shard")
 RESPONSE_LIMITS = (*SHARD_LIMITS, "responses_per_prompt")  # the last decides the number of shards, not the content of one
-KEYS_IN_CACHES = {"samples_per_position": "draws_per_position"}  # settings that have an earlier name in the keys of caches
+_KEYS_IN_CACHES = {"samples_per_position": "draws_per_position"}  # settings that have an earlier name in the keys of caches
 
 
 class Generation(Settings):
@@ -25,7 +25,7 @@ class Generation(Settings):
     max_prompt_tokens: PositiveCount = setting(
         1024, "the largest number of tokens in a prompt; longer prompts are left out", key="data.max_prompt_tokens"
     )
-    batch_size: Annotated[int, count(1, LARGEST_BATCH)] = setting(
+    batch_size: Annotated[int, count(1, _LARGEST_BATCH)] = setting(
         64, "the number of prompts that are answered together; fewer take less memory", key="generation.batch_size"
     )
     rows_per_shard: PositiveCount = setting(
@@ -121,4 +121,4 @@ class Generation(Settings):
         without |= {name for name in type(self).model_fields if name.startswith("ray_")}
         without |= set() if self.rollouts_per_response else {"rollouts_per_response", "rollout_tokens"}
         without |= {"labels"} if self.labels == "warped" else set()
-        return {KEYS_IN_CACHES.get(name, name): value for name, value in self.values().items() if name not in without}
+        return {_KEYS_IN_CACHES.get(name, name): value for name, value in self.values().items() if name not in without}

@@ -26,8 +26,8 @@ from specheads.synthetic import is_synthetic
 
 logger = logging.getLogger(__name__)
 
-LOG = "vllm.log"
-FIND_VERSION = (
+_LOG = "vllm.log"
+_FIND_VERSION = (
     "import importlib.metadata as m; names = m.packages_distributions().get('vllm'); print(m.version(names[0]) if names else '')"
 )
 
@@ -36,7 +36,7 @@ FIND_VERSION = (
 def vllm_version(python: str) -> str:
     """Return the version of vLLM in the environment of an interpreter. Raises UserError if there is none."""
     try:
-        done = subprocess.run([python, "-c", FIND_VERSION], check=False, capture_output=True, text=True)
+        done = subprocess.run([python, "-c", _FIND_VERSION], check=False, capture_output=True, text=True)
         version = done.stdout.strip()
     except OSError as error:
         raise UserError(
@@ -54,10 +54,10 @@ def responses_provenance(settings: Generation) -> dict[str, Any]:
     """Return what decides responses besides the target and the settings of all runners; nothing for those that are made here."""
     if not settings.by_vllm:
         return {}
-    return {"runner": ["vllm", vllm_version(python_of(settings)), dict(settings.vllm_options)]}
+    return {"runner": ["vllm", vllm_version(_python_of(settings)), dict(settings.vllm_options)]}
 
 
-def python_of(settings: Generation) -> str:
+def _python_of(settings: Generation) -> str:
     """Return the interpreter that runs vLLM."""
     return settings.vllm_python or sys.executable
 
@@ -78,16 +78,16 @@ class VllmResponses:
         """
         if is_synthetic(pair.target_id):
             raise UserError(f"runner=vllm cannot load {pair.target_id}, which is made in memory; leave runner out.")
-        self._shards, self._log = shards, folder / LOG
+        self._shards, self._log = shards, folder / _LOG
         self._places = [(name, row) for name, shard in shards.items() for row in range(len(shard.prompts))]
         self._ended: dict[tuple[str, int], Response] = {}
-        requests = [request for shard in shards.values() for request in requests_of(pair, shard, settings)]
-        content = {"model": model_of(pair, requests, settings), "requests": requests}
+        requests = [request for shard in shards.values() for request in _requests_of(pair, shard, settings)]
+        content = {"model": _model_of(pair, requests, settings), "requests": requests}
         self._file = tempfile.NamedTemporaryFile("w", suffix=".json")  # noqa: SIM115  # closed by __exit__
         json.dump(content, self._file)
         self._file.flush()
         # -P: the folder of the script is not for imports
-        command = [python_of(settings), "-P", vllm_responses.__file__, self._file.name]
+        command = [_python_of(settings), "-P", vllm_responses.__file__, self._file.name]
         logger.info("responses: vLLM starts with %d prompts; it logs to %s", len(requests), self._log)
         with self._log.open("w") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
@@ -127,7 +127,7 @@ class VllmResponses:
                 pipe.close()
 
 
-def requests_of(pair: Pair, shard: Shard, settings: Generation) -> list[dict[str, Any]]:
+def _requests_of(pair: Pair, shard: Shard, settings: Generation) -> list[dict[str, Any]]:
     """Return the requests for a shard's responses, with the arguments of vLLM's SamplingParams."""
     warp, requests = warp_of(settings, shard), []
     for prompt, ids in shard.prompts:
@@ -137,7 +137,7 @@ def requests_of(pair: Pair, shard: Shard, settings: Generation) -> list[dict[str
     return requests
 
 
-def model_of(pair: Pair, requests: list[dict[str, Any]], settings: Generation) -> dict[str, Any]:
+def _model_of(pair: Pair, requests: list[dict[str, Any]], settings: Generation) -> dict[str, Any]:
     """Return the arguments of vllm.LLM."""
     location = resolve(pair.target_id)
     model: dict[str, Any] = {

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-COPIES = ".arrow"  # the folder, in that of the data set, of copies of splits that can be mapped into memory
+_COPIES = ".arrow"  # the folder, in that of the data set, of copies of splits that can be mapped into memory
 SCHEMA = pa.schema(
     {
         "prompt_id": pa.string(),
@@ -53,7 +53,7 @@ def load_split(folder: Path, split: str) -> "datasets.Dataset":
     if not files:
         raise UserError(f"{folder} has no rows of split {split!r}; data.num_{split}= must be above 0 to generate some.")
     datasets.disable_progress_bars()
-    copies = folder.absolute() / COPIES
+    copies = folder.absolute() / _COPIES
     note = copies / f"{split}.json"
     known = _unchanged(note) if note.is_file() else {}
     if known is None:

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 _SECONDS_BETWEEN_LOOKS = 0.05  # at the lock of another process
 _umask = os.umask(0o77)  # which can only be read by setting it
 os.umask(_umask)
-MODE = 0o666 & ~_umask  # of files, as `open` makes them
+_MODE = 0o666 & ~_umask  # of files, as `open` makes them
 
 
 def write_whole(path: Path, write: Callable[[Path], object], writer: str = "") -> None:
@@ -32,7 +32,7 @@ def write_whole(path: Path, write: Callable[[Path], object], writer: str = "") -
     except Exception:
         temporary.unlink(missing_ok=True)  # a full disk needs the space
         raise
-    os.chmod(temporary, MODE)  # some writers let nobody else read their files, as in a folder that several users share
+    os.chmod(temporary, _MODE)  # some writers let nobody else read their files, as in a folder that several users share
     os.replace(temporary, path)
 
 

@@ -12,7 +12,7 @@ from specheads.storage.files import write_whole
 logger = logging.getLogger(__name__)
 
 Entry = dict[str, Any]
-KEYS = {"prompt", "entry", "crc32"}
+_KEYS = {"prompt", "entry", "crc32"}
 
 
 class Journal:
@@ -47,7 +47,7 @@ def _checksum(prompt: int, entry: Entry) -> int:
 
 
 def _is_entry(line: object) -> bool:
-    return isinstance(line, dict) and line.keys() == KEYS and line["crc32"] == _checksum(line["prompt"], line["entry"])
+    return isinstance(line, dict) and line.keys() == _KEYS and line["crc32"] == _checksum(line["prompt"], line["entry"])
 
 
 def _set_aside(path: Path, earlier: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:

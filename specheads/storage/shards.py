@@ -14,7 +14,6 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -136,12 +135,6 @@ class ShardStore:
         content = {"format_version": FORMAT_VERSION, "complete": complete, "provenance": self.provenance, "shards": shards}
         write_json(self.folder / MANIFEST, content, self._writer)
         self._is_known = True
-
-
-def in_lots(names: Sequence[str], lots: int) -> list[tuple[str, ...]]:
-    """Return names, in their order, in so many parts of nearly the same size."""
-    ends = [round(len(names) * number / lots) for number in range(lots + 1)]
-    return [tuple(names[first:end]) for first, end in pairwise(ends) if first < end]
 
 
 def _note_of(path: Path) -> Path:

@@ -173,28 +173,47 @@ def make(folder, *words):
     return content(folder)
 
 
+@pytest.fixture
+def drive(tmp_path):
+    """Return a function that starts a command with two workers, which ends with the test at the latest."""
+    started = []
+
+    def start():
+        words = words_of(tmp_path / "ray", "runner=ray", "ray.num_workers=2")
+        started.append(subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.DEVNULL))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
 @pytest.mark.full  # half a minute until a cluster works
-def test_workers_of_a_cluster_make_the_bytes_of_one_process(tmp_path):
-    """Also with fewer CPUs than workers, which nobody waits for, and after the driver and workers are killed."""
+def test_workers_of_a_cluster_make_the_bytes_of_one_process_after_kills_too(tmp_path, drive):
+    """Of the driver, once a shard is there, and of a worker of the next one."""
     pytest.importorskip("ray")
-    ray_words = "runner=ray", f"ray.num_workers={3 if (os.cpu_count() or 1) < 3 else 2}"
     alone = make(tmp_path / "alone")
-    driver = subprocess.Popen(words_of(tmp_path / "ray", *ray_words), env=ENVIRONMENT, stdout=subprocess.DEVNULL)
-    wait_for(lambda: list((tmp_path / "ray").glob("*/*.parquet")))
-    driver.send_signal(signal.SIGKILL)
-    driver.wait()
-    driver = subprocess.Popen(words_of(tmp_path / "ray", *ray_words), env=ENVIRONMENT, stdout=subprocess.DEVNULL)
-    for _ in range(2):
-        wait_for(lambda: workers_of(driver.pid) or driver.poll() is not None)
-        for worker in workers_of(driver.pid)[:1]:
-            os.kill(worker, signal.SIGKILL)
-    assert driver.wait(300) == 0
+    first = drive()
+    wait_for(lambda: list((tmp_path / "ray").glob("*/*.parquet")) or first.poll() is not None, 600)
+    first.kill()
+    first.wait()
+    second = drive()
+    wait_for(lambda: workers_of(second.pid) or second.poll() is not None, 600)
+    os.kill(workers_of(second.pid)[0], signal.SIGKILL)
+    assert second.wait(600) == 0
     for left in (tmp_path / "ray").glob(".ray-*"):  # of the driver that was killed
         left.unlink()
     assert content(tmp_path / "ray") == alone
 
 
 def workers_of(driver):
-    """The numbers of the processes that Ray has started for a driver to make data."""
-    listed = subprocess.run(["ps", "-eo", "pid=,args="], check=True, capture_output=True, text=True).stdout
-    return [int(line.split()[0]) for line in listed.splitlines() if "ray::Worker." in line]
+    """The numbers of the processes of Ray below a driver that work for it."""
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], check=True, capture_output=True, text=True).stdout
+    known, found = {driver}, []
+    for line in sorted(listed.splitlines(), key=lambda line: int(line.split()[0])):  # parents first
+        process, parent, title = line.split(maxsplit=2)
+        if int(parent) in known:
+            known.add(int(process))
+            found += [int(process)] if title.startswith("ray::Worker.") else []
+    return found

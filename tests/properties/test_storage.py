@@ -26,7 +26,7 @@ from specheads.storage import files, journal, shards, tensor_shards
 from specheads.storage.data_set import load_split
 from specheads.storage.files import write_json
 from specheads.storage.journal import Journal
-from specheads.storage.shards import ShardStore, in_lots, read_manifest
+from specheads.storage.shards import ShardStore, read_manifest
 from specheads.storage.tensor_shards import ShardReader, make_missing, packed, spans
 
 SCHEMA = pa.schema({"number": pa.int32(), "text": pa.string(), "ids": pa.list_(pa.int32()), "probs": pa.list_(pa.float32())})
@@ -316,12 +316,3 @@ def test_shards_of_tensors_are_consecutive_and_below_their_size_after_their_firs
     assert [row for first, count in parts for row in range(first, first + count)] == list(range(len(sizes)))
     for first, count in parts:
         assert count > 0 and sum(sizes[first + 1 : first + count]) < shard_bytes
-
-
-@tries(5)
-@given(st.lists(st.text(max_size=3), unique=True, max_size=30), st.integers(1, 12))
-def test_lots_are_consecutive_and_of_nearly_the_same_size(names, count):
-    lots = in_lots(names, count)
-    assert [name for lot in lots for name in lot] == names and len(lots) <= count
-    assert not lots or max(map(len, lots)) - min(map(len, lots)) <= 1
-    assert len(lots) == min(count, len(names))
