@@ -1,26 +1,16 @@
 """The report on Weights & Biases, where logging is on (`logger=wandb`)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import wandb
 from lightning.pytorch.loggers import Logger, WandbLogger
 
-from specheads.evaluation.conclusions import is_trusted
-from specheads.evaluation.intervals import Interval
+from specheads.evaluation.conclusions import is_trusted, ratios_of
 from specheads.evaluation.page import figures
-from specheads.evaluation.quality_columns import Column, quality_columns
-from specheads.evaluation.report import MEASURED, Report
-
-COSTS = ("head's cost", "break-even", "cost of one more verified token")
-WINNERS = ("rule", "chosen", "ratio", "speed-up", "low", "high", "gain", "gap to ceiling", "gap to oracle", *COSTS)
-BANK = ("head", "ratio", "speed-up", "low", "high", "threshold", "AUROC", *COSTS)
-DRAFTS = ("draft", "with", "rule", "ratio", "speed-up", "low", "high", "block efficiency", COSTS[-1])
-LIVE = ("setting", "tokens/s", "predicted", "replayed")
-BATCHES = (
-    *("at once", "requests", "setting", "tokens/s", "over target alone", "tokens/s of a request", "speed-up", "low", "high"),
-    *("ms per token p50", "ms per token p99", "ms to the first p50", "ms to the first p99", "tokens per round", "lossless"),
-)
+from specheads.evaluation.report import Report
+from specheads.evaluation.table import Cell, Row, Table, plain_rows
+from specheads.evaluation.tables import bank_table, batch_table, drafts_table, live_table, quality_table, winners_table
 
 
 def log_report(report: Report, loggers: Sequence[Logger]) -> None:
@@ -49,72 +39,25 @@ def contents(report: Report) -> dict[str, Any]:
     return tables | {name: wandb.Plotly(figure) for name, figure in drawn.items()}
 
 
-def _tables(report: Report) -> dict[str, tuple[Sequence[str], list[list[Any]]]]:
+def _tables(report: Report) -> dict[str, tuple[list[str], list[list[Any]]]]:
     """Return columns and rows of every table by name; those without rows are not logged."""
-    tables: dict[str, tuple[Sequence[str], list[list[Any]]]] = {}
-    for data in report.data_sets:
-        rows = [
-            [w.family, w.name, w.ratio, *_limits(w.speedup), w.gain.value, _value(w.gap_ceiling), _value(w.gap_oracle)]
-            + [w.head_share, _value(w.break_even), _verified(report, w.ratio)]
-            for w in data.winners
-            if is_trusted(report, w.ratio)
-        ]
-        tables[f"replay/{data.name}"] = WINNERS, rows
-    heads = [
-        [row.head, ratio, *_limits(speedup), row.threshold.get(ratio), row.auroc, row.head_share.get(ratio)]
-        + [_value(row.break_even.get(ratio)), _verified(report, ratio)]
-        for row in report.bank
-        for ratio, speedup in row.speedup.items()
-        if is_trusted(report, ratio)
-    ]
-    drafts = [
-        [row.draft, row.kind, row.rules[ratio], ratio, *_limits(speedup), row.block_efficiency[ratio], _verified(report, ratio)]
-        for row in report.drafts
-        for ratio, speedup in row.speedup.items()
-        if is_trusted(report, ratio)
-    ]
-    live = [[r.name, r.tokens_per_second.value, r.predicted_tokens_per_second, r.replayed_tokens_per_second] for r in report.live]
-    return tables | {
-        "heads": (BANK, heads),
-        "drafts": (DRAFTS, drafts),
-        "live": (LIVE, [] if report.doubts else live),
-        "quality": _estimates(report, quality_columns(report)),
-        "batches": (BATCHES, [] if report.doubts else _batches(report)),
-        "doubts": (["what was measured is not to be trusted"], [[doubt] for doubt in report.doubts]),
+    ratios = [ratio for ratio in ratios_of(report) if is_trusted(report, ratio)]
+    tables: dict[str, list[tuple[str, Table]]] = {
+        f"replay/{data.name}": [(ratio, winners_table(report, data, ratio)) for ratio in ratios] for data in report.data_sets
     }
+    tables["heads"] = [(ratio, bank_table(report, ratio)) for ratio in ratios]
+    tables["drafts"] = [(ratio, drafts_table(report, ratio)) for ratio in ratios]
+    if report.live and not report.doubts:
+        tables["live"] = [("decoded", live_table(report))]
+    if quality := quality_table(report):
+        tables["quality"] = [("decoded", quality)]
+    if not report.doubts:
+        tables["batches"] = [(f"{batches.concurrency} at once", batch_table(report, batches)) for batches in report.batches]
+    logged = {name: plain_rows(_joined(parts)) for name, parts in tables.items() if parts}
+    return logged | {"doubts": (["what was measured is not to be trusted"], [[doubt] for doubt in report.doubts])}
 
 
-def _batches(report: Report) -> list[list[Any]]:
-    return [
-        [table.concurrency, table.num_requests, row.name, row.tokens_per_second, row.over_alone, row.request_tokens_per_second]
-        + [*_limits(row.speedup), *(times[level] for times in (row.token_ms, row.first_token_ms) for level in ("p50", "p99"))]
-        + [row.tokens_per_round, row.lossless]
-        for table in report.batches
-        for row in table.rows
-    ]
-
-
-def _estimates(report: Report, columns: Sequence[Column]) -> tuple[Sequence[str], list[list[Any]]]:
-    """Return columns with their limits, and the rows of the settings that have any."""
-    names = [f"{column.name}{limit}" for column in columns for limit in ("", ", low", ", high")]
-    settings = [(row.name, [column.value(row) for column in columns]) for row in report.live]
-    rows = [[name, *(each for value in values for each in _limits_or_none(value))] for name, values in settings if any(values)]
-    return ["setting", *names], rows
-
-
-def _limits_or_none(estimate: Interval | None) -> tuple[float | None, float | None, float | None]:
-    return (None, None, None) if estimate is None else _limits(estimate)
-
-
-def _limits(estimate: Interval) -> tuple[float, float, float]:
-    return estimate.value, estimate.low, estimate.high
-
-
-def _value(estimate: Interval | None) -> float | None:
-    return None if estimate is None else estimate.value
-
-
-def _verified(report: Report, ratio: str) -> float | None:
-    """Return the cost of verifying one more token at a ratio, as a share of a forward pass; None if it was measured."""
-    given: Mapping[str, float] = report.context.get("costs") or {}
-    return None if ratio == MEASURED else given.get("verified_share", 0.0)
+def _joined(parts: Sequence[tuple[str, Table]]) -> Table:
+    """Return tables of equal columns as one, whose first column says which one a row is of."""
+    rows = [Row([Cell(name, name), *row.cells]) for name, table in parts for row in table.rows]
+    return Table("", ("of", *parts[0][1].columns), rows)

@@ -75,7 +75,7 @@ def test_batches_of_every_size_are_decoded_reported_and_kept(call, measured_rows
     console = Console(record=True, width=80)
     print_report(report, console)
     text = console.export_text()
-    assert "2 at once: 4 requests decoded" in text and "load-aware" in text
+    assert "2 at once: 4 requests" in text and "load-aware" in text
     start = text.index("1 at once")
     assert all(len(line) <= 80 and "…" not in line for line in text[start:].splitlines())
 

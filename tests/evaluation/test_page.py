@@ -21,8 +21,8 @@ from specheads.evaluation.candidates import CEILING, FIXED, ORACLE
 from specheads.evaluation.conclusions import key_findings, ratios_of
 from specheads.evaluation.page.document import html_of, resource, write_page
 from specheads.evaluation.page.figures import DOUBTFUL, figures_of
-from specheads.evaluation.page.tables import bank_table, divergence_table
 from specheads.evaluation.report import MEASURED, DataSet, Report
+from specheads.evaluation.tables import bank_table, divergence_table
 
 CHROMIUM, CHROMEDRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 FLAGS = (

@@ -19,12 +19,12 @@ from specheads.evaluation.console import print_report
 from specheads.evaluation.intervals import resample_counts
 from specheads.evaluation.page.document import html_of
 from specheads.evaluation.prompt_data import PromptData
-from specheads.evaluation.quality_columns import comparisons
 from specheads.evaluation.quality_rows import score, win_rate, with_quality
 from specheads.evaluation.report import LiveRow
 from specheads.evaluation.response_quality import ResponseQuality
 from specheads.evaluation.settings import Evaluation, RecordingSettings
 from specheads.evaluation.sweep import TARGET_ALONE, Measured, Setting
+from specheads.evaluation.tables import comparisons
 from specheads.prompts.data_set_source import DatasetSource
 
 AS_THEY_ARE = np.ones((3, 4))  # no resampling

@@ -17,31 +17,31 @@ from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
 from specheads.evaluation.conclusions import (
-    change,
-    change_limits,
     costs_text,
-    fit_text,
     key_findings,
     main_data_set,
     preferred,
-    ratio_name,
     ratio_text,
     ratios_of,
 )
+from specheads.evaluation.console import live_texts
 from specheads.evaluation.page.figures import Figures, batch_loads, figures_of
 from specheads.evaluation.page.front import ALL, Loads, front_table
-from specheads.evaluation.page.quality import quality_sections
-from specheads.evaluation.page.tables import (
-    Table,
+from specheads.evaluation.report import MEASURED, Report, TextSample
+from specheads.evaluation.table import Table
+from specheads.evaluation.tables import (
+    ABOUT_QUALITY,
+    QUALITY_TITLE,
     across_table,
     bank_table,
     batch_table,
+    comparisons,
     divergence_table,
     drafts_table,
     live_table,
+    quality_table,
     winners_table,
 )
-from specheads.evaluation.report import MEASURED, Report, TextSample
 from specheads.storage.files import write_whole
 
 
@@ -199,9 +199,11 @@ def _sections(report: Report, figures: Mapping[str, Figures]) -> Iterator[dict[s
         plot = PLOTS[name]
         yield {"key": name, "title": plot.title, "template": "plot.html", "about": plot.about, "by": plot.by}
     if report.live:
-        live = {"texts": _live_texts(report), "table": live_table(report)}
+        live = {"texts": live_texts(report), "table": live_table(report)}
         yield {"key": "live", "title": "Live measurements", "template": "live.html", **live}
-        yield from quality_sections(report)
+        if quality := quality_table(report):
+            shown = {"texts": [ABOUT_QUALITY, *comparisons(report)], "tables": [quality]}
+            yield {"key": "quality", "title": QUALITY_TITLE, "template": "quality.html", **shown}
     if report.batches:
         by_load = [batch_table(report, batches) for batches in report.batches]
         yield front_section("batches", "Batches", ABOUT_BATCHES, batch_loads(report), by_load, bool(report.doubts))
@@ -256,16 +258,6 @@ def _ratio_panels(report: Report, ratios: Sequence[str], table_of: Callable[[Rep
 def _is_doubtful(report: Report, ratio: str) -> bool:
     """Whether a table at a ratio is greyed: at the measured one if measured figures are not to be trusted."""
     return bool(report.doubts) and ratio == MEASURED
-
-
-def _live_texts(report: Report) -> list[str]:
-    texts = [fit_text(report.fit)] if report.fit else []
-    gains = [
-        f"{change(gain)} {change_limits(gain)} at {ratio_name(ratio)}" for ratio, gain in report.gains.items() if gain is not None
-    ]
-    if gains:
-        texts.append(f"The live head over the best live fixed length, cross-fitted: {'; '.join(gains)}.")
-    return texts
 
 
 def _text_panels(report: Report) -> list[Panel]:

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import plotly.graph_objects as go
 
-from specheads.evaluation.page.tables import Cell, Row, Table
 from specheads.evaluation.plot_styles import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, SYMBOLS
+from specheads.evaluation.table import Cell, Row, Table
 
 ALL = "all"  # the key of the figure of all loads
 COLORS = (BLUE, ORANGE, GREEN, RED, SKY, PURPLE)

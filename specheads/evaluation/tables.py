@@ -1,93 +1,45 @@
-"""The page's tables, as records that templates show."""
+"""The tables of a report, for the page, the console and the logs."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
 
 from specheads.evaluation.candidates import CEILING, FIXED, ORACLE
-from specheads.evaluation.conclusions import (
-    change,
-    change_limits,
-    counted_text,
-    minus,
-    percent,
-    percent_limits,
-    ratio_text,
-    share_text,
-    times,
-    times_limits,
-    winners_at,
+from specheads.evaluation.conclusions import counted_text, minus, ratio_text, winners_at
+from specheads.evaluation.intervals import Interval
+from specheads.evaluation.report import (
+    BatchRow,
+    BatchTable,
+    DataSet,
+    LiveRow,
+    QualityRow,
+    Report,
+    Winner,
 )
-from specheads.evaluation.intervals import LEVELS, Interval
-from specheads.evaluation.report import BatchRow, BatchTable, DataSet, LiveRow, Report, Winner
+from specheads.evaluation.sweep import TARGET_ALONE
+from specheads.evaluation.table import (
+    Cell,
+    Row,
+    Table,
+    change_cell,
+    cost_cell,
+    levels_cell,
+    number_cell,
+    share_cell,
+    speed_cell,
+    spread_cell,
+    times_cell,
+    unbroken,
+)
 
-
-@dataclass(frozen=True)
-class Cell:
-    """A cell of a table: a text (None: unknown), or a number with its limits, and the key to sort it by."""
-
-    text: str | None
-    key: float | str | None = None
-    limits: str | None = None
-    kind: str = ""  # doubtful
-    tag: str | None = None  # a short remark
-    lossy: bool = False
-    breaks: bool = False  # whether the text may break after an underscore
-
-    @property
-    def parts(self) -> list[str]:
-        """The text in parts, between which a line may break."""
-        text = self.text or ""
-        return text.replace("_", "_\n").split("\n") if self.breaks and "\n" not in text else [text]
-
-
-@dataclass(frozen=True)
-class Row:
-    """A row of a table; its first cell is a heading."""
-
-    cells: Sequence[Cell]
-    kind: str = ""  # best, bound
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of the page.
-
-    With `sorted_by`, the number of the column that rows are sorted by (-1: none), a click on a heading sorts the table.
-    """
-
-    caption: str
-    columns: Sequence[str]
-    rows: Sequence[Row]
-    sorted_by: int | None = None
-
-
-def _caption(text: str) -> str:
-    return text.replace(" %", "\u00a0%")
-
-
-def number_cell(value: float | None, digits: int) -> Cell:
-    """Return a number, with a minus sign where it is negative."""
-    return Cell(None) if value is None else Cell(minus(f"{value:,.{digits}f}"), value)
-
-
-def times_cell(estimate: Interval | None) -> Cell:
-    """Return a factor with its interval."""
-    return Cell(None) if estimate is None else Cell(times(estimate), estimate.value, times_limits(estimate))
-
-
-def change_cell(estimate: Interval | None) -> Cell:
-    """Return a ratio as a change in percent, with its interval."""
-    return Cell(None) if estimate is None else Cell(change(estimate), estimate.value, change_limits(estimate))
-
-
-def cost_cell(share: float | None) -> Cell:
-    """Return a cost in percent."""
-    return Cell(None) if share is None else Cell(share_text(share).replace(" ", "\u00a0"), share)
-
-
-def share_cell(estimate: Interval | None) -> Cell:
-    """Return a share in percent, with its interval."""
-    return Cell(None) if estimate is None else Cell(percent(estimate), estimate.value, percent_limits(estimate))
+SCORE_TITLES = {"exact_number": "right numbers", "rouge_l": "ROUGE-L"}
+QUALITY_TITLE = "Quality of responses"
+ABOUT_QUALITY = (
+    "Perplexity: of all emitted tokens under the target as it is, without temperature, top-k and top-p. Win rate: the share "
+    "of prompts on which the response is more likely under the target, per token, than the response of the target alone; "
+    "ties count half. It is about 0.5 where the target's distribution is kept. Rejections: rounds in which a drafted "
+    "token was rejected, per emitted token."
+)
 
 
 def winners_table(report: Report, data_set: DataSet, ratio: str) -> Table:
@@ -105,7 +57,7 @@ def winners_table(report: Report, data_set: DataSet, ratio: str) -> Table:
         "break-even",
     )
     caption = f"{data_set.name}, ratio {ratio_text(report, ratio)}: the best of each family; {counted_text(report, ratio)}"
-    return Table(_caption(caption), columns, [_winner(row, row is top) for row in winners])
+    return Table(unbroken(caption), columns, [_winner(row, row is top) for row in winners])
 
 
 def _winner(row: Winner, best: bool) -> Row:
@@ -136,7 +88,7 @@ def across_table(report: Report, ratio: str) -> Table:
     caption = (
         f"Gain over the best fixed length on every data set, ratio {ratio_text(report, ratio)}; {counted_text(report, ratio)}"
     )
-    return Table(_caption(caption), ("family", *(f"{data_set.name} ({data_set.role})" for data_set in report.data_sets)), rows)
+    return Table(unbroken(caption), ("family", *(f"{data_set.name} ({data_set.role})" for data_set in report.data_sets)), rows)
 
 
 def live_table(report: Report) -> Table:
@@ -160,19 +112,19 @@ def live_table(report: Report) -> Table:
     kinds = ["best" if row is fastest else "" for row in report.live]
     caption = "Measured speed, and tokens per second as the fitted costs predict them"
     caption += "; not to be trusted" if report.doubts else ""
-    return Table(_caption(caption), columns, [Row(cells, kind) for cells, kind in zip(rows, kinds, strict=True)], sorted_by=-1)
+    return Table(unbroken(caption), columns, [Row(cells, kind) for cells, kind in zip(rows, kinds, strict=True)], sorted_by=-1)
 
 
 def _live(row: LiveRow, fastest: bool) -> list[Cell]:
     speed = row.tokens_per_second
     return [
         Cell(row.name, row.name, tag="fastest" if fastest else None, lossy=not row.lossless),
-        _tokens_per_second(speed),
+        speed_cell(speed),
         times_cell(row.speedup),
         _predicted(row.predicted_tokens_per_second, speed.value),
         _predicted(row.replayed_tokens_per_second, speed.value),
-        _rate(row.discard_rate),
-        _rate(row.verification_rate),
+        spread_cell(row.discard_rate),
+        spread_cell(row.verification_rate),
         number_cell(row.block_efficiency, 2),
         _accepted(row),
         levels_cell(row.milliseconds),
@@ -196,7 +148,7 @@ def batch_table(report: Report, batches: BatchTable) -> Table:
     caption += "; not to be trusted" if report.doubts else ""
     fastest = max((row for row in batches.rows if row.lossless), key=lambda row: row.tokens_per_second)
     rows = [Row(_batch(row, row is fastest), "best" if row is fastest else "") for row in batches.rows]
-    return Table(_caption(caption), columns, rows, sorted_by=-1)
+    return Table(unbroken(caption), columns, rows, sorted_by=-1)
 
 
 def _batch(row: BatchRow, fastest: bool) -> list[Cell]:
@@ -212,20 +164,10 @@ def _batch(row: BatchRow, fastest: bool) -> list[Cell]:
     ]
 
 
-def levels_cell(milliseconds: Mapping[str, float]) -> Cell:
-    """Return the percentiles of a time, sorted by the first."""
-    levels = [f"p{level}" for level in LEVELS]
-    return Cell(" / ".join(f"{milliseconds[name]:.1f}" for name in levels), milliseconds[levels[0]])
-
-
 def _predicted(value: float | None, measured: float) -> Cell:
     if value is None:
         return Cell(None)
     return Cell(f"{value:,.1f}", value, minus(f"({value / measured - 1:+.1%})").replace("%", "\u00a0%"))
-
-
-def _rate(estimate: Interval) -> Cell:
-    return Cell(f"{estimate.value:.3f}", estimate.value, f"±{(estimate.high - estimate.low) / 2:.3f}")
 
 
 def bank_table(report: Report, ratio: str) -> Table:
@@ -247,7 +189,7 @@ def bank_table(report: Report, ratio: str) -> Table:
         for number, row in enumerate(heads)
     ]
     columns = ("head", "speed-up", "head’s cost", "break-even", "threshold", "AUROC", "ECE")
-    return Table(_caption(f"Heads, ratio {ratio_text(report, ratio)}; {counted_text(report, ratio)}"), columns, rows, sorted_by=1)
+    return Table(unbroken(f"Heads, ratio {ratio_text(report, ratio)}; {counted_text(report, ratio)}"), columns, rows, sorted_by=1)
 
 
 def divergence_table(report: Report) -> Table:
@@ -265,7 +207,7 @@ def divergence_table(report: Report) -> Table:
         for row in report.bank
     ]
     columns = ("head", *(f"{split}, in training" for split in splits), *sets)
-    return Table(_caption("KL divergence of the predictions, nats"), columns, rows)
+    return Table(unbroken("KL divergence of the predictions, nats"), columns, rows)
 
 
 def drafts_table(report: Report, ratio: str) -> Table:
@@ -281,7 +223,7 @@ def drafts_table(report: Report, ratio: str) -> Table:
                 Cell(row.rules[ratio], row.rules[ratio]),
                 times_cell(row.speedup[ratio]),
                 number_cell(row.block_efficiency[ratio], 2),
-                replace(_tokens_per_second(row.tokens_per_second), kind=decoded),
+                replace(speed_cell(row.tokens_per_second), kind=decoded),
             ],
             "best" if row is top else "",
         )
@@ -289,10 +231,56 @@ def drafts_table(report: Report, ratio: str) -> Table:
     ]
     columns = ("draft", "with", "rule", "speed-up", "block eff.", f"tok/s, decoded{', doubtful' if decoded else ''}")
     caption = f"Drafts and what stops them, ratio {ratio_text(report, ratio)}; {counted_text(report, ratio)}"
-    return Table(_caption(caption), columns, cells)
+    return Table(unbroken(caption), columns, cells)
 
 
-def _tokens_per_second(estimate: Interval | None) -> Cell:
-    if estimate is None:
-        return Cell(None)
-    return Cell(f"{estimate.value:,.1f}", estimate.value, f"[{estimate.low:,.1f}, {estimate.high:,.1f}]")
+class _Column(NamedTuple):
+    """A column of estimates with intervals."""
+
+    name: str
+    value: Callable[[LiveRow], Interval | None]
+    digits: int = 3
+
+
+def _quality_columns(report: Report) -> list[_Column]:
+    """Return the columns on the quality of responses, none where it was not measured."""
+    rows = [row.quality for row in report.live if row.quality]
+    if not rows:
+        return []
+    columns = [
+        _quality("perplexity", lambda quality: quality.perplexity, 2),
+        _quality("win rate", lambda quality: quality.win_rates.get(TARGET_ALONE.name)),
+        _quality("rejections per token", lambda quality: quality.rejections_per_token),
+    ]
+    if any(row.score for row in rows):
+        name = report.context["score"]
+        columns.append(_quality(SCORE_TITLES.get(name, name), lambda quality: quality.score))
+    return columns
+
+
+def comparisons(report: Report) -> list[str]:
+    """Return how lossy settings with the same stopping rule compare, as sentences."""
+    return [
+        f"{row.name} over {name}: win rate {rate.value:.3f} [{rate.low:.3f}, {rate.high:.3f}]"
+        for row in report.live
+        if row.quality
+        for name, rate in row.quality.win_rates.items()
+        if name != TARGET_ALONE.name
+    ]
+
+
+def _quality(name: str, value: Callable[[QualityRow], Interval | None], digits: int = 3) -> _Column:
+    return _Column(name, lambda row: value(row.quality) if row.quality else None, digits)
+
+
+def quality_table(report: Report) -> Table | None:
+    """Return the estimates on the quality of responses; None where it was not measured."""
+    columns = _quality_columns(report)
+    if not columns:
+        return None
+    rows = [
+        [Cell(row.name, row.name, lossy=not row.lossless), *(spread_cell(column.value(row), column.digits) for column in columns)]
+        for row in report.live
+    ]
+    names = ["setting", *(column.name for column in columns)]
+    return Table("How likely responses are under the target", names, [Row(each) for each in rows], sorted_by=-1)
