@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.results import Column, Table, Value, add_keep_option, text_of, write_result
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, load_pair
-from specheads.decoding.baseline import Baseline
+from specheads.decoding.decoder import Baseline
 from specheads.decoding.step_times import step_times
 from specheads.decoding.stopping import HeadThreshold
 from specheads.language_model import LanguageModel

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specheads.decoding import drafting, stopping, verification
-    from specheads.decoding.baseline import generate_baseline
-    from specheads.decoding.decoder import SpeculativeDecoder
+    from specheads.decoding.decoder import SpeculativeDecoder, generate_baseline
     from specheads.errors import UserError
     from specheads.evaluation.evaluate import evaluate
     from specheads.evaluation.settings import Evaluation
@@ -39,7 +38,7 @@ LAZY = {
     "Warp": "specheads.sampling",
     "distill": "specheads.training.distill.distillation",
     "evaluate": "specheads.evaluation.evaluate",
-    "generate_baseline": "specheads.decoding.baseline",
+    "generate_baseline": "specheads.decoding.decoder",
     "load_head": "specheads.heads.checkpoint",
     "load_pair": "specheads.pair",
     "save_head": "specheads.heads.checkpoint",

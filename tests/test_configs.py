@@ -15,7 +15,7 @@ from specheads.commands.compose import plain, settings_of, source_of
 from specheads.commands.evaluation import evaluation_settings
 from specheads.commands.experiments import experiments
 from specheads.commands.help import PROGRAMS, help_text
-from specheads.decoding.batch.load_aware import LoadAware
+from specheads.decoding.load_aware import LoadAware
 from specheads.evaluation.candidates import DEFAULT, FITTED, PolicyChoice
 from specheads.pair_config import config_folder
 from specheads.prompts.sources import prompt_source

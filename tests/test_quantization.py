@@ -7,7 +7,7 @@ import torch
 
 import specheads.quantization
 from specheads import SpeculativeDecoder, UserError, Warp, load_pair
-from specheads.decoding.drafting import DraftMemory
+from specheads.decoding.draft_memory import DraftMemory
 from specheads.decoding.drafting.autoregressive import ChainStep
 from specheads.decoding.engine.artefacts import name_of
 from specheads.decoding.stopping import FixedLength

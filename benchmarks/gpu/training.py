@@ -20,7 +20,6 @@ from specheads.language_model import LanguageModel
 from specheads.replay.response_batch import ResponseBatch
 from specheads.training.distill.distill_loss import (
     DistributionSource,
-    Divergence,
     computed_distributions,
     most_likely,
     stored_distributions,

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.peer_workers.protocol import Request, answers, serve, settings
 from specheads import SpeculativeDecoder, Warp, load_head, load_pair
-from specheads.decoding.baseline import Baseline
+from specheads.decoding.decoder import Baseline
 from specheads.decoding.records import Generation
 from specheads.decoding.stopping import FixedLength, HeadThreshold
 from specheads.decoding.verification import BlockVerification, TokenVerification

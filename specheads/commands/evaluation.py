@@ -9,7 +9,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from data_gen.settings import Generation
 from specheads.commands.compose import plain, settings_of, source_of
-from specheads.decoding.batch.load_aware import LengthPolicy
+from specheads.decoding.load_aware import LengthPolicy
 from specheads.decoding.verification import VerificationRule
 from specheads.errors import UserError, is_count
 from specheads.evaluation.candidates import PolicyChoice, RuleChoice

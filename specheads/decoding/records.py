@@ -25,7 +25,6 @@ class Draft:
     draft_probs: Tensor | None
     order: Tensor  # (M,) long, the sampled nodes in sampling order; a node that was sampled twice occurs twice
     num_draft_calls: int  # draft forward passes spent on it
-    next_probs: Tensor | None = None  # (V,), of a chain: the distribution after its last token, if verification needs it
     copied: Tensor | None = None  # (N,) bool, of a graph: the nodes that were copied instead of drafted
     repeated: Tensor | None = None  # (N,) long, of a graph: the drafted node with the same last tokens, or the node itself
     replacement: bool = True  # whether a token may be sampled twice after the same node
@@ -37,10 +36,10 @@ class Draft:
         return len(self.tokens) if self.copied is None else int((~self.copied).sum())
 
     @classmethod
-    def chain(cls, tokens: Tensor, draft_probs: Tensor | None, num_draft_calls: int, next_probs: Tensor | None = None) -> "Draft":
+    def chain(cls, tokens: Tensor, draft_probs: Tensor | None, num_draft_calls: int) -> "Draft":
         """Return a draft without branches."""
         index = torch.arange(len(tokens), device=tokens.device)
-        return cls(tokens, index - 1, index, draft_probs, index, num_draft_calls, next_probs)
+        return cls(tokens, index - 1, index, draft_probs, index, num_draft_calls)
 
 
 @dataclass(frozen=True)

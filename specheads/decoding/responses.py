@@ -11,10 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from specheads.decoding.batch.decoder import BatchDecoder
-from specheads.decoding.batch.rounds import TargetRounds
 from specheads.decoding.engine import Engine, make_engine, resolve_engine
-from specheads.decoding.session import Session, open_session
+from specheads.decoding.rounds import TargetRounds
+from specheads.decoding.rows import Row, RowsDecoder
 from specheads.errors import UserError, is_out_of_memory
 from specheads.language_model import LanguageModel
 from specheads.padding import by_length
@@ -24,7 +23,6 @@ from specheads.sampling import GivenUniforms, Warp
 
 logger = logging.getLogger(__name__)
 
-CPU = torch.device("cpu")
 # Compiling takes about a minute. Plain PyTorch makes this many tokens of a small model in a few.
 TOKENS_WORTH_COMPILING = 200_000
 
@@ -80,7 +78,7 @@ class Responder:
         self.capacity = min(pair.window, max(lengths) + limits.max_new_tokens)
         self._num_rows = min(limits.batch_size, len(lengths))
         self._engine: Engine | None = None
-        self._decoders: dict[Warp, BatchDecoder] = {}
+        self._decoders: dict[Warp, RowsDecoder] = {}
 
     def respond(
         self,
@@ -134,32 +132,29 @@ class Responder:
         on_step: Callable[[int, int], None],
     ) -> list[Response]:
         decoder, most = self._decoder(warp), self._limits.max_new_tokens
-        engines = decoder.engines
 
-        def sessions() -> Iterator[tuple[int, Session]]:
+        def opened() -> Iterator[Row]:
             for number in by_length([len(prompt) for prompt in prompts]):  # steps read as far as their longest row
-                numbers = GivenUniforms(uniform[number])
-                yield number, open_session(self.pair, prompts[number], most, 0, None, engines, CPU, numbers)
+                yield decoder.row(number, prompts[number], most, 0, None, GivenUniforms(uniform[number]))
 
         responses: dict[int, Response] = {}
-        for rows in decoder.decode(sessions(), self.pair.stop_tokens):
+        for rows in decoder.decode(opened(), None):
             ended = 0
             for row in rows:
                 if row.failure is not None:
                     raise UserError(row.failure)
                 if row.has_ended:
-                    ids = row.session.response
-                    responses[row.number] = Response(ids, row.session.finish_reason == "stop")
+                    ids = row.response
+                    responses[row.number] = Response(ids, row.finish_reason == "stop")
                     ended += 1
             on_step(len(rows), ended)
         return [responses[number] for number in range(len(prompts))]
 
-    def _decoder(self, warp: Warp) -> BatchDecoder:
+    def _decoder(self, warp: Warp) -> RowsDecoder:
         """Return the decoder of a warp; all have the same memory."""
         if self._engine is None:
             logger.info("responses: %s runs on engine=%s, %d tokens at most", self._model_id, self._engine_name, self._num_tokens)
             self._engine = make_engine(self._engine_name, self._lm, self.capacity, num_rows=self._num_rows + 1)
         if warp not in self._decoders:
-            rounds = TargetRounds(self._model_id, self._engine, warp, self._num_rows)
-            self._decoders[warp] = BatchDecoder(self.pair, rounds, self._num_rows)
+            self._decoders[warp] = RowsDecoder(self.pair, TargetRounds(self._model_id, self._engine, warp))
         return self._decoders[warp]

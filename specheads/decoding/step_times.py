@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from specheads.decoding.baseline import Baseline
-from specheads.decoding.decoder import SpeculativeDecoder
+from specheads.decoding.decoder import Baseline, SpeculativeDecoder
 from specheads.decoding.drafting.autoregressive import ChainState
 from specheads.decoding.engine import Engine, compile_ahead
 from specheads.decoding.step_costs import RuleCosts, StepCosts
@@ -80,9 +79,9 @@ def step_times(
     compile_ahead(makers)
     for prepare in makers:
         prepare()
-    first = _target_step(alone, context)
-    drafts = {name: _draft_step(each, context) for name, each in decoders.items()}
-    others = {TARGET: first} | {f"{count} verified": _verification(decoders[PLAIN], count, context) for count in verified}
+    first = target_step(alone, context)
+    drafts = {name: draft_step(each, context) for name, each in decoders.items()}
+    others = {TARGET: first} | {f"{count} verified": verification_step(decoders[PLAIN], count, context) for count in verified}
     taken = _timed(first, drafts, others, repeats, decoder.pair.target_lm.device)
     seconds = {name: statistics.median(each) for name, each in taken.items()}
     verification = {0: seconds[TARGET]} | {count: seconds[f"{count} verified"] for count in verified}
@@ -123,44 +122,45 @@ def _place(engine: Engine, length: int) -> None:
         layer.length = length
 
 
-def _target_step(alone: Baseline, context: int) -> Step:
+def target_step(alone: Baseline, context: int) -> Step:
     """Return a step of the target alone."""
+    rounds: Any = alone.single.rounds
     device = alone.engine.lm.device
     token, uniform = torch.zeros(1, 1, dtype=torch.long, device=device), torch.zeros(1, dtype=torch.float64, device=device)
 
     def step() -> None:
         _place(alone.engine, context)
-        alone._compiled_step(token, uniform)
+        rounds.step(token, uniform)
 
     return step
 
 
-def _draft_step(decoder: SpeculativeDecoder, context: int) -> Step:
+def draft_step(decoder: SpeculativeDecoder, context: int) -> Step:
     """Return a draft step; the host waits for its flag, as in decoding."""
-    drafter: Any = decoder._drafter
-    memory, device = decoder._memory, decoder.draft_engine.lm.device
-    assert memory is not None
+    rounds: Any = decoder.single.rounds
+    drafter, index, device = rounds.drafter, rounds.memory.indices[0], decoder.draft_engine.lm.device
     token, uniform = torch.zeros(1, 1, dtype=torch.long, device=device), torch.zeros(1, dtype=torch.float64, device=device)
-    ends, stopped = (torch.zeros(size, dtype=torch.bool, device=device) for size in (decoder.pair.vocab_size, 1))
-    state = ChainState(stopped, decoder.stopping.start_prompt(1, device))
+    ends = torch.zeros(decoder.pair.vocab_size, dtype=torch.bool, device=device)
+    state = ChainState(torch.zeros(1, 2, dtype=torch.long, device=device), decoder.stopping.start_prompt(1, device))
 
     def step() -> None:
         _place(decoder.draft_engine, context)
-        drafter._step(token, memory.indices[0], uniform, ends, state).stopped.item()
+        drafter.steps.step(token, index, uniform, ends, state).drawn.tolist()
 
     return step
 
 
-def _verification(decoder: SpeculativeDecoder, num_drafted: int, context: int) -> Step:
+def verification_step(decoder: SpeculativeDecoder, num_drafted: int, context: int) -> Step:
     """Return the verification of some drafted tokens."""
-    verifier: Any = decoder._verifier
+    rounds: Any = decoder.single.rounds
+    verifier, memory = rounds.verifier, rounds.verifier.memory
     uniforms = torch.zeros(2, dtype=torch.float64, device=decoder.target_engine.lm.device)
-    verifier._memory.probs.fill_(1 / decoder.pair.vocab_size)
-    inputs = (uniforms, verifier._lengths.tensor, verifier.start_prompt())
-    tokens = verifier._memory.start(decoder.target_engine.padded(num_drafted + 1))
+    memory.probs.fill_(1 / decoder.pair.vocab_size)
+    inputs = (uniforms, torch.zeros(3, dtype=torch.long, device=uniforms.device), verifier.rule.start_prompt(1, uniforms.device))
+    tokens = memory.start(decoder.target_engine.padded(num_drafted + 1))
 
     def step() -> None:
         _place(decoder.target_engine, context)
-        verifier._compiled_step(tokens, *inputs)
+        verifier.step(tokens, *inputs)
 
     return step

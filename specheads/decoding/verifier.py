@@ -1,98 +1,130 @@
-"""The target's forward pass over a draft and its verification, in one compiled step."""
+"""The target's forward pass over the chains of all rows and their verification, in one compiled step."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
-from specheads.decoding.drafting.draft_memory import DraftMemory
-from specheads.decoding.engine import Engine
+from specheads.decoding.engine import Engine, ForwardOutput
+from specheads.decoding.flat_tokens import RowsExample, filled, flat_tokens, of_rows, with_rows
 from specheads.decoding.host_numbers import HostNumbers
-from specheads.decoding.records import Draft
-from specheads.decoding.verification import VerificationRule, VerifyStep
+from specheads.decoding.rows import Row
+from specheads.decoding.verification import VerifyStep
 from specheads.decoding.verification.verify_step import StepResult
-from specheads.sampling import Uniforms, Warp
 
 
-class Outcome(NamedTuple):
-    """The outcome of a verification. A named tuple, like other records of a round: a dataclass takes several times as long."""
+class RowsVerifyStep:
+    """The epilogue of a verification's forward pass over the drafts of some rows."""
 
-    path: Sequence[int]  # the accepted nodes, from the context down
-    tokens: Sequence[int]  # those of the accepted nodes
-    next_token: int  # the target's
-    num_probs_needed: int  # coming tokens whose verification needs the draft's distribution
-    hidden: Tensor  # (1, N, H), the target's states after the last committed token and after each node
-    decided_from: int  # which of them decided the next token
-    draft_nan: bool
-    target_nan: bool
+    open_inputs = ((0, 1), (0,), (0,), (0,))
 
-    @property
-    def target_hidden(self) -> Tensor:
-        """(1, H), the state that the next token was decided from."""
-        return self.hidden[:, self.decided_from]
+    def __init__(self, step: VerifyStep) -> None:
+        self.step = step
+        self.compile_key = (RowsVerifyStep, *step.compile_key)
 
-
-class Verifier(Protocol):
-    """Verifies the drafts of one decoder. The engine's memory ends before the last committed token."""
-
-    def warm_up(self) -> None:
-        """Prepare the engine for all that verification runs."""
-
-    def start_prompt(self) -> Any:
-        """Return the rule's state at the start of a prompt."""
-
-    def verify(self, last: int, draft: Draft, planned: int, uniforms: Uniforms, state: Any) -> tuple[Outcome, Any]:
-        """Verify a draft after the `last` committed token, and keep the accepted part in memory.
-
-        Return the outcome and the rule's new state.
+    def __call__(
+        self, output: ForwardOutput, index: Tensor, rows: Tensor, uniforms: Tensor, lengths: Tensor, state: Any
+    ) -> tuple[Tensor, Tensor, Any]:
+        """Return packed StepResults (n, 5 + K) long, the states (n, H) that next tokens were decided from, and the rule's state.
 
         Args:
-            planned: tokens that would have been drafted whatever they are; 0: their number depends on them.
+            index: (n, K + 1) long, where in the forward pass the last committed token and the drafted ones of each row are; after
+                the last drafted one it is repeated.
+            rows: (n,) long, rows of the memory and of the state.
+            uniforms, lengths: (n, 2) and (n, 3); see `VerifyStep.decide`.
+            state: of all rows.
         """
+        memory, num_drafted = self.step.memory, index.shape[1] - 1
+        draft_tokens = memory.sequence[rows, 1 : num_drafted + 1]
+        draft_probs = memory.probs[rows, : num_drafted + int(self.step.rule.reads_next_probs)]
+        target_probs = self.step.warp(output.logits[:, 0])[index]
+        packed, new = self.step.decide(draft_tokens, draft_probs, target_probs, uniforms, lengths, of_rows(state, rows))
+        decided_from = index.gather(1, packed[:, :1]).squeeze(1)
+        return packed, output.hidden[decided_from, 0], with_rows(state, rows, new)
 
 
 class ChainVerifier:
-    """Verifies chains in the memory that they are drafted into, with forward pass and rule in one compiled step."""
+    """Verifies the chains in the rows of a memory. It owns the verification rule's state."""
 
-    def __init__(self, engine: Engine, warp: Warp, rule: VerificationRule, drafted: DraftMemory, most: int) -> None:
+    def __init__(self, engine: Engine, step: VerifyStep, most: int) -> None:
         """`most`: the length of the longest chain."""
-        self.engine, self.rule, self._drafted, self._memory = engine, rule, drafted, drafted
-        device = engine.lm.device
-        if drafted.probs.device != device:
-            self._memory = DraftMemory(drafted.most, engine.lm.vocab_size, engine.lm.probs_dtype, device)
-        self._most = most
-        self._lengths = HostNumbers((3,), device)
-        self._compiled_step = engine.compiled_step(VerifyStep(warp, rule, self._memory), all_logits=True)
+        self.rule, self._engine, self.memory, self._most = step.rule, engine, step.memory, most
+        self._single, device = engine.num_rows == 1, engine.lm.device
+        self.step = engine.compiled_step(step, all_logits=True) if self._single else engine.rows_step(RowsVerifyStep(step))
+        self._lengths = HostNumbers((3,), device)  # of a single row
+        self.state: Any = self.rule.start_prompt(engine.num_rows, device)
 
     def warm_up(self) -> None:
-        longest, lengths = self.engine.padded(self._most + 1), self._lengths.tensor
-        counts = sorted({self.engine.padded(count) for count in range(1, longest + 1)})
-        uniforms = torch.zeros(2, dtype=torch.float64, device=lengths.device)
-        self.engine.warm_up(self._compiled_step, counts, uniforms, lengths, self.start_prompt())
+        """Prepare the engine for all that verification runs."""
+        engine = self._engine
+        if self._single:
+            counts = sorted({engine.padded(count) for count in range(1, engine.padded(self._most + 1) + 1)})
+            uniforms = torch.zeros(2, dtype=torch.float64, device=engine.lm.device)
+            engine.warm_up(self.step, counts, uniforms, self._lengths.tensor, self.state)
+            return
+        examples = []
+        for many in (False, True):
+            others = [*tree_leaves(self.state), *self.memory.buffers()]
+            example = RowsExample(engine, others, many, self.memory.most + 1)
+            count = example.num_rows
+            numbers = example.zeros(count, 2, dtype=torch.float64), example.zeros(count, 3)
+            inputs = example.zeros(count, example.num_columns), example.zeros(count), *numbers, self.state
+            examples.append(example.arguments(*inputs))
+        engine.warm_up_rows(self.step, examples)
 
-    def start_prompt(self) -> Any:
-        return self.rule.start_prompt(1, self._lengths.tensor.device)
+    def start(self, rows: Sequence[Row]) -> None:
+        """Begin other prompts in some rows of the memory."""
+        device = self._engine.lm.device
+        new = self.rule.start_prompt(len(rows), device)
+        if self._single:
+            self.state = new
+        else:
+            self.state = with_rows(self.state, torch.tensor([row.place for row in rows], device=device), new)
 
-    def verify(self, last: int, draft: Draft, planned: int, uniforms: Uniforms, state: Any) -> tuple[Outcome, Any]:
-        base, num_drafted, memory = self.engine.length, len(draft.tokens), self._memory
-        if memory is not self._drafted:
-            memory.copy_(self._drafted, num_drafted)
-        memory.set_last(last)
-        self._lengths.numbers[:] = num_drafted, planned, num_drafted + (draft.next_probs is not None)
+    def verify(self, rows: Sequence[Row], planned: Sequence[int]) -> tuple[list[StepResult], Tensor]:
+        """Verify the draft of each row; return the outcomes, and the target's states (n, H) that next tokens were decided from.
+
+        Args:
+            planned: tokens that each row would have drafted whatever they are; 0: their number depends on them.
+        """
+        # The tokens of each draft, the planned ones, and the distributions that there are.
+        lengths = [
+            (len(row.drafted), number, len(row.drafted) + row.has_next_probs) for row, number in zip(rows, planned, strict=True)
+        ]
+        return self._verify_single(rows[0], lengths[0]) if self._single else self._verify_rows(rows, lengths)
+
+    def _verify_single(self, row: Row, lengths: tuple[int, int, int]) -> tuple[list[StepResult], Tensor]:
+        engine, base = self._engine, self._engine.length
+        self.memory.set_last(row.committed[-1])
+        self._lengths.numbers[:] = lengths
         self._lengths.send()
-        tokens = memory.start(self.engine.padded(num_drafted + 1))
-        packed, hidden, state = self._compiled_step(tokens, uniforms.take(2), self._lengths.tensor, state)
+        tokens = self.memory.start(engine.padded(lengths[0] + 1))
+        packed, hidden, self.state = self.step(tokens, row.verify_uniforms.take(2), self._lengths.tensor, self.state)
         result = StepResult.unpacked(packed.tolist()[0])
-        self.engine.rewind(base + 1 + result.num_accepted)
-        outcome = Outcome(
-            path=range(result.num_accepted),
-            tokens=result.draft_tokens[: result.num_accepted],
-            next_token=result.next_token,
-            num_probs_needed=result.num_probs_needed,
-            hidden=hidden,
-            decided_from=result.num_accepted,
-            draft_nan=result.draft_nan,
-            target_nan=result.target_nan,
+        engine.rewind(base + 1 + result.num_accepted)
+        return [result], hidden[:, result.num_accepted]
+
+    def _verify_rows(self, rows: Sequence[Row], lengths: Sequence[tuple[int, int, int]]) -> tuple[list[StepResult], Tensor]:
+        engine, device = self._engine, self._engine.lm.device
+        tokens = [[row.committed[-1], *row.drafted] for row in rows]
+        places, starts = [row.place for row in rows], [len(row.committed) - 1 for row in rows]
+        flat = flat_tokens(engine, places, tokens, starts)
+        num_drafted = flat.counts - 1
+        width = engine.padded(int(num_drafted.max()) + 1)
+        index = flat.first[:, None] + np.minimum(np.arange(width), num_drafted[:, None])
+        uniforms = np.array([[row.verify_uniforms.number() for _ in range(2)] for row in rows])
+        least = engine.padded_rows(len(rows))
+        packed, hidden, self.state = self.step(
+            flat.tokens,
+            flat.end,
+            flat.places,
+            filled(index, least, 0, device),
+            filled(np.array(places), least, engine.num_rows - 1, device),
+            filled(uniforms, least, 0.0, device),
+            filled(np.array(lengths), least, 0, device),
+            self.state,
         )
-        return outcome, state
+        return [StepResult.unpacked(each) for each in packed.tolist()[: len(rows)]], hidden[: len(rows)]

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from specheads.decoding.baseline import Baseline
-from specheads.decoding.batch.load_aware import LengthPolicy
-from specheads.decoding.decoder import SpeculativeDecoder
+from specheads.decoding.decoder import Baseline, SpeculativeDecoder
 from specheads.decoding.engine.cuda_graph import GraphEngine
+from specheads.decoding.load_aware import LengthPolicy
 from specheads.decoding.records import DecodeStats, Generation
 from specheads.decoding.stopping import StoppingRule
 from specheads.evaluation.candidates import TARGET

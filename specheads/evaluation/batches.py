@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from specheads.decoding.batch.load_aware import MAX_TOKENS, LengthPolicy, LoadCosts
-from specheads.decoding.batch.step_costs import kept_costs
 from specheads.decoding.decoder import SpeculativeDecoder
+from specheads.decoding.load_aware import MAX_TOKENS, LengthPolicy, LoadCosts
+from specheads.decoding.load_costs import kept_costs
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.stopping import FixedLength
 from specheads.evaluation.batch_sweep import ALONE, BatchRun, BatchSetting, BatchSweep, num_requests

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specheads.decoding.batch.load_aware import LengthPolicy, LoadAware, LoadCosts, SecondsTable
+from specheads.decoding.load_aware import LengthPolicy, LoadAware, LoadCosts, SecondsTable
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping import StoppingRule
 from specheads.errors import UserError, is_number

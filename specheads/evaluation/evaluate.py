@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from specheads.decoding.drafting import Autoregressive
 from specheads.errors import UserError
 from specheads.evaluation.batches import decode_batches
 from specheads.evaluation.candidates import candidates
@@ -81,8 +80,6 @@ def evaluate(
 def replay_and_decode(setup: Setup[Evaluation]) -> Outcome:
     """Record, replay every rule, choose the best of each family on dev prompts, decode what `live` and `concurrency` ask for."""
     settings = setup.settings
-    if isinstance(settings.drafting, Autoregressive) and settings.drafting.ahead:
-        logger.warning("drafting.ahead=true adds a forward pass of the draft to most rounds, which replayed counts leave out")
     recorded = record(setup)
     probed = probe(setup) if settings.live != "none" else []
     cost_table = measured_costs(setup, probed) if probed else setup.counted_costs()

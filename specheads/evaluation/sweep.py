@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
-from specheads.decoding.baseline import Baseline
-from specheads.decoding.decoder import SpeculativeDecoder
+from specheads.decoding.decoder import Baseline, SpeculativeDecoder
 from specheads.decoding.drafting import Drafting
 from specheads.decoding.engine import compile_ahead
 from specheads.decoding.records import DecodeStats, Generation, Round

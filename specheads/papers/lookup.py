@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.arguments import check_count
-from specheads.decoding.drafting.draft_memory import DraftMemory
-from specheads.decoding.drafting.drafter import Drafting
+from specheads.decoding.draft_memory import DraftMemory
 from specheads.decoding.engine import Engine
 from specheads.decoding.records import Draft
 from specheads.decoding.stopping import StoppingRule
 from specheads.errors import UserError
 from specheads.papers.trees.growth import ROOT, Nodes
+from specheads.papers.trees.rounds import TreeDrafting
 from specheads.papers.trees.tree_match import TreeMatch
 from specheads.papers.trees.verifier import CHOSEN
 from specheads.sampling import Uniforms, Warp
 
 
-class Lookup(Drafting):
+class Lookup(TreeDrafting):
     """`drafting=lookup`: the tokens that followed the latest earlier occurrence of the text's last n tokens.
 
     Args:
@@ -58,9 +58,7 @@ class LookupDrafter:
     def warm_up(self, ends: Tensor) -> None:
         """There is nothing to prepare."""
 
-    def draft(
-        self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor, num_probs_needed: int = 0
-    ) -> Draft:
+    def draft(self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor) -> Draft:
         """Return at most `limit` tokens that followed the same run of tokens before."""
         nodes, node = Nodes(), ROOT
         limit = min(limit, self.rule.max_tokens)

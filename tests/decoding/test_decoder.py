@@ -134,13 +134,14 @@ def test_a_stream_never_cuts_a_character(nano):
     ids = nano.tokenizer(text, add_special_tokens=False)["input_ids"]
     pieces = iter([ids[i : i + 2] for i in range(0, len(ids), 2)])
 
-    def rounds(session, *_):
+    def decode(rows, stop_tokens):
+        (row,) = rows
         for piece in pieces:
-            session.committed += piece
-            session.finish_reason = "length" if len(session.response) == len(ids) else None
-            yield None
+            row.committed += piece
+            row.finish_reason = "length" if len(row.response) == len(ids) else None
+            yield [row]
 
-    decoder._rounds = rounds
+    decoder.single.decode = decode
     shown = list(decoder.stream("def f():", 100))
     assert "".join(shown) == text
     assert not any("\ufffd" in piece for piece in shown)

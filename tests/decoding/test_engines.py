@@ -9,7 +9,7 @@ from fakes import needs_compiler, tiny_pair
 from families import VOCAB_SIZE, WINDOW, family_pair
 
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, generate_baseline, papers, stopping, verification
-from specheads.decoding.drafting import DraftMemory
+from specheads.decoding.draft_memory import DraftMemory
 from specheads.decoding.drafting.autoregressive import ChainState, ChainStep
 from specheads.decoding.engine import EagerEngine, artefacts, compiled, make_engine
 from specheads.decoding.engine.artefacts import folder, name_of
@@ -296,7 +296,7 @@ def test_a_head_that_reads_the_last_of_several_states_does_not_change_the_distri
     for engine in engines:
         engine.rewind(0)
         engine.forward(torch.arange(7)[None] % 3, num_logits=0)
-        state = ChainState(torch.tensor([False]), step.rule.start_prompt(1, torch.device("cpu")))
+        state = ChainState(torch.zeros(1, 2, dtype=torch.long), step.rule.start_prompt(1, torch.device("cpu")))
         uniform, ends = torch.tensor([0.4]).double(), torch.zeros(3, dtype=torch.bool)
         new = engine.compiled_step(step)(tokens, step.memory.indices[1], uniform, ends, state)
         actual.append((step.memory.probs[0, 1].clone(), new.rule.survival.clone()))

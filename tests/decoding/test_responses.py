@@ -11,7 +11,7 @@ from data_gen.rows import Shard, label_rows
 from data_gen.rows import respond as respond_to
 from data_gen.settings import Generation
 from specheads.decoding import responses as module
-from specheads.decoding.baseline import Baseline
+from specheads.decoding.decoder import Baseline
 from specheads.decoding.responses import Responder, Response, engine_worth, row_uniforms
 from specheads.errors import UserError
 from specheads.prompts.encoding import ResponseLimits

@@ -4,7 +4,7 @@ import pytest
 from fakes import tiny_pair
 
 from specheads import SpeculativeDecoder, Warp, stopping
-from specheads.decoding.batch.load_aware import LengthPolicy
+from specheads.decoding.load_aware import LengthPolicy
 from specheads.evaluation.batch_sweep import ALONE, BatchSetting, BatchSweep, num_requests
 from specheads.evaluation.sweep import response_seed
 from specheads.storage.journal import Journal

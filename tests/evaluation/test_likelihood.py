@@ -6,7 +6,7 @@ import torch
 from fakes import tiny_pair
 
 from specheads import Warp
-from specheads.decoding.baseline import Baseline
+from specheads.decoding.decoder import Baseline
 from specheads.evaluation import likelihood
 from specheads.evaluation.likelihood import response_nats
 from specheads.evaluation.quality_rows import perplexity

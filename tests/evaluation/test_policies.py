@@ -3,7 +3,7 @@
 import pytest
 
 from specheads import UserError, stopping
-from specheads.decoding.batch.load_aware import LengthPolicy, LoadAware
+from specheads.decoding.load_aware import LengthPolicy, LoadAware
 from specheads.evaluation.candidates import DEFAULT, FIXED, PolicyChoice, RuleChoice, check_policies
 from specheads.evaluation.settings import Evaluation
 

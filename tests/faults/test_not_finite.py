@@ -11,8 +11,7 @@ from fakes import tiny_pair
 from data_gen.labels import label_responses
 from specheads import Warp, papers
 from specheads.decoding import stopping, verification
-from specheads.decoding.baseline import Baseline
-from specheads.decoding.decoder import SpeculativeDecoder
+from specheads.decoding.decoder import Baseline, SpeculativeDecoder
 from specheads.decoding.responses import Responder, row_uniforms
 from specheads.errors import UserError
 from specheads.evaluation.likelihood import response_nats

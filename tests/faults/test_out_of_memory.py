@@ -6,9 +6,9 @@ import torch
 from fakes import tiny_pair
 
 from specheads import Warp
-from specheads.decoding.batch.decoder import BatchDecoder
-from specheads.decoding.batch.rounds import TargetRounds
 from specheads.decoding.responses import Responder, row_uniforms
+from specheads.decoding.rounds import TargetRounds
+from specheads.decoding.rows import RowsDecoder
 from specheads.prompts.encoding import ResponseLimits
 
 PROMPTS = [[number % 4, 1, 2][: 1 + number % 3] for number in range(6)]
@@ -29,7 +29,7 @@ def responses(pair, on_step=lambda made, ended: None):
 def test_fewer_rows_are_decoded_together_with_the_same_responses(where, error, monkeypatch, caplog):
     pair, calls = tiny_pair(4, scale=1.5), []
     whole = responses(pair)
-    take, init = TargetRounds.take, BatchDecoder.__init__
+    take, init = TargetRounds.take, RowsDecoder.__init__
 
     def taken(self, rows, *args):
         calls.append(len(rows))
@@ -37,13 +37,13 @@ def test_fewer_rows_are_decoded_together_with_the_same_responses(where, error, m
             raise error
         return take(self, rows, *args)
 
-    def allocated(self, pair, rounds, num_rows):
-        if where == "memory" and num_rows > 2:
+    def allocated(self, pair, rounds):
+        if where == "memory" and rounds.engines[0].num_rows > 3:
             raise error
-        init(self, pair, rounds, num_rows)
+        init(self, pair, rounds)
 
     monkeypatch.setattr(TargetRounds, "take", taken)
-    monkeypatch.setattr(BatchDecoder, "__init__", allocated)
+    monkeypatch.setattr(RowsDecoder, "__init__", allocated)
     counted = []
     assert responses(pair, lambda made, ended: counted.append((made, ended))) == whole
     assert caplog.text.count("5 rows do not fit into memory; 2 are decoded together") == 1

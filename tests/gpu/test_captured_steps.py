@@ -7,7 +7,7 @@ import torch
 from families import WINDOW
 
 from specheads import SpeculativeDecoder, Warp, generate_baseline, stopping
-from specheads.decoding.baseline import Baseline
+from specheads.decoding.decoder import Baseline
 from specheads.decoding.step_times import _target_step, _verification
 from tests.gpu.checks import family_there, moved, plain_greedy, random_head, random_prompt
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from specheads.commands import export
 from specheads.commands.compose import model_config, source_of
 from specheads.commands.config_mistakes import MISTAKES, composition_error
-from specheads.decoding.batch.load_aware import LoadCosts, SecondsTable
+from specheads.decoding.load_aware import LoadCosts, SecondsTable
 from specheads.decoding.recommendation import recommended_rules
 from specheads.decoding.stopping import HeadThreshold
 from specheads.errors import UserError, user_error

@@ -27,9 +27,9 @@ from random_recording import rounds_of
 
 from specheads import SpeculativeDecoder, UserError, Warp, generate_baseline
 from specheads.decoding import stopping
-from specheads.decoding.baseline import Baseline
-from specheads.decoding.batch.load_aware import LoadAware, LoadCosts, SecondsTable
+from specheads.decoding.decoder import Baseline
 from specheads.decoding.drafting import Autoregressive
+from specheads.decoding.load_aware import LoadAware, LoadCosts, SecondsTable
 from specheads.decoding.verification import VerificationRule
 from specheads.prompts.encoding import ResponseLimits
 from specheads.prompts.prompt import Prompt

@@ -4,7 +4,6 @@ A new method is a module with a Drafting (drafter.py) and a config in conf/draft
 """
 
 from specheads.decoding.drafting.autoregressive import Autoregressive, ChainDrafter, ChainStep
-from specheads.decoding.drafting.draft_memory import DraftMemory
-from specheads.decoding.drafting.drafter import Drafter, Drafting
+from specheads.decoding.drafting.drafter import Drafting
 
-__all__ = ["Autoregressive", "ChainDrafter", "ChainStep", "DraftMemory", "Drafter", "Drafting"]
+__all__ = ["Autoregressive", "ChainDrafter", "ChainStep", "Drafting"]

@@ -1,50 +1,57 @@
-"""One token after the other, each sampled from the draft's warped distribution."""
+"""One token after the other, each sampled from the draft's warped distribution; in several rows in lockstep."""
 
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
-from specheads.decoding.arguments import check_flag
-from specheads.decoding.drafting.draft_memory import DraftMemory
+from specheads.decoding.draft_memory import DraftMemory
 from specheads.decoding.drafting.drafter import Drafting
 from specheads.decoding.engine import Engine, ForwardOutput
+from specheads.decoding.flat_tokens import RowsExample, filled, flat_tokens, of_rows, with_rows
 from specheads.decoding.host_numbers import HostNumbers
-from specheads.decoding.records import Draft
+from specheads.decoding.rounds import ChainRounds
+from specheads.decoding.rows import Row
 from specheads.decoding.stopping import StoppingRule
+from specheads.decoding.verification import VerificationRule
 from specheads.features import drafting_features
 from specheads.language_model import LanguageModel
-from specheads.sampling import Uniforms, Warp
+from specheads.pair import Pair
+from specheads.sampling import Warp
 
 PENDING = (1, 2)  # committed tokens that a round's first step reads: two after a fully accepted draft
 
 
 class Autoregressive(Drafting):
-    """`drafting=autoregressive`: a chain, as long as the stopping rule lets it grow.
+    """`drafting=autoregressive`: a chain, as long as the stopping rule lets it grow."""
 
-    Args:
-        ahead: issue each step before the previous step's stop flag has arrived, and drop its token if the flag says stop. The
-            tokens are the same; a round has one forward pass more, which pays where waiting for a flag costs more than a forward
-            pass.
-    """
-
-    def __init__(self, ahead: bool = False) -> None:
-        check_flag("drafting.ahead", ahead)
-        self.ahead = ahead
-
-    def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "ChainDrafter":
-        """Return the drafter for these choices, which writes into `memory`."""
-        return ChainDrafter(engine, ChainStep(engine.lm, warp, rule, memory), self.ahead)
+    def rounds(
+        self,
+        pair: Pair,
+        engines: Sequence[Engine],
+        stopping: StoppingRule,
+        verification: VerificationRule,
+        warp: Warp,
+        memory: DraftMemory,
+    ) -> ChainRounds:
+        drafter = ChainDrafter(engines[1], ChainStep(pair.draft_lm, warp, stopping, memory))
+        return ChainRounds(pair, engines, drafter, verification, warp, memory)
 
 
 class ChainState(NamedTuple):
     """The state that each step passes on to the next."""
 
-    stopped: Tensor  # (B,) bool, whether the draft ended before this step, which then passes the state on unchanged
+    drawn: Tensor  # (B, 2) long, the last token and whether the draft ended with it or before; then steps change nothing here
     rule: Any  # of the stopping rule, tensors (B, ...)
+
+    @property
+    def stopped(self) -> Tensor:
+        """(B,) bool, whether the draft has ended."""
+        return self.drawn[:, 1] > 0
 
 
 class ChainStep:
@@ -57,7 +64,7 @@ class ChainStep:
         self.compile_key = (ChainStep, warp, rule.compile_key, memory)
 
     def __call__(self, output: ForwardOutput, index: Tensor, uniform: Tensor, ends: Tensor, state: ChainState) -> ChainState:
-        """Write the drafted token and its distribution into the memory; return the new state: `stopped` if the draft ends there.
+        """Write the drafted token and its distribution into the memory; return the new state.
 
         Args:
             index: (1,) long, of the token in the memory.
@@ -81,7 +88,7 @@ class ChainStep:
         features = drafting_features(self.rule.needs, logits, token, hidden, self.lm.embed)
         new, stop = self.rule.step(state.rule, features)
         kept = tree_map(partial(_unless, state.stopped), state.rule, new)
-        return token, probs, ChainState(state.stopped | stop | ends[token], kept)
+        return token, probs, ChainState(torch.stack([token, (state.stopped | stop | ends[token]).long()], dim=1), kept)
 
 
 def _unless(stopped: Tensor, old: Tensor, new: Tensor) -> Tensor:
@@ -89,90 +96,155 @@ def _unless(stopped: Tensor, old: Tensor, new: Tensor) -> Tensor:
     return old if new is old else torch.where(stopped.reshape(-1, *[1] * (new.dim() - 1)), old, new.to(old.dtype))
 
 
-class ChainDrafter:
-    """Drafts chains into a memory."""
+class RowsChainStep:
+    """The epilogue of a draft forward pass over rows: a token for each of some of them."""
 
-    def __init__(self, engine: Engine, step: ChainStep, ahead: bool = False) -> None:
-        self._engine, self._rule, self._memory = engine, step.rule, step.memory
-        self._step, self._ahead = engine.compiled_step(step), ahead
-        device = engine.lm.device
-        self._going, self._stopped = torch.tensor([[False], [True]], device=device)
-        self._flag = Flag(device)
-        self._pending = [HostNumbers((1, count), device) for count in PENDING]
+    open_inputs = ((0,), (0,), (0,), (0,))
+
+    def __init__(self, step: ChainStep) -> None:
+        self.step = step
+        self.compile_key = (RowsChainStep, *step.compile_key)
+
+    def __call__(
+        self, output: ForwardOutput, last: Tensor, rows: Tensor, index: Tensor, uniform: Tensor, ends: Tensor, state: ChainState
+    ) -> tuple[Tensor, ChainState]:
+        """Return the drafted tokens and whether their drafts end with them, (n, 2) long, and the new state of all rows.
+
+        Args:
+            last: (n,) long, where in the forward pass each row's last token is.
+            rows: (n,) long, rows of the memory and of the state.
+            index: (n,) long, of the token in each row's draft.
+            uniform: (n,) in [0, 1), at which the tokens are sampled.
+            ends: (V,) bool, the tokens that end a response and therefore a draft.
+            state: of all rows.
+        """
+        logits, hidden = output.logits[last, -1], output.hidden[last, -1]
+        token, probs, new = self.step.draw(logits, hidden, uniform, ends, of_rows(state, rows))
+        self.step.memory.write(index, token, probs, rows)
+        return new.drawn, with_rows(state, rows, new)
+
+
+class ChainDrafter:
+    """Drafts chains into a memory, each step one token in every row whose draft has not ended. It owns the rule's state."""
+
+    def __init__(self, engine: Engine, step: ChainStep) -> None:
+        self.rule, device, size = step.rule, engine.lm.device, engine.num_rows
+        self.steps = _SingleSteps(engine, step) if size == 1 else _RowsSteps(engine, step)
+        self._going, self._stopped = (torch.tensor([[0, value]] * size, device=device) for value in (0, 1))
+        self.state: Any = self.rule.start_prompt(size, device)
 
     def warm_up(self, ends: Tensor) -> None:
         """Prepare the engine for all that drafting runs."""
+        self.steps.warm_up(ends, ChainState(self._going, self.state))
+
+    def start(self, rows: Sequence[Row]) -> None:
+        """Begin other prompts in some rows of the memory."""
+        new = self.rule.start_prompt(len(rows), self._going.device)
+        if len(self._going) == 1:
+            self.state = new
+        else:
+            self.state = with_rows(self.state, torch.tensor([row.place for row in rows], device=self._going.device), new)
+
+    def draft(self, rows: Sequence[Row], ends: Tensor, most: int) -> None:
+        """Draft up to `most` tokens after the committed ones of each row; the result is in the rows and in the memory."""
+        state = ChainState(self._going, self.state)
+        for row in rows:
+            row.begin_round()
+        drafting = [row for row in rows if min(row.most_drafted, most) > 0]
+        while drafting:
+            drawn, state = self.steps.run(drafting, ends, state)
+            for row, (token, _) in zip(drafting, drawn, strict=True):
+                row.drafted.append(token)
+            drafting = [
+                row
+                for row, (_, stopped) in zip(drafting, drawn, strict=True)
+                if not stopped and len(row.drafted) < min(row.most_drafted, most)
+            ]
+        waiting = [row for row in rows if row.num_probs_needed > len(row.drafted)]
+        if waiting:  # only the distributions matter, the state stays as it is
+            _, state = self.steps.run(waiting, ends, ChainState(self._stopped, state.rule))
+            for row in waiting:
+                row.has_next_probs = True
+                row.draft_uniforms.give_back(1)
+        self.state = state.rule
+
+    def keep(self, row: Row, num_accepted: int) -> None:
+        """Forget what a row's draft has read beyond the accepted tokens. Call it before they are committed."""
+        row.num_read = min(row.num_read, len(row.committed) + num_accepted)
+        self.steps.keep(row)
+
+
+class _SingleSteps:
+    """Draft steps of an engine whose memory has one text."""
+
+    def __init__(self, engine: Engine, step: ChainStep) -> None:
+        self._engine, self._memory, self.step = engine, step.memory, engine.compiled_step(step)
+        self._pending = [HostNumbers((1, count), engine.lm.device) for count in PENDING]
+
+    def warm_up(self, ends: Tensor, state: ChainState) -> None:
         uniform = torch.zeros(1, dtype=torch.float64, device=ends.device)
-        state = ChainState(self._going, self._rule.start_prompt(1, ends.device))
-        self._engine.warm_up(self._step, PENDING, self._memory.indices[0], uniform, ends, state)
+        self._engine.warm_up(self.step, PENDING, self._memory.indices[0], uniform, ends, state)
 
-    def draft(
-        self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor, num_probs_needed: int = 0
-    ) -> Draft:
-        """Return a draft of at most `limit` tokens after the committed ones; see Drafter."""
-        memory, calls, limit, self._base = self._memory, 0, min(limit, self._rule.max_tokens), len(committed)
-        tokens = self._unread(committed, ends.device)
-        count, state = 0, ChainState(self._going, state)
-        while count < limit:
-            state = self._step(tokens, memory.indices[count], uniforms.take(1), ends, state)
-            calls += 1
-            if self._ahead and count and self._flag.read():
-                uniforms.give_back(1)
-                break
-            tokens, count = memory.drafted(count), count + 1
-            if self._ahead:
-                self._flag.send(state.stopped)
-            elif self._flag.wait_for(state.stopped):
-                break
-        needs_next = num_probs_needed > count
-        if needs_next and calls == count:  # only the distribution matters, the state stays as it is
-            state = self._step(tokens, memory.indices[count], uniforms.take(1), ends, ChainState(self._stopped, state.rule))
-            uniforms.give_back(1)
-            calls += 1
-        self._state, self._count = state.rule, count
-        return memory.chain(count, calls, needs_next)
+    def run(self, rows: Sequence[Row], ends: Tensor, state: ChainState) -> tuple[list[list[int]], ChainState]:
+        """Run one step; return each row's token and whether its draft ends with it, and the new state."""
+        (row,) = rows
+        tokens = self._unread(row) if row.num_read < len(row.committed) else self._memory.drafted(len(row.drafted) - 1)
+        state = self.step(tokens, self._memory.indices[len(row.drafted)], row.draft_uniforms.take(1), ends, state)
+        row.num_read += tokens.shape[1]
+        row.num_draft_calls += 1
+        return state.drawn.tolist(), state
 
-    def _unread(self, committed: Sequence[int], device: torch.device) -> Tensor:
+    def _unread(self, row: Row) -> Tensor:
         """Return the committed tokens (1, n) that the draft has not read."""
-        unread = committed[self._engine.length :]
+        unread = row.committed[row.num_read :]
         if len(unread) not in PENDING:
-            return torch.tensor([unread], device=device)
+            return torch.tensor([unread], device=self._engine.lm.device)
         pending = self._pending[PENDING.index(len(unread))]
         pending.numbers[0] = unread
         pending.send()
         return pending.tensor
 
-    def after(self, path: Sequence[int]) -> tuple[Any, int, int]:
-        """Return the stopping rule's state and the numbers of drafted and accepted tokens, after `path` was accepted."""
-        return self._state, self._count, len(path)
-
-    def keep(self, path: Sequence[int]) -> None:
-        """Forget the last draft except for the accepted tokens `path`."""
-        self._engine.rewind(min(self._engine.length, self._base + len(path)))
+    def keep(self, row: Row) -> None:
+        self._engine.rewind(row.num_read)
 
 
-class Flag:
-    """A bool on its way from a device to the host; the host waits for it only when it reads."""
+class _RowsSteps:
+    """Draft steps of an engine whose memory has several texts."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._arrived = torch.cuda.Event() if device.type == "cuda" else None
-        self._flag = torch.zeros(1, dtype=torch.bool, pin_memory=device.type == "cuda")
+    def __init__(self, engine: Engine, step: ChainStep) -> None:
+        self._engine, self._memory, self.step = engine, step.memory, engine.rows_step(RowsChainStep(step))
 
-    def send(self, flag: Tensor) -> None:
-        """Send the current value of `flag` (1,), which may be overwritten afterwards."""
-        self._flag.copy_(flag, non_blocking=True)
-        if self._arrived is not None:
-            self._arrived.record(torch.cuda.current_stream(flag.device))
+    def warm_up(self, ends: Tensor, state: ChainState) -> None:
+        examples = []
+        for many in (False, True):
+            example = RowsExample(self._engine, [ends, *tree_leaves(state), *self._memory.buffers()], many)
+            last, rows, index = (example.zeros(example.num_rows) for _ in range(3))
+            examples.append(example.arguments(last, rows, index, last.double(), ends, state))
+        self._engine.warm_up_rows(self.step, examples)
 
-    def wait_for(self, flag: Tensor) -> bool:
-        """Return the value of `flag` (1,) as soon as the device has it, and not what it does afterwards."""
-        if self._arrived is None:
-            return bool(flag.item())
-        self.send(flag)
-        return self.read()
+    def run(self, rows: Sequence[Row], ends: Tensor, state: ChainState) -> tuple[list[list[int]], ChainState]:
+        """Run one step; return each row's token and whether its draft ends with it, and the new state."""
+        device, least = ends.device, self._engine.padded_rows(len(rows))
+        unread = [row.unread for row in rows]
+        places, starts = [row.place for row in rows], [row.num_read for row in rows]
+        flat = flat_tokens(self._engine, places, unread, starts)
+        index = np.array([len(row.drafted) for row in rows])
+        uniform = np.array([row.draft_uniforms.number() for row in rows])
+        drawn, state = self.step(
+            flat.tokens,
+            flat.end,
+            flat.places,
+            filled(flat.first + flat.counts - 1, least, 0, device),
+            filled(np.array(places), least, self._engine.num_rows - 1, device),
+            filled(index, least, 0, device),
+            filled(uniform, least, 0.0, device),
+            ends,
+            state,
+        )
+        for row, tokens in zip(rows, unread, strict=True):
+            row.num_read += len(tokens)
+            row.num_draft_calls += 1
+        return drawn.tolist()[: len(rows)], state
 
-    def read(self) -> bool:
-        """Return the value that was sent last."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        return bool(self._flag)
+    def keep(self, row: Row) -> None:
+        """Positions beyond what was read are overwritten."""

@@ -1,47 +1,15 @@
-"""The interface of drafting methods: a choice, and the drafter that one decoder makes of it."""
+"""The interface of drafting methods."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from torch import Tensor
-
-from specheads.decoding.drafting.draft_memory import DraftMemory
+from specheads.decoding.draft_memory import DraftMemory
 from specheads.decoding.engine import Engine
-from specheads.decoding.records import CHAIN, Draft
+from specheads.decoding.records import CHAIN
+from specheads.decoding.rows import Rounds
 from specheads.decoding.stopping import StoppingRule
 from specheads.pair import Pair
-from specheads.sampling import Uniforms, Warp
-
-
-class Drafter(Protocol):
-    """Drafts for one decoder, round by round."""
-
-    def warm_up(self, ends: Tensor) -> None:
-        """Prepare the engine for all that drafting runs."""
-
-    def draft(
-        self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor, num_probs_needed: int = 0
-    ) -> Draft:
-        """Return a draft after the committed tokens. The draft model has not read the last of them, and maybe more.
-
-        Args:
-            state: of the stopping rule, B = 1.
-            limit: the longest useful path.
-            uniforms: the numbers at which tokens are sampled.
-            ends: (V,) bool, the tokens that end a response and therefore a path.
-            num_probs_needed: coming tokens whose verification needs the draft's distribution; a shorter chain brings the
-                distribution after its last token.
-        """
-
-    def after(self, path: Sequence[int]) -> tuple[Any, int, int]:
-        """Return the stopping rule's state along a path of the last draft, and the numbers of its tokens and of accepted ones.
-
-        Args:
-            path: the accepted nodes, with which that path begins.
-        """
-
-    def keep(self, path: Sequence[int]) -> None:
-        """Forget the last draft except for the accepted nodes `path`."""
+from specheads.sampling import Warp
 
 
 class Drafting:
@@ -75,13 +43,26 @@ class Drafting:
         return 0
 
     def most_verified(self, max_tokens: int) -> int:
-        """Return the nodes of the largest draft that goes to verification, where paths have up to `max_tokens` tokens."""
-        return max_tokens
+        """Return how many positions beyond the text the target may write, where paths have up to `max_tokens` tokens."""
+        return 0
 
-    def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> Drafter:
-        """Return the drafter for these choices; chains are written into `memory`.
+    def rounds(
+        self,
+        pair: Pair,
+        engines: Sequence[Engine],
+        stopping: StoppingRule,
+        verification: Any,
+        warp: Warp,
+        memory: DraftMemory,
+    ) -> Rounds:
+        """Return how rows draft and verify by these choices.
+
+        Args:
+            engines: the target's, and the draft's where `reads_draft`; with memory of one text, or of a batch's rows and one
+                more.
+            memory: of chains, on the draft's device; decoders that share an engine share it, too.
 
         Raises:
-            UserError: a rule that needs features which this method does not have.
+            UserError: a rule that needs features which this method does not have; a batch where it drafts for one row only.
         """
         raise NotImplementedError

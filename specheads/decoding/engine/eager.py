@@ -63,6 +63,7 @@ class Engine(Protocol):
 
     lm: LanguageModel
     capacity: int
+    num_rows: int  # texts that its memory holds
     num_prepared: int  # steps compiled or captured so far; generation adds none after the warm-up
 
     @property

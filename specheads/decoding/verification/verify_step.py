@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specheads.decoding.drafting.draft_memory import DraftMemory
-from specheads.decoding.engine import Engine, ForwardOutput
+from specheads.decoding.draft_memory import DraftMemory
+from specheads.decoding.engine import ForwardOutput
 from specheads.decoding.records import CHAIN, Verdict
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.verification.chain_distribution import AcceptanceDistribution, Block
@@ -24,10 +24,6 @@ class Verification:
     stopping: StoppingRule | None = None  # the default stopping rule
     takes: frozenset[str]  # the kinds of drafts that it can verify
     reads_planned: bool = False  # whether it reads a block's `planned`
-
-    def verifier(self, engine: Engine, warp: Warp, most_nodes: int, deepest: int) -> Any:
-        """Return the Verifier of drafts that are no chains, of up to `most_nodes` tokens; None for a rule for chains."""
-        return None
 
 
 class VerificationRule(Verification):

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specheads.decoding.baseline import Baseline
-from specheads.decoding.decoder import SpeculativeDecoder
+from specheads.decoding.decoder import Baseline, SpeculativeDecoder
 from specheads.decoding.records import DecodeStats, Round
 from specheads.decoding.step_costs import RuleCosts, StepCosts
 from specheads.decoding.step_times import TARGET, VERIFIED, StepTimes, step_costs

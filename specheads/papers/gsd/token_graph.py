@@ -61,14 +61,12 @@ class GraphDrafter(TopDrafter):
         self.most_pending = rule.max_tokens + 1  # the draft has not read accepted copies
         super().__init__(choices, engine, warp, rule)
 
-    def draft(
-        self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor, num_probs_needed: int = 0
-    ) -> Draft:
+    def draft(self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor) -> Draft:
         self._occurrences: dict[tuple[int, ...], list[int]] = {}  # by run: the nodes that get children
         self._same: dict[int, int] = {}  # by merged node: the node with the same run that it is linked to
         self._context = list(committed[-self.choices.tau :])
         self._deepest = min(limit, self.rule.max_tokens)
-        return super().draft(committed, state, limit, uniforms, ends, num_probs_needed)
+        return super().draft(committed, state, limit, uniforms, ends)
 
     def without_repeats(self, nodes: Nodes, onward: Sequence[int], new: Sequence[int]) -> Sequence[int]:
         """Return the nodes that get children: of those with the same run a single one, from which the others copy."""

@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.arguments import check_choice, check_count, check_probability
-from specheads.decoding.drafting.draft_memory import DraftMemory
-from specheads.decoding.drafting.drafter import Drafting
+from specheads.decoding.draft_memory import DraftMemory
 from specheads.decoding.engine import Engine
 from specheads.decoding.records import Draft
 from specheads.decoding.stopping import StoppingRule
 from specheads.errors import UserError
 from specheads.papers.trees.growth import ROOT, Frontier, Grown, Nodes, Proposal, TreeDrafter
+from specheads.papers.trees.rounds import TreeDrafting
 from specheads.papers.trees.tree_match import TreeMatch
 from specheads.papers.trees.verifier import CHOSEN
 from specheads.sampling import Uniforms, Warp
 
 
-class Tree(Drafting):
+class Tree(TreeDrafting):
     """`drafting=tree`: top-k children for every node that is not pruned, as deep as the stopping rule lets each path grow.
 
     A node has no children where the rule stops on its path (a head prunes by predicted survival), where its probability is below
@@ -88,9 +88,7 @@ class TopDrafter(TreeDrafter):
         super().__init__(engine, warp, rule, choices.max_nodes, min(choices.max_width, choices.max_nodes))
         self.choices = choices
 
-    def draft(
-        self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor, num_probs_needed: int = 0
-    ) -> Draft:
+    def draft(self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor) -> Draft:
         """Return a tree after the committed tokens, at most `limit` deep."""
         self._joint = {ROOT: 0.0}
         grown = self.grow(committed, state, limit, uniforms, ends)

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from specheads.decoding.baseline import Baseline
+from specheads.decoding.decoder import Baseline
 from specheads.evaluation.settings import EngineName
 from specheads.forecast import progress
 from specheads.language_model import LanguageModel

@@ -20,13 +20,11 @@ class LayerSkip(Autoregressive):
 
     Args:
         skipped: numbers of layers, from 0.
-        ahead: as in Autoregressive.
 
     Source: Zhang et al. 2023 (Draft & Verify), section 3.
     """
 
-    def __init__(self, skipped: Sequence[int], ahead: bool = False) -> None:
-        super().__init__(ahead)
+    def __init__(self, skipped: Sequence[int]) -> None:
         if isinstance(skipped, str) or not isinstance(skipped, Sequence) or not all(is_count(layer) for layer in skipped):
             raise UserError(
                 f"drafting.skipped={skipped} must be a list of layer numbers from 0, for example 'drafting.skipped=[2,3]', or "

@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.arguments import check_count
-from specheads.decoding.drafting.draft_memory import DraftMemory
-from specheads.decoding.drafting.drafter import Drafting
+from specheads.decoding.draft_memory import DraftMemory
 from specheads.decoding.engine import Engine
 from specheads.decoding.records import Draft
 from specheads.decoding.stopping import StoppingRule
 from specheads.papers.mjsd.joint import JointVerification
 from specheads.papers.trees.growth import ROOT, Frontier, Nodes, Proposal, TreeDrafter, usual_length
+from specheads.papers.trees.rounds import TreeDrafting
 from specheads.papers.trees.verifier import BEAM
 from specheads.sampling import Uniforms, Warp, sample_distinct
 
 
-class Beam(Drafting):
+class Beam(TreeDrafting):
     """`drafting=beam`: the most likely chain that a beam search finds, as long as the stopping rule lets it grow.
 
     Args:
@@ -50,6 +50,9 @@ class Beam(Drafting):
     def most_read(self, max_tokens: int) -> int:
         return self.num_beams * max_tokens
 
+    def most_verified(self, max_tokens: int) -> int:
+        return 0  # a chain ends within the window
+
     def usual_verification(self) -> JointVerification:
         return JointVerification()
 
@@ -67,9 +70,7 @@ class BeamDrafter(TreeDrafter):
         self.num_beams, self._memory, self._probs = choices.num_beams, memory, memory.distributions(most + 1)
         self._num_samples = 0 if warp.greedy else choices.samples_per_beam * choices.num_beams
 
-    def draft(
-        self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor, num_probs_needed: int = 0
-    ) -> Draft:
+    def draft(self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor) -> Draft:
         """Return the best beam after the committed tokens, at most `limit` long."""
         self._joint, self._best = {ROOT: 0.0}, ROOT
         self._ended: dict[int, float] = {}
@@ -78,8 +79,8 @@ class BeamDrafter(TreeDrafter):
         for index, node in enumerate(self._path):
             token = torch.tensor([grown.nodes.tokens[node]], device=self._probs.device)
             self._memory.write(self._memory.indices[index], token, self._probs[grown.nodes.parents[node] + 1][None])
-        count = len(self._path)
-        return replace(self._memory.chain(count, grown.num_draft_calls), nan=grown.nan)
+        tokens = torch.tensor([grown.nodes.tokens[node] for node in self._path], dtype=torch.long)
+        return replace(Draft.chain(tokens, None, grown.num_draft_calls), nan=grown.nan)
 
     def propose(self, frontier: Frontier, uniforms: Uniforms) -> tuple[Tensor, Tensor, Tensor]:
         probs, device = self.distribution(frontier.logits), frontier.logits.device

@@ -4,24 +4,26 @@ Joint verification approximates it, and its quality is the upper end of that rul
 tokens.
 """
 
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
-import torch
+from torch import Tensor
 
 from specheads.decoding.arguments import check_count
-from specheads.decoding.drafting import DraftMemory
-from specheads.decoding.engine import compile_ahead, make_engine
-from specheads.decoding.records import Generation, Round
-from specheads.decoding.session import Prompt, checked_window, end_flags, start_session
+from specheads.decoding.clock import Clock, Mark
+from specheads.decoding.decoder import Decoder
+from specheads.decoding.draft_memory import DraftMemory
+from specheads.decoding.engine import Engine, make_engine
+from specheads.decoding.prompt_reader import PromptReader
+from specheads.decoding.rows import Row, RowOutcome, RowsDecoder, checked_window
 from specheads.decoding.stopping import FixedLength
+from specheads.errors import UserError
 from specheads.pair import Pair
 from specheads.papers.mjsd.beam import Beam
-from specheads.sampling import Warp, check_no_nan
+from specheads.sampling import Warp
 
 
-class BlockSearch:
-    """The target alone, `block` tokens at a time: the most likely ones that a beam search finds.
+class BlockSearch(Decoder):
+    """The target alone, `block` tokens at a time: the most likely ones that a beam search finds. Seeds have no effect.
 
     Args:
         block: K, the tokens that are chosen together.
@@ -43,50 +45,37 @@ class BlockSearch:
     ) -> None:
         check_count("block", block, least=1)
         check_count("beams", beams, least=1)
-        self.pair, self.rule, window = pair, FixedLength(block), checked_window(pair, window)
-        self.engine = make_engine(engine, pair.target_lm, window, Beam(beams).most_read(block))
-        lm = pair.target_lm
+        self.pair, window = pair, checked_window(pair, window)
+        search_engine = make_engine(engine, pair.target_lm, window, Beam(beams).most_read(block))
+        self.single = RowsDecoder(pair, SearchRounds(pair.target_id, search_engine, block, beams, warp or Warp()))
+
+    def _batch_of(self, num_rows: int) -> RowsDecoder:
+        raise UserError("BlockSearch decodes one prompt at a time; use max_batch=1.")
+
+
+class SearchRounds:
+    """A block of the target's for one row."""
+
+    def __init__(self, model_id: str, engine: Engine, block: int, beams: int, warp: Warp) -> None:
+        self.engines: Sequence[Engine] = (engine,)
+        self.readers: Sequence[PromptReader] = (PromptReader(engine),)
+        self._model_id, self._rule, lm = model_id, FixedLength(block), engine.lm
         memory = DraftMemory(block, lm.vocab_size, lm.probs_dtype, lm.device)
-        self._search = Beam(beams).drafter(self.engine, warp or Warp(), self.rule, memory)
-        self.is_warm = False
+        self._search = Beam(beams).drafter(engine, warp, self._rule, memory)
 
-    def warm_up(self) -> float:
-        """Compile, load or capture all that generation will run; return the seconds. The first generation does it otherwise."""
-        start = time.perf_counter()
-        compile_ahead([self.prepare])
-        self.prepare()
-        self.is_warm = True
-        return time.perf_counter() - start
+    def warm_up(self, ends: Tensor) -> None:
+        self._search.warm_up(ends)
 
-    @torch.no_grad()
-    def prepare(self) -> None:
-        """Prepare all that generation will run, one step after another."""
-        self._search.warm_up(self._end_flags(()))
+    def start(self, rows: Sequence[Row], target_hidden: Mapping[int, Tensor]) -> None:
+        self._state = self._rule.start_prompt(1, self.engines[0].lm.device)
 
-    @torch.no_grad()
-    def generate(
-        self, prompt: Prompt, max_new_tokens: int = 256, seed: int = 0, stop_tokens: Sequence[int] | None = None
-    ) -> Generation:
-        """Return the response to `prompt`; see SpeculativeDecoder.generate. The seed has no effect."""
-        if not self.is_warm:
-            self.warm_up()
-        session = start_session(self.pair, prompt, max_new_tokens, seed, stop_tokens, (self.engine,))
-        ends = self._end_flags(session.stop_tokens)
-        state, rounds = self.rule.start_prompt(1, ends.device), []
-        while session.finish_reason is None:
-            start = session.clock.mark()
-            block = self._search.draft(session.committed, state, session.num_open, session.verify_uniforms, ends)
-            if block.nan:
-                self.engine.clear()
-            check_no_nan(self.pair.target_id, block.nan, len(session.response))
-            # The last token is read with the next block, as a decoder's last token is read in the next round.
-            self._search.keep(range(len(block.tokens) - 1))
-            searched = session.clock.mark()
-            emitted = session.commit(block.tokens.tolist())
-            times = session.clock.read(start, searched, session.clock.mark())
-            seconds = 0.0, times[1] - times[0], times[2] - times[1]
-            rounds.append(Round(emitted, 0, 0, 0, 0, *seconds, num_target_calls=block.num_draft_calls))
-        return session.finish(self.pair, rounds)
+    def num_expected(self, row: Row) -> float | None:
+        return None
 
-    def _end_flags(self, stop_tokens: Iterable[int]) -> torch.Tensor:
-        return end_flags(self.pair.vocab_size, stop_tokens, self.pair.target_lm.device)
+    def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[RowOutcome], Mark]:
+        (row,), drafted = rows, clock.mark()
+        block = self._search.draft(row.committed, self._state, row.num_open, row.verify_uniforms, ends)
+        # The last token is read with the next block, as a decoder's last token is read in the next round.
+        self._search.keep(range(len(block.tokens) - 1))
+        nan_in = self._model_id if block.nan else None
+        return [RowOutcome(block.tokens.tolist(), nan_in=nan_in, num_target_calls=block.num_draft_calls)], drafted

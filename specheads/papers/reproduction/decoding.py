@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from specheads.decoding.baseline import Baseline
-from specheads.decoding.decoder import SpeculativeDecoder
+from specheads.decoding.decoder import Baseline, SpeculativeDecoder
 from specheads.decoding.engine import compile_ahead, resolve_engine
 from specheads.decoding.records import DecodeStats
 from specheads.evaluation.head_folders import LocatedHead

@@ -7,18 +7,18 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.arguments import check_count, check_flag
-from specheads.decoding.drafting.draft_memory import DraftMemory
-from specheads.decoding.drafting.drafter import Drafting
+from specheads.decoding.draft_memory import DraftMemory
 from specheads.decoding.engine import Engine
 from specheads.decoding.records import Draft
 from specheads.decoding.stopping import StoppingRule
 from specheads.papers.trees.growth import ROOT, Frontier, Nodes, Proposal, TreeDrafter, usual_length
 from specheads.papers.trees.multi_round import MultiRound
+from specheads.papers.trees.rounds import TreeDrafting
 from specheads.papers.trees.verifier import DISTINCT, IID
 from specheads.sampling import Uniforms, Warp, sample_distinct
 
 
-class Multi(Drafting):
+class Multi(TreeDrafting):
     """`drafting=multi`: `num_chains` i.i.d. chains, each as long as the stopping rule lets it grow.
 
     Args:
@@ -62,9 +62,7 @@ class MultiDrafter(TreeDrafter):
         super().__init__(engine, warp, rule, most, choices.num_chains)
         self.choices, self.distribution, self._probs = choices, warp, memory.distributions(most + 1)
 
-    def draft(
-        self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor, num_probs_needed: int = 0
-    ) -> Draft:
+    def draft(self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor) -> Draft:
         """Return the chains after the committed tokens, at most `limit` long."""
         self._chains = [ROOT] * self.choices.num_chains  # the end of each that still grows
         grown = self.grow(committed, state, limit, uniforms, ends)

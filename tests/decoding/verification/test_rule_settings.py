@@ -6,7 +6,7 @@ import yaml
 from draftings import RULES
 
 from specheads import UserError, Warp
-from specheads.decoding.drafting.draft_memory import DraftMemory
+from specheads.decoding.draft_memory import DraftMemory
 from specheads.decoding.verification import Block, SyntheticVerification, VerifyStep
 from specheads.pair_config import config_folder
 from specheads.papers import BiasedVerification, BigLittle, GreedyBlockVerification, JointVerification, TreeMatch

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from specheads import Warp
-from specheads.decoding.drafting.draft_memory import DraftMemory
+from specheads.decoding.draft_memory import DraftMemory
 from specheads.decoding.engine import ForwardOutput
 from specheads.decoding.records import Verdict
 from specheads.decoding.verification import TokenVerification, VerificationRule, VerifyStep

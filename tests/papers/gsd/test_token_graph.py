@@ -88,9 +88,9 @@ def linked(**choices):
     decoder = SpeculativeDecoder(tiny_pair(6), way, stopping.FixedLength(6), warp=Warp(0), engine="eager")
     device = torch.device("cpu")
     state, no_ends = decoder.stopping.start_prompt(1, device), torch.zeros(6, dtype=torch.bool)
-    draft = decoder._drafter.draft([0, 1, 2], state, 6, Uniforms(device, 0), no_ends)
+    draft = decoder.single.rounds.drafter.draft([0, 1, 2], state, 6, Uniforms(device, 0), no_ends)
     nodes = Nodes(draft.tokens.tolist(), draft.parents.tolist(), draft.depth.tolist())
-    return draft, nodes, decoder._drafter
+    return draft, nodes, decoder.single.rounds.drafter
 
 
 def test_links_lead_to_the_first_the_last_or_the_most_likely_occurrence():

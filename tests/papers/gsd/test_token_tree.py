@@ -26,7 +26,7 @@ def distribution_after(pair, path, warp=None):
 
 def draft_of(pair, way, stop, warp=None, limit=20, seed=0, ends=()):
     decoder = SpeculativeDecoder(pair, way, stop, warp=warp or Warp(0), engine="eager")
-    drafter, flags = decoder._drafter, torch.zeros(VOCAB, dtype=torch.bool)
+    drafter, flags = decoder.single.rounds.drafter, torch.zeros(VOCAB, dtype=torch.bool)
     flags[list(ends)] = True
     draft = drafter.draft(TEXT, stop.start_prompt(1, torch.device("cpu")), limit, Uniforms(torch.device("cpu"), seed), flags)
     return draft, drafter

@@ -28,7 +28,7 @@ def drafter_of(pair, way, warp=None, length=LENGTH):
 
     def draft(*seed, ends=no_ends):
         decoder.draft_engine.clear()
-        return decoder._drafter.draft(TEXT, stop.start_prompt(1, DEVICE), length, Uniforms(DEVICE, *seed), ends)
+        return decoder.single.rounds.drafter.draft(TEXT, stop.start_prompt(1, DEVICE), length, Uniforms(DEVICE, *seed), ends)
 
     return draft
 

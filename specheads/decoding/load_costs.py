@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from specheads.decoding.batch.load_aware import LengthPolicy, LoadCosts, SecondsTable
 from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.engine import artefacts
+from specheads.decoding.load_aware import LengthPolicy, LoadCosts, SecondsTable
 from specheads.decoding.records import Generation, Round
 from specheads.errors import UserError
 from specheads.storage.files import cache_folder

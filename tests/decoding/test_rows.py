@@ -9,10 +9,10 @@ from fakes import needs_compiler, tiny_pair
 from families import CONFIGS, VOCAB_SIZE, family_pair
 
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, UserError, Warp, papers, stopping, verification
-from specheads.decoding.baseline import Baseline
-from specheads.decoding.batch import decoder as batch_decoder
-from specheads.decoding.batch.rounds import SpeculativeRounds
+from specheads.decoding import rows as rows_module
+from specheads.decoding.decoder import Baseline
 from specheads.decoding.engine.attention import PART
+from specheads.decoding.rounds import ChainRounds
 
 VOCAB = 40
 GREEDY, SAMPLED = Warp(temperature=0), Warp(top_k=4, top_p=0.95)
@@ -188,7 +188,7 @@ class CountingClock:
 
 def test_the_seconds_of_a_row_reach_from_its_start_to_its_last_token(monkeypatch):
     """Also while others' prompts are read; of one row after another, each begins where the one before it has ended."""
-    monkeypatch.setattr(batch_decoder, "Clock", CountingClock)
+    monkeypatch.setattr(rows_module, "Clock", CountingClock)
     decoder = SpeculativeDecoder(tiny_pair(vocab_size=7, scale=2.0), warp=GREEDY, engine="eager")
     CountingClock.count = 0
     rows = batched(decoder, PROMPTS, 1, 10)
@@ -274,13 +274,13 @@ def test_the_number_of_rows_is_checked(size):
 def test_rows_stay_in_the_order_of_memory(monkeypatch):
     """So an engine can read them without an index, also after others took the places of some."""
     decoder, seen = SpeculativeDecoder(tiny_pair(vocab_size=7, scale=2.0), engine="eager"), []
-    take = SpeculativeRounds.take
+    take = ChainRounds.take
 
     def spied(self, rows, *arguments):
-        seen.append(([row.row for row in rows], [row.number for row in rows]))
+        seen.append(([row.place for row in rows], [row.number for row in rows]))
         return take(self, rows, *arguments)
 
-    monkeypatch.setattr(SpeculativeRounds, "take", spied)
+    monkeypatch.setattr(ChainRounds, "take", spied)
     batched(decoder, PROMPTS, 3, 25, SEEDS)
     assert all(places == sorted(places) for places, _ in seen)
     assert any(numbers != sorted(numbers) for _, numbers in seen)

@@ -5,8 +5,8 @@ import torch
 from fakes import tiny_pair
 
 from specheads import SpeculativeDecoder
-from specheads.decoding.batch.load_aware import TABLES, LoadCosts
-from specheads.decoding.batch.step_costs import Observed, kept_costs, measured_costs, without_falls
+from specheads.decoding.load_aware import TABLES, LoadCosts
+from specheads.decoding.load_costs import Observed, kept_costs, measured_costs, without_falls
 from specheads.decoding.records import DecodeStats, Generation, Round
 
 

@@ -1,4 +1,4 @@
-"""The rows of a batch on the host, and the flat arrays in which their tokens go to a step.
+"""The flat arrays in which the tokens of several rows go to a step, and the parts of states that belong to some rows.
 
 A step reads the tokens of all rows one after another, without padding between them: rows are of different lengths, and have
 different numbers of tokens to read. Compiled steps take no sizes of one; what they lack is filled up in a spare row of memory,
@@ -6,7 +6,6 @@ the last one.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate, chain, repeat
 from operator import add
 from typing import Any, NamedTuple
@@ -14,47 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from specheads.decoding.engine import Engine, RowPlaces
-from specheads.decoding.records import Round
-from specheads.decoding.session import Session
-
-
-@dataclass
-class Row:
-    """A prompt that is being decoded."""
-
-    number: int  # of the prompt
-    row: int  # of the memory
-    session: Session
-    num_read: int = 0  # positions in the draft's memory
-    num_probs_needed: int = 0  # coming tokens whose verification needs the draft's distribution
-    drafted: list[int] = field(default_factory=list)  # in this round, the tokens that go to verification
-    num_drafted: int = 0  # in this round
-    num_draft_calls: int = 0  # in this round
-    rounds: list[Round] = field(default_factory=list)
-    ready_at: float = 0.0  # the clock's time when its prompt was read, or its last tokens were committed
-    failure: str | None = None  # why it cannot go on
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether its response has ended, or it failed."""
-        return self.failure is not None or self.session.finish_reason is not None
-
-    def begin_round(self) -> None:
-        """Forget the last round."""
-        self.drafted, self.num_drafted, self.num_draft_calls = [], 0, 0
-
-    @property
-    def unread(self) -> list[int]:
-        """The tokens that the draft has not read yet."""
-        committed = self.session.committed
-        return committed[self.num_read :] + self.drafted[max(0, self.num_read - len(committed)) :]
-
-    @property
-    def limit(self) -> int:
-        """The most tokens that a draft may have: the target adds one after the accepted ones."""
-        return self.session.num_open - 1
 
 
 class FlatTokens(NamedTuple):
@@ -67,19 +28,17 @@ class FlatTokens(NamedTuple):
     counts: np.ndarray  # (n,), its number of tokens
 
 
-def flat_tokens(
-    rows: Sequence[int], tokens: Sequence[Sequence[int]], starts: Sequence[int], least: int, spare_row: int, device: torch.device
-) -> FlatTokens:
-    """Return the `tokens` of `rows` that begin at positions `starts`, and zeros in the spare row up to `least` tokens."""
+def flat_tokens(engine: Engine, rows: Sequence[int], tokens: Sequence[Sequence[int]], starts: Sequence[int]) -> FlatTokens:
+    """Return the `tokens` of `rows` that begin at positions `starts`, and zeros in the spare row up to what the engine needs."""
     # Lists, because arrays of a few numbers each would take a twentieth of a small model's step.
     counts = [len(each) for each in tokens]
-    padding = max(0, least - sum(counts))
+    padding = engine.padded_rows(sum(counts)) - sum(counts)
     ends = list(map(add, starts, counts))
     parts: tuple[Iterable[Iterable[int]], ...] = (tokens, map(repeat, rows, counts), map(range, starts, ends))
-    paddings = (0, spare_row, 0)
+    paddings = (0, engine.num_rows - 1, 0)
     flat = np.array([[*chain.from_iterable(part), *[value] * padding] for part, value in zip(parts, paddings, strict=True)])
     first = list(accumulate(counts[:-1], initial=0))
-    on_device = torch.from_numpy(flat).to(device)
+    on_device = torch.from_numpy(flat).to(engine.lm.device)
     return FlatTokens(on_device[0, :, None], max(ends), RowPlaces(on_device[1], on_device[2]), np.array(first), np.array(counts))
 
 
@@ -136,3 +95,13 @@ def filled(numbers: Sequence[Any] | np.ndarray, least: int, value: float, device
         more[: len(numbers)], more[len(numbers) :] = numbers, value
         numbers = more
     return torch.from_numpy(numbers).to(device)
+
+
+def of_rows(state: Any, rows: Tensor) -> Any:
+    """Return some rows (n,) of a state."""
+    return tree_map(lambda part: part[rows], state)
+
+
+def with_rows(state: Any, rows: Tensor, new: Any) -> Any:
+    """Return a state whose `rows` (n,) are those of `new`."""
+    return tree_map(lambda part, of_new: part.index_put((rows,), of_new.to(part.dtype)), state, new)

@@ -1,6 +1,6 @@
 import torch
 
-from specheads.decoding.drafting import DraftMemory
+from specheads.decoding.draft_memory import DraftMemory
 
 CPU = torch.device("cpu")
 
@@ -16,26 +16,19 @@ def filled(most=3, vocab=4):
 def test_a_chain_shows_what_was_written():
     memory = filled()
     assert memory.start(3).tolist() == [[9, 1, 2]] and memory.drafted(1).tolist() == [[2]]
-    draft = memory.chain(2, num_draft_calls=3, with_next_probs=True)
-    assert draft.tokens.tolist() == [1, 2] and draft.parents.tolist() == [-1, 0]
-    assert draft.draft_probs[:, 0].tolist() == [0.5, 1.5] and draft.next_probs[0] == 2.5
-    assert (draft.num_draft_calls, memory.chain(2, 2).next_probs) == (3, None)
-
-
-def test_a_chain_of_the_same_length_shows_the_next_round():
-    memory = filled()
-    before = memory.chain(2, 2)
+    assert memory.probs[0, :3, 0].tolist() == [0.5, 1.5, 2.5]
+    start = memory.start(3)
     memory.write(memory.indices[0], torch.tensor([3]), torch.zeros(1, 4).double())
-    assert memory.chain(2, 2) is before and before.tokens.tolist() == [3, 2]
+    assert start.tolist() == [[9, 3, 2]]
 
 
 def test_a_step_that_is_run_for_its_distribution_alone_may_write_after_the_longest_chain():
     memory = filled()
     memory.write(memory.indices[3], torch.tensor([1]), torch.full((1, 4), 7.0).double())
-    assert memory.chain(3, 4, with_next_probs=True).next_probs.tolist() == [7.0] * 4
+    assert memory.probs[0, 3].tolist() == [7.0] * 4
 
 
 def test_another_memory_takes_a_chain_and_the_distribution_after_it():
     memory, other = filled(), DraftMemory(3, 4, torch.float64, CPU)
     other.copy_(memory, 2)
-    assert other.tokens[:3].tolist() == [1, 2, 0] and other.probs[0, :, 0].tolist() == [0.5, 1.5, 2.5, 0]
+    assert other.sequence[0, 1:4].tolist() == [1, 2, 0] and other.probs[0, :, 0].tolist() == [0.5, 1.5, 2.5, 0]

@@ -1,12 +1,12 @@
-"""The reading of prompts into rows of an engine's memory."""
+"""The reading of prompts into an engine's memory."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from specheads.decoding.batch.rows import RowsExample, filled, flat_tokens
 from specheads.decoding.engine import Engine, ForwardOutput
+from specheads.decoding.flat_tokens import RowsExample, filled, flat_tokens
 
 LONG = 256  # tokens: longer prompts are read alone, because steps in rows compute the attention of each token by itself
 TOGETHER = 512  # tokens of several prompts that are read at once, so that activations stay in a CPU's cache
@@ -24,22 +24,21 @@ class LastStates:
 
 
 class PromptReader:
-    """Reads prompts into one engine's memory: short ones together, where the engine is fast at that."""
+    """Reads prompts into one engine's memory: short ones together, where the engine has rows and is fast at that."""
 
-    def __init__(self, engine: Engine, num_rows: int) -> None:
-        """`num_rows`: rows that decode; the memory has one more."""
-        self._engine, self._step, self._spare_row = engine, engine.rows_step(LastStates()), num_rows
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._step = engine, engine.rows_step(LastStates())
 
     def warm_up(self) -> None:
         """Prepare the engine."""
-        if self._engine.reads_rows_together:
+        if self.continues:
             examples = [RowsExample(self._engine, [], many) for many in (False, True)]
             self._engine.warm_up_rows(self._step, [each.arguments(each.zeros(each.num_rows)) for each in examples])
 
     @property
     def continues(self) -> bool:
         """Whether texts need not begin at the start of their rows."""
-        return self._engine.reads_rows_together
+        return self._engine.num_rows > 1 and self._engine.reads_rows_together
 
     def read(self, rows: Sequence[int], texts: Sequence[Sequence[int]], starts: Sequence[int] | None = None) -> list[Tensor]:
         """Read texts of at least one token into rows of the memory; return the states (1, H) at their ends.
@@ -47,6 +46,9 @@ class PromptReader:
         Args:
             starts: positions of the first tokens, up to which rows have been read; None: all are 0. Others need `continues`.
         """
+        if self._engine.num_rows == 1:
+            device = self._engine.lm.device
+            return [self._engine.forward(torch.tensor([text], device=device), num_logits=0).hidden[:, -1] for text in texts]
         states: dict[int, Tensor] = {}
         group: list[int] = []
         starts = starts or [0] * len(rows)
@@ -69,8 +71,7 @@ class PromptReader:
         """Read the texts of these numbers in one step; return the states at their ends by number."""
         engine, device = self._engine, self._engine.lm.device
         chosen, begins = [texts[number] for number in group], [starts[number] for number in group]
-        least = engine.padded_rows(sum(map(len, chosen)))
-        flat = flat_tokens([rows[number] for number in group], chosen, begins, least, self._spare_row, device)
+        flat = flat_tokens(engine, [rows[number] for number in group], chosen, begins)
         last = filled(flat.first + flat.counts - 1, engine.padded_rows(len(group)), 0, device)
         states = self._step(flat.tokens, flat.end, flat.places, last)
         # A copy, because an engine may overwrite a step's outputs in the next one.

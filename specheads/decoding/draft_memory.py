@@ -1,12 +1,9 @@
 """The tensors in which chains are drafted and verified."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from specheads.decoding.engine import StepMemory
-from specheads.decoding.records import Draft
 
 
 class DraftMemory(StepMemory):
@@ -25,14 +22,12 @@ class DraftMemory(StepMemory):
         # One token more: a step that is run for its distribution alone writes one, too.
         self.register_buffer("sequence", torch.zeros(num_rows, most + 2, dtype=torch.long, device=device))
         self.register_buffer("probs", torch.zeros(num_rows, most + 1, vocab_size, dtype=dtype, device=device))
-        self.tokens = self.sequence[0, 1:]
         self._numbers = self.sequence.numpy() if device.type == "cpu" else None
         self._tree_probs: Tensor | None = None
         # Made once: making a view costs as much as a copy.
         self.indices = torch.arange(most + 1, device=device).split(1)
         self._inputs = self.sequence[:1].split(1, dim=1)
         self._starts: dict[int, Tensor] = {}
-        self._chains: dict[Any, Draft] = {}
 
     def distributions(self, count: int) -> Tensor:
         """Return a tensor for the distributions (count, V) of a growing tree; drafters share it."""
@@ -65,14 +60,6 @@ class DraftMemory(StepMemory):
         if count not in self._starts:
             self._starts[count] = self.sequence[:1, :count]
         return self._starts[count]
-
-    def chain(self, count: int, num_draft_calls: int, with_next_probs: bool = False) -> Draft:
-        """Return the draft of the first `count` tokens; `with_next_probs`: with the distribution after them."""
-        key = (count, num_draft_calls, with_next_probs)
-        if key not in self._chains:
-            next_probs = self.probs[0, count] if with_next_probs else None
-            self._chains[key] = Draft.chain(self.tokens[:count], self.probs[0, :count], num_draft_calls, next_probs)
-        return self._chains[key]
 
     def copy_(self, other: "DraftMemory", count: int) -> None:
         """Copy the first `count` tokens of each row of another memory, and one distribution more."""

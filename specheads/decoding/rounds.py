@@ -1,0 +1,238 @@
+"""A round of all rows: chains and their verification, or one token of the target alone."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from specheads.decoding.clock import Clock, Mark
+from specheads.decoding.draft_memory import DraftMemory
+from specheads.decoding.engine import Engine, ForwardOutput
+from specheads.decoding.expectation import expected_of
+from specheads.decoding.flat_tokens import RowsExample, filled, flat_tokens
+from specheads.decoding.host_numbers import HostNumbers
+from specheads.decoding.load_aware import LengthPolicy
+from specheads.decoding.prompt_reader import PromptReader
+from specheads.decoding.rows import Row, RowOutcome
+from specheads.decoding.stopping import StoppingRule
+from specheads.decoding.verification import VerificationRule, VerifyStep
+from specheads.decoding.verifier import ChainVerifier
+from specheads.errors import UserError
+from specheads.pair import Pair
+from specheads.sampling import Warp, has_nan
+
+STEP_TOKENS = 8  # of a row that a draft step reads; more are read before it, without logits
+
+
+class TargetStep:
+    """The epilogue of a forward pass of the target alone, over one token of each row."""
+
+    open_inputs = ((0,),)
+
+    def __init__(self, warp: Warp) -> None:
+        self.warp = warp
+        self.compile_key = (TargetStep, warp)
+
+    def __call__(self, output: ForwardOutput, uniform: Tensor) -> Tensor:
+        """Return the next tokens and whether there was a NaN, (N, 2) long, drawn at `uniform` (N,)."""
+        probs = self.warp(output.logits[:, -1])
+        return torch.stack([self.warp.draw(probs, uniform), has_nan(probs).long()], dim=1)
+
+
+class TargetRounds:
+    """One token of the target, or of another model that decodes alone, for each row."""
+
+    def __init__(self, model_id: str, engine: Engine, warp: Warp, numbers: int = 1) -> None:
+        """`numbers`: uniform numbers that a round takes from a row; the last one draws the token."""
+        self.engines: Sequence[Engine] = (engine,)
+        self.readers: Sequence[PromptReader] = (PromptReader(engine),)
+        self._model_id, self._numbers, step = model_id, numbers, TargetStep(warp)
+        self._single = engine.num_rows == 1
+        self.step = engine.compiled_step(step) if self._single else engine.rows_step(step)
+        self._last = HostNumbers((1, 1), engine.lm.device)
+
+    def warm_up(self, ends: Tensor) -> None:
+        engine = self.engines[0]
+        if self._single:
+            engine.warm_up(self.step, (1,), torch.zeros(1, dtype=torch.float64, device=engine.lm.device))
+            return
+        examples = []
+        for many in (False, True):
+            example = RowsExample(engine, [], many)
+            examples.append(example.arguments(example.zeros(example.num_tokens, dtype=torch.float64)))
+        engine.warm_up_rows(self.step, examples)
+
+    def start(self, rows: Sequence[Row], target_hidden: Mapping[int, Tensor]) -> None:
+        """There is nothing to prepare."""
+
+    def num_expected(self, row: Row) -> float | None:
+        return None
+
+    def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[RowOutcome], Mark]:
+        drafted, engine = clock.mark(), self.engines[0]
+        if self._single:
+            self._last.numbers[0, 0] = rows[0].committed[-1]
+            self._last.send()
+            packed = self.step(self._last.tensor, rows[0].verify_uniforms.take(1))
+        else:
+            starts = [len(row.committed) - 1 for row in rows]
+            flat = flat_tokens(engine, [row.place for row in rows], [row.committed[-1:] for row in rows], starts)
+            uniform = np.array([[row.verify_uniforms.number() for _ in range(self._numbers)][-1] for row in rows])
+            inputs = filled(uniform, engine.padded_rows(len(rows)), 0.0, engine.lm.device)
+            packed = self.step(flat.tokens, flat.end, flat.places, inputs)
+        outcomes = [RowOutcome([token], nan_in=self._model_id if nan else None) for token, nan in packed.tolist()[: len(rows)]]
+        return outcomes, drafted
+
+
+class Drafter(Protocol):
+    """Drafts chains in the rows of a memory."""
+
+    rule: StoppingRule
+    state: Any  # of the stopping rule, by place in memory
+
+    def warm_up(self, ends: Tensor) -> None:
+        """Prepare the engine for all that drafting runs."""
+
+    def start(self, rows: Sequence[Row]) -> None:
+        """Begin other prompts in some rows."""
+
+    def draft(self, rows: Sequence[Row], ends: Tensor, most: int) -> None:
+        """Draft up to `most` tokens after the committed ones of each row, into the row, and their distributions into memory."""
+
+    def keep(self, row: Row, num_accepted: int) -> None:
+        """Forget what a row's draft has read beyond the accepted tokens. Call it before they are committed."""
+
+
+class ChainRounds:
+    """Chains, and one verification for those of all rows.
+
+    A policy may let rows go without drafts. Such a round is one of the target alone, and the draft reads a prompt before it first
+    drafts after it, which may be never.
+    """
+
+    policy: LengthPolicy | None = None  # decides how many tokens are drafted; see `prepare_for_policy`
+
+    def __init__(
+        self,
+        pair: Pair,
+        engines: Sequence[Engine],
+        drafter: Drafter,
+        verification: VerificationRule,
+        warp: Warp,
+        memory: DraftMemory,
+    ) -> None:
+        """Prepare rounds.
+
+        Args:
+            engines: the target's and the draft's.
+            memory: in which drafts are, on the draft's device.
+        """
+        self.engines, self._pair, self._warp = engines, pair, warp
+        self._late_reader: PromptReader | None = None  # the draft's, if a policy may let it wait
+        self._alone: TargetRounds | None = None  # rounds in which a policy drafts nothing
+        self.readers: Sequence[PromptReader] = [PromptReader(engine) for engine in engines]
+        target = engines[0]
+        self.drafter, self.memory, self._memory = drafter, memory, memory
+        if target.lm.device != memory.probs.device:
+            lm = target.lm
+            self._memory = DraftMemory(memory.most, lm.vocab_size, lm.probs_dtype, lm.device, target.num_rows)
+        step = VerifyStep(warp, verification, self._memory)
+        self.verifier = ChainVerifier(target, step, drafter.rule.max_tokens)
+        self._counts = HostNumbers((2, target.num_rows), memory.probs.device)  # of drafted and accepted tokens
+        self._num_drafted, self._num_accepted = self._counts.tensor.unbind()
+        self._target_hidden: Tensor | None = None
+        if drafter.rule.reads_target:
+            size, dtype = target.lm.hidden_size, target.lm.output_embedding.weight.dtype
+            self._target_hidden = torch.zeros(target.num_rows, size, dtype=dtype, device=target.lm.device)
+
+    def prepare_for_policy(self) -> None:
+        """Let a `policy` decide from now on, before the first warm-up; raises UserError for a rule that it does not go with."""
+        rule = self.verifier.rule
+        if rule.reads_planned:
+            raise UserError(
+                f"{type(rule).__name__} needs lengths that are known before a round; a policy on the load goes with "
+                "verification=token or block."
+            )
+        *self.readers, self._late_reader = self.readers
+        # A state has to learn of every round, and a rule may have to know the target's state after it.
+        if not self.drafter.rule.reads_target and not tree_leaves(self.verifier.state):
+            self._alone = TargetRounds(self._pair.target_id, self.engines[0], self._warp, numbers=2)  # as many as a verification
+
+    def warm_up(self, ends: Tensor) -> None:
+        self.drafter.warm_up(ends)
+        self.verifier.warm_up()
+        if self._late_reader is not None:
+            self._late_reader.warm_up()
+        if self._alone is not None:
+            self._alone.warm_up(ends)
+
+    def start(self, rows: Sequence[Row], target_hidden: Mapping[int, Tensor]) -> None:
+        self.drafter.start(rows)
+        self.verifier.start(rows)
+        for row in rows:
+            row.num_read = len(row.committed) - 1 if len(self.readers) > 1 else 0
+            if self._target_hidden is not None:
+                self._target_hidden[row.place] = target_hidden[row.place][0] if row.place in target_hidden else 0
+
+    def num_expected(self, row: Row) -> float | None:
+        return expected_of(self.drafter.rule, self.verifier.rule, self.drafter.state, row.place)
+
+    def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[RowOutcome], Mark]:
+        drafter = self.drafter
+        most = drafter.rule.max_tokens
+        if self.policy is not None:
+            most = min(most, self.policy.length(len(rows), sum(len(row.committed) for row in rows)))
+            if self._alone is not None and not (most and any(row.most_drafted > 0 for row in rows)):
+                return self._alone.take(rows, ends, clock)
+            if most:
+                self._catch_up([row for row in rows if row.most_drafted > 0])
+        drafter.state = drafter.rule.start_round(drafter.state, self._target_hidden)
+        planned = self._planned(rows)
+        drafter.draft(rows, ends, most)
+        drafted = clock.mark()
+        return self._verified(rows, planned), drafted
+
+    def _catch_up(self, rows: Sequence[Row]) -> None:
+        """Let the draft read what a step would have to read beyond a few tokens: a prompt, or tokens of rounds without drafts."""
+        late, reader = [row for row in rows if len(row.committed) - row.num_read > STEP_TOKENS], self._late_reader
+        if not late or reader is None:
+            return
+        starts = [row.num_read if reader.continues else 0 for row in late]
+        reader.read([row.place for row in late], [row.committed[at:-1] for row, at in zip(late, starts, strict=True)], starts)
+        for row in late:
+            row.num_read = len(row.committed) - 1
+
+    def _planned(self, rows: Sequence[Row]) -> list[int]:
+        """Return how many tokens the stopping rule will draft in each row whatever they are; 0 if that depends on them."""
+        rule = self.drafter.rule
+        planned = rule.planned_length(self.drafter.state) if self.verifier.rule.reads_planned else None
+        if planned is None:
+            return [0] * len(rows)
+        lengths = planned.tolist()
+        return [min(lengths[row.place], row.most_drafted, rule.max_tokens) for row in rows]
+
+    def _verified(self, rows: Sequence[Row], planned: Sequence[int]) -> list[RowOutcome]:
+        """Return what drafts bring to each row; the rules learn of it."""
+        drafter = self.drafter
+        if self._memory is not self.memory:
+            self._memory.copy_(self.memory, max(len(row.drafted) for row in rows))
+        results, hidden = self.verifier.verify(rows, planned)
+        if self._target_hidden is not None:
+            self._target_hidden[[row.place for row in rows]] = hidden.to(self._target_hidden)
+        counts = self._counts.numbers
+        counts[:] = 0
+        outcomes = []
+        for row, result in zip(rows, results, strict=True):
+            num_accepted = result.num_accepted
+            counts[0, row.place], counts[1, row.place] = len(row.drafted), num_accepted
+            row.num_probs_needed = result.num_probs_needed
+            drafter.keep(row, num_accepted)
+            nan_in = self._pair.draft_id if result.draft_nan else self._pair.target_id if result.target_nan else None
+            tokens = [*row.drafted[:num_accepted], result.next_token]
+            outcomes.append(RowOutcome(tokens, len(row.drafted), num_accepted, row.num_draft_calls, nan_in))
+        self._counts.send()
+        drafter.state = drafter.rule.end_round(drafter.state, self._num_drafted, self._num_accepted)
+        return outcomes

@@ -1,0 +1,373 @@
+"""The loop of decoding: rows take prompts, take rounds together, and commit what a round brought, until their responses end.
+
+One response is a batch of one row. Rows know nothing of each other: each has uniform numbers, states of the rules and a length
+of its own, so its tokens do not depend on its neighbours, up to the rounding of sums. How a round gets tokens is a `Rounds`, of
+which rounds.py has those of chains and of the target alone. examples/speculative_decoding.py is the algorithm without caches.
+"""
+
+import gc
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from specheads.decoding.clock import Clock, Mark
+from specheads.decoding.engine import Engine, compile_ahead
+from specheads.decoding.prompt_reader import PromptReader
+from specheads.decoding.records import DecodeStats, DraftTree, Generation, Round
+from specheads.errors import UserError
+from specheads.pair import Pair
+from specheads.sampling import Uniforms, nan_message
+
+logger = logging.getLogger(__name__)
+
+CPU = torch.device("cpu")
+MAX_WINDOW = 4096  # models that reach 128k positions would otherwise fill a device with empty memory
+
+Prompt = str | Sequence[dict[str, str]] | Sequence[int] | Tensor
+
+
+def checked_window(pair: Pair, window: int | None) -> int:
+    """Return the positions to allocate; raises UserError for more than both models reach."""
+    if window is None:
+        return min(pair.window, MAX_WINDOW)
+    if not 2 <= window <= pair.window:
+        raise UserError(f"window={window} must be between 2 and {pair.window}, the positions that both models reach.")
+    return window
+
+
+@dataclass
+class Row:
+    """A response in progress."""
+
+    number: int  # of the prompt
+    committed: list[int]  # prompt and response
+    prompt_length: int
+    limit: int  # length of the text at which the response ends
+    max_new_tokens: int
+    stop_tokens: frozenset[int]
+    draft_uniforms: Uniforms
+    verify_uniforms: Uniforms
+    place: int = 0  # in the engines' memory
+    num_read: int = 0  # positions in the draft's memory
+    num_probs_needed: int = 0  # coming tokens whose verification needs the draft's distribution
+    drafted: list[int] = field(default_factory=list)  # in this round
+    num_draft_calls: int = 0  # in this round
+    has_next_probs: bool = False  # whether memory has the draft's distribution after the last token of this round
+    rounds: list[Round] = field(default_factory=list)
+    ready_at: float = 0.0  # the clock's time when its prompt was read, or its last tokens were committed
+    prefill_seconds: float = 0.0
+    num_expected: float | None = None  # see DecodeStats
+    finish_reason: str | None = None
+    failure: str | None = None  # why it cannot go on
+
+    @property
+    def response(self) -> list[int]:
+        """The committed tokens after the prompt."""
+        return self.committed[self.prompt_length :]
+
+    @property
+    def num_open(self) -> int:
+        """How many more tokens the response may have."""
+        return self.limit - len(self.committed)
+
+    @property
+    def most_drafted(self) -> int:
+        """The most tokens that a draft may have: the target adds one after the accepted ones."""
+        return self.num_open - 1
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its response has ended, or it failed."""
+        return self.failure is not None or self.finish_reason is not None
+
+    @property
+    def unread(self) -> list[int]:
+        """The tokens that the draft has not read yet."""
+        committed = self.committed
+        return committed[self.num_read :] + self.drafted[max(0, self.num_read - len(committed)) :]
+
+    def begin_round(self) -> None:
+        """Forget the last round."""
+        self.drafted, self.num_draft_calls, self.has_next_probs = [], 0, False
+
+    def commit(self, tokens: Sequence[int]) -> list[int]:
+        """Append `tokens` up to the first stop token and note whether the response has ended; return the appended ones."""
+        end = next((i for i, token in enumerate(tokens) if token in self.stop_tokens), None)
+        emitted = list(tokens if end is None else tokens[: end + 1])
+        self.committed += emitted
+        if end is not None:
+            self.finish_reason = "stop"
+        elif len(self.committed) >= self.limit:
+            self.finish_reason = "length" if len(self.response) >= self.max_new_tokens else "context"
+        return emitted
+
+    def generation(self, pair: Pair) -> Generation:
+        """Return the record of a response that has ended; raises UserError for one that failed."""
+        if self.failure is not None:
+            raise UserError(self.failure)
+        if self.finish_reason is None:
+            raise RuntimeError("the response has not ended")
+        tokens = torch.tensor(self.response)
+        return Generation(
+            prompt_ids=torch.tensor(self.committed[: self.prompt_length]),
+            tokens=tokens,
+            text=pair.decode(tokens),
+            rounds=self.rounds,
+            stats=DecodeStats.of(self.rounds, self.prefill_seconds, self.num_expected),
+            finish_reason=self.finish_reason,
+        )
+
+
+class RowOutcome(NamedTuple):
+    """What a round brought to one row."""
+
+    tokens: Sequence[int]  # the accepted ones and the target's
+    num_drafted: int = 0
+    num_accepted: int = 0
+    num_draft_calls: int = 0
+    nan_in: str | None = None  # the model whose logits were NaN; then the rest means nothing
+    num_copies: int = 0  # of a graph: accepted nodes that were copied instead of drafted
+    num_target_calls: int = 1
+    tree: DraftTree | None = None  # of drafts of several candidates
+
+
+class Rounds(Protocol):
+    """How rows get their next tokens."""
+
+    engines: Sequence[Engine]  # the target's, then the draft's if there is one
+    readers: Sequence[PromptReader]  # the target's, and the draft's if that reads prompts before their first round
+
+    def warm_up(self, ends: Tensor) -> None:
+        """Prepare the engines for all that rounds run; see `take` for `ends`."""
+
+    def start(self, rows: Sequence[Row], target_hidden: Mapping[int, Tensor]) -> None:
+        """Begin rows whose prompts were read.
+
+        Args:
+            target_hidden: (1, H) by place in memory, the target's state at the last token of its prompt but one; a prompt of one
+                token has none.
+        """
+
+    def num_expected(self, row: Row) -> float | None:
+        """Return how many accepted tokens the stopping rule expected in a row; see DecodeStats."""
+
+    def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[RowOutcome], Mark]:
+        """Return what a round brings to each row, and the clock's mark when all had drafted.
+
+        Args:
+            ends: (V,) bool, the tokens that end a response and therefore a draft.
+        """
+
+
+class RowsDecoder:
+    """Decodes prompts in rows; a row whose response has ended takes the next prompt.
+
+    Engines with memory of one text decode one row, in steps of their own (`Engine.compiled_step`). Engines with more have a spare
+    row besides those that decode, for what steps in rows lack.
+    """
+
+    def __init__(self, pair: Pair, rounds: Rounds) -> None:
+        self.pair, self.rounds, self.engines = pair, rounds, rounds.engines
+        self.num_rows = max(1, self.engines[0].num_rows - 1)
+        self._single = self.engines[0].num_rows == 1
+        if not self._single:
+            size = sum(engine.memory_bytes for engine in self.engines)
+            logger.info("a batch of %d: %.1f MiB of KV memory for each row", self.num_rows, size / (self.num_rows + 1) / 2**20)
+        self._clock, self.is_warm = Clock([engine.lm for engine in self.engines]), False
+
+    def warm_up(self) -> None:
+        """Compile, load or capture all that generation will run; the first generation does it otherwise."""
+        compile_ahead([self.prepare])
+        self.prepare()
+        self.is_warm = True
+
+    @torch.no_grad()
+    def prepare(self) -> None:
+        """Prepare all that generation will run, one step after another."""
+        for reader in self.rounds.readers:
+            reader.warm_up()
+        self.rounds.warm_up(self._end_flags(()))
+
+    def row(
+        self,
+        number: int,
+        prompt: Prompt,
+        max_new_tokens: int,
+        seed: int,
+        stop_tokens: Iterable[int] | None,
+        verify_uniforms: Uniforms | None = None,
+    ) -> Row:
+        """Encode a prompt; nothing is read yet.
+
+        Args:
+            stop_tokens: ids that end the response; None: the target's generation config.
+            verify_uniforms: the numbers of verification, and of the target's tokens; None: those of the seed.
+
+        Raises:
+            UserError: a prompt that does not fit into memory, or a `max_new_tokens` that is not a positive integer.
+        """
+        if max_new_tokens < 1:
+            raise UserError(f"max_new_tokens={max_new_tokens} must be a positive integer.")
+        committed = self.pair.encode(prompt).tolist()
+        window = min(engine.capacity for engine in self.engines)
+        if len(committed) >= window:
+            raise UserError(
+                f"the prompt has {len(committed)} tokens, but the decoder has memory for {window}; give it a larger window=."
+            )
+        target_device, draft_device = (
+            engine.lm.device if self._single else CPU for engine in (self.engines[0], self.engines[-1])
+        )
+        return Row(
+            number=number,
+            committed=committed,
+            prompt_length=len(committed),
+            limit=min(len(committed) + max_new_tokens, window),
+            max_new_tokens=max_new_tokens,
+            stop_tokens=self.pair.stop_tokens if stop_tokens is None else frozenset(stop_tokens),
+            # Separate streams, so that a draft's length does not shift the numbers of verification.
+            draft_uniforms=Uniforms(draft_device, seed, 0),
+            verify_uniforms=verify_uniforms or Uniforms(target_device, seed, 1),
+        )
+
+    def generate(
+        self, prompts: Iterable[Prompt], max_new_tokens: int, seeds: Sequence[int] | None, stop_tokens: Sequence[int] | None
+    ) -> Iterator[tuple[int, Generation]]:
+        """Yield the number of a prompt and its response as responses end; see Decoder.generate_batch."""
+        if seeds is not None:
+            prompts = list(prompts)
+            if len(seeds) != len(prompts):
+                raise UserError(f"seeds has {len(seeds)} numbers for {len(prompts)} prompts; give one for each, or none.")
+        failures: list[str] = []
+
+        def opened() -> Iterator[Row]:
+            for number, prompt in enumerate(prompts):
+                try:
+                    yield self.row(number, prompt, max_new_tokens, 0 if seeds is None else seeds[number], stop_tokens)
+                except UserError as error:
+                    failures.append(f"prompt {number}: {error}")
+
+        with _frozen_objects():
+            for rows in self.decode(opened(), stop_tokens):
+                for row in rows:
+                    if row.failure is not None:
+                        failures.append(f"prompt {row.number}: {row.failure}")
+                    elif row.has_ended:
+                        yield row.number, row.generation(self.pair)
+        if failures:
+            raise UserError("; ".join(failures))
+
+    @torch.no_grad()
+    def decode(self, rows: Iterable[Row], stop_tokens: Iterable[int] | None) -> Iterator[list[Row]]:
+        """Yield, after each round, the rows that took it. One that has ended leaves its place to the next.
+
+        Args:
+            rows: read as there is room.
+            stop_tokens: ids that end a response and therefore a draft; None: the target's generation config.
+        """
+        if not self.is_warm:
+            self.warm_up()
+        for engine in self.engines:
+            engine.rewind(0)  # notices weights that were moved or changed
+        ends, waiting = self._end_flags(self.pair.stop_tokens if stop_tokens is None else stop_tokens), iter(rows)
+        decoding: list[Row] = []
+        free = list(range(self.num_rows))[::-1]
+        while True:
+            started = list(islice(waiting, len(free)))
+            if started:
+                for row in started:
+                    row.place = free.pop()
+                self._start(started)
+            decoding = sorted([*decoding, *started], key=lambda row: row.place)  # in memory's order, which saves engines copies
+            if not decoding:
+                return
+            self._take_round(decoding, ends)
+            yield decoding
+            free += [row.place for row in decoding if row.has_ended]
+            decoding = [row for row in decoding if not row.has_ended]
+
+    def _end_flags(self, stop_tokens: Iterable[int]) -> Tensor:
+        """Return which tokens end a response, (V,) bool."""
+        ends = torch.zeros(self.pair.vocab_size, dtype=torch.bool)
+        ends[[token for token in stop_tokens if 0 <= token < len(ends)]] = True
+        return ends.to(self.engines[-1].lm.device)
+
+    def _start(self, rows: Sequence[Row]) -> None:
+        """Read all of the rows' prompts but their last tokens."""
+        start = self._clock.mark()
+        if self._single:
+            for engine in self.engines:
+                engine.rewind(0)
+        known = [row for row in rows if len(row.committed) > 1]
+        target_hidden: dict[int, Tensor] = {}
+        places = [row.place for row in known]
+        for reader in self.rounds.readers:  # the first is the target's
+            read = reader.read(places, [row.committed[:-1] for row in known])
+            target_hidden = target_hidden or dict(zip(places, read, strict=True))
+        self.rounds.start(rows, target_hidden)
+        started, read_at = self._clock.read(start, self._clock.mark())
+        for row in rows:
+            row.ready_at, row.prefill_seconds = read_at, read_at - started
+
+    def _take_round(self, rows: Sequence[Row], ends: Tensor) -> None:
+        """Decode a round of each row and commit it, or note why a row cannot go on."""
+        start = self._clock.mark()
+        outcomes, has_drafted = self.rounds.take(rows, ends, self._clock)
+        has_verified = self._clock.mark()
+        emitted: list[list[int]] = []
+        for row, outcome in zip(rows, outcomes, strict=True):
+            if outcome.nan_in is not None:
+                row.failure = nan_message(outcome.nan_in, len(row.response))
+                for engine in self.engines:
+                    engine.clear_row(row.place)
+            emitted.append([] if row.failure else row.commit(outcome.tokens))
+            if row.has_ended:
+                row.num_expected = self.rounds.num_expected(row)
+        began, drafted, verified, committed = self._clock.read(start, has_drafted, has_verified, self._clock.mark())
+        for row, tokens, outcome in zip(rows, emitted, outcomes, strict=True):
+            # Before a round a row waits for the others. One that is alone waits for what its caller does with its tokens.
+            waited = 0.0 if self._single else began - row.ready_at
+            row.rounds.append(_round(tokens, outcome, (waited, drafted - began, verified - drafted, committed - verified)))
+            row.ready_at = committed
+
+
+def _round(emitted: Sequence[int], outcome: RowOutcome, seconds: tuple[float, float, float, float]) -> Round:
+    """Return the record of a row's round.
+
+    Its seconds (before the round, of drafting, of verification, of the commit) are those of all rows, which the row waits for.
+    """
+    return Round(
+        tokens=emitted,
+        num_drafted=outcome.num_drafted,
+        num_accepted=outcome.num_accepted,
+        num_discarded=outcome.num_drafted - (outcome.num_accepted - outcome.num_copies),
+        num_draft_calls=outcome.num_draft_calls,
+        wait_seconds=seconds[0],
+        draft_seconds=seconds[1],
+        verify_seconds=seconds[2],
+        commit_seconds=seconds[3],
+        used_copy=outcome.num_copies > 0,
+        num_target_calls=outcome.num_target_calls,
+        tree=outcome.tree,
+    )
+
+
+@contextmanager
+def _frozen_objects() -> Iterator[None]:
+    """Keep Python's collector from walking through all objects that there are, which takes as long as dozens of rounds.
+
+    Where objects are frozen already, by a server or by another batch, they stay so.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
