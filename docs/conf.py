@@ -17,8 +17,7 @@ from specheads.commands.help import PROGRAMS, composed, explanations, sections, 
 from specheads.commands.verbs import CONFIGURED
 from specheads.commands.yaml_comments import read_comments
 from specheads.pair_config import config_folder, pair_config
-from specheads.pair_needs import memory_text, model_needs, size_text
-from specheads.published_models import PUBLISHED
+from specheads.pair_needs import PUBLISHED, memory_text, model_needs, size_text
 
 project, copyright, author = "specheads", "the specheads authors", "the specheads authors"
 version = release = specheads.__version__

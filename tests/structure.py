@@ -38,7 +38,6 @@ LAYERS = (
         *(
             "specheads.language_model",
             "specheads.padding",
-            "specheads.published_models",
             "specheads.vocabulary",
         ),
     ),

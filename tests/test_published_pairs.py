@@ -13,7 +13,7 @@ from warm_processes import run
 
 from specheads import SpeculativeDecoder, Warp, load_pair, stopping
 from specheads.pair_config import config_folder
-from specheads.published_models import PUBLISHED
+from specheads.pair_needs import PUBLISHED
 
 CONFIGS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((config_folder() / "model").glob("*.yaml"))}
 PAIRS = {name: (c["draft"], c["target"]) for name, c in CONFIGS.items() if ":" not in c["draft"] and c["draft"] != "???"}

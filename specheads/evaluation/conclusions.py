@@ -8,7 +8,7 @@ from specheads.evaluation.candidates import FIXED, LOAD_AWARE, TARGET
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.report import MEASURED, BatchRow, BatchTable, DataSet, Report, Winner
 from specheads.replay.cost import CostFit
-from specheads.replay.draft_temperature import best_temperature
+from specheads.replay.response_batch import best_temperature
 
 
 def times(estimate: Interval) -> str:

@@ -25,10 +25,10 @@ from specheads.evaluation.setup import Setup, device_name
 from specheads.evaluation.sweep import TARGET_ALONE, Measured, Setting, Sweep, sweep_settings, under_block
 from specheads.forecast import progress
 from specheads.prompts.encoding import EncodedPrompt
-from specheads.replay.draft_temperature import TEMPERATURES, overlaps_at
 from specheads.replay.head_scores import head_fingerprint
 from specheads.replay.recording import Recording
 from specheads.replay.replay import Counts
+from specheads.replay.response_batch import TEMPERATURES, overlaps_at
 from specheads.storage.files import write_json
 from specheads.storage.journal import Journal
 from specheads.storage.runs import is_resumed

@@ -17,11 +17,11 @@ from specheads.evaluation.decode import decode, draft_overlaps, measured_costs, 
 from specheads.evaluation.draft_comparison import check_context
 from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.prompt_data import PromptData
+from specheads.evaluation.quality import response_quality
 from specheads.evaluation.recordings import record
 from specheads.evaluation.replayed_sets import Outcome, choose, replay_all
 from specheads.evaluation.report import Report
 from specheads.evaluation.reporting import context_of, recommend, report_of
-from specheads.evaluation.response_quality import response_quality
 from specheads.evaluation.rule_costs import Tuning
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup

@@ -8,9 +8,9 @@ import numpy as np
 from specheads.decoding.stopping import HeadThreshold
 from specheads.evaluation.candidates import ORACLE, Candidate
 from specheads.evaluation.intervals import Groups, resample_counts
+from specheads.evaluation.quality import ResponseQuality
 from specheads.evaluation.recordings import RecordedSet
 from specheads.evaluation.report import MEASURED, BatchTable
-from specheads.evaluation.response_quality import ResponseQuality
 from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.sweep import Measured
 from specheads.forecast import progress

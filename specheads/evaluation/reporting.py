@@ -19,7 +19,7 @@ from specheads.evaluation.doubts import REMEDY, doubts_of
 from specheads.evaluation.head_folders import store_in_config
 from specheads.evaluation.intervals import Interval, interval
 from specheads.evaluation.live_rows import gain_over_fixed, live_rows
-from specheads.evaluation.quality_rows import with_quality
+from specheads.evaluation.quality import with_quality
 from specheads.evaluation.replayed_rows import bank, data_set, positions, reliability, text_samples
 from specheads.evaluation.replayed_sets import Choices, Outcome, ReplayedSet
 from specheads.evaluation.report import MEASURED, BankRow, DataSet, LiveRow, Report

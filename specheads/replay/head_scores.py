@@ -53,7 +53,7 @@ def add_predictions(
         advance(num_rows)
     target_store = _store(folder, GROUND_TRUTH)
     if ground_truth and not target_store.is_complete():
-        _predict(folder, pair.target_lm, [target_store], GroundTruthScores(pair, warp), advance)
+        _predict(folder, pair.target_lm, [target_store], _GroundTruthScores(pair, warp), advance)
     elif ground_truth:
         advance(num_rows)
 
@@ -62,19 +62,19 @@ def _num_rows(shards: Mapping[str, Mapping[str, int]]) -> int:
     return sum(shard["rows"] for shard in shards.values())
 
 
-class Predictor(NamedTuple):
+class _Predictor(NamedTuple):
     """A read-out of a head."""
 
     head: AcceptanceHead
     logit: Callable[[Mapping[str, Tensor]], Tensor]
 
 
-def _predictors(heads: Mapping[str, AcceptanceHead]) -> Iterator[tuple[str, Predictor]]:
+def _predictors(heads: Mapping[str, AcceptanceHead]) -> Iterator[tuple[str, _Predictor]]:
     """Yield the read-outs of heads with their names."""
     for name, head in heads.items():
-        yield name, Predictor(head, head)
+        yield name, _Predictor(head, head)
         if head.config.overlap:
-            yield overlap_predictor(name), Predictor(head, head.overlap_logit)
+            yield overlap_predictor(name), _Predictor(head, head.overlap_logit)
 
 
 def predictor_names(heads: Mapping[str, AcceptanceHead]) -> list[str]:
@@ -149,7 +149,7 @@ def _row_scores(
 class HeadScores:
     """Logits of several heads: one for every node, or with inputs of the round one for every (node, round index) pair."""
 
-    def __init__(self, pair: Pair, predictors: Sequence[Predictor]) -> None:
+    def __init__(self, pair: Pair, predictors: Sequence[_Predictor]) -> None:
         self.pair, self.lm, self.target_lm, self.predictors = pair, pair.draft_lm, pair.target_lm, predictors
         inputs = {name for predictor in predictors for name in predictor.head.config.inputs}
         self.in_rounds = any(reads_rounds(predictor.head) for predictor in predictors)
@@ -185,7 +185,7 @@ class HeadScores:
         return [torch.cat(part) for part in parts]
 
 
-class GroundTruthScores:
+class _GroundTruthScores:
     """The probability that token verification accepts each node after all nodes before it were accepted."""
 
     def __init__(self, pair: Pair, warp: Warp) -> None:

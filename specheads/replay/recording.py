@@ -124,10 +124,10 @@ class Recording:
 
     def _furthest(self) -> Tensor:
         """Return how many accepted tokens are right before each position, (Q, N) long: a round can have drafted as many there."""
-        return accepted_before(self.accepted, self.first).clamp_max(self.max_tokens - 1)
+        return _accepted_before(self.accepted, self.first).clamp_max(self.max_tokens - 1)
 
 
-def accepted_before(accepted: Tensor, first: Tensor) -> Tensor:
+def _accepted_before(accepted: Tensor, first: Tensor) -> Tensor:
     """Return how many accepted tokens are right before each position (Q, N), of responses that begin at `first` (P,)."""
     position = torch.arange(accepted.shape[1])
     start = torch.zeros_like(accepted, dtype=torch.long)  # of the run of accepted tokens
@@ -153,7 +153,7 @@ class NodeIndices:
         """Return the pairs of a stored response."""
         accepted = torch.tensor(row["accepted"]).reshape(num_samples, -1)
         sample, start, length = (torch.tensor(row[f"branch_{name}"], dtype=torch.long) for name in ("draw", "start", "length"))
-        before, num_tokens = accepted_before(accepted, torch.zeros(1, dtype=torch.long)), accepted.shape[1]
+        before, num_tokens = _accepted_before(accepted, torch.zeros(1, dtype=torch.long)), accepted.shape[1]
         branch = torch.repeat_interleave(torch.arange(len(start)), length)
         first = length.cumsum(0) - length
         depth = torch.cat([torch.zeros(num_tokens, dtype=torch.long), torch.arange(len(branch)) - first[branch]])

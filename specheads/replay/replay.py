@@ -70,7 +70,7 @@ def rounds_by_length(prompt: np.ndarray, drafted: np.ndarray, num_prompts: int) 
 
 
 @dataclass(frozen=True)
-class RecordedConfig:
+class _RecordedConfig:
     """The parts of a head's config that stopping rules read."""
 
     predicts: str
@@ -84,7 +84,7 @@ class RecordedHead:
 
     def __init__(self, name: str, predicts: str, calibration: Mapping[str, Any] | None = None) -> None:
         self.name = name
-        self.config = RecordedConfig(predicts, (name,), calibration)
+        self.config = _RecordedConfig(predicts, (name,), calibration)
 
     def __call__(self, features: dict[str, Tensor]) -> Tensor:
         return features[self.name]
@@ -118,11 +118,11 @@ class Ceiling(HeadThreshold):
     """The informed ceiling: a head that knows the true acceptance probability of every drafted token. For replay only."""
 
     def __init__(self, threshold: float = 0.7, max_tokens: int = 20) -> None:
-        head: Any = RecordedGroundTruth()  # in place of a head
+        head: Any = _RecordedGroundTruth()  # in place of a head
         super().__init__(head, threshold, min_tokens=1, max_tokens=max_tokens)
 
 
-class RecordedGroundTruth(RecordedHead):
+class _RecordedGroundTruth(RecordedHead):
     """The true acceptance probabilities of a recording as logits."""
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
-"""Prompts with responses as padded tensors, and a model's states along them."""
+"""Prompts with responses as padded tensors, a model's states along them, and the draft's temperature with the largest overlap."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from specheads.language_model import LanguageModel
-from specheads.padding import BATCH_TOKENS, right_padded, slices
+from specheads.padding import BATCH_TOKENS, SLICE_ELEMENTS, right_padded, slices
+from specheads.pair import Pair
+from specheads.sampling import Warp, check_finite, check_numbers, overlap
 
 
 @dataclass(frozen=True)
@@ -44,3 +46,37 @@ class ResponseBatch:
         tokens, predicting = self.tokens.to(lm.device), self.predicting.to(lm.device)
         pieces = [slice(None)] if together else slices(tokens.shape[0], tokens.shape[1], BATCH_TOKENS)
         return torch.cat([lm.hidden_states(tokens[piece], use_cache=False)[predicting[piece]] for piece in pieces])
+
+
+# In the order of their distance from 1, which stays where none is better. A draft is rarely best outside of them.
+TEMPERATURES = (1.0, 0.95, 1.05, 0.9, 1.1, 0.85, 1.15, 0.8, 1.2, 0.75, 0.7)
+
+Text = tuple[np.ndarray, np.ndarray]  # ids of a prompt, and of the target's response to it
+
+
+@torch.no_grad()
+def overlaps_at(
+    pair: Pair, texts: Sequence[Text], warp: Warp, batch_size: int, temperatures: Sequence[float] = TEMPERATURES
+) -> dict[float, float]:
+    """Return the mean overlap under `warp` along the target's responses for each temperature of the pair's draft."""
+    device, target = pair.draft_lm.device, pair.target_lm
+    draft = LanguageModel(pair.draft, pair.vocab_size, known=pair.known_to_draft)  # without a temperature of its own
+    sums, count = torch.zeros(len(temperatures), dtype=torch.float64), 0
+    for first in range(0, len(texts), batch_size):
+        prompts, responses = zip(*texts[first : first + batch_size], strict=True)
+        batch = ResponseBatch.of(prompts, responses, device)
+        target_states, draft_states = batch.states(target), batch.states(draft)
+        for piece in slices(len(draft_states), pair.vocab_size, SLICE_ELEMENTS):
+            expected = warp(target.logits(target_states[piece]).to(device))
+            logits = draft.logits(draft_states[piece])
+            check_finite(pair.target_id, expected)
+            check_numbers(pair.draft_id, logits)
+            for number, temperature in enumerate(temperatures):
+                sums[number] += overlap(expected, warp(logits / temperature)).sum().item()
+        count += len(draft_states)
+    return dict(zip(temperatures, (sums / count).tolist(), strict=True))
+
+
+def best_temperature(overlaps: Mapping[float, float]) -> float:
+    """Return the temperature with the largest overlap, the first of equals; verification stays lossless at any of them."""
+    return max(overlaps, key=overlaps.__getitem__)

@@ -14,16 +14,16 @@ from specheads.decoding import stopping, verification
 from specheads.decoding.decoder import Baseline, SpeculativeDecoder
 from specheads.decoding.responses import Responder, row_uniforms
 from specheads.errors import UserError
-from specheads.evaluation.likelihood import response_nats
 from specheads.evaluation.probe.prediction import agreement
+from specheads.evaluation.quality import response_nats
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.language_model import LanguageModel
 from specheads.papers.layer_skip.layer_search import distributions_along
 from specheads.prompts.encoding import ResponseLimits
 from specheads.prompts.prompt import Prompt
-from specheads.replay.draft_temperature import overlaps_at
 from specheads.replay.head_scores import add_predictions, head_fingerprint
 from specheads.replay.recording import load_recording, make_recording
+from specheads.replay.response_batch import overlaps_at
 from specheads.replay.response_tree import RecordSettings
 
 PROMPT = [0, 1, 2]

@@ -3,8 +3,7 @@ import torch
 from fakes import tiny_pair
 
 from specheads.language_model import LanguageModel
-from specheads.replay.draft_temperature import TEMPERATURES, best_temperature, overlaps_at
-from specheads.replay.response_batch import ResponseBatch
+from specheads.replay.response_batch import TEMPERATURES, ResponseBatch, best_temperature, overlaps_at
 from specheads.sampling import Warp, overlap
 
 VOCAB, WARP = 10, Warp(1.0, top_k=6)

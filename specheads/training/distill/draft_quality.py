@@ -13,7 +13,7 @@ from specheads.decoding.stopping import FixedLength
 from specheads.language_model import set_draft_temperature
 from specheads.padding import SLICE_ELEMENTS, slices
 from specheads.pair import Pair
-from specheads.replay.draft_temperature import best_temperature, overlaps_at
+from specheads.replay.response_batch import best_temperature, overlaps_at
 from specheads.sampling import Warp, check_numbers, overlap
 from specheads.training.distill.distill_loss import forward_kl
 from specheads.training.distill.placement import is_sharded
