@@ -101,11 +101,6 @@ class Generation(Settings):
         return self.warp if self.labels == "warped" else Warp()
 
     @property
-    def tokens_per_response(self) -> int:
-        """The largest number of tokens in a response and its rollouts."""
-        return self.max_new_tokens + self.rollouts_per_response * self.rollout_tokens
-
-    @property
     def by_vllm(self) -> bool:
         """Whether vLLM answers the prompts."""
         return "vllm" in (self.runner, self.ray_responses if self.runner == "ray" else None)

@@ -65,18 +65,6 @@ def _end(number: int, frame: FrameType | None) -> None:
     os._exit(interruption.exit_code)
 
 
-@contextlib.contextmanager
-def listening() -> Iterator[None]:
-    """Install the handlers for the block."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    listen()
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def listen_again(request: Request) -> None:
     """Install the handlers again after a library has replaced them, unless a signal has come already."""
     if _deferred is request and request.number is None:

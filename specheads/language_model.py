@@ -24,7 +24,7 @@ from transformers import (
 
 from specheads.errors import UserError, is_out_of_memory
 from specheads.quantization import QUANTIZATIONS, quantize
-from specheads.revisions import DRAFT_TEMPERATURE, from_pretrained, resolve, revision_of
+from specheads.revisions import DRAFT_TEMPERATURE, from_pretrained, resolve
 from specheads.sampling import at_least_float32
 from specheads.synthetic import is_synthetic, synthetic_model, synthetic_tokenizer
 
@@ -143,22 +143,6 @@ def avoid_cudnn_attention() -> None:
     a second, and texts have a new length at every step. Its gradients under masks have been NaN (pytorch issue 196678).
     """
     torch.backends.cuda.enable_cudnn_sdp(False)  # a flag of the process, which touches no device
-
-
-def load_language_model(
-    location: str | Path, device: str | None = None, dtype: str | torch.dtype = "auto", trust_remote_code: bool = False
-) -> tuple[LanguageModel, str]:
-    """Return a draft without its pair, and its revision; its vocabulary is that of its own tokenizer if it has one.
-
-    Raises:
-        UserError: the model cannot be loaded, or computes its logits in a way that `LanguageModel` does not support.
-    """
-    model = load_model(location, None, checked_dtype(dtype), checked_device(device), trust_remote_code=trust_remote_code)
-    has_tokenizer = not Path(resolve(location)).is_dir() or (Path(resolve(location)) / "tokenizer_config.json").is_file()
-    vocabulary = load_tokenizer(location, None, trust_remote_code).get_vocab() if has_tokenizer else {}
-    language_model = LanguageModel(model, max(vocabulary.values()) + 1 if vocabulary else None, draft_temperature(model))
-    language_model.check()
-    return language_model, revision_of(model, location)
 
 
 def load_tokenizer(location: str | Path, revision: str | None, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from specheads import UserError, load_pair
-from specheads.language_model import LanguageModel, checked_device, load_language_model, set_draft_temperature
+from specheads.language_model import LanguageModel, checked_device, set_draft_temperature
 from specheads.pair import check_placement, check_vocabulary, load_draft, log_spread
 from specheads.pair_config import PairConfig, config_folder, pair_config
 from specheads.revisions import resolve, revision_at, revision_of
@@ -304,8 +304,6 @@ def test_a_draft_is_saved_with_its_temperature(nano, copies):
     assert pair.draft_lm.temperature == 0.8 and pair.target_lm.temperature == 1
     assert pair.draft_revision == revision_at(copies["draft"]) and pair.draft_revision.endswith(" at temperature 0.8")
     assert load_draft(copies["draft"], nano).temperature == 0.8
-    alone, revision = load_language_model(copies["draft"], "cpu", "float32")
-    assert (alone.temperature, revision) == (0.8, pair.draft_revision)
     above = load_pair(draft=copies["draft"], target=copies["target"], device="cpu", dtype="float32", draft_temperature=1.5)
     assert above.draft_lm.temperature == 1.5 and above.draft_revision.endswith(" at temperature 1.5")
     assert load_pair("nano", draft_temperature=1).draft_revision == nano.draft_revision == revision_at("embedded:nano/draft")

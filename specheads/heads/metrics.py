@@ -60,17 +60,6 @@ def calibration(probs: Tensor, labels: Tensor, num_bins: int = 15) -> Calibratio
     return Calibration(count / count.sum(), predicted[filled] / count, observed[filled] / count)
 
 
-def equal_mass_error(probs: Tensor, labels: Tensor, num_bins: int = 15) -> float:
-    """Return the expected calibration error of predictions (N,) over bins of equally many of them, in the order of `probs`.
-
-    Bins of equal width leave nearly all products of many chances in the first bin; these divide them. NaN for no prediction.
-    """
-    order = probs.argsort()
-    distance = (probs - labels.to(probs.dtype))[order]
-    # The mean distance of a bin, at the share of its predictions.
-    return sum(part.sum().abs().item() for part in distance.tensor_split(num_bins)) / len(probs) if len(probs) else float("nan")
-
-
 def ece_by_index(probs: Tensor, labels: Tensor, index: Tensor) -> list[float]:
     """Return the expected calibration error of predictions (N,) at each `index` (N,) long, from 0 to the largest."""
     count = int(index.max()) + 1 if len(index) else 0

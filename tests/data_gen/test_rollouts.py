@@ -156,4 +156,4 @@ def test_a_model_that_gives_nan_is_named(broken):
 def test_the_number_of_rollouts_may_be_zero_but_not_less(value):
     with pytest.raises(UserError, match=f"generation.rollouts_per_response={value} must be a non-negative integer"):
         Generation(rollouts_per_response=value)
-    assert Generation(rollouts_per_response=0).tokens_per_response == 512
+    assert Generation(rollouts_per_response=0).rollouts_per_response == 0

@@ -9,7 +9,6 @@ from specheads.heads.metrics import (
     binary_kl,
     brier,
     calibration,
-    equal_mass_error,
     fit_logistic,
     overlap_metrics,
     prediction_metrics,
@@ -152,24 +151,6 @@ def test_predictions_of_exactly_zero_and_one_are_in_the_outer_bins():
 
 
 # --- all of them
-
-
-def test_bins_of_equal_mass_of_an_example_worked_by_hand():
-    """In the order of the predictions, two bins of two and one of one: 0.1 and 0.2, 0.3 and 0.6, 0.9."""
-    probs, labels = torch.tensor([0.9, 0.2, 0.6, 0.1, 0.3]).double(), torch.tensor([1.0, 0.0, 0.5, 0.5, 0.5])
-    errors = [abs(0.15 - 0.25), abs(0.45 - 0.5), abs(0.9 - 1.0)]
-    assert equal_mass_error(probs, labels, 3) == pytest.approx((2 * errors[0] + 2 * errors[1] + errors[2]) / 5)
-    assert equal_mass_error(probs, labels, 1) == pytest.approx(abs(probs.mean() - labels.mean()).item())
-    assert math.isnan(equal_mass_error(probs[:0], labels[:0]))
-
-
-def test_bins_of_equal_mass_divide_small_predictions_that_equal_widths_do_not():
-    """Predictions below 1/15 whose errors cancel in one bin."""
-    probs = torch.linspace(0.001, 0.06, 3000, dtype=torch.float64)
-    labels = probs.mean().expand(3000)
-    assert calibration(probs, labels).ece < 1e-9
-    assert equal_mass_error(probs, labels) > 0.01
-    assert equal_mass_error(probs, probs) == 0
 
 
 def test_overlap_metrics_of_exact_and_of_opposite_predictions():

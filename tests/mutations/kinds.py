@@ -31,7 +31,7 @@ from specheads.heads.checkpoint import load_head, save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.heads.portable.standalone_head import DraftRound, StandaloneHead
 from specheads.heads.train_prompts import TrainPrompts
-from specheads.language_model import load_language_model, load_tokenizer
+from specheads.language_model import LanguageModel, load_model, load_tokenizer
 from specheads.pair_config import config_folder
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.encoding import ResponseLimits
@@ -370,8 +370,9 @@ def make_model(folder: Path) -> None:
 
 def read_model(folder: Path) -> Any:
     load_tokenizer(folder, None)
-    lm, revision = load_language_model(folder, "cpu", "float32")
-    return revision, lm.vocab_size
+    lm = LanguageModel(load_model(folder, None, "float32", "cpu"))
+    lm.check()
+    return lm.vocab_size
 
 
 KINDS = {
