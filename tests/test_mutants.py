@@ -35,7 +35,7 @@ def survivors():
 
 def test_mutants_are_counted_by_module():
     outcomes = ["killed", "killed", "timeout", "survived", "no tests"]
-    found = [Mutant(f"specheads.papers.theory.rates.x_rate__mutmut_{number}", outcome) for number, outcome in enumerate(outcomes)]
+    found = [Mutant(f"specheads.theory.rates.x_rate__mutmut_{number}", outcome) for number, outcome in enumerate(outcomes)]
     found.append(Mutant("specheads.heads.xǁHeadǁ__init____mutmut_1", "killed"))
     rows = [["heads", 1, 1, 0, 0, 1.0], ["theory.rates", 5, 2, 1, 2, 0.6], ["all", 6, 3, 1, 2, 4 / 6]]
     assert counted(found).rows == rows
@@ -55,7 +55,7 @@ def test_survivors_need_a_reason_and_reasons_a_survivor(shown):
 
 
 def test_results_are_read_as_mutmut_prints_them(monkeypatch):
-    text = "    specheads.papers.theory.rates.x_rate__mutmut_1: killed\n    specheads.heads.xǁHeadǁstep__mutmut_12: no tests\n"
+    text = "    specheads.theory.rates.x_rate__mutmut_1: killed\n    specheads.heads.xǁHeadǁstep__mutmut_12: no tests\n"
     monkeypatch.setattr(mutants, "mutmut", lambda *words: text)
     assert [(each.module, each.outcome) for each in mutants.mutants()] == [("theory.rates", "killed"), ("heads", "no tests")]
 
