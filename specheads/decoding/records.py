@@ -1,45 +1,15 @@
 """Frozen records of tensors and counts that the stages of decoding pass on.
 
-Shapes: B rows, N nodes of a draft, K tokens of a chain, V vocabulary.
+Shapes: B rows.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 CHAIN = "a sampled chain"  # how drafted tokens were chosen, which decides what may verify them; other drafts name their own kind
-
-
-@dataclass(frozen=True)
-class Draft:
-    """A proposal as a token tree; a chain is the tree without branches. A node's parent comes before it."""
-
-    tokens: Tensor  # (N,) long
-    parents: Tensor  # (N,) long, -1 = the context
-    depth: Tensor  # (N,) long, 0 for a child of the context
-    # (<=N + 1, V), row p + 1 the warped distribution that the children of node p were sampled from, row 0 that of the context's;
-    # None where no token was sampled.
-    draft_probs: Tensor | None
-    order: Tensor  # (M,) long, the sampled nodes in sampling order; a node that was sampled twice occurs twice
-    num_draft_calls: int  # draft forward passes spent on it
-    copied: Tensor | None = None  # (N,) bool, of a graph: the nodes that were copied instead of drafted
-    repeated: Tensor | None = None  # (N,) long, of a graph: the drafted node with the same last tokens, or the node itself
-    replacement: bool = True  # whether a token may be sampled twice after the same node
-    nan: bool = False  # whether the draft's logits were NaN; then the rest means nothing
-
-    @property
-    def num_drafted(self) -> int:
-        """How many tokens the draft model proposed."""
-        return len(self.tokens) if self.copied is None else int((~self.copied).sum())
-
-    @classmethod
-    def chain(cls, tokens: Tensor, draft_probs: Tensor | None, num_draft_calls: int) -> "Draft":
-        """Return a draft without branches."""
-        index = torch.arange(len(tokens), device=tokens.device)
-        return cls(tokens, index - 1, index, draft_probs, index, num_draft_calls)
 
 
 @dataclass(frozen=True)
@@ -50,15 +20,6 @@ class Verdict:
     next_token: Tensor  # (B,) long, the target's token after the accepted ones
     # (B,) long, how many coming tokens need the draft's distribution to be verified; None: none.
     num_probs_needed: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class TreeVerdict:
-    """The decision of a verification rule for a tree."""
-
-    num_accepted: Tensor  # (1,) long
-    next_token: Tensor  # (1,) long, the target's token after the accepted ones
-    accepted_nodes: Tensor  # (D,) long, from the context down, -1 after the last
 
 
 class DraftTree(NamedTuple):

@@ -3,8 +3,7 @@
 from specheads.papers.biased import BiasedVerification
 from specheads.papers.bild import BigLittle
 from specheads.papers.block import GreedyBlockVerification
-from specheads.papers.gsd.token_graph import Graph
-from specheads.papers.gsd.token_tree import Tree
+from specheads.papers.gsd import Graph, Tree
 from specheads.papers.layer_skip.layer_skip import LayerSkip
 from specheads.papers.lookup import Lookup
 from specheads.papers.mjsd.beam import Beam

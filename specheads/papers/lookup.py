@@ -10,13 +10,12 @@ from torch import Tensor
 from specheads.decoding.arguments import check_count
 from specheads.decoding.draft_memory import DraftMemory
 from specheads.decoding.engine import Engine
-from specheads.decoding.records import Draft
 from specheads.decoding.stopping import StoppingRule
 from specheads.errors import UserError
+from specheads.papers.trees.distribution import CHOSEN, Draft
 from specheads.papers.trees.growth import ROOT, Nodes
 from specheads.papers.trees.rounds import TreeDrafting
 from specheads.papers.trees.tree_match import TreeMatch
-from specheads.papers.trees.verifier import CHOSEN
 from specheads.sampling import Uniforms, Warp
 
 

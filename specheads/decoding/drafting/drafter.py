@@ -29,11 +29,6 @@ class Drafting:
         """Return the Verification of such drafts unless another one is chosen; None: token verification."""
         return None
 
-    @property
-    def single_candidate(self) -> bool:
-        """Whether a draft is a chain, however its tokens were chosen."""
-        return self.kind == CHAIN
-
     def pair(self, pair: Pair) -> Pair:
         """Return the pair that decodes: a method that makes a draft replaces the pair's draft."""
         return pair

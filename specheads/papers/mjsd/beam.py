@@ -15,12 +15,11 @@ from torch import Tensor
 from specheads.decoding.arguments import check_count
 from specheads.decoding.draft_memory import DraftMemory
 from specheads.decoding.engine import Engine
-from specheads.decoding.records import Draft
 from specheads.decoding.stopping import StoppingRule
 from specheads.papers.mjsd.joint import JointVerification
+from specheads.papers.trees.distribution import BEAM, Draft
 from specheads.papers.trees.growth import ROOT, Frontier, Nodes, Proposal, TreeDrafter, usual_length
 from specheads.papers.trees.rounds import TreeDrafting
-from specheads.papers.trees.verifier import BEAM
 from specheads.sampling import Uniforms, Warp, sample_distinct
 
 
@@ -40,7 +39,6 @@ class Beam(TreeDrafting):
     """
 
     kind = BEAM
-    single_candidate = True
 
     def __init__(self, num_beams: int = 8, samples_per_beam: int = 0) -> None:
         check_count("drafting.num_beams", num_beams, least=1)

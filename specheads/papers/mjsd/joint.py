@@ -7,7 +7,7 @@ from specheads.decoding.records import CHAIN
 from specheads.decoding.verification.chain_distribution import AcceptanceDistribution, Block
 from specheads.decoding.verification.verify_step import ChainVerification
 from specheads.errors import UserError, is_number
-from specheads.papers.trees.verifier import BEAM
+from specheads.papers.trees.distribution import BEAM
 
 
 def joint_distribution(block: Block, threshold: float) -> AcceptanceDistribution:

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from specheads.papers.trees.distribution import TreeBlock, TreeDistribution
-from specheads.papers.trees.verifier import IID, TreeVerification
+from specheads.papers.trees.distribution import IID, TreeBlock, TreeDistribution, TreeVerification
 
 NUM_HALVINGS = 40  # of an interval of length k - 1; the remaining error only lowers the acceptance
 

@@ -13,16 +13,14 @@ import torch
 from torch import Tensor
 
 from specheads.decoding import verification
-from specheads.decoding.records import Draft
 from specheads.decoding.verification.chain_distribution import Block
 from specheads.decoding.verification.verify_step import ChainVerification
 from specheads.papers.block import GreedyBlockVerification, NestedDistribution
 from specheads.papers.claims import CheckedClaim, Figure, Line, Section, equality
 from specheads.papers.spectr.spectr import SpecTr
 from specheads.papers.theory.rejections import Chains, rejected, residual, total_variation
-from specheads.papers.trees.distribution import TreeBlock
+from specheads.papers.trees.distribution import Draft, TreeBlock, TreeVerification
 from specheads.papers.trees.multi_round import MultiRound
-from specheads.papers.trees.verifier import TreeVerification
 
 
 def tokens_per_round(acceptance: float, num_drafted: int) -> float:

@@ -11,8 +11,52 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specheads.decoding.records import Draft, TreeVerdict
+from specheads.decoding.verification import Verification
 from specheads.sampling import at_least_float32, sample
+
+# How the tokens of a tree were chosen.
+IID = "a tree of i.i.d. samples"
+DISTINCT = "a tree of samples without replacement"
+CHOSEN = "a tree of chosen tokens"
+BEAM = "the best beam"
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A proposal as a token tree; a chain is the tree without branches. A node's parent comes before it."""
+
+    tokens: Tensor  # (N,) long
+    parents: Tensor  # (N,) long, -1 = the context
+    depth: Tensor  # (N,) long, 0 for a child of the context
+    # (<=N + 1, V), row p + 1 the warped distribution that the children of node p were sampled from, row 0 that of the context's;
+    # None where no token was sampled.
+    draft_probs: Tensor | None
+    order: Tensor  # (M,) long, the sampled nodes in sampling order; a node that was sampled twice occurs twice
+    num_draft_calls: int  # draft forward passes spent on it
+    copied: Tensor | None = None  # (N,) bool, of a graph: the nodes that were copied instead of drafted
+    repeated: Tensor | None = None  # (N,) long, of a graph: the drafted node with the same last tokens, or the node itself
+    replacement: bool = True  # whether a token may be sampled twice after the same node
+    nan: bool = False  # whether the draft's logits were NaN; then the rest means nothing
+
+    @property
+    def num_drafted(self) -> int:
+        """How many tokens the draft model proposed."""
+        return len(self.tokens) if self.copied is None else int((~self.copied).sum())
+
+    @classmethod
+    def chain(cls, tokens: Tensor, draft_probs: Tensor | None, num_draft_calls: int) -> "Draft":
+        """Return a draft without branches."""
+        index = torch.arange(len(tokens), device=tokens.device)
+        return cls(tokens, index - 1, index, draft_probs, index, num_draft_calls)
+
+
+@dataclass(frozen=True)
+class TreeVerdict:
+    """The decision of a verification rule for a tree."""
+
+    num_accepted: Tensor  # (1,) long
+    next_token: Tensor  # (1,) long, the target's token after the accepted ones
+    accepted_nodes: Tensor  # (D,) long, from the context down, -1 after the last
 
 
 @dataclass(frozen=True)
@@ -134,3 +178,14 @@ class TreeDistribution:
         row = torch.where(num_accepted > 0, row.argmax(dim=0, keepdim=True) + 1, 0) if count else num_accepted
         next_token = sample(self.next_probs(row), next_uniform)
         return TreeVerdict(num_accepted=num_accepted, next_token=next_token, accepted_nodes=path)
+
+
+class TreeVerification(Verification):
+    """The base of rules for trees, which verify each tree whatever happened before."""
+
+    takes = frozenset({IID, DISTINCT, CHOSEN, BEAM})
+    shared_logits: bool = False  # whether it verifies a graph's node by the distribution after the node that it repeats
+
+    def distribution(self, block: TreeBlock) -> TreeDistribution:
+        """Return the distribution of the outcome."""
+        raise NotImplementedError

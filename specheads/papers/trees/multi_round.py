@@ -5,8 +5,7 @@ Each is tested against the target's residual after the earlier rejections, even 
 
 import torch
 
-from specheads.papers.trees.distribution import TreeBlock, TreeDistribution
-from specheads.papers.trees.verifier import DISTINCT, IID, TreeVerification
+from specheads.papers.trees.distribution import DISTINCT, IID, TreeBlock, TreeDistribution, TreeVerification
 from specheads.sampling import accept_prob
 
 

@@ -13,16 +13,15 @@ from specheads.decoding.engine import Engine
 from specheads.decoding.expectation import expected_of
 from specheads.decoding.host_numbers import HostNumbers
 from specheads.decoding.prompt_reader import PromptReader
-from specheads.decoding.records import Draft, DraftTree
+from specheads.decoding.records import DraftTree
 from specheads.decoding.rows import Row, RowOutcome
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.verification import VerificationRule, VerifyStep
 from specheads.decoding.verifier import ChainVerifier
 from specheads.errors import UserError
 from specheads.pair import Pair
-from specheads.papers.trees.distribution import TreeBlock
+from specheads.papers.trees.distribution import Draft, TreeBlock, TreeVerification
 from specheads.papers.trees.growth import Nodes, TreeReader
-from specheads.papers.trees.verifier import TreeVerification
 from specheads.sampling import Uniforms, Warp, has_nan
 
 

@@ -7,8 +7,7 @@ a node of a graph is verified by what follows another node.
 import torch
 
 from specheads.decoding.arguments import check_flag
-from specheads.papers.trees.distribution import TreeBlock, TreeDistribution
-from specheads.papers.trees.verifier import TreeVerification
+from specheads.papers.trees.distribution import TreeBlock, TreeDistribution, TreeVerification
 
 
 def tree_match_distribution(block: TreeBlock) -> TreeDistribution:

@@ -10,9 +10,8 @@ from specheads.decoding.draft_memory import DraftMemory
 from specheads.decoding.verification import Block, SyntheticVerification, VerifyStep
 from specheads.pair_config import config_folder
 from specheads.papers import BiasedVerification, BigLittle, GreedyBlockVerification, JointVerification, TreeMatch
-from specheads.papers.trees.distribution import TreeBlock
+from specheads.papers.trees.distribution import TreeBlock, TreeVerification
 from specheads.papers.trees.growth import Nodes
-from specheads.papers.trees.verifier import TreeVerification
 
 # By name: other settings than the defaults.
 OTHER = {

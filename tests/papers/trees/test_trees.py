@@ -10,13 +10,12 @@ import torch
 from chains import Model, difference
 from trees import distributions_after, emitted, of_chains, trees_of
 
-from specheads.decoding.records import Draft
 from specheads.decoding.verification import token_distribution
 from specheads.decoding.verification.chain_distribution import Block
 from specheads.papers import MultiRound, SpecTr, TreeMatch
-from specheads.papers.gsd.token_graph import unmerge
+from specheads.papers.gsd import unmerge
 from specheads.papers.spectr.spectr import spectr_distribution, spectr_factor
-from specheads.papers.trees.distribution import TreeBlock, TreeDistribution
+from specheads.papers.trees.distribution import Draft, TreeBlock, TreeDistribution
 from specheads.papers.trees.growth import Nodes
 from specheads.papers.trees.multi_round import multi_round_distribution
 

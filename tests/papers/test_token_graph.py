@@ -6,7 +6,7 @@ from fakes import tiny_pair
 
 from specheads import SpeculativeDecoder, UserError, Warp, papers, stopping
 from specheads.papers import TreeMatch
-from specheads.papers.gsd.token_graph import unmerge
+from specheads.papers.gsd import unmerge
 from specheads.papers.trees.growth import ROOT, Nodes
 from specheads.sampling import Uniforms
 

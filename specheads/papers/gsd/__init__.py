@@ -1,1 +1,0 @@
-"""GSD (Gong et al. 2024): trees of the most likely tokens, and graphs that copy what a draft repeats."""
