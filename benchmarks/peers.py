@@ -1,7 +1,7 @@
 """How fast is decoding next to the peers: transformers, llama.cpp and vLLM, on the same weights?
 
     python benchmarks/peers.py [--model nano] [--dtype float32] [--head outputs/head/<date_time>/heads/<name>]
-        [--llama-python PYTHON] [--llama-bin FOLDER] [--vllm-python PYTHON] [--prompts 8] [--repeats 5]
+        [--llama-bin FOLDER] [--vllm-python PYTHON] [--prompts 8] [--repeats 5]
 
 Everything runs on the CPU, each peer in a process of its own, with the same number of threads. One process runs at a time, all
 others stand still; in each repeat all settings decode the same prompts in turn. Before its turn counts, a setting decodes the
@@ -12,27 +12,60 @@ A peer that is not installed is left out, with a line that says how to get it.
 """
 
 import argparse
+import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.peer_processes import Workers
-from benchmarks.peer_settings import SAMPLED, Peers, Setting, all_peers, pair_keys
-from benchmarks.results import Column, Table, add_keep_option, prompt_record, text_of, write_result
+from benchmarks.gguf_file import obstacle, write_gguf
+from benchmarks.peer_workers.processes import Command, Workers, can_import
+from benchmarks.results import Column, Table, Value, add_keep_option, prompt_record, text_of, write_result
 from specheads import load_pair
 from specheads.pair import Pair
 from specheads.prompts.nano_source import NanoSource
-from specheads.prompts.prompt import Prompt
 
 PLAIN, ALONE = "transformers, plain", "this decoder, alone"
-ROWS = (1, 2, 3, 5, 9)
+LENGTHS, VLLM_LENGTHS = (1, 2, 3, 4, 6, 8), (2, 3, 4, 6)  # drafted tokens per round; with vLLM each is a process of its own
+THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to decode. Of the settings of a line, the fastest on the tuning prompts is reported."""
+
+    line: str
+    choice: str  # among the settings of the line; empty where there is only one
+    worker: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    sampled_only: bool = False
+
+    @property
+    def name(self) -> str:
+        """What the tables call it."""
+        return f"{self.line}, {self.choice}" if self.choice else self.line
+
+
+@dataclass
+class Peers:
+    """The commands of all workers by name, the settings, and why peers are left out."""
+
+    commands: dict[str, Command] = field(default_factory=dict)
+    settings: list[Setting] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+    def add(self, worker: str, command: Command, *settings: Setting) -> None:
+        """Add a process and what it can do."""
+        self.commands[worker] = command
+        self.settings += settings
 
 
 @dataclass
@@ -46,6 +79,167 @@ class Measured:
     def speed(self) -> float:
         """Tokens per second, the median over repeats."""
         return statistics.median(self.speeds)
+
+
+def main() -> None:
+    given = parsed_arguments()
+    torch.set_num_threads(given.threads)
+    pair = load_pair(given.model, **pair_keys(given))
+    loaded = list(NanoSource(2 * given.prompts, 0, 0).load(pair.chats))
+    parts = {"reported": loaded[: given.prompts], "tuning": loaded[given.prompts :]}
+    reported, tuning = ([pair.encode_instruction(prompt.text) for prompt in part] for part in parts.values())
+    tables = []
+    with tempfile.TemporaryDirectory() as folder:
+        peers = all_peers(pair, given, Path(folder))
+        print(*peers.left_out, sep="\n", file=sys.stderr)
+        with Workers(peers.commands) as workers:
+            for greedy in (True, False):
+                possible = [setting for setting in peers.settings if not (greedy and setting.sampled_only)]
+                chosen = fastest(workers, possible, greedy, tuning, given.new_tokens, 2)
+                workers.keep([setting.worker for setting in chosen])
+                measured = measure(workers, chosen, greedy, reported, given.new_tokens, given.repeats)
+                tables.append(speed_table(measured, greedy))
+                print(f"\n{tables[-1].title}\n\n{text_of(tables[-1])}", flush=True)
+    dtype = str(pair.target.dtype).removeprefix("torch.")
+    versions = ", ".join(f"{name} {version}" for name, version in workers.versions.items())
+    notes = [f"{pair.name} in {dtype}, {given.new_tokens} tokens, medians of {given.repeats} repeats. {versions}."]
+    notes += [*sorted({f"{line}." for line in workers.warnings}), *peers.left_out]
+    read = {name: prompt_record(each.prompt_id for each in part) for name, part in parts.items()}
+    seeds = [1000 * repeat for repeat in range(given.repeats)]
+    write_result("peers", tables, split="train", seeds=seeds, prompts=read, notes=notes, keep=given.keep)
+
+
+def parsed_arguments() -> Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="nano", help="a file of conf/model")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: that of the model's config")
+    parser.add_argument("--head", help="a folder that specheads train exported")
+    parser.add_argument("--engine", default="auto", help="of this decoder")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of every process")
+    parser.add_argument("--llama-bin", help="the folder of llama-server; default: that of PATH")
+    parser.add_argument("--vllm-python", default=sys.executable, help="an interpreter with vLLM")
+    parser.add_argument("--window", type=int, default=1024, help="positions that peers have memory for")
+    parser.add_argument("--prompts", type=int, default=8, help="that are reported; as many others choose the settings")
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=5)
+    add_keep_option(parser, "peers")
+    return parser.parse_args()
+
+
+# --- what can be compared
+
+
+def all_peers(pair: Pair, given: Namespace, folder: Path) -> Peers:
+    """Return everything that can be compared here; files that peers read are written to `folder`."""
+    peers = Peers()
+    setup = {"model": given.model, "pair_keys": pair_keys(given), "threads": given.threads}
+    _add_transformers(peers, setup)
+    setup |= {"dtype": str(pair.target.dtype).removeprefix("torch."), "window": min(pair.window, given.window)}
+    _add_llama(peers, pair, setup, given, folder)
+    _add_vllm(peers, pair, setup, given, folder)
+    _add_specheads(peers, setup | {"engine": given.engine, "head": given.head})
+    return peers
+
+
+def pair_keys(given: Namespace) -> dict[str, str]:
+    """Return what is loaded differently from the model's config."""
+    return {"device": "cpu"} | ({"dtype": given.dtype} if given.dtype else {})
+
+
+def _add_transformers(peers: Peers, setup: Mapping[str, Any]) -> None:
+    def assistant(tokens: int, schedule: str = "constant", confidence: float = 0.0) -> dict[str, Any]:
+        names = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
+        return dict(zip(names, (tokens, schedule, confidence), strict=True))
+
+    choices = {f"K={length}": assistant(length) for length in LENGTHS}
+    choices |= {"heuristic": assistant(5, "heuristic"), "confidence 0.4": assistant(20, confidence=0.4)}
+    assisted = [Setting("transformers, assisted", choice, "transformers", options) for choice, options in choices.items()]
+    command = Command(sys.executable, "transformers_worker.py", setup)
+    peers.add("transformers", command, Setting(PLAIN, "", "transformers"), *assisted)
+
+
+def _add_llama(peers: Peers, pair: Pair, setup: Mapping[str, Any], given: Namespace, folder: Path) -> None:
+    """Add llama.cpp's server with and without a draft model."""
+    if reason := obstacle(pair.target) or obstacle(pair.draft):
+        peers.left_out.append(f"llama.cpp is left out: {pair.name} has a model that cannot be written as GGUF: {reason}.")
+        return
+    binary = shutil.which("llama-server", path=given.llama_bin)
+    if not (binary and can_import(sys.executable, "gguf")):
+        peers.left_out.append(
+            "llama.cpp is left out: build llama-server (docs/measurements/speed.md), name its folder by --llama-bin, and "
+            'pip install "specheads[bench]", which brings gguf.'
+        )
+        return
+    files = {"file": folder / "target.gguf", "draft_file": folder / "draft.gguf"}
+    for model, path in zip((pair.target, pair.draft), files.values(), strict=True):
+        write_gguf(model, path)
+    setup = {**setup, **{name: str(path) for name, path in files.items()}, "binary": str(Path(binary).resolve())}
+    # On a CPU it computes in half precision: it moves nano's logits by 0.015, all else in float32 by 0.00001.
+    setup["flash_attention"] = setup["dtype"] != "float32"
+    _add_by_length(peers, "llama.cpp", Command(sys.executable, "llama_worker.py", setup), LENGTHS)
+
+
+def _add_vllm(peers: Peers, pair: Pair, setup: Mapping[str, Any], given: Namespace, folder: Path) -> None:
+    """Add vLLM from its environment."""
+    if not can_import(given.vllm_python, "vllm"):
+        peers.left_out.append(
+            "vLLM is left out: it needs an environment of its own (docs/measurements/speed.md); --vllm-python names it."
+        )
+        return
+    command = Command(given.vllm_python, "vllm_worker.py", {**setup, **saved(pair, folder), "compiled": True})
+    _add_by_length(peers, "vLLM", command, VLLM_LENGTHS)
+
+
+def saved(pair: Pair, folder: Path) -> dict[str, str]:
+    """Write both models into folders and return what their names are for vLLM's worker."""
+    folders = {"folder": folder / "target", "draft_folder": folder / "draft"}
+    for model, path in zip((pair.target, pair.draft), folders.values(), strict=True):
+        model.save_pretrained(path)
+        pair.tokenizer.save_pretrained(path)
+    return {name: str(path) for name, path in folders.items()}
+
+
+def _add_by_length(peers: Peers, name: str, command: Command, lengths: Sequence[int]) -> None:
+    """Add a peer alone and with drafts of its draft model, one process for each length."""
+    for length in (0, *lengths):
+        worker, line = f"{name} {length}", f"{name}, draft model" if length else f"{name}, plain"
+        drafting = Command(command.python, command.file, {**command.setup, "drafted": length})
+        peers.add(worker, drafting, Setting(line, f"K={length}" if length else "", worker))
+
+
+def _add_specheads(peers: Peers, setup: Mapping[str, Any]) -> None:
+    """Add this project's decoders."""
+    settings = [Setting(ALONE, "", "specheads", {"rule": "alone"})]
+    rules = {
+        "this decoder, fixed length": {f"K={length}": {"rule": "fixed", "length": length} for length in LENGTHS},
+        "this decoder, head": {f"threshold {value}": {"rule": "head", "threshold": value} for value in THRESHOLDS},
+    }
+    if not setup["head"]:
+        peers.left_out.append("the head is left out: --head names one that specheads train exported.")
+        del rules["this decoder, head"]
+    for line, choices in rules.items():
+        for choice, options in choices.items():
+            settings.append(Setting(line, choice, "specheads", options))
+            block = options | {"verification": "block"}
+            settings.append(Setting(f"{line}, block verification", choice, "specheads", block, sampled_only=True))
+    peers.add("specheads", Command(sys.executable, "specheads_worker.py", setup), *settings)
+
+
+# --- how it is compared
+
+
+def fastest(
+    workers: Workers, settings: Sequence[Setting], greedy: bool, prompts: Sequence[list[int]], length: int, repeats: int
+) -> list[Setting]:
+    """Return the fastest setting of each line."""
+    lines: dict[str, list[Setting]] = {}
+    for setting in settings:
+        lines.setdefault(setting.line, []).append(setting)
+    several = [setting for line in lines.values() if len(line) > 1 for setting in line]
+    measured = measure(workers, several, greedy, prompts, length, repeats) if several else {}
+    for name, made in measured.items():
+        print(f"    tuning: {name}: {made.speed:,.0f} tokens/s", file=sys.stderr, flush=True)
+    return [max(line, key=lambda setting: measured[setting.name].speed) if len(line) > 1 else line[0] for line in lines.values()]
 
 
 def measure(
@@ -67,31 +261,18 @@ def measure(
     return measured
 
 
-def fastest(workers: Workers, settings: Sequence[Setting], **how: object) -> list[Setting]:
-    """Return the fastest setting of each line."""
-    lines: dict[str, list[Setting]] = {}
-    for setting in settings:
-        lines.setdefault(setting.line, []).append(setting)
-    several = [setting for line in lines.values() if len(line) > 1 for setting in line]
-    measured = measure(workers, several, **how) if several else {}
+def speed_table(measured: Mapping[str, Measured], greedy: bool) -> Table:
+    """Return how fast each setting is, and in greedy decoding how many of its tokens are those of the target alone."""
+    plain, alone = measured[PLAIN].speed, measured[ALONE].speed
+    rows: list[list[Value]] = []
     for name, made in measured.items():
-        print(f"    tuning: {name}: {made.speed:,.0f} tokens/s", file=sys.stderr, flush=True)
-    return [max(line, key=lambda setting: measured[setting.name].speed) if len(line) > 1 else line[0] for line in lines.values()]
-
-
-def speed_table(measured: dict[str, Measured], greedy: bool) -> Table:
-    """Return how fast each setting is, and in greedy decoding how many of its responses are those of the target alone."""
-    plain, alone = (measured[name].speed if name in measured else None for name in (PLAIN, ALONE))
-    rows = []
-    for name, made in measured.items():
-        ratios = [made.speed / basis if basis else None for basis in (plain, alone)]
-        row = [name, made.speed, min(made.speeds), max(made.speeds), *ratios]
+        row: list[Value] = [name, made.speed, min(made.speeds), max(made.speeds), made.speed / plain, made.speed / alone]
         rows.append([*row, same_tokens(made, measured[ALONE])] if greedy else row)
     columns = [Column("setting"), *(Column(name, "fixed:0") for name in ("tokens/s", "slowest", "fastest"))]
     columns += [Column("over transformers", "ratio"), Column("over this decoder alone", "ratio")]
     if greedy:
         return Table("greedy", "Greedy", [*columns, Column("tokens as alone", "percent:1")], rows)
-    return Table("sampled", f"Sampled at temperature {SAMPLED.temperature:g}, top-k {SAMPLED.top_k}", columns, rows)
+    return Table("sampled", "Sampled at temperature 1, top-k 50", columns, rows)
 
 
 def same_tokens(made: Measured, alone: Measured) -> float:
@@ -101,115 +282,6 @@ def same_tokens(made: Measured, alone: Measured) -> float:
         counted += len(ours)
         shared += next((place for place, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), len(ours))
     return shared / counted
-
-
-def forward_table(workers: Workers, names: Sequence[str], prompts: Sequence[list[int]], length: int, repeats: int) -> Table:
-    """Time one forward pass over several tokens."""
-    taken: dict[tuple[str, int], list[float]] = {(name, rows): [] for name in names for rows in ROWS}
-    for repeat in range(repeats + 1):  # the first warms up
-        for rows in ROWS:
-            for name in names[:: 1 if repeat % 2 else -1]:
-                request = {"do": "forward", "rows": rows, "prompt": prompts[repeat % len(prompts)], "length": length}
-                seconds = workers.ask(name, request)["seconds"]
-                if repeat and seconds:
-                    taken[name, rows].append(statistics.median(seconds))
-    medians = {key: statistics.median(values) for key, values in taken.items()}
-    table = []
-    for rows in ROWS:
-        row = [rows]
-        for name in names:
-            row += [medians[name, rows], medians[name, rows] / medians[name, 1]]
-        table.append([*row, medians[names[0], rows] / medians[names[1], rows]] if len(names) > 1 else row)
-    columns = [Column("tokens")]
-    for name in names:
-        name = {"specheads": "this decoder"}.get(name, name)
-        columns += [Column(name, "ms:3"), Column(f"{name}, over one token", "ratio")]
-    columns += [Column("this decoder over llama.cpp", "ratio")] if len(names) > 1 else []
-    title = "One forward pass of the target with the logits of all its tokens; this decoder's with its verification, greedy"
-    return Table("forward", title, columns, table)
-
-
-def prompts_of(pair: Pair, arguments: argparse.Namespace) -> tuple[list[Prompt], list[Prompt]]:
-    """Return the prompts that are reported and as many others for tuning."""
-    counts = {"num_train": 0, "num_dev": 0, "num_test": 0} | {f"num_{arguments.split}": 2 * arguments.prompts}
-    loaded = list(NanoSource(**counts).load(pair.chats))
-    return loaded[: arguments.prompts], loaded[arguments.prompts :]
-
-
-def parsed_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="nano", help="a file of conf/model")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: that of the model's config")
-    parser.add_argument("--head", help="a folder that train.py exported")
-    parser.add_argument("--engine", default="auto", help="of this decoder")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of every process")
-    parser.add_argument("--llama-python", default=sys.executable, help="an interpreter with llama-cpp-python")
-    parser.add_argument("--llama-bin", help="the folder of llama-server; default: that of PATH")
-    parser.add_argument("--vllm-python", default=sys.executable, help="an interpreter with vLLM")
-    parser.add_argument(
-        "--vllm-eager", action="store_true", help="vLLM does not compile its models: starts sooner, decodes slower"
-    )
-    parser.add_argument("--folder", help="where the files that peers read are written and kept")
-    parser.add_argument("--window", type=int, default=1024, help="positions that peers have memory for")
-    parser.add_argument("--split", choices=("train", "dev"), default="train", help="of the prompts")
-    parser.add_argument("--prompts", type=int, default=8, help="that are reported; as many others choose the settings")
-    parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--tuning-repeats", type=int, default=2)
-    parser.add_argument("--modes", nargs="+", choices=("greedy", "sampled"), default=("greedy", "sampled"))
-    parser.add_argument("--only", nargs="+", metavar="TEXT", help="lines that contain one of these, and those of ratios")
-    add_keep_option(parser, "peers")
-    return parser.parse_args()
-
-
-def compare(peers: Peers, pair: Pair, arguments: argparse.Namespace) -> tuple[list[Table], dict, list[str]]:
-    """Return the tables, the records of prompts, and the versions of the peers with their warnings."""
-    reported, tuning = prompts_of(pair, arguments)
-    encoded, others = ([pair.encode_instruction(prompt.text) for prompt in part] for part in (reported, tuning))
-    settings = [setting for setting in peers.settings if is_asked(setting, arguments.only)]
-    length, tables = arguments.new_tokens, []
-    with Workers(peers.commands) as workers:
-        for greedy in [mode == "greedy" for mode in arguments.modes]:
-            possible = [setting for setting in settings if not (greedy and setting.sampled_only)]
-            how = {"greedy": greedy, "length": length}
-            chosen = fastest(workers, possible, prompts=others, repeats=arguments.tuning_repeats, **how)
-            workers.keep([setting.worker for setting in chosen])
-            measured = measure(workers, chosen, prompts=encoded, repeats=arguments.repeats, **how)
-            keep(tables, speed_table(measured, greedy))
-        names = [name for name in ("specheads", "llama.cpp") if name in {setting.worker for setting in settings}]
-        keep(tables, forward_table(workers, names, encoded, length, arguments.repeats))
-    records = {
-        name: prompt_record(each.prompt_id for each in part) for name, part in (("reported", reported), ("tuning", tuning))
-    }
-    versions = ", ".join(f"{name} {version}" for name, version in workers.versions.items())
-    return tables, records, [f"{versions}.", *sorted({f"{line}." for line in workers.warnings})]
-
-
-def is_asked(setting: Setting, only: Sequence[str] | None) -> bool:
-    """Return whether a setting takes part."""
-    return only is None or setting.line in (PLAIN, ALONE) or any(text in setting.line for text in only)
-
-
-def keep(tables: list[Table], table: Table) -> None:
-    """Print a table and put it to the others."""
-    print(f"\n{table.title}\n\n{text_of(table)}", flush=True)
-    tables.append(table)
-
-
-def main() -> None:
-    arguments = parsed_arguments()
-    torch.set_num_threads(arguments.threads)
-    pair = load_pair(arguments.model, **pair_keys(arguments))
-    with tempfile.TemporaryDirectory() as folder:
-        peers = all_peers(pair, arguments, Path(arguments.folder or folder))
-        for line in peers.left_out:
-            print(line, file=sys.stderr)
-        tables, records, remarks = compare(peers, pair, arguments)
-    dtype = str(pair.target.dtype).removeprefix("torch.")
-    notes = [f"{pair.name} in {dtype}, {arguments.new_tokens} tokens, medians of {arguments.repeats} repeats."]
-    notes += [*remarks, *peers.left_out]
-    seeds = [1000 * repeat for repeat in range(arguments.repeats)]
-    write_result("peers", tables, split=arguments.split, seeds=seeds, prompts=records, notes=notes, keep=arguments.keep)
 
 
 if __name__ == "__main__":

@@ -20,9 +20,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.peer_processes import Command, Workers
+from benchmarks.peer_workers.processes import Command, Workers
+from benchmarks.peers import saved
 from benchmarks.results import Column, Table, Value, add_keep_option, prompt_record, text_of, write_result
-from specheads import Pair, load_pair
+from specheads import load_pair
 from specheads.prompts.nano_source import NanoSource
 
 PLAIN, FIXED, ON_VLLM = "vLLM alone", "draft model, K=", "head, on vLLM's draft model"
@@ -53,10 +54,10 @@ def ways(head: str, thresholds: Sequence[float], method: str = "greedy") -> list
     K=0: vLLM has a draft model, which reads along, but its bound for this number of requests lets it draft nothing. `method`:
     whether drafts are the draft's most likely tokens (greedy) or sampled (probabilistic).
     """
-    made = [Way(PLAIN, "", {"kind": "plain", "drafted": 1})]
-    made.append(Way(f"{FIXED}0", "", {"kind": "draft", "drafted": 1, "bounds": [[1, MOST_REQUESTS, 0]]}))
-    made += [Way(f"{FIXED}{length}", "", {"kind": "draft", "method": method, "drafted": length}) for length in LENGTHS]
-    chosen = {"kind": "head", "drafted": LONGEST, "head": head, "method": method}
+    made = [Way(PLAIN, "", {"drafted": 0})]
+    made.append(Way(f"{FIXED}0", "", {"drafted": 1, "bounds": [[1, MOST_REQUESTS, 0]]}))
+    made += [Way(f"{FIXED}{length}", "", {"method": method, "drafted": length}) for length in LENGTHS]
+    chosen = {"drafted": LONGEST, "head": head, "method": method}
     return made + [Way(ON_VLLM, f"threshold {value}", chosen | {"threshold": value}) for value in thresholds]
 
 
@@ -104,12 +105,14 @@ def main() -> None:
     encoded = {split: [pair.encode_instruction(each.text) for each in of_split] for split, of_split in prompts.items()}
     rows: list[list[Value]] = []
     with tempfile.TemporaryDirectory() as folder:
-        setup = setup_of(pair, Path(folder), given)
+        dtype = str(pair.target.dtype).removeprefix("torch.")
+        setup = {"dtype": dtype, "window": 512, "requests": max(given.levels), "threads": given.threads}
+        setup |= saved(pair, Path(folder))
         for mode in given.modes:
             greedy, method = MODES[mode]
             head = str(Path((given.greedy_head if greedy else None) or given.head).resolve())
             tried = ways(head, given.thresholds, method)
-            commands = {way.name: Command(given.vllm_python, "vllm_batch_worker.py", {**setup, **way.setup}) for way in tried}
+            commands = {way.name: Command(given.vllm_python, "vllm_worker.py", {**setup, **way.setup}) for way in tried}
             with Workers(commands) as workers:
                 for level in given.levels:
                     how = (level, greedy, given.new_tokens)
@@ -124,17 +127,6 @@ def main() -> None:
     read = {split: prompt_record(each.prompt_id for each in of_split) for split, of_split in prompts.items()}
     notes = ", ".join(f"{name} {version}" for name, version in versions.items())
     write_result("vllm_heads", [table], split="dev", seeds=[0], prompts=read, notes=f"{notes}, eager.", keep=given.keep)
-
-
-def setup_of(pair: Pair, folder: Path, given: argparse.Namespace) -> dict[str, Any]:
-    """Return what every process is told; the models are written into a folder."""
-    folders = {"folder": folder / "target", "draft_folder": folder / "draft"}
-    for model, path in zip((pair.target, pair.draft), folders.values(), strict=True):
-        model.save_pretrained(path)
-        pair.tokenizer.save_pretrained(path)
-    dtype = str(pair.target.dtype).removeprefix("torch.")
-    rest = {"dtype": dtype, "window": 512, "requests": max(given.levels), "threads": given.threads}
-    return {**rest, **{name: str(path) for name, path in folders.items()}}
 
 
 def best_of_lines(tried: Sequence[Way], of_train: Mapping[str, float]) -> list[Way]:

@@ -1,5 +1,6 @@
 """The benchmark of peers: the file for llama.cpp holds the model, and its processes decode as this project does."""
 
+import shutil
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -11,13 +12,13 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotat
 
 from benchmarks import peers
 from benchmarks.gguf_file import gguf_tensors, interleaved, obstacle, write_gguf
-from benchmarks.peer_processes import Command, PeerError, Workers, can_import
-from benchmarks.peer_settings import Setting, all_peers
+from benchmarks.peer_workers.processes import Command, PeerError, Workers
+from benchmarks.peers import Setting, all_peers
 from specheads import Warp, generate_baseline
 
 SMALL = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 64}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
-SETUP = {"model": "nano", "pair_keys": {"device": "cpu"}, "threads": 1, "temperature": 1.0, "top_k": 50, "engine": "eager"}
+SETUP = {"model": "nano", "pair_keys": {"device": "cpu"}, "threads": 1, "engine": "eager"}
 
 
 def small_llama(dtype=torch.float32, **keys):
@@ -82,7 +83,7 @@ def yarn():
 
 
 def arguments(**values):
-    missing = {"llama_python": "no-python", "llama_bin": "/nowhere", "vllm_python": "no-python", "vllm_eager": False}
+    missing = {"llama_bin": "/nowhere", "vllm_python": "no-python"}
     return Namespace(
         **{"model": "nano", "dtype": None, "head": None, "engine": "eager", "threads": 1, "window": 256} | missing | values
     )
@@ -93,7 +94,7 @@ def test_missing_peers_are_left_out_with_a_line(nano, tmp_path):
     assert set(made.commands) == {"transformers", "specheads"} and list(tmp_path.iterdir()) == []
     left_out = "\n".join(made.left_out)
     assert "vLLM is left out" in left_out and "the head is left out" in left_out
-    assert "llama" in left_out and ("--llama-bin" in left_out or "specheads[bench]" in left_out)
+    assert "--llama-bin" in left_out
 
 
 def test_processes_decode_as_this_project_and_stand_still_between(nano, prompts):
@@ -110,8 +111,6 @@ def test_processes_decode_as_this_project_and_stand_still_between(nano, prompts)
         ):
             answer = workers.ask(name, request | {"options": options})
             assert answer["responses"] == expected and len(answer["seconds"]) == 2
-        forward = workers.ask("specheads", {"do": "forward", "rows": 3, "prompt": prompts[0], "length": 12})
-        assert forward["seconds"] and min(forward["seconds"]) > 0
         processes = [worker._process.pid for worker in workers._running.values()]
         if Path("/proc").is_dir():
             assert [Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] for pid in processes] == ["T", "T"]
@@ -120,14 +119,15 @@ def test_processes_decode_as_this_project_and_stand_still_between(nano, prompts)
 
 
 def test_llama_cpp_decodes_as_this_project(nano, prompts, tmp_path):
-    if not (can_import(sys.executable, "llama_cpp") and can_import(sys.executable, "gguf")):
-        pytest.skip("needs the extra bench")
-    made = all_peers(nano, arguments(llama_python=sys.executable), tmp_path)
+    if not shutil.which("llama-server"):
+        pytest.skip("needs llama-server on the PATH")
+    pytest.importorskip("gguf")
+    made = all_peers(nano, arguments(llama_bin=None), tmp_path)
     request = {"do": "generate", "options": {}, "greedy": True, "prompts": [prompts[0]], "seeds": [0], "length": 24}
     with Workers(made.commands) as workers:
-        response = workers.ask("llama.cpp", request)["responses"][0]
-        assert workers.ask("llama.cpp", {"do": "forward", "rows": 5, "prompt": prompts[0], "length": 24})["seconds"]
-    assert response == generate_baseline(nano, prompts[0], 24, warp=Warp(temperature=0), stop_tokens=()).tokens.tolist()
+        responses = [workers.ask(name, request)["responses"][0] for name in ("llama.cpp 0", "llama.cpp 3")]
+    plain = generate_baseline(nano, prompts[0], 24, warp=Warp(temperature=0), stop_tokens=()).tokens.tolist()
+    assert responses == [plain, plain]
 
 
 class FakeWorkers:
@@ -144,9 +144,9 @@ class FakeWorkers:
 def test_the_fastest_setting_of_each_line_is_reported(capsys):
     settings = [Setting("this decoder, alone", "", "a", {"speed": 100}), Setting("transformers, plain", "", "b", {"speed": 50})]
     settings += [Setting("draft", f"K={length}", "a", {"speed": speed}) for length, speed in ((1, 110), (2, 150), (3, 120))]
-    how = {"greedy": True, "prompts": [[1], [2]], "length": 8, "repeats": 3}
-    chosen = peers.fastest(FakeWorkers(), settings, **how)
+    how = (True, [[1], [2]], 8, 3)
+    chosen = peers.fastest(FakeWorkers(), settings, *how)
     assert [setting.name for setting in chosen] == ["this decoder, alone", "transformers, plain", "draft, K=2"]
-    table = peers.speed_table(peers.measure(FakeWorkers(), chosen, **how), greedy=True)
+    table = peers.speed_table(peers.measure(FakeWorkers(), chosen, *how), greedy=True)
     assert [round(value, 6) for value in table.rows[2][1:]] == [150, 150, 150, 3.0, 1.5, 1.0]
     assert peers.same_tokens(peers.Measured([], [[1, 2, 3, 4]]), peers.Measured([], [[1, 2, 4, 4]])) == 0.5

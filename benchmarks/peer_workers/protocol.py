@@ -6,7 +6,6 @@ A worker prints `{"ready": {package: version}}` and then answers each request:
         -> {"responses": [[3, 4]], "seconds": [0.1]}
     {"do": "together", "greedy": true, "prompts": [[1, 2], [3]], "length": 8, "seeds": [0, 1]}
         -> {"responses": [[3, 4], [5, 6]], "seconds": [0.1]}
-    {"do": "forward", "rows": 5, "prompt": [1, 2], "length": 8} -> {"seconds": [0.001, 0.001]}
 """
 
 import json
@@ -38,7 +37,6 @@ def serve(
     channel: TextIO,
     versions: Mapping[str, str],
     generate: Generate | None = None,
-    forward: Callable[[Request], list[float]] | None = None,
     together: Callable[[Request], tuple[list[list[int]], float]] | None = None,
 ) -> None:
     """Answer requests until standard input ends.
@@ -47,16 +45,13 @@ def serve(
         channel: where answers go.
         versions: of the packages that do the work.
         generate: (options, greedy, prompt, length, seed) -> response and seconds of the whole call.
-        forward: (request) -> seconds of single forward passes.
         together: (request) -> the responses to prompts that come at once, and the seconds of all of them.
     """
     _say(channel, {"ready": dict(versions)})
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            if request["do"] == "forward":
-                answer = {"seconds": forward(request)}
-            elif request["do"] == "together":
+            if request["do"] == "together":
                 responses, seconds = together(request)
                 answer = {"responses": responses, "seconds": [seconds]}
             else:

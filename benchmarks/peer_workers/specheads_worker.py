@@ -11,10 +11,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 
-from benchmarks.peer_workers.protocol import Request, answers, serve, settings
+from benchmarks.peer_workers.protocol import answers, serve, settings
 from specheads import SpeculativeDecoder, Warp, load_head, load_pair
 from specheads.decoding.decoder import Baseline
-from specheads.decoding.records import Generation
 from specheads.decoding.stopping import FixedLength, HeadThreshold
 from specheads.decoding.verification import BlockVerification, TokenVerification
 
@@ -40,13 +39,6 @@ class Decoders:
         seconds = time.perf_counter() - start
         return out.tokens.tolist(), seconds
 
-    def forward(self, request: Request) -> list[float]:
-        """Return the seconds of verifications of so many rows: the target's forward pass and the decision, greedily."""
-        rows = request["rows"]
-        options = {"rule": "alone"} if rows == 1 else {"rule": "fixed", "length": rows - 1}
-        out: Generation = self.decoder(options, True).generate(request["prompt"], request["length"], stop_tokens=())
-        return [part.verify_seconds for part in out.rounds if part.num_drafted == rows - 1]
-
     def decoder(self, options: Mapping[str, Any], greedy: bool) -> SpeculativeDecoder | Baseline:
         """Return the decoder that `options` describe, warm."""
         key = str((sorted(options.items()), greedy))
@@ -71,7 +63,7 @@ class Decoders:
         """Return the decoder whose engines all others of its warp share."""
         key = f"basis {greedy}"
         if key not in self._made:
-            warp = Warp(temperature=0) if greedy else Warp(temperature=self.setup["temperature"], top_k=self.setup["top_k"])
+            warp = Warp(temperature=0) if greedy else Warp(top_k=50)
             self._made[key] = SpeculativeDecoder(self.pair, warp=warp, engine=self.setup["engine"])
         return self._made[key]
 
@@ -81,7 +73,7 @@ def main() -> None:
     torch.set_num_threads(setup["threads"])
     with answers() as channel:
         decoders = Decoders(setup)
-        serve(channel, {"torch": torch.__version__}, decoders.generate, decoders.forward)
+        serve(channel, {"torch": torch.__version__}, decoders.generate)
 
 
 if __name__ == "__main__":

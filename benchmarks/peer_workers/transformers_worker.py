@@ -29,7 +29,7 @@ class Generation:
         """Return a response and the seconds of the whole call."""
         chosen = {"max_new_tokens": length, "pad_token_id": 0, "do_sample": not greedy}
         if not greedy:
-            chosen |= {"temperature": self.setup["temperature"], "top_k": self.setup["top_k"], "top_p": 1.0}
+            chosen |= {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
         if options:
             self.pair.draft.generation_config = self._assistant(options, greedy)
             chosen["assistant_model"] = self.pair.draft

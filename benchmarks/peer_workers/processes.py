@@ -7,11 +7,11 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-FOLDER = Path(__file__).parent / "peer_workers"
+FOLDER = Path(__file__).parent
 
 
 class PeerError(RuntimeError):
@@ -25,7 +25,6 @@ class Command:
     python: str
     file: str
     setup: Mapping[str, Any]
-    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 class Worker:
@@ -40,7 +39,6 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
-            env={**os.environ, **command.variables},
             process_group=0,
         )
         self.versions: dict[str, str] = self._answer()["ready"]
@@ -113,12 +111,9 @@ class Workers:
             self.warnings += self._running.pop(name).close()
 
 
-def can_import(python: str, package: str, variables: Mapping[str, str] | None = None) -> bool:
+def can_import(python: str, package: str) -> bool:
     """Return whether an interpreter has a package that can be imported."""
-    environment = {**os.environ, **(variables or {})}
     try:
-        return (
-            subprocess.run([python, "-c", f"import {package}"], env=environment, check=False, capture_output=True).returncode == 0
-        )
+        return subprocess.run([python, "-c", f"import {package}"], check=False, capture_output=True).returncode == 0
     except OSError:
         return False
