@@ -35,7 +35,7 @@ from specheads.decoding.stopping import FixedLength, HeadThreshold
 from specheads.decoding.verification import SyntheticVerification, TokenVerification, VerificationRule
 from specheads.integrations.transformers import assist
 from specheads.pair import Pair
-from specheads.prompts.nano_source import NanoSource
+from specheads.prompts.sources import NanoSource
 
 FIXED, THRESHOLDS, CONTEXTS = (2, 3, 4, 6, 8), (0.3, 0.5, 0.7), (128, 512, 2048)
 PLAIN = "transformers, plain"

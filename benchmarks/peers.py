@@ -31,7 +31,7 @@ from benchmarks.peer_workers.processes import Command, Workers, can_import
 from benchmarks.results import Column, Table, Value, add_keep_option, prompt_record, text_of, write_result
 from specheads import load_pair
 from specheads.pair import Pair
-from specheads.prompts.nano_source import NanoSource
+from specheads.prompts.sources import NanoSource
 
 PLAIN, ALONE = "transformers, plain", "this decoder, alone"
 LENGTHS, VLLM_LENGTHS = (1, 2, 3, 4, 6, 8), (2, 3, 4, 6)  # drafted tokens per round; with vLLM each is a process of its own

@@ -24,7 +24,7 @@ from benchmarks.peer_workers.processes import Command, Workers
 from benchmarks.peers import saved
 from benchmarks.results import Column, Table, Value, add_keep_option, prompt_record, text_of, write_result
 from specheads import load_pair
-from specheads.prompts.nano_source import NanoSource
+from specheads.prompts.sources import NanoSource
 
 PLAIN, FIXED, ON_VLLM = "vLLM alone", "draft model, K=", "head, on vLLM's draft model"
 # By name whether the target decodes greedily, and how vLLM drafts.

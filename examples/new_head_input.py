@@ -24,7 +24,7 @@ def main(folder: Path, num_prompts: int = 60) -> specheads.AcceptanceHead:
     """Train a head in `folder`, print how it decodes, and return it."""
     from data_gen.run import generate_data
     from data_gen.settings import Generation
-    from specheads.prompts.nano_source import NanoSource
+    from specheads.prompts.sources import NanoSource
 
     pair, source = specheads.load_pair("nano"), NanoSource(num_prompts, 10, 10)
     generation = Generation(max_new_tokens=32, max_prompt_tokens=128)

@@ -9,10 +9,9 @@ if TYPE_CHECKING:
     from specheads.errors import UserError
     from specheads.evaluation.evaluate import evaluate
     from specheads.evaluation.settings import Evaluation
-    from specheads.heads.checkpoint import load_head, save_head
-    from specheads.heads.head import AcceptanceHead, HeadConfig
+    from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
     from specheads.pair import Pair, load_pair
-    from specheads.prompts.generated_data import GeneratedData
+    from specheads.prompts.encoding import GeneratedData
     from specheads.sampling import Warp
     from specheads.training.distill.distillation import DistilledDraft, distill
     from specheads.training.distill.settings import Distillation
@@ -28,7 +27,7 @@ LAZY = {
     "DistilledDraft": "specheads.training.distill.distillation",
     "Distillation": "specheads.training.distill.settings",
     "Evaluation": "specheads.evaluation.settings",
-    "GeneratedData": "specheads.prompts.generated_data",
+    "GeneratedData": "specheads.prompts.encoding",
     "HeadConfig": "specheads.heads.config",
     "HeadTraining": "specheads.training.heads.settings",
     "Pair": "specheads.pair",
@@ -39,9 +38,9 @@ LAZY = {
     "distill": "specheads.training.distill.distillation",
     "evaluate": "specheads.evaluation.evaluate",
     "generate_baseline": "specheads.decoding.decoder",
-    "load_head": "specheads.heads.checkpoint",
+    "load_head": "specheads.heads.head",
     "load_pair": "specheads.pair",
-    "save_head": "specheads.heads.checkpoint",
+    "save_head": "specheads.heads.head",
     "train_heads": "specheads.training.heads.head_training",
 }
 AXES = ("drafting", "stopping", "verification")  # modules of specheads.decoding

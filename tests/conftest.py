@@ -14,7 +14,7 @@ import torch
 from hypothesis import HealthCheck, Phase, settings
 
 from specheads import load_pair
-from specheads.prompts.nano_source import NanoSource
+from specheads.prompts.sources import NanoSource
 
 # Models this small gain nothing from a second thread, and lose a lot where another job wants that core.
 torch.set_num_threads(1)

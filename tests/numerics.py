@@ -18,7 +18,7 @@ from specheads.decoding.engine.cpu.packed import packed_model
 from specheads.decoding.engine.eager import ForwardOutput
 from specheads.language_model import LanguageModel
 from specheads.padding import right_padded
-from specheads.prompts.nano_source import NanoSource
+from specheads.prompts.sources import NanoSource
 from specheads.sampling import accept_prob, overlap, sample
 
 CHUNK = 5  # tokens that are read at a time

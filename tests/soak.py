@@ -26,7 +26,7 @@ import torch
 from data_gen.run import generate_data
 from data_gen.settings import Generation
 from specheads import AcceptanceHead, HeadConfig, Pair, SpeculativeDecoder, Warp, load_pair, stopping
-from specheads.prompts.nano_source import NanoSource
+from specheads.prompts.sources import NanoSource
 
 BATCH, SHORT = 8, 12  # rows of a batch; tokens of a response that is one of very many
 LARGEST_GROWTH = 0.02

@@ -10,8 +10,7 @@ from warm_processes import run
 
 import specheads
 from specheads.commands.verbs import CONFIGURED
-from specheads.heads.checkpoint import save_head
-from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.heads.head import AcceptanceHead, HeadConfig, save_head
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

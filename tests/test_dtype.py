@@ -12,7 +12,7 @@ from data_gen.run import generate_data
 from data_gen.settings import Generation
 from specheads import Distillation, language_model, load_pair
 from specheads.language_model import chosen_dtype, load_model, weightless_model
-from specheads.prompts.nano_source import NanoSource
+from specheads.prompts.sources import NanoSource
 from specheads.training.distill.distillation import run_provenance, with_precision
 from specheads.training.heads.feature_store import FeatureStore
 

@@ -8,7 +8,7 @@ import torch
 
 import specheads
 from specheads import load_pair
-from specheads.prompts.nano_source import standard_library
+from specheads.prompts.sources import standard_library
 from specheads.revisions import folder_revision
 
 PACKAGE = Path(specheads.__file__).parent

@@ -19,7 +19,7 @@ from examples.new_stopping_rule import UnsureTokens
 from examples.speculative_decoding import speculative_decode
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, generate_baseline, papers, stopping
 from specheads.commands.verbs import CONFIGURED, TOOLS
-from specheads.heads.checkpoint import save_head
+from specheads.heads.head import save_head
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"

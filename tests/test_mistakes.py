@@ -18,10 +18,9 @@ from safetensors.torch import save_file
 from specheads.commands import data, evaluate, papers, train
 from specheads.commands.run_folders import NoteRunKey
 from specheads.decoding import responses as generate
-from specheads.heads.checkpoint import load_head, save_head
-from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
 from specheads.heads.train_prompts import TrainPrompts
-from specheads.prompts import nano_source
+from specheads.prompts import sources as nano_source
 from specheads.storage.shards import ShardStore
 from specheads.training.distill import memory as memory_plan
 

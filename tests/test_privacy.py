@@ -12,7 +12,7 @@ from warm_processes import Server
 
 from specheads import AcceptanceHead, HeadConfig, UserError, Warp, load_head, load_pair
 from specheads.evaluation.head_folders import find_heads
-from specheads.heads.checkpoint import save_head
+from specheads.heads.head import save_head
 from specheads.storage.files import without_home
 
 USER, TOKEN, KEY = "gundula-mustermann", "hf_NotForOthersNotForOthers", "0123456789abcdef0123456789abcdef01234567"

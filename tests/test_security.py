@@ -18,7 +18,7 @@ from report_example import report_example
 from specheads import AcceptanceHead, UserError, Warp, load_pair
 from specheads.evaluation.page.document import html_of
 from specheads.evaluation.report import TextSample
-from specheads.heads.checkpoint import save_head
+from specheads.heads.head import save_head
 from specheads.pair_config import PairConfig
 from specheads.revisions import revision_at, revision_of
 from specheads.training.checkpoints import Checkpoints

@@ -16,7 +16,7 @@ from specheads.evaluation.probe.prediction import agreement
 from specheads.evaluation.recordings import Recorder
 from specheads.language_model import load_tokenizer
 from specheads.prompts.encoding import ResponseLimits, encode_prompts
-from specheads.prompts.nano_source import NanoSource
+from specheads.prompts.sources import NanoSource
 from specheads.replay.response_tree import RecordSettings
 from specheads.revisions import resolve
 from specheads.vocabulary import fit_to_vocabulary, known_tokens

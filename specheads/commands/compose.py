@@ -15,8 +15,7 @@ from specheads.pair_config import PairConfig, pair_config
 from specheads.pair_needs import pair_needs
 from specheads.processes import is_first_process
 from specheads.prompts.data_set_source import DatasetSource
-from specheads.prompts.nano_source import NanoSource
-from specheads.prompts.sources import prompt_source
+from specheads.prompts.sources import NanoSource, prompt_source
 from specheads.settings import Settings, fields_of, key_of, shown
 
 logger = logging.getLogger(__name__)

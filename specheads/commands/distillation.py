@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from specheads.commands.compose import check_every_split, load_configured_pair, model_config, say_needs, settings_of, source_of
 from specheads.commands.loggers import open_loggers
 from specheads.pair import Pair
-from specheads.prompts.generated_data import GeneratedData
+from specheads.prompts.encoding import GeneratedData
 from specheads.prompts.prompt import SPLITS, unique
 from specheads.training.distill.settings import Distillation
 from specheads.training.settings import check_processes

@@ -10,8 +10,7 @@ from pydantic import AfterValidator
 from specheads.commands.verbs import TOOLS
 from specheads.errors import UserError
 from specheads.heads.card import card
-from specheads.heads.checkpoint import load_head
-from specheads.heads.head import AcceptanceHead
+from specheads.heads.head import AcceptanceHead, load_head
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.integrations.formats import FORMATS, Format
 from specheads.revisions import revision_at

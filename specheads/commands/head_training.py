@@ -11,7 +11,7 @@ from specheads.commands.compose import check_every_split, load_configured_pair, 
 from specheads.commands.loggers import open_loggers
 from specheads.pair import Pair
 from specheads.processes import is_first_process
-from specheads.prompts.generated_data import GeneratedData
+from specheads.prompts.encoding import GeneratedData
 from specheads.training.heads.settings import HeadTraining
 from specheads.training.settings import check_processes
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from specheads.errors import UserError
 from specheads.heads.card import card
-from specheads.heads.checkpoint import latest_head, load_head
-from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.heads.head import AcceptanceHead, HeadConfig, latest_head, load_head
 from specheads.heads.head_folder import drop_graphs
 from specheads.pair import Pair
 from specheads.sampling import Warp

@@ -20,8 +20,7 @@ from specheads.evaluation.replayed_rows import reliability
 from specheads.evaluation.replayed_sets import Outcome
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup, versions
-from specheads.heads.checkpoint import load_head
-from specheads.heads.head import AcceptanceHead
+from specheads.heads.head import AcceptanceHead, load_head
 from specheads.heads.head_folder import PROFILE_FILE
 from specheads.heads.portable.standalone_head import bounds_of
 from specheads.replay.recording import Recording

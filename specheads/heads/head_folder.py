@@ -15,11 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import snapshot_download
 from torch import Tensor
 
 from specheads.errors import UserError
-from specheads.heads import specdecpp, train_prompts
+from specheads.heads import train_prompts
 from specheads.heads.card import card
 from specheads.heads.config import HeadConfig
 from specheads.heads.portable.loaders import CUSTOM_GENERATE, STANDALONE, write_loader
@@ -119,8 +120,8 @@ def read_files(location: str | Path, hub: Mapping[str, Any]) -> HeadFiles:
     """
     folder = _folder(location, hub)
     values = _read_json(folder / "config.json")
-    if specdecpp.is_theirs(values):
-        config, tensors = specdecpp.converted(values, _read_tensors(folder / "model.safetensors"), folder)
+    if _is_theirs(values):
+        config, tensors = _converted(values, _read_tensors(folder / "model.safetensors"), folder)
         return HeadFiles(config, tensors, None, None, folder=folder)
     config = HeadConfig.from_dict(values, str(folder / "config.json"))
     tensors, golden = (_read_tensors(folder / name) for name in ("model.safetensors", "golden.safetensors"))
@@ -146,7 +147,7 @@ def _folder(location: str | Path, hub: Mapping[str, Any]) -> Path:
     try:
         # The config first: an id may be that of a model, of any size.
         values = _read_json(Path(snapshot_download(str(location), allow_patterns=["config.json"], **hub)) / "config.json")
-        if not specdecpp.is_theirs(values):
+        if not _is_theirs(values):
             HeadConfig.from_dict(values, f"{location}/config.json")
         return Path(snapshot_download(str(location), allow_patterns=[*FILES, train_prompts.FILE, PROFILE_FILE], **hub))
     except (OSError, ValueError) as error:
@@ -185,3 +186,49 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         raise UserError(f"{path.parent} has no {path.name}; export the head again.{pickled}") from None
     except ValueError as error:
         raise UserError(f"{error} Export the head again.") from None
+
+
+def _is_theirs(config: Mapping[str, Any]) -> bool:
+    """Whether the content of a `config.json` belongs to a checkpoint of SpecDec++'s authors."""
+    return "hidden_size" in config and not {"format_version", "inputs", "model_type", "architectures"} & config.keys()
+
+
+def _converted(config: Mapping[str, Any], tensors: Mapping[str, Tensor], where: object) -> tuple[HeadConfig, dict[str, Tensor]]:
+    """Return config and float32 tensors of the head that computes the same as a checkpoint of SpecDec++'s authors.
+
+    Their network is a `Sequential` of blocks `x + SiLU(W x + b)`, one block applied `num_layers` times, and a linear layer with
+    two logits: 0 rejects, 1 accepts. Their softmax is the sigmoid of the difference. They do not scale inputs, have no
+    calibration, and predict the acceptance of the token that the draft has just read.
+
+    Where the file holds a single block, as tensors that share memory are stored, that block is used `num_layers` times.
+
+    Raises:
+        UserError: a tensor that is missing, too many or of another shape.
+
+    Source: github.com/Kaffaljidhmah2/SpecDec_pp, specdec_pp/wrap_model.py and train.py; Huang et al. 2024.
+    """
+    size, depth = config["hidden_size"], config.get("num_layers", 0)
+    ours = HeadConfig(hidden_size=size, depth=depth, predicts="input_token", width=size)
+    shapes = {"linear.weight": (size, size), "linear.bias": (size,)}
+    expected = {f"model.{place}.{part}": shape for place in range(depth) for part, shape in shapes.items()}
+    expected |= {f"model.{depth}.weight": (2, size), f"model.{depth}.bias": (2,)}
+    stored = [place for place in range(depth) if f"model.{place}.linear.weight" in tensors] or [0]
+    needed = {name for name in expected if int(name.split(".")[1]) in {*stored, depth}} if len(stored) == 1 else expected.keys()
+    for name in sorted(needed | tensors.keys()):
+        wanted, actual = expected.get(name, "no such tensor"), tuple(tensors[name].shape) if name in tensors else "no such tensor"
+        if wanted != actual:
+            raise UserError(
+                f"{where}/model.safetensors: tensor {name!r} is {actual}, expected {wanted} of a SpecDec++ head with "
+                f"hidden_size={size} and num_layers={depth}; save it again."
+            )
+    places = stored * depth if len(stored) == 1 else range(depth)
+    blocks = {f"blocks.{block}.{part}": tensors[f"model.{place}.{part}"] for block, place in enumerate(places) for part in shapes}
+    reject, accept = zip(*(tensors[f"model.{depth}.{part}"].float() for part in ("weight", "bias")), strict=True)
+    weight, bias = (yes - no for yes, no in zip(accept, reject, strict=True))
+    return ours, {
+        "input_mean": torch.zeros(size),
+        "input_scale": torch.ones(size),
+        **{name: tensor.float() for name, tensor in blocks.items()},
+        "readout.weight": weight[None],
+        "readout.bias": bias[None],
+    }

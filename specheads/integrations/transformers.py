@@ -6,8 +6,7 @@ from transformers import PreTrainedModel
 
 from specheads.errors import UserError
 from specheads.features import reads_target
-from specheads.heads.checkpoint import load_head
-from specheads.heads.head import AcceptanceHead
+from specheads.heads.head import AcceptanceHead, load_head
 from specheads.heads.portable.assisted import Assisted
 from specheads.heads.portable.standalone_head import StandaloneHead
 from specheads.revisions import revision_of

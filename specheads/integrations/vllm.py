@@ -33,7 +33,7 @@ from specheads.decoding.expectation import Drift
 from specheads.decoding.stopping import HeadThreshold
 from specheads.errors import UserError
 from specheads.features import drafting_features, reads_target
-from specheads.heads.checkpoint import load_head
+from specheads.heads.head import load_head
 from specheads.heads.portable.standalone_head import bounds_of
 from specheads.revisions import DRAFT_TEMPERATURE, revision_at
 

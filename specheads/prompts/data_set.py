@@ -14,8 +14,7 @@ import datasets
 from pyarrow import parquet
 
 from specheads.errors import UserError
-from specheads.prompts.local_files import read_file
-from specheads.prompts.table import Table
+from specheads.prompts.rows import Table, read_file
 
 logger = logging.getLogger(__name__)
 

@@ -1,9 +1,10 @@
-"""Prompts as token ids, and the provenance of the responses to them."""
+"""Prompts as token ids, the provenance of the responses to them, and a generated data set."""
 
 import hashlib
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from specheads.errors import UserError
@@ -56,3 +57,12 @@ def response_provenance(pair: Pair, prompts: Sequence[Prompt], warp: Warp, seed:
 def prompts_fingerprint(prompts: Sequence[Prompt]) -> str:
     """Return a key of a list of prompts, from whatever source: of their ids, their order and their splits."""
     return hashlib.sha256("".join(f"{prompt.prompt_id} {prompt.split} " for prompt in prompts).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class GeneratedData:
+    """The folder of a complete data set, its prompts with their groups, and the limits of its responses."""
+
+    folder: Path
+    prompts: Sequence[Prompt]
+    limits: ResponseLimits = field(default_factory=ResponseLimits)

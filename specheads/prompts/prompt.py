@@ -1,9 +1,11 @@
-"""A prompt, its id and its group, and the protocol of all sources of prompts."""
+"""Prompts with their ids and groups, how many each split gets, and the protocol of all sources of prompts."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from specheads.errors import UserError, is_count
 
 SPLITS = ("train", "dev", "test")  # those that data is generated for
 FINAL = "final"  # prompts on which nothing is chosen: each is read once, for a figure that is published
@@ -72,3 +74,27 @@ def text_id(text: str) -> str:
 def ids_hash(prompt_ids: Iterable[str]) -> str:
     """Return a key of a set of prompts, in whatever order: 64 bits of the hash of their ids."""
     return hashlib.sha256(" ".join(sorted(prompt_ids)).encode()).hexdigest()[:16]
+
+
+def check_counts(num_train: int, num_dev: int, num_test: int, num_final: int) -> None:
+    """Raise UserError unless these are counts, and not all of them 0."""
+    counts = {"data.num_train": num_train, "data.num_dev": num_dev, "data.num_test": num_test}
+    for key, count in (counts | {"data.num_final": num_final}).items():
+        if not is_count(count):
+            raise UserError(f"{key}={count} must be a non-negative integer; it is a number of prompts.")
+    if not any(counts.values()) and not num_final:
+        raise UserError(f"{', '.join(counts)} are all 0, so there would be no prompts; ask for some.")
+
+
+def scaled_down(counts: Sequence[int], available: int) -> list[int]:
+    """Return counts in the proportions of `counts`, with the sum `available`, which is less than the sum of `counts`.
+
+    By largest remainder, except that no count that was asked for falls to 0 while `available` allows.
+    """
+    total = sum(counts)
+    scaled = [max(count * available // total, min(count, 1)) for count in counts]
+    while sum(scaled) < available:
+        scaled[max(range(len(counts)), key=lambda i: counts[i] * available - scaled[i] * total)] += 1
+    while sum(scaled) > available:  # what keeps others from 0 comes from the largest, at a tie from the last
+        scaled[max(reversed(range(len(counts))), key=scaled.__getitem__)] -= 1
+    return scaled

@@ -1,12 +1,264 @@
-"""The source of prompts that the keys of `data` describe."""
+"""The sources of prompts that the keys of `data` describe: a data set, or functions of this machine's standard library."""
 
-from collections.abc import Mapping
-from dataclasses import fields
+import ast
+import contextlib
+import hashlib
+import inspect
+import json
+import os
+import platform
+import sys
+import sysconfig
+import textwrap
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from specheads.errors import UserError
+from specheads.errors import UserError, is_count
 from specheads.prompts.data_set_source import DatasetSource
-from specheads.prompts.nano_source import NanoSource
+from specheads.prompts.prompt import FINAL, SPLITS, Prompt, check_counts, text_id
+from specheads.storage.files import cache_folder, write_whole
+
+DEV_SHARE, TEST_SHARE = 0.50, 0.25  # of the library's files; the embedded pairs were trained on the rest
+DEV_FILES = 0.12  # share of the held-out "dev" files whose prompts are the head's dev set
+
+# Test prompts that recipes were compared on: data.num_test is no more, and the final split begins after them.
+NUM_READ = 300
+FINAL_PER_FILE = 30  # final prompts of one file at most: a few files have hundreds of functions, which resemble each other
+NUM_PARTS = 10
+
+INDENT = "    "
+MAX_PROMPT_CHARS, MAX_BODY_CHARS = 1_000, 4_000
+SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "__pycache__", "lib2to3", "_vendor", "vendored"}
+
+
+@dataclass(frozen=True)
+class NanoSource:
+    """`data=nano`: functions of this machine's standard library that no embedded pair was trained on.
+
+    Train and dev prompts come from its dev files, test prompts from its test files; no file is in two splits. The final split
+    holds the prompts of the test files after the first NUM_READ, in NUM_PARTS parts. The part of a prompt depends on its text
+    alone, so parts are nearly the same under every Python version.
+
+    Args:
+        num_train: train prompts, from dev files; fewer where there are not as many.
+        num_dev: dev prompts, from other dev files.
+        num_test: test prompts, from test files, at most 300: the final split follows them.
+        num_final: prompts of specheads evaluate split=final; null: all of the parts that final_part names.
+        final_part: part of the final split, 0 to 9, or a list of parts; null: none. A part is read once, when a figure is
+            published; benchmarks/final_parts.json lists the parts that were read.
+    """
+
+    num_train: int
+    num_dev: int
+    num_test: int
+    num_final: int | None = None
+    final_part: int | Sequence[int] | None = None
+
+    def check(self) -> None:
+        """Raise UserError for a value that is not a count or a part, and if there would be no prompts."""
+        check_counts(self.num_train, self.num_dev, self.num_test, self.num_final or 0)
+        for part in self.final_parts:
+            if not is_count(part) or part >= NUM_PARTS or self.final_parts.count(part) > 1:
+                raise UserError(
+                    f"data.final_part={self.final_part} must be a part of the final split: a number from 0 to {NUM_PARTS - 1}, a "
+                    "list of different numbers, or null for none."
+                )
+        if self.num_test > NUM_READ:
+            raise UserError(
+                f"data.num_test={self.num_test} reaches into the final prompts, which begin after the first {NUM_READ} test "
+                f"prompts; set it to at most {NUM_READ}. For a figure that is published, name a part of the final prompts: "
+                f"split={FINAL} data.final_part={NUM_PARTS - 1}."
+            )
+
+    def check_final(self) -> None:
+        """Raise UserError unless final prompts are asked for."""
+        if not self.final_parts or self.num_final == 0:
+            raise UserError(
+                f"split={FINAL} needs final prompts, but data.final_part={self.final_part} and data.num_final={self.num_final} "
+                f"ask for none; name a part that no result has read, for example data.final_part={NUM_PARTS - 1}, and leave "
+                "data.num_final=null."
+            )
+
+    @property
+    def final_parts(self) -> list[int]:
+        """The parts of the final split that are asked for."""
+        parts = self.final_part
+        if parts is None:
+            return []
+        return list(parts) if isinstance(parts, Sequence) and not isinstance(parts, str) else [parts]
+
+    def provenance(self) -> dict[str, str]:
+        """Return the Python version, whose standard library decides the prompts together with the keys of data."""
+        return {"python": platform.python_version()}
+
+    def load(self, chats: bool, responses: bool = False) -> Iterator[Prompt]:
+        """Yield up to the wanted number of prompts per split, in an order that looks random but is fixed.
+
+        They are code to continue, whether the pair takes instructions (`chats`) or not. With `responses`, each has the body of
+        its function.
+        """
+        self.check()
+        wanted = {"train": self.num_train, "dev": self.num_dev, "test": self.num_test}
+        prompts = _prompts_by_split(responses)
+        for split in SPLITS:
+            yield from sorted(prompts[split].values(), key=lambda prompt: prompt.prompt_id)[: wanted[split]]
+        if self.final_parts:
+            yield from self._final(prompts)
+
+    def _final(self, prompts: Mapping[str, Mapping[str, Prompt]]) -> list[Prompt]:
+        """Return the final prompts that are asked for, out of the prompts of all splits by id."""
+        unread = [prompts["test"][prompt_id] for prompt_id in sorted(prompts["test"])[NUM_READ:]]
+        per_file: Counter[str] = Counter()
+        kept = []
+        for prompt in unread:
+            if prompt.prompt_id in prompts["train"] or prompt.prompt_id in prompts["dev"]:
+                continue  # a text that dev files hold too, on which heads are trained
+            file = prompt.group or ""
+            per_file[file] += 1
+            if per_file[file] <= FINAL_PER_FILE and int(prompt.prompt_id, 16) % NUM_PARTS in self.final_parts:
+                kept.append(replace(prompt, split=FINAL))
+        return kept[: self.num_final]
+
+
+def _prompts_by_split(responses: bool) -> dict[str, dict[str, Prompt]]:
+    """Return all prompts of the standard library by split and id."""
+    prompts: dict[str, dict[str, Prompt]] = {split: {} for split in SPLITS}
+    for side in ("dev", "test"):
+        for function in standard_library(side):
+            split = "test" if side == "test" else "dev" if _share(function.source) < DEV_FILES else "train"
+            prompt_id = text_id(function.prompt)
+            # A prompt that several files share belongs to the first of them by name, in whatever order they are read.
+            known = prompts[split].get(prompt_id)
+            group = min(known.group, function.source) if known is not None and known.group else function.source
+            prompts[split][prompt_id] = Prompt(prompt_id, split, function.prompt, function.body if responses else None, group)
+    return prompts
+
+
+def _share(name: str) -> float:
+    return int.from_bytes(hashlib.sha256(b"head " + name.encode()).digest()[:4], "big") / 2**32
+
+
+@dataclass(frozen=True)
+class Function:
+    """One function: `prompt` ends with a newline, `body` is indented by four spaces; `source` names its file."""
+
+    prompt: str
+    body: str
+    source: str
+
+    @property
+    def key(self) -> str:
+        """A fingerprint of the body that ignores comments and layout; equal bodies are duplicates."""
+        return hashlib.sha256(ast.dump(ast.parse(textwrap.dedent(self.body))).encode()).hexdigest()
+
+
+def split_of(module_path: str) -> str:
+    """Return `train`, `dev` or `test` for a standard-library file, by a hash of its path (`json/decoder.py`)."""
+    position = int.from_bytes(hashlib.sha256(module_path.encode()).digest()[:4], "big") / 2**32
+    if position < DEV_SHARE:
+        return "dev"
+    return "test" if position < DEV_SHARE + TEST_SHARE else "train"
+
+
+def functions_in(source: str, name: str) -> Iterator[Function]:
+    """Yield the documented functions and methods of one file's text; yields nothing where Python cannot parse it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in other people's files are not our business
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return
+    lines = source.splitlines()
+    scopes: list[ast.Module | ast.ClassDef] = [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]
+    for scope in scopes:
+        for node in scope.body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                function = _function(node, lines, name)
+                if function is not None:
+                    yield function
+
+
+def _function(node: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str], name: str) -> Function | None:
+    docstring = ast.get_docstring(node)
+    if not docstring or len(node.body) < 2 or node.body[0].lineno == node.lineno:
+        return None
+    documented, body = node.body[0], node.body[1]
+    if body.lineno == documented.end_lineno or _is_placeholder(node.body[1:]):
+        return None
+    header = textwrap.dedent("\n".join(lines[node.lineno - 1 : documented.lineno - 1])).rstrip()
+    code = "\n".join(lines[documented.end_lineno : node.end_lineno])
+    code = textwrap.indent(textwrap.dedent(code).strip("\n"), INDENT, lambda line: bool(line.strip()))
+    summary = inspect.cleandoc(docstring).split("\n\n")[0].strip().replace("\\", "\\\\").replace('"""', "'''")
+    quoted = textwrap.indent(f'"""{summary}"""', INDENT)
+    function = Function(prompt=f"{header}\n{quoted}\n", body=code + "\n", source=name)
+    if len(function.prompt) > MAX_PROMPT_CHARS or len(code) > MAX_BODY_CHARS or not _parses(function):
+        return None
+    return function
+
+
+def _is_placeholder(body: list[ast.stmt]) -> bool:
+    """Whether a body is only a placeholder (`pass`, `...`, `raise NotImplementedError`)."""
+    first = body[0]
+    if isinstance(first, ast.Raise):
+        return "NotImplemented" in ast.dump(first)
+    return isinstance(first, ast.Pass) or (isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant))
+
+
+def _parses(function: Function) -> bool:
+    try:
+        ast.parse(function.prompt + function.body)
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+def _read_functions(files: Iterable[tuple[str, Path]]) -> Iterator[Function]:
+    """Yield every documented function of `(name, path)` pairs; files that are not UTF-8 are left out."""
+    for name, path in files:
+        try:
+            source = path.read_text(encoding="utf-8")
+        except (UnicodeDecodeError, OSError):
+            continue
+        yield from functions_in(source, name)
+
+
+def standard_library(split: str) -> Sequence[Function]:
+    """Return the de-duplicated functions of this interpreter's standard library: of its train, dev or test files."""
+    return _functions_under(Path(sysconfig.get_path("stdlib")), split)
+
+
+@cache
+def _functions_under(root: Path, split: str) -> tuple[Function, ...]:
+    """Return the functions of a split, which are parsed once per machine and then read from the cache folder."""
+    files = []
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS]  # not walked at all: some are large
+        files += [Path(folder) / name for name in names if name.endswith(".py")]
+    named = sorted((path.relative_to(root).as_posix(), path) for path in files)
+    named = [(name, path) for name, path in named if split_of(name) == split]
+    provenance = [
+        sys.version,
+        Path(__file__).read_text(),
+        *((name, path.stat().st_size, path.stat().st_mtime_ns) for name, path in named),
+    ]
+    kept = cache_folder() / "functions" / f"{split}-{hashlib.sha256(repr(provenance).encode()).hexdigest()[:16]}.json"
+    with contextlib.suppress(OSError, ValueError, TypeError):  # missing or damaged
+        return tuple(Function(*values) for values in json.loads(kept.read_text()))
+    by_body: dict[str, Function] = {}
+    for function in _read_functions(named):
+        with contextlib.suppress(SyntaxError):  # of a body that Python parses only inside its function
+            by_body.setdefault(function.key, function)
+    functions = tuple(by_body.values())
+    with contextlib.suppress(OSError):  # a full disk, or a folder that cannot be written
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(kept, lambda temporary: temporary.write_text(json.dumps([astuple(function) for function in functions])))
+    return functions
+
 
 LIMITS = ("max_new_tokens", "max_prompt_tokens")  # keys of `data` that are the responses', not the source's
 

@@ -9,9 +9,9 @@ from specheads import AcceptanceHead, HeadConfig, UserError
 from specheads.commands.evaluate import calibrate_again
 from specheads.evaluation.prompt_data import PromptData
 from specheads.evaluation.settings import Evaluation
-from specheads.heads.checkpoint import load_head, save_head
+from specheads.heads.head import load_head, save_head
 from specheads.prompts.encoding import ResponseLimits
-from specheads.prompts.nano_source import NanoSource
+from specheads.prompts.sources import NanoSource
 from specheads.training.heads import calibrate as training_calibrate
 
 

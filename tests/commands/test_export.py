@@ -5,8 +5,7 @@ import json
 import pytest
 import torch
 
-from specheads.heads.checkpoint import load_head, save_head
-from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
 from specheads.revisions import folder_revision
 
 

@@ -20,8 +20,8 @@ from data_gen.settings import Generation
 from data_gen.vllm_runner import VllmResponses, vllm_version
 from specheads.commands import data as data_command
 from specheads.errors import UserError
-from specheads.prompts.nano_source import NanoSource
 from specheads.prompts.prompt import LoadedPrompts
+from specheads.prompts.sources import NanoSource
 from specheads.sampling import Warp
 
 ROOT = Path(__file__).parents[2]
@@ -189,7 +189,7 @@ def test_commands_take_the_runner(stand_in, tmp_path):
 
 
 def test_weights_that_this_process_quantizes_are_refused(monkeypatch):
-    cfg = OmegaConf.create({"runner": "vllm", "data": {"_target_": "specheads.prompts.nano_source.NanoSource"}})
+    cfg = OmegaConf.create({"runner": "vllm", "data": {"_target_": "specheads.prompts.sources.NanoSource"}})
     monkeypatch.setattr(data_command, "model_config", lambda cfg: SimpleNamespace(quantization="int8"))
     with pytest.raises(UserError, match=r"model.quantization=int8 is of this process"):
         data_command.check_data(cfg)

@@ -13,7 +13,7 @@ from fakes import needs_compiler
 
 from specheads import SpeculativeDecoder, Warp, load_pair, stopping
 from specheads.decoding.engine import make_engine
-from specheads.prompts.nano_source import NanoSource
+from specheads.prompts.sources import NanoSource
 
 NUM_PROMPTS, NUM_TOKENS, CHUNK = 24, 64, 5
 # The largest error of a logit over the largest logit, in units of bfloat16's rounding, 2**-8. Each of nano's six layers rounds

@@ -10,7 +10,7 @@ import torch
 from fakes import describe
 
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, stopping
-from specheads.prompts.nano_source import NanoSource
+from specheads.prompts.sources import NanoSource
 
 NUM_PROMPTS, NUM_TOKENS = int(os.environ.get("SPECHEADS_GREEDY_PROMPTS", "4")), 24
 FIXED_LENGTHS = (2, 4, 6, 8, 10, 12, 14)

@@ -16,10 +16,10 @@ from specheads.commands.evaluation import evaluation_settings, named_test_sets, 
 from specheads.commands.head_training import train_configured_heads
 from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.prompt_sets import PromptSet, PromptSets
-from specheads.heads.checkpoint import load_head
+from specheads.heads.head import load_head
 from specheads.heads.train_prompts import TrainPrompts, id_number, text_hash
 from specheads.pair_config import config_folder
-from specheads.prompts import nano_source
+from specheads.prompts import sources
 from specheads.prompts.prompt import Prompt, text_id
 
 NUM_ROWS = 40
@@ -158,13 +158,11 @@ def test_provenance_is_a_hash_of_ids_in_any_order():
 @pytest.fixture
 def nano_sets(nano, monkeypatch):
     """A function that gives the sets of data=nano, from a made-up library in which each file has several functions."""
-    functions = [
-        nano_source.Function(f"def f{number}(x):\n", "    return 1\n", f"file{number % 60}.py") for number in range(1200)
-    ]
+    functions = [sources.Function(f"def f{number}(x):\n", "    return 1\n", f"file{number % 60}.py") for number in range(1200)]
     monkeypatch.setattr(
-        nano_source,
+        sources,
         "standard_library",
-        lambda side: [function for function in functions if nano_source.split_of(function.source) == side],
+        lambda side: [function for function in functions if sources.split_of(function.source) == side],
     )
 
     def make(*words):
@@ -179,7 +177,7 @@ def test_prompts_of_the_library_have_its_python_and_their_files(nano_sets):
     sets = nano_sets("data.num_test=20", "num_prompts=10")
     recorded = sets.recorded()
     assert [each["python"] for each in sets.context()["prompts"].values()] == [platform.python_version()] * 2
-    of_file = {function.prompt: function.source for side in ("dev", "test") for function in nano_source.standard_library(side)}
+    of_file = {function.prompt: function.source for side in ("dev", "test") for function in sources.standard_library(side)}
     for prompt_set in recorded.values():
         assert prompt_set.groups == [of_file[prompt.text] for prompt, _ in prompt_set.prompts]
         assert sets.groups_of([prompt.prompt_id for prompt, _ in prompt_set.prompts]) == prompt_set.groups
@@ -200,7 +198,7 @@ def test_a_prompt_without_a_group_is_a_group_by_itself(folder, nano):
 
 
 def test_a_final_part_is_named_in_the_report(nano_sets, monkeypatch):
-    monkeypatch.setattr("specheads.prompts.nano_source.NUM_READ", 20)
+    monkeypatch.setattr("specheads.prompts.sources.NUM_READ", 20)
     sets = nano_sets("split=final", "data.num_test=20", "data.final_part=[1,4]", "num_prompts=1000")
     prompts = sets.recorded()["nano, final"].prompts
     assert sets.context()["split"] == "final" and sets.context()["final_parts"] == [1, 4]

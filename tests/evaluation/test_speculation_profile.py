@@ -19,7 +19,7 @@ from specheads.evaluation.intervals import Interval
 from specheads.evaluation.prompt_data import PromptData
 from specheads.evaluation.settings import Evaluation, RecordingSettings
 from specheads.evaluation.speculation_profile import FILE, HeadProfile, Profile, SetProfile, set_profile
-from specheads.heads.checkpoint import load_head, save_head
+from specheads.heads.head import load_head, save_head
 
 SCHEMA = json.loads((Path(speculation_profile.__file__).parent / "speculation_profile.schema.json").read_text())
 

@@ -11,9 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from specheads.errors import UserError
 from specheads.heads import head as head_module
-from specheads.heads.checkpoint import latest_head, load_head, save_head
 from specheads.heads.config import KNOWN_INPUTS, HeadConfig
-from specheads.heads.head import NUM_GOLDEN, AcceptanceHead
+from specheads.heads.head import NUM_GOLDEN, AcceptanceHead, latest_head, load_head, save_head
 
 SCHEMA = json.loads(Path(head_module.__file__).with_name("head.schema.json").read_text())
 

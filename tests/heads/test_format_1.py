@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from specheads import load_head, save_head, stopping
 from specheads.commands import export
 from specheads.heads import config as config_module
-from specheads.heads.checkpoint import latest_head
+from specheads.heads.head import latest_head
 from specheads.heads.portable.loaders import STANDALONE, write_loader
 from specheads.heads.portable.standalone_head import DraftRound, StandaloneHead
 

@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from specheads.evaluation.head_folders import store_in_config
-from specheads.heads.checkpoint import load_head, save_head
-from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
 from specheads.heads.head_folder import EXPORTED, GRAPHS
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.integrations.formats import FORMATS

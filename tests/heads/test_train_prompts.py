@@ -9,8 +9,7 @@ from safetensors.torch import load_file, save_file
 from specheads.commands.export import run
 from specheads.errors import UserError
 from specheads.evaluation.head_folders import store_dev_prompts
-from specheads.heads.checkpoint import load_head, save_head
-from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
 from specheads.heads.train_prompts import FILE, TrainPrompts, id_number, numbers_of, text_hash
 
 TRAIN, DEV = ["def f(x):\n", "Say hello.\n\nTo all.", "def f(x):\n"], ["Of what?"]

@@ -18,10 +18,9 @@ from torch import nn
 import specheads
 from specheads.commands import export
 from specheads.decoding.stopping import HeadThreshold
-from specheads.heads.checkpoint import load_head, save_head
-from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
 from specheads.integrations.transformers import assist
-from specheads.prompts.nano_source import NanoSource
+from specheads.prompts.sources import NanoSource
 
 NUM_PROMPTS, NUM_TOKENS, THRESHOLD, LONGEST = 20, 20, 0.6, 7
 KINDS = {

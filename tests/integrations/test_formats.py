@@ -8,8 +8,7 @@ import torch
 from head_kinds import KINDS
 
 from specheads.errors import UserError
-from specheads.heads.checkpoint import load_head, save_head
-from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
 from specheads.integrations import formats
 from specheads.integrations.formats import FORMATS, run_session, write_onnx, write_program
 

@@ -25,12 +25,11 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 from specheads import SpeculativeDecoder, Warp
 from specheads.decoding.stopping import HeadThreshold
 from specheads.errors import UserError
-from specheads.heads.checkpoint import load_head, save_head
-from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
 from specheads.heads.portable.loaders import CUSTOM_GENERATE, loader_source, write_loader
 from specheads.integrations.transformers import assist
 from specheads.language_model import set_draft_temperature
-from specheads.prompts.nano_source import NanoSource
+from specheads.prompts.sources import NanoSource
 
 BOUNDS = {"threshold": 0.6, "max_tokens": 7}
 LONGEST_ROUND = 21  # without bounds: 20 drafted tokens and the target's own

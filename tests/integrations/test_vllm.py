@@ -9,8 +9,7 @@ import torch
 from specheads.decoding.stopping import HeadThreshold
 from specheads.errors import UserError
 from specheads.features import drafting_features
-from specheads.heads.checkpoint import load_head, save_head
-from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
 from specheads.integrations.vllm import DraftStopping, check_supported, proposer_class
 from specheads.language_model import LanguageModel
 from specheads.padding import right_padded

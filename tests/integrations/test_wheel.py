@@ -14,8 +14,7 @@ from fakes import needs_compiler
 from safetensors.torch import load_file, save_file
 from warm_processes import Server
 
-from specheads.heads.checkpoint import save_head
-from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.heads.head import AcceptanceHead, HeadConfig, save_head
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "specheads", "data_gen", "conf")

@@ -27,8 +27,7 @@ from specheads.decoding.stopping import HeadThreshold
 from specheads.errors import UserError, user_error
 from specheads.evaluation.draft_comparison import compared, read_report
 from specheads.evaluation.head_folders import store_in_config
-from specheads.heads.checkpoint import load_head, save_head
-from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
 from specheads.heads.portable.standalone_head import DraftRound, StandaloneHead
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.language_model import LanguageModel, load_model, load_tokenizer

@@ -17,7 +17,7 @@ from specheads.commands.compose import plain, settings_of
 from specheads.commands.experiments import REPRODUCE, check_experiment, experiments
 from specheads.commands.papers import methods_of
 from specheads.decoding.records import DecodeStats
-from specheads.heads.checkpoint import save_head
+from specheads.heads.head import save_head
 from specheads.pair_config import config_folder
 from specheads.papers.reproduction import decoding
 from specheads.papers.reproduction.report import Reproduced, checked, measured, print_result

@@ -11,11 +11,11 @@ from omegaconf import OmegaConf
 from data_gen.run import generate_data
 from data_gen.settings import Generation
 from specheads.errors import UserError
-from specheads.prompts import nano_source
+from specheads.prompts import sources as nano_source
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.encoding import prompts_fingerprint
-from specheads.prompts.nano_source import FINAL_PER_FILE, NUM_PARTS, NUM_READ, NanoSource
 from specheads.prompts.prompt import FINAL, Prompt, unique
+from specheads.prompts.sources import FINAL_PER_FILE, NUM_PARTS, NUM_READ, NanoSource
 from specheads.sampling import Warp
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +57,7 @@ def test_a_file_gives_its_first_prompts_and_no_more_than_its_share(library, monk
     every = final(list(range(NUM_PARTS)))
     per_file = Counter(prompt.group for prompt in every)
     assert max(per_file.values()) == per_file["large.py"] == FINAL_PER_FILE
-    monkeypatch.setattr("specheads.prompts.nano_source.NUM_READ", len(library["test"]))
+    monkeypatch.setattr("specheads.prompts.sources.NUM_READ", len(library["test"]))
     test = list(NanoSource(0, 0, len(library["test"])).load(chats=False))
     large = [prompt.prompt_id for prompt in test[NUM_READ:] if prompt.group == "large.py"]
     assert [prompt.prompt_id for prompt in every if prompt.group == "large.py"] == large[:FINAL_PER_FILE]

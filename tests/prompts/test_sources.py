@@ -14,12 +14,11 @@ from fakes import tiny_pair
 from data_gen.run import generate_data
 from data_gen.settings import Generation
 from specheads.errors import UserError
-from specheads.prompts import nano_source
-from specheads.prompts.counts import scaled_down
+from specheads.prompts import sources as prompt_sources
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.encoding import prompts_fingerprint
-from specheads.prompts.nano_source import NUM_READ, NanoSource
-from specheads.prompts.prompt import Prompt, unique
+from specheads.prompts.prompt import Prompt, scaled_down, unique
+from specheads.prompts.sources import NUM_READ, NanoSource
 
 ALL = 10**6
 
@@ -27,17 +26,17 @@ ALL = 10**6
 @pytest.fixture(scope="module")
 def library():
     """Both held-out sides of this machine's standard library, read once."""
-    return {side: list(nano_source.standard_library(side)) for side in ("dev", "test")}
+    return {side: list(prompt_sources.standard_library(side)) for side in ("dev", "test")}
 
 
 @pytest.fixture
 def read_once(library, monkeypatch):
-    monkeypatch.setattr(nano_source, "standard_library", lambda side: iter(library[side]))
+    monkeypatch.setattr(prompt_sources, "standard_library", lambda side: iter(library[side]))
     return library
 
 
 def function(prompt, source):
-    return nano_source.Function(prompt=prompt, body="    return 1\n", source=source)
+    return prompt_sources.Function(prompt=prompt, body="    return 1\n", source=source)
 
 
 # --- NanoSource
@@ -53,7 +52,7 @@ def test_nano_prompts_come_from_files_on_the_held_out_side_of_their_split(read_o
     for prompt in prompts:
         side = "test" if prompt.split == "test" else "dev"
         files = sources[side][prompt.text]
-        assert files and {nano_source.split_of(file) for file in files} == {side}
+        assert files and {prompt_sources.split_of(file) for file in files} == {side}
 
 
 def test_nano_train_and_dev_prompts_come_from_different_files(read_once):
@@ -69,7 +68,7 @@ def test_nano_train_and_dev_prompts_come_from_different_files(read_once):
 
 
 def test_every_distinct_held_out_function_is_available(read_once, monkeypatch):
-    monkeypatch.setattr("specheads.prompts.nano_source.NUM_READ", ALL)
+    monkeypatch.setattr("specheads.prompts.sources.NUM_READ", ALL)
     prompts = list(NanoSource(ALL, ALL, ALL).load(chats=False))
     assert {p.text for p in prompts if p.split == "test"} == {f.prompt for f in read_once["test"]}
     assert {p.text for p in prompts if p.split != "test"} == {f.prompt for f in read_once["dev"]}
@@ -84,15 +83,15 @@ def test_nano_order_is_the_same_every_time_and_a_smaller_request_is_its_beginnin
 
 
 def test_nano_order_does_not_depend_on_the_order_of_files(library, monkeypatch):
-    monkeypatch.setattr(nano_source, "standard_library", lambda side: iter(library[side]))
+    monkeypatch.setattr(prompt_sources, "standard_library", lambda side: iter(library[side]))
     forward = list(NanoSource(50, 50, 50).load(chats=False))
-    monkeypatch.setattr(nano_source, "standard_library", lambda side: reversed(library[side]))
+    monkeypatch.setattr(prompt_sources, "standard_library", lambda side: reversed(library[side]))
     assert list(NanoSource(50, 50, 50).load(chats=False)) == forward
 
 
 def test_nano_gives_a_prompt_once_per_split(monkeypatch):
     twice = [function("def f():\n", "a.py"), function("def f():\n", "a.py"), function("def g():\n", "a.py")]
-    monkeypatch.setattr(nano_source, "standard_library", lambda side: iter(twice))
+    monkeypatch.setattr(prompt_sources, "standard_library", lambda side: iter(twice))
     for split in ("train", "dev", "test"):
         texts = [p.text for p in NanoSource(ALL, ALL, NUM_READ).load(chats=False) if p.split == split]
         assert len(texts) == len(set(texts))
@@ -109,7 +108,7 @@ def test_nano_fingerprint_follows_the_prompts_and_nothing_else(read_once, monkey
     others = [fingerprint_of(NanoSource(8, 8, 7)), fingerprint_of(NanoSource(9, 7, 7)), fingerprint_of(NanoSource(9, 8, 6))]
     first = next(NanoSource(9, 8, 7).load(chats=False)).text
     changed = {side: [f for f in functions if f.prompt != first] for side, functions in read_once.items()}
-    monkeypatch.setattr(nano_source, "standard_library", lambda side: iter(changed[side]))
+    monkeypatch.setattr(prompt_sources, "standard_library", lambda side: iter(changed[side]))
     others.append(fingerprint_of(NanoSource(9, 8, 7)))
     assert len({fingerprint, *others}) == 5
 
@@ -508,30 +507,30 @@ def quoted(x):
 
 
 def test_a_function_becomes_signature_docstring_and_body():
-    second, first = nano_source.functions_in(SOURCE, "shape.py")
+    second, first = prompt_sources.functions_in(SOURCE, "shape.py")
     assert first.prompt == 'def area(self, scale=1):\n    """Return the area."""\n'
     assert first.body == "    # in square units\n    return self.width * self.height * scale\n"
     assert second.prompt.startswith("def quoted(x):\n")
     for each in (first, second):
         ast.parse(each.prompt + each.body)
         assert each.source == "shape.py"
-    assert list(nano_source.functions_in("def broken(:\n", "x.py")) == []
+    assert list(prompt_sources.functions_in("def broken(:\n", "x.py")) == []
 
 
 def test_bodies_that_differ_in_comments_and_layout_have_one_key():
     bodies = ["    return x + 1\n", "    # a comment\n    return (x\n            + 1)\n", "    return x + 2\n"]
-    same, comment, other = (nano_source.Function("def f(x):\n", body, "x.py").key for body in bodies)
+    same, comment, other = (prompt_sources.Function("def f(x):\n", body, "x.py").key for body in bodies)
     assert same == comment != other
 
 
 def test_files_decide_the_split_and_it_is_the_same_everywhere():
     names = [f"package{i}/module.py" for i in range(4000)]
-    shares = {split: sum(nano_source.split_of(name) == split for name in names) / 4000 for split in ("train", "dev", "test")}
+    shares = {split: sum(prompt_sources.split_of(name) == split for name in names) / 4000 for split in ("train", "dev", "test")}
     assert abs(shares["dev"] - 0.5) < 0.04 and abs(shares["test"] - 0.25) < 0.04  # five standard errors
-    assert [nano_source.split_of(name) for name in ("json/decoder.py", "heapq.py", "textwrap.py")] == ["dev", "dev", "train"]
+    assert [prompt_sources.split_of(name) for name in ("json/decoder.py", "heapq.py", "textwrap.py")] == ["dev", "dev", "train"]
 
 
 def test_the_sides_of_the_standard_library_share_no_file():
-    files = {split: {each.source for each in nano_source.standard_library(split)} for split in ("train", "dev", "test")}
+    files = {split: {each.source for each in prompt_sources.standard_library(split)} for split in ("train", "dev", "test")}
     assert all(files.values())
     assert not files["train"] & files["dev"] and not files["train"] & files["test"] and not files["dev"] & files["test"]

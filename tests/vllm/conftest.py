@@ -41,8 +41,7 @@ def folders(tmp_path_factory):
 @pytest.fixture(scope="session")
 def head(folders, tmp_path_factory):
     """Return the folder of a head of random weights for nano's draft; its drafts have many lengths."""
-    from specheads.heads.checkpoint import save_head
-    from specheads.heads.head import AcceptanceHead, HeadConfig
+    from specheads.heads.head import AcceptanceHead, HeadConfig, save_head
     from specheads.revisions import revision_at
 
     torch.manual_seed(1)

@@ -21,7 +21,7 @@ def checksum_of(tensors: Mapping[str, Tensor]) -> str:
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write tensors on the CPU, and their checksum: the only metadata, as several are written in a random order."""
-    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    whole = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}  # may share memory
     save_file(whole, path, metadata={"sha256": checksum_of(whole)})
 
 

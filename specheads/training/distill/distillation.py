@@ -17,7 +17,7 @@ from specheads.errors import UserError
 from specheads.interrupts import deferred
 from specheads.language_model import LanguageModel, draft_temperature, short_name
 from specheads.pair import Pair, load_draft
-from specheads.prompts.generated_data import GeneratedData
+from specheads.prompts.encoding import GeneratedData
 from specheads.quantization import is_quantized
 from specheads.revisions import revision_of, without_bars
 from specheads.settings import cache_key

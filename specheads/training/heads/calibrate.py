@@ -13,8 +13,7 @@ from specheads.evaluation.intervals import Groups, halves
 from specheads.evaluation.recordings import Recorder
 from specheads.forecast import Forecast
 from specheads.heads.calibration import IndexCalibration, in_rounds
-from specheads.heads.checkpoint import load_head
-from specheads.heads.head import AcceptanceHead
+from specheads.heads.head import AcceptanceHead, load_head
 from specheads.heads.head_folder import PROFILE_FILE
 from specheads.heads.metrics import calibration
 from specheads.heads.train_prompts import numbers_of

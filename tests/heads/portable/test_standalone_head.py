@@ -11,8 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from specheads import SpeculativeDecoder, Warp
 from specheads.decoding.stopping import HeadThreshold
-from specheads.heads.checkpoint import load_head, save_head
-from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
 from specheads.heads.portable.loaders import STANDALONE, loader_source, write_loader
 from specheads.heads.portable.standalone_head import DraftRound, StandaloneHead
 

@@ -18,7 +18,7 @@ from specheads.commands.distillation import distillation_of, responses_of
 from specheads.commands.train import distill_draft, train_head
 from specheads.evaluation.head_folders import find_heads
 from specheads.pair_config import config_folder
-from specheads.prompts import nano_source
+from specheads.prompts import sources
 from specheads.training.distill import distillation
 from specheads.training.distill.distillation import check_processes, distill, prepare
 from specheads.training.distill.draft_quality import draft_quality
@@ -58,13 +58,13 @@ def cfg(tmp_path):
 
 @pytest.fixture(scope="module")
 def library():
-    return {side: list(nano_source.standard_library(side))[::40] for side in ("dev", "test")}
+    return {side: list(sources.standard_library(side))[::40] for side in ("dev", "test")}
 
 
 @pytest.fixture(autouse=True)
 def few_functions(monkeypatch, library):
     """Reading the whole standard library takes seconds."""
-    monkeypatch.setattr(nano_source, "standard_library", lambda side: iter(library[side]))
+    monkeypatch.setattr(sources, "standard_library", lambda side: iter(library[side]))
 
 
 @pytest.mark.parametrize("samples", ["text", "target", "on_policy", "mixed"])

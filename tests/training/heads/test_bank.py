@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specheads.heads.head import HeadConfig
+from specheads.heads.head import HeadConfig, load_head, save_head
 from specheads.heads.metrics import overlap_metrics
 from specheads.training.heads.bank import HeadBank, HeadSpec
 from specheads.training.heads.head_loss import weighted_bce
@@ -108,3 +108,10 @@ def test_each_read_out_has_its_label_and_the_weights_of_its_head():
     learned = [labels["sampled"], torch.tensor([0.75, 0.25])]
     expected = [weighted_bce(logits[0], label, weight) for label in learned for weight in (6.0, 1.0)]
     torch.testing.assert_close(torch.stack([losses, weights]), torch.tensor(expected).T)
+
+
+def test_a_head_is_saved_whose_read_outs_read_the_same_inputs(tmp_path):
+    """Their networks are in one stack, and share the scale of its inputs."""
+    head = HeadBank([spec(inputs=("hidden",))], seed=0).heads["head"]
+    assert head.input_mean.data_ptr() == head.overlap.input_mean.data_ptr()
+    assert load_head(save_head(head, tmp_path / "head")).config.overlap

@@ -9,7 +9,7 @@ import specheads
 from data_gen.run import generate_data
 from data_gen.settings import Generation
 from specheads.errors import UserError
-from specheads.prompts.nano_source import NanoSource
+from specheads.prompts.sources import NanoSource
 from specheads.training.heads.calibrate import calibration_prompts
 
 SETTINGS = specheads.HeadTraining(
