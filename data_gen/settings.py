@@ -49,7 +49,7 @@ class Generation(Settings):
     )
     rollouts_per_response: Count = setting(
         0,
-        "the number of drafts from random positions of each response; head.label=rollout needs at least 1",
+        "the number of drafts from random positions of each response, for specheads papers theory data=",
         key="generation.rollouts_per_response",
     )
     rollout_tokens: PositiveCount = setting(8, "the largest number of tokens in a rollout", key="generation.rollout_tokens")

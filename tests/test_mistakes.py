@@ -489,7 +489,6 @@ MISTAKES = {
     ),
     "head's learning rate left out": (["train.py", "optimizer.lr=null"], "optimizer.lr=null must be a finite number above 0"),
     "compared with nothing": (["evaluate.py", "head=null", "compare=[a_folder]"], "compare=a_folder holds no report"),
-    "share of more than all": (["train.py", "train_share=1.5"], "train_share=1.5 must be a number above 0 and at most 1"),
     # places
     "outputs where no folder can be made": (
         ["data_gen", "paths.outputs=/proc/none"],

@@ -55,7 +55,6 @@ class FeatureStore:
         needs: frozenset[str],
         num_epochs: int,
         target: LanguageModel | None = None,
-        num_rows: Mapping[str, int] | None = None,
     ) -> None:
         """Plan the store of the data set in `folder`.
 
@@ -65,7 +64,6 @@ class FeatureStore:
             needs: features that the heads read; those that the feature table does not store are left out.
             num_epochs: of training; texts that are mixed again for each epoch are stored for each.
             target: the target, if heads read its states.
-            num_rows: by split, how many of its first rows are read; default all.
         """
         self.lm, self.splits, self.target = lm, splits, target
         any_split = next(iter(splits.values()))
@@ -83,7 +81,6 @@ class FeatureStore:
         }
         self.cache, self.folder = folder, folder / "features" / fingerprint(self.provenance)
         self.lengths = {name: data.lengths() for name, data in splits.items()}
-        self.num_rows = {name: len(data) for name, data in splits.items()} | dict(num_rows or {})
 
     @property
     def _target(self) -> LanguageModel:
@@ -116,8 +113,7 @@ class FeatureStore:
         for split, epochs in self.epochs.items():
             for epoch in epochs:
                 for first, count in spans(self.lengths[split] * self.bytes_per_token):
-                    if first < self.num_rows[split]:
-                        yield Part(split, epoch, first, count)
+                    yield Part(split, epoch, first, count)
 
     def splits_by(self, features: str, budget_gib: float) -> "dict[str, MixedResponses | StoredResponses]":
         """Return the splits, with stored features if `features` (auto, cached or online) asks for them; makes missing shards.

@@ -28,7 +28,7 @@ from specheads.training.heads.bank import HeadBank, HeadSpec
 from specheads.training.heads.calibrate import calibrate
 from specheads.training.heads.feature_store import FeatureStore
 from specheads.training.heads.head_module import HeadModule
-from specheads.training.heads.mixed_responses import MixedResponses, Rows, first_rows
+from specheads.training.heads.mixed_responses import MixedResponses
 from specheads.training.heads.settings import Calibration, HeadTraining
 from specheads.training.loaders import ResumableData
 from specheads.training.settings import check_batches
@@ -88,13 +88,14 @@ def train_heads(
         data = data() if callable(data) else data
         checkpoints.provenance["data"] = data.folder.name
         module = HeadModule(HeadBank(specs, settings.seed), pair.draft_lm, settings.optimizer, pair.target_lm)
-        texts = _Texts.of(data.folder, settings, module)
-        loaders = _loaders(texts, data.folder, settings, pair, module)
-        _fit(trainer, module, loaders, checkpoints, settings, texts)
+        loaders = _loaders(data.folder, settings, pair, module)
+        train = load_split(data.folder, "train")
+        counts = {"num_prompts": len(set(train["prompt_id"][:])), "num_responses": len(train)}
+        _fit(trainer, module, loaders, checkpoints, settings.resume, counts)
         if not trainer.is_global_zero:
             return TrainedHeads(run, [spec.name for spec in specs])  # the first process of a distributed run writes the files
-        trained = texts.provenance() | {"train_share": settings.train_share, "seconds": round(checkpoints.seconds, 1)}
-        folder = _export(module, loaders, pair.draft_lm.device, run, trained, texts.learned)
+        trained, learned = counts | {"seconds": round(checkpoints.seconds, 1)}, TrainPrompts.of(train["prompt"][:])
+        folder = _export(module, loaders, pair.draft_lm.device, run, trained, learned)
         folders = [run / "heads" / spec.name for spec in specs]
         errors = _calibrated(settings.calibration, settings, pair, data, folders) if settings.calibration else {}
         return TrainedHeads(folder, [spec.name for spec in specs], module.test_results, errors)
@@ -124,44 +125,15 @@ def _provenance(settings: HeadTraining, specs: Sequence[HeadSpec]) -> dict[str, 
     return {"head": heads} | settings.cache_key()
 
 
-@dataclass(frozen=True)
-class _Texts:
-    """The texts that heads learn from: mixed responses by split, and the rows of the train split that are used."""
-
-    splits: dict[str, MixedResponses]
-    rows: list[int]
-    num_prompts: int
-    learned: TrainPrompts
-
-    @classmethod
-    def of(cls, folder: Path, settings: HeadTraining, module: HeadModule) -> "_Texts":
-        """Return the texts of the data set in `folder`."""
-        mixing = settings.head.predicts, settings.response_share, settings.seed
-        in_rounds = bool(module.bank.needs & set(ROUND_INPUTS))
-        splits = {
-            split: MixedResponses(load_split(folder, split), *mixing, in_rounds, settings.mixing.redrawn) for split in SPLITS
-        }
-        train = load_split(folder, "train")
-        prompt_ids = train["prompt_id"][:]
-        rows = first_rows(prompt_ids, settings.train_share)
-        learned = TrainPrompts.of(train.select(rows)["prompt"][:])
-        return cls(splits, rows, len({prompt_ids[row] for row in rows}), learned)
-
-    def provenance(self) -> dict[str, int]:
-        """Return how much heads learned from."""
-        return {"num_prompts": self.num_prompts, "num_responses": len(self.rows)}
-
-
-def _loaders(texts: _Texts, folder: Path, settings: HeadTraining, pair: Pair, module: HeadModule) -> ResumableData:
-    """Return the loaders of all splits; the draft's states are stored first if the settings ask for it."""
-    read = {split: texts.splits[split] for split in ("train", "dev")}  # in every epoch
-    num_rows = {"train": texts.rows[-1] + 1}
-    num_epochs = settings.trainer.max_epochs
-    store = FeatureStore(folder, pair.draft_lm, read, module.bank.needs, num_epochs, pair.target_lm, num_rows)
-    splits = texts.splits | store.splits_by(settings.features, settings.features_budget)
-    return ResumableData(
-        splits | {"train": Rows(splits["train"], texts.rows)}, **settings.loader.values(), seed=settings.seed, collate=collate
-    )
+def _loaders(folder: Path, settings: HeadTraining, pair: Pair, module: HeadModule) -> ResumableData:
+    """Return the loaders of all splits of a data set; the draft's states are stored first if the settings ask for it."""
+    mixing = settings.head.predicts, settings.response_share, settings.seed
+    in_rounds = bool(module.bank.needs & set(ROUND_INPUTS))
+    texts = {split: MixedResponses(load_split(folder, split), *mixing, in_rounds, settings.mixing.redrawn) for split in SPLITS}
+    read = {split: texts[split] for split in ("train", "dev")}  # in every epoch
+    store = FeatureStore(folder, pair.draft_lm, read, module.bank.needs, settings.trainer.max_epochs, pair.target_lm)
+    splits = texts | store.splits_by(settings.features, settings.features_budget)
+    return ResumableData(splits, **settings.loader.values(), seed=settings.seed, collate=collate)
 
 
 def _fit(
@@ -169,17 +141,17 @@ def _fit(
     module: HeadModule,
     loaders: ResumableData,
     checkpoints: Checkpoints,
-    settings: HeadTraining,
-    texts: _Texts,
+    resume: bool | str,
+    counts: Mapping[str, int],
 ) -> None:
     """Train and test, from the checkpoint to resume if there is one."""
-    earlier, specs = checkpoint_to_resume(settings.resume, checkpoints), module.bank.specs
+    earlier, specs = checkpoint_to_resume(resume, checkpoints), module.bank.specs
     with deferred() as checkpoints.request:
         logger.info(
             "training %s: %d responses to %d train prompts, %d to dev prompts, %d epochs, into %s%s",
             specs[0].name if len(specs) == 1 else f"{len(specs)} heads",
-            len(texts.rows),
-            texts.num_prompts,
+            counts["num_responses"],
+            counts["num_prompts"],
             len(loaders.splits["dev"]),
             trainer.max_epochs,
             checkpoints.path.parents[1],

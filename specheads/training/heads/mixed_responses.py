@@ -6,7 +6,7 @@ sampled at each position, each epoch takes another one: a head then learns how p
 memorising one token.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -124,27 +124,3 @@ class MixedResponses(Dataset):
             "start": len(row["prompt_ids"]) + starts[predicted],
             "labels": {name: values[predicted].astype(np.float32) for name, values in labels.items()},
         }
-
-
-def first_rows(prompt_ids: Sequence[str], share: float) -> list[int]:
-    """Return the numbers of the rows that belong to the first `share` of the prompts; `prompt_ids` are those of all rows.
-
-    All responses to a prompt belong to it; at least one prompt is kept. A larger share includes every smaller one.
-    """
-    numbers = {prompt_id: number for number, prompt_id in enumerate(dict.fromkeys(prompt_ids))}
-    count = max(1, round(share * len(numbers)))
-    return [row for row, prompt_id in enumerate(prompt_ids) if numbers[prompt_id] < count]
-
-
-class Rows(Dataset):
-    """Some rows of a split, under their numbers in the split: samples and features of a row are the same in every share."""
-
-    def __init__(self, data: Dataset, rows: Sequence[int]) -> None:
-        self.data, self.rows = data, rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
-        epoch, number = key
-        return self.data[epoch, self.rows[number]]

@@ -25,7 +25,6 @@ from specheads.settings import (
     PositiveNumber,
     Seed,
     Settings,
-    Share,
     Text,
     cache_key,
     count,
@@ -145,7 +144,6 @@ class HeadTraining(Settings):
     )
     loss: HeadLoss = setting(HeadLoss(), "the loss", decides=False)
     mixing: Mixing = setting(Mixing(), "how drafted tokens are mixed into the text", decides=False)
-    train_share: Share = setting(1.0, "the share of the train prompts to learn from, the first ones")
     optimizer: Optimizer = setting(Optimizer(), "AdamW's settings")
     features: Literal["auto", "cached", "online"] = setting(
         "auto",
