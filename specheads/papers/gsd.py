@@ -71,7 +71,7 @@ class Tree(TreeDrafting):
     def usual_verification(self) -> TreeMatch:
         return TreeMatch()
 
-    def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "TopDrafter":
+    def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "_TopDrafter":
         """Return the drafter for these choices; raises UserError for prune=head without a head."""
         if self.prune == "head" and not rule.uses_head:
             raise UserError(
@@ -80,12 +80,12 @@ class Tree(TreeDrafting):
             )
         return self.make_drafter(engine, warp, rule)
 
-    def make_drafter(self, engine: Engine, warp: Warp, rule: StoppingRule) -> "TopDrafter":
+    def make_drafter(self, engine: Engine, warp: Warp, rule: StoppingRule) -> "_TopDrafter":
         """Return the drafter for these choices, which were checked."""
-        return TopDrafter(self, engine, warp, rule)
+        return _TopDrafter(self, engine, warp, rule)
 
 
-class TopDrafter(TreeDrafter):
+class _TopDrafter(TreeDrafter):
     """Drafts trees of the most likely tokens."""
 
     def __init__(self, choices: Tree, engine: Engine, warp: Warp, rule: StoppingRule) -> None:
@@ -170,11 +170,11 @@ class Graph(Tree):
     def most_verified(self, max_tokens: int) -> int:
         return self.max_verified
 
-    def make_drafter(self, engine: Engine, warp: Warp, rule: StoppingRule) -> "GraphDrafter":
-        return GraphDrafter(self, engine, warp, rule)
+    def make_drafter(self, engine: Engine, warp: Warp, rule: StoppingRule) -> "_GraphDrafter":
+        return _GraphDrafter(self, engine, warp, rule)
 
 
-class GraphDrafter(TopDrafter):
+class _GraphDrafter(_TopDrafter):
     """Drafts graphs and expands them to trees."""
 
     choices: Graph
@@ -241,7 +241,7 @@ def unmerge(nodes: Nodes, same: dict[int, int], depth: int, most: int) -> list[i
     for node, parent in enumerate(nodes.parents):
         children.setdefault(parent, []).append(node)
     # Nodes with the drafted node that they repeat or are: whatever follows the latter also follows the former.
-    repeated = [last_of(same, node) for node in range(len(nodes))]
+    repeated = [_last_of(same, node) for node in range(len(nodes))]
     todo = [(nodes.depth[node], node) for node in same]
     heapify(todo)
     while todo:
@@ -257,7 +257,7 @@ def unmerge(nodes: Nodes, same: dict[int, int], depth: int, most: int) -> list[i
     return repeated
 
 
-def last_of(links: Mapping[int, int], node: int) -> int:
+def _last_of(links: Mapping[int, int], node: int) -> int:
     """Return the node at the end of the links that begin at `node`."""
     while node in links:
         node = links[node]

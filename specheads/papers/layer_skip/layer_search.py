@@ -105,7 +105,7 @@ def search(pair: Pair, prompts: Sequence[EncodedPrompt], settings: LayerSearch, 
             for layer in sorted({*range(num_layers)} - {*skipped}):
                 candidate = tuple(sorted((*skipped, layer)))
                 if number not in journal.entries:
-                    overlap = mean_overlap(pair, candidate, texts, targets, settings.warp)
+                    overlap = _mean_overlap(pair, candidate, texts, targets, settings.warp)
                     journal.add(number, {"acceptance": overlap})
                 acceptance, cost = journal.entries[number]["acceptance"], cost_without(pair, candidate)
                 tried.append(SkippedLayers(candidate, acceptance, cost, *best_length(acceptance, cost, settings.max_tokens)))
@@ -115,7 +115,7 @@ def search(pair: Pair, prompts: Sequence[EncodedPrompt], settings: LayerSearch, 
     return sorted(best, key=lambda layers: -layers.speedup)
 
 
-def mean_overlap(pair: Pair, skipped: Sequence[int], texts: Sequence[Text], targets: Sequence[Tensor], warp: Warp) -> float:
+def _mean_overlap(pair: Pair, skipped: Sequence[int], texts: Sequence[Text], targets: Sequence[Tensor], warp: Warp) -> float:
     """Return the mean overlap with the target's distributions, along its responses, of the target without some layers."""
     lm = LanguageModel(without_layers(pair.target, skipped), pair.vocab_size)
     drafts = distributions_along(lm, texts, warp)

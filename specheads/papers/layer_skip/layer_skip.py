@@ -44,9 +44,9 @@ class LayerSkip(Autoregressive):
 class Skipped(nn.Module):
     """Replaces a layer: returns its input in the form of that layer's output."""
 
-    def __init__(self, layer: nn.Module, returns_tuple: bool) -> None:
+    def __init__(self, layer: nn.Module, _returns_tuple: bool) -> None:
         super().__init__()
-        self.returns_tuple = returns_tuple
+        self.returns_tuple = _returns_tuple
         if hasattr(layer, "attention_type"):  # some models choose a layer's mask by it
             self.attention_type = layer.attention_type
 
@@ -74,7 +74,7 @@ def without_layers(model: PreTrainedModel, skipped: Sequence[int]) -> PreTrained
         parent._modules[step] = part
         parent = part
     layers = layers_of(model)
-    tuples = returns_tuple(model, layers[0])
+    tuples = _returns_tuple(model, layers[0])
     parent._modules[steps[-1]] = nn.ModuleList(
         Skipped(layer, tuples) if number in skipped else layer for number, layer in enumerate(layers)
     )
@@ -94,7 +94,7 @@ def _shallow_copy(module: nn.Module) -> nn.Module:
 
 
 @torch.no_grad()
-def returns_tuple(model: PreTrainedModel, layer: nn.Module) -> bool:
+def _returns_tuple(model: PreTrainedModel, layer: nn.Module) -> bool:
     """Whether a layer of this model returns its state within a tuple; a forward pass shows it."""
     tuples: list[bool] = []
     handle = layer.register_forward_hook(lambda module, args, output: tuples.append(isinstance(output, tuple)))

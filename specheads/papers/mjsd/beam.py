@@ -54,12 +54,12 @@ class Beam(TreeDrafting):
     def usual_verification(self) -> JointVerification:
         return JointVerification()
 
-    def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "BeamDrafter":
+    def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "_BeamDrafter":
         """Return the drafter for these choices, which writes into `memory`."""
-        return BeamDrafter(self, engine, warp, rule, memory)
+        return _BeamDrafter(self, engine, warp, rule, memory)
 
 
-class BeamDrafter(TreeDrafter):
+class _BeamDrafter(TreeDrafter):
     """Searches with beams and returns the best one, with the distributions along it."""
 
     def __init__(self, choices: Beam, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> None:

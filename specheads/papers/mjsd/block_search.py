@@ -47,13 +47,13 @@ class BlockSearch(Decoder):
         check_count("beams", beams, least=1)
         self.pair, window = pair, checked_window(pair, window)
         search_engine = make_engine(engine, pair.target_lm, window, Beam(beams).most_read(block))
-        self.single = RowsDecoder(pair, SearchRounds(pair.target_id, search_engine, block, beams, warp or Warp()))
+        self.single = RowsDecoder(pair, _SearchRounds(pair.target_id, search_engine, block, beams, warp or Warp()))
 
     def _batch_of(self, num_rows: int) -> RowsDecoder:
         raise UserError("BlockSearch decodes one prompt at a time; use max_batch=1.")
 
 
-class SearchRounds:
+class _SearchRounds:
     """A block of the target's for one row."""
 
     def __init__(self, model_id: str, engine: Engine, block: int, beams: int, warp: Warp) -> None:

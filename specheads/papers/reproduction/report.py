@@ -35,7 +35,7 @@ def checked(claim: Claim, tallies: Tallies, groups: Groups) -> CheckedClaim:
     return CheckedClaim(
         claims=claim.claims,
         says=claim.says,
-        ours=with_limits(estimate),
+        ours=_with_limits(estimate),
         published=None if claim.published is None else f"{claim.published:g}",
         outcome=outcome,
         ratio=estimate.value / claim.published if claim.published else None,
@@ -88,7 +88,7 @@ def measured(tallies: Tallies, metrics: Sequence[str], groups: Groups) -> dict[s
     }
 
 
-def with_limits(estimate: Interval) -> str:
+def _with_limits(estimate: Interval) -> str:
     """Return a value with its interval as text: 1.083 [1.061, 1.112]."""
     return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
 
@@ -122,15 +122,15 @@ def print_result(result: Reproduced, console: Console | None = None) -> None:
     console = console or Console(width=None if sys.stdout.isatty() else WIDTH)
     used = [name for name in METRICS if any(row.get(name, _NONE).high for row in result.methods.values())]
     for start in range(0, len(used), METRICS_PER_TABLE):
-        console.print(methods_table(result, used[start : start + METRICS_PER_TABLE]))
+        console.print(_methods_table(result, used[start : start + METRICS_PER_TABLE]))
     if result.claims:
-        console.print(claims_table(result.claims))
+        console.print(_claims_table(result.claims))
 
 
 _NONE = Interval(0, 0, 0)
 
 
-def methods_table(result: Reproduced, metrics: Sequence[str]) -> Table:
+def _methods_table(result: Reproduced, metrics: Sequence[str]) -> Table:
     """Return a row for each method: its metrics with half the widths of their intervals."""
     table = Table("method", caption="± half of the 95 % interval over groups of prompts")
     for name in metrics:
@@ -140,7 +140,7 @@ def methods_table(result: Reproduced, metrics: Sequence[str]) -> Table:
     return table
 
 
-def claims_table(claims: Sequence[CheckedClaim]) -> Table:
+def _claims_table(claims: Sequence[CheckedClaim]) -> Table:
     """Return a row for each claim: our value, the published one, their ratio, and whether it held."""
     table = Table("claim", "ours [95 %]", "paper", "ratio", "outcome", show_lines=True)
     for claim in claims:

@@ -19,7 +19,7 @@ from specheads.settings import Built, Flag, Number, PositiveCount, PositiveNumbe
 
 
 @dataclass(frozen=True)
-class Metric:
+class _Metric:
     """A ratio of sums, by the names of two columns of a Tally."""
 
     title: str
@@ -30,19 +30,19 @@ class Metric:
 
 
 METRICS = {
-    "tokens_per_round": Metric("tokens per round", "num_tokens", "num_target_calls"),
-    "acceptance_rate": Metric("accepted / drafted", "num_kept", "num_drafted"),
-    "drafted_per_round": Metric("drafted per round", "num_drafted", "num_target_calls"),
-    "perplexity": Metric("perplexity", "nats", "num_tokens", exponential=True),
-    "discard_rate": Metric("discard rate", "num_discarded", "num_tokens"),
-    "verification_rate": Metric("verification rate", "num_target_calls", "num_tokens"),
-    "copied_rounds": Metric("rounds with a copy", "num_copy_rounds", "num_target_calls"),
-    "tokens_per_draft_step": Metric("tokens per draft step", "num_tokens", "steps"),
-    "first_child": Metric("first child accepted", "first_accepted", "first_reached"),
-    "second_child": Metric("second child", "second_accepted", "second_reached"),
-    "repeated_bigrams": Metric("repeated bigrams", "bigrams_repeated", "bigrams"),
-    "joules_per_token": Metric("joules per token", "joules", "num_tokens", timed=True),
-    "tokens_per_second": Metric("tokens per second", "num_tokens", "decode_seconds", timed=True),
+    "tokens_per_round": _Metric("tokens per round", "num_tokens", "num_target_calls"),
+    "acceptance_rate": _Metric("accepted / drafted", "num_kept", "num_drafted"),
+    "drafted_per_round": _Metric("drafted per round", "num_drafted", "num_target_calls"),
+    "perplexity": _Metric("perplexity", "nats", "num_tokens", exponential=True),
+    "discard_rate": _Metric("discard rate", "num_discarded", "num_tokens"),
+    "verification_rate": _Metric("verification rate", "num_target_calls", "num_tokens"),
+    "copied_rounds": _Metric("rounds with a copy", "num_copy_rounds", "num_target_calls"),
+    "tokens_per_draft_step": _Metric("tokens per draft step", "num_tokens", "steps"),
+    "first_child": _Metric("first child accepted", "first_accepted", "first_reached"),
+    "second_child": _Metric("second child", "second_accepted", "second_reached"),
+    "repeated_bigrams": _Metric("repeated bigrams", "bigrams_repeated", "bigrams"),
+    "joules_per_token": _Metric("joules per token", "joules", "num_tokens", timed=True),
+    "tokens_per_second": _Metric("tokens per second", "num_tokens", "decode_seconds", timed=True),
 }
 # Columns that are counts over drafts of several candidates: a field of DraftCounts, and the place in it.
 OF_DRAFTS = {

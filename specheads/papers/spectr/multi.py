@@ -48,12 +48,12 @@ class Multi(TreeDrafting):
     def usual_verification(self) -> MultiRound:
         return MultiRound()
 
-    def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "MultiDrafter":
+    def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "_MultiDrafter":
         """Return the drafter for these choices."""
-        return MultiDrafter(self, engine, warp, rule, memory)
+        return _MultiDrafter(self, engine, warp, rule, memory)
 
 
-class MultiDrafter(TreeDrafter):
+class _MultiDrafter(TreeDrafter):
     """Drafts i.i.d. chains side by side."""
 
     def __init__(self, choices: Multi, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> None:

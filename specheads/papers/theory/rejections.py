@@ -112,7 +112,7 @@ def simulated_rejections(chains: Chains, num_drafts: int, num_texts: int, genera
 
 
 @dataclass(frozen=True)
-class BiasedStep:
+class _BiasedStep:
     """One step of biased verification: how often a token is rejected, and how far the output is from the target."""
 
     rejection: float
@@ -129,7 +129,7 @@ def least_bias(target: Tensor, draft: Tensor, acceptance: Tensor) -> Tensor:
     return 0.5 * (target - accepted).abs().sum(dim=-1) - 0.5 * (draft - accepted).sum(dim=-1)
 
 
-def biased_step(target: Tensor, draft: Tensor, eps: float) -> BiasedStep:
+def biased_step(target: Tensor, draft: Tensor, eps: float) -> _BiasedStep:
     """Return what accepting with `b = min(1, (t + eps) / d)` does for distributions (V,).
 
     With the best residual `P(reject) + TV = TV(t, d)`: a straight line, on which no acceptance can improve (section 4).
@@ -138,7 +138,7 @@ def biased_step(target: Tensor, draft: Tensor, eps: float) -> BiasedStep:
     rejection = max(0.0, 1 - accepted.sum().item())  # rounding may leave less
     output = [accepted + rejection * each for each in (residual(target, accepted), target)]
     bias_opt, bias_uno = (0.5 * (each - target).abs().sum().item() for each in output)
-    return BiasedStep(rejection, bias_opt, bias_uno)
+    return _BiasedStep(rejection, bias_opt, bias_uno)
 
 
 def fewest_rejections(chains: Chains) -> float:

@@ -27,15 +27,15 @@ def theory(out: str = "outputs/theory", seed: str = "0", data: str | None = None
     """
     if not seed.removeprefix("-").isdigit():
         raise UserError(f"seed={seed} must be an integer.")
-    recorded = {Path(data).name: recorded_drafts(Path(data))} if data else {}
+    recorded = {Path(data).name: _recorded_drafts(Path(data))} if data else {}
     sections = computed(int(seed), recorded)
     console = Console()
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     for section in sections:
-        print_section(section, console)
+        _print_section(section, console)
         if section.figure is not None:
-            write_figure(section.figure, section.title, folder / f"{section.key}.png")
+            _write_figure(section.figure, section.title, folder / f"{section.key}.png")
     command = " ".join(["specheads papers theory", f"seed={seed}", *([f"data={data}"] if data else [])])
     write_json(folder / "theory.json", {"command": command, "sections": [section.as_json() for section in sections]})
     claims = [claim for section in sections for claim in section.claims]
@@ -70,7 +70,7 @@ def computed(seed: int, recorded: dict[str, Drafts]) -> list[Section]:
     ]
 
 
-def recorded_drafts(folder: Path) -> Drafts:
+def _recorded_drafts(folder: Path) -> Drafts:
     """Return the complete rollouts of a data set's dev prompts, which data generation wrote with their acceptance probabilities.
 
     Raises:
@@ -87,7 +87,7 @@ def recorded_drafts(folder: Path) -> Drafts:
     return Drafts(torch.tensor([rollout for rollout in rollouts if len(rollout) == longest], dtype=torch.float64))
 
 
-def print_section(section: Section, console: Console) -> None:
+def _print_section(section: Section, console: Console) -> None:
     """Print a section: its table, and whether each claim held."""
     table = Table(
         title=section.title, caption=section.source, title_justify="left", caption_justify="left", box=box.SIMPLE, pad_edge=False
@@ -110,7 +110,7 @@ def _text(value: str | float) -> str:
     return value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
 
 
-def write_figure(figure: Figure, title: str, path: Path) -> None:
+def _write_figure(figure: Figure, title: str, path: Path) -> None:
     """Write a figure as PNG."""
     import matplotlib
 

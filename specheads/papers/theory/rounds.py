@@ -67,7 +67,7 @@ def enumerated_tokens_per_round(rule: ChainVerification | GreedyBlockVerificatio
     return 1 + (probability @ distribution.survival.double().sum(dim=1)).item()
 
 
-def enumerated_tokens_of_samples(rule: TreeVerification, chains: Chains, num_drafted: int, num_drafts: int) -> float:
+def _enumerated_tokens_of_samples(rule: TreeVerification, chains: Chains, num_drafted: int, num_drafts: int) -> float:
     """Return the expected tokens of the first round where `num_drafts` independent drafts of K tokens are verified together.
 
     Only the number of drafts that begin with the accepted tokens matters, so every set of next tokens is enumerated at each last
@@ -201,7 +201,7 @@ def verification_rules(generator: torch.Generator, num_models: int = 20) -> Sect
     for _ in range(num_models):
         chains = Chains.random(4, 3, generator, sharpness=1.5)
         chained = [enumerated_tokens_per_round(rule, chains, 3) for rule in chain_rules]
-        sampled = [enumerated_tokens_of_samples(rule, chains, 3, 2) for rule in tree_rules]
+        sampled = [_enumerated_tokens_of_samples(rule, chains, 3, 2) for rule in tree_rules]
         values.append([*chained, most_tokens_per_round(chains, 3), *sampled])
         of_token, of_block = (enumerated_tokens_per_round(rule, chains, 1) for rule in chain_rules[:2])
         single.append(abs(of_block - of_token))

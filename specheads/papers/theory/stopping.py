@@ -54,7 +54,7 @@ class AcceptanceChain:
 
 
 @dataclass(frozen=True)
-class OptimalStopping:
+class _OptimalStopping:
     """The best policy: it goes on after token j, which is in bin b, where the survival so far exceeds `least_survival[j - 1, b]`.
 
     `throughput` is its tokens per second; `least_survival` is (max_tokens, B), infinite where it never goes on.
@@ -64,7 +64,7 @@ class OptimalStopping:
     least_survival: Tensor
 
 
-def optimal_stopping(chain: AcceptanceChain, draft_seconds: float, target_seconds: float, max_tokens: int) -> OptimalStopping:
+def optimal_stopping(chain: AcceptanceChain, draft_seconds: float, target_seconds: float, max_tokens: int) -> _OptimalStopping:
     """Return the best policy among those that draft 1 to `max_tokens` tokens in a round.
 
     Args:
@@ -76,7 +76,7 @@ def optimal_stopping(chain: AcceptanceChain, draft_seconds: float, target_second
         middle = (low + high) / 2
         worth, _ = _round_worth(chain, draft_seconds, target_seconds, max_tokens, middle)
         low, high = (middle, high) if worth > 0 else (low, middle)
-    return OptimalStopping(low, _round_worth(chain, draft_seconds, target_seconds, max_tokens, low)[1])
+    return _OptimalStopping(low, _round_worth(chain, draft_seconds, target_seconds, max_tokens, low)[1])
 
 
 def _round_worth(
@@ -110,7 +110,7 @@ def _crossing(going_on: Tensor) -> Tensor:
     return torch.where(pays.any(dim=0), log_survival.exp(), torch.inf)
 
 
-def value_of_going_on(chain: AcceptanceChain, policy: OptimalStopping) -> tuple[Tensor, Tensor]:
+def value_of_going_on(chain: AcceptanceChain, policy: _OptimalStopping) -> tuple[Tensor, Tensor]:
     """Return what a policy still drafts, by token, survival and bin, (max_tokens - 1, grid, B) each: accepted and drafted tokens.
 
     Accepted tokens are expected given that all tokens so far are accepted; survival, with `GRID`, is what the policy believes.
@@ -196,7 +196,7 @@ def lengths_at(drafts: Drafts, threshold: float) -> Tensor:
     return _first(1 - drafts.survival > threshold)
 
 
-def lengths_of(drafts: Drafts, chain: AcceptanceChain, policy: OptimalStopping) -> Tensor:
+def lengths_of(drafts: Drafts, chain: AcceptanceChain, policy: _OptimalStopping) -> Tensor:
     """Return the lengths (n,) of drafts under the best policy for a chain."""
     bins = torch.bucketize(drafts.acceptance, chain.edges)
     least = policy.least_survival[torch.arange(bins.shape[1]), bins]
@@ -232,7 +232,7 @@ def automatic_threshold(drafts: Drafts, costs: Costs) -> float:
     return threshold
 
 
-def theorem_delta(chain: AcceptanceChain, policy: OptimalStopping, costs: Costs) -> float:
+def theorem_delta(chain: AcceptanceChain, policy: _OptimalStopping, costs: Costs) -> float:
     """Return the least constant Delta of theorem 3.1 for the best policy: seconds, at least 0.
 
     If no token so far will be rejected, drafting on saves time. What it saves beyond the forward pass of the target is Delta

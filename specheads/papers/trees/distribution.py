@@ -51,7 +51,7 @@ class Draft:
 
 
 @dataclass(frozen=True)
-class TreeVerdict:
+class _TreeVerdict:
     """The decision of a verification rule for a tree."""
 
     num_accepted: Tensor  # (1,) long
@@ -110,7 +110,7 @@ class TreeBlock:
             depth=draft.depth.to(device),
             parent_row=(draft.parents + 1).to(device),
             samples=table.to(device),
-            ancestors=lineage(parents).to(device),
+            ancestors=_lineage(parents).to(device),
             draft_probs=draft_probs,
             target_probs=at_least_float32(target_probs),
             crowded=crowded.to(device),
@@ -130,7 +130,7 @@ class TreeBlock:
         return self.samples.shape[1]
 
 
-def lineage(parents: Sequence[int]) -> Tensor:
+def _lineage(parents: Sequence[int]) -> Tensor:
     """Return the ancestors of nodes: (N, N) bool, row i marks node i and all nodes above it.
 
     Args:
@@ -157,7 +157,7 @@ class TreeDistribution:
         # Where two distributions differ by rounding alone a residual is empty, and the target's distribution is as close.
         return torch.where(rest.sum(dim=-1, keepdim=True) > 0, rest, self.block.target_probs[row])
 
-    def decide(self, uniforms: Tensor, next_uniform: Tensor) -> TreeVerdict:
+    def decide(self, uniforms: Tensor, next_uniform: Tensor) -> _TreeVerdict:
         """Return the verdict at given uniform numbers.
 
         Args:
@@ -177,7 +177,7 @@ class TreeDistribution:
         row = torch.where(reached, block.depth + 1, 0)
         row = torch.where(num_accepted > 0, row.argmax(dim=0, keepdim=True) + 1, 0) if count else num_accepted
         next_token = sample(self.next_probs(row), next_uniform)
-        return TreeVerdict(num_accepted=num_accepted, next_token=next_token, accepted_nodes=path)
+        return _TreeVerdict(num_accepted=num_accepted, next_token=next_token, accepted_nodes=path)
 
 
 class TreeVerification(Verification):

@@ -162,7 +162,7 @@ class Frontier:
     states: Any  # of the stopping rule, (n, ...)
 
 
-def step_rule(engine: Engine, rule: StoppingRule, frontier: Frontier, rows: Tensor, tokens: Tensor) -> tuple[Any, Tensor]:
+def _step_rule(engine: Engine, rule: StoppingRule, frontier: Frontier, rows: Tensor, tokens: Tensor) -> tuple[Any, Tensor]:
     """Step the stopping rule over `tokens` (c,) after the frontier's nodes `rows` (c,).
 
     Return its states (c, ...) and stops (c,).
@@ -235,7 +235,7 @@ class TreeDrafter:
         frontier, grown.num_draft_calls = Frontier([ROOT], logits, hidden, state), 1
         for depth in range(limit):
             rows, tokens, probs = self.propose(frontier, uniforms)
-            states, stops = step_rule(self.engine, self.rule, frontier, rows, tokens)
+            states, stops = _step_rule(self.engine, self.rule, frontier, rows, tokens)
             nan = (~(frontier.logits < torch.inf)).any().expand(len(rows))  # NaN, or infinite
             # One transfer to the host, in float64, which represents them all.
             columns = torch.stack([rows, tokens, probs, stops | ends[tokens], nan]).tolist()

@@ -74,7 +74,7 @@ class TreeDrafting(Drafting):
         verification: VerificationRule | TreeVerification,
         warp: Warp,
         memory: DraftMemory,
-    ) -> "TreeRounds":
+    ) -> "_TreeRounds":
         if engines[0].num_rows > 1:
             raise UserError(
                 f"{type(self).__name__} with {type(verification).__name__} decodes one prompt at a time; batches need chains, "
@@ -83,10 +83,10 @@ class TreeDrafting(Drafting):
         drafter, target = self.drafter(engines[-1], warp, stopping, memory), engines[0]
         verifier: Verifier
         if isinstance(verification, TreeVerification):
-            verifier = TreeVerifier(target, warp, verification, self.most_verified(stopping.max_tokens), stopping.max_tokens)
+            verifier = _TreeVerifier(target, warp, verification, self.most_verified(stopping.max_tokens), stopping.max_tokens)
         else:
-            verifier = BeamVerifier(target, VerifyStep(warp, verification, memory), stopping.max_tokens)
-        return TreeRounds(pair, engines, drafter, verifier, stopping)
+            verifier = _BeamVerifier(target, VerifyStep(warp, verification, memory), stopping.max_tokens)
+        return _TreeRounds(pair, engines, drafter, verifier, stopping)
 
 
 class Outcome(NamedTuple):
@@ -100,7 +100,7 @@ class Outcome(NamedTuple):
     tree: DraftTree | None
 
 
-class TreeVerifier:
+class _TreeVerifier:
     """Verifies trees: one forward pass over the last committed token and all nodes, then the rule."""
 
     def __init__(self, engine: Engine, warp: Warp, rule: TreeVerification, most_nodes: int, deepest: int) -> None:
@@ -135,7 +135,7 @@ class TreeVerifier:
         return Outcome(path, next_token, hidden[ended : ended + 1], bool(draft_nan), bool(target_nan), tree)
 
 
-class BeamVerifier:
+class _BeamVerifier:
     """Verifies the chain that a search wrote into the memory of chains."""
 
     def __init__(self, engine: Engine, step: VerifyStep, most: int) -> None:
@@ -158,10 +158,10 @@ class BeamVerifier:
         return Outcome(path, result.next_token, hidden, result.draft_nan, result.target_nan, None)
 
 
-Verifier = TreeVerifier | BeamVerifier
+Verifier = _TreeVerifier | _BeamVerifier
 
 
-class TreeRounds:
+class _TreeRounds:
     """Rounds of one row with a drafter of its own."""
 
     def __init__(
