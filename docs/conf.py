@@ -11,11 +11,10 @@ sys.path[:0] = [str(HERE.parent)]
 import yaml
 
 import specheads
+from data_gen.settings import Generation
 from specheads.commands import export, papers
-from specheads.commands.experiments import REPRODUCE, experiments
-from specheads.commands.help import PROGRAMS, composed, explanations, sections, usage_head
-from specheads.commands.verbs import CONFIGURED
-from specheads.commands.yaml_comments import read_comments
+from specheads.commands.help import REPRODUCE, composed, experiments, read_head, sections, usage_head
+from specheads.commands.main import PROGRAMS, VERBS
 from specheads.pair_config import config_folder, pair_config
 from specheads.pair_needs import PUBLISHED, memory_text, model_needs, size_text
 
@@ -37,8 +36,7 @@ suppress_warnings = ["myst.header"]
 
 def command_pages() -> Iterator[tuple[str, str]]:
     """Yield the name and the text of a page for every verb with a config."""
-    described = {name: (import_module(entry.module).main, entry.about) for name, entry in CONFIGURED.items() if not entry.words}
-    del described["papers"]  # of whose commands two have a config
+    described = {name: (import_module(verb.module).main, verb.about) for name, verb in VERBS.items() if len(verb.configs) == 1}
     described |= {name: (command, papers.ABOUT[name]) for name, command in papers.COMMANDS.items()}
     for verb, (command, about) in described.items():
         cfg, chosen = composed(command.name)
@@ -49,7 +47,7 @@ def command_pages() -> Iterator[tuple[str, str]]:
             lines += [f"| `{name}` | {escaped(' '.join(about.split()))} |" for name, about in experiments(REPRODUCE).items()] + [
                 ""
             ]
-        for section in sections(command.name, cfg, chosen, explanations(cfg, command.classes(cfg))):
+        for section in sections(cfg, chosen, command.classes):
             if section.rows:
                 lines += [f"## {section.title}", "", section.description.replace("<", "\\<"), ""]
                 lines += ["| key | what it is |", "|---|---|"]
@@ -94,15 +92,15 @@ def pair_table() -> str:
 
 def data_table() -> str:
     """Return the table of the prompt sets with a path, from the heads of their configs."""
-    rows = []
+    rows, usual = [], Generation().values()
     for path in sorted((config_folder() / "data").glob("*.yaml")):
         text = path.read_text()
         data = yaml.safe_load(text)
         if "path" in data:
-            what, licence = read_comments(text).head.splitlines()[:2]
+            what, licence = read_head(text).splitlines()[:2]
             licence, address = licence.removeprefix("Licence: ").split(", ")
             counts = [f"{data[f'num_{split}']:,}" for split in ("train", "dev", "test")]
-            limits = [f"{data[limit]:,}" for limit in ("max_prompt_tokens", "max_new_tokens")]
+            limits = [f"{data.get(key, usual[key]):,}" for key in ("max_prompt_tokens", "max_new_tokens")]
             rows.append([f"`{path.stem}`", what, " / ".join(counts), " + ".join(limits), f"[{licence}]({address})"])
     return table(["`data=`", "what it is", "train / dev / test prompts", "tokens at most, prompt + response", "licence"], rows)
 

@@ -1,6 +1,18 @@
-"""`python -m specheads <verb>`: the `specheads` command."""
+"""`specheads <verb>` and `python -m specheads <verb>`: imports take seconds, in which Ctrl-C ends them without a traceback."""
 
-from specheads.commands.start import main
+from specheads.interrupts import end_at_once
+
+
+def main() -> None:
+    """Run the command line of this process; see `specheads.commands.main`."""
+    end_at_once()
+    from specheads.commands.main import main as run
+
+    try:
+        run()
+    finally:
+        end_at_once()
+
 
 if __name__ == "__main__":
     main()

@@ -2,7 +2,7 @@
 
 The first mistake in a set of settings raises one UserError with the key as the command line has it, its value, and the expected
 value. `fields_of` lists the fields of a class for help texts, reference pages and tests. `cache_key` returns the values that
-decide numbers.
+decide numbers, and `config_of` the defaults of a command line.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, TypeVar, cast, get_args
 
 from pydantic import (
@@ -101,16 +101,28 @@ class _FromMapping:
 Built = Annotated[T, _FromMapping()]  # Built[Warp] is the type of fields that hold a Warp
 
 
-def setting(default: Any = ..., help: str = "", *, key: str | None = None, decides: bool = True, **constraints: Any) -> Any:
+_AS_DEFAULT: Any = object()  # the value of a config is the default of the field
+
+
+def setting(
+    default: Any = ...,
+    help: str = "",
+    *,
+    key: str | None = None,
+    config: Any = _AS_DEFAULT,
+    decides: bool = True,
+    **constraints: Any,
+) -> Any:
     """Return a field of a class of settings.
 
     Args:
         default: the value if none is given; without a default, a value must be given.
         help: one sentence about the field.
         key: the key on the command line, if it differs from the name of the field.
+        config: the default on the command line, if it differs: "${key}" for the value of another key.
         decides: whether the value changes any result of a run; `cache_key` leaves out the other fields.
     """
-    return Field(default, description=help, json_schema_extra={"key": key, "decides": decides}, **constraints)
+    return Field(default, description=help, json_schema_extra={"key": key, "config": config, "decides": decides}, **constraints)
 
 
 class _Checked(ModelMetaclass):
@@ -179,6 +191,35 @@ def _documented_arguments(docstring: str) -> dict[str, str]:
             "None|True|False|`", lambda word: as_on_command_lines[word[0]], re.sub(r"\n +", " ", text)
         ).rstrip(".")
     return sentences
+
+
+def config_of(settings: "type[Settings] | Settings") -> dict[str, Any]:
+    """Return the defaults of a class of settings, or the values of an instance, by their keys, nested as in a config.
+
+    Fields that hold other objects, such as strategies, are left out: their keys are those of a group of configs.
+    """
+    values: dict[str, Any] = {}
+    for name, field in (settings if isinstance(settings, type) else type(settings)).model_fields.items():
+        value = _extra(field)["config"]
+        if value is _AS_DEFAULT:
+            value = field.get_default(call_default_factory=True) if isinstance(settings, type) else getattr(settings, name)
+        *groups, last = key_of(name, field).split(".")
+        if (plain := _as_config(value)) is not _NOT_PLAIN:
+            reduce(lambda node, group: node.setdefault(group, {}), groups, values)[last] = plain
+    return values
+
+
+_NOT_PLAIN: Any = object()
+
+
+def _as_config(value: Any) -> Any:
+    if isinstance(value, Settings):
+        return config_of(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, list | tuple):
+        return [_as_config(each) for each in value]
+    return value if value is None or isinstance(value, bool | int | float | str | Mapping) else _NOT_PLAIN
 
 
 def key_of(name: str, field: FieldInfo) -> str:
@@ -315,6 +356,7 @@ __all__ = [
     "Share",
     "Text",
     "cache_key",
+    "config_of",
     "count",
     "fields_of",
     "message_of",

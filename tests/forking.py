@@ -13,6 +13,7 @@ import sys
 
 import torch
 
+import specheads.commands.distill
 import specheads.commands.evaluate
 import specheads.commands.train
 

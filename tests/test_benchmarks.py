@@ -37,7 +37,7 @@ from benchmarks.results import (
     without_folders,
     write_result,
 )
-from specheads.commands.verbs import CONFIGURED
+from specheads.commands.main import VERBS
 from specheads.evaluation.prompt_sets import PromptSet
 from specheads.prompts.prompt import Prompt
 
@@ -82,7 +82,7 @@ def test_commands_name_what_exists(name):
     named = re.match(r"(?:python (?:-m (?P<module>[\w.]+)|(?P<script>[\w/]+\.py))|specheads (?P<verb>\w+))( |$)", command)
     assert named, command
     if named["verb"]:
-        assert named["verb"] in CONFIGURED
+        assert named["verb"] in VERBS
     else:
         assert find_spec(named["module"]) if named["module"] else (ROOT / named["script"]).is_file()
 

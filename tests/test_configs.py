@@ -7,14 +7,12 @@ import shlex
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from data_gen.settings import Generation
-from specheads.commands.compose import plain, settings_of, source_of
-from specheads.commands.evaluation import evaluation_settings
-from specheads.commands.experiments import experiments
-from specheads.commands.help import PROGRAMS, help_text
+from specheads.commands.compose import command_config, plain, settings_of, source_of
+from specheads.commands.evaluate import evaluation_settings
+from specheads.commands.help import PROGRAMS, experiments, help_text
 from specheads.decoding.load_aware import LoadAware
 from specheads.evaluation.candidates import DEFAULT, FITTED, PolicyChoice
 from specheads.pair_config import config_folder
@@ -40,8 +38,7 @@ def shown_commands():
 
 
 def composed(name, overrides=()):
-    with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
-        return compose(name, overrides=list(overrides))
+    return command_config(name, overrides)
 
 
 def test_commands_are_shown():

@@ -18,7 +18,7 @@ from examples.new_draft import KnownText
 from examples.new_stopping_rule import UnsureTokens
 from examples.speculative_decoding import speculative_decode
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, generate_baseline, papers, stopping
-from specheads.commands.verbs import CONFIGURED, TOOLS
+from specheads.commands.main import VERBS
 from specheads.heads.head import save_head
 
 ROOT = Path(__file__).parents[1]
@@ -185,4 +185,4 @@ def test_every_verb_of_the_cluster_examples_is_known(path):
     assert path.read_text().startswith("#") and len(path.read_text().splitlines()) < 45
     verbs = re.findall(r"(?<![\w/.-])specheads ([a-z_]+)\b(?= [a-z])", path.read_text())
     assert path.suffix == ".yaml" or verbs
-    assert set(verbs) <= {*CONFIGURED, *TOOLS}
+    assert set(verbs) <= VERBS.keys()

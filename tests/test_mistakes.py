@@ -15,7 +15,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from safetensors.torch import save_file
 
-from specheads.commands import data, evaluate, papers, train
+from specheads.commands import data, distill, evaluate, papers, train
 from specheads.commands.run_folders import NoteRunKey
 from specheads.decoding import responses as generate
 from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
@@ -24,9 +24,9 @@ from specheads.prompts import sources as nano_source
 from specheads.storage.shards import ShardStore
 from specheads.training.distill import memory as memory_plan
 
-COMMANDS = {"train.py": train.main, "evaluate.py": evaluate.main, "data_gen": data.main}
+COMMANDS = {"train.py": train.main, "distill": distill.main, "evaluate.py": evaluate.main, "data_gen": data.main}
 COMMANDS["layer_search"] = papers.layer_search
-DISTILL = ["train.py", "task=distill"]
+DISTILL = ["distill"]
 GRAPHS = ["evaluate.py", "drafting=graph", "verification=tree_match", "head=null"]
 SMALL = ["data.num_train=4", "data.num_dev=2", "data.num_test=2", "data.max_new_tokens=4"]
 FILES = {
@@ -268,11 +268,11 @@ MISTAKES = {
     "log that never comes": (["train.py", "trainer.log_every_n_steps=0"], "trainer.log_every_n_steps=0"),
     "several machines": (["train.py", "+trainer.num_nodes=2"], "trainer.num_nodes=2 needs a launcher"),
     "validation by the clock": (
-        ["train.py", "+trainer.val_check_interval='00:00:01:00'"],
+        ["train.py", "trainer.val_check_interval='00:00:01:00'"],
         "trainer.val_check_interval=00:00:01:00",
     ),
     "validation across epochs": (
-        ["train.py", "+trainer.check_val_every_n_epoch=null"],
+        ["train.py", "trainer.check_val_every_n_epoch=null"],
         "trainer.check_val_every_n_epoch=null must be a positive integer",
     ),
     "data that is read again": (
@@ -402,8 +402,6 @@ MISTAKES = {
     ),
     "negative margin": (["evaluate.py", "head=null", "verification=biased", "verification.eps=-1"], "verification.eps=-1"),
     # distillation
-    "unknown task": (["train.py", "task=distil"], "distil.*distill"),
-    "task in its own key": (["train.py", "++task=both"], "both"),
     "unknown samples": ([*DISTILL, "samples=own"], "samples=own must be one of 'text', 'target', 'on_policy' or 'mixed'"),
     "mixture of nothing": ([*DISTILL, "samples=mixed", "mixed={target: 0, on_policy: 0}"], "samples=mixed: all shares are 0"),
     "share of mixed samples that is infinite": ([*DISTILL, "mixed.text=inf"], "mixed.text=inf must be a finite number"),

@@ -108,7 +108,7 @@ def gate():
             marks=pytest.mark.full,
         ),
         (
-            ["train.py", "task=distill", "model=mine", "model.draft=someone/draft", "model.target=someone/target"],
+            ["specheads", "distill", "model=mine", "model.draft=someone/draft", "model.target=someone/target"],
             "pair mine: draft someone/draft for target someone/target",
         ),
     ],

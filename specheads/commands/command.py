@@ -5,6 +5,7 @@ end a run in order, and the same command resumes it.
 """
 
 import contextlib
+import dataclasses
 import logging
 import os
 import re
@@ -12,28 +13,29 @@ import shlex
 import socket
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import update_wrapper
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import hydra
+from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from specheads import interrupts
-from specheads.commands import sweeps
-from specheads.commands.compose import check_keys
-from specheads.commands.config_mistakes import MISTAKES, composition_error
-from specheads.commands.experiments import check_experiment
-from specheads.commands.help import ClassesOf, help_text
+from specheads.commands import run_folders
+from specheads.commands.compose import RunSettings, check_keys
+from specheads.commands.help import help_text
+from specheads.commands.mistakes import MISTAKES, check_experiment, composition_error, null_group
 from specheads.commands.run_folders import NoteRunKey, may_resume, register_resolver
 from specheads.errors import UserError, user_error
-from specheads.pair_config import config_folder
+from specheads.pair_config import ROLES, PairConfig, config_folder
 from specheads.processes import Processes, from_first, is_first_process
-from specheads.settings import shown
+from specheads.prompts.data_set_source import DatasetSource
+from specheads.settings import Settings, config_of, shown
 from specheads.storage import runs
 
 EXIT_USER_ERROR = 2
@@ -58,10 +60,12 @@ class Command:
     """
 
     def __init__(
-        self, name: str, run: Callable[[DictConfig], object], classes: ClassesOf = lambda cfg: (), shared: bool = False
+        self, name: str, run: Callable[[DictConfig], object], classes: Sequence[type[Settings]], folder: str, shared: bool
     ) -> None:
-        """`shared`: several processes that a launcher has started share its work."""
+        """See `command`."""
         self.name, self.run, self.classes, self.shared = name, run, classes, shared
+        ConfigStore.instance().store(f"{name}_settings", defaults(classes) | {"command": folder})
+        ConfigStore.instance().store("data_set", _fields(DatasetSource), group="data")  # for the files of conf/data
         self.begun: set[Path] = set()  # folders of runs that this process works in
         self.failed = False
         self.composed = False  # whether a job has its config
@@ -78,7 +82,7 @@ class Command:
                 self.answer_or_run()
         if self.failed:
             raise SystemExit(EXIT_USER_ERROR)
-        for folder in self.begun | ({sweeps.sweep} if sweeps.sweep else set()):
+        for folder in self.begun | ({run_folders.sweep} if run_folders.sweep else set()):
             runs.finish(folder)
 
     def answer_or_run(self) -> None:
@@ -102,7 +106,7 @@ class Command:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let a launcher name this command to another process."""
-        return sweeps.by_name(self)
+        return run_folders.by_name(self)
 
     def compose_and_run(self) -> None:
         """Compose the config of this command line, and run it."""
@@ -131,7 +135,7 @@ class Command:
         self.composed = True
         try:
             check_resume(cfg)
-            check_keys(cfg, self.classes(cfg))
+            check_keys(cfg, self.classes)
             _prepare_process()
             if self.begin():
                 cfg.paths.run = str(from_here(Path(cfg.paths.run)))  # reports, logs and commands repeat it
@@ -144,7 +148,7 @@ class Command:
                 message = composition_error(error, self.name, sys.argv[1:])
             if message is None:
                 raise
-            if sweeps.is_launched():  # for the process of the command line to tell
+            if run_folders.is_launched():  # for the process of the command line to tell
                 raise message from None
             self.fail(message)
 
@@ -152,8 +156,8 @@ class Command:
         """Take the folder of the run; return whether there is something to do: a finished job of a sweep is not repeated."""
         if not is_first_process() and Processes.this().launcher is None:  # of a training that another process has begun
             return True
-        if sweeps.is_launched():
-            return sweeps.begin_launched()
+        if run_folders.is_launched():
+            return run_folders.begin_launched()
         return from_first(self.begin_first)
 
     def begin_first(self) -> bool:
@@ -180,19 +184,34 @@ class Command:
         if not is_first_process():
             raise SystemExit(0) from None  # the first one speaks for all
         again = "the same command" if may_resume() else "the same command without resume=false"
-        print(f"{interruption}; {again} resumes it" if self.begun or sweeps.sweep else str(interruption), file=sys.stderr)
+        print(f"{interruption}; {again} resumes it" if self.begun or run_folders.sweep else str(interruption), file=sys.stderr)
         raise SystemExit(interruption.exit_code) from None
 
 
 def command(
-    name: str, classes: ClassesOf = lambda cfg: (), shared: bool = False
+    name: str, *classes: type[Settings], folder: str | None = None, shared: bool = False
 ) -> Callable[[Callable[[DictConfig], object]], Command]:
     """Return a decorator that makes a function of a config the command line whose config is conf/<name>.yaml.
 
-    `classes` returns the classes of settings of a composed config: their fields explain its keys in `--help`, and other keys are
-    refused. `shared`: torchrun and srun may start it several times.
+    Args:
+        classes: the settings that its keys are the fields of, with their defaults; other keys are refused.
+        folder: the name of the folder of its runs in paths.outputs, by default `name`.
+        shared: torchrun and srun may start it several times.
     """
-    return lambda run: Command(name, run, classes, shared)
+    return lambda run: Command(name, run, classes, folder or name, shared)
+
+
+def defaults(classes: Sequence[type[Settings]]) -> dict[str, Any]:
+    """Return the keys of a command with its classes of settings, and their defaults."""
+    pair = _fields(PairConfig) | dict.fromkeys(ROLES, "???")
+    all_classes: list[type[Settings]] = [RunSettings, *classes]
+    nodes = [OmegaConf.create(config_of(cls)) for cls in all_classes]
+    return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.merge({"model": pair}, *nodes)))
+
+
+def _fields(cls: type) -> dict[str, Any]:
+    """Return the fields of a plain dataclass with their defaults; "???" marks those without one."""
+    return {each.name: "???" if each.default is dataclasses.MISSING else each.default for each in dataclasses.fields(cls)}
 
 
 @contextlib.contextmanager
@@ -230,15 +249,6 @@ def run_folder() -> Path:
 def from_here(folder: Path) -> Path:
     """Return the path of a folder from the working directory if it is in there, or else the path as it is."""
     return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
-
-
-def null_group(error: Exception, words: list[str]) -> UserError | None:
-    """Return the message about a group of configs that is set to null, if that is the mistake."""
-    nulls = [word.removesuffix("=null") for word in words if word.endswith("=null")]
-    groups = [name for name in nulls if (config_folder() / name).is_dir()]
-    if "Config group override" not in str(error) or not groups:
-        return None
-    return UserError(f"{groups[0]}=null: a group of configs cannot be null; write '~{groups[0]}' to leave it out.")
 
 
 def check_resume(cfg: DictConfig) -> None:

@@ -3,20 +3,23 @@
 import logging
 from collections.abc import Iterator, Sequence
 from functools import cache
+from importlib import import_module
 from typing import Any, TypeVar, cast
 
+import hydra
+from hydra import initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from specheads.commands.run_settings import Paths, RunSettings
+from specheads.commands.main import VERBS
 from specheads.errors import UserError
 from specheads.pair import NewDraft, Pair, load_pair
-from specheads.pair_config import PairConfig, pair_config
+from specheads.pair_config import PairConfig, config_folder, pair_config
 from specheads.pair_needs import pair_needs
 from specheads.processes import is_first_process
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.sources import NanoSource, prompt_source
-from specheads.settings import Settings, fields_of, key_of, shown
+from specheads.settings import Flag, Settings, Text, fields_of, key_of, setting, shown
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +27,37 @@ SHARED_GROUPS = ("data",)  # groups of keys that are spread over several classes
 OTHER_KEYS = ("model", "data", "logger")  # groups of keys that are not the fields of one class of settings
 
 S = TypeVar("S", bound=Settings)
+
+
+class Paths(Settings):
+    """The folders of a command."""
+
+    data: Text = setting("data", "the folder of generated data, with one folder per fingerprint")
+    outputs: Text = setting("outputs", "the folder of logs, checkpoints and results of every run")
+    run: Text = setting("", "the folder of this run", config="${hydra:runtime.output_dir}")
+
+
+class RunSettings(Settings):
+    """Where a command writes, and whether it resumes a run."""
+
+    command: Text = setting("", "the name of the folder of runs in paths.outputs")
+    resume: Flag | Text = setting(
+        True,
+        "true: resume the newest run of the same command if it is unfinished; false: start again; specheads train also takes a "
+        "checkpoint to resume in a new folder",
+    )
+    paths: Paths = setting(Paths(), "the folders of a command")
+
+
+def command_config(name: str, words: Sequence[str] = (), with_hydra: bool = False) -> DictConfig:
+    """Return the config conf/<name>.yaml of a command with the words of a command line.
+
+    Raises:
+        HydraException, OmegaConfBaseException: the words do not compose.
+    """
+    import_module(next(verb.module for verb in VERBS.values() if name in verb.configs))  # which makes its defaults known
+    with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
+        return hydra.compose(name, list(words), return_hydra_config=with_hydra)
 
 
 def settings_of(cls: type[S], cfg: DictConfig, **objects: Any) -> S:

@@ -77,7 +77,7 @@ def check_data(cfg: DictConfig) -> None:
     source_of(cfg)
 
 
-@command("data_gen", lambda cfg: [Generation])
+@command("data_gen", Generation)
 def main(cfg: DictConfig) -> None:
     """Generate the data and print where it is."""
     check_data(cfg)

@@ -1,5 +1,6 @@
 """`specheads export head=... [format=...]`: check and describe a head, and write it in the format of another decoder."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
@@ -7,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
-from specheads.commands.verbs import TOOLS
+from specheads.commands.main import VERBS
 from specheads.errors import UserError
 from specheads.heads.card import card
 from specheads.heads.head import AcceptanceHead, load_head
@@ -44,6 +45,11 @@ class Export(Settings):
     draft: Text | None = setting(None, "a draft's folder or hub id, to check that the head was trained for its present revision")
 
 
+def main() -> None:
+    """Run the words of this process's command line, and print the text."""
+    print(run(sys.argv[1:]))
+
+
 def run(words: Sequence[str]) -> str:
     """Run the command line `words`; return the text to print. Raises UserError for a mistake, or a head that is not intact."""
     if {"-h", "--help"} & set(words):
@@ -69,7 +75,7 @@ def run(words: Sequence[str]) -> str:
 
 def help_text() -> str:
     """Return the help text of the verb."""
-    lines = ["usage: specheads export head=<folder> [key=value ...]", "", f"  {TOOLS['export']}", ""]
+    lines = ["usage: specheads export head=<folder> [key=value ...]", "", f"  {VERBS['export'].about}", ""]
     for field in fields_of(Export):
         lines += fill(field.help, COLUMNS, initial_indent=f"  {f'{field.key}=':<10}", subsequent_indent=" " * 12).splitlines()
         if field.key == "format":

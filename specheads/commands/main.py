@@ -1,11 +1,14 @@
-"""The `specheads` command: help, and what runs each of its verbs. Only the module of the given verb is imported."""
+"""The `specheads` command: its verbs, and what runs each of them. Only the module of the given verb is imported.
+
+This imports nothing large, so that `specheads --help` answers at once.
+"""
 
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module, metadata
+from typing import NamedTuple
 
-from specheads.commands.verbs import CONFIGURED, TOOLS
 from specheads.errors import UserError, user_error
 
 EXIT_USER_ERROR = 2
@@ -13,11 +16,37 @@ EXIT_USER_ERROR = 2
 VERB_OF_PARENT = "SPECHEADS_VERB"
 
 
+class Verb(NamedTuple):
+    """A verb: its module, whose `main` runs the words of the command line, a sentence of help, and its configs in conf/."""
+
+    module: str
+    about: str
+    configs: tuple[str, ...]
+
+
+VERBS = {
+    name: Verb(f"specheads.commands.{name}", about, configs)
+    for name, about, configs in [
+        ("probe", "say what speculation is worth for a pair, without training", ("probe",)),
+        ("data", "have the target answer prompts, and label drafted tokens", ("data_gen",)),
+        ("train", "train acceptance heads; missing data is made first", ("train",)),
+        ("distill", "train the draft itself", ("distill",)),
+        ("evaluate", "compare stopping rules on prompts, decode the best, report", ("evaluate",)),
+        ("papers", "repeat papers' experiments and theory, search layers to skip", ("reproduce", "layer_search")),
+        ("export", "check and describe a head, write it for other decoders", ()),
+    ]
+}
+# The command of each config.
+PROGRAMS = {
+    config: f"specheads {name}{f' {config}' if len(verb.configs) > 1 else ''}"
+    for name, verb in VERBS.items()
+    for config in verb.configs
+}
+
+
 def help_text() -> str:
     """Return the help text of the command."""
-    about = {name: entry.about for name, entry in CONFIGURED.items()} | TOOLS
-    lines = [f"  {name:<15} {text}" for name, text in about.items()]
-    lines.insert(len(CONFIGURED), "")
+    lines = [f"  {name:<10} {verb.about}" for name, verb in VERBS.items()]
     return "\n".join(["usage: specheads <verb> [key=value ...]; <verb> --help lists the keys of a verb", "", *lines])
 
 
@@ -27,21 +56,16 @@ def run(words: Sequence[str]) -> None:
         print(help_text())
         return
     verb, *rest = words
-    if verb == "export":
-        from specheads.commands import export  # takes seconds to import
-
-        print(export.run(rest))
-    elif verb in CONFIGURED:
-        os.environ[VERB_OF_PARENT] = verb
-        start(verb, [*CONFIGURED[verb].words, *rest])
-    else:
-        raise UserError(f"specheads {verb}: there is no such verb; use {', '.join([*CONFIGURED, *TOOLS])}, or --help.")
+    if verb not in VERBS:
+        raise UserError(f"specheads {verb}: there is no such verb; use {', '.join(VERBS)}, or --help.")
+    os.environ[VERB_OF_PARENT] = verb
+    start(verb, rest)
 
 
 def start(verb: str, words: Sequence[str]) -> None:
-    """Run a verb that has a config."""
+    """Run a verb."""
     sys.argv[1:] = words
-    import_module(CONFIGURED[verb].module).main()
+    import_module(VERBS[verb].module).main()
 
 
 def notes_on_versions() -> Iterator[str]:
@@ -65,7 +89,7 @@ def main() -> None:
     Any other error keeps its traceback, with a note on packages that are too old or too new.
     """
     words, verb = sys.argv[1:], os.environ.get(VERB_OF_PARENT)
-    if "LOCAL_RANK" in os.environ and verb in CONFIGURED:
+    if "LOCAL_RANK" in os.environ and verb in VERBS:
         start(verb, words)
         return
     try:

@@ -20,7 +20,7 @@ import specheads
 from data_gen.settings import Generation
 from specheads.commands.command import command, next_command
 from specheads.commands.compose import load_configured_pair, plain, settings_of
-from specheads.commands.evaluation import prompt_data
+from specheads.commands.evaluate import prompt_data
 from specheads.decoding.drafting import Autoregressive
 from specheads.decoding.pairing import check_pairing
 from specheads.errors import UserError
@@ -204,13 +204,13 @@ def layers_found(cfg: DictConfig) -> list[SkippedLayers]:
     return sets
 
 
-@command("reproduce", lambda cfg: [Generation, Reproduction])
+@command("reproduce", Generation, Reproduction)
 def reproduce(cfg: DictConfig) -> None:
     """Repeat an experiment, print and write its result."""
     reproduced(cfg)
 
 
-@command("layer_search", lambda cfg: [Generation, LayerSearch])
+@command("layer_search", Generation, LayerSearch)
 def layer_search(cfg: DictConfig) -> None:
     """Search, print and write the sets of layers."""
     layers_found(cfg)

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from data_gen.settings import Generation
 from specheads.commands.command import command, next_command
 from specheads.commands.compose import load_configured_pair, settings_of
-from specheads.commands.evaluation import config_text, prompt_data
+from specheads.commands.evaluate import config_text, prompt_data
 from specheads.errors import UserError
 from specheads.evaluation.probe.probe import Probe, Probed, probe
 from specheads.evaluation.probe.report import print_probe, write_probe
@@ -63,7 +63,7 @@ def prompts_of(cfg: DictConfig) -> PromptData:
     return PromptData(test_set.source, data.limits, Path(str(cfg.prompts)).stem)
 
 
-@command("probe", lambda cfg: [Generation, Probe])
+@command("probe", Generation, Probe)
 def main(cfg: DictConfig) -> None:
     """Probe a pair."""
     probe_pair(cfg)

@@ -50,7 +50,9 @@ class RecordingSettings(Settings):
 
     num_samples: PositiveCount = setting(4, "acceptance samples of each response; more make smaller errors")
     batch_size: PositiveCount = setting(
-        64, "rejected branches of the longest text that the draft reads together; fewer take less memory"
+        64,
+        "rejected branches of the longest text that the draft reads together; fewer take less memory",
+        config="${generation.batch_size}",
     )
     ground_truth: Flag = setting(True, "let the target score rejected branches too, for the informed ceiling")
 
@@ -62,7 +64,7 @@ class CostSettings(Settings):
         None, "what a head adds to a draft step, as a share of the step; null: counted from multiply-adds and bytes"
     )
     verified_share: NonNegativeNumber = setting(
-        0.0, "what verifying one more drafted token costs, as a share of the target's forward pass"
+        0, "what verifying one more drafted token costs, as a share of the target's forward pass"
     )
 
 
@@ -101,7 +103,7 @@ class ReplaySettings(Settings):
         CostSettings(),
         "costs that are counted at these ratios besides draft steps and forward passes; they do not apply to measured costs",
     )
-    max_new_tokens: PositiveCount = setting(512, "longest response, in tokens")
+    max_new_tokens: PositiveCount = setting(512, "longest response, in tokens", config="${data.max_new_tokens}")
 
     @model_validator(mode="after")
     def _rules_are_sound(self) -> Self:
@@ -169,6 +171,7 @@ class Evaluation(ReplaySettings):
         {},
         "decode the fixed lengths under these rules of conf/verification too: [block, greedy_block]; or any names, each with a "
         "rule and its values: {wide: {rule: biased, eps: 0.3}, narrow: {rule: biased, eps: 0.1}}",
+        config=None,
     )
     repeats: PositiveCount = setting(1, "times that each prompt is decoded, each time with another seed")
     concurrency: tuple[PositiveCount, ...] = setting(

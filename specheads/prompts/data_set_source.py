@@ -110,7 +110,7 @@ class DatasetSource:
         num_train: train prompts; with fewer rows than asked for, splits shrink in proportion.
         num_dev: dev prompts: those after the train prompts.
         num_test: test prompts: those after the dev prompts, or the first of test_split.
-        response_template: template of the data set's own responses, for task=distill samples=text; null: it has none.
+        response_template: template of the data set's own responses, for specheads distill samples=text; null: it has none.
         num_final: final prompts: those after the test prompts, for evaluations with split=final; read once, to publish a figure.
         revision: commit, tag or branch of a hub data set; null: the newest.
         shuffled: take the rows of a split in an order that looks random but is fixed, where they are sorted by task; reads all.

@@ -9,15 +9,13 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 
 import specheads.commands.help as help_module
-from specheads.commands import data, evaluate, papers, probe, train
+from specheads.commands import data, distill, evaluate, papers, probe, train
 from specheads.commands.command import overrides_of
-from specheads.commands.experiments import experiments
-from specheads.commands.help import choices_of, composed, explanations
-from specheads.commands.yaml_comments import Comments, read_comments
+from specheads.commands.help import choices_of, composed, experiments
 from specheads.errors import UserError
 from specheads.pair_config import config_folder
 
-MODULES = (train, evaluate, data, probe)
+MODULES = (train, distill, evaluate, data, probe)
 COMMANDS = {module.main.name: module.main for module in MODULES} | papers.COMMANDS
 
 
@@ -39,7 +37,7 @@ def compositions():
 
 def sections(command, *overrides):
     cfg, chosen = help_module.composed(command, overrides)
-    return help_module.sections(command, cfg, chosen, explanations(cfg, COMMANDS[command].classes(cfg)))
+    return help_module.sections(cfg, chosen, COMMANDS[command].classes)
 
 
 def help_text(command, overrides=(), width=None):
@@ -73,15 +71,6 @@ def test_every_key_is_explained(command, choice):
     explained = rows(command, choice)
     assert len(explained) > 20
     assert not [text for text, why in explained.items() if not why]
-
-
-def test_no_comment_in_the_configs_is_lost():
-    for path in config_folder().rglob("*.yaml"):
-        comments = read_comments(path.read_text())
-        kept = "\n".join([comments.head, *comments.keys.values()])
-        for line in path.read_text().splitlines():
-            written = re.search(r"(?:^|\s)# (?!@package)(.*)$", line)
-            assert not written or written[1] in kept, f"{path}: {line}"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -121,9 +110,9 @@ def test_keys_are_listed_in_order_under_their_choices():
     text = help_text("train", ["experiment=specdecpp", "data=alpaca"])
     assert "\n\n\n" not in text
     titles = re.findall(r"^(\w+=[\w.-]+|general|Hydra)\b", text, re.MULTILINE)
-    expected = ["model=mini", "data=alpaca", "trainer=default", "task=head", "logger=csv", "experiment=specdecpp"]
+    expected = ["model=mini", "data=alpaca", "logger=csv", "experiment=specdecpp"]
     assert titles == ["general", *expected, "Hydra"]
-    places = [text.index(f"\n  {key}") for key in ("seed=", "model.draft=", "data.path=", "trainer.precision=", "head.predicts=")]
+    places = [text.index(f"\n  {key}") for key in ("seed=", "model.draft=", "data.path=")]
     assert places == sorted(places)
 
 
@@ -140,8 +129,7 @@ def test_overrides_change_what_is_shown():
 
 def test_a_key_of_no_file_is_listed_with_its_relatives():
     listed = sections("train", "+trainer.max_steps=9", "+trainer.strategy={}", "+unknown=1")
-    (trainer,) = [section for section in listed if section.title == "trainer=default"]
-    assert {("trainer.max_steps=9", ""), ("trainer.strategy={}", "")} <= set(trainer.rows)
+    assert {("trainer.max_steps=9", ""), ("trainer.strategy={}", "")} <= {row for section in listed for row in section.rows}
     assert ("unknown=1", "") in listed[0].rows
 
 
@@ -175,9 +163,6 @@ def test_several_choices_of_a_group_are_all_shown():
     text = help_text("evaluate", ["stopping=[fixed_length,heuristic]"])
     assert "[fixed_length]" in text and "[heuristic]" in text and "[confidence]" not in text
     assert "stopping.heuristic.increase=2" in text and "stopping.confidence" not in text
-    usual, single = (help_text("evaluate", overrides) for overrides in ([], ["stopping=fixed_length"]))
-    assert "[fixed_length]" in usual and "[head_threshold]" in usual
-    assert "[fixed_length]" in single and "[head_threshold]" not in single
 
 
 def test_without_a_terminal_the_text_is_100_columns_wide(monkeypatch):
@@ -186,50 +171,6 @@ def test_without_a_terminal_the_text_is_100_columns_wide(monkeypatch):
     assert help_text("evaluate") == help_text("evaluate", width=100)
     monkeypatch.setenv("COLUMNS", "80")
     assert help_text("evaluate") == help_text("evaluate", width=80)
-
-
-YAML = """\
-# What it is.
-#   an example
-defaults:
-  - base                                 # not a key
-key: 1                                   # a number
-plain: a#b
-quoted: "a # b"                          # has a # in it
-single: 'it''s # that'
-listed: ["#", 2]                         # with a hash
-empty:                                   # nothing
-node:                                    # two keys
-  inner: x                               # first;
-                                         # goes on
-  deep:
-    deeper: "\\"#"                        # innermost
-
-  # a number
-  # of some size
-  bare: 3                                # and more
-# nothing follows this directly
-
-last: 4
-"""
-
-
-def test_comments_are_read():
-    keys = {"defaults": "", "key": "a number", "plain": "", "quoted": "has a # in it", "single": "", "listed": "with a hash"}
-    keys |= {"empty": "nothing", "node": "two keys", "node.inner": "first; goes on", "node.deep": ""}
-    keys |= {"node.deep.deeper": "innermost", "node.bare": "a number of some size and more", "last": ""}
-    assert read_comments(YAML) == Comments("What it is.\n  an example", keys)
-
-
-def test_keys_belong_to_the_package():
-    text = "depth: 3   # blocks\n"
-    assert read_comments(text, "head").keys == {"head.depth": "blocks"}
-    assert read_comments(f"# @package _global_\n# Head.\n{text}", "task") == Comments("Head.", {"depth": "blocks"})
-    assert read_comments(f"# @package other.place\n{text}", "task").keys == {"other.place.depth": "blocks"}
-
-
-def test_a_file_of_comments_alone_has_no_keys():
-    assert read_comments("# Nothing is logged.\n", "logger") == Comments("Nothing is logged.", {})
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -250,7 +191,7 @@ def test_the_short_help_names_what_is_chosen_and_where_the_other_choices_are():
 
 
 def test_a_long_command_line_is_continued_by_backslashes():
-    text = help_module.help_text("train", ["task=distill"], 60, COMMANDS["train"].classes, of="")
+    text = help_module.help_text("distill", (), 60, COMMANDS["distill"].classes, of="")
     assert text.startswith("usage: specheads distill [key=value ...]\n\nDistil the draft")
     written = help_module.usage_head("evaluate")
     shown = help_text("evaluate", (), 60).replace(" \\\n      ", " ")

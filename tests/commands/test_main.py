@@ -11,22 +11,20 @@ from pathlib import Path
 import pytest
 from commands import shell
 
-from specheads.commands import evaluate, export, papers, train
+from specheads.commands import distill, evaluate, export, papers, train
 from specheads.commands import main as main_module
 from specheads.commands.help import PROGRAMS
-from specheads.commands.main import VERB_OF_PARENT
-from specheads.commands.verbs import CONFIGURED, TOOLS
+from specheads.commands.main import VERB_OF_PARENT, VERBS
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_every_verb_has_a_module_and_a_config():
-    modules = {name: import_module(entry.module) for name, entry in CONFIGURED.items()}
-    commands = {verb: module.main for verb, module in modules.items() if verb != "papers"}
+    modules = {name: import_module(entry.module) for name, entry in VERBS.items()}
+    commands = {verb: module.main for verb, module in modules.items() if verb not in ("papers", "export")}
     commands |= {f"papers {name}": command for name, command in papers.COMMANDS.items()}
     assert {command.name for command in commands.values()} == PROGRAMS.keys()
-    assert modules["distill"] is modules["train"]
-    assert all(PROGRAMS[command.name] == f"specheads {verb}" for verb, command in commands.items() if verb != "distill")
+    assert all(PROGRAMS[command.name] == f"specheads {verb}" for verb, command in commands.items())
 
 
 def test_papers_lists_and_runs_what_it_can_do(run, monkeypatch):
@@ -41,27 +39,27 @@ def test_papers_lists_and_runs_what_it_can_do(run, monkeypatch):
 
 def test_a_verb_is_handed_on_with_its_words(run, monkeypatch):
     called = []
-    for module in (evaluate, train):
+    for module in (distill, evaluate, train):
         monkeypatch.setattr(module, "main", lambda: called.append(sys.argv[1:]))
     assert run("evaluate", "head=mine")[0] == run("distill", "model=nano")[0] == run("train")[0] == 0
-    assert called == [["head=mine"], ["task=distill", "model=nano"], []]
+    assert called == [["head=mine"], ["model=nano"], []]
 
 
 def test_a_further_process_of_a_run_has_the_verb_of_the_first(run, monkeypatch):
     called = []
-    monkeypatch.setattr(train, "main", lambda: called.append(sys.argv[1:]))
+    monkeypatch.setattr(distill, "main", lambda: called.append(sys.argv[1:]))
     run("distill", "model=nano")
     assert os.environ[VERB_OF_PARENT] == "distill"
     monkeypatch.setenv("LOCAL_RANK", "1")
-    run("-cp", "conf", "task=distill", "model=nano")
-    assert called[1] == ["-cp", "conf", "task=distill", "model=nano"]
+    run("-cp", "conf", "model=nano")
+    assert called[1] == ["-cp", "conf", "model=nano"]
 
 
 @pytest.mark.parametrize("words", [[], ["--help"]])
 def test_help_lists_all_verbs_in_a_screen(run, words):
     code, text, _ = run(*words)
     assert code == 0 and len(text.splitlines()) < 24 and max(map(len, text.splitlines())) <= 80
-    for name, about in ({name: entry.about for name, entry in CONFIGURED.items()} | TOOLS).items():
+    for name, about in ({name: entry.about for name, entry in VERBS.items()}).items():
         assert f"  {name} " in text and about in text
 
 

@@ -3,13 +3,12 @@
 import json
 
 import pytest
-from hydra import compose, initialize_config_dir
 from vllm_server import StandIn, serving
 
 from specheads import UserError, load_pair
 from specheads.commands import probe
+from specheads.commands.compose import command_config
 from specheads.evaluation.probe.probe import doubts_of
-from specheads.pair_config import config_folder
 
 SMALL = [
     "num_prompts=6",
@@ -24,8 +23,7 @@ SMALL = [
 
 def composed(tmp_path, *words):
     where = [f"paths.data={tmp_path / 'data'}", f"paths.run={tmp_path}"]
-    with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
-        return compose("probe", ["model=nano", *where, *SMALL, *words])
+    return command_config("probe", ["model=nano", *where, *SMALL, *words])
 
 
 def test_a_probe_says_what_to_do(monkeypatch, nano, tmp_path, capsys):

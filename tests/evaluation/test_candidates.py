@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from families import family_pair
-from hydra import compose, initialize_config_dir
 
 from specheads import AcceptanceHead, HeadConfig, UserError, Warp, stopping
-from specheads.commands.evaluation import rule_choices
+from specheads.commands.compose import command_config
+from specheads.commands.evaluate import rule_choices
 from specheads.decoding.step_costs import StepCosts
 from specheads.evaluation.candidates import FIXED, Candidate, RuleChoice, candidates, check_rules, longest_draft
 from specheads.evaluation.rule_costs import CostTable, Tuning
@@ -51,8 +51,7 @@ def tuning(pair, heads, tmp_path_factory):
 
 
 def all_rules():
-    with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
-        cfg = compose("evaluate", ["model=nano"])
+    cfg = command_config("evaluate", ["model=nano"])
     return rule_choices(cfg.stopping)
 
 

@@ -12,7 +12,7 @@ from fakes import FewPrompts
 from jsonschema import Draft202012Validator
 
 from specheads import AcceptanceHead, HeadConfig, UserError
-from specheads.commands.evaluation import rule_choices
+from specheads.commands.evaluate import rule_choices
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping import FixedLength
 from specheads.decoding.verification import BlockVerification

@@ -7,13 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 
 from specheads import UserError
 from specheads.commands import evaluate
-from specheads.commands.data import data_cache
-from specheads.commands.evaluation import evaluation_settings, named_test_sets, prompt_data
-from specheads.commands.head_training import train_configured_heads
+from specheads.commands.compose import command_config
+from specheads.commands.evaluate import evaluation_settings, named_test_sets, prompt_data
+from specheads.commands.train import train_configured_heads
 from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.prompt_sets import PromptSet, PromptSets
 from specheads.heads.head import load_head
@@ -38,8 +37,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def sets_of(pair, *overrides, **heads):
-    with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
-        cfg = compose("evaluate", ["model=nano", *FILE, *COUNTS, *overrides, "paths.run=run"])
+    cfg = command_config("evaluate", ["model=nano", *FILE, *COUNTS, *overrides, "paths.run=run"])
     located = {name: LocatedHead(SimpleNamespace(train_prompts=train_prompts), name) for name, train_prompts in heads.items()}
     return PromptSets(prompt_data(cfg), pair, located, evaluation_settings(cfg))
 
@@ -130,7 +128,7 @@ def test_a_name_without_a_file_yields_the_test_prompts_of_its_split(folder, nano
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "humaneval.yaml").write_text(text)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("specheads.commands.evaluation.config_folder", lambda: tmp_path)
+        patch.setattr("specheads.commands.evaluate.config_folder", lambda: tmp_path)
         more_sets = named_test_sets({"humaneval": None}, 100)
     sets = sets_of(nano, "num_prompts=100")
     sets.settings = sets.settings.but(test_sets=more_sets)
@@ -166,8 +164,7 @@ def nano_sets(nano, monkeypatch):
     )
 
     def make(*words):
-        with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
-            cfg = compose("evaluate", ["model=nano", "head=null", "paths.run=run", *words])
+        cfg = command_config("evaluate", ["model=nano", "head=null", "paths.run=run", *words])
         return PromptSets(prompt_data(cfg), nano, {}, evaluation_settings(cfg))
 
     return make
@@ -216,11 +213,10 @@ def test_a_trained_head_is_evaluated_on_rows_that_it_never_saw(folder, nano, mon
         "head.width=8",
         "calibration.num_prompts=2",
     ]
-    with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
-        exported = train_configured_heads(compose("train", [*small, *head, "paths.run=trained"]), data_cache, nano).folder
-        rules = ["stopping=[fixed_length,head_threshold]", "fixed_lengths=[1,2]", "thresholds=[0.5]", "live=none", "ratios=[10]"]
-        words = [f"head={exported}", *COUNTS[3:], *rules, "test_sets={humaneval: rows.jsonl}", "paths.run=run"]
-        cfg = compose("evaluate", [*small, *words])
+    exported = train_configured_heads(command_config("train", [*small, *head, "paths.run=trained"]), nano).folder
+    rules = ["stopping=[fixed_length,head_threshold]", "fixed_lengths=[1,2]", "thresholds=[0.5]", "live=none", "ratios=[10]"]
+    words = [f"head={exported}", *COUNTS[3:], *rules, "test_sets={humaneval: rows.jsonl}", "paths.run=run"]
+    cfg = command_config("evaluate", [*small, *words])
     learned = load_head(exported).train_prompts
     assert learned.train.tolist() == sorted(map(text_hash, texts_of(range(20))))
     assert learned.dev.tolist() == sorted(map(text_hash, texts_of([20, 21])))

@@ -8,9 +8,9 @@ import sys
 import pytest
 from commands import ROOT, shell
 
-from specheads.commands.verbs import CONFIGURED, TOOLS
+from specheads.commands.main import VERBS
 
-COMMANDS = {verb: [str(ROOT / "specheads" / "__main__.py"), verb] for verb in (*CONFIGURED, *TOOLS)}
+COMMANDS = {verb: [str(ROOT / "specheads" / "__main__.py"), verb] for verb in VERBS}
 COMMANDS |= {path: [str(ROOT / path)] for path in ("train.py", "evaluate.py", "data_gen/__main__.py")}
 
 

@@ -12,15 +12,14 @@ import numpy as np
 import torch
 import yaml
 from fakes import tiny_pair
-from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from report_example import report_example
 from safetensors.torch import save_file
 from torch import Tensor
 
 from specheads.commands import export
-from specheads.commands.compose import model_config, source_of
-from specheads.commands.config_mistakes import MISTAKES, composition_error
+from specheads.commands.compose import command_config, model_config, source_of
+from specheads.commands.mistakes import MISTAKES, composition_error
 from specheads.decoding.load_aware import LoadCosts, SecondsTable
 from specheads.decoding.recommendation import recommended_rules
 from specheads.decoding.stopping import HeadThreshold
@@ -345,8 +344,7 @@ def make_config(folder: Path) -> None:
 def read_config(folder: Path) -> Any:
     words = [f"hydra.searchpath=['file://{folder}']", "model=tiny", "data=own"]
     try:
-        with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
-            cfg = compose("data_gen", overrides=words)
+        cfg = command_config("data_gen", words)
         return str(model_config(cfg)), str(source_of(cfg))
     except MISTAKES as error:  # as the entry points do
         raise user_error(error) or composition_error(error, "data_gen", words) from None

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from specheads import AcceptanceHead, HeadConfig, UserError
 from specheads.commands import papers
-from specheads.commands.compose import plain, settings_of
-from specheads.commands.experiments import REPRODUCE, check_experiment, experiments
+from specheads.commands.compose import command_config, plain, settings_of
+from specheads.commands.help import REPRODUCE, experiments
+from specheads.commands.mistakes import check_experiment
 from specheads.commands.papers import methods_of
 from specheads.decoding.records import DecodeStats
 from specheads.heads.head import save_head
@@ -30,8 +30,7 @@ TINY = ["model=nano", "num_prompts=2", "max_new_tokens=12", "speeds=false"]
 
 
 def composed(name, *overrides):
-    with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
-        return compose("reproduce", [f"experiment={name}", *overrides])
+    return command_config("reproduce", [f"experiment={name}", *overrides])
 
 
 def settings(name, *overrides):

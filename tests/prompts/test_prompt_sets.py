@@ -8,11 +8,10 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import datasets
 import pytest
 from datasets import Dataset, DatasetDict
-from hydra import compose, initialize_config_dir
 
-from specheads.commands.compose import source_of
-from specheads.commands.evaluation import named_test_sets
-from specheads.commands.yaml_comments import read_comments
+from specheads.commands.compose import command_config, source_of
+from specheads.commands.evaluate import named_test_sets
+from specheads.commands.help import read_head
 from specheads.errors import UserError
 from specheads.pair_config import config_folder
 from specheads.prompts.data_set_source import DatasetSource
@@ -106,8 +105,7 @@ FIRST = {  # by name: the first row's prompt for a pair that takes instructions,
 
 
 def configured(name, *overrides):
-    with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
-        return source_of(compose("data_gen", [f"data={name}", *overrides]))
+    return source_of(command_config("data_gen", [f"data={name}", *overrides]))
 
 
 @pytest.fixture(params=["jsonl", "json", "parquet"])
@@ -133,7 +131,7 @@ def test_every_prompt_set_has_rows_here():
 
 @pytest.mark.parametrize("name", ROWS)
 def test_the_head_of_a_prompt_set_says_what_it_is_and_its_licence_with_an_address(name):
-    what, licence, *_ = read_comments((config_folder() / "data" / f"{name}.yaml").read_text()).head.splitlines()
+    what, licence, *_ = read_head((config_folder() / "data" / f"{name}.yaml").read_text()).splitlines()
     assert what.endswith(".") and re.fullmatch(r"Licence: [^,]+, https://\S+", licence)  # docs/conf.py makes a table of them
 
 

@@ -5,10 +5,8 @@ import os
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 
-from specheads.commands.compose import source_of
-from specheads.pair_config import config_folder
+from specheads.commands.compose import command_config, source_of
 
 
 @pytest.fixture
@@ -19,8 +17,7 @@ def real():
         pytest.skip("name a folder with alpaca.jsonl, gsm8k.jsonl and humaneval.jsonl in SPECHEADS_DATA")
 
     def configured(name):
-        with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
-            return source_of(compose("data_gen", [f"data={name}", f"data.path={folder / name}.jsonl"]))
+        return source_of(command_config("data_gen", [f"data={name}", f"data.path={folder / name}.jsonl"]))
 
     return configured
 

@@ -2,18 +2,15 @@
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 
 from specheads import UserError
-from specheads.commands.compose import settings_of
-from specheads.pair_config import config_folder
+from specheads.commands.compose import command_config, settings_of
 from specheads.training.heads.settings import HeadTraining
 from specheads.training.trainer import fast_products
 
 
 def specs(nano, *overrides):
-    with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
-        return settings_of(HeadTraining, compose("train", ["model=nano", *overrides])).specs(nano)
+    return settings_of(HeadTraining, command_config("train", ["model=nano", *overrides])).specs(nano)
 
 
 def test_one_head_unless_lists_are_given(nano):

@@ -65,9 +65,11 @@ class Probe(Settings):
     repeats: PositiveCount = setting(40, "times that each step is timed")
     num_samples: PositiveCount = setting(4, "acceptance samples of each response; more make smaller errors")
     batch_size: PositiveCount = setting(
-        64, "rejected branches of the longest text that the draft reads together; fewer take less memory"
+        64,
+        "rejected branches of the longest text that the draft reads together; fewer take less memory",
+        config="${generation.batch_size}",
     )
-    max_new_tokens: PositiveCount = setting(512, "longest response, in tokens")
+    max_new_tokens: PositiveCount = setting(512, "longest response, in tokens", config="${data.max_new_tokens}")
 
     remote_url: Text | None = setting(
         None, "the address of a vLLM server that runs the target, for example http://localhost:8000", key="remote.url"

@@ -40,7 +40,7 @@ class LayerSearch(Settings):
     seed: Seed = setting(0, "seed of everything that is sampled")
     warp: Built[Warp] = setting(Warp(top_k=50), "how draft and target turn logits into probabilities")
     num_dev_prompts: PositiveCount = setting(8, "dev prompts that the target answers; drafts are compared along its responses")
-    max_new_tokens: PositiveCount = setting(512, "longest response, in tokens")
+    max_new_tokens: PositiveCount = setting(512, "longest response, in tokens", config="${data.max_new_tokens}")
     most_skipped: OpenProbability = setting(0.7, "largest share of the target's layers to leave out")
     max_tokens: PositiveCount = setting(20, "longest draft to consider, in tokens")
     engine: EngineName = setting("auto", "how the target answers: auto (the fastest here), eager, compiled or cuda_graph")

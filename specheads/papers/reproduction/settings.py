@@ -173,7 +173,7 @@ class Reproduction(Settings):
         "dev", "which prompts are decoded: dev, test, or final (of data.final_part or data.num_final), to be read once"
     )
     num_prompts: PositiveCount = setting(100, "prompts of that split to decode, each with every method")
-    max_new_tokens: PositiveCount = setting(512, "longest response, in tokens")
+    max_new_tokens: PositiveCount = setting(512, "longest response, in tokens", config="${data.max_new_tokens}")
     head: Text | None = setting(
         None, "for rules with a head: a folder or hub id, latest (the newest of this pair in paths.outputs), or null for none"
     )

@@ -126,7 +126,9 @@ class Calibration(Settings):
         "the number of acceptance samples of each response; evaluations with the same record.num_samples reuse the recording",
     )
     batch_size: Annotated[int, count(1, 2**16)] = setting(
-        64, "the number of branches of the longest text that the draft reads together; fewer take less memory"
+        64,
+        "the number of branches of the longest text that the draft reads together; fewer take less memory",
+        config="${generation.batch_size}",
     )
 
 

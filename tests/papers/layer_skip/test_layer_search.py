@@ -5,12 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 from fakes import CountingTokenizer, tiny_llama
-from hydra import compose, initialize_config_dir
 
 from specheads.commands import papers
+from specheads.commands.compose import command_config
 from specheads.evaluation.prompt_sets import PromptSet
 from specheads.pair import Pair
-from specheads.pair_config import config_folder
 from specheads.papers.layer_skip import layer_search
 from specheads.papers.layer_skip.layer_search import best_length, cost_without
 from specheads.prompts.prompt import Prompt
@@ -43,10 +42,9 @@ def test_the_search_skips_layers_that_add_nothing(pair, tmp_path, monkeypatch, c
     monkeypatch.setattr(papers, "load_configured_pair", lambda cfg: pair)
     dev = PromptSet("dev", "dev", [(Prompt("a", "dev", "a"), [0, 1, 2]), (Prompt("b", "dev", "b"), [3, 4])])
     monkeypatch.setattr(papers, "PromptSets", lambda data, pair, heads: SimpleNamespace(dev=dev))
-    with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
-        cfg = compose(
-            "layer_search", ["model=nano", f"paths.run={tmp_path}", "max_new_tokens=20", "most_skipped=0.8", "engine=eager"]
-        )
+    cfg = command_config(
+        "layer_search", ["model=nano", f"paths.run={tmp_path}", "max_new_tokens=20", "most_skipped=0.8", "engine=eager"]
+    )
     sets = papers.layers_found(cfg)
     assert sets[0].skipped == (1, 3) and sets[0].acceptance > 0.98
     assert sets[0].cost == pytest.approx(cost_without(pair, [1, 3])) and 0.3 < sets[0].cost < 0.7

@@ -1,4 +1,4 @@
-"""`specheads train task=distill` as a whole, on nano with few prompts: the folder that it writes, and what it refuses."""
+"""`specheads distill` as a whole, on nano with few prompts: the folder that it writes, and what it refuses."""
 
 import json
 import logging
@@ -7,17 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
 from transformers import AutoModelForCausalLM, AutoTokenizer, OPTConfig, OPTForCausalLM
 
 import specheads
 from specheads import UserError, Warp, load_pair
-from specheads.commands.data import data_cache
-from specheads.commands.distillation import distillation_of, responses_of
-from specheads.commands.train import distill_draft, train_head
+from specheads.commands.compose import command_config
+from specheads.commands.distill import distill_draft, distillation_of, responses_of
+from specheads.commands.train import train_head
 from specheads.evaluation.head_folders import find_heads
-from specheads.pair_config import config_folder
 from specheads.prompts import sources
 from specheads.training.distill import distillation
 from specheads.training.distill.distillation import check_processes, distill, prepare
@@ -41,8 +39,7 @@ pytestmark = [
 
 
 def composed(*words):
-    with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
-        return compose("train", ["task=distill", *SMALL, *words])
+    return command_config("distill", [*SMALL, *words])
 
 
 def description_of(folder):
@@ -186,9 +183,8 @@ def test_a_head_of_the_old_draft_is_refused_and_one_for_the_new_draft_is_trained
     ]
 
     def head(name, *more):
-        with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
-            small = [word for word in SMALL if not word.startswith(("trainer", "validation"))]
-            return train_head(compose("train", [*small, *words, f"paths.run={tmp_path}/{name}", *more]))
+        small = [word for word in SMALL if not word.startswith(("trainer", "validation"))]
+        return train_head(command_config("train", [*small, *words, f"paths.run={tmp_path}/{name}", *more]))
 
     old, new = head("old"), head("new", f"model.draft={folder}")
     pair = load_pair("nano", draft=str(folder))
@@ -225,7 +221,7 @@ def test_the_quality_in_the_folder_is_that_of_the_folder(cfg):
     folder = distill_draft(half)
     pair = load_pair("nano", draft=str(folder), dtype="bfloat16")
     settings, initial_pair = distillation_of(half), load_pair("nano", dtype="bfloat16")
-    data = responses_of(half, initial_pair, settings, data_cache)
+    data = responses_of(half, initial_pair, settings)
     splits, _ = load_splits(data, TrainTexts.of(data, initial_pair, settings), settings)
     assert draft_quality(pair, splits.test, Warp(1.0, 50), 4) == description_of(folder)["test"]["after"]
 
@@ -252,7 +248,7 @@ def test_the_library_call_is_the_command(cfg, tmp_path):
         validation={"num_prompts": 3, "live_prompts": 1, "live_tokens": 8},
     )
     assert settings == distillation_of(composed_cfg)
-    data = responses_of(composed_cfg, pair, settings, data_cache)
+    data = responses_of(composed_cfg, pair, settings)
     distilled = specheads.distill(pair, data, settings, tmp_path / "library")
     assert distilled.folder == tmp_path / "library" / "draft" and distilled.after == description_of(folder)["test"]["after"]
     files = [(each / "model.safetensors").read_bytes() for each in (folder, distilled.folder)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specheads.commands.head_report import MOST_SHOWN, best_heads, print_heads
+from specheads.commands.train import MOST_SHOWN, best_heads, print_heads
 from specheads.training.heads.head_training import TrainedHeads
 
 

@@ -1,5 +1,6 @@
-"""What a user is told when keys or choices do not compose: the closest known spelling, and where all of them are listed."""
+"""What a user is told when words of a command line do not compose: the closest known spelling, and where all are listed."""
 
+import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
@@ -7,11 +8,15 @@ import yaml
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from specheads.commands.help import PROGRAMS, choices_of, composed, keys_of
+from specheads.commands.help import REPRODUCE, choices_of, composed, experiments, keys_of
+from specheads.commands.main import PROGRAMS
 from specheads.errors import UserError
+from specheads.pair_config import config_folder
 
 # What Hydra raises for configs that do not compose.
 MISTAKES = HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError
+PURPOSES = {REPRODUCE: "repeats", "train": "trains by"}  # of the commands that take experiments
+GIVEN = re.compile(r"\+*experiment=(.*)")
 
 
 def composition_error(error: Exception, command: str, words: Sequence[str]) -> UserError:
@@ -53,3 +58,30 @@ def _known_keys(command: str, words: Sequence[str]) -> list[str]:
         except (HydraException, OmegaConfBaseException):
             continue  # another word is wrong too
     return []
+
+
+def null_group(error: Exception, words: list[str]) -> UserError | None:
+    """Return the message about a group of configs that is set to null, if that is the mistake."""
+    nulls = [word.removesuffix("=null") for word in words if word.endswith("=null")]
+    groups = [name for name in nulls if (config_folder() / name).is_dir()]
+    if "Config group override" not in str(error) or not groups:
+        return None
+    return UserError(f"{groups[0]}=null: a group of configs cannot be null; write '~{groups[0]}' to leave it out.")
+
+
+def check_experiment(command: str, words: Sequence[str]) -> None:
+    """Raise UserError if an experiment in the words of a command line is for other commands, or if one is missing."""
+    given = [name for word in words if (match := GIVEN.fullmatch(word)) for name in match[1].split(",")]
+    if command not in PURPOSES or not (given or command == REPRODUCE):
+        return
+    names, purpose = experiments(command), PURPOSES[command]
+    listed = f"use one of {', '.join(names)}."
+    if command == REPRODUCE and not given:
+        raise UserError(f"experiment is missing; it names what {command} {purpose}: {listed}")
+    for name in given:
+        other = REPRODUCE if name in experiments(REPRODUCE) else "train"
+        elsewhere = name not in names and name in experiments(other)  # what is in no list may be in a folder of the user
+        if elsewhere or (name == "null" and command == REPRODUCE):
+            raise UserError(
+                f"experiment={name} is not what {command} {purpose}{f'; {other} takes it' if elsewhere else ''}; {listed}"
+            )
