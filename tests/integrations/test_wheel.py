@@ -113,7 +113,7 @@ def new_head(folder):
 
 def test_a_head_loads_by_the_wheel(environment, server, tmp_path):
     folder = new_head(tmp_path / "head")
-    done = server.run(tmp_path, environment / "specheads", "inspect", f"head={folder}")
+    done = server.run(tmp_path, environment / "specheads", "export", f"head={folder}")
     assert done.returncode == 0, done.stderr
     assert "323 inputs, width 16, 1 residual blocks" in done.stdout
 
@@ -155,15 +155,15 @@ DAMAGES = {
 
 
 def test_a_damaged_head_is_refused_by_name(environment, server, tmp_path):
-    def verify(folder):
-        return server.run(tmp_path, environment / "specheads", "verify", f"head={folder}")
+    def check(folder):
+        return server.run(tmp_path, environment / "specheads", "export", f"head={folder}")
 
     whole = new_head(tmp_path / "as it was")
-    done = verify(whole)
-    assert done.returncode == 0 and done.stdout == f"{whole}: unchanged since its export\n"
+    done = check(whole)
+    assert done.returncode == 0 and "unchanged since its export" in done.stdout
     for name, (damage, message) in DAMAGES.items():
         folder = new_head(tmp_path / name)
         damage(folder)
-        done = verify(folder)
+        done = check(folder)
         assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
         assert done.stderr.startswith("error: ") and str(folder) in done.stderr and message in done.stderr

@@ -163,8 +163,8 @@ sizes = {"top_k": st.integers(1, 4), "max_nodes": st.integers(1, 20), "max_width
 sizes |= {"theta_prob": probabilities(), "theta_sib": probabilities()}
 # By the names of DRAFTINGS, methods of these kinds with their own choices drawn.
 METHODS = {
-    "chain": st.builds(drafting.Autoregressive, st.booleans()),
-    "layer_skip": st.builds(papers.LayerSkip, st.sampled_from([[0], [1]]), st.booleans()),
+    "chain": st.builds(drafting.Autoregressive),
+    "layer_skip": st.builds(papers.LayerSkip, st.sampled_from([[0], [1]])),
     "lookup": st.builds(papers.Lookup, st.integers(1, 4)),
     "beam": st.builds(papers.Beam, st.integers(1, 4)),
     "sampled_beam": st.builds(papers.Beam, st.integers(1, 4), st.integers(1, 3)),

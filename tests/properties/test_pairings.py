@@ -95,9 +95,9 @@ def test_a_decoder_remembers_nothing_of_other_prompts_and_rules(case, other):
 
 @tries(5)
 @given(st.sampled_from(REFUSED), stopping_rules)
-def test_every_other_pairing_is_refused_and_the_message_names_the_allowed_rules(pairing, stop):
+def test_every_other_pairing_is_refused_and_the_message_names_an_allowed_rule(pairing, stop):
     way, rule = pairing
     with pytest.raises(UserError) as caught:
         SpeculativeDecoder(pair_of(3, 2.0), DRAFTINGS[way], stop, RULES[rule](), engine="eager")
-    advised = str(caught.value).rpartition("verification=")[2].rstrip(".").split(" or ")
-    assert {(way, name) for name in advised} == {pairing for pairing in PAIRINGS if pairing[0] == way}
+    advised = str(caught.value).rpartition("verification=")[2].rstrip(".")
+    assert (way, advised) in PAIRINGS

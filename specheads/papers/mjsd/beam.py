@@ -78,7 +78,7 @@ class _BeamDrafter(TreeDrafter):
             token = torch.tensor([grown.nodes.tokens[node]], device=self._probs.device)
             self._memory.write(self._memory.indices[index], token, self._probs[grown.nodes.parents[node] + 1][None])
         tokens = torch.tensor([grown.nodes.tokens[node] for node in self._path], dtype=torch.long)
-        return replace(Draft.chain(tokens, None, grown.num_draft_calls), nan=grown.nan)
+        return replace(Draft.chain(tokens, self._memory.probs[0, : len(tokens)], grown.num_draft_calls), nan=grown.nan)
 
     def propose(self, frontier: Frontier, uniforms: Uniforms) -> tuple[Tensor, Tensor, Tensor]:
         probs, device = self.distribution(frontier.logits), frontier.logits.device

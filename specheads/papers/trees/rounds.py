@@ -20,7 +20,7 @@ from specheads.decoding.verification import VerificationRule, VerifyStep
 from specheads.decoding.verifier import ChainVerifier
 from specheads.errors import UserError
 from specheads.pair import Pair
-from specheads.papers.trees.distribution import Draft, TreeBlock, TreeVerification
+from specheads.papers.trees.distribution import BEAM, Draft, TreeBlock, TreeVerification
 from specheads.papers.trees.growth import Nodes, TreeReader
 from specheads.sampling import Uniforms, Warp, has_nan
 
@@ -83,7 +83,8 @@ class TreeDrafting(Drafting):
         drafter, target = self.drafter(engines[-1], warp, stopping, memory), engines[0]
         verifier: Verifier
         if isinstance(verification, TreeVerification):
-            verifier = _TreeVerifier(target, warp, verification, self.most_verified(stopping.max_tokens), stopping.max_tokens)
+            most = max(self.most_verified(stopping.max_tokens), stopping.max_tokens)
+            verifier = _TreeVerifier(target, warp, verification, most, stopping.max_tokens, is_chain=self.kind == BEAM)
         else:
             verifier = _BeamVerifier(target, VerifyStep(warp, verification, memory), stopping.max_tokens)
         return _TreeRounds(pair, engines, drafter, verifier, stopping)
@@ -103,9 +104,9 @@ class Outcome(NamedTuple):
 class _TreeVerifier:
     """Verifies trees: one forward pass over the last committed token and all nodes, then the rule."""
 
-    def __init__(self, engine: Engine, warp: Warp, rule: TreeVerification, most_nodes: int, deepest: int) -> None:
-        """`most_nodes`, `deepest`: of the largest draft."""
-        self.engine, self.warp, self.rule, self._deepest = engine, warp, rule, deepest
+    def __init__(self, engine: Engine, warp: Warp, rule: TreeVerification, most_nodes: int, deepest: int, is_chain: bool) -> None:
+        """`most_nodes`, `deepest`: of the largest draft; `is_chain`: every draft is one, and no tree is recorded."""
+        self.engine, self.warp, self.rule, self._deepest, self._is_chain = engine, warp, rule, deepest, is_chain
         self.reader = TreeReader(engine, most_nodes, most_nodes + 1)
 
     def warm_up(self) -> None:
@@ -131,7 +132,8 @@ class _TreeVerifier:
         path = [node for node in path if node >= 0]
         self.reader.keep(path)
         ended = path[-1] + 1 if path else 0
-        tree = DraftTree(nodes.tokens, nodes.parents, draft.num_drafted, path, draft.copied is not None)
+        copied = draft.copied is not None
+        tree = None if self._is_chain else DraftTree(nodes.tokens, nodes.parents, draft.num_drafted, path, copied)
         return Outcome(path, next_token, hidden[ended : ended + 1], bool(draft_nan), bool(target_nan), tree)
 
 
