@@ -313,7 +313,6 @@ MISTAKES = {
         ["evaluate.py", "head=null", "+costs.foo=1"],
         "costs.foo=1 is not known; expected one of head_share, verified_share",
     ),
-    "cost that is left out": (["evaluate.py", "head=null", "~costs.verified_share"], "costs.verified_share is missing; give it"),
     "nothing to decode but the target": (
         [*GRAPHS, "live_rules=[head_threshold]"],
         r"live_rules=\['head_threshold'\] leaves nothing to decode but .*: graph drafts .*live_rules=\[fixed_length\]",
@@ -571,7 +570,7 @@ def test_running_out_of_memory_says_what_to_make_smaller(error, run, monkeypatch
     def fail(*args, **kwargs):
         raise error
 
-    monkeypatch.setattr(generate, "open_session", fail)
+    monkeypatch.setattr(generate.RowsDecoder, "row", fail)
     assert_told(run("data_gen", *SMALL), r"out of memory.*generation\.batch_size=.*data\.max_new_tokens=")
 
 
@@ -579,7 +578,7 @@ def test_an_error_of_our_own_keeps_its_traceback(run, monkeypatch):
     def fail(*args, **kwargs):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(generate, "open_session", fail)
+    monkeypatch.setattr(generate.RowsDecoder, "row", fail)
     with pytest.raises(RuntimeError, match="a bug"):
         run("data_gen", *SMALL)
 

@@ -45,7 +45,7 @@ RULES = {
 @pytest.mark.parametrize("warp", [Warp(temperature=0), Warp()], ids=["greedy", "sampled"])
 def test_rows_draft_what_a_single_row_drafts(warp, rule):
     """Rows whose drafts have ended do not step the rule while others draft on."""
-    decoder = SpeculativeDecoder(tiny_pair(), Autoregressive(), rule, warp=warp, engine="eager")
+    decoder = SpeculativeDecoder(tiny_pair(5), Autoregressive(), rule, warp=warp, engine="eager")
     prompts, seeds = [[0, 1, 2], [3], [2, 2, 1, 0]], [5, 6, 7]
     alone = [decoder.generate(prompt, 40, seed, stop_tokens=[4]) for prompt, seed in zip(prompts, seeds, strict=True)]
     rows = dict(decoder.generate_batch(prompts, 3, 40, seeds, stop_tokens=[4]))
