@@ -34,7 +34,7 @@ from specheads.decoding.records import DecodeStats, Round
 from specheads.decoding.stopping import FixedLength, HeadThreshold
 from specheads.decoding.verification import SyntheticVerification, TokenVerification, VerificationRule
 from specheads.integrations.transformers import assist
-from specheads.pair import Pair
+from specheads.pair.pair import Pair
 from specheads.prompts.sources import NanoSource
 
 FIXED, THRESHOLDS, CONTEXTS = (2, 3, 4, 6, 8), (0.3, 0.5, 0.7), (128, 512, 2048)

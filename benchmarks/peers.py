@@ -30,7 +30,7 @@ from benchmarks.gguf_file import obstacle, write_gguf
 from benchmarks.peer_workers.processes import Command, Workers, can_import
 from benchmarks.results import Column, Table, Value, add_keep_option, prompt_record, text_of, write_result
 from specheads import load_pair
-from specheads.pair import Pair
+from specheads.pair.pair import Pair
 from specheads.prompts.sources import NanoSource
 
 PLAIN, ALONE = "transformers, plain", "this decoder, alone"

@@ -23,8 +23,8 @@ from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, load
 from specheads.decoding.decoder import Baseline
 from specheads.decoding.step_times import step_times
 from specheads.decoding.stopping import HeadThreshold
-from specheads.language_model import LanguageModel
-from specheads.pair import Pair
+from specheads.pair.language_model import LanguageModel
+from specheads.pair.pair import Pair
 
 WARPS = {"greedy": Warp(temperature=0.0), "sampled": Warp(top_k=50)}
 VERIFIED = (3, 5, 9)  # tokens that a verification reads: the drafted ones and the last committed one

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.branches import Branches, ReadTexts
-from specheads.padding import SLICE_ELEMENTS, batches_of_rows, right_padded, slices
-from specheads.pair import Pair
-from specheads.sampling import Warp, accept_prob, check_finite
+from specheads.pair.padding import SLICE_ELEMENTS, batches_of_rows, right_padded, slices
+from specheads.pair.pair import Pair
+from specheads.pair.sampling import Warp, accept_prob, check_finite
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from data_gen.labels import Labels, label_responses
 from data_gen.rollouts import Rollouts, roll_out, rollout_uniforms
 from data_gen.settings import Generation
 from specheads.decoding.responses import Responder, Response, row_uniforms
-from specheads.pair import Pair
+from specheads.pair.pair import Pair
+from specheads.pair.sampling import Warp
 from specheads.prompts.encoding import EncodedPrompt
 from specheads.prompts.prompt import SPLITS
-from specheads.sampling import Warp
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from data_gen.vllm_runner import VllmResponses, responses_provenance
 from specheads.decoding.responses import Responder, Response
 from specheads.errors import UserError
 from specheads.forecast import progress
-from specheads.pair import Pair
+from specheads.pair.pair import Pair
 from specheads.prompts.encoding import encode_prompts, response_provenance
 from specheads.prompts.prompt import SPLITS, Prompt, PromptSource, unique
 from specheads.storage.data_set import SCHEMA

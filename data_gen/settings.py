@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+from specheads.pair.sampling import Warp
 from specheads.prompts.encoding import ResponseLimits
-from specheads.sampling import Warp
 from specheads.settings import Built, Count, NonNegativeNumber, PositiveCount, Seed, Settings, Text, count, setting
 
 _LARGEST_BATCH = 2**16  # responses; their key-value memory is allocated at once

@@ -20,9 +20,9 @@ from specheads.decoding.responses import Response
 from specheads.errors import UserError
 from specheads.integrations import vllm_responses
 from specheads.integrations.served_target import sampling_params
-from specheads.pair import Pair
-from specheads.revisions import resolve
-from specheads.synthetic import is_synthetic
+from specheads.pair.pair import Pair
+from specheads.pair.revisions import resolve
+from specheads.pair.synthetic import is_synthetic
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from data_gen.settings import Generation
 from specheads.commands import export, papers
 from specheads.commands.help import REPRODUCE, composed, experiments, read_head, sections, usage_head
 from specheads.commands.main import PROGRAMS, VERBS
-from specheads.pair_config import config_folder, pair_config
-from specheads.pair_needs import PUBLISHED, memory_text, model_needs, size_text
+from specheads.pair.config import config_folder, pair_config
+from specheads.pair.needs import PUBLISHED, memory_text, model_needs, size_text
 
 project, copyright, author = "specheads", "the specheads authors", "the specheads authors"
 version = release = specheads.__version__

@@ -6,8 +6,8 @@ Run it to train a head that reads the new input on the small embedded pair, with
 from pathlib import Path
 
 import specheads
-from specheads.features import FEATURES, DraftedToken, Feature, log_prob, second_prob
 from specheads.heads.config import DEFAULT_INPUTS, KNOWN_INPUTS
+from specheads.heads.features import FEATURES, DraftedToken, Feature, log_prob, second_prob
 
 
 def second_share(drafted: DraftedToken) -> object:

@@ -23,7 +23,7 @@ class RowState(NamedTuple):
 class UnsureTokens(specheads.stopping.StoppingRule):
     """Stop after `patience` tokens in a row with a probability below `threshold` under the draft."""
 
-    needs = frozenset({"draft_prob"})  # of specheads.features.FEATURES
+    needs = frozenset({"draft_prob"})  # of specheads.heads.features.FEATURES
 
     def __init__(self, threshold: float = 0.5, patience: int = 2, max_tokens: int = 20) -> None:
         self.threshold, self.patience, self.max_tokens = threshold, patience, max_tokens

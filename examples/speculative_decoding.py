@@ -3,9 +3,9 @@
 import torch
 
 from specheads import AcceptanceHead, Pair, Warp
-from specheads.features import drafting_features
 from specheads.heads.calibration import IndexCalibration, calibrated
-from specheads.sampling import Uniforms
+from specheads.heads.features import drafting_features
+from specheads.pair.sampling import Uniforms
 
 
 @torch.no_grad()

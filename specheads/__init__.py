@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from specheads.evaluation.evaluate import evaluate
     from specheads.evaluation.settings import Evaluation
     from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
-    from specheads.pair import Pair, load_pair
+    from specheads.pair.pair import Pair, load_pair
+    from specheads.pair.sampling import Warp
     from specheads.prompts.encoding import GeneratedData
-    from specheads.sampling import Warp
     from specheads.training.distill.distillation import DistilledDraft, distill
     from specheads.training.distill.settings import Distillation
     from specheads.training.heads.head_training import TrainedHeads, train_heads
@@ -30,16 +30,16 @@ LAZY = {
     "GeneratedData": "specheads.prompts.encoding",
     "HeadConfig": "specheads.heads.config",
     "HeadTraining": "specheads.training.heads.settings",
-    "Pair": "specheads.pair",
+    "Pair": "specheads.pair.pair",
     "SpeculativeDecoder": "specheads.decoding.decoder",
     "TrainedHeads": "specheads.training.heads.head_training",
     "UserError": "specheads.errors",
-    "Warp": "specheads.sampling",
+    "Warp": "specheads.pair.sampling",
     "distill": "specheads.training.distill.distillation",
     "evaluate": "specheads.evaluation.evaluate",
     "generate_baseline": "specheads.decoding.decoder",
     "load_head": "specheads.heads.head",
-    "load_pair": "specheads.pair",
+    "load_pair": "specheads.pair.pair",
     "save_head": "specheads.heads.head",
     "train_heads": "specheads.training.heads.head_training",
 }

@@ -4,7 +4,7 @@ import yaml
 from hydra.utils import get_class
 
 from specheads import drafting, papers
-from specheads.pair_config import config_folder
+from specheads.pair.config import config_folder
 
 DRAFTINGS = {
     "chain": drafting.Autoregressive(),

@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specheads.errors import UserError
-from specheads.pair import Pair
+from specheads.pair.pair import Pair
 from specheads.prompts.prompt import Prompt, text_id
 
 needs_compiler = pytest.mark.skipif(

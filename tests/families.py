@@ -15,7 +15,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from specheads.pair import Pair
+from specheads.pair.pair import Pair
 
 VOCAB_SIZE, WINDOW = 29, 160
 _SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": VOCAB_SIZE}

@@ -16,10 +16,10 @@ from specheads.decoding.engine import EagerEngine, Engine, RowPlaces, make_engin
 from specheads.decoding.engine.cpu.library import load_operators
 from specheads.decoding.engine.cpu.packed import packed_model
 from specheads.decoding.engine.eager import ForwardOutput
-from specheads.language_model import LanguageModel
-from specheads.padding import right_padded
+from specheads.pair.language_model import LanguageModel
+from specheads.pair.padding import right_padded
+from specheads.pair.sampling import accept_prob, overlap, sample
 from specheads.prompts.sources import NanoSource
-from specheads.sampling import accept_prob, overlap, sample
 
 CHUNK = 5  # tokens that are read at a time
 NUM_NEW, NUM_GREEDY = 48, 48  # tokens of a response that is read, and of one that is decoded

@@ -16,7 +16,7 @@ from fakes import tiny_llama, tiny_pair
 
 from specheads import Warp
 from specheads.interrupts import Interrupted, Request
-from specheads.language_model import LanguageModel
+from specheads.pair.language_model import LanguageModel
 from specheads.training.distill.distill_module import DistillModule
 from specheads.training.distill.samples import HeldOutSamples, Ragged, Responses, TrainSamples
 from specheads.training.distill.settings import Distillation

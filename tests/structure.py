@@ -28,22 +28,10 @@ ROOT = Path(__file__).parents[1]
 CODE = ("specheads", "data_gen", "train.py", "evaluate.py")
 # Low to high: a module may import from its own layer and from those below. A name stands for the modules in it, too.
 LAYERS = (
-    (
-        *("specheads.errors", "specheads.forecast", "specheads.interrupts", "specheads.processes"),
-        *("specheads.operations", "specheads.settings"),
-    ),
+    ("specheads.errors", "specheads.forecast", "specheads.interrupts", "specheads.processes", "specheads.settings"),
     ("specheads.storage",),
-    (
-        *("specheads.sampling", "specheads.synthetic", "specheads.revisions", "specheads.quantization"),
-        *(
-            "specheads.language_model",
-            "specheads.padding",
-            "specheads.vocabulary",
-        ),
-    ),
-    ("specheads.pair_config", "specheads.pair_needs", "specheads.pair"),
+    ("specheads.pair",),
     ("specheads.prompts",),
-    ("specheads.features",),
     ("specheads.heads",),
     ("specheads.decoding",),
     ("specheads.integrations",),

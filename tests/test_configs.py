@@ -15,7 +15,7 @@ from specheads.commands.evaluate import evaluation_settings
 from specheads.commands.help import PROGRAMS, experiments, help_text
 from specheads.decoding.load_aware import LoadAware
 from specheads.evaluation.candidates import DEFAULT, MEASURED, PolicyChoice
-from specheads.pair_config import config_folder
+from specheads.pair.config import config_folder
 from specheads.prompts.sources import prompt_source
 from specheads.settings import fields_of
 from specheads.training.heads.settings import HeadTraining

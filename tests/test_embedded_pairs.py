@@ -8,8 +8,8 @@ import torch
 
 import specheads
 from specheads import load_pair
+from specheads.pair.revisions import folder_revision
 from specheads.prompts.sources import standard_library
-from specheads.revisions import folder_revision
 
 PACKAGE = Path(specheads.__file__).parent
 

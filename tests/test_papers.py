@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from specheads.pair_config import config_folder
+from specheads.pair.config import config_folder
 
 ROOT = Path(__file__).parents[1]
 PAPERS = yaml.safe_load((ROOT / "benchmarks/papers.yaml").read_text("utf-8"))

@@ -19,8 +19,8 @@ from specheads import AcceptanceHead, UserError, Warp, load_pair
 from specheads.evaluation.page.document import html_of
 from specheads.evaluation.report import TextSample
 from specheads.heads.head import save_head
-from specheads.pair_config import PairConfig
-from specheads.revisions import revision_at, revision_of
+from specheads.pair.config import PairConfig
+from specheads.pair.revisions import revision_at, revision_of
 from specheads.training.checkpoints import Checkpoints
 from specheads.training.distill.distillation import draft_provenance
 from specheads.training.distill.settings import Distillation

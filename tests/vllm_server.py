@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import torch
 
-from specheads.sampling import Warp
+from specheads.pair.sampling import Warp
 
 
 class StandIn:

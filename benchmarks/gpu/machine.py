@@ -14,7 +14,7 @@ import transformers
 from benchmarks.results import this_machine
 from benchmarks.steps import bandwidth, now
 from specheads import load_pair
-from specheads.pair import Pair
+from specheads.pair.pair import Pair
 
 # Bytes per second of memory and dense bfloat16 operations per second, from the makers' data sheets; the first name that fits.
 DATA_SHEETS = {

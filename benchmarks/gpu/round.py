@@ -16,7 +16,7 @@ from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.stopping import FixedLength, HeadThreshold, StoppingRule
 from specheads.decoding.verification import SyntheticVerification
-from specheads.pair import Pair
+from specheads.pair.pair import Pair
 
 VERIFIED = (2, 3, 4, 5, 6, 8, 9, 12, 16, 20)  # tokens that a verification reads
 CONTEXT, WINDOW = 256, 1024

@@ -16,7 +16,7 @@ from benchmarks.gpu.machine import Setup, timed
 from benchmarks.results import Column, Table, Value
 from specheads import HeadConfig
 from specheads.heads.batch import HeadBatch, head_features
-from specheads.language_model import LanguageModel
+from specheads.pair.language_model import LanguageModel
 from specheads.replay.response_batch import ResponseBatch
 from specheads.training.distill.distill_loss import (
     DistributionSource,

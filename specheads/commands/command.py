@@ -32,7 +32,7 @@ from specheads.commands.help import help_text
 from specheads.commands.mistakes import MISTAKES, check_experiment, composition_error, null_group
 from specheads.commands.run_folders import NoteRunKey, may_resume, register_resolver
 from specheads.errors import UserError, user_error
-from specheads.pair_config import ROLES, PairConfig, config_folder
+from specheads.pair.config import ROLES, PairConfig, config_folder
 from specheads.processes import Processes, from_first, is_first_process
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.settings import Settings, config_of, shown

@@ -13,9 +13,9 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from specheads.commands.main import VERBS
 from specheads.errors import UserError
-from specheads.pair import NewDraft, Pair, load_pair
-from specheads.pair_config import PairConfig, config_folder, pair_config
-from specheads.pair_needs import pair_needs
+from specheads.pair.config import PairConfig, config_folder, pair_config
+from specheads.pair.needs import pair_needs
+from specheads.pair.pair import NewDraft, Pair, load_pair
 from specheads.processes import is_first_process
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.sources import NanoSource, prompt_source

@@ -12,7 +12,7 @@ from data_gen.settings import Generation
 from specheads.commands.command import command, next_command
 from specheads.commands.compose import load_configured_pair, model_config, settings_of, source_of
 from specheads.errors import UserError
-from specheads.pair import Pair
+from specheads.pair.pair import Pair
 from specheads.processes import after_first
 from specheads.prompts.encoding import GeneratedData
 from specheads.prompts.prompt import SPLITS, LoadedPrompts, Prompt, unique

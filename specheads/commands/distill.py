@@ -15,7 +15,7 @@ from specheads.commands.command import command, next_command
 from specheads.commands.compose import check_every_split, load_configured_pair, model_config, say_needs, settings_of, source_of
 from specheads.commands.data import check_data, data_cache
 from specheads.commands.loggers import open_loggers
-from specheads.pair import Pair
+from specheads.pair.pair import Pair
 from specheads.processes import is_first_process
 from specheads.prompts.encoding import GeneratedData
 from specheads.prompts.prompt import SPLITS, unique

@@ -27,8 +27,8 @@ from specheads.evaluation.recordings import Recorder
 from specheads.evaluation.report import Report
 from specheads.evaluation.report_files import write_report
 from specheads.evaluation.settings import Evaluation
-from specheads.pair import Pair
-from specheads.pair_config import config_folder
+from specheads.pair.config import config_folder
+from specheads.pair.pair import Pair
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.prompt import unique
 from specheads.prompts.sources import prompt_source

@@ -14,7 +14,7 @@ from specheads.heads.card import card
 from specheads.heads.head import AcceptanceHead, load_head
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.integrations.formats import FORMATS, Format
-from specheads.revisions import revision_at
+from specheads.pair.revisions import revision_at
 from specheads.settings import Settings, Text, fields_of, setting
 from specheads.storage.files import without_home, write_whole
 

@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from specheads.commands.compose import RunSettings, command_config
 from specheads.commands.main import PROGRAMS
 from specheads.errors import UserError
-from specheads.pair_config import PairConfig, config_folder
+from specheads.pair.config import PairConfig, config_folder
 from specheads.prompts.sources import source_class
 from specheads.settings import fields_of
 

@@ -11,7 +11,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from specheads.commands.help import REPRODUCE, choices_of, composed, experiments, keys_of
 from specheads.commands.main import PROGRAMS
 from specheads.errors import UserError
-from specheads.pair_config import config_folder
+from specheads.pair.config import config_folder
 
 # What Hydra raises for configs that do not compose.
 MISTAKES = HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError

@@ -28,8 +28,8 @@ from specheads.evaluation.candidates import RuleChoice, check_rules
 from specheads.evaluation.head_folders import LocatedHead, find_heads
 from specheads.evaluation.prompt_sets import PromptSet, PromptSets
 from specheads.evaluation.settings import ReplaySettings
-from specheads.pair import Pair
-from specheads.pair_config import config_folder
+from specheads.pair.config import config_folder
+from specheads.pair.pair import Pair
 from specheads.papers.layer_skip.layer_search import LayerSearch, SkippedLayers, print_sets, search
 from specheads.papers.reproduction.decoding import decode
 from specheads.papers.reproduction.report import Reproduced, checked, is_measured, measured, print_result, write_result

@@ -17,7 +17,7 @@ from specheads.commands.command import command, next_command
 from specheads.commands.compose import check_every_split, load_configured_pair, settings_of
 from specheads.commands.data import check_data, data_cache
 from specheads.commands.loggers import open_loggers
-from specheads.pair import Pair
+from specheads.pair.pair import Pair
 from specheads.processes import is_first_process
 from specheads.training.heads.settings import HeadTraining
 from specheads.training.settings import check_processes

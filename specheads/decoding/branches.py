@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.engine import EagerEngine
-from specheads.language_model import LanguageModel
-from specheads.padding import SLICE_ELEMENTS, batches_of_tokens
-from specheads.pair import Pair
-from specheads.sampling import Warp, check_finite
+from specheads.pair.language_model import LanguageModel
+from specheads.pair.padding import SLICE_ELEMENTS, batches_of_tokens
+from specheads.pair.pair import Pair
+from specheads.pair.sampling import Warp, check_finite
 
 LOGITS_ELEMENTS = 4 * SLICE_ELEMENTS  # of all branches that are drafted together; a pass over more takes longer per branch only
 

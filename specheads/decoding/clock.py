@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from specheads.language_model import LanguageModel
+from specheads.pair.language_model import LanguageModel
 
 Mark = Any  # the host's seconds, or an event in the queue of the first GPU
 

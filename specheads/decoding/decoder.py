@@ -23,8 +23,8 @@ from specheads.decoding.stopping import MAX_TOKENS, FixedLength, StoppingRule
 from specheads.decoding.verification import Verification
 from specheads.errors import UserError
 from specheads.heads.head import AcceptanceHead
-from specheads.pair import Pair
-from specheads.sampling import Warp
+from specheads.pair.pair import Pair
+from specheads.pair.sampling import Warp
 
 LEAST_DRAFTED = 10  # tokens of a batch's drafts: a compiler can then be shown a number of them that is no other size
 

@@ -15,11 +15,11 @@ from specheads.decoding.engine import Engine, make_engine, resolve_engine
 from specheads.decoding.rounds import TargetRounds
 from specheads.decoding.rows import Row, RowsDecoder
 from specheads.errors import UserError, is_out_of_memory
-from specheads.language_model import LanguageModel
-from specheads.padding import by_length
-from specheads.pair import Pair
+from specheads.pair.language_model import LanguageModel
+from specheads.pair.padding import by_length
+from specheads.pair.pair import Pair
+from specheads.pair.sampling import GivenUniforms, Warp
 from specheads.prompts.encoding import ResponseLimits
-from specheads.sampling import GivenUniforms, Warp
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.verification import VerificationRule, VerifyStep
 from specheads.decoding.verifier import ChainVerifier
 from specheads.errors import UserError
-from specheads.pair import Pair
-from specheads.sampling import Warp, has_nan
+from specheads.pair.pair import Pair
+from specheads.pair.sampling import Warp, has_nan
 
 STEP_TOKENS = 8  # of a row that a draft step reads; more are read before it, without logits
 

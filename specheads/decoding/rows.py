@@ -21,8 +21,8 @@ from specheads.decoding.engine import Engine, compile_ahead
 from specheads.decoding.prompt_reader import PromptReader
 from specheads.decoding.records import DecodeStats, DraftTree, Generation, Round
 from specheads.errors import UserError
-from specheads.pair import Pair
-from specheads.sampling import Uniforms, nan_message
+from specheads.pair.pair import Pair
+from specheads.pair.sampling import Uniforms, nan_message
 
 logger = logging.getLogger(__name__)
 

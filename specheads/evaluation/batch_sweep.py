@@ -18,8 +18,8 @@ from specheads.evaluation.candidates import TARGET
 from specheads.evaluation.intervals import token_seconds
 from specheads.evaluation.report import RuleFields
 from specheads.evaluation.sweep import response_seed
-from specheads.pair import Pair
-from specheads.sampling import Warp
+from specheads.pair.pair import Pair
+from specheads.pair.sampling import Warp
 from specheads.storage.journal import Entry, Journal
 
 logger = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from specheads.evaluation.setup import Setup
 from specheads.evaluation.speculation_profile import write_profiles
 from specheads.evaluation.sweep import sweep_settings
 from specheads.heads.head import AcceptanceHead
-from specheads.pair import Pair
+from specheads.pair.pair import Pair
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from specheads.errors import UserError
 from specheads.heads.card import card
 from specheads.heads.head import AcceptanceHead, HeadConfig, latest_head, load_head
 from specheads.heads.head_folder import drop_graphs
-from specheads.pair import Pair
-from specheads.sampling import Warp
+from specheads.pair.pair import Pair
+from specheads.pair.sampling import Warp
 from specheads.storage.files import read_json, write_json, write_whole
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from specheads.errors import UserError
-from specheads.pair import Pair
+from specheads.pair.pair import Pair
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.encoding import ResponseLimits
 from specheads.prompts.prompt import FINAL, Prompt, PromptSource, unique

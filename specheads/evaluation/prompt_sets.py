@@ -16,7 +16,7 @@ from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.prompt_data import PromptData, ReportedSource, TestSet, missing_remedy, split_of
 from specheads.evaluation.settings import ReplaySettings
 from specheads.heads.train_prompts import numbers_of
-from specheads.pair import Pair
+from specheads.pair.pair import Pair
 from specheads.prompts.encoding import EncodedPrompt, encode_prompts
 from specheads.prompts.prompt import FINAL, Prompt, groups_of, ids_hash
 from specheads.prompts.scores import check_references

@@ -15,12 +15,12 @@ from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.sweep import TARGET_ALONE, Measured
 from specheads.forecast import progress
-from specheads.language_model import LanguageModel
-from specheads.padding import BATCH_TOKENS, SLICE_ELEMENTS, batches_of_tokens, right_padded, slices
-from specheads.pair import Pair
+from specheads.pair.language_model import LanguageModel
+from specheads.pair.padding import BATCH_TOKENS, SLICE_ELEMENTS, batches_of_tokens, right_padded, slices
+from specheads.pair.pair import Pair
+from specheads.pair.sampling import check_no_nan
 from specheads.prompts.encoding import EncodedPrompt
 from specheads.prompts.scores import SCORES
-from specheads.sampling import check_no_nan
 
 logger = logging.getLogger(__name__)
 

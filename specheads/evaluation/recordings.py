@@ -10,12 +10,12 @@ from specheads.evaluation.intervals import Groups
 from specheads.evaluation.setup import Setup
 from specheads.forecast import progress
 from specheads.heads.head import AcceptanceHead
-from specheads.pair import Pair
+from specheads.pair.pair import Pair
+from specheads.pair.sampling import Warp
 from specheads.prompts.encoding import EncodedPrompt, ResponseLimits
 from specheads.replay.head_scores import add_predictions, head_fingerprint, predictor_names
 from specheads.replay.recording import GROUND_TRUTH, Recording, load_recording, make_recording
 from specheads.replay.response_tree import RecordSettings
-from specheads.sampling import Warp
 
 
 @dataclass(frozen=True)

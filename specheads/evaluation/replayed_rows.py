@@ -21,7 +21,7 @@ from specheads.evaluation.report import (
 )
 from specheads.heads.calibration import IndexCalibration, in_rounds
 from specheads.heads.metrics import auroc, binary_kl, calibration, ece_by_index
-from specheads.pair import Pair
+from specheads.pair.pair import Pair
 from specheads.replay.recording import Recording
 from specheads.replay.replay import RecordedHead, Replayed, head_logits
 

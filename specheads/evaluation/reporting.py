@@ -26,7 +26,7 @@ from specheads.evaluation.report import MEASURED, BankRow, DataSet, LiveRow, Rep
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup, device_name, load_average, versions
 from specheads.evaluation.sweep import TARGET_ALONE, Setting
-from specheads.pair import Pair
+from specheads.pair.pair import Pair
 from specheads.replay.replay import recorded_head, replay
 from specheads.storage.files import without_home
 

@@ -13,7 +13,7 @@ from specheads.decoding.verification import TokenVerification, VerificationRule
 from specheads.errors import UserError, is_number
 from specheads.evaluation.candidates import FIXED, Policies, PolicyChoice, RuleChoice, check_policies, check_rules, takes_head
 from specheads.evaluation.prompt_data import TestSet
-from specheads.sampling import Warp
+from specheads.pair.sampling import Warp
 from specheads.settings import (
     Built,
     Flag,

@@ -20,7 +20,7 @@ from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.settings import ReplaySettings, Rules
 from specheads.heads.cost import counted_share
 from specheads.heads.head import AcceptanceHead
-from specheads.pair import Pair
+from specheads.pair.pair import Pair
 from specheads.storage.files import read_json
 from specheads.storage.runs import is_resumed
 

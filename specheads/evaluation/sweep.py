@@ -17,10 +17,10 @@ from specheads.decoding.verification import BlockVerification, VerificationRule
 from specheads.evaluation.candidates import FIXED, Candidate, kind_of
 from specheads.evaluation.intervals import token_seconds
 from specheads.evaluation.report import RuleFields, rule_fields
-from specheads.pair import Pair
+from specheads.pair.pair import Pair
+from specheads.pair.sampling import Warp
 from specheads.replay.cost import RoundTimes
 from specheads.replay.replay import rounds_by_length
-from specheads.sampling import Warp
 from specheads.storage.journal import Entry, Journal
 
 logger = logging.getLogger(__name__)

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specheads.features import FEATURES, drafting_features, reads_logits
-from specheads.language_model import LanguageModel
-from specheads.padding import BATCH_TOKENS, SLICE_ELEMENTS, right_padded, slices
+from specheads.heads.features import FEATURES, drafting_features, reads_logits
+from specheads.pair.language_model import LanguageModel
+from specheads.pair.padding import BATCH_TOKENS, SLICE_ELEMENTS, right_padded, slices
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from specheads.errors import UserError, is_count, is_number
-from specheads.features import FEATURES, before_sampling, input_size, reads_target
 from specheads.heads.calibration import IndexCalibration
+from specheads.heads.features import FEATURES, before_sampling, input_size, reads_target
 
 FORMAT_VERSION = 2
 RENAMED_KEYS = {"judges": "predicts"}  # format 1 -> format 2

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 
 from specheads.heads.head import AcceptanceHead
-from specheads.language_model import LanguageModel
+from specheads.pair.language_model import LanguageModel
 
 
 def counted_share(head: AcceptanceHead, draft: LanguageModel) -> float:

@@ -17,13 +17,13 @@ from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
 from specheads.errors import UserError
-from specheads.features import reads_target
 from specheads.heads.config import HeadConfig
+from specheads.heads.features import reads_target
 from specheads.heads.head_folder import Golden, HeadFiles, read_files, write_files
 from specheads.heads.portable.network import HeadNetwork, load_tensors
 from specheads.heads.train_prompts import TrainPrompts
-from specheads.operations import active
-from specheads.pair import Pair
+from specheads.pair.operations import active
+from specheads.pair.pair import Pair
 from specheads.storage.files import read_json
 from specheads.storage.runs import has_ended
 

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from specheads.errors import UserError
-from specheads.features import FEATURES
 from specheads.heads.calibration import IndexCalibration, calibrated
+from specheads.heads.features import FEATURES
 from specheads.heads.head import AcceptanceHead
 from specheads.heads.portable import loaders
 from specheads.heads.portable.network import ResidualBlock

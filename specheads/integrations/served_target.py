@@ -20,9 +20,9 @@ from torch import Tensor
 
 from specheads.decoding.responses import Response
 from specheads.errors import UserError
-from specheads.language_model import LanguageModel
-from specheads.pair import Pair
-from specheads.sampling import Warp
+from specheads.pair.language_model import LanguageModel
+from specheads.pair.pair import Pair
+from specheads.pair.sampling import Warp
 
 WITHOUT_TOP_K = 64  # tokens that are asked for where the warp has no top-k
 TIMEOUT = 600.0  # seconds

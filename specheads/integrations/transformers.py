@@ -5,11 +5,11 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from specheads.errors import UserError
-from specheads.features import reads_target
+from specheads.heads.features import reads_target
 from specheads.heads.head import AcceptanceHead, load_head
 from specheads.heads.portable.assisted import Assisted
 from specheads.heads.portable.standalone_head import StandaloneHead
-from specheads.revisions import revision_of
+from specheads.pair.revisions import revision_of
 
 
 def assist(

@@ -32,10 +32,10 @@ from specheads.decoding.engine.compiled_program import CPU_OPTIONS, OPTIONS, Com
 from specheads.decoding.expectation import Drift
 from specheads.decoding.stopping import HeadThreshold
 from specheads.errors import UserError
-from specheads.features import drafting_features, reads_target
+from specheads.heads.features import drafting_features, reads_target
 from specheads.heads.head import load_head
 from specheads.heads.portable.standalone_head import bounds_of
-from specheads.revisions import DRAFT_TEMPERATURE, revision_at
+from specheads.pair.revisions import DRAFT_TEMPERATURE, revision_at
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ import torch
 from specheads.decoding.arguments import check_choice, check_probability
 from specheads.decoding.verification.chain_distribution import AcceptanceDistribution, Block
 from specheads.decoding.verification.verify_step import ChainVerification
-from specheads.sampling import accept_prob
+from specheads.pair.sampling import accept_prob
 
 MODES = ("opt", "uno")
 

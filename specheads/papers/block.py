@@ -17,7 +17,7 @@ from specheads.decoding.records import Verdict
 from specheads.decoding.verification.block import prefix_distribution, reflected
 from specheads.decoding.verification.chain_distribution import LARGEST_LOG_WEIGHT, AcceptanceDistribution, Block
 from specheads.decoding.verification.verify_step import VerificationRule
-from specheads.sampling import uniforms
+from specheads.pair.sampling import uniforms
 
 
 def greedy_block_distribution(block: Block) -> AcceptanceDistribution:

@@ -17,11 +17,11 @@ from specheads.decoding.draft_memory import DraftMemory
 from specheads.decoding.engine import Engine
 from specheads.decoding.stopping import StoppingRule
 from specheads.errors import UserError
+from specheads.pair.sampling import Uniforms, Warp
 from specheads.papers.trees.distribution import CHOSEN, Draft
 from specheads.papers.trees.growth import ROOT, Frontier, Grown, Nodes, Proposal, TreeDrafter
 from specheads.papers.trees.rounds import TreeDrafting
 from specheads.papers.trees.tree_match import TreeMatch
-from specheads.sampling import Uniforms, Warp
 
 
 class Tree(TreeDrafting):

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from specheads.errors import UserError
-from specheads.pair import Pair
+from specheads.pair.pair import Pair
+from specheads.pair.sampling import Warp
 from specheads.prompts.prompt import Prompt
-from specheads.sampling import Warp
 
 logger = logging.getLogger(__name__)
 

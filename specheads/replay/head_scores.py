@@ -18,14 +18,14 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from specheads.features import ROUND_INPUTS, drafting_features, reads_logits, reads_target
 from specheads.heads.batch import HeadBatch, target_states
+from specheads.heads.features import ROUND_INPUTS, drafting_features, reads_logits, reads_target
 from specheads.heads.head import AcceptanceHead
-from specheads.language_model import LanguageModel
-from specheads.pair import Pair
+from specheads.pair.language_model import LanguageModel
+from specheads.pair.pair import Pair
+from specheads.pair.sampling import Warp, accept_prob, check_finite, check_numbers
 from specheads.replay.recording import GROUND_TRUTH, Advance, NodeIndices, branches_of
 from specheads.replay.response_tree import SLICE_ELEMENTS, node_states
-from specheads.sampling import Warp, accept_prob, check_finite, check_numbers
 from specheads.storage.shards import ShardStore, made_manifest
 
 logger = logging.getLogger(__name__)

@@ -19,13 +19,13 @@ from torch import Tensor
 
 from specheads.decoding.branches import Branches
 from specheads.decoding.responses import Responder, row_uniforms
-from specheads.features import RECORDED
+from specheads.heads.features import RECORDED
 from specheads.integrations.served_target import ServedModel, ServedResponder
-from specheads.padding import BATCH_TOKENS, batches_of_tokens
-from specheads.pair import Pair
+from specheads.pair.padding import BATCH_TOKENS, batches_of_tokens
+from specheads.pair.pair import Pair
+from specheads.pair.sampling import Warp
 from specheads.prompts.encoding import EncodedPrompt, ResponseLimits, response_provenance
 from specheads.replay.response_tree import COLUMNS, RecordSettings, ResponseToRecord, ResponseUniforms, record_responses
-from specheads.sampling import Warp
 from specheads.storage.shards import ShardStore, fingerprint, made_manifest
 
 logger = logging.getLogger(__name__)

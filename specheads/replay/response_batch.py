@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specheads.language_model import LanguageModel
-from specheads.padding import BATCH_TOKENS, SLICE_ELEMENTS, right_padded, slices
-from specheads.pair import Pair
-from specheads.sampling import Warp, check_finite, check_numbers, overlap
+from specheads.pair.language_model import LanguageModel
+from specheads.pair.padding import BATCH_TOKENS, SLICE_ELEMENTS, right_padded, slices
+from specheads.pair.pair import Pair
+from specheads.pair.sampling import Warp, check_finite, check_numbers, overlap
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.branches import Branches, ReadTexts
-from specheads.features import RECORDED, drafting_features
+from specheads.heads.features import RECORDED, drafting_features
 from specheads.integrations.served_target import ServedModel
-from specheads.language_model import LanguageModel
-from specheads.padding import right_padded
-from specheads.pair import Pair
-from specheads.sampling import Warp, accept_prob, check_finite, sample
+from specheads.pair.language_model import LanguageModel
+from specheads.pair.padding import right_padded
+from specheads.pair.pair import Pair
+from specheads.pair.sampling import Warp, accept_prob, check_finite, sample
 
 SLICE_ELEMENTS = 2**24  # probabilities held at once per model
 COLUMNS = (*RECORDED, "law_prob")  # per node; law_prob: the token's probability under the draft's warped distribution

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
-from specheads.revisions import folder_revision
+from specheads.pair.revisions import folder_revision
 
 
 @pytest.fixture

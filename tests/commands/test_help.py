@@ -13,7 +13,7 @@ from specheads.commands import data, distill, evaluate, papers, probe, train
 from specheads.commands.command import overrides_of
 from specheads.commands.help import choices_of, composed, experiments
 from specheads.errors import UserError
-from specheads.pair_config import config_folder
+from specheads.pair.config import config_folder
 
 MODULES = (train, distill, evaluate, data, probe)
 COMMANDS = {module.main.name: module.main for module in MODULES} | papers.COMMANDS

@@ -103,7 +103,7 @@ def test_a_target_on_a_server_is_probed_as_far_as_it_can_be(monkeypatch, nano, t
 
 def test_tokens_that_a_server_does_not_name_are_said():
     from specheads.evaluation.probe.probe import Probe, not_known
-    from specheads.sampling import Warp
+    from specheads.pair.sampling import Warp
 
     assert "remote.ratio says" in not_known(Probe(remote_ratio=5.0), 5.0, 0.3)[0]
     assert len(not_known(Probe(), 5.0, 0.3)) == 2

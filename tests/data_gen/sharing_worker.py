@@ -16,8 +16,8 @@ from fakes import tiny_pair
 from data_gen import run
 from data_gen.settings import Generation
 from specheads.errors import user_error
+from specheads.pair.sampling import Warp
 from specheads.prompts.prompt import Prompt
-from specheads.sampling import Warp
 from specheads.storage import shards
 
 label_rows = run.label_rows

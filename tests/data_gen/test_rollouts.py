@@ -14,8 +14,8 @@ from data_gen.rows import Shard, label_rows, respond
 from data_gen.settings import Generation
 from specheads.decoding.responses import Responder
 from specheads.errors import UserError
+from specheads.pair.sampling import Warp
 from specheads.prompts.prompt import Prompt
-from specheads.sampling import Warp
 
 WARPS = [Warp(0), Warp(1.0), Warp(0.7, top_k=5)]
 LENGTHS = [(3, 9), (11, 1), (1, 14), (6, 6), (2, 2), (9, 11)]  # of prompt and response, in no order

@@ -14,8 +14,8 @@ from data_gen.labels import label_responses
 from data_gen.run import generate_data
 from data_gen.settings import Generation
 from specheads.decoding.responses import Responder
+from specheads.pair.sampling import Warp
 from specheads.prompts.prompt import Prompt
-from specheads.sampling import Warp
 from specheads.storage.data_set import SCHEMA
 
 SIZES = {"max_new_tokens": 6, "max_prompt_tokens": 8, "batch_size": 2, "rows_per_shard": 3, "responses_per_prompt": 2}

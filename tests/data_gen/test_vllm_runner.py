@@ -20,9 +20,9 @@ from data_gen.settings import Generation
 from data_gen.vllm_runner import VllmResponses, vllm_version
 from specheads.commands import data as data_command
 from specheads.errors import UserError
+from specheads.pair.sampling import Warp
 from specheads.prompts.prompt import LoadedPrompts
 from specheads.prompts.sources import NanoSource
-from specheads.sampling import Warp
 
 ROOT = Path(__file__).parents[2]
 REAL = os.environ.get("SPECHEADS_VLLM_PYTHON") or str(ROOT / ".vllm" / "bin" / "python")

@@ -4,7 +4,7 @@ from fakes import tiny_llama
 
 from specheads.decoding.engine import EagerEngine, TreeSlots, make_engine
 from specheads.errors import UserError
-from specheads.language_model import LanguageModel
+from specheads.pair.language_model import LanguageModel
 
 
 @pytest.fixture

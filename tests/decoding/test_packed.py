@@ -16,7 +16,7 @@ from specheads.decoding.engine.compiled_program import CompiledProgram
 from specheads.decoding.engine.cpu import CpuStep, library, packed
 from specheads.decoding.engine.cpu.library import load_operators
 from specheads.decoding.engine.cpu.packed import pack, packed_model
-from specheads.language_model import LanguageModel
+from specheads.pair.language_model import LanguageModel
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("built_operators")]
 

@@ -12,7 +12,7 @@ from specheads.decoding.engine.attention import computing
 from specheads.decoding.engine.cpu import CpuOperations
 from specheads.decoding.engine.cpu.packed import PackedLayer, is_layer, packed_model
 from specheads.decoding.engine.static import StaticEngine, StepKind, run_step
-from specheads.language_model import LanguageModel
+from specheads.pair.language_model import LanguageModel
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("built_operators")]
 

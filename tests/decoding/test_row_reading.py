@@ -11,7 +11,7 @@ from specheads.decoding.engine.compiled import StepModule
 from specheads.decoding.engine.cpu import CpuStep
 from specheads.decoding.engine.reading import RowsLayer, slice_of
 from specheads.decoding.engine.static import StaticEngine, StepKind
-from specheads.language_model import LanguageModel
+from specheads.pair.language_model import LanguageModel
 
 SHAPE = CONFIGS["llama"].to_dict()
 SIZES = {name: SHAPE[name] for name in ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")}

@@ -6,7 +6,7 @@ from fakes import needs_compiler
 from families import CONFIGS, VOCAB_SIZE, families_compiled, family_pair, tiny_model
 
 from specheads.decoding.engine import TreeSlots, make_engine
-from specheads.language_model import LanguageModel
+from specheads.pair.language_model import LanguageModel
 
 # A root, two levels of branches and a chain; more than Gemma 2's window of 12 after its start.
 PARENTS = [0, 0, 0, 1, 1, 2, 4, 7, 8, 9, 10, 11, 12]

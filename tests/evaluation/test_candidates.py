@@ -13,7 +13,7 @@ from specheads.commands.evaluate import rule_choices
 from specheads.decoding.step_costs import StepCosts
 from specheads.evaluation.candidates import FIXED, Candidate, RuleChoice, candidates, check_rules, longest_draft
 from specheads.evaluation.rule_costs import CostTable, Tuning
-from specheads.pair_config import config_folder
+from specheads.pair.config import config_folder
 from specheads.prompts.encoding import ResponseLimits
 from specheads.prompts.prompt import Prompt
 from specheads.replay.head_scores import add_predictions, head_fingerprint

@@ -25,8 +25,8 @@ from specheads.evaluation.replayed_sets import Outcome
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.settings import Evaluation, RecordingSettings
 from specheads.evaluation.sweep import sweep_settings
+from specheads.pair.sampling import Warp
 from specheads.replay.response_batch import TEMPERATURES
-from specheads.sampling import Warp
 
 SMALL = {"num_prompts": 4, "num_dev_prompts": 3, "max_new_tokens": 8, "fixed_lengths": (1, 3), "thresholds": (0.4, "auto")}
 

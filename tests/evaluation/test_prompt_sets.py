@@ -17,7 +17,7 @@ from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.prompt_sets import PromptSet, PromptSets
 from specheads.heads.head import load_head
 from specheads.heads.train_prompts import TrainPrompts, id_number, text_hash
-from specheads.pair_config import config_folder
+from specheads.pair.config import config_folder
 from specheads.prompts import sources
 from specheads.prompts.prompt import Prompt, text_id
 

@@ -17,7 +17,7 @@ from specheads.errors import UserError
 from specheads.evaluation.probe.prediction import agreement
 from specheads.evaluation.quality import response_nats
 from specheads.heads.head import AcceptanceHead, HeadConfig
-from specheads.language_model import LanguageModel
+from specheads.pair.language_model import LanguageModel
 from specheads.papers.layer_skip.layer_search import distributions_along
 from specheads.prompts.encoding import ResponseLimits
 from specheads.prompts.prompt import Prompt

@@ -6,7 +6,7 @@ from families import CONFIGS, VOCAB_SIZE, WINDOW, tiny_model
 
 from specheads import AcceptanceHead, HeadConfig
 from specheads.heads.cost import counted_share, step_weights
-from specheads.language_model import LanguageModel
+from specheads.pair.language_model import LanguageModel
 
 HIDDEN = 32
 HEAD = AcceptanceHead(HeadConfig(HIDDEN, depth=0, predicts="input_token"))  # 32 weights and a bias, float32

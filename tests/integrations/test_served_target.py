@@ -15,13 +15,13 @@ from vllm_server import StandIn, serving
 
 from specheads import UserError, load_pair
 from specheads.integrations.served_target import Server, served_pair
+from specheads.pair.sampling import Warp
 from specheads.prompts.encoding import ResponseLimits
 from specheads.prompts.prompt import Prompt, text_id
 from specheads.replay.head_scores import add_predictions
 from specheads.replay.recording import GROUND_TRUTH, _responder, load_recording, make_recording
 from specheads.replay.response_batch import ResponseBatch
 from specheads.replay.response_tree import RecordSettings
-from specheads.sampling import Warp
 
 ROOT = Path(__file__).parents[2]
 REAL = os.environ.get("SPECHEADS_VLLM_PYTHON") or str(ROOT / ".vllm" / "bin" / "python")

@@ -8,13 +8,13 @@ import torch
 
 from specheads.decoding.stopping import HeadThreshold
 from specheads.errors import UserError
-from specheads.features import drafting_features
+from specheads.heads.features import drafting_features
 from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
 from specheads.integrations.vllm import DraftStopping, check_supported, proposer_class
-from specheads.language_model import LanguageModel
-from specheads.padding import right_padded
-from specheads.revisions import DRAFT_TEMPERATURE
-from specheads.sampling import Warp
+from specheads.pair.language_model import LanguageModel
+from specheads.pair.padding import right_padded
+from specheads.pair.revisions import DRAFT_TEMPERATURE
+from specheads.pair.sampling import Warp
 
 LONGEST, THRESHOLD = 6, 0.6
 KINDS = {

@@ -29,15 +29,15 @@ from specheads.evaluation.head_folders import store_in_config
 from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
 from specheads.heads.portable.standalone_head import DraftRound, StandaloneHead
 from specheads.heads.train_prompts import TrainPrompts
-from specheads.language_model import LanguageModel, load_model, load_tokenizer
-from specheads.pair_config import config_folder
+from specheads.pair.config import config_folder
+from specheads.pair.language_model import LanguageModel, load_model, load_tokenizer
+from specheads.pair.sampling import Warp
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.encoding import ResponseLimits
 from specheads.prompts.prompt import Prompt
 from specheads.replay.head_scores import add_predictions, head_fingerprint, predictor_names
 from specheads.replay.recording import load_recording, make_recording
 from specheads.replay.response_tree import RecordSettings
-from specheads.sampling import Warp
 from specheads.storage import runs
 from specheads.storage.data_set import SCHEMA, load_split
 from specheads.storage.journal import Journal
@@ -356,8 +356,8 @@ def read_config(folder: Path) -> Any:
 
 
 def make_model(folder: Path) -> None:
-    from specheads.pair_config import pair_config
-    from specheads.revisions import resolve
+    from specheads.pair.config import pair_config
+    from specheads.pair.revisions import resolve
 
     place = Path(resolve(pair_config("nano").draft))
     for path in [*place.iterdir(), *place.parent.glob("tokenizer*.json")]:

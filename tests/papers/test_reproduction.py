@@ -18,7 +18,7 @@ from specheads.commands.mistakes import check_experiment
 from specheads.commands.papers import methods_of
 from specheads.decoding.records import DecodeStats
 from specheads.heads.head import save_head
-from specheads.pair_config import config_folder
+from specheads.pair.config import config_folder
 from specheads.papers.reproduction import decoding
 from specheads.papers.reproduction.report import Reproduced, checked, measured, print_result
 from specheads.papers.reproduction.settings import METRICS, Claim, Reproduction, Tally

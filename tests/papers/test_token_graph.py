@@ -5,10 +5,10 @@ import torch
 from fakes import tiny_pair
 
 from specheads import SpeculativeDecoder, UserError, Warp, papers, stopping
+from specheads.pair.sampling import Uniforms
 from specheads.papers import TreeMatch
 from specheads.papers.gsd import unmerge
 from specheads.papers.trees.growth import ROOT, Nodes
-from specheads.sampling import Uniforms
 
 
 def tree(*drawn):

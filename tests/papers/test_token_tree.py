@@ -8,8 +8,8 @@ import torch
 from fakes import tiny_pair
 
 from specheads import SpeculativeDecoder, UserError, Warp, papers, stopping
+from specheads.pair.sampling import Uniforms
 from specheads.papers.trees.growth import ROOT
-from specheads.sampling import Uniforms
 
 TEXT, VOCAB = [0, 3, 1], 6
 

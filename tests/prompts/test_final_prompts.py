@@ -11,12 +11,12 @@ from omegaconf import OmegaConf
 from data_gen.run import generate_data
 from data_gen.settings import Generation
 from specheads.errors import UserError
+from specheads.pair.sampling import Warp
 from specheads.prompts import sources as nano_source
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.encoding import prompts_fingerprint
 from specheads.prompts.prompt import FINAL, Prompt, unique
 from specheads.prompts.sources import FINAL_PER_FILE, NUM_PARTS, NUM_READ, NanoSource
-from specheads.sampling import Warp
 
 ROOT = Path(__file__).parents[2]
 

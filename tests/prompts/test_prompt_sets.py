@@ -13,7 +13,7 @@ from specheads.commands.compose import command_config, source_of
 from specheads.commands.evaluate import named_test_sets
 from specheads.commands.help import read_head
 from specheads.errors import UserError
-from specheads.pair_config import config_folder
+from specheads.pair.config import config_folder
 from specheads.prompts.data_set_source import DatasetSource
 
 TASK = "Below is an instruction that describes a task. Write a response that appropriately completes the request."

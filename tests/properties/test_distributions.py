@@ -13,11 +13,11 @@ from properties.strategies import probabilities, tables, tries
 from trees import distributions_after, emitted, trees_of
 
 from specheads.decoding.verification import BlockVerification, TokenVerification, block_distribution, token_distribution
+from specheads.pair.sampling import accept_prob
 from specheads.papers import BiasedVerification, MultiRound, SpecTr, TreeMatch
 from specheads.papers.block import greedy_block_distribution
 from specheads.papers.theory.rejections import least_bias, total_variation
 from specheads.papers.trees.distribution import TreeBlock
-from specheads.sampling import accept_prob
 
 ROUNDING = 1e-9
 # (vocabulary, tokens drafted), (vocabulary, chains, their length)

@@ -12,7 +12,7 @@ from properties.strategies import tries
 
 from specheads import forecast
 from specheads.forecast import Forecast, duration, rate
-from specheads.padding import batches_of_rows, batches_of_tokens, by_length, right_padded, slices
+from specheads.pair.padding import batches_of_rows, batches_of_tokens, by_length, right_padded, slices
 
 lengths = st.lists(st.integers(0, 40), max_size=30)
 

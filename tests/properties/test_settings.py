@@ -20,7 +20,7 @@ import specheads
 from specheads import settings as module
 from specheads.errors import UserError
 from specheads.evaluation.settings import EngineName, Ratio, Threshold
-from specheads.sampling import Warp
+from specheads.pair.sampling import Warp
 from specheads.settings import Settings, _FromMapping, key_of
 
 for package in (specheads, data_gen):

@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 
 from data_gen.run import generate_data
 from data_gen.settings import Generation
+from specheads.pair.sampling import Warp
 from specheads.prompts.prompt import Prompt, text_id
-from specheads.sampling import Warp
 from specheads.storage import files, journal, shards, tensor_shards
 from specheads.storage.data_set import load_split
 from specheads.storage.files import write_json

@@ -2,9 +2,9 @@ import pytest
 import torch
 from fakes import tiny_pair
 
-from specheads.language_model import LanguageModel
+from specheads.pair.language_model import LanguageModel
+from specheads.pair.sampling import Warp, overlap
 from specheads.replay.response_batch import TEMPERATURES, ResponseBatch, best_temperature, overlaps_at
-from specheads.sampling import Warp, overlap
 
 VOCAB, WARP = 10, Warp(1.0, top_k=6)
 

@@ -4,7 +4,7 @@ import torch
 from families import family_pair
 
 from specheads import AcceptanceHead, HeadConfig, Warp
-from specheads.features import drafting_features
+from specheads.heads.features import drafting_features
 from specheads.prompts.encoding import ResponseLimits
 from specheads.prompts.prompt import Prompt
 from specheads.replay import recording as module

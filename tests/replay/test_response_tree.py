@@ -9,7 +9,7 @@ from statistics_helper import chi_square_p_value
 
 from specheads import Warp
 from specheads.decoding.branches import Branches
-from specheads.features import RECORDED, drafting_features
+from specheads.heads.features import RECORDED, drafting_features
 from specheads.replay.response_tree import (
     COLUMNS,
     RecordSettings,

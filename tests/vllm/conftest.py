@@ -42,7 +42,7 @@ def folders(tmp_path_factory):
 def head(folders, tmp_path_factory):
     """Return the folder of a head of random weights for nano's draft; its drafts have many lengths."""
     from specheads.heads.head import AcceptanceHead, HeadConfig, save_head
-    from specheads.revisions import revision_at
+    from specheads.pair.revisions import revision_at
 
     torch.manual_seed(1)
     trained_for = {"id": str(folders["draft"]), "revision": revision_at(str(folders["draft"]))}

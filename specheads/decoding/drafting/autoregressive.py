@@ -18,10 +18,10 @@ from specheads.decoding.rounds import ChainRounds
 from specheads.decoding.rows import Row
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.verification import VerificationRule
-from specheads.features import drafting_features
-from specheads.language_model import LanguageModel
-from specheads.pair import Pair
-from specheads.sampling import Warp
+from specheads.heads.features import drafting_features
+from specheads.pair.language_model import LanguageModel
+from specheads.pair.pair import Pair
+from specheads.pair.sampling import Warp
 
 PENDING = (1, 2)  # committed tokens that a round's first step reads: two after a fully accepted draft
 

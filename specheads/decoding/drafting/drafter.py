@@ -8,8 +8,8 @@ from specheads.decoding.engine import Engine
 from specheads.decoding.records import CHAIN
 from specheads.decoding.rows import Rounds
 from specheads.decoding.stopping import StoppingRule
-from specheads.pair import Pair
-from specheads.sampling import Warp
+from specheads.pair.pair import Pair
+from specheads.pair.sampling import Warp
 
 
 class Drafting:

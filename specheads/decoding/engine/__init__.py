@@ -15,7 +15,7 @@ from specheads.decoding.engine.cuda_graph import GraphEngine
 from specheads.decoding.engine.eager import CompiledStep, EagerEngine, Engine, Epilogue, ForwardOutput, StepMemory
 from specheads.decoding.engine.reading import RowPlaces, TreeSlots
 from specheads.errors import UserError
-from specheads.language_model import LanguageModel
+from specheads.pair.language_model import LanguageModel
 
 __all__ = [
     "CompiledStep",

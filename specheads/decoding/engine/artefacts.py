@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_map_only
 
 from specheads.decoding.engine.compiled_program import CompiledProgram, modules_in
 from specheads.decoding.engine.eager import Epilogue
-from specheads.language_model import LanguageModel
+from specheads.pair.language_model import LanguageModel
 from specheads.storage.files import cache_folder
 
 logger = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from specheads.decoding.engine.capture import GraphRecorder
-from specheads.operations import Operations, computing_with
-from specheads.sampling import at_least_float32
+from specheads.pair.operations import Operations, computing_with
+from specheads.pair.sampling import at_least_float32
 
 logger = logging.getLogger(__name__)
 

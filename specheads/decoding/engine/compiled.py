@@ -18,8 +18,8 @@ from specheads.decoding.engine.eager import CompiledStep, Epilogue, RowsEpilogue
 from specheads.decoding.engine.reading import RowPlaces
 from specheads.decoding.engine.static import Memory, Runner, StaticEngine, StaticRowsStep, StaticStep, StepKind, run_step
 from specheads.errors import UserError
-from specheads.language_model import LanguageModel
-from specheads.operations import Operations
+from specheads.pair.language_model import LanguageModel
+from specheads.pair.operations import Operations
 
 logger = logging.getLogger(__name__)
 

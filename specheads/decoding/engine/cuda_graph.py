@@ -23,8 +23,8 @@ from specheads.decoding.engine.eager import CompiledStep, Epilogue
 from specheads.decoding.engine.reading import RowPlaces
 from specheads.decoding.engine.static import Runner, StepKind, run_step
 from specheads.errors import UserError, is_out_of_memory
-from specheads.language_model import LanguageModel
-from specheads.operations import Operations
+from specheads.pair.language_model import LanguageModel
+from specheads.pair.operations import Operations
 
 logger = logging.getLogger(__name__)
 

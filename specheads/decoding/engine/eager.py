@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from specheads.decoding.engine.reading import RowMemory, RowPlaces, TreeSlots, reading_rows, reading_tree, slice_of
-from specheads.language_model import LanguageModel
+from specheads.pair.language_model import LanguageModel
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from specheads.language_model import LanguageModel
+from specheads.pair.language_model import LanguageModel
 
 Masks = Tensor | dict[str, Tensor]
 RowMemory = list[tuple[Tensor, Tensor]]  # keys and values (R, heads, capacity, head size) of each layer

@@ -25,7 +25,7 @@ from specheads.decoding.engine.eager import (
     read_rows,
 )
 from specheads.decoding.engine.reading import RowPlaces, alibi_at, masks_of, reading_tree
-from specheads.language_model import LanguageModel
+from specheads.pair.language_model import LanguageModel
 
 Memory = list[tuple[Tensor, Tensor]]  # keys and values of each layer
 

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map
 
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping.fitting import Fitting
-from specheads.pair import Pair
+from specheads.pair.pair import Pair
 
 MAX_TOKENS = 20
 

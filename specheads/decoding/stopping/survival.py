@@ -11,10 +11,10 @@ from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping.fitting import Fitting, cost_ratio
 from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule, constants, filled
 from specheads.errors import UserError, is_count
-from specheads.features import ROUND_INPUTS
 from specheads.heads.calibration import IndexCalibration, calibrated
+from specheads.heads.features import ROUND_INPUTS
 from specheads.heads.head import AcceptanceHead
-from specheads.pair import Pair
+from specheads.pair.pair import Pair
 
 REJECTION = "a probability of rejection, for example 0.7"
 TYPICAL_LENGTH = 4  # tokens of the drafts that the default throughput is computed from

@@ -10,7 +10,7 @@ from torch import Tensor
 from specheads.decoding.records import Verdict
 from specheads.decoding.verification.chain_distribution import LARGEST_LOG_WEIGHT, AcceptanceDistribution, Block
 from specheads.decoding.verification.verify_step import ChainVerification
-from specheads.sampling import uniforms
+from specheads.pair.sampling import uniforms
 
 
 def block_distribution(block: Block) -> AcceptanceDistribution:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.records import Verdict
-from specheads.sampling import at_least_float32, sample
+from specheads.pair.sampling import at_least_float32, sample
 
 LARGEST_LOG_WEIGHT = 46.0  # e^46 = 1e20: beyond it the draft's distribution no longer changes a residual
 

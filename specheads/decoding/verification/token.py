@@ -10,7 +10,7 @@ from torch import Tensor
 from specheads.decoding.records import Verdict
 from specheads.decoding.verification.chain_distribution import AcceptanceDistribution, Block
 from specheads.decoding.verification.verify_step import ChainVerification
-from specheads.sampling import accept_prob, uniforms
+from specheads.pair.sampling import accept_prob, uniforms
 
 
 def token_distribution(block: Block) -> AcceptanceDistribution:

@@ -11,7 +11,7 @@ from specheads.decoding.engine import ForwardOutput
 from specheads.decoding.records import CHAIN, Verdict
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.verification.chain_distribution import AcceptanceDistribution, Block
-from specheads.sampling import Warp, has_nan
+from specheads.pair.sampling import Warp, has_nan
 
 
 class Verification:

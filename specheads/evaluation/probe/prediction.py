@@ -13,11 +13,11 @@ from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, Candidate, R
 from specheads.evaluation.intervals import Groups, Interval, interval, resample_counts
 from specheads.evaluation.rule_costs import CostTable, Tuning
 from specheads.integrations.served_target import ServedModel
-from specheads.pair import Pair
+from specheads.pair.pair import Pair
+from specheads.pair.sampling import Warp, check_finite, overlap
 from specheads.replay.recording import Recording
 from specheads.replay.replay import Counts, oracle, replay, rounds_by_length
 from specheads.replay.response_batch import ResponseBatch
-from specheads.sampling import Warp, check_finite, overlap
 
 
 @dataclass(frozen=True)

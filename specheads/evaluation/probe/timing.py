@@ -18,8 +18,8 @@ from specheads.decoding.step_times import TARGET, VERIFIED, StepTimes, step_cost
 from specheads.decoding.stopping import FixedLength
 from specheads.evaluation.probe.prediction import Overheads
 from specheads.integrations.served_target import ServedModel
-from specheads.pair import Pair
-from specheads.sampling import Warp
+from specheads.pair.pair import Pair
+from specheads.pair.sampling import Warp
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.generation import StoppingCriteria, StoppingCriteriaList
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
-from specheads.features import drafting_features, reads_target
+from specheads.heads.features import drafting_features, reads_target
 from specheads.heads.portable.standalone_head import DraftRound, StandaloneHead
 
 REPLACED = "_get_candidate_generator"  # a method of a target, not part of transformers' public interface

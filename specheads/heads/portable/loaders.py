@@ -8,9 +8,9 @@ import inspect
 from pathlib import Path
 from types import ModuleType
 
-from specheads import features, sampling
-from specheads.heads import calibration
+from specheads.heads import calibration, features
 from specheads.heads.portable import assisted, custom_generate, network, standalone_head, tensor_file
+from specheads.pair import sampling
 from specheads.storage.files import write_whole
 
 STANDALONE, CUSTOM_GENERATE = "acceptance_head.py", "custom_generate/generate.py"

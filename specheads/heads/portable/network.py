@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from specheads.features import FEATURES, before_sampling, columns_of, input_size
+from specheads.heads.features import FEATURES, before_sampling, columns_of, input_size
 
 Head = TypeVar("Head", bound=nn.Module)
 

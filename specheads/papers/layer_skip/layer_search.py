@@ -20,11 +20,11 @@ from torch import Tensor
 from specheads.decoding.decoder import Baseline
 from specheads.evaluation.settings import EngineName
 from specheads.forecast import progress
-from specheads.language_model import LanguageModel
-from specheads.pair import Pair
+from specheads.pair.language_model import LanguageModel
+from specheads.pair.pair import Pair
+from specheads.pair.sampling import Warp, check_finite
 from specheads.papers.layer_skip.layer_skip import layers_of, without_layers
 from specheads.prompts.encoding import EncodedPrompt
-from specheads.sampling import Warp, check_finite
 from specheads.settings import Built, OpenProbability, PositiveCount, Seed, Settings, setting
 from specheads.storage.journal import Journal
 from specheads.storage.runs import is_resumed

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 
 from specheads.decoding.drafting.autoregressive import Autoregressive
 from specheads.errors import UserError, is_count
-from specheads.language_model import place_of_layers
-from specheads.pair import Pair
+from specheads.pair.language_model import place_of_layers
+from specheads.pair.pair import Pair
 
 
 class LayerSkip(Autoregressive):

@@ -16,11 +16,11 @@ from specheads.decoding.arguments import check_count
 from specheads.decoding.draft_memory import DraftMemory
 from specheads.decoding.engine import Engine
 from specheads.decoding.stopping import StoppingRule
+from specheads.pair.sampling import Uniforms, Warp, sample_distinct
 from specheads.papers.mjsd.joint import JointVerification
 from specheads.papers.trees.distribution import BEAM, Draft
 from specheads.papers.trees.growth import ROOT, Frontier, Nodes, Proposal, TreeDrafter, usual_length
 from specheads.papers.trees.rounds import TreeDrafting
-from specheads.sampling import Uniforms, Warp, sample_distinct
 
 
 class Beam(TreeDrafting):

@@ -17,9 +17,9 @@ from specheads.decoding.prompt_reader import PromptReader
 from specheads.decoding.rows import Row, RowOutcome, RowsDecoder, checked_window
 from specheads.decoding.stopping import FixedLength
 from specheads.errors import UserError
-from specheads.pair import Pair
+from specheads.pair.pair import Pair
+from specheads.pair.sampling import Warp
 from specheads.papers.mjsd.beam import Beam
-from specheads.sampling import Warp
 
 
 class BlockSearch(Decoder):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from specheads.pair import Pair
+from specheads.pair.pair import Pair
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from specheads.evaluation.quality import response_nats
 from specheads.evaluation.setup import device_name
 from specheads.evaluation.sweep import response_seed
 from specheads.forecast import progress
-from specheads.pair import Pair
+from specheads.pair.pair import Pair
 from specheads.papers.mjsd.block_search import BlockSearch
 from specheads.papers.mjsd.energy import EnergyCounter, energy_counter
 from specheads.papers.reproduction.settings import Method, Reproduction, Tally

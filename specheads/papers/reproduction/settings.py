@@ -13,8 +13,8 @@ from specheads.decoding.verification import Verification
 from specheads.errors import UserError
 from specheads.evaluation.candidates import RuleChoice, takes_head
 from specheads.evaluation.settings import EngineName
+from specheads.pair.sampling import Warp
 from specheads.papers.trees.draft_counts import DraftCounts
-from specheads.sampling import Warp
 from specheads.settings import Built, Flag, Number, PositiveCount, PositiveNumber, Seed, Settings, Text, setting
 
 

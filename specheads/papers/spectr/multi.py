@@ -10,11 +10,11 @@ from specheads.decoding.arguments import check_count, check_flag
 from specheads.decoding.draft_memory import DraftMemory
 from specheads.decoding.engine import Engine
 from specheads.decoding.stopping import StoppingRule
+from specheads.pair.sampling import Uniforms, Warp, sample_distinct
 from specheads.papers.trees.distribution import DISTINCT, IID, Draft
 from specheads.papers.trees.growth import ROOT, Frontier, Nodes, Proposal, TreeDrafter, usual_length
 from specheads.papers.trees.multi_round import MultiRound
 from specheads.papers.trees.rounds import TreeDrafting
-from specheads.sampling import Uniforms, Warp, sample_distinct
 
 
 class Multi(TreeDrafting):

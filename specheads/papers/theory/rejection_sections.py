@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specheads.decoding import verification
+from specheads.pair.sampling import accept_prob
 from specheads.papers.claims import CheckedClaim, Figure, Line, Section, equality
 from specheads.papers.theory.rejections import (
     Chains,
@@ -23,7 +24,6 @@ from specheads.papers.theory.rejections import (
     total_variation,
 )
 from specheads.papers.theory.rounds import bias_of_batch, bias_of_first_two, enumerated_tokens_per_round
-from specheads.sampling import accept_prob
 
 SOURCE = "Yin et al. 2024"
 VOCABULARY = 7  # of the paper's simulations

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specheads.sampling import accept_prob, sample
+from specheads.pair.sampling import accept_prob, sample
 
 
 @dataclass(frozen=True)

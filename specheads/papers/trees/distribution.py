@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.verification import Verification
-from specheads.sampling import at_least_float32, sample
+from specheads.pair.sampling import at_least_float32, sample
 
 # How the tokens of a tree were chosen.
 IID = "a tree of i.i.d. samples"

@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_map
 
 from specheads.decoding.engine import Engine, ForwardOutput, TreeSlots
 from specheads.decoding.stopping import MAX_TOKENS, StoppingRule
-from specheads.features import drafting_features
+from specheads.heads.features import drafting_features
+from specheads.pair.sampling import Uniforms, Warp
 from specheads.papers.trees.distribution import Draft
-from specheads.sampling import Uniforms, Warp
 
 ROOT = -1  # the parent of first nodes: the context
 

@@ -5,8 +5,8 @@ Each is tested against the target's residual after the earlier rejections, even 
 
 import torch
 
+from specheads.pair.sampling import accept_prob
 from specheads.papers.trees.distribution import DISTINCT, IID, TreeBlock, TreeDistribution, TreeVerification
-from specheads.sampling import accept_prob
 
 
 def multi_round_distribution(block: TreeBlock) -> TreeDistribution:

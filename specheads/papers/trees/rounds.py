@@ -19,10 +19,10 @@ from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.verification import VerificationRule, VerifyStep
 from specheads.decoding.verifier import ChainVerifier
 from specheads.errors import UserError
-from specheads.pair import Pair
+from specheads.pair.pair import Pair
+from specheads.pair.sampling import Uniforms, Warp, has_nan
 from specheads.papers.trees.distribution import BEAM, Draft, TreeBlock, TreeVerification
 from specheads.papers.trees.growth import Nodes, TreeReader
-from specheads.sampling import Uniforms, Warp, has_nan
 
 
 class Drafter(Protocol):

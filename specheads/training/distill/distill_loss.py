@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from specheads.language_model import LanguageModel
-from specheads.padding import SLICE_ELEMENTS, slices
-from specheads.sampling import overlap
+from specheads.pair.language_model import LanguageModel
+from specheads.pair.padding import SLICE_ELEMENTS, slices
+from specheads.pair.sampling import overlap
 
 if TYPE_CHECKING:
     from specheads.training.distill.settings import DistillLoss  # a computation of the loss needs no pydantic

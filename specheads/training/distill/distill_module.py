@@ -10,8 +10,8 @@ import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, Strategy
 from torch import Tensor
 
-from specheads.language_model import LanguageModel
-from specheads.pair import Pair
+from specheads.pair.language_model import LanguageModel
+from specheads.pair.pair import Pair
 from specheads.replay.response_batch import ResponseBatch
 from specheads.training.curve_module import CurveModule
 from specheads.training.distill.distill_loss import (

@@ -15,11 +15,11 @@ from transformers import PreTrainedModel
 
 from specheads.errors import UserError
 from specheads.interrupts import deferred
-from specheads.language_model import LanguageModel, draft_temperature, short_name
-from specheads.pair import Pair, load_draft
+from specheads.pair.language_model import LanguageModel, draft_temperature, short_name
+from specheads.pair.pair import Pair, load_draft
+from specheads.pair.quantization import is_quantized
+from specheads.pair.revisions import revision_of, without_bars
 from specheads.prompts.encoding import GeneratedData
-from specheads.quantization import is_quantized
-from specheads.revisions import revision_of, without_bars
 from specheads.settings import cache_key
 from specheads.storage.files import write_json
 from specheads.training.distill.distill_module import DistillModule, shards_weights

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.stopping import FixedLength
-from specheads.language_model import set_draft_temperature
-from specheads.padding import SLICE_ELEMENTS, slices
-from specheads.pair import Pair
+from specheads.pair.language_model import set_draft_temperature
+from specheads.pair.padding import SLICE_ELEMENTS, slices
+from specheads.pair.pair import Pair
+from specheads.pair.sampling import Warp, check_numbers, overlap
 from specheads.replay.response_batch import best_temperature, overlaps_at
-from specheads.sampling import Warp, check_numbers, overlap
 from specheads.training.distill.distill_loss import forward_kl
 from specheads.training.distill.placement import is_sharded
 from specheads.training.distill.samples import HeldOutSamples, Sample, batch_of

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.responses import Responder
-from specheads.pair import Pair
+from specheads.pair.pair import Pair
 from specheads.prompts.encoding import ResponseLimits
 from specheads.training.distill.samples import Ragged, Sample
 from specheads.training.distill.settings import Distillation

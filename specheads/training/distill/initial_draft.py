@@ -10,7 +10,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from specheads.errors import UserError, is_count
-from specheads.language_model import place_of_layers
+from specheads.pair.language_model import place_of_layers
 
 LISTS_BY_LAYER = ("layer_types",)  # lists in a config that have an entry for each layer
 

@@ -11,11 +11,11 @@ import torch
 from transformers import PreTrainedModel
 
 from specheads.errors import UserError
-from specheads.language_model import LanguageModel, checked_device, checked_dtype, weightless_model
-from specheads.padding import BATCH_TOKENS, SLICE_ELEMENTS
-from specheads.pair import Pair
-from specheads.pair_config import PairConfig
-from specheads.quantization import QUANTIZATIONS, is_quantized, stored_bytes
+from specheads.pair.config import PairConfig
+from specheads.pair.language_model import LanguageModel, checked_device, checked_dtype, weightless_model
+from specheads.pair.padding import BATCH_TOKENS, SLICE_ELEMENTS
+from specheads.pair.pair import Pair
+from specheads.pair.quantization import QUANTIZATIONS, is_quantized, stored_bytes
 from specheads.training.distill.settings import Distillation
 from specheads.training.settings import num_processes
 

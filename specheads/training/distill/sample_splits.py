@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specheads.errors import UserError
-from specheads.pair import Pair
+from specheads.pair.pair import Pair
 from specheads.prompts.encoding import EncodedPrompt, GeneratedData, encode_prompts
 from specheads.storage.data_set import load_split
 from specheads.training.distill.samples import HeldOutSamples, Ragged, Responses, TrainSamples

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any, Literal
 
 from specheads.errors import UserError
-from specheads.sampling import Warp
+from specheads.pair.sampling import Warp
 from specheads.settings import (
     Built,
     Count,

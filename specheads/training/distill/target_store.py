@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from specheads.errors import UserError
-from specheads.padding import BATCH_TOKENS, SLICE_ELEMENTS, batches_of_tokens, slices
-from specheads.pair import Pair
+from specheads.pair.padding import BATCH_TOKENS, SLICE_ELEMENTS, batches_of_tokens, slices
+from specheads.pair.pair import Pair
+from specheads.pair.sampling import check_numbers
 from specheads.replay.response_batch import ResponseBatch
-from specheads.sampling import check_numbers
 from specheads.storage.shards import fingerprint
 from specheads.storage.tensor_shards import GIB, ShardReader, make_missing, packed, spans
 from specheads.training.distill.distill_loss import most_likely

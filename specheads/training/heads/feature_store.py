@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from specheads.errors import UserError
-from specheads.features import FEATURES, RECORDED, ROUND_INPUTS
 from specheads.heads.batch import HeadBatch, collate, sample_features, target_states
-from specheads.language_model import LanguageModel
-from specheads.padding import BATCH_TOKENS, batches_of_tokens
-from specheads.sampling import check_numbers
+from specheads.heads.features import FEATURES, RECORDED, ROUND_INPUTS
+from specheads.pair.language_model import LanguageModel
+from specheads.pair.padding import BATCH_TOKENS, batches_of_tokens
+from specheads.pair.sampling import check_numbers
 from specheads.storage.shards import fingerprint
 from specheads.storage.tensor_shards import GIB, ShardReader, make_missing, packed, spans
 from specheads.training.heads.mixed_responses import MixedResponses

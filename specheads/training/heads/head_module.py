@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from specheads.errors import UserError
-from specheads.features import RECORDED
 from specheads.heads.batch import HeadBatch, head_features, target_states
+from specheads.heads.features import RECORDED
 from specheads.heads.head import LEAST_SPREAD
 from specheads.heads.metrics import auroc, binary_kl, fit_logistic, overlap_metrics, prediction_metrics
-from specheads.language_model import LanguageModel
+from specheads.pair.language_model import LanguageModel
 from specheads.training.curve_module import CurveModule
 from specheads.training.heads.bank import HeadBank
 from specheads.training.settings import Optimizer

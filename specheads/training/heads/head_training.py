@@ -12,12 +12,12 @@ import torch
 from specheads.decoding.stopping import MAX_TOKENS
 from specheads.errors import UserError
 from specheads.evaluation.recordings import Recorder
-from specheads.features import ROUND_INPUTS
 from specheads.heads.batch import collate
+from specheads.heads.features import ROUND_INPUTS
 from specheads.heads.head import NUM_GOLDEN, save_head
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.interrupts import deferred
-from specheads.pair import Pair
+from specheads.pair.pair import Pair
 from specheads.prompts.encoding import GeneratedData
 from specheads.prompts.prompt import SPLITS
 from specheads.replay.response_tree import RecordSettings

@@ -12,8 +12,8 @@ from pydantic import BeforeValidator
 
 from specheads.errors import UserError
 from specheads.heads.config import DEFAULT_INPUTS, KNOWN_INPUTS, HeadConfig, can_predict_overlap
-from specheads.pair import Pair
-from specheads.sampling import Warp
+from specheads.pair.pair import Pair
+from specheads.pair.sampling import Warp
 from specheads.settings import (
     Built,
     Count,

@@ -16,7 +16,7 @@ from specheads.decoding.drafting.autoregressive import ChainState, ChainStep
 from specheads.decoding.engine import ForwardOutput
 from specheads.decoding.engine.compiled_program import modules_in
 from specheads.decoding.stopping.survival import SurvivalState
-from specheads.pair_config import config_folder
+from specheads.pair.config import config_folder
 
 CPU, HIDDEN, VOCAB = torch.device("cpu"), 3, 5
 

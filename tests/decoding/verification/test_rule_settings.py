@@ -8,7 +8,7 @@ from draftings import RULES
 from specheads import UserError, Warp
 from specheads.decoding.draft_memory import DraftMemory
 from specheads.decoding.verification import Block, SyntheticVerification, VerifyStep
-from specheads.pair_config import config_folder
+from specheads.pair.config import config_folder
 from specheads.papers import BiasedVerification, BigLittle, GreedyBlockVerification, JointVerification, TreeMatch
 from specheads.papers.trees.distribution import TreeBlock, TreeVerification
 from specheads.papers.trees.growth import Nodes

@@ -9,7 +9,7 @@ from fakes import CountingTokenizer, tiny_llama
 from specheads.commands import papers
 from specheads.commands.compose import command_config
 from specheads.evaluation.prompt_sets import PromptSet
-from specheads.pair import Pair
+from specheads.pair.pair import Pair
 from specheads.papers.layer_skip import layer_search
 from specheads.papers.layer_skip.layer_search import best_length, cost_without
 from specheads.prompts.prompt import Prompt

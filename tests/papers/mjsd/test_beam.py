@@ -11,7 +11,7 @@ from statistics_helper import chi_square_p_value
 
 from specheads import SpeculativeDecoder, UserError, Warp, papers, stopping
 from specheads.decoding.rows import Row
-from specheads.sampling import Uniforms, sample_distinct
+from specheads.pair.sampling import Uniforms, sample_distinct
 
 TEXT, VOCAB, DEVICE = [0, 3, 1], 5, torch.device("cpu")
 NUM_BEAMS, LENGTH = 2, 2

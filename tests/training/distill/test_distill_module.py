@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from specheads import Warp
 from specheads.interrupts import Request
-from specheads.language_model import LanguageModel
+from specheads.pair.language_model import LanguageModel
 from specheads.training.checkpoints import Checkpoints
 from specheads.training.distill.distill_module import DistillModule
 from specheads.training.distill.draft_quality import block_efficiency, draft_quality

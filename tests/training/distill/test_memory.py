@@ -8,7 +8,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specheads import UserError
-from specheads.synthetic import synthetic_model
+from specheads.pair.synthetic import synthetic_model
 from specheads.training.distill.memory import GIB, Batch, Forecast, Memory, ModelSizes, Plan, arithmetic, planned
 
 GB80 = 0.9 * 79 * GIB  # what can be used of a GPU of 80 GB

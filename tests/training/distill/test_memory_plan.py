@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specheads import UserError
-from specheads.pair_config import PairConfig
+from specheads.pair.config import PairConfig
 from specheads.training.distill import memory as memory_plan
 from specheads.training.distill.memory import (
     ModelSizes,
@@ -96,7 +96,7 @@ def test_what_may_leave_and_what_is_sharded():
 )
 def test_configs_are_checked_without_weights(init, num_layers, gpu, monkeypatch):
     """The refusal names the number of the draft's weights, and the window limits the texts."""
-    monkeypatch.setattr("specheads.language_model.load_model", lambda *args, **keys: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("specheads.pair.language_model.load_model", lambda *args, **keys: pytest.fail("a model was loaded"))
     config, settings = PairConfig(draft="synthetic:tiny", target="synthetic:tiny", device="cpu"), Distillation(**init)
     gpu(10**12)
     check_config(config, settings, 10**6)

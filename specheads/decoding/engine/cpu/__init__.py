@@ -11,8 +11,8 @@ from specheads.decoding.engine.compiled import StepOperations
 from specheads.decoding.engine.cpu.library import declarations, load_operators
 from specheads.decoding.engine.cpu.packed import PackedModel, packed_model
 from specheads.decoding.engine.reading import RowPlaces
-from specheads.language_model import LanguageModel
-from specheads.operations import Operations
+from specheads.pair.language_model import LanguageModel
+from specheads.pair.operations import Operations
 
 
 class CpuStep(StepOperations):

@@ -24,7 +24,7 @@ from transformers.cache_utils import Cache
 from specheads.decoding.engine.reading import RowsLayer
 from specheads.decoding.engine.static import Weights
 from specheads.heads.portable.network import Network, ResidualBlock
-from specheads.language_model import LanguageModel
+from specheads.pair.language_model import LanguageModel
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from statistics_helper import chi_square_p_value
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from specheads import UserError, Warp
-from specheads.sampling import Uniforms, accept_prob, check_finite, has_nan, overlap, sample, uniforms
+from specheads.pair.sampling import Uniforms, accept_prob, check_finite, has_nan, overlap, sample, uniforms
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])

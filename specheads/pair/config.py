@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from specheads.errors import UserError, is_number
-from specheads.quantization import check_quantization
+from specheads.pair.quantization import check_quantization
 
 INSTRUCTION = "{instruction}"  # where an instruction format takes the text
 ROLES = ("draft", "target")
@@ -86,7 +86,7 @@ class PairConfig:
 
 def config_folder() -> Path:
     """Return the folder of YAML configs: next to the package in a source tree, inside it in an installed wheel."""
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     source_tree = package.parent / "conf"
     return source_tree if (source_tree / "model").is_dir() else package / "conf"
 

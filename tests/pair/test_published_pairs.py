@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerFast
 from warm_processes import run
 
 from specheads import SpeculativeDecoder, Warp, load_pair, stopping
-from specheads.pair_config import config_folder
-from specheads.pair_needs import PUBLISHED
+from specheads.pair.config import config_folder
+from specheads.pair.needs import PUBLISHED
 
 CONFIGS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((config_folder() / "model").glob("*.yaml"))}
 PAIRS = {name: (c["draft"], c["target"]) for name, c in CONFIGS.items() if ":" not in c["draft"] and c["draft"] != "???"}

@@ -26,7 +26,7 @@ PIECE_BYTES, NUM_PIECES = 2**16, 64  # what is read of each weight file
 def resolve(location: str | Path) -> str:
     """Return the folder of an `embedded:` location or of one that begins with `~`, or the location itself."""
     location = os.path.expanduser(location)
-    return str(Path(__file__).parent / location.removeprefix(EMBEDDED)) if location.startswith(EMBEDDED) else location
+    return str(Path(__file__).parents[1] / location.removeprefix(EMBEDDED)) if location.startswith(EMBEDDED) else location
 
 
 def from_pretrained(loader: Any, location: str | Path, revision: str | None = None, what: str = "model", **kwargs: Any) -> Any:

@@ -14,7 +14,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specheads.errors import UserError
-from specheads.language_model import (
+from specheads.pair.config import INSTRUCTION, PairConfig, pair_config
+from specheads.pair.language_model import (
     LanguageModel,
     checked_device,
     checked_dtype,
@@ -24,11 +25,10 @@ from specheads.language_model import (
     set_draft_temperature,
     weightless_model,
 )
-from specheads.pair_config import INSTRUCTION, PairConfig, pair_config
-from specheads.quantization import revision_with
-from specheads.revisions import resolve, revision_of
+from specheads.pair.quantization import revision_with
+from specheads.pair.revisions import resolve, revision_of
+from specheads.pair.vocabulary import fit_to_vocabulary, known_tokens
 from specheads.storage.files import without_home
-from specheads.vocabulary import fit_to_vocabulary, known_tokens
 
 logger = logging.getLogger(__name__)
 

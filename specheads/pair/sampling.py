@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specheads.errors import UserError, is_count, is_number
-from specheads.operations import active
+from specheads.pair.operations import active
 
 LEAST = 1e-6  # of a top_p, and of a temperature above 0: with much smaller ones float32 has infinite logits and NaN probabilities
 

@@ -10,8 +10,9 @@ from fakes import tiny_llama
 
 from data_gen.run import generate_data
 from data_gen.settings import Generation
-from specheads import Distillation, language_model, load_pair
-from specheads.language_model import chosen_dtype, load_model, weightless_model
+from specheads import Distillation, load_pair
+from specheads.pair import language_model
+from specheads.pair.language_model import chosen_dtype, load_model, weightless_model
 from specheads.prompts.sources import NanoSource
 from specheads.training.distill.distillation import run_provenance, with_precision
 from specheads.training.heads.feature_store import FeatureStore

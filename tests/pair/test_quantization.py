@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-import specheads.quantization
+import specheads.pair.quantization
 from specheads import SpeculativeDecoder, UserError, Warp, load_pair
 from specheads.decoding.draft_memory import DraftMemory
 from specheads.decoding.drafting.autoregressive import ChainStep
 from specheads.decoding.engine.artefacts import name_of
 from specheads.decoding.stopping import FixedLength
-from specheads.pair_config import PairConfig
+from specheads.pair.config import PairConfig
+from specheads.pair.quantization import QUANTIZATIONS, check_quantization, is_quantized, revision_with, stored_bytes
 from specheads.prompts.encoding import response_provenance
-from specheads.quantization import QUANTIZATIONS, check_quantization, is_quantized, revision_with, stored_bytes
 from specheads.training.distill.distillation import distill
 from specheads.training.distill.initial_draft import TargetLayers
 from specheads.training.distill.memory import check_config, is_movable
@@ -32,10 +32,10 @@ def test_an_unknown_quantization_is_refused():
 @pytest.mark.parametrize("name", QUANTIZATIONS)
 def test_a_missing_package_is_refused_with_the_line_that_installs_it(name, monkeypatch):
     package = QUANTIZATIONS[name].package
-    monkeypatch.setattr(specheads.quantization, "is_usable", lambda asked: asked != package)
+    monkeypatch.setattr(specheads.pair.quantization, "is_usable", lambda asked: asked != package)
     with pytest.raises(UserError, match=f"model.quantization={name} needs the package {package}, .*pip install -U {package}$"):
         load_pair("nano", quantization=name)
-    monkeypatch.setattr(specheads.quantization, "is_usable", lambda asked: asked == package)
+    monkeypatch.setattr(specheads.pair.quantization, "is_usable", lambda asked: asked == package)
     check_quantization("model.quantization", name)
 
 
@@ -48,13 +48,13 @@ def test_stored_bytes_are_those_of_ordinary_weights():
 
 
 def test_a_draft_is_not_made_of_a_quantized_target(monkeypatch):
-    monkeypatch.setattr(specheads.quantization, "is_usable", lambda package: True)
+    monkeypatch.setattr(specheads.pair.quantization, "is_usable", lambda package: True)
     with pytest.raises(UserError, match="is made of a target whose weights are as they are"):
         load_pair("nano", quantization="int8", new_draft=TargetLayers(1))
 
 
 def test_a_quantized_draft_is_not_trained(monkeypatch):
-    monkeypatch.setattr(specheads.quantization, "is_usable", lambda package: True)
+    monkeypatch.setattr(specheads.pair.quantization, "is_usable", lambda package: True)
     config = PairConfig(draft="a", target="b", draft_quantization="int8")
     with pytest.raises(UserError, match="the draft a is quantized, and its weights cannot be trained"):
         check_config(config, Distillation(), 100)
@@ -108,7 +108,7 @@ def test_a_synthetic_model_is_quantized_too():
     pair = load_pair("synthetic-tiny", draft_quantization="int8")
     assert is_quantized(pair.draft) and not is_quantized(pair.target) and pair.draft_revision.endswith("-int8")
     with pytest.raises(UserError, match="quantization=nf4 does not work for synthetic models; expected int8, fp8, int4"):
-        specheads.quantization.quantize(pair.target, "nf4")
+        specheads.pair.quantization.quantize(pair.target, "nf4")
 
 
 def test_a_quantization_that_this_machine_cannot_make_is_refused():

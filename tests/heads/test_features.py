@@ -5,9 +5,9 @@ import torch
 from fakes import needs_compiler, tiny_pair
 
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, stopping
-from specheads.features import FEATURES, RECORDED, ROUND_INPUTS, before_sampling, columns_of, drafting_features, input_size
 from specheads.heads.batch import HeadBatch, head_features
 from specheads.heads.config import DEFAULT_INPUTS, KNOWN_INPUTS
+from specheads.heads.features import FEATURES, RECORDED, ROUND_INPUTS, before_sampling, columns_of, drafting_features, input_size
 
 DISTRIBUTION = ("draft_prob", "max_prob", "entropy", "second_prob")
 

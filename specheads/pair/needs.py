@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 
 from specheads.errors import UserError
-from specheads.language_model import checked_device, checked_dtype, short_name, weightless_model
-from specheads.pair_config import PairConfig
-from specheads.quantization import QUANTIZATIONS
-from specheads.revisions import EMBEDDED, how_to_access
+from specheads.pair.config import PairConfig
+from specheads.pair.language_model import checked_device, checked_dtype, short_name, weightless_model
+from specheads.pair.quantization import QUANTIZATIONS
+from specheads.pair.revisions import EMBEDDED, how_to_access
 
 HALF = 2  # bytes per weight where the type of a checkpoint is not known yet: almost all are stored in 16 bits
 

@@ -11,11 +11,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from specheads import UserError, load_pair
-from specheads.language_model import LanguageModel, checked_device, set_draft_temperature
-from specheads.pair import check_placement, check_vocabulary, load_draft, log_spread
-from specheads.pair_config import PairConfig, config_folder, pair_config
-from specheads.revisions import resolve, revision_at, revision_of
-from specheads.vocabulary import known_tokens
+from specheads.pair.config import PairConfig, config_folder, pair_config
+from specheads.pair.language_model import LanguageModel, checked_device, set_draft_temperature
+from specheads.pair.pair import check_placement, check_vocabulary, load_draft, log_spread
+from specheads.pair.revisions import resolve, revision_at, revision_of
+from specheads.pair.vocabulary import known_tokens
 
 
 @pytest.fixture

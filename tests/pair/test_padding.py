@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from specheads.padding import batches_of_rows, batches_of_tokens, by_length, right_padded, slices
+from specheads.pair.padding import batches_of_rows, batches_of_tokens, by_length, right_padded, slices
 
 
 def test_rows_of_equal_length_keep_their_order():

@@ -7,9 +7,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from commands import run
 
-from specheads.pair_config import pair_config
-from specheads.pair_needs import memory_text, pair_needs, size_text
-from specheads.synthetic import SHAPES
+from specheads.pair.config import pair_config
+from specheads.pair.needs import memory_text, pair_needs, size_text
+from specheads.pair.synthetic import SHAPES
 
 LLAMA = "https://huggingface.co/meta-llama/Llama-2"
 
@@ -30,7 +30,7 @@ def test_the_papers_pair_is_described_without_a_network():
 
 
 def test_memory_follows_types_and_quantization(monkeypatch):
-    monkeypatch.setattr("specheads.quantization.is_usable", lambda package: True)
+    monkeypatch.setattr("specheads.pair.quantization.is_usable", lambda package: True)
     # 0.596 billion parameters of 4 bytes, 8.19 billion of half a byte
     memory = pair_needs(pair_config("qwen3-0.6b-to-qwen3-8b", dtype="float32", quantization="int4"))[1]
     assert memory.startswith(

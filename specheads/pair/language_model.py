@@ -23,10 +23,10 @@ from transformers import (
 )
 
 from specheads.errors import UserError, is_out_of_memory
-from specheads.quantization import QUANTIZATIONS, quantize
-from specheads.revisions import DRAFT_TEMPERATURE, from_pretrained, resolve
-from specheads.sampling import at_least_float32
-from specheads.synthetic import is_synthetic, synthetic_model, synthetic_tokenizer
+from specheads.pair.quantization import QUANTIZATIONS, quantize
+from specheads.pair.revisions import DRAFT_TEMPERATURE, from_pretrained, resolve
+from specheads.pair.sampling import at_least_float32
+from specheads.pair.synthetic import is_synthetic, synthetic_model, synthetic_tokenizer
 
 logger = logging.getLogger(__name__)
 

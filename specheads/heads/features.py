@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specheads.sampling import at_least_float32
+from specheads.pair.sampling import at_least_float32
 
 LEAST_PROB = 1e-12  # replaces smaller probabilities, so that their logarithm is finite
 

@@ -6,7 +6,7 @@ from fakes import tiny_pair
 from transformers.utils import logging as hf_logging
 
 from specheads import load_pair
-from specheads.language_model import LanguageModel
+from specheads.pair.language_model import LanguageModel
 
 
 @pytest.fixture
