@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
+from specheads.commands.compose import command_config
 from specheads.pair.config import config_folder
+from specheads.papers.reproduction.settings import Method
 
 ROOT = Path(__file__).parents[1]
 PAPERS = yaml.safe_load((ROOT / "benchmarks/papers.yaml").read_text("utf-8"))
@@ -47,6 +50,8 @@ def as_list(value):
 
 
 CONFIG_KEYS = {key for path in config_folder().rglob("*.yaml") for key in keys_of(yaml.safe_load(path.read_text("utf-8")))}
+CONFIG_KEYS |= {key for name in ("train", "distill", "evaluate") for key in keys_of(OmegaConf.to_container(command_config(name)))}
+CONFIG_KEYS |= set(Method.model_fields)
 
 
 def test_the_five_papers_are_there_with_all_fields():

@@ -24,7 +24,6 @@ from specheads.training.distill.distill_loss import (
     most_likely,
     stored_distributions,
     token_losses,
-    total_variation,
 )
 from specheads.training.heads.bank import HeadBank, HeadSpec
 
@@ -37,7 +36,7 @@ STORED = 64  # tokens of each of the target's distributions that are stored
 class Loss:
     """The loss of distillation with its default settings, whose class would need pydantic."""
 
-    temperature, hard_weight, function = 1.0, 0.0, staticmethod(total_variation)
+    temperature, hard_weight, divergence = 1.0, 0.0, "total_variation"
 
 
 def tables(setup: Setup, goals: dict[str, float]) -> Iterator[Table]:

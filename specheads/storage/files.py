@@ -84,12 +84,12 @@ def open_inside(path: Path, flags: int) -> int:
 
 
 def lock(path: Path) -> TextIO | None:
-    """Return the open file `path`, locked and with this process's number in it, or None if another process has the lock.
+    """Return the open file `path`, locked, or None if another process has the lock.
 
     Closing the file releases the lock, and so does the end of the process in any case.
 
     Raises:
-        OSError: the file cannot be written, or is a link, whose file elsewhere would be emptied.
+        OSError: the file cannot be written, or is a link.
     """
     stream = os.fdopen(open_inside(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "a+")
     try:
@@ -97,9 +97,6 @@ def lock(path: Path) -> TextIO | None:
     except BlockingIOError:
         stream.close()
         return None
-    stream.truncate(0)
-    stream.write(str(os.getpid()))
-    stream.flush()
     return stream
 
 

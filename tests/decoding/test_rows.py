@@ -192,8 +192,8 @@ def test_the_seconds_of_a_row_reach_from_its_start_to_its_last_token(monkeypatch
     decoder = SpeculativeDecoder(tiny_pair(vocab_size=7, scale=2.0), warp=GREEDY, engine="eager")
     CountingClock.count = 0
     rows = batched(decoder, PROMPTS, 1, 10)
-    assert sum(row.stats.seconds + 1 for row in rows) == CountingClock.count
-    assert all(made.wait_seconds == 1 for row in rows for made in row.rounds)  # until the clock is read again
+    assert sum(row.stats.seconds + 1 + len(row.rounds) for row in rows) == CountingClock.count
+    assert all(made.wait_seconds == 0 for row in rows for made in row.rounds)  # one that is alone waits for nobody
     waits = {made.wait_seconds for row in batched(decoder, PROMPTS, 3, 10, SEEDS) for made in row.rounds}
     assert waits == {1, 3}  # the clock is read twice more where a prompt is read
 

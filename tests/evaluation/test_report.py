@@ -267,7 +267,8 @@ def test_other_verification_rules_are_compared_at_equal_lengths():
     console = Console(record=True, width=220)
     context = {"model": "tiny", "num_live_prompts": 6, "verification": "token verification", "lossless": True}
     print_report(Report(context, cost_table.fit, [], live), console)
-    assert "eff." in console.export_text() and "gain" in console.export_text()
+    text = console.export_text()
+    assert "eff." in text and "gain" in text
 
 
 @pytest.mark.parametrize(("faster", "named"), [(1.02, True), (0.98, False)])

@@ -22,6 +22,7 @@ from specheads.pair.config import config_folder
 from specheads.papers.reproduction import decoding
 from specheads.papers.reproduction.report import Reproduced, checked, measured, print_result
 from specheads.papers.reproduction.settings import METRICS, Claim, Reproduction, Tally
+from specheads.papers.trees.draft_counts import DraftCounts
 
 ROOT = Path(__file__).parents[2]
 ITEMS = {item["id"] for paper in yaml.safe_load((ROOT / "benchmarks/papers.yaml").read_text("utf-8")) for item in paper["items"]}
@@ -44,6 +45,8 @@ def tally(tokens, calls, drafted=0, nats=1.0, copies=0):
     for number, call in zip(tokens, calls, strict=True):
         made.stats.append(DecodeStats(number, drafted, drafted // 2, drafted - drafted // 2, call, drafted, 2.0, 1.0, copies))
         made.nats.append(nats * number)
+        made.drafts.append(DraftCounts())
+        made.joules.append(None)
     return made
 
 
@@ -102,6 +105,7 @@ def test_metrics_are_those_of_the_counts():
     counts = np.array([[1.0, 1], [0, 2]])
     total = DecodeStats.total(made.stats)
     values = {name: made.samples(name, counts) for name in METRICS}
+    assert all(values[name] is None for name in ("first_child", "repeated_bigrams", "joules_per_token"))  # of trees, of a meter
     assert {values[name][0] for name in ("tokens_per_round",)} == {total.block_efficiency}
     assert values["acceptance_rate"][0] == total.acceptance_rate and values["discard_rate"][0] == total.discard_rate
     assert values["verification_rate"][0] == total.verification_rate and values["drafted_per_round"][0] == total.drafted_per_round
