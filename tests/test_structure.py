@@ -1,100 +1,155 @@
-"""The order of the layers, and the words of the glossary; `python -m tests.structure --list` shows what is counted."""
+"""The order of the rooms: imports go down only, in no circles, and below the door nothing knows Hydra."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.structure import (
-    ROOT,
-    State,
-    circles,
-    config_functions,
-    config_modules,
-    crossings,
-    importers,
-    main,
-    replaced_words,
-    upward_imports,
+ROOT = Path(__file__).parents[1]
+CODE = ("specheads", "data_gen", "train.py", "evaluate.py")
+# Low to high: a module may import from its own layer and from those below. A name stands for the modules in it, too.
+LAYERS = (
+    ("specheads.errors", "specheads.forecast", "specheads.interrupts", "specheads.processes", "specheads.settings"),
+    ("specheads.storage",),
+    ("specheads.pair",),
+    ("specheads.prompts",),
+    ("specheads.heads",),
+    ("specheads.decoding",),
+    ("specheads.integrations",),
+    ("specheads.replay", "data_gen"),
+    ("specheads.evaluation",),
+    ("specheads.training",),
+    ("specheads.papers",),
+    ("specheads",),  # the public names; a new module below it must be given a layer
+    ("train", "evaluate", "data_gen.__main__", "specheads.__main__", "specheads.commands"),
 )
-
-CODE = State(ROOT)
-
-
-def test_imports_go_down_only():
-    assert upward_imports(CODE) == []
+DOOR = len(LAYERS) - 1
 
 
-def test_no_modules_import_each_other():
-    assert circles(CODE) == []
+def layer_of(module: str) -> int | None:
+    """Return the number of a module's layer, or None if it has none."""
+    layers = {name: number for number, names in enumerate(LAYERS) for name in names}
+    parts = module.split(".")
+    names = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+    return next((layers[name] for name in names if name in layers and (name != "specheads" or name == module)), None)
 
 
-def test_specheads_below_the_door_does_not_import_data_gen():
-    assert crossings(CODE)[0] == []
+def imports(name: str, is_package: bool, tree: ast.Module) -> Iterator[str]:
+    """Yield the full names that a module imports, also inside functions: of `from a import b` that is a.b."""
+    package = name if is_package else name.rpartition(".")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            source = ".".join([*above, *([node.module] if node.module else [])])
+            yield from (f"{source}.{alias.name}" for alias in node.names)
 
 
-def test_only_its_verb_imports_the_papers_room():
-    assert importers(CODE, "specheads.papers") == ["specheads.commands.papers"]
+class Tree:
+    """The modules of a source tree."""
+
+    def __init__(self, root: Path) -> None:
+        self.modules: dict[str, ast.Module] = {}
+        self.imported: dict[str, set[str]] = {}
+        for top in (root / place for place in CODE):
+            for path in [top] if top.is_file() else sorted(top.rglob("*.py")):
+                name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+                self.modules[name] = ast.parse(path.read_text())
+                self.imported[name] = set(imports(name, path.name == "__init__.py", self.modules[name]))
+        self.edges = {name: {self._within(one) for one in found} - {"", name} for name, found in self.imported.items()}
+
+    def _within(self, name: str) -> str:
+        """Return the module that an imported name is or lies in, empty for another package."""
+        while name and name not in self.modules:
+            name = name.rpartition(".")[0]
+        return name
+
+    def below_door(self) -> list[str]:
+        """Return the modules that are no entry points."""
+        return [name for name in self.modules if layer_of(name) != DOOR]
+
+    def upward(self) -> list[str]:
+        """Return `importing -> imported` for imports from a higher layer, and modules that have no layer."""
+        found = [f"{module} has no layer" for module in self.edges if layer_of(module) is None]
+        for module, names in self.edges.items():
+            layer = layer_of(module)
+            found += [f"{module} -> {name}" for name in sorted(names) if layer is not None and (layer_of(name) or 0) > layer]
+        return found
+
+    def circles(self) -> set[str]:
+        """Return the modules that import themselves through others."""
+        reach: dict[str, set[str]] = {}
+        for start in self.edges:
+            todo, reach[start] = [start], set()
+            while todo:
+                new = self.edges[todo.pop()] - reach[start]
+                reach[start] |= new
+                todo += new
+        return {module for module in reach if module in reach[module]}
+
+    def importers(self, package: str) -> list[str]:
+        """Return the modules outside a package that import something of it."""
+        start = f"{package}."
+        outside = {module: names for module, names in self.edges.items() if not f"{module}.".startswith(start)}
+        return sorted(module for module, names in outside.items() if any(f"{name}.".startswith(start) for name in names))
+
+    def know_hydra(self) -> list[str]:
+        """Return the modules below the door that import hydra or omegaconf, or have a function that takes a config."""
+        found = [
+            name for name in self.below_door() if {one.split(".")[0] for one in self.imported[name]} & {"hydra", "omegaconf"}
+        ]
+        for name in self.below_door():
+            arguments = [node for node in ast.walk(self.modules[name]) if isinstance(node, ast.arg)]
+            texts = [f"{node.arg} {ast.unparse(node.annotation) if node.annotation else ''}" for node in arguments]
+            found += [name] if any({"cfg", "DictConfig"} & set(text.split()) for text in texts) else []
+        return found
 
 
-def test_only_the_door_knows_hydra_and_configs():
-    assert config_modules(CODE) == []
-    assert config_functions(CODE) == []
+@pytest.fixture(scope="module")
+def tree():
+    return Tree(ROOT)
 
 
-@pytest.mark.parametrize("place", ["identifiers", "config keys", "file names", "error messages", "help"])
-def test_the_words_are_those_of_the_glossary(place):
-    assert replaced_words(CODE)[place] == []
+def test_imports_go_down_only(tree):
+    assert tree.upward() == []
 
 
-# --- what is counted
+def test_no_modules_import_each_other(tree):
+    assert tree.circles() == set()
 
 
-@pytest.fixture
-def small(tmp_path):
-    """A source tree with one mistake of each kind."""
+def test_specheads_below_the_door_does_not_import_data_gen(tree):
+    inside = [name for name in tree.below_door() if name.startswith("specheads")]
+    assert [name for name in inside if any(one.split(".")[0] == "data_gen" for one in tree.edges[name])] == []
+
+
+def test_only_its_verb_imports_the_papers_room(tree):
+    assert tree.importers("specheads.papers") == ["specheads.commands.papers"]
+
+
+def test_only_the_door_knows_hydra_and_configs(tree):
+    assert tree.know_hydra() == []
+
+
+def test_mistakes_of_structure_are_found(tmp_path):
     texts = {
-        "specheads/__init__.py": "",
         "specheads/errors.py": "from specheads.heads import head\n",
         "specheads/heads/__init__.py": "",
-        "specheads/heads/head.py": "def train(cfg):\n    from specheads import errors\n    raise ValueError('no: is no count')\n",
-        "specheads/unheard_of.py": "import omegaconf\nimport data_gen.run\nLAWS = found = 1\n",
+        "specheads/heads/head.py": "def train(cfg):\n    from specheads import errors\n",
+        "specheads/unheard_of.py": "import omegaconf\n",
         "data_gen/run.py": "from . import label\n",
         "data_gen/label.py": "",
-        "conf/train.yaml": "facts: 1   # of the draft's law\nown_key:\n  - twin: 2\n",
-        "train.py": "import omegaconf\n\n\ndef main(cfg: 'DictConfig'):\n    ground_truth = HeadTruth = 1\n",
+        "train.py": "import omegaconf\n\n\ndef main(config: 'DictConfig'): ...\n",
         "evaluate.py": "",
-        "benchmarks/own.py": "",
-        "tests/test_one.py": "",
     }
     for name, text in texts.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    return State(tmp_path)
-
-
-def test_mistakes_of_structure_are_counted(small):
-    assert upward_imports(small) == [
-        "specheads.errors -> specheads.heads.head",
-        "specheads.unheard_of has no layer",
-    ]
-    assert circles(small) == [["specheads.errors", "specheads.heads.head"]]
-    assert crossings(small) == (["specheads.unheard_of -> data_gen.run"], [])
+    small = Tree(tmp_path)
+    assert small.upward() == ["specheads.unheard_of has no layer", "specheads.errors -> specheads.heads.head"]
+    assert small.circles() == {"specheads.errors", "specheads.heads.head"}
     assert small.edges["data_gen.run"] == {"data_gen.label"}
-    assert config_modules(small) == ["specheads.unheard_of"]
-    assert config_functions(small) == ["specheads.heads.head.train"]
-
-
-def test_replaced_words_are_counted(small):
-    assert replaced_words(small) == {
-        "identifiers": ["LAWS", "found", "HeadTruth"],
-        "identifiers of tests": [],
-        "config keys": ["facts", "twin"],
-        "file names": ["own"],
-        "error messages": ["no: is no count"],
-        "help": ["of the draft's law"],
-    }
-
-
-def test_the_table_has_a_row_for_every_count(capsys):
-    main(["--no-times"])
-    rows = capsys.readouterr().out.splitlines()
-    assert len(rows) == 17
-    assert all(row[62:].strip()[0].isdigit() for row in rows)
+    assert small.know_hydra() == ["specheads.unheard_of", "specheads.heads.head"]
+    assert small.importers("specheads.heads") == ["specheads.errors"]
