@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from specheads.pair.language_model import LanguageModel
-from specheads.pair.operations import tokens_at
 from specheads.pair.padding import batches_of_tokens, right_padded, slices
 from specheads.pair.pair import Pair
-from specheads.pair.sampling import Warp, accept_prob, check_no_nan, has_nan, overlap
+from specheads.pair.sampling import Warp, accept_prob, check_no_nan, has_nan, overlap, tokens_at
 
 BATCH_TOKENS = 16_384  # padded tokens that a model reads at once
 SLICE_ELEMENTS = 2**22  # probabilities of one model that are held at once on a CPU, whose cache takes about as many

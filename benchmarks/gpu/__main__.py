@@ -21,7 +21,7 @@ import torch
 from benchmarks.gpu.machine import Setup
 from benchmarks.render import ROOT
 from benchmarks.results import Column, Table, add_keep_option, text_of, write_result
-from specheads.pair.language_model import checked_device
+from specheads.pair.config import checked_device
 from specheads.storage.files import write_json
 
 SCRIPTS = ("round", "training", "data")

@@ -22,8 +22,8 @@ from specheads.heads.features import reads_target
 from specheads.heads.head_folder import Golden, HeadFiles, read_files, write_files
 from specheads.heads.portable.network import HeadNetwork, load_tensors
 from specheads.heads.train_prompts import TrainPrompts
-from specheads.pair.operations import active
 from specheads.pair.pair import Pair
+from specheads.pair.sampling import active
 from specheads.storage.files import read_json
 from specheads.storage.runs import has_ended
 

@@ -1,5 +1,6 @@
 """The description of a pair: the keys of conf/model/*.yaml, which are also keyword arguments and keys on command lines."""
 
+import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -79,9 +80,61 @@ class PairConfig:
         if self.chat is not None and not isinstance(self.chat, bool):
             raise UserError(f"model.chat={self.chat} must be true, false, or null to use the chat template if there is one.")
 
-    def trusts(self, role: str) -> bool:
-        """Return whether code that comes with the draft or the target may run."""
-        return self.trust_remote_code in (True, role)
+    def source(self, role: str) -> "ModelSource":
+        """Return the draft or the target as it is to be loaded; only a target is spread over devices.
+
+        Raises:
+            UserError: an unknown type, or a device that does not exist here.
+        """
+        is_draft = role == "draft"
+        return ModelSource(
+            self.draft if is_draft else self.target,
+            self.draft_revision if is_draft else self.target_revision,
+            checked_dtype(self.dtype),
+            checked_device(self.device),
+            None if is_draft else self.device_map,
+            self.trust_remote_code in (True, role),
+            self.draft_quantization if is_draft else self.quantization,
+        )
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Where a model is and how it is loaded; the keys are those of PairConfig, without the other model's."""
+
+    location: str | Path
+    revision: str | None = None
+    dtype: str | torch.dtype = "auto"
+    device: str = "cpu"
+    device_map: str | None = None
+    trust_remote_code: bool = False
+    quantization: str | None = None
+
+
+def checked_device(device: str | None) -> str:
+    """Return the device for models; None is cuda if there is one, and each process of a training run takes its own.
+
+    Raises:
+        UserError: the device does not exist here.
+    """
+    if device is None:
+        rank = os.environ.get("LOCAL_RANK")
+        return ("cuda" if rank is None else f"cuda:{rank}") if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # what torch raises for unknown names, and for a build without that device
+        raise UserError(
+            f"device={device!r} cannot be used here ({str(error).splitlines()[0]}); use cpu, or null to choose automatically."
+        ) from None
+    return device
+
+
+def checked_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
+    """Return "auto" or the torch dtype of a name. Raises UserError for anything else."""
+    torch_dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if dtype == "auto" or (isinstance(torch_dtype, torch.dtype) and torch_dtype.is_floating_point):
+        return torch_dtype or dtype
+    raise UserError(f"dtype={dtype!r} must be a floating-point type; use auto, float32, bfloat16, float16 or float64.")
 
 
 def config_folder() -> Path:

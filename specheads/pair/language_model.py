@@ -5,7 +5,6 @@ through `LanguageModel`, so a head sees the same vector in both.
 """
 
 import logging
-import os
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -23,6 +22,7 @@ from transformers import (
 )
 
 from specheads.errors import UserError, is_out_of_memory
+from specheads.pair.config import ModelSource
 from specheads.pair.quantization import QUANTIZATIONS, quantize
 from specheads.pair.revisions import DRAFT_TEMPERATURE, from_pretrained, resolve
 from specheads.pair.sampling import at_least_float32
@@ -50,7 +50,7 @@ class LanguageModel:
         temperature: float = 1.0,
         known: Tensor | None = None,
     ) -> None:
-        avoid_cudnn_attention()
+        _avoid_cudnn_attention()
         self.model, self.temperature = model, temperature
         self.config = model.config.get_text_config()
         self.input_embedding, self.output_embedding = model.get_input_embeddings(), model.get_output_embeddings()
@@ -136,7 +136,7 @@ def set_draft_temperature(draft: PreTrainedModel, temperature: float) -> None:
     setattr(draft.config.get_text_config(), DRAFT_TEMPERATURE, float(temperature))
 
 
-def avoid_cudnn_attention() -> None:
+def _avoid_cudnn_attention() -> None:
     """Have torch's attention choose among its other kernels; every model is read through a LanguageModel, which calls this.
 
     On Hopper and later cuDNN's attention is torch's first choice. It builds a plan for each new shape, which takes a good part of
@@ -152,114 +152,61 @@ def load_tokenizer(location: str | Path, revision: str | None, trust_remote_code
     return from_pretrained(AutoTokenizer, location, revision, "tokenizer", trust_remote_code=trust_remote_code)
 
 
-def load_model(
-    location: str | Path,
-    revision: str | None,
-    dtype: str | torch.dtype,
-    device: str,
-    device_map: str | None = None,
-    trust_remote_code: bool = False,
-    quantization: str | None = None,
-) -> PreTrainedModel:
-    """Return a model for inference, its weights on `device` or where `device_map` spreads them; see `chosen_dtype`.
+def load_model(source: ModelSource) -> PreTrainedModel:
+    """Return a model for inference, on its device or where its `device_map` spreads it; see `chosen_dtype`.
 
     Raises:
         UserError: the model cannot be loaded.
     """
-    dtype = chosen_dtype(dtype, location, revision, device, device_map, trust_remote_code)
+    location, quantization = source.location, source.quantization
+    dtype, stored = chosen_dtype(source)
+    if source.dtype != dtype:
+        name = "a type that its config does not name" if stored is None else short_name(stored)
+        logger.info("dtype=auto: %s runs in %s, its weights are stored in %s", location, short_name(dtype), name)
     if is_synthetic(location):
-        model = synthetic_model(str(location), dtype, device)
-        model = quantize(model, quantization) if quantization else model
-    else:
-        keys: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust_remote_code}
-        if device_map:
-            keys["device_map"] = device_map
-        elif quantization and torch.device(device).type != "cpu":
-            keys["device_map"] = {"": device}  # some layouts can only be made on the GPU
-        if quantization:
-            model = _quantized(location, revision, quantization, keys)
-        else:
-            model = from_pretrained(AutoModelForCausalLM, location, revision, **keys)
-        model = model if "device_map" in keys else model.to(device)
-    return model.requires_grad_(False).eval()
-
-
-def _quantized(location: str | Path, revision: str | None, name: str, keys: dict[str, Any]) -> PreTrainedModel:
-    """Return a model that is quantized while it is read; raises UserError where this machine cannot."""
-    config = QUANTIZATIONS[name].make()
+        model = synthetic_model(str(location), dtype, source.device)
+        return _for_inference(quantize(model, quantization) if quantization else model)
+    keys: dict[str, Any] = {"dtype": dtype, "trust_remote_code": source.trust_remote_code}
+    if source.device_map:
+        keys["device_map"] = source.device_map
+    elif quantization and torch.device(source.device).type != "cpu":
+        keys["device_map"] = {"": source.device}  # some layouts can only be made on the GPU
+    if quantization:
+        keys["quantization_config"] = QUANTIZATIONS[quantization].make()
     try:
-        return from_pretrained(AutoModelForCausalLM, location, revision, quantization_config=config, **keys)
+        model = from_pretrained(AutoModelForCausalLM, location, source.revision, **keys)
     except RuntimeError as error:
-        if is_out_of_memory(error):
+        if quantization is None or is_out_of_memory(error):
             raise
         raise UserError(
-            f"{location} cannot be loaded in quantization={name} on this machine; int8 and fp8 need no special GPU. The log has "
-            f"the reason of each weight: {str(error).splitlines()[0]}"
+            f"{location} cannot be loaded in quantization={quantization} on this machine; int8 and fp8 need no special GPU. The "
+            f"log has the reason of each weight: {str(error).splitlines()[0]}"
         ) from error
+    return _for_inference(model if "device_map" in keys else model.to(source.device))
 
 
-def weightless_model(
-    location: str | Path,
-    revision: str | None,
-    dtype: str | torch.dtype,
-    device: str,
-    device_map: str | None = None,
-    trust_remote_code: bool = False,
-    quiet: bool = False,
-) -> PreTrainedModel:
-    """Return what `load_model` does, but without weights, for a process that only needs its shape; `quiet` logs no type."""
-    dtype = chosen_dtype(dtype, location, revision, device, device_map, trust_remote_code, quiet)
-    if is_synthetic(location):
-        return synthetic_model(str(location), dtype, "meta").requires_grad_(False).eval()
-    config = from_pretrained(AutoConfig, location, revision, trust_remote_code=trust_remote_code)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=config.dtype if dtype == "auto" else dtype, trust_remote_code=trust_remote_code
-        )
-    with suppress(OSError, ValueError):  # a model without one keeps that of its config
-        folder, given = resolve(location), {"revision": revision} if revision else {}
-        model.generation_config = GenerationConfig.from_pretrained(folder, **given)
+def _for_inference(model: PreTrainedModel) -> PreTrainedModel:
     return model.requires_grad_(False).eval()
 
 
-def checked_device(device: str | None) -> str:
-    """Return the device for models; None is cuda if there is one, and each process of a training run takes its own.
-
-    Raises:
-        UserError: the device does not exist here.
-    """
-    if device is None:
-        rank = os.environ.get("LOCAL_RANK")
-        return ("cuda" if rank is None else f"cuda:{rank}") if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # what torch raises for unknown names, and for a build without that device
-        raise UserError(
-            f"device={device!r} cannot be used here ({str(error).splitlines()[0]}); use cpu, or null to choose automatically."
-        ) from None
-    return device
+def weightless_model(source: ModelSource) -> PreTrainedModel:
+    """Return what `load_model` does, but without weights, for a process that only needs its shape."""
+    location, (dtype, _) = source.location, chosen_dtype(source)
+    if is_synthetic(location):
+        return _for_inference(synthetic_model(str(location), dtype, "meta"))
+    trust = source.trust_remote_code
+    config = from_pretrained(AutoConfig, location, source.revision, trust_remote_code=trust)
+    with torch.device("meta"):
+        dtype = config.dtype if dtype == "auto" else dtype
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust)
+    with suppress(OSError, ValueError):  # a model without one keeps that of its config
+        given = {"revision": source.revision} if source.revision else {}
+        model.generation_config = GenerationConfig.from_pretrained(resolve(location), **given)
+    return _for_inference(model)
 
 
-def checked_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
-    """Return "auto" or the torch dtype of a name. Raises UserError for anything else."""
-    torch_dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if dtype == "auto":
-        return dtype
-    if isinstance(torch_dtype, torch.dtype) and torch_dtype.is_floating_point:
-        return torch_dtype
-    raise UserError(f"dtype={dtype!r} must be a floating-point type; use auto, float32, bfloat16, float16 or float64.")
-
-
-def chosen_dtype(
-    dtype: str | torch.dtype,
-    location: str | Path,
-    revision: str | None,
-    device: str,
-    device_map: str | None = None,
-    trust_remote_code: bool = False,
-    quiet: bool = False,
-) -> str | torch.dtype:
-    """Return the type to load a model in, which is "auto" where transformers shall take the checkpoint's.
+def chosen_dtype(source: ModelSource) -> tuple[Any, torch.dtype | None]:
+    """Return the type to load a model in, "auto" where transformers shall take the checkpoint's, and the checkpoint's if known.
 
     On a CPU, "auto" becomes bfloat16 if the CPU has instructions for products of matrices in it, or else float32: what is faster,
     whether the checkpoint is in 16 or 32 bit. With instructions for vectors alone only a checkpoint in bfloat16 keeps that type,
@@ -267,27 +214,23 @@ def chosen_dtype(
 
     Source: docs/measurements/archive.md, bfloat16 on a CPU.
     """
-    if torch.device(device).type != "cpu" or (device_map and torch.cuda.is_available()):
-        return dtype
-    if dtype == torch.bfloat16 and not has_instructions(*MATRIX_INSTRUCTIONS, *VECTOR_INSTRUCTIONS):
+    if torch.device(source.device).type != "cpu" or (source.device_map and torch.cuda.is_available()):
+        return source.dtype, None
+    if source.dtype == torch.bfloat16 and not _has_instructions(*MATRIX_INSTRUCTIONS, *VECTOR_INSTRUCTIONS):
         _warn_of_slow_bfloat16()
-    if dtype != "auto":
-        return dtype
+    if source.dtype != "auto":
+        return source.dtype, None
     stored = torch.bfloat16
-    if not is_synthetic(location):
-        config = from_pretrained(AutoConfig, location, revision, trust_remote_code=trust_remote_code)
+    if not is_synthetic(source.location):
+        config = from_pretrained(AutoConfig, source.location, source.revision, trust_remote_code=source.trust_remote_code)
         stored = config.get_text_config().dtype or config.dtype
         if stored == torch.float64 or getattr(config, "quantization_config", None):
-            return dtype
+            return source.dtype, stored
     usable = MATRIX_INSTRUCTIONS + (VECTOR_INSTRUCTIONS if stored == torch.bfloat16 else ())
-    chosen = torch.bfloat16 if has_instructions(*usable) else torch.float32
-    stored_name = "a type that its config does not name" if stored is None else short_name(stored)
-    level = logging.DEBUG if quiet else logging.INFO
-    logger.log(level, "dtype=auto: %s runs in %s, its weights are stored in %s", location, short_name(chosen), stored_name)
-    return chosen
+    return torch.bfloat16 if _has_instructions(*usable) else torch.float32, stored
 
 
-def has_instructions(*names: str) -> bool:
+def _has_instructions(*names: str) -> bool:
     """Whether this CPU has some of these instructions, and torch the library that uses them."""
     known = torch.cpu.get_capabilities()
     return torch.backends.mkldnn.is_available() and any(known.get(name) for name in names)

@@ -4,13 +4,14 @@ Of the models of conf/model on the hub, sizes and licences are known before anyt
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 
 from specheads.errors import UserError
 from specheads.pair.config import PairConfig
-from specheads.pair.language_model import checked_device, checked_dtype, short_name, weightless_model
+from specheads.pair.language_model import short_name, weightless_model
 from specheads.pair.quantization import QUANTIZATIONS
 from specheads.pair.revisions import EMBEDDED, how_to_access
 
@@ -93,25 +94,19 @@ def pair_needs(config: PairConfig, only_draft: bool = False) -> list[str]:
 
 def model_needs(role: str, config: PairConfig) -> ModelNeeds:
     """Return the needs of the draft or the target of a pair; a model whose config cannot be read yet has those of `PUBLISHED`."""
-    is_draft = role == "draft"
-    location = str(config.draft if is_draft else config.target)
-    known, dtype = PUBLISHED.get(location), checked_dtype(config.dtype)
-    num_parameters, per_weight = known.num_parameters if known else None, HALF
-    if isinstance(dtype, torch.dtype):
-        per_weight = dtype.itemsize
+    source = config.source(role)
+    known, dtype = PUBLISHED.get(str(source.location)), source.dtype
+    num_parameters = known.num_parameters if known else None
+    per_weight = dtype.itemsize if isinstance(dtype, torch.dtype) else HALF
     if num_parameters is None or not isinstance(dtype, torch.dtype):
-        revision = config.draft_revision if is_draft else config.target_revision
-        device, spread = checked_device(config.device), None if is_draft else config.device_map
-        try:
-            model = weightless_model(location, revision, dtype, device, spread, config.trusts(role), quiet=True)
-        except UserError:  # loading it says why, in a moment
-            pass
-        else:
+        with suppress(UserError):  # loading it says why, in a moment
+            model = weightless_model(source)
             num_parameters, dtype, per_weight = model.num_parameters(), model.dtype, model.dtype.itemsize
-    quantization = config.draft_quantization if is_draft else config.quantization
-    share = QUANTIZATIONS[quantization].num_bytes if quantization else per_weight
-    stored = quantization or (short_name(dtype) if isinstance(dtype, torch.dtype) else None)
-    return ModelNeeds(role, location, num_parameters, num_parameters and num_parameters * share, stored)
+    share = QUANTIZATIONS[source.quantization].num_bytes if source.quantization else per_weight
+    stored = source.quantization or (short_name(dtype) if isinstance(dtype, torch.dtype) else None)
+    return ModelNeeds(
+        role, str(source.location), num_parameters, None if num_parameters is None else num_parameters * share, stored
+    )
 
 
 def size_text(num_parameters: int) -> str:

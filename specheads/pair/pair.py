@@ -14,11 +14,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specheads.errors import UserError
-from specheads.pair.config import INSTRUCTION, PairConfig, pair_config
+from specheads.pair.config import INSTRUCTION, ModelSource, PairConfig, checked_dtype, pair_config
 from specheads.pair.language_model import (
     LanguageModel,
-    checked_device,
-    checked_dtype,
     draft_temperature,
     load_model,
     load_tokenizer,
@@ -27,10 +25,11 @@ from specheads.pair.language_model import (
 )
 from specheads.pair.quantization import revision_with
 from specheads.pair.revisions import resolve, revision_of
-from specheads.pair.vocabulary import fit_to_vocabulary, known_tokens
 from specheads.storage.files import without_home
 
 logger = logging.getLogger(__name__)
+
+_TEXT = "def f(x):\n    return x ** 2  # \u00e9, \u4e2d, 1234"  # to which both tokenizers must give the same ids
 
 
 @dataclass
@@ -182,7 +181,6 @@ def load_pair(name: str | None = None, *, only_draft: bool = False, new_draft: N
             f"the draft '{new_draft.name}' is made of a target whose weights are as they are; leave out model.quantization and "
             "model.draft_quantization."
         )
-    config = replace(config, device=checked_device(config.device), dtype=checked_dtype(config.dtype))
     tokenizer, known = _tokenizer(config, new_draft)
     draft, target = _models(config, only_draft, new_draft)
     if known is not None:
@@ -216,19 +214,19 @@ def _tokenizer(config: PairConfig, new_draft: NewDraft | None) -> tuple[PreTrain
     Raises:
         UserError: tokenizers that come with the models and do not agree with it.
     """
-    location = config.tokenizer or config.target
-    revision = None if config.tokenizer else config.target_revision
-    tokenizer = load_tokenizer(location, revision, config.trusts("target"))
+    location, source = config.tokenizer or config.target, config.source("target")
+    tokenizer = load_tokenizer(location, None if config.tokenizer else source.revision, source.trust_remote_code)
 
-    def compared(role: str, model: str | Path, model_revision: str | None) -> Tensor | None:
-        if config.tokenizer is not None and not (Path(resolve(model)) / "tokenizer_config.json").is_file():
+    def compared(role: str) -> Tensor | None:
+        source = config.source(role)
+        if config.tokenizer is not None and not (Path(resolve(source.location)) / "tokenizer_config.json").is_file():
             return None
-        theirs = load_tokenizer(model, model_revision, config.trusts(role))
-        return known_tokens(theirs, tokenizer, str(model), str(location))
+        theirs = load_tokenizer(source.location, source.revision, source.trust_remote_code)
+        return known_tokens(theirs, tokenizer, str(source.location), str(location))
 
-    if compared("target", config.target, config.target_revision) is not None:
+    if compared("target") is not None:
         raise UserError(f"the tokenizer {location} has other tokens than the target {config.target}; leave model.tokenizer out.")
-    known = None if new_draft else compared("draft", config.draft, config.draft_revision)
+    known = None if new_draft else compared("draft")
     if known is not None:
         lacking = tokenizer.convert_ids_to_tokens((~known).nonzero().squeeze(1).tolist())
         logger.warning(
@@ -243,24 +241,11 @@ def _tokenizer(config: PairConfig, new_draft: NewDraft | None) -> tuple[PreTrain
 
 def _models(config: PairConfig, only_draft: bool, new_draft: NewDraft | None) -> tuple[PreTrainedModel, PreTrainedModel]:
     """Return the draft and the target of a config, for inference."""
-    device, dtype = str(config.device), config.dtype
     # The draft first: a target that may be spread over devices takes what is left.
-    draft = (
-        None
-        if new_draft
-        else load_model(
-            config.draft, config.draft_revision, dtype, device, None, config.trusts("draft"), config.draft_quantization
-        )
-    )
-    trust = config.trusts("target")
-    if only_draft:
-        target = weightless_model(config.target, config.target_revision, dtype, device, config.device_map, trust)
-    else:
-        target = load_model(config.target, config.target_revision, dtype, device, config.device_map, trust, config.quantization)
-    if config.device_map and device.startswith("cuda"):
-        device_map = getattr(target, "hf_device_map", {})
-        check_placement(device_map, str(config.target))
-        log_spread(device_map, str(config.target))
+    draft, source = None if new_draft else load_model(config.source("draft")), config.source("target")
+    target = weightless_model(source) if only_draft else load_model(source)
+    if config.device_map and source.device.startswith("cuda"):
+        check_spread(getattr(target, "hf_device_map", {}), str(config.target))
     if new_draft:
         return new_draft.make(target).requires_grad_(False).eval(), target
     return draft, target
@@ -268,13 +253,17 @@ def _models(config: PairConfig, only_draft: bool, new_draft: NewDraft | None) ->
 
 def load_draft(location: str | Path, pair: Pair, dtype: str | torch.dtype = "auto") -> LanguageModel:
     """Return another draft for a pair, on its draft's device. Raises UserError if it cannot be loaded or does not fit."""
-    model = load_model(location, None, checked_dtype(dtype), str(pair.draft_lm.device))
+    model = load_model(ModelSource(location, dtype=checked_dtype(dtype), device=str(pair.draft_lm.device)))
     check_vocabulary(replace(pair, draft=model))
     return LanguageModel(model, pair.vocab_size, draft_temperature(model))
 
 
-def check_placement(device_map: Mapping[str, Any], target_id: str) -> None:
-    """Raise UserError if `device_map` (module -> device) puts parts of the target outside the GPUs."""
+def check_spread(device_map: Mapping[str, Any], target_id: str) -> None:
+    """Log what it costs if `device_map` (module -> device) spreads the target over devices.
+
+    Raises:
+        UserError: it puts parts of the target outside the GPUs.
+    """
     outside = [name for name, place in device_map.items() if str(place) in ("cpu", "disk")]
     if outside:
         raise UserError(
@@ -282,10 +271,6 @@ def check_placement(device_map: Mapping[str, Any], target_id: str) -> None:
             "would lie outside the GPUs and slow down every token. Use more or larger GPUs, model.dtype=bfloat16, or move "
             "the draft with model.device=cuda:1."
         )
-
-
-def log_spread(device_map: Mapping[str, Any], target_id: str) -> None:
-    """Log what it costs if `device_map` (module -> device) spreads the target over several devices."""
     devices = sorted({str(place) for place in device_map.values()})
     if len(devices) > 1:
         logger.warning(
@@ -307,3 +292,58 @@ def check_vocabulary(pair: Pair) -> None:
                 f"the {role} has {size} logits, but the tokenizer knows {pair.vocab_size} tokens; "
                 "choose models with the same tokenizer."
             )
+
+
+def known_tokens(draft: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase, draft_id: str, target_id: str) -> Tensor | None:
+    """Return which tokens of the target's vocabulary the draft knows, (V,) bool; None where it knows all.
+
+    Vocabularies may differ at the edge, in added tokens that only one of the two knows. Such a draft never proposes a token that
+    it does not know, so the output's distribution stays the target's, and the target's probability of these tokens is lost to
+    acceptance. Sizes of embeddings do not matter.
+
+    Raises:
+        UserError: tokenizers that differ in more than added tokens.
+    """
+    of_draft, of_target = draft.get_vocab(), target.get_vocab()
+    moved = sorted((token for token in of_draft.keys() & of_target.keys() if of_draft[token] != of_target[token]), key=str)
+    single = of_draft.keys() ^ of_target.keys()
+    added = {token for tokenizer in (draft, target) for token in getattr(tokenizer, "get_added_vocab", dict)()}
+    if moved or single - added:
+        differing = moved or sorted(single - added, key=str)
+        raise _different(draft_id, target_id, f"{len(moved) + len(single - added)} tokens differ, for example {differing[0]!r}")
+    ids = [tokenizer(_TEXT, add_special_tokens=False)["input_ids"] for tokenizer in (draft, target)]
+    if ids[0] != ids[1]:
+        raise _different(draft_id, target_id, "the same text gets other ids")
+    known = torch.zeros(max(of_target.values()) + 1, dtype=torch.bool)
+    known[[place for token, place in of_target.items() if token in of_draft]] = True
+    return None if known.all() or not single else known
+
+
+def _different(draft_id: str, target_id: str, example: str) -> UserError:
+    return UserError(
+        f"draft {draft_id} and target {target_id} have different tokenizers ({example}); speculative decoding needs a draft with "
+        "the target's own tokenizer, which may lack added tokens of it, or have others."
+    )
+
+
+@torch.no_grad()
+def fit_to_vocabulary(draft: PreTrainedModel, known: Tensor) -> None:
+    """Give a draft in memory rows for all tokens of the target, with the mean of its embeddings for those that it does not know.
+
+    Args:
+        known: (V,) bool, of `known_tokens`.
+
+    Raises:
+        UserError: a quantized draft, whose embeddings cannot grow.
+    """
+    if draft.get_input_embeddings().weight.shape[0] < len(known):
+        if getattr(draft.config, "quantization_config", None) is not None:
+            raise UserError(
+                f"the quantized draft has {draft.get_input_embeddings().weight.shape[0]} embeddings, and the target knows "
+                f"{len(known)} tokens; use it without quantization."
+            )
+        draft.resize_token_embeddings(len(known), mean_resizing=False)
+        draft.requires_grad_(False)
+    weight = draft.get_input_embeddings().weight
+    place = known.to(weight.device)
+    weight[: len(known)][~place] = weight[: len(known)][place].float().mean(dim=0).to(weight.dtype)

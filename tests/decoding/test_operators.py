@@ -14,7 +14,7 @@ from specheads.decoding.engine.attention import computing
 from specheads.decoding.engine.cpu import CpuOperations
 from specheads.decoding.engine.cpu.library import FOLDER, OPERATORS, declarations
 from specheads.decoding.engine.cpu.packed import pack
-from specheads.pair.operations import active
+from specheads.pair.sampling import active
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("built_operators")]
 

@@ -8,7 +8,7 @@ from torch import nn
 from specheads import AcceptanceHead, HeadConfig
 from specheads.decoding.engine.cpu import CpuOperations
 from specheads.decoding.engine.cpu.packed import PackedNetwork, is_network, packed_model
-from specheads.pair.operations import computing_with
+from specheads.pair.sampling import computing_with
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("built_operators")]
 

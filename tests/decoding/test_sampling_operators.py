@@ -10,8 +10,7 @@ from torch import nn
 from specheads import Warp
 from specheads.decoding.engine.compiled_program import CompiledProgram
 from specheads.decoding.engine.cpu import CpuOperations
-from specheads.pair.operations import TORCH, computing_with
-from specheads.pair.sampling import sample
+from specheads.pair.sampling import TORCH, computing_with, sample
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("built_operators")]
 

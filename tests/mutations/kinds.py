@@ -29,7 +29,7 @@ from specheads.evaluation.head_folders import store_in_config
 from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
 from specheads.heads.portable.standalone_head import DraftRound, StandaloneHead
 from specheads.heads.train_prompts import TrainPrompts
-from specheads.pair.config import config_folder
+from specheads.pair.config import ModelSource, config_folder
 from specheads.pair.language_model import LanguageModel, load_model, load_tokenizer
 from specheads.pair.sampling import Warp
 from specheads.prompts.data_set_source import DatasetSource
@@ -367,7 +367,7 @@ def make_model(folder: Path) -> None:
 
 def read_model(folder: Path) -> Any:
     load_tokenizer(folder, None)
-    lm = LanguageModel(load_model(folder, None, "float32", "cpu"))
+    lm = LanguageModel(load_model(ModelSource(folder, dtype=torch.float32)))
     lm.check()
     return lm.vocab_size
 

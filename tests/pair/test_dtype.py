@@ -12,6 +12,7 @@ from data_gen.run import generate_data
 from data_gen.settings import Generation
 from specheads import Distillation, load_pair
 from specheads.pair import language_model
+from specheads.pair.config import ModelSource
 from specheads.pair.language_model import chosen_dtype, load_model, weightless_model
 from specheads.prompts.sources import NanoSource
 from specheads.training.distill.distillation import run_provenance, with_precision
@@ -60,24 +61,24 @@ def test_auto_is_the_faster_type_of_a_cpu(stored, with_instructions, monkeypatch
     with_instructions(*names)
     for of_checkpoint, wanted in (expected | {torch.float64: torch.float64}).items():
         folder = stored(of_checkpoint)
-        assert load_model(folder, None, "auto", "cpu").dtype == wanted
-        assert weightless_model(folder, None, "auto", "cpu").dtype == wanted  # as the keys of caches name it
-        assert load_model(folder, None, torch.float16, "cpu").dtype == torch.float16
+        assert load_model(ModelSource(folder)).dtype == wanted
+        assert weightless_model(ModelSource(folder)).dtype == wanted  # as the keys of caches name it
+        assert load_model(ModelSource(folder, dtype=torch.float16)).dtype == torch.float16
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    assert load_model(stored(torch.bfloat16), None, "auto", "cpu").dtype == torch.float32
+    assert load_model(ModelSource(stored(torch.bfloat16))).dtype == torch.float32
 
 
 def test_auto_leaves_the_type_to_the_checkpoint_on_a_gpu(monkeypatch):
-    assert chosen_dtype("auto", "nowhere", None, "cuda") == "auto"
+    assert chosen_dtype(ModelSource("nowhere", device="cuda"))[0] == "auto"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert chosen_dtype("auto", "nowhere", None, "cpu", device_map="auto") == "auto"  # the target is spread over GPUs
+    assert chosen_dtype(ModelSource("nowhere", device_map="auto"))[0] == "auto"  # the target is spread over GPUs
 
 
 @pytest.mark.parametrize(("names", "chosen"), [(["amx_bf16"], "bfloat16"), ([], "float32")])
 def test_the_choice_is_said(stored, with_instructions, caplog, names, chosen):
     caplog.set_level(logging.INFO)
     with_instructions(*names)
-    load_model(stored(torch.float16), None, "auto", "cpu")
+    load_model(ModelSource(stored(torch.float16)))
     assert f"runs in {chosen}, its weights are stored in float16" in caplog.text
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 

@@ -11,11 +11,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from specheads import UserError, load_pair
-from specheads.pair.config import PairConfig, config_folder, pair_config
-from specheads.pair.language_model import LanguageModel, checked_device, set_draft_temperature
-from specheads.pair.pair import check_placement, check_vocabulary, load_draft, log_spread
+from specheads.pair.config import PairConfig, checked_device, config_folder, pair_config
+from specheads.pair.language_model import LanguageModel, set_draft_temperature
+from specheads.pair.pair import check_spread, check_vocabulary, known_tokens, load_draft
 from specheads.pair.revisions import resolve, revision_at, revision_of
-from specheads.pair.vocabulary import known_tokens
 
 
 @pytest.fixture
@@ -315,16 +314,16 @@ def test_a_temperature_that_divides_nothing_is_refused(temperature):
 
 
 def test_a_target_partly_outside_the_gpus_is_refused():
-    check_placement({"model.embed_tokens": 0, "model.layers.0": 1, "lm_head": "cuda:1"}, "t")
+    check_spread({"model.embed_tokens": 0, "model.layers.0": 1, "lm_head": "cuda:1"}, "t")
     with pytest.raises(UserError, match=r"target t does not fit: 2 of 3 parts, 'model.layers.1' first.*model\.device=cuda:1"):
-        check_placement({"model.layers.0": 0, "model.layers.1": "cpu", "lm_head": "disk"}, "t")
+        check_spread({"model.layers.0": 0, "model.layers.1": "cpu", "lm_head": "disk"}, "t")
 
 
 def test_a_target_on_several_devices_is_said_to_be_slow_once(caplog):
-    log_spread({"model.layers.0": 0, "lm_head": 0}, "t")
-    log_spread({}, "t")
+    check_spread({"model.layers.0": 0, "lm_head": 0}, "t")
+    check_spread({}, "t")
     assert not caplog.records
-    log_spread({"model.layers.0": 1, "model.layers.1": 0, "lm_head": 1}, "t")
+    check_spread({"model.layers.0": 1, "model.layers.1": 0, "lm_head": 1}, "t")
     (record,) = caplog.records
     message = record.getMessage()
     assert message.startswith("the target t is spread over 2 devices (0, 1): it runs without compilation")

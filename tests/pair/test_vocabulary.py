@@ -15,8 +15,8 @@ from specheads.decoding.stopping import FixedLength
 from specheads.evaluation.probe.prediction import agreement
 from specheads.evaluation.recordings import Recorder
 from specheads.pair.language_model import load_tokenizer
+from specheads.pair.pair import fit_to_vocabulary, known_tokens
 from specheads.pair.revisions import resolve
-from specheads.pair.vocabulary import fit_to_vocabulary, known_tokens
 from specheads.prompts.encoding import ResponseLimits, encode_prompts
 from specheads.prompts.sources import NanoSource
 from specheads.replay.response_tree import RecordSettings

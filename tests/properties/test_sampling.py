@@ -8,8 +8,7 @@ from properties.strategies import probabilities, temperatures, tries
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from specheads import UserError, Warp
-from specheads.pair.operations import tokens_at
-from specheads.pair.sampling import LEAST, Uniforms, accept_prob, overlap, sample, sample_distinct
+from specheads.pair.sampling import LEAST, Uniforms, accept_prob, overlap, sample, sample_distinct, tokens_at
 
 dtypes = st.sampled_from([torch.float64, torch.float32, torch.bfloat16])
 logit = st.sampled_from([-1e4, -30.0, 0.0, 1.0, 30.0, 1e4]) | st.floats(-50, 50)

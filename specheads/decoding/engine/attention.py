@@ -19,8 +19,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from specheads.decoding.engine.capture import GraphRecorder
-from specheads.pair.operations import Operations, computing_with
-from specheads.pair.sampling import at_least_float32
+from specheads.pair.sampling import Operations, at_least_float32, computing_with
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from specheads.decoding.engine.reading import RowPlaces
 from specheads.decoding.engine.static import Memory, Runner, StaticEngine, StaticRowsStep, StaticStep, StepKind, run_step
 from specheads.errors import UserError
 from specheads.pair.language_model import LanguageModel
-from specheads.pair.operations import Operations
+from specheads.pair.sampling import Operations
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from specheads.decoding.engine.reading import RowPlaces
 from specheads.decoding.engine.static import Runner, StepKind, run_step
 from specheads.errors import UserError, is_out_of_memory
 from specheads.pair.language_model import LanguageModel
-from specheads.pair.operations import Operations
+from specheads.pair.sampling import Operations
 
 logger = logging.getLogger(__name__)
 

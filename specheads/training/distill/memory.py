@@ -11,8 +11,8 @@ import torch
 from transformers import PreTrainedModel
 
 from specheads.errors import UserError
-from specheads.pair.config import PairConfig
-from specheads.pair.language_model import LanguageModel, checked_device, checked_dtype, weightless_model
+from specheads.pair.config import PairConfig, checked_device
+from specheads.pair.language_model import LanguageModel, weightless_model
 from specheads.pair.padding import BATCH_TOKENS, SLICE_ELEMENTS
 from specheads.pair.pair import Pair
 from specheads.pair.quantization import QUANTIZATIONS, is_quantized, stored_bytes
@@ -304,10 +304,10 @@ def check_config(config: PairConfig, settings: Distillation, longest: int) -> No
     usable = None if is_sharded(settings) else usable_memory(device)
     if usable is None:
         return
-    target = _without_weights("target", config, config.device_map)
+    target = weightless_model(config.source("target"))
     initial = settings.initial_draft
     if initial is None:
-        draft = _without_weights("draft", config, None)
+        draft = weightless_model(config.source("draft"))
     else:
         with torch.device("meta"):
             draft = initial.make(target)
@@ -320,11 +320,3 @@ def check_config(config: PairConfig, settings: Distillation, longest: int) -> No
         forecast = replace(forecast, target=int(share * forecast.target))
     asked = settings.gradient_checkpointing
     planned(forecast, usable, may_leave(settings), None if asked == "auto" else asked)
-
-
-def _without_weights(role: str, config: PairConfig, device_map: str | None) -> PreTrainedModel:
-    """Return the draft or the target of a config on the device "meta"."""
-    is_draft = role == "draft"
-    location, revision = (config.draft, config.draft_revision) if is_draft else (config.target, config.target_revision)
-    dtype, device = checked_dtype(config.dtype), checked_device(config.device)
-    return weightless_model(location, revision, dtype, device, device_map, config.trusts(role))

@@ -12,7 +12,7 @@ from specheads.decoding.engine.cpu.library import declarations, load_operators
 from specheads.decoding.engine.cpu.packed import PackedModel, packed_model
 from specheads.decoding.engine.reading import RowPlaces
 from specheads.pair.language_model import LanguageModel
-from specheads.pair.operations import Operations
+from specheads.pair.sampling import Operations
 
 
 class CpuStep(StepOperations):
