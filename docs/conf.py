@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -36,7 +35,7 @@ suppress_warnings = ["myst.header"]
 
 def command_pages() -> Iterator[tuple[str, str]]:
     """Yield the name and the text of a page for every verb with a config."""
-    described = {name: (import_module(verb.module).main, verb.about) for name, verb in VERBS.items() if len(verb.configs) == 1}
+    described = {name: (verb.load(), verb.about) for name, verb in VERBS.items() if len(verb.configs) == 1}
     described |= {name: (command, papers.ABOUT[name]) for name, command in papers.COMMANDS.items()}
     for verb, (command, about) in described.items():
         cfg, chosen = composed(command.name)

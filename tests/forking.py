@@ -13,7 +13,6 @@ import sys
 
 import torch
 
-import specheads.commands.distill
 import specheads.commands.evaluate
 import specheads.commands.train
 

@@ -8,7 +8,7 @@ from specheads.commands.command import command, run_folder
 from specheads.errors import UserError
 
 
-@command("data_gen", lambda cfg: [Generation])
+@command("data_gen", Generation)
 def main(cfg):
     (run_folder() / "begun").write_text(str(os.getpid()))
     if cfg.seed == 1:

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from data_gen.settings import Generation
 from specheads import Distillation, Evaluation, HeadTraining, UserError
-from specheads.commands import data, distill, evaluate, papers, train
+from specheads.commands import data, evaluate, papers, train
 from specheads.commands.run_folders import NoteRunKey
 from specheads.decoding import responses as generate
 from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
@@ -26,7 +26,7 @@ from specheads.prompts import sources as nano_source
 from specheads.storage.shards import ShardStore
 from specheads.training.distill import memory as memory_plan
 
-COMMANDS = {"train.py": train.main, "distill": distill.main, "evaluate.py": evaluate.main, "data_gen": data.main}
+COMMANDS = {"train.py": train.main, "distill": train.distill_command, "evaluate.py": evaluate.main, "data_gen": data.main}
 COMMANDS["layer_search"] = papers.layer_search
 DISTILL = ["distill"]
 GRAPHS = ["evaluate.py", "drafting=graph", "verification=tree_match", "head=null"]
@@ -163,7 +163,7 @@ MISTAKES = {
     ),
     "test set that is unknown": (
         ["evaluate.py", "head=null", "test_sets={gsm9k: x.jsonl}"],
-        "test_sets names 'gsm9k', which is not in conf/data; use some of alpaca",
+        "test_sets names 'gsm9k', which is not in conf/data; use one of alpaca",
     ),
     "value that a rule refuses": (
         ["evaluate.py", "head=null", "stopping.max_probability.threshold=[0.5,2]"],
@@ -171,7 +171,7 @@ MISTAKES = {
     ),
     "other rule that is none": (
         ["evaluate.py", "head=null", "compare_verification=[blok]"],
-        "compare_verification names 'blok', which is not in conf/verification; use some of .*block",
+        "compare_verification names 'blok', which is not in conf/verification; use one of .*block",
     ),
     "key that the target's config does not have": (
         [*DISTILL, "init=fresh", "init_config={depth: 2}"],

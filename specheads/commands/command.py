@@ -23,13 +23,11 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from specheads import interrupts
 from specheads.commands import run_folders
 from specheads.commands.compose import RunSettings, check_keys
-from specheads.commands.help import help_text
-from specheads.commands.mistakes import MISTAKES, check_experiment, composition_error, null_group
+from specheads.commands.help import check_experiment, composition_error, help_text
 from specheads.commands.run_folders import NoteRunKey, may_resume, register_resolver
 from specheads.errors import UserError, user_error
 from specheads.pair.config import ROLES, PairConfig, config_folder
@@ -40,17 +38,8 @@ from specheads.storage import runs
 
 EXIT_USER_ERROR = 2
 HELP = re.compile(r"-h|--help(=\S*)?")
-SHARED_KEYS = (
-    "model",
-    "data",
-    "warp",
-    "generation",
-    "runner",
-    "vllm",
-    "ray",
-    "paths",
-    "seed",
-)  # what a head and its evaluation must have in common
+# What a head and its evaluation must have in common.
+SHARED_KEYS = ("model", "data", "warp", "generation", "runner", "vllm", "ray", "paths", "seed")
 
 
 class Command:
@@ -62,9 +51,8 @@ class Command:
     def __init__(
         self, name: str, run: Callable[[DictConfig], object], classes: Sequence[type[Settings]], folder: str, shared: bool
     ) -> None:
-        """See `command`."""
         self.name, self.run, self.classes, self.shared = name, run, classes, shared
-        ConfigStore.instance().store(f"{name}_settings", defaults(classes) | {"command": folder})
+        ConfigStore.instance().store(f"{name}_settings", _defaults(classes) | {"command": folder})
         ConfigStore.instance().store("data_set", _fields(DatasetSource), group="data")  # for the files of conf/data
         self.begun: set[Path] = set()  # folders of runs that this process works in
         self.failed = False
@@ -74,28 +62,34 @@ class Command:
         self.hydra_entry = compose_and_run(update_wrapper(lambda cfg: self.job(cfg), run))
 
     def __call__(self) -> None:
-        """Run the command line of this process. Raises SystemExit if it fails or is interrupted."""
+        """Run the command line of this process, or print the help that it asks for.
+
+        Raises SystemExit if it fails or is interrupted.
+        """
         self.begun, self.failed, self.composed = set(), False, False
-        self.guarded(self.check_launcher)
-        if not self.failed:
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # lets composition errors through to here
+        words = sys.argv[1:]
+        try:
+            self._check_launcher()
             with _silent_others():
-                self.answer_or_run()
+                if asked := [word for word in words if HELP.fullmatch(word)]:
+                    print(help_text(self.name, overrides_of(words), classes=self.classes, of=asked[-1].partition("=")[2]))
+                else:
+                    register_resolver()
+                    interrupts.listen()
+                    check_experiment(self.name, words)
+                    self.hydra_entry()
+        except interrupts.Interrupted as interruption:
+            self._end(interruption)
+        except Exception as error:
+            if not self._tell(error):
+                raise
         if self.failed:
             raise SystemExit(EXIT_USER_ERROR)
         for folder in self.begun | ({run_folders.sweep} if run_folders.sweep else set()):
             runs.finish(folder)
 
-    def answer_or_run(self) -> None:
-        """Print the help that is asked for, or run."""
-        if asked := [word for word in sys.argv[1:] if HELP.fullmatch(word)]:
-            of, overrides = asked[-1].partition("=")[2], overrides_of(sys.argv[1:])
-            self.guarded(lambda: print(help_text(self.name, overrides, classes=self.classes, of=of)))
-        else:
-            register_resolver()
-            interrupts.listen()
-            self.guarded(self.compose_and_run)
-
-    def check_launcher(self) -> None:
+    def _check_launcher(self) -> None:
         """Raise UserError if a launcher has started this command several times, and it is none that shares its work."""
         processes = Processes.this()
         if processes.count > 1 and not self.shared:
@@ -108,60 +102,33 @@ class Command:
         """Let a launcher name this command to another process."""
         return run_folders.by_name(self)
 
-    def compose_and_run(self) -> None:
-        """Compose the config of this command line, and run it."""
-        check_experiment(self.name, sys.argv[1:])
-        self.hydra_entry()
-
-    def guarded(self, call: Callable[[], object]) -> None:
-        """Call, and print the message of a user's mistake; any other error keeps its traceback."""
-        os.environ["HYDRA_FULL_ERROR"] = "1"  # lets composition errors through to here
-        try:
-            call()
-        except interrupts.Interrupted as interruption:
-            self.end(interruption)
-        except MISTAKES as error:
-            if self.composed and isinstance(error, ValueError):  # not of a config
-                raise
-            self.fail(user_error(error) or composition_error(error, self.name, sys.argv[1:]))
-        except (ValueError, OSError) as error:  # of Hydra: a group set to null, a run folder that it cannot make
-            message = user_error(error) or null_group(error, sys.argv[1:])
-            if message is None:
-                raise
-            self.fail(message)
-
     def job(self, cfg: DictConfig) -> None:
         """Run one composed config: the only one, or one of a sweep."""
         self.composed = True
         try:
-            check_resume(cfg)
+            _check_resume(cfg)
             check_keys(cfg, self.classes)
             _prepare_process()
-            if self.begin():
-                cfg.paths.run = str(from_here(Path(cfg.paths.run)))  # reports, logs and commands repeat it
+            if self._begin():
+                folder = run_folder()
+                # Reports, logs and commands repeat it.
+                cfg.paths.run = str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)
                 self.run(cfg)
                 if is_first_process():
-                    runs.finish(run_folder())
+                    runs.finish(folder)
         except Exception as error:
-            message = user_error(error)
-            if message is None and isinstance(error, OmegaConfBaseException):
-                message = composition_error(error, self.name, sys.argv[1:])
-            if message is None:
-                raise
-            if run_folders.is_launched():  # for the process of the command line to tell
+            if run_folders.is_launched() and (message := user_error(error)):  # for the process of the command line to tell
                 raise message from None
-            self.fail(message)
+            if run_folders.is_launched() or not self._tell(error):
+                raise
 
-    def begin(self) -> bool:
+    def _begin(self) -> bool:
         """Take the folder of the run; return whether there is something to do: a finished job of a sweep is not repeated."""
         if not is_first_process() and Processes.this().launcher is None:  # of a training that another process has begun
             return True
-        if run_folders.is_launched():
-            return run_folders.begin_launched()
-        return from_first(self.begin_first)
+        return run_folders.begin_launched() if run_folders.is_launched() else from_first(self._begin_first)
 
-    def begin_first(self) -> bool:
-        """Do that in the first process."""
+    def _begin_first(self) -> bool:
         hydra_cfg = HydraConfig.get()
         sweeping = hydra_cfg.mode == RunMode.MULTIRUN
         top = Path(hydra_cfg.sweep.dir) if sweeping else run_folder()
@@ -170,16 +137,20 @@ class Command:
             self.begun.add(top)
         return not sweeping or runs.begin_job(top, run_folder())
 
-    def fail(self, message: Exception) -> None:
-        """Print the message of a mistake."""
+    def _tell(self, error: Exception) -> bool:
+        """Print the message of a user's mistake; return whether it is one."""
+        message = user_error(error) or composition_error(error, self.name, sys.argv[1:], self.composed)
+        if message is None:
+            return False
         self.failed = True
         where = ""
         with contextlib.suppress(UserError):  # of the launcher's variables, which may be this mistake
             processes = Processes.this()
             where = "" if processes.is_first else f" in process {processes.rank} on {socket.gethostname()}"
         print(f"error{where}: {message}", file=sys.stderr)
+        return True
 
-    def end(self, interruption: interrupts.Interrupted) -> NoReturn:
+    def _end(self, interruption: interrupts.Interrupted) -> NoReturn:
         """Say how an interrupted run is resumed, and exit."""
         if not is_first_process():
             raise SystemExit(0) from None  # the first one speaks for all
@@ -201,7 +172,7 @@ def command(
     return lambda run: Command(name, run, classes, folder or name, shared)
 
 
-def defaults(classes: Sequence[type[Settings]]) -> dict[str, Any]:
+def _defaults(classes: Sequence[type[Settings]]) -> dict[str, Any]:
     """Return the keys of a command with its classes of settings, and their defaults."""
     pair = _fields(PairConfig) | dict.fromkeys(ROLES, "???")
     all_classes: list[type[Settings]] = [RunSettings, *classes]
@@ -246,12 +217,7 @@ def run_folder() -> Path:
     return Path(HydraConfig.get().runtime.output_dir)
 
 
-def from_here(folder: Path) -> Path:
-    """Return the path of a folder from the working directory if it is in there, or else the path as it is."""
-    return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
-
-
-def check_resume(cfg: DictConfig) -> None:
+def _check_resume(cfg: DictConfig) -> None:
     """Raise UserError for a value of `resume` that this command does not take."""
     takes_checkpoint = "checkpoint" in cfg
     if not isinstance(cfg.resume, bool) and not (takes_checkpoint and isinstance(cfg.resume, str) and Path(cfg.resume).is_file()):
@@ -261,21 +227,16 @@ def check_resume(cfg: DictConfig) -> None:
 
 
 def next_command(verb: str, *overrides: str) -> str:
-    """Return the command line that follows this one, with those overrides of this one that both commands share."""
-    given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    """Return the command line that follows this one, with its folder of configs, and its overrides that both commands share."""
+    given, folders = [], []
+    if HydraConfig.initialized():
+        hydra_cfg = HydraConfig.get()
+        given = [(override.lstrip("+").split("=")[0], override) for override in hydra_cfg.overrides.task]
+        folders = [source.path for source in hydra_cfg.runtime.config_sources if source.provider == "command-line"]
     replaced = {override.split("=")[0] for override in overrides}
-    keys = [override.lstrip("+").split("=")[0] for override in given]
-    kept = [
-        override for key, override in zip(keys, given, strict=True) if key.split(".")[0] in SHARED_KEYS and key not in replaced
-    ]
-    return shlex.join(["specheads", verb, *config_folder_words(), *kept, *overrides])
-
-
-def config_folder_words() -> list[str]:
-    """Return the words that give this run's folder of configs besides the usual one, or none."""
-    sources = HydraConfig.get().runtime.config_sources if HydraConfig.initialized() else []
-    folders = [source.path for source in sources if source.provider == "command-line"]
-    return ["--config-dir", os.path.relpath(folders[0])] if folders else []
+    kept = [override for key, override in given if key.split(".")[0] in SHARED_KEYS and key not in replaced]
+    config = ["--config-dir", os.path.relpath(folders[0])] if folders else []
+    return shlex.join(["specheads", verb, *config, *kept, *overrides])
 
 
 def overrides_of(words: list[str]) -> list[str]:

@@ -1,12 +1,17 @@
-"""The arguments of the library from a composed config: typed settings, the source of prompts, the pair."""
+"""The arguments of the library from a composed config: typed settings, the source of prompts, the pair, loggers."""
 
+import contextlib
+import hashlib
 import logging
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from importlib import import_module
-from typing import Any, TypeVar, cast
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import hydra
+import yaml
 from hydra import initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -20,6 +25,9 @@ from specheads.processes import is_first_process
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.sources import NanoSource, prompt_source
 from specheads.settings import Flag, Settings, Text, fields_of, key_of, setting, shown
+
+if TYPE_CHECKING:
+    from lightning.pytorch.loggers import Logger
 
 logger = logging.getLogger(__name__)
 
@@ -55,9 +63,31 @@ def command_config(name: str, words: Sequence[str] = (), with_hydra: bool = Fals
     Raises:
         HydraException, OmegaConfBaseException: the words do not compose.
     """
-    import_module(next(verb.module for verb in VERBS.values() if name in verb.configs))  # which makes its defaults known
+    next(verb for verb in VERBS.values() if name in verb.configs).load()  # which makes its defaults known
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
         return hydra.compose(name, list(words), return_hydra_config=with_hydra)
+
+
+def names_of(group: str) -> list[str]:
+    """Return the names of the files of a config group."""
+    return sorted(path.stem for path in (config_folder() / group).glob("*.yaml"))
+
+
+def keys_of_choice(where: str, group: str, name: object, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of conf/<group>/<name>.yaml, with those that are `given` in place of its own.
+
+    Raises:
+        UserError: a name that is not there, or a key that the file does not have; the message begins with `where`.
+    """
+    names = [each for each in names_of(group) if each != "all"]
+    if name not in names:
+        raise UserError(f"{where} names {name!r}, which is not in conf/{group}; use one of {', '.join(names)}.")
+    content = yaml.safe_load((config_folder() / group / f"{name}.yaml").read_text("utf-8"))
+    content.pop("defaults", None)
+    if unknown := [key for key in given if key not in content]:
+        known = ", ".join(key for key in content if key != "_target_") or "none"
+        raise UserError(f"{where}: {unknown[0]}={shown(given[unknown[0]])} is not known; the keys of {name} are {known}.")
+    return content | dict(given)
 
 
 def settings_of(cls: type[S], cfg: DictConfig, **objects: Any) -> S:
@@ -166,3 +196,42 @@ def _unknown_keys(cfg: DictConfig, known: set[str]) -> Iterator[str]:
         for name in OmegaConf.select(cfg, group, default={}):
             if f"{group}.{name}" not in known:
                 yield f"{group}.{name}"
+
+
+@contextlib.contextmanager
+def open_loggers(cfg: DictConfig, run: Path) -> Iterator[list["Logger"]]:
+    """Yield the loggers of `cfg.logger` for the run in a folder; end the W&B run, so that this process may begin another.
+
+    Raises:
+        UserError: W&B cannot be reached or does not know the user.
+    """
+    try:
+        yield [_new_logger(logger, run) for logger in (cfg.get("logger") or {}).values()]
+    finally:
+        if "wandb" in sys.modules:
+            sys.modules["wandb"].finish()
+
+
+def _new_logger(cfg: DictConfig, run: Path) -> "Logger":
+    """Return a logger; a W&B run without an id gets the id of its folder, so that an interrupted run is resumed.
+
+    Raises:
+        UserError: TensorBoard is not installed; W&B cannot be reached or does not know the user.
+    """
+    if cfg._target_.endswith("TensorBoardLogger") and not (find_spec("tensorboard") or find_spec("tensorboardX")):
+        raise UserError("logger=tensorboard needs its package: pip install tensorboard; or use logger=csv.")
+    if not cfg._target_.endswith("WandbLogger"):
+        return instantiate(cfg)
+    import wandb  # slow to import, and often not used
+
+    name = f"{run.parent.name}-{run.name}" if run.name.isdigit() else run.name  # a job of a sweep has a number
+    number = hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:6]
+    logger = instantiate(cfg, id=cfg.get("id") or f"{name}-{number}")
+    try:
+        _ = logger.experiment  # starts the run now, before an hour of generating data
+    except wandb.errors.Error as error:
+        raise UserError(
+            f"logger.wandb.offline={str(cfg.get('offline')).lower()}: {error} Log in with `wandb login`, or keep the logs on "
+            "this machine with logger.wandb.offline=true."
+        ) from error
+    return logger

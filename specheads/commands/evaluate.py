@@ -1,4 +1,9 @@
-"""`specheads evaluate model=llama2-7b head=latest`: record once, replay every stopping rule, decode the best, and report."""
+"""`specheads evaluate model=llama2-7b head=latest`: record once, replay every stopping rule, decode the best, and report.
+
+`specheads probe model=...` says what speculation would be worth for a pair on this machine, before anything is trained: it
+records the target's responses to some prompts, times the steps of decoding, replays fixed lengths and rules without a head,
+decodes a few prompts as a check, and names the way to decode that pays, with the command that comes next.
+"""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -10,9 +15,15 @@ from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from data_gen.settings import Generation
-from specheads.commands.command import command
-from specheads.commands.compose import load_configured_pair, plain, settings_of, source_of
-from specheads.commands.loggers import open_loggers
+from specheads.commands.command import command, next_command
+from specheads.commands.compose import (
+    keys_of_choice,
+    load_configured_pair,
+    open_loggers,
+    plain,
+    settings_of,
+    source_of,
+)
 from specheads.decoding.load_aware import LengthPolicy
 from specheads.decoding.stopping import MAX_TOKENS
 from specheads.decoding.verification import VerificationRule
@@ -22,12 +33,14 @@ from specheads.evaluation.console import print_report
 from specheads.evaluation.draft_comparison import compared, read_report
 from specheads.evaluation.evaluate import evaluate as evaluate_heads
 from specheads.evaluation.head_folders import LocatedHead, find_heads
+from specheads.evaluation.probe.probe import Probe, Probed, probe
+from specheads.evaluation.probe.report import print_probe, write_probe
 from specheads.evaluation.prompt_data import PromptData, TestSet, file_source
 from specheads.evaluation.recordings import Recorder
 from specheads.evaluation.report import Report
 from specheads.evaluation.report_files import write_report
 from specheads.evaluation.settings import Evaluation
-from specheads.pair.config import config_folder
+from specheads.integrations.served_target import Server, served_pair
 from specheads.pair.pair import Pair
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.prompt import unique
@@ -40,12 +53,12 @@ logger = logging.getLogger(__name__)
 
 
 def evaluate(cfg: DictConfig) -> Report:
-    """Evaluate a composed config; write and return the report."""
+    """Evaluate a composed config; print, write and return the report."""
     # Mistakes and failed logins are reported before the models are loaded, which may take minutes.
     settings, data = evaluation_settings(cfg), prompt_data(cfg)
     data.check(settings.split)
     with open_loggers(cfg, Path(cfg.paths.run)) as loggers:
-        report = run(cfg, settings, data)
+        report = _report(cfg, settings, data)
         if loggers:
             from specheads.evaluation.wandb_log import log_report  # imports lightning and wandb
 
@@ -53,20 +66,19 @@ def evaluate(cfg: DictConfig) -> Report:
     return report
 
 
-def run(cfg: DictConfig, settings: Evaluation, data: PromptData) -> Report:
+def _report(cfg: DictConfig, settings: Evaluation, data: PromptData) -> Report:
     """Load the models, evaluate, print and write the report."""
     earlier = {where: read_report(where) for where in settings.compare}
     pair = load_configured_pair(cfg)
-    folders = Path(cfg.paths.data), Path(cfg.paths.run)
+    folders, drafting_pair = (Path(cfg.paths.data), Path(cfg.paths.run)), settings.drafting.pair(pair)
 
     def located() -> dict[str, LocatedHead]:
-        drafting_pair = settings.drafting.pair(pair)
         return find_heads(settings.head, drafting_pair, Path(cfg.paths.outputs), settings.warp, settings.any_draft)
 
     heads = located()
     logger.info("heads: %s", ", ".join(head.where for head in heads.values()) or "none")
     if settings.calibrate:
-        calibrate_again([head.where for head in heads.values()], settings.drafting.pair(pair), settings, data, folders[0])
+        calibrate_again([head.where for head in heads.values()], drafting_pair, settings, data, folders[0])
         heads = located()
     report = evaluate_heads(pair, heads, settings, data, folders, earlier, config_text(cfg))
     try:
@@ -137,12 +149,14 @@ def evaluation_settings(cfg: DictConfig) -> Evaluation:
 def rule_choices(stopping: DictConfig | Mapping[str, Mapping[str, Any]]) -> dict[str, RuleChoice | PolicyChoice]:
     """Return the classes of stopping rules and of policies with their arguments, by name."""
     values = OmegaConf.to_container(stopping, resolve=True) if isinstance(stopping, DictConfig) else stopping
-    choices: dict[str, RuleChoice | PolicyChoice] = {}
-    for name, rule in cast(Mapping[str, Mapping[str, Any]], values).items():
-        arguments = dict(rule)
-        cls: Any = get_class(arguments.pop("_target_"))
-        choices[name] = PolicyChoice(cls, arguments) if issubclass(cls, LengthPolicy) else RuleChoice(cls, arguments)
-    return choices
+    return {name: rule_choice(rule) for name, rule in cast(Mapping[str, Mapping[str, Any]], values).items()}
+
+
+def rule_choice(rule: Mapping[str, Any]) -> RuleChoice | PolicyChoice:
+    """Return the class of a stopping rule or policy, `_target_`, with its arguments."""
+    arguments = dict(rule)
+    cls: Any = get_class(arguments.pop("_target_"))
+    return PolicyChoice(cls, arguments) if issubclass(cls, LengthPolicy) else RuleChoice(cls, arguments)
 
 
 def verification_rules(named: Any) -> dict[str, VerificationRule]:
@@ -153,28 +167,18 @@ def verification_rules(named: Any) -> dict[str, VerificationRule]:
     Raises:
         UserError: names and keys that are not known.
     """
-    key = "compare_verification"
-    values: Any = OmegaConf.to_container(named, resolve=True) if isinstance(named, DictConfig | ListConfig) else named
-    if values is None:
-        return {}
+    key, values = "compare_verification", plain(named) or {}
     if not isinstance(values, Mapping):
         check_names(key, values, "verification")
         values = dict.fromkeys(values)
-    return {name: _verification_rule(f"{key}.{name}", name, given) for name, given in values.items()}
-
-
-def _verification_rule(key: str, name: str, given: Any) -> VerificationRule:
-    """Return the rule called `name`, or the one that `given` names, with the values in it."""
-    if not isinstance(given, Mapping | None):
-        raise UserError(f"{key}={given} must be a rule with its values, for example {{rule: biased, eps: 0.2}}.")
-    arguments = dict(given or {})
-    rule = arguments.pop("rule", name)
-    check_names(f"{key}.rule", [rule], "verification")
-    content = OmegaConf.load(config_folder() / "verification" / f"{rule}.yaml")
-    if unknown := [argument for argument in arguments if argument not in content]:
-        known = ", ".join(str(argument) for argument in content if argument != "_target_") or "none"
-        raise UserError(f"{key}.{unknown[0]}={arguments[unknown[0]]} is not known; the keys of {rule} are {known}.")
-    return instantiate(content, **arguments)
+    rules = {}
+    for name, given in values.items():
+        if not isinstance(given, Mapping | None):
+            raise UserError(f"{key}.{name}={given} must be a rule with its values, for example {{rule: biased, eps: 0.2}}.")
+        arguments = dict(given or {})
+        rule = arguments.pop("rule", name)
+        rules[name] = instantiate(keys_of_choice(f"{key}.{name}", "verification", rule, arguments))
+    return rules
 
 
 def named_test_sets(named: Any, num_prompts: Any) -> dict[str, TestSet] | None:
@@ -185,11 +189,9 @@ def named_test_sets(named: Any, num_prompts: Any) -> dict[str, TestSet] | None:
         raise UserError(
             f"test_sets={named} must be names with files; write for example 'test_sets={{humaneval: humaneval.jsonl}}'."
         )
-    check_names("test_sets", list(named), "data")
     sets = {}
     for name, path in named.items():
-        data = plain(OmegaConf.load(config_folder() / "data" / f"{name}.yaml"))
-        source = prompt_source({key: value for key, value in data.items() if key != "defaults"})
+        source = prompt_source(keys_of_choice("test_sets", "data", name, {}))
         if path is None:
             sets[name] = TestSet(source)
         elif isinstance(source, DatasetSource):
@@ -204,9 +206,8 @@ def check_names(key: str, names: Any, group: str) -> None:
     """Raise UserError unless `names` is a list of names of a config group."""
     if not isinstance(names, list | ListConfig):
         raise UserError(f"{key}={names} must be a list; write for example '{key}=[{names}]'.")
-    known = sorted(path.stem for path in (config_folder() / group).glob("*.yaml") if path.stem != "all")
-    if unknown := [name for name in names if name not in known]:
-        raise UserError(f"{key} names {unknown[0]!r}, which is not in conf/{group}; use some of {', '.join(known)}.")
+    for name in names:
+        keys_of_choice(key, group, name, {})
 
 
 def prompt_data(cfg: DictConfig) -> PromptData:
@@ -218,3 +219,50 @@ def prompt_data(cfg: DictConfig) -> PromptData:
 def config_text(cfg: DictConfig) -> str:
     """Return a resolved config as YAML, for reports: without the user's home folder."""
     return without_home(OmegaConf.to_yaml(cfg, resolve=True))
+
+
+def probe_pair(cfg: DictConfig) -> Probed:
+    """Probe the pair of a composed config; print and write what was found, and return it.
+
+    Raises:
+        UserError: a pair whose models do not fit, too few prompts, a server that does not answer.
+    """
+    settings, data = settings_of(Probe, cfg), probed_prompts(cfg)
+    data.source.check()
+    pair = load_configured_pair(cfg, only_draft=settings.remote_url is not None)
+    if settings.remote_url is not None:
+        server = Server(settings.remote_url, settings.remote_model, settings.remote_requests)
+        pair = served_pair(pair, server, settings.warp)
+    prompts = [] if cfg.prompts is None else [f"data.path={cfg.prompts}"]  # what comes next is for the same prompts
+    probed = probe(
+        pair,
+        settings,
+        data,
+        Path(cfg.paths.data),
+        lambda verb, *words: without_home(next_command(verb, *prompts, *words)),  # which the report has, too
+        {"config": config_text(cfg)},
+    )
+    page, numbers = write_probe(probed, Path(cfg.paths.run))
+    print_probe(probed)
+    print(f"numbers: {numbers}\nreport: {page}\nnext: {probed.answer.command}")
+    return probed
+
+
+def probed_prompts(cfg: DictConfig) -> PromptData:
+    """Return the prompts of a config: those of `prompts=`, a file in the format of the chosen data set, or those of that set."""
+    data = prompt_data(cfg)
+    if cfg.prompts is None:
+        return data
+    if not isinstance(data.source, DatasetSource):
+        raise UserError(
+            f"prompts={cfg.prompts}: the chosen data set reads no file; add data=alpaca, whose templates fit files with the "
+            "field instruction (for other fields: data.template=)."
+        )
+    test_set = file_source(data.source, str(cfg.prompts), cfg.num_prompts)
+    return PromptData(test_set.source, data.limits, Path(str(cfg.prompts)).stem)
+
+
+@command("probe", Generation, Probe)
+def probe_command(cfg: DictConfig) -> None:
+    """Probe a pair."""
+    probe_pair(cfg)

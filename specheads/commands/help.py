@@ -1,22 +1,26 @@
 """The text of `--help`: every key of a command, its value, and its sentence from the classes of settings.
 
-Keys of a choice, such as those of conf/stopping/heuristic.yaml, are explained by the comments of its file.
+Keys of a choice, such as those of conf/stopping/heuristic.yaml, are explained by the comments of its file. A word that does not
+compose gets the closest known spelling.
 """
 
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from itertools import groupby, takewhile
 from textwrap import TextWrapper
 from typing import Any, cast
 
+import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from specheads.commands.compose import RunSettings, command_config
+from specheads.commands.compose import RunSettings, command_config, names_of
 from specheads.commands.main import PROGRAMS
 from specheads.errors import UserError
 from specheads.pair.config import PairConfig, config_folder
@@ -36,8 +40,10 @@ RUN_FOLDER = ("${hydra:runtime.output_dir}", "${paths.outputs}/${command}/<date_
 WORDS = re.compile(r"(?:'[^']*'|\S)+")  # of a command line
 PLAIN = re.compile(r"[^\s\"'{}\[\],]+")  # text that the command line takes without quotes
 NARROWEST, USUAL, WIDEST = 60, 100, 130  # columns of a terminal
+PURPOSES = {REPRODUCE: "repeats", "train": "trains by"}  # of the commands that take experiments
+GIVEN = re.compile(r"\+*experiment=(.*)")
 ALL = "all"  # every key
-MOST_EXAMPLES, MOST_CHOICES = 4, 110  # in the help that fits a screen: command lines, characters of a group's names
+MOST_EXAMPLES = 4  # command lines in the help that fits a screen
 Rows = list[tuple[str, str]]  # "key=value", or "key.*" for a group of keys, and its explanation
 
 
@@ -72,12 +78,12 @@ def help_text(
     examples = [number for number, line in enumerate(head) if line.startswith(" ")]
     head = head if whole or len(examples) <= MOST_EXAMPLES else head[: examples[MOST_EXAMPLES]]
     parts = [f"usage: {PROGRAMS[command]} [key=value ...]", _paragraphs("\n".join(head), width)]
-    most = None if whole else MOST_CHOICES
-    groups = [(f"{group}=", _choices(command, group, choice, most)) for group, choice in chosen.items()]
-    parts.append("\n".join(["config groups, [what is chosen here]", *_lines(groups, width)]))
+    groups = [(f"{group}=", _choices(command, group, choice)) for group, choice in chosen.items()]
+    two_columns = _lines if whole else _single_lines
+    parts.append("\n".join(["config groups, [what is chosen here]", *two_columns(groups, width)]))
     if command == REPRODUCE:
         described = [(name, about.partition("\n")[0]) for name, about in experiments(command).items()]
-        parts.append("\n".join(["experiments", *(_lines if whole else _single_lines)(described, width)]))
+        parts.append("\n".join(["experiments", *two_columns(described, width)]))
     if whole:
         parts += _section_texts(listed, width)
     else:
@@ -152,12 +158,7 @@ def read_head(text: str) -> str:
 
 def choices_of(command: str, group: str) -> list[str]:
     """Return the names in a config group that a command takes, of those that the project has."""
-    return [*experiments(command)] if group == GROUP else sorted(path.stem for path in (config_folder() / group).glob("*.yaml"))
-
-
-def keys_of(cfg: DictConfig) -> list[str]:
-    """Return the keys of a composed config that are meant for users, with those of its groups."""
-    return [key for key, _ in _walk(cast(Mapping[str, Any], OmegaConf.to_container(cfg)))]
+    return [*experiments(command)] if group == GROUP else names_of(group)
 
 
 def _comments(text: str, group: str) -> dict[str, str]:
@@ -186,15 +187,11 @@ def _key(text: str) -> str:
     return text.partition("=")[0].removesuffix(".*")
 
 
-def _choices(command: str, group: str, chosen: str | None, most: int | None) -> str:
-    """Return the names of a config group, the chosen ones marked, and as many of the others as fit about `most` characters."""
+def _choices(command: str, group: str, chosen: str | None) -> str:
+    """Return the names of a config group, the chosen ones marked and first."""
     known, marked = choices_of(command, group), _chosen(chosen)
     names = [*(() if chosen else ("null",)), *known, *(name for name in marked if name not in ("null", *known))]
-    left, shown = (most or sum(map(len, names))) - sum(map(len, marked)), []
-    for name in names:
-        left -= 0 if name in marked else len(name)
-        shown += [f"[{name}]"] if name in marked else [name] if left >= 0 else []
-    return " | ".join([*shown, *(["… (--help=all)"] if len(shown) < len(names) else [])])
+    return " | ".join([f"[{name}]" for name in names if name in marked] + [name for name in names if name not in marked])
 
 
 def _chosen(choice: str | None) -> list[str]:
@@ -278,3 +275,71 @@ def _command_line(line: str, width: int) -> str:
 def _wrap(text: str, width: int, first: str = "", indent: str = "") -> str:
     wrapper = TextWrapper(width, initial_indent=first, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     return wrapper.fill(text) or first.rstrip()
+
+
+def composition_error(error: Exception, command: str, words: Sequence[str], composed: bool = False) -> UserError | None:
+    """Return the message for an error that the command line `words` of conf/<command>.yaml raised in Hydra, or None.
+
+    `composed`: the config was composed already, so that an error about the text of a file is of no config.
+    """
+    ask = f"{PROGRAMS[command]} --help"
+    nulls = [name for word in words if word.endswith("=null") and (config_folder() / (name := word[:-5])).is_dir()]
+    if nulls and "Config group override" in str(error):
+        return UserError(f"{nulls[0]}=null: a group of configs cannot be null; write '~{nulls[0]}' to leave it out.")
+    if isinstance(error, yaml.YAMLError | UnicodeDecodeError) and not composed:
+        where = "the folder of --config-dir" if any("config-dir" in word or "searchpath" in word for word in words) else "conf/"
+        return UserError(f"a file in {where} is not valid YAML in UTF-8: {' '.join(str(error).split())}.")
+    if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        known = choices_of(command, group)
+        return UserError(
+            f"{group}={name}: there is no such choice; {_closest(name, known)}use one of {', '.join(known)}, or write "
+            f"<folder>/{group}/{name}.yaml and add --config-dir <folder>."
+        )
+    if isinstance(error, MissingMandatoryValue):
+        key = str(error.full_key)
+        return UserError(f"{key} has no value, but the command needs one; write {key}=<value> ({ask}={key} says what it is).")
+    if isinstance(error, ConfigCompositionException) and isinstance(error.__cause__, OmegaConfBaseException):
+        key = str(error.__cause__.full_key)
+        word = next((word for word in words if word.lstrip("+~").startswith(f"{key}=")), key)
+        close = _closest(key, _known_keys(command, [other for other in words if other != word]))
+        return UserError(f"{word}: there is no such key; {close}{ask}=all lists every key, and +{word} adds one.")
+    if not isinstance(error, HydraException | OmegaConfBaseException):
+        return None
+    reason = f"\n{error.__cause__}" if isinstance(error, HydraException) and error.__cause__ else ""
+    return UserError(f"{error}{reason}")
+
+
+def _closest(name: str, known: Iterable[str]) -> str:
+    """Return a question with the known name that is most like `name`, or nothing if none is like it."""
+    close = get_close_matches(name, list(known), 1)
+    return f"did you mean {close[0]}? " if close else ""
+
+
+def _known_keys(command: str, words: Sequence[str]) -> list[str]:
+    """Return the keys of a command with those of the words that compose."""
+    for overrides in ([word for word in words if "=" in word and not word.startswith("-")], []):
+        try:
+            cfg = composed(command, overrides)[0]
+            return [key for key, _ in _walk(cast(Mapping[str, Any], OmegaConf.to_container(cfg)))]
+        except (HydraException, OmegaConfBaseException):
+            continue  # another word is wrong too
+    return []
+
+
+def check_experiment(command: str, words: Sequence[str]) -> None:
+    """Raise UserError if an experiment in the words of a command line is for other commands, or if one is missing."""
+    given = [name for word in words if (match := GIVEN.fullmatch(word)) for name in match[1].split(",")]
+    if command not in PURPOSES or not (given or command == REPRODUCE):
+        return
+    names, purpose = experiments(command), PURPOSES[command]
+    listed = f"use one of {', '.join(names)}."
+    if command == REPRODUCE and not given:
+        raise UserError(f"experiment is missing; it names what {command} {purpose}: {listed}")
+    for name in given:
+        other = REPRODUCE if name in experiments(REPRODUCE) else "train"
+        elsewhere = name not in names and name in experiments(other)  # what is in no list may be in a folder of the user
+        if elsewhere or (name == "null" and command == REPRODUCE):
+            raise UserError(
+                f"experiment={name} is not what {command} {purpose}{f'; {other} takes it' if elsewhere else ''}; {listed}"
+            )

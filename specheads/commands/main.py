@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module, metadata
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from specheads.errors import UserError, user_error
 
@@ -17,24 +17,26 @@ VERB_OF_PARENT = "SPECHEADS_VERB"
 
 
 class Verb(NamedTuple):
-    """A verb: its module, whose `main` runs the words of the command line, a sentence of help, and its configs in conf/."""
+    """A verb: its module and the function there that runs the words of the command line, what it does, its configs in conf/."""
 
     module: str
+    entry: str
     about: str
     configs: tuple[str, ...]
 
+    def load(self) -> Any:
+        """Return the function that runs the words of the command line."""
+        return getattr(import_module(f"specheads.commands.{self.module}"), self.entry)
+
 
 VERBS = {
-    name: Verb(f"specheads.commands.{name}", about, configs)
-    for name, about, configs in [
-        ("probe", "say what speculation is worth for a pair, without training", ("probe",)),
-        ("data", "have the target answer prompts, and label drafted tokens", ("data_gen",)),
-        ("train", "train acceptance heads; missing data is made first", ("train",)),
-        ("distill", "train the draft itself", ("distill",)),
-        ("evaluate", "compare stopping rules on prompts, decode the best, report", ("evaluate",)),
-        ("papers", "repeat papers' experiments and theory, search layers to skip", ("reproduce", "layer_search")),
-        ("export", "check and describe a head, write it for other decoders", ()),
-    ]
+    "probe": Verb("evaluate", "probe_command", "say what speculation is worth for a pair, without training", ("probe",)),
+    "data": Verb("data", "main", "have the target answer prompts, and label drafted tokens", ("data_gen",)),
+    "train": Verb("train", "main", "train acceptance heads; missing data is made first", ("train",)),
+    "distill": Verb("train", "distill_command", "train the draft itself", ("distill",)),
+    "evaluate": Verb("evaluate", "main", "compare stopping rules on prompts, decode the best, report", ("evaluate",)),
+    "papers": Verb("papers", "main", "repeat papers' experiments and theory, find layers to skip", ("reproduce", "layer_search")),
+    "export": Verb("export", "main", "check and describe a head, write it for other decoders", ()),
 }
 # The command of each config.
 PROGRAMS = {
@@ -65,7 +67,7 @@ def run(words: Sequence[str]) -> None:
 def start(verb: str, words: Sequence[str]) -> None:
     """Run a verb."""
     sys.argv[1:] = words
-    import_module(VERBS[verb].module).main()
+    VERBS[verb].load()()
 
 
 def notes_on_versions() -> Iterator[str]:

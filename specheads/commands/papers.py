@@ -9,18 +9,17 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import yaml
 from hydra.core.hydra_config import HydraConfig
-from hydra.utils import get_class, instantiate
+from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 import specheads
 from data_gen.settings import Generation
 from specheads.commands.command import command, next_command
-from specheads.commands.compose import load_configured_pair, plain, settings_of
-from specheads.commands.evaluate import prompt_data
+from specheads.commands.compose import keys_of_choice, load_configured_pair, plain, settings_of
+from specheads.commands.evaluate import prompt_data, rule_choice
 from specheads.decoding.drafting import Autoregressive
 from specheads.decoding.pairing import check_pairing
 from specheads.errors import UserError
@@ -28,7 +27,6 @@ from specheads.evaluation.candidates import RuleChoice, check_rules
 from specheads.evaluation.head_folders import LocatedHead, find_heads
 from specheads.evaluation.prompt_sets import PromptSet, PromptSets
 from specheads.evaluation.settings import ReplaySettings
-from specheads.pair.config import config_folder
 from specheads.pair.pair import Pair
 from specheads.papers.layer_skip.layer_search import LayerSearch, SkippedLayers, print_sets, search
 from specheads.papers.reproduction.decoding import decode
@@ -145,22 +143,14 @@ def _method(entry: Mapping[str, Any]) -> Method:
     if "verification" in built:
         check_pairing(built.get("drafting", Autoregressive()), built["verification"])
     values = {key: value for key, value in entry.items() if key not in GROUPS}
-    return Method(**(values | built), keys=values | {group: dict(arguments) for group, arguments in chosen.items()})
+    return Method(**(values | built), keys=values | chosen)
 
 
 def _chosen(where: str, group: str, given: Any) -> dict[str, Any]:
     """Return the keys of a file of a config group with those that a method gives in their place."""
-    name, overrides = (given, {}) if isinstance(given, str) else (given.get("name"), {k: given[k] for k in given if k != "name"})
-    names = sorted(path.stem for path in (config_folder() / group).glob("*.yaml") if path.stem != "all")
-    if name not in names:
-        raise UserError(f"{where}: {group}={name} is not in conf/{group}; use one of {', '.join(names)}.")
-    content = _content(config_folder() / group / f"{name}.yaml")
-    if unknown := [key for key in overrides if key not in content]:
-        known = ", ".join(key for key in content if key != "_target_")
-        raise UserError(
-            f"{where}: {group}={name} has no key {unknown[0]}; {f'its keys are {known}' if known else 'it has none'}."
-        )
-    content |= overrides
+    overrides = {} if isinstance(given, str) else dict(given)
+    name = overrides.pop("name", None) if overrides else given
+    content = keys_of_choice(f"{where}: {group}", group, name, overrides)
     for key, value in content.items():
         several = group == "stopping" and isinstance(value, list)
         if several or (isinstance(value, str) and value.startswith(("${", "???"))):
@@ -168,17 +158,12 @@ def _chosen(where: str, group: str, given: Any) -> dict[str, Any]:
     return content
 
 
-def _content(path: Path) -> dict[str, Any]:
-    return cast(dict[str, Any], yaml.safe_load(path.read_text("utf-8")))
-
-
 def _rule(where: str, content: Mapping[str, Any]) -> RuleChoice:
     """Return a stopping rule; raises UserError for values that it refuses."""
-    arguments = dict(content)
-    cls: Any = get_class(arguments.pop("_target_"))
-    choice = RuleChoice(cls, arguments)
-    if not hasattr(cls, "open_parameters") or cls.open_parameters(arguments):
-        raise UserError(f"{where}: {cls.__name__} has to be fitted, or is for batches; use a rule whose values are given.")
+    choice = rule_choice(content)
+    if not isinstance(choice, RuleChoice) or choice.cls.open_parameters(choice.arguments):
+        name = content["_target_"].rpartition(".")[2]
+        raise UserError(f"{where}: {name} has to be fitted, or is for batches; use a rule whose values are given.")
     try:
         check_rules({"": choice})
     except UserError as error:

@@ -47,7 +47,19 @@ class NoteRunKey(Callback):
                 config.hydra.output_subdir = None
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Take the folder of a sweep whose jobs run in other processes.
+
+        Raises SystemExit if another process works in it: of another error Hydra would only warn.
+        """
+        global sweep
         NoteRunKey.key, NoteRunKey.resume = run_key(config), config.resume
+        if config.hydra.launcher._target_ != BASIC:
+            sweep = Path(config.hydra.sweep.dir)
+            try:
+                runs.begin(sweep, NoteRunKey.key, may_resume())
+            except UserError as error:
+                print(f"error: {error}", file=sys.stderr)
+                raise SystemExit(2) from None
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         if config.hydra.output_subdir is not None:
@@ -79,32 +91,14 @@ def register_resolver(folder: Path | None = None) -> None:
 def run_key(config: DictConfig) -> str:
     """Return a key of a composed configuration; it does not depend on Hydra's folders, on `resume`, or on where it computes."""
     settings = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
-    overrides = settings.pop("hydra")["overrides"]["task"]
+    overrides, ignored = settings.pop("hydra")["overrides"]["task"], {f"trainer.{name}" for name in WHERE}
     if isinstance(trainer := settings.get("trainer"), dict):
         settings["trainer"] = {name: value for name, value in trainer.items() if name not in WHERE}
-    overrides = [
-        override for override in overrides if override.lstrip("+~").split("=")[0] not in [f"trainer.{name}" for name in WHERE]
-    ]
     if isinstance(settings.get("resume"), bool):
         settings.pop("resume")
-        overrides = [override for override in overrides if not override.startswith("resume=")]
-    return hashlib.sha256(json.dumps([settings, sorted(overrides)], sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-class BeginSweep(Callback):
-    """Hydra callback that takes the folder of a sweep whose jobs run in other processes."""
-
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Take it. Raises SystemExit if another process works in it: of another error Hydra would only warn."""
-        global sweep
-        if config.hydra.launcher._target_ == BASIC:
-            return
-        sweep = Path(config.hydra.sweep.dir)
-        try:
-            runs.begin(sweep, NoteRunKey.key, may_resume())
-        except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
-            raise SystemExit(2) from None
+        ignored.add("resume")
+    kept = sorted(override for override in overrides if override.lstrip("+~").split("=")[0] not in ignored)
+    return hashlib.sha256(json.dumps([settings, kept], sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def is_launched() -> bool:

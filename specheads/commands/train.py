@@ -1,11 +1,13 @@
-"""`specheads train model=llama2-7b`: train acceptance heads; missing data is generated first.
+"""`specheads train model=llama2-7b` trains acceptance heads, `specheads distill model=llama2-7b` the draft itself.
 
-`--help` lists every key, and `-m head.depth=0,1,2,3,4 loss.reject_weight=1,3,6,12` sweeps.
+Missing data is generated first. `--help` lists every key, and `-m head.depth=0,1,2,3,4 loss.reject_weight=1,3,6,12` sweeps.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from omegaconf import DictConfig
 from rich import box
@@ -14,102 +16,156 @@ from rich.table import Table
 
 from data_gen.settings import Generation
 from specheads.commands.command import command, next_command
-from specheads.commands.compose import check_every_split, load_configured_pair, settings_of
+from specheads.commands.compose import (
+    check_every_split,
+    load_configured_pair,
+    model_config,
+    open_loggers,
+    say_needs,
+    settings_of,
+    source_of,
+)
 from specheads.commands.data import check_data, data_cache
-from specheads.commands.loggers import open_loggers
 from specheads.pair.pair import Pair
 from specheads.processes import is_first_process
+from specheads.prompts.encoding import GeneratedData
+from specheads.prompts.prompt import SPLITS, unique
+from specheads.training.distill.draft_quality import MEANINGS
+from specheads.training.distill.settings import Distillation
 from specheads.training.heads.settings import HeadTraining
 from specheads.training.settings import check_processes
 
 if TYPE_CHECKING:
+    from specheads.training.distill.distillation import DistilledDraft
     from specheads.training.heads.head_training import TrainedHeads
+
+T = TypeVar("T", HeadTraining, Distillation)
 
 METRICS = {"auroc": "AUROC", "kl": "KL", "brier": "Brier", "ece": "ECE"}
 MOST_SHOWN = 20  # heads; a bank may have thousands
+HELD_OUT = ("dev", "test")  # splits that a draft is measured on
 
 
 @command("train", Generation, HeadTraining, folder="head", shared=True)
 def main(cfg: DictConfig) -> None:
     """Train heads, and print the command that comes next."""
-    folder = train_head(cfg)
+    trained = train_head(cfg)
     if is_first_process():
-        print(f"next: {next_command('evaluate', f'head={folder}')}")
+        print(f"next: {next_command('evaluate', f'head={trained.folder}')}")
 
 
-def train_head(cfg: DictConfig, pair: Pair | None = None) -> Path:
-    """Train the heads of a composed config for its pair, which may be loaded already; return the folder of the head or heads."""
-    check_data(cfg)
-    trained = train_configured_heads(cfg, pair)
+@command("distill", Generation, Distillation, shared=True)
+def distill_command(cfg: DictConfig) -> None:
+    """Distil the draft, and print the command that comes next."""
+    distilled = distill_draft(cfg)
     if is_first_process():
-        print_heads(trained)
-    return trained.folder
+        print(f"next: {next_command('train', f'model.draft={distilled.folder}')}")
 
 
-def train_configured_heads(cfg: DictConfig, pair: Pair | None = None) -> "TrainedHeads":
-    """Train the heads of a composed config for its pair, which may be loaded already, and return them.
+def train_head(cfg: DictConfig, pair: Pair | None = None) -> "TrainedHeads":
+    """Train the heads of a composed config for its pair, which may be loaded already; print how good they are, and return them.
 
     Raises:
-        UserError: see head_training_of; a model that cannot be loaded; see train_heads.
+        UserError: a mistake in the config, its prompts or data; a model that cannot be loaded; see train_heads.
     """
-    settings, run = head_training_of(cfg), Path(cfg.paths.run)
+    settings, run = _checked_settings(HeadTraining, cfg), Path(cfg.paths.run)
     with open_loggers(cfg, run) as loggers:  # a failed login is reported before the models are loaded
         from specheads.training.heads.head_training import train_heads  # slow: imports lightning
 
         # The first process makes data and calibrates; others need the target where heads read its states.
-        only_draft = not is_first_process() and not settings.reads_target
-        pair = pair or load_configured_pair(cfg, only_draft)
-        return train_heads(pair, partial(data_cache, cfg, pair), settings, run, loggers)
+        pair = pair or load_configured_pair(cfg, only_draft=not is_first_process() and not settings.reads_target)
+        trained = train_heads(pair, partial(data_cache, cfg, pair), settings, run, loggers)
+    if is_first_process():
+        print_heads(trained)
+    return trained
 
 
-def head_training_of(cfg: DictConfig) -> HeadTraining:
-    """Return the settings of a composed config.
+def distill_draft(cfg: DictConfig, pair: Pair | None = None) -> "DistilledDraft":
+    """Distil the draft of a composed config's pair, which may be loaded already; print how good it is, and return it.
 
     Raises:
-        UserError: a mistake in them, or in the prompts and the data that heads are to learn from.
+        UserError: a mistake in the config or its prompts; a draft whose training does not fit the GPU; a model that cannot be
+            loaded; see distill.
     """
-    settings = settings_of(HeadTraining, cfg)
+    settings, run = _checked_settings(Distillation, cfg), Path(cfg.paths.run)
+    with open_loggers(cfg, run) as loggers:
+        from specheads.training.distill.distillation import distill
+        from specheads.training.distill.memory import check_config
+
+        if pair is None:
+            say_needs(cfg)
+            check_config(model_config(cfg), settings, cfg.data.max_prompt_tokens + cfg.data.max_new_tokens)
+            # A draft that lacks some of the target's tokens learns them.
+            pair = replace(load_configured_pair(cfg, new_draft=settings.initial_draft), known_to_draft=None)
+        distilled = distill(pair, partial(responses_of, cfg, pair, settings), settings, run, loggers)
+    if is_first_process():
+        _print_draft(distilled)
+    return distilled
+
+
+def _checked_settings(cls: type[T], cfg: DictConfig) -> T:
+    """Return the settings of a composed config. Raises UserError for a mistake in them, or in what is to be learned from."""
+    check_data(cfg)
+    settings = settings_of(cls, cfg)
     check_every_split(cfg)
     check_processes(settings.trainer, settings.loader)
     return settings
 
 
+def responses_of(cfg: DictConfig, pair: Pair, settings: Distillation) -> GeneratedData:
+    """Return the data set of a distillation: the target's responses without labels, and the prompts.
+
+    The prompts have the responses of their source if the draft learns from these.
+    """
+    prompts = unique(source_of(cfg).load(pair.chats, responses="text" in settings.shares))
+    splits = SPLITS if "target" in settings.shares else HELD_OUT
+    return data_cache(cfg, pair, splits=splits, prompts=prompts, labelled=False)
+
+
 def print_heads(trained: "TrainedHeads") -> None:
     """Print how the heads compare with rules without a head, how well they are calibrated in rounds, and their folder.
 
-    Of very many heads, those of the lowest KL are shown.
+    Of more than MOST_SHOWN heads, those of the lowest KL are shown, the lowest first.
     """
-    console = Console(highlight=False)
-    shown, others = best_heads(trained), [name for name in trained.test if name not in trained.names]
-    table = _table("on held-out prompts", *METRICS.values())
-    for name in [*shown, *others]:
+    console, shown = Console(highlight=False), list(trained.names)
+    if trained.num_heads > MOST_SHOWN:
+        shown = sorted(shown, key=lambda name: trained.test[name]["kl"])[:MOST_SHOWN]
+    rows = []
+    for name in [*shown, *(name for name in trained.test if name not in trained.names)]:
         metrics = trained.test[name]
-        table.add_row(name, *(f"{metrics[key]:.3f}" if key in metrics else "-" for key in METRICS))
-    console.print("", table)
+        rows.append([name, *(f"{metrics[key]:.3f}" if key in metrics else "-" for key in METRICS)])
+    console.print("", _table(["on held-out prompts", *METRICS.values()], rows))
     if left_out := trained.num_heads - len(shown):
         console.print(f"the {len(shown)} heads of the lowest KL; {left_out:,} more are in {trained.folder.parent}/test.json")
-    if trained.calibration_errors:
-        table = _table("in rounds on dev prompts", "ECE", "calibrated")
-        for name in shown:
-            errors = trained.calibration_errors[name]
-            table.add_row(name, f"{errors['raw']:.3f}", f"{errors['cross_fitted']:.3f}")
-            if "overlap_raw" in errors:
-                values = (f"{errors[f'overlap_{key}']:.3f}" for key in ("raw", "cross_fitted"))
-                table.add_row(f"{name}, before a token is sampled", *values)
+    rows = []
+    for name, errors in ((name, trained.calibration_errors[name]) for name in shown if trained.calibration_errors):
+        for label, kind in ((name, ""), (f"{name}, before a token is sampled", "overlap_")):
+            if f"{kind}raw" in errors:
+                rows.append([label, *(f"{errors[f'{kind}{key}']:.3f}" for key in ("raw", "cross_fitted"))])
+    if rows:
+        table = _table(["in rounds on dev prompts", "ECE", "calibrated"], rows)
         console.print("", table, "calibrated: fitted on one half of the prompts, measured on the other")
     print(f"\n{'head' if trained.num_heads == 1 else 'heads'}: {trained.folder}")
 
 
-def best_heads(trained: "TrainedHeads") -> list[str]:
-    """Return the names of the heads in their order; of more than MOST_SHOWN, those of the lowest KL, the lowest first."""
-    if trained.num_heads <= MOST_SHOWN:
-        return list(trained.names)
-    return sorted(trained.names, key=lambda name: trained.test[name]["kl"])[:MOST_SHOWN]
+def _print_draft(distilled: "DistilledDraft") -> None:
+    """Print the draft's quality before and after the distillation, and its folder."""
+    rows = []
+    for name, after in distilled.after.items():
+        before = distilled.before[name]
+        rows.append([name, f"{before:.4f}", f"{after:.4f}", f"{after / before - 1:+.1%}" if before else "-"])
+    console = Console(highlight=False)
+    console.print("", _table(["on test prompts", "before", "after", "change"], rows))
+    for name, meaning in MEANINGS.items():
+        console.print(f"{name}: {meaning}", soft_wrap=True)
+    print(f"draft: {distilled.folder}")
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column(title)
-    for column in columns:
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Return a table whose columns after the first are aligned to the right."""
+    table = Table(columns[0], box=box.SIMPLE_HEAD)
+    for column in columns[1:]:
         table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(*row)
     return table

@@ -5,13 +5,13 @@ import os
 import shutil
 import subprocess
 import sys
-from importlib import import_module, metadata
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 from commands import shell
 
-from specheads.commands import distill, evaluate, export, papers, train
+from specheads.commands import evaluate, export, papers, train
 from specheads.commands import main as main_module
 from specheads.commands.help import PROGRAMS
 from specheads.commands.main import VERB_OF_PARENT, VERBS
@@ -20,8 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_every_verb_has_a_module_and_a_config():
-    modules = {name: import_module(entry.module) for name, entry in VERBS.items()}
-    commands = {verb: module.main for verb, module in modules.items() if verb not in ("papers", "export")}
+    commands = {name: verb.load() for name, verb in VERBS.items() if name not in ("papers", "export")}
     commands |= {f"papers {name}": command for name, command in papers.COMMANDS.items()}
     assert {command.name for command in commands.values()} == PROGRAMS.keys()
     assert all(PROGRAMS[command.name] == f"specheads {verb}" for verb, command in commands.items())
@@ -39,15 +38,15 @@ def test_papers_lists_and_runs_what_it_can_do(run, monkeypatch):
 
 def test_a_verb_is_handed_on_with_its_words(run, monkeypatch):
     called = []
-    for module in (distill, evaluate, train):
-        monkeypatch.setattr(module, "main", lambda: called.append(sys.argv[1:]))
+    for module, name in ((train, "distill_command"), (evaluate, "main"), (train, "main")):
+        monkeypatch.setattr(module, name, lambda: called.append(sys.argv[1:]))
     assert run("evaluate", "head=mine")[0] == run("distill", "model=nano")[0] == run("train")[0] == 0
     assert called == [["head=mine"], ["model=nano"], []]
 
 
 def test_a_further_process_of_a_run_has_the_verb_of_the_first(run, monkeypatch):
     called = []
-    monkeypatch.setattr(distill, "main", lambda: called.append(sys.argv[1:]))
+    monkeypatch.setattr(train, "distill_command", lambda: called.append(sys.argv[1:]))
     run("distill", "model=nano")
     assert os.environ[VERB_OF_PARENT] == "distill"
     monkeypatch.setenv("LOCAL_RANK", "1")

@@ -6,7 +6,7 @@ import pytest
 from vllm_server import StandIn, serving
 
 from specheads import UserError, load_pair
-from specheads.commands import probe
+from specheads.commands import evaluate
 from specheads.commands.compose import command_config
 from specheads.evaluation.probe.probe import doubts_of
 
@@ -27,9 +27,9 @@ def composed(tmp_path, *words):
 
 
 def test_a_probe_says_what_to_do(monkeypatch, nano, tmp_path, capsys):
-    monkeypatch.setattr(probe, "load_configured_pair", lambda cfg, **keys: nano)
-    monkeypatch.setattr(probe, "next_command", lambda *words: " ".join(["specheads", *words, "model=nano"]))
-    found = probe.probe_pair(composed(tmp_path))
+    monkeypatch.setattr(evaluate, "load_configured_pair", lambda cfg, **keys: nano)
+    monkeypatch.setattr(evaluate, "next_command", lambda *words: " ".join(["specheads", *words, "model=nano"]))
+    found = evaluate.probe_pair(composed(tmp_path))
     out = capsys.readouterr().out
     assert found.answer.text.split(":")[0] in " ".join(out.split()) and str(tmp_path / "probe.html") in out
     assert max(map(len, out[: out.index("numbers:")].splitlines())) <= 80
@@ -44,16 +44,16 @@ def test_a_probe_says_what_to_do(monkeypatch, nano, tmp_path, capsys):
     )
     # A second probe reads the same recordings.
     made = sorted((tmp_path / "data" / "recordings").iterdir())
-    probe.probe_pair(composed(tmp_path))
+    evaluate.probe_pair(composed(tmp_path))
     assert sorted((tmp_path / "data" / "recordings").iterdir()) == made and len(made) == 2
 
 
 def test_the_next_command_has_the_same_prompts(monkeypatch, nano, tmp_path, capsys):
     rows = [json.dumps({"instruction": f"Say {number}."}) for number in range(9)]
     (file := tmp_path / "mine.jsonl").write_text("\n".join(rows))
-    monkeypatch.setattr(probe, "load_configured_pair", lambda cfg, **keys: nano)
-    monkeypatch.setattr(probe, "next_command", lambda *words: " ".join(["specheads", *words]))
-    found = probe.probe_pair(composed(tmp_path, "data=alpaca", f"prompts={file}"))
+    monkeypatch.setattr(evaluate, "load_configured_pair", lambda cfg, **keys: nano)
+    monkeypatch.setattr(evaluate, "next_command", lambda *words: " ".join(["specheads", *words]))
+    found = evaluate.probe_pair(composed(tmp_path, "data=alpaca", f"prompts={file}"))
     assert f" data.path={file}" in found.answer.command
     *_, report, following = capsys.readouterr().out.splitlines()
     assert report == f"report: {tmp_path / 'probe.html'}" and following == f"next: {found.answer.command}"
@@ -62,17 +62,17 @@ def test_the_next_command_has_the_same_prompts(monkeypatch, nano, tmp_path, caps
 def test_own_prompts_are_read_from_a_file(tmp_path):
     rows = [json.dumps({"instruction": f"Say {number}.", "input": ""}) for number in range(9)]
     (tmp_path / "mine.jsonl").write_text("\n".join(rows))
-    data = probe.prompts_of(composed(tmp_path, "data=alpaca", f"prompts={tmp_path / 'mine.jsonl'}"))
+    data = evaluate.probed_prompts(composed(tmp_path, "data=alpaca", f"prompts={tmp_path / 'mine.jsonl'}"))
     prompts = list(data.source.load(False))
     assert [prompt.text for prompt in prompts] == [f"Say {number}." for number in range(6)]
     with pytest.raises(UserError, match="reads no file; add data=alpaca"):
-        probe.prompts_of(composed(tmp_path, f"prompts={tmp_path / 'mine.jsonl'}"))
+        evaluate.probed_prompts(composed(tmp_path, f"prompts={tmp_path / 'mine.jsonl'}"))
 
 
 def test_too_few_prompts_are_named(monkeypatch, nano, tmp_path):
-    monkeypatch.setattr(probe, "load_configured_pair", lambda cfg, **keys: nano)
+    monkeypatch.setattr(evaluate, "load_configured_pair", lambda cfg, **keys: nano)
     with pytest.raises(UserError, match="a probe needs 2; set num_prompts, data.num_dev"):
-        probe.probe_pair(composed(tmp_path, "data.num_dev=1", "data.num_test=1"))
+        evaluate.probe_pair(composed(tmp_path, "data.num_dev=1", "data.num_test=1"))
 
 
 def test_times_that_contradict_decoding_are_doubted():
@@ -89,9 +89,9 @@ def test_times_that_contradict_decoding_are_doubted():
 
 def test_a_target_on_a_server_is_probed_as_far_as_it_can_be(monkeypatch, nano, tmp_path, capsys):
     weightless = load_pair("nano", only_draft=True)
-    monkeypatch.setattr(probe, "load_configured_pair", lambda cfg, only_draft: weightless if only_draft else nano)
+    monkeypatch.setattr(evaluate, "load_configured_pair", lambda cfg, only_draft: weightless if only_draft else nano)
     with serving(StandIn(nano)) as url:
-        found = probe.probe_pair(composed(tmp_path, f"remote.url={url}", "context=32"))
+        found = evaluate.probe_pair(composed(tmp_path, f"remote.url={url}", "context=32"))
     out = " ".join(capsys.readouterr().out.split())
     assert found.live is None and "not measured: A draft step on the server is taken as 1/" in out
     costs = found.times.costs

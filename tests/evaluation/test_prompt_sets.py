@@ -12,7 +12,7 @@ from specheads import UserError
 from specheads.commands import evaluate
 from specheads.commands.compose import command_config
 from specheads.commands.evaluate import evaluation_settings, named_test_sets, prompt_data
-from specheads.commands.train import train_configured_heads
+from specheads.commands.train import train_head
 from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.prompt_sets import PromptSet, PromptSets
 from specheads.heads.head import load_head
@@ -128,7 +128,7 @@ def test_a_name_without_a_file_yields_the_test_prompts_of_its_split(folder, nano
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "humaneval.yaml").write_text(text)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("specheads.commands.evaluate.config_folder", lambda: tmp_path)
+        patch.setattr("specheads.commands.compose.config_folder", lambda: tmp_path)
         more_sets = named_test_sets({"humaneval": None}, 100)
     sets = sets_of(nano, "num_prompts=100")
     sets.settings = sets.settings.but(test_sets=more_sets)
@@ -213,7 +213,7 @@ def test_a_trained_head_is_evaluated_on_rows_that_it_never_saw(folder, nano, mon
         "head.width=8",
         "calibration.num_prompts=2",
     ]
-    exported = train_configured_heads(command_config("train", [*small, *head, "paths.run=trained"]), nano).folder
+    exported = train_head(command_config("train", [*small, *head, "paths.run=trained"]), nano).folder
     rules = ["stopping=[fixed_length,head_threshold]", "fixed_lengths=[1,2]", "thresholds=[0.5]", "live=none", "ratios=[10]"]
     words = [f"head={exported}", *COUNTS[3:], *rules, "test_sets={humaneval: rows.jsonl}", "paths.run=run"]
     cfg = command_config("evaluate", [*small, *words])

@@ -79,10 +79,10 @@ def test_rules_to_compare_may_have_names_and_values():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("{wide: {rule: biassed}}", "compare_verification.wide.rule names 'biassed', which is not in conf/verification"),
-        ("{wide: {eps: 0.3}}", "compare_verification.wide.rule names 'wide', which is not"),
+        ("{wide: {rule: biassed}}", "compare_verification.wide names 'biassed', which is not in conf/verification"),
+        ("{wide: {eps: 0.3}}", "compare_verification.wide names 'wide', which is not"),
         ("{wide: 0.3}", "compare_verification.wide=0.3 must be a rule with its values"),
-        ("{biased: {epsilon: 0.3}}", "compare_verification.biased.epsilon=0.3 is not known; the keys of biased are eps, mode"),
+        ("{biased: {epsilon: 0.3}}", "compare_verification.biased: epsilon=0.3 is not known; the keys of biased are eps, mode"),
     ],
 )
 def test_a_mistake_in_a_rule_to_compare_is_named(words, message):

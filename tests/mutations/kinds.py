@@ -19,7 +19,7 @@ from torch import Tensor
 
 from specheads.commands import export
 from specheads.commands.compose import command_config, model_config, source_of
-from specheads.commands.mistakes import MISTAKES, composition_error
+from specheads.commands.help import composition_error
 from specheads.decoding.load_aware import LoadCosts, SecondsTable
 from specheads.decoding.recommendation import recommended_rules
 from specheads.decoding.stopping import HeadThreshold
@@ -346,8 +346,10 @@ def read_config(folder: Path) -> Any:
     try:
         cfg = command_config("data_gen", words)
         return str(model_config(cfg)), str(source_of(cfg))
-    except MISTAKES as error:  # as the entry points do
-        raise user_error(error) or composition_error(error, "data_gen", words) from None
+    except Exception as error:  # as the entry points do
+        if (message := user_error(error) or composition_error(error, "data_gen", words)) is None:
+            raise
+        raise message from None
     finally:
         GlobalHydra.instance().clear()
 

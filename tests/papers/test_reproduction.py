@@ -13,8 +13,7 @@ from omegaconf import OmegaConf
 from specheads import AcceptanceHead, HeadConfig, UserError
 from specheads.commands import papers
 from specheads.commands.compose import command_config, plain, settings_of
-from specheads.commands.help import REPRODUCE, experiments
-from specheads.commands.mistakes import check_experiment
+from specheads.commands.help import REPRODUCE, check_experiment, experiments
 from specheads.commands.papers import methods_of
 from specheads.decoding.records import DecodeStats
 from specheads.heads.head import save_head
@@ -134,11 +133,14 @@ def test_every_experiment_composes_and_its_claims_are_of_the_papers(name):
 
 
 WRONG = {
-    "an unknown name": ("[{name: a, drafting: chain}]", "methods: a: drafting=chain is not in conf/drafting; use one of autoreg"),
+    "an unknown name": (
+        "[{name: a, drafting: chain}]",
+        "a: drafting names 'chain', which is not in conf/drafting; use one of",
+    ),
     "an unknown key": ("[{name: a, draft: b}]", "methods: a: draft is not known; expected one of name, baseline"),
     "a key that its file lacks": (
         "[{name: a, drafting: {name: beam, beams: 2}}]",
-        "drafting=beam has no key beams; its keys are num",
+        "methods: a: drafting: beams=2 is not known; the keys of beam are num",
     ),
     "several values": ("[{name: a, stopping: confidence}]", "stopping=confidence leaves threshold open; give a value"),
     "an open value": ("[{name: a, drafting: layer_skip}]", "drafting=layer_skip leaves skipped open"),

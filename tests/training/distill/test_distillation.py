@@ -11,10 +11,9 @@ from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy, Si
 from transformers import AutoModelForCausalLM, AutoTokenizer, OPTConfig, OPTForCausalLM
 
 import specheads
-from specheads import UserError, Warp, load_pair
-from specheads.commands.compose import command_config
-from specheads.commands.distill import distill_draft, distillation_of, responses_of
-from specheads.commands.train import train_head
+from specheads import Distillation, UserError, Warp, load_pair
+from specheads.commands.compose import command_config, settings_of
+from specheads.commands.train import distill_draft, responses_of, train_head
 from specheads.evaluation.head_folders import find_heads
 from specheads.prompts import sources
 from specheads.training.distill import distillation
@@ -68,7 +67,7 @@ def few_functions(monkeypatch, library):
 def test_a_draft_becomes_an_ordinary_folder(cfg, tmp_path, samples, capsys):
     pair = load_pair("nano")
     initial = {name: weight.clone() for name, weight in pair.draft.state_dict().items()}
-    folder = distill_draft(cfg(f"samples={samples}"), pair)
+    folder = distill_draft(cfg(f"samples={samples}"), pair).folder
     assert {"config.json", "model.safetensors", "tokenizer.json", "README.md", "distill.json"} <= {
         p.name for p in folder.iterdir()
     }
@@ -95,7 +94,7 @@ def test_the_same_command_gives_the_same_draft(cfg):
     words = ["samples=mixed", "mixed={text: 1, target: 1, on_policy: 1}", "refresh_every=2"]
     results = []
     for _ in range(2):
-        folder = distill_draft(cfg(*words), load_pair("nano"))
+        folder = distill_draft(cfg(*words), load_pair("nano")).folder
         results.append([(folder / name).read_bytes() for name in ("model.safetensors", "config.json")])
         (folder.parent / "checkpoints" / "last.ckpt").unlink()
     assert results[0] == results[1]
@@ -110,7 +109,7 @@ def test_the_same_command_gives_the_same_draft(cfg):
     ],
 )
 def test_a_draft_may_begin_as_layers_of_the_target_or_with_random_weights(cfg, words, num_layers, hidden_size):
-    folder = distill_draft(cfg("model.draft=null", "samples=text", *words))
+    folder = distill_draft(cfg("model.draft=null", "samples=text", *words)).folder
     pair = load_pair("nano", draft=str(folder))
     assert (pair.draft.config.num_hidden_layers, pair.draft.config.hidden_size) == (num_layers, hidden_size)
     quality = description_of(folder)["test"]
@@ -131,7 +130,7 @@ def test_a_draft_may_begin_as_layers_of_the_target_or_with_random_weights(cfg, w
     ids=lambda words: " ".join(words),
 )
 def test_other_settings_train_too(cfg, words):
-    folder = distill_draft(cfg("trainer.max_epochs=1", *words))
+    folder = distill_draft(cfg("trainer.max_epochs=1", *words)).folder
     quality = description_of(folder)["test"]
     # Of 48 tokens, which are others in every version of Python; a draft that has forgotten everything loses 0.5.
     assert quality["after"]["overlap"] > quality["before"]["overlap"] - 0.25
@@ -144,7 +143,7 @@ def test_gradient_checkpointing_changes_no_number(cfg, monkeypatch):
     folders, calls, original = [], [], torch.utils.checkpoint.checkpoint
     monkeypatch.setattr("transformers.modeling_utils.checkpoint", lambda *args, **kw: calls.append(1) or original(*args, **kw))
     for more in ([], ["gradient_checkpointing=true"]):
-        folder = distill_draft(cfg(*words, *more))
+        folder = distill_draft(cfg(*words, *more)).folder
         folders.append(AutoModelForCausalLM.from_pretrained(folder).state_dict())
         (folder.parent / "checkpoints" / "last.ckpt").unlink()
         assert bool(calls) == bool(more)
@@ -155,26 +154,26 @@ def test_gradient_checkpointing_changes_no_number(cfg, monkeypatch):
 def test_a_target_that_leaves_has_stored_its_distributions_first(cfg, tmp_path, monkeypatch):
     """The same as storing them when asked to, although they are read only once; the target is away but for validation."""
     words, moves = ["trainer.max_epochs=1", "samples=text"], []
-    cached = distill_draft(cfg(*words, "target_probs.keep=cached"), load_pair("nano"))
+    cached = distill_draft(cfg(*words, "target_probs.keep=cached"), load_pair("nano")).folder
     weights = (cached / "model.safetensors").read_bytes()
     shutil.rmtree(tmp_path / "data" / "target_probs")
     (cached.parent / "checkpoints" / "last.ckpt").unlink()
     monkeypatch.setattr(distillation, "plan_of", lambda *args: Plan(target_leaves=True))
     monkeypatch.setattr(TargetPlace, "leave", lambda place: moves.append("away"))
     monkeypatch.setattr(TargetPlace, "come_back", lambda place: moves.append("back"))
-    left = distill_draft(cfg(*words), load_pair("nano"))
+    left = distill_draft(cfg(*words), load_pair("nano")).folder
     assert (left / "model.safetensors").read_bytes() == weights
     assert list(tmp_path.glob("data/target_probs/*/manifest.json"))
     assert moves == ["away", "back", "away", "back"]  # training, validation after the only epoch, the end
 
 
 def test_a_reference_chooses_tokens(cfg, nano):
-    folder = distill_draft(cfg("trainer.max_epochs=1", "reference=embedded:nano/draft", "loss.token_share=0.4"))
+    folder = distill_draft(cfg("trainer.max_epochs=1", "reference=embedded:nano/draft", "loss.token_share=0.4")).folder
     assert description_of(folder)["loss"]["token_share"] == 0.4
 
 
 def test_a_head_of_the_old_draft_is_refused_and_one_for_the_new_draft_is_trained(cfg, tmp_path):
-    folder = distill_draft(cfg("trainer.max_epochs=1"))
+    folder = distill_draft(cfg("trainer.max_epochs=1")).folder
     words = [
         f"paths.data={tmp_path}/data",
         f"paths.outputs={tmp_path}",
@@ -184,7 +183,7 @@ def test_a_head_of_the_old_draft_is_refused_and_one_for_the_new_draft_is_trained
 
     def head(name, *more):
         small = [word for word in SMALL if not word.startswith(("trainer", "validation"))]
-        return train_head(command_config("train", [*small, *words, f"paths.run={tmp_path}/{name}", *more]))
+        return train_head(command_config("train", [*small, *words, f"paths.run={tmp_path}/{name}", *more])).folder
 
     old, new = head("old"), head("new", f"model.draft={folder}")
     pair = load_pair("nano", draft=str(folder))
@@ -208,7 +207,7 @@ def test_prompts_without_a_response_are_left_out(cfg, tmp_path, caplog):
     data = ["data=alpaca", f"data.path={tmp_path}/rows.jsonl", "data.template='{question}'", "data.response_template='{answer}'"]
     alpaca = composed(f"paths.data={tmp_path}/data", f"paths.run={tmp_path}/run", *data, "samples=text", "trainer.max_epochs=1")
     with caplog.at_level(logging.INFO):
-        folder = distill_draft(alpaca)
+        folder = distill_draft(alpaca).folder
     assert description_of(folder)["num_prompts"] == 6  # of twelve, every other one
     alpaca.data.response_template = None
     with pytest.raises(UserError, match=r"data.response_template=null, but the data set's own responses are asked for"):
@@ -218,9 +217,9 @@ def test_prompts_without_a_response_are_left_out(cfg, tmp_path, caplog):
 def test_the_quality_in_the_folder_is_that_of_the_folder(cfg):
     """The figures on the card are those of the draft that a user loads, in half precision too."""
     half = cfg("trainer.max_epochs=1", "model.dtype=bfloat16", "trainer.precision=bf16-mixed")
-    folder = distill_draft(half)
+    folder = distill_draft(half).folder
     pair = load_pair("nano", draft=str(folder), dtype="bfloat16")
-    settings, initial_pair = distillation_of(half), load_pair("nano", dtype="bfloat16")
+    settings, initial_pair = settings_of(Distillation, half), load_pair("nano", dtype="bfloat16")
     data = responses_of(half, initial_pair, settings)
     splits, _ = load_splits(data, TrainTexts.of(data, initial_pair, settings), settings)
     assert draft_quality(pair, splits.test, Warp(1.0, 50), 4) == description_of(folder)["test"]["after"]
@@ -241,13 +240,13 @@ def test_nothing_is_dropped_at_random():
 def test_the_library_call_is_the_command(cfg, tmp_path):
     """A distillation in plain Python, from the data of the command, has the same weights."""
     pair, composed_cfg = load_pair("nano"), cfg("trainer.max_epochs=1")
-    folder = distill_draft(composed_cfg)
+    folder = distill_draft(composed_cfg).folder
     settings = specheads.Distillation(
         trainer={"max_epochs": 1},
         loader={"batch_size": 4},
         validation={"num_prompts": 3, "live_prompts": 1, "live_tokens": 8},
     )
-    assert settings == distillation_of(composed_cfg)
+    assert settings == settings_of(Distillation, composed_cfg)
     data = responses_of(composed_cfg, pair, settings)
     distilled = specheads.distill(pair, data, settings, tmp_path / "library")
     assert distilled.folder == tmp_path / "library" / "draft" and distilled.after == description_of(folder)["test"]["after"]
@@ -277,10 +276,10 @@ def test_a_draft_that_is_spread_over_processes_cannot_write(cfg, nano):
     trainer = SimpleNamespace(strategy=FSDPStrategy(), num_devices=8)
     on_policy = cfg("+trainer.strategy=fsdp", "samples=on_policy", "trainer.gradient_clip_val=null")
     with pytest.raises(UserError, match="trainer.strategy=fsdp with samples=on_policy: no process has a whole draft"):
-        check_processes(distillation_of(on_policy), nano, trainer)
+        check_processes(settings_of(Distillation, on_policy), nano, trainer)
     with pytest.raises(UserError, match="give trainer.gradient_clip_val=null"):
-        check_processes(distillation_of(cfg("+trainer.strategy=fsdp")), nano, trainer)
-    limited = distillation_of(cfg("+trainer.strategy=fsdp2"))
+        check_processes(settings_of(Distillation, cfg("+trainer.strategy=fsdp")), nano, trainer)
+    limited = settings_of(Distillation, cfg("+trainer.strategy=fsdp2"))
     check_processes(limited, nano, SimpleNamespace(strategy=ModelParallelStrategy(), num_devices=8))
 
 
@@ -294,6 +293,6 @@ def test_a_loaded_draft_is_not_taken_for_the_initial_draft_that_is_asked_for(cfg
 def test_data_are_made_only_once_a_named_checkpoint_fits(cfg, nano, tmp_path):
     distill_draft(cfg("trainer.max_epochs=1", "samples=text"), load_pair("nano"))
     resumed = cfg("samples=text", "loss.divergence=forward_kl", f"resume={tmp_path}/run/checkpoints/last.ckpt")
-    settings = distillation_of(resumed)
+    settings = settings_of(Distillation, resumed)
     with pytest.raises(UserError, match=r"resume=.*is of a run with another loss.divergence, trainer.max_epochs; give the same"):
         distill(nano, lambda: pytest.fail("the data was made"), settings, tmp_path / "other")
