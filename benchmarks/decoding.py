@@ -14,7 +14,6 @@ timed by steps.py.
 
 import argparse
 import contextlib
-import copy
 import statistics
 import sys
 import time
@@ -23,13 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.peer_workers.local_worker import transformers_generation
+from benchmarks.peers import PLAIN, assisted
 from benchmarks.results import Column, Table, Value, add_keep_option, prompt_record, text_of, write_result
 from benchmarks.steps import WARPS, target_alone
-from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, load_head, load_pair
+from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, load_head, load_pair
 from specheads.decoding.records import DecodeStats, Round
 from specheads.decoding.stopping import FixedLength, HeadThreshold
 from specheads.decoding.verification import SyntheticVerification, TokenVerification, VerificationRule
@@ -38,9 +37,9 @@ from specheads.pair.pair import Pair
 from specheads.prompts.sources import NanoSource
 
 FIXED, THRESHOLDS, CONTEXTS = (2, 3, 4, 6, 8), (0.3, 0.5, 0.7), (128, 512, 2048)
-PLAIN = "transformers, plain"
+STAGES = ("draft", "verify", "commit")
 COLUMNS = [Column("setting"), Column("tokens/s", "fixed:0"), Column("over plain", "ratio"), Column("over best assisted", "ratio")]
-COLUMNS += [Column("tokens per round", "fixed"), *(Column(stage, "ms") for stage in ("draft", "verify", "commit"))]
+COLUMNS += [Column("tokens per round", "fixed"), *(Column(stage, "ms") for stage in STAGES)]
 
 
 @dataclass
@@ -55,41 +54,25 @@ class Made:
 Run = Callable[[list[int], int], Made]  # prompt, seed
 
 
-def transformers_runs(pair: Pair, head: AcceptanceHead, warp: Warp, length: int, assisted: bool) -> dict[str, Run]:
-    """Return transformers' generation from the pair; with `assisted` also its assisted generation, without and with the head."""
-    chosen: dict[str, Any] = {"max_new_tokens": length, "pad_token_id": 0, "do_sample": not warp.greedy}
-    if not warp.greedy:
-        chosen |= {"temperature": warp.temperature, "top_k": warp.top_k, "top_p": 1.0, "repetition_penalty": 1.0}
+def transformers_runs(pair: Pair, head: AcceptanceHead, greedy: bool, length: int, with_draft: bool) -> dict[str, Run]:
+    """Return transformers' generation from the pair; `with_draft` also its assisted generation, without and with the head."""
+    generation = transformers_generation(pair)
 
-    def run(assistant: Mapping[str, Any] | None, threshold: float | None = None) -> Run:
-        config = copy.deepcopy(pair.draft.generation_config)  # kept between calls: the heuristic continues from its last length
-        for name, value in (assistant or {}).items():
-            setattr(config, name, value)
-
+    def run(options: Mapping[str, Any], threshold: float | None = None) -> Run:
         def generate(prompt: list[int], seed: int) -> Made:
-            ids = torch.tensor([prompt], device=pair.target_lm.device)
-            torch.manual_seed(seed)
-            pair.draft.generation_config = config
-            draft = None if assistant is None else pair.draft
             asked = assist(pair.target, pair.draft, head, threshold, any_draft=True) if threshold else contextlib.nullcontext()
-            start = time.perf_counter()
             with asked:
-                out = pair.target.generate(ids, attention_mask=torch.ones_like(ids), assistant_model=draft, **chosen)
-            return Made(out.shape[1] - len(prompt), time.perf_counter() - start)
+                tokens, seconds = generation(options, greedy, prompt, length, seed)
+            return Made(len(tokens), seconds)
 
         return generate
 
-    def assistant(tokens: int, schedule: str = "constant", confidence: float = 0.0) -> dict[str, Any]:
-        names = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
-        return dict(zip(names, (tokens, schedule, confidence), strict=True))
-
-    runs = {PLAIN: run(None)}
-    if not assisted:
-        return runs
-    runs |= {f"transformers, assisted, K={k}": run(assistant(k)) for k in FIXED}
-    runs["transformers, assisted, heuristic"] = run(assistant(5, "heuristic"))
-    runs["transformers, assisted, confidence 0.4"] = run(assistant(20, confidence=0.4))
-    return runs | {f"transformers with the head, {t}": run({}, t) for t in THRESHOLDS}
+    runs = {PLAIN: run({})}
+    if with_draft:
+        runs |= {f"transformers, assisted, {name}": run(options) for name, options in assisted(FIXED).items()}
+        usual = {"num_assistant_tokens": pair.draft.generation_config.num_assistant_tokens}
+        runs |= {f"transformers with the head, {threshold}": run(usual, threshold) for threshold in THRESHOLDS}
+    return runs
 
 
 def own_runs(decoder: SpeculativeDecoder, head: AcceptanceHead, length: int) -> tuple[dict[str, Run], float]:
@@ -132,14 +115,10 @@ def speed_table(made: Mapping[str, Sequence[Made]], mode: str, startup: float) -
     for name, speed in speeds.items():
         row: list[Value] = [name, speed, speed / speeds[PLAIN], speed / max(assisted) if assisted else None]
         rounds = [each for repeat in made[name] for each in repeat.rounds]
-        stages = [sum(part) / len(rounds) for part in zip(*map(stage_seconds, rounds), strict=True)] if rounds else [None] * 3
+        # A stopping rule runs within the draft's stage.
+        stages = [statistics.fmean(getattr(each, f"{stage}_seconds") for each in rounds) if rounds else None for stage in STAGES]
         rows.append([*row, DecodeStats.of(rounds).block_efficiency if rounds else None, *stages])
     return Table(mode, f"{mode.capitalize()}; start-up of all settings {startup:.1f} s", COLUMNS, rows)
-
-
-def stage_seconds(part: Round) -> tuple[float, float, float]:
-    """Return the seconds of a round's stages; a stopping rule runs within the draft's."""
-    return part.draft_seconds, part.verify_seconds, part.commit_seconds
 
 
 def context_table(decoder: SpeculativeDecoder, text: list[int], length: int, repeats: int) -> Table:
@@ -181,7 +160,7 @@ def main() -> None:
         chosen = {"verification": verification, "warp": warp, "engine": given.engine}
         decoder = SpeculativeDecoder(pair, stopping=HeadThreshold(head, 0.5), **chosen)
         ours, startup = own_runs(decoder, head, given.new_tokens)
-        runs = transformers_runs(pair, head, warp, given.new_tokens, given.rate is None) | ours
+        runs = transformers_runs(pair, head, warp.greedy, given.new_tokens, given.rate is None) | ours
         tables.append(speed_table(compare(runs, prompts, given.repeats), mode, startup))
         print(f"\n{tables[-1].title}\n\n{text_of(tables[-1])}", flush=True)
     tables.append(context_table(decoder, [token for prompt in prompts for token in prompt], 64, given.repeats))

@@ -146,16 +146,22 @@ def pair_keys(given: Namespace) -> dict[str, str]:
     return {"device": "cpu"} | ({"dtype": given.dtype} if given.dtype else {})
 
 
-def _add_transformers(peers: Peers, setup: Mapping[str, Any]) -> None:
-    def assistant(tokens: int, schedule: str = "constant", confidence: float = 0.0) -> dict[str, Any]:
+def assisted(lengths: Sequence[int]) -> dict[str, dict[str, Any]]:
+    """Return the ways of transformers' assisted generation: fixed lengths, its heuristic, and its bound on the confidence."""
+
+    def settings(tokens: int, schedule: str = "constant", confidence: float = 0.0) -> dict[str, Any]:
         names = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
         return dict(zip(names, (tokens, schedule, confidence), strict=True))
 
-    choices = {f"K={length}": assistant(length) for length in LENGTHS}
-    choices |= {"heuristic": assistant(5, "heuristic"), "confidence 0.4": assistant(20, confidence=0.4)}
-    assisted = [Setting("transformers, assisted", choice, "transformers", options) for choice, options in choices.items()]
-    command = Command(sys.executable, "transformers_worker.py", setup)
-    peers.add("transformers", command, Setting(PLAIN, "", "transformers"), *assisted)
+    fixed = {f"K={length}": settings(length) for length in lengths}
+    return fixed | {"heuristic": settings(5, "heuristic"), "confidence 0.4": settings(20, confidence=0.4)}
+
+
+def _add_transformers(peers: Peers, setup: Mapping[str, Any]) -> None:
+    """Add transformers' generation."""
+    ways = [Setting("transformers, assisted", name, "transformers", options) for name, options in assisted(LENGTHS).items()]
+    command = Command(sys.executable, "local_worker.py", {**setup, "peer": "transformers"})
+    peers.add("transformers", command, Setting(PLAIN, "", "transformers"), *ways)
 
 
 def _add_llama(peers: Peers, pair: Pair, setup: Mapping[str, Any], given: Namespace, folder: Path) -> None:
@@ -222,7 +228,7 @@ def _add_specheads(peers: Peers, setup: Mapping[str, Any]) -> None:
             settings.append(Setting(line, choice, "specheads", options))
             block = options | {"verification": "block"}
             settings.append(Setting(f"{line}, block verification", choice, "specheads", block, sampled_only=True))
-    peers.add("specheads", Command(sys.executable, "specheads_worker.py", setup), *settings)
+    peers.add("specheads", Command(sys.executable, "local_worker.py", {**setup, "peer": "specheads"}), *settings)
 
 
 # --- how it is compared

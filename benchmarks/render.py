@@ -32,7 +32,6 @@ FORMATS = {
     "signed_percent": (100, "+", " %", 1),
     "ratio": (1, "", "x", 2),
     "ms": (1000, "", " ms", 2),  # of seconds
-    "plus_minus": (1, "", "", 2),  # half the width of an interval
 }
 
 
@@ -83,11 +82,17 @@ def render(text: str, results: Path) -> str:
 
 def table_lines(results: Path, name: str, key: str, part: str | None = None) -> list[str]:
     """Return the lines of a block: title, table (or the `part` of it that the block names), and its source."""
-    result = load(results, name)
-    table = part_of(table_of(result, key), part or "")
+    path = results / f"{name}.json"
+    if not path.exists():
+        known = ", ".join(sorted(path.stem for path in results.glob("*.json")))
+        raise RenderError(f"there is no result {name!r} in {results.name}/; known: {known}")
+    result = json.loads(path.read_text())
+    tables = {table["key"]: table for table in result["tables"]}
+    if key not in tables:
+        raise RenderError(f"result {name!r} has no table {key!r}; it has {', '.join(tables)}")
+    table = part_of(tables[key], part or "")
     names, formats = ([column.get(field) for column in table["columns"]] for field in ("name", "format"))
-    rows = [[cell(value, form) for value, form in zip(row, formats, strict=True)] for row in table["rows"]]
-    return ["", f"*{table['title']}*", "", *markdown(names, formats, rows), "", source(result), ""]
+    return ["", f"*{table['title']}*", "", *markdown(names, formats, table["rows"]), "", source(result), ""]
 
 
 def part_of(table: dict[str, Any], part: str) -> dict[str, Any]:
@@ -105,99 +110,61 @@ def part_of(table: dict[str, Any], part: str) -> dict[str, Any]:
     return table | {"columns": [table["columns"][i] for i in places], "rows": [[row[i] for i in places] for row in rows]}
 
 
-def load(results: Path, name: str) -> dict[str, Any]:
-    """Return a result's content."""
-    path = results / f"{name}.json"
-    if not path.exists():
-        raise RenderError(f"there is no result {name!r} in {results.name}/; known: {', '.join(known(results))}")
-    return json.loads(path.read_text())
-
-
-def known(results: Path) -> list[str]:
-    return sorted(path.stem for path in results.glob("*.json"))
-
-
-def table_of(result: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return one of a result's tables."""
-    for table in result["tables"]:
-        if table["key"] == key:
-            return table
-    keys = ", ".join(table["key"] for table in result["tables"])
-    raise RenderError(f"result {result['name']!r} has no table {key!r}; it has {keys}")
-
-
-def markdown(names: Sequence[str], formats: Sequence[str | None], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table; columns of numbers are aligned to the right."""
+def markdown(names: Sequence[str], formats: Sequence[str | None], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """Return the lines of a table of values; columns of numbers are aligned to the right."""
+    texts = [[cell(value, form) for value, form in zip(row, formats, strict=True)] for row in rows]
     ruler = "|".join("---:" if form else "---" for form in formats)
-    return [f"| {' | '.join(names)} |", f"|{ruler}|", *(f"| {' | '.join(row)} |" for row in rows)]
+    return [f"| {' | '.join(names)} |", f"|{ruler}|", *(f"| {' | '.join(row)} |" for row in texts)]
 
 
-def format_of(form: str | None) -> tuple[str, float, str, str, int] | None:
-    """Return the parts of a format such as `percent:1`. Raises RenderError for an unknown one."""
+def format_of(form: str | None) -> tuple[float, str, str]:
+    """Return the factor, the format and the unit that a form such as `percent:1` stands for. Raises RenderError for others."""
+    name, _, digits = (form or "").partition(":")
     if form is None:
-        return None
-    name, _, digits = form.partition(":")
+        return 1, "g", ""
     if name not in FORMATS or not (digits.isdigit() or not digits):
         raise RenderError(f"format {form!r} is not known; known: {', '.join(FORMATS)}, each with or without `:digits`")
-    scale, sign, suffix, default = FORMATS[name]
-    return name, scale, sign, suffix, int(digits or default)
+    scale, sign, unit, default = FORMATS[name]
+    return scale, f"{sign},.{digits or default}f", unit
 
 
 def cell(value: Any, form: str | None) -> str:
     """Return a value as text: a number, an interval {value, low, high}, a string, or None."""
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value.replace("|", "\\|")
-    parts = format_of(form)
+    if value is None or isinstance(value, str):
+        return (value or "").replace("|", "\\|")
+    scale, spec, unit = format_of(form)
+
+    def number(each: float) -> str:
+        if form is None:
+            return f"{each:,}" if isinstance(each, int) else f"{each:g}"
+        digits = int(spec.rpartition(".")[2][:-1])
+        return f"{round(scale * each, digits) + 0.0:{spec}}"  # adding zero removes the minus sign of -0.0
+
     if not isinstance(value, dict):
-        return number(value, parts) + (parts[3] if parts else "")
-    low, high = value["low"], value["high"]
-    if parts and parts[0] == "plus_minus":
-        return f"{number(value['value'], parts)} ±{number((high - low) / 2, parts)}"
-    return f"{number(value['value'], parts)}{parts[3] if parts else ''} [{number(low, parts)}, {number(high, parts)}]"
-
-
-def number(value: float, parts: tuple[str, float, str, str, int] | None) -> str:
-    """Return a number without its unit."""
-    if parts is None:
-        return f"{value:,}" if isinstance(value, int) else f"{value:g}"
-    _, scale, sign, _, digits = parts
-    rounded = round(scale * value, digits) + 0.0  # adding zero removes the minus sign of -0.0
-    return f"{rounded:{sign},.{digits}f}"
+        return number(value) + unit
+    return f"{number(value['value'])}{unit} [{number(value['low'])}, {number(value['high'])}]"
 
 
 def source(result: Mapping[str, Any]) -> str:
     """Return one line that says where a result comes from."""
     parts = [f"`{result['command']}`", result["date"]]
     parts.append(f"commit {result['commit']}" if result["commit"] else "commit not recorded")
-    parts.append(machine_text(result["machine"]))
-    if result["load"]:
-        state = "quiet" if result["load"]["quiet"] else "busy with other work, too"
-        loads = [f"{result['load'][name]:g}" for name in ("start", "end") if result["load"].get(name) is not None]
-        parts.append(f"{state} (load {' to '.join(loads)})")
+    parts.append(_machine_text(result["machine"]))
+    if load := result["load"]:
+        loads = [f"{load[name]:g}" for name in ("start", "end") if load.get(name) is not None]
+        parts.append(f"{'quiet' if load['quiet'] else 'busy with other work, too'} (load {' to '.join(loads)})")
     parts.append(f"prompts: {result['split'] or 'none'}")
-    if result["prompts"]:
-        parts.append(prompts_text(result["prompts"]))
-    if result["seeds"]:
-        parts.append(seed_text(result["seeds"]))
+    if prompts := result["prompts"]:
+        sets = {"": prompts} if "hash" in prompts else {f"{name}: ": each for name, each in prompts.items()}
+        parts.append(", ".join(f"{name}{each['number']} prompts of hash {each['hash']}" for name, each in sets.items()))
+    if seeds := result["seeds"]:
+        in_a_row = len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1))
+        text = f"{seeds[0]} to {seeds[-1]}" if in_a_row else ", ".join(map(str, seeds))
+        parts.append(f"seed{'s' * (len(seeds) > 1)} {text}")
     return f"<sub>{'; '.join(parts)}.{''.join(f' {note}' for note in result['notes'])}</sub>"
 
 
-def prompts_text(prompts: Mapping[str, Any]) -> str:
-    """Return the number and the hash of prompts, or of each named set of prompts."""
-    sets = {"": prompts} if "hash" in prompts else {f"{name}: ": prompt_set for name, prompt_set in prompts.items()}
-    return ", ".join(f"{name}{entry['number']} prompts of hash {entry['hash']}" for name, entry in sets.items())
-
-
-def seed_text(seeds: Sequence[int]) -> str:
-    """Return `seed 0`, `seeds 1, 7` or, for a range, `seeds 0 to 39`."""
-    if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
-        return f"seeds {seeds[0]} to {seeds[-1]}"
-    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
-
-
-def machine_text(machine: Mapping[str, Any]) -> str:
+def _machine_text(machine: Mapping[str, Any]) -> str:
     """Return the description of a machine; unknown parts are left out."""
     cores, threads = machine.get("cores"), machine.get("threads")
     texts = [

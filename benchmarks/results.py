@@ -15,7 +15,7 @@ import shlex
 import statistics
 import subprocess
 import sys
-import time
+import timeit
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -26,7 +26,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.render import RESULTS, ROOT, cell, format_of, markdown
+from benchmarks.render import RESULTS, ROOT, format_of, markdown
 from specheads.prompts.prompt import ids_hash
 from specheads.storage.files import write_json
 
@@ -61,38 +61,14 @@ class Table:
                 raise ValueError(f"table {self.key!r}: a row has {len(row)} values for {len(self.columns)} columns: {row!r}")
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a command measured, when, where and on what."""
-
-    name: str
-    command: str  # one line that makes it again
-    date: str
-    commit: str | None  # of the code that ran, with "-dirty" after it if files differed
-    machine: Mapping[str, Any]
-    load: Mapping[str, Any] | None
-    split: str | None  # which prompts: "dev", "test, read before", "final part 1"
-    seeds: Sequence[int]
-    prompts: Mapping[str, Any] | None  # a prompt_record, or several by the name of their set
-    notes: Sequence[str]
-    tables: Sequence[Table]
-
-
 def text_of(table: Table) -> str:
     """Return a table as it is printed and shown in the documentation."""
-    formats = [column.format for column in table.columns]
-    rows = [[cell(value, form) for value, form in zip(row, formats, strict=True)] for row in table.rows]
-    return "\n".join(markdown([column.name for column in table.columns], formats, rows))
+    return "\n".join(markdown(*zip(*((column.name, column.format) for column in table.columns), strict=True), table.rows))
 
 
 def interval(value: float, low: float, high: float) -> dict[str, float]:
     """Return an estimate with the limits of its 95 % interval."""
     return {"value": float(value), "low": float(low), "high": float(high)}
-
-
-def half_width(value: float, half: float) -> dict[str, float]:
-    """Return an estimate with an interval of so much to both sides, for the format `plus_minus`."""
-    return interval(value, value - half, value + half)
 
 
 def prompt_record(prompt_ids: Iterable[str]) -> dict[str, Any]:
@@ -119,7 +95,6 @@ def write_result(
     prompts: Mapping[str, Any] | None = None,
     notes: Sequence[str] | str = (),
     machine: Mapping[str, Any] | None = None,
-    load: Mapping[str, Any] | None = None,
     final_parts: Sequence[int] = (),
     keep: str | None = None,
     folder: Path = RESULTS,
@@ -127,60 +102,47 @@ def write_result(
     """Write a result and return its file: in outputs/benchmarks, or in `folder` under the name `keep` where one is given.
 
     `command`: that of this process where none is given. `prompts`: from `prompt_record`, one or several by the name of their
-    set. `machine` and `load`: only where another process measured. `final_parts`: those of the final split that were read;
-    parts that were read before are printed, and a kept result is listed next to `folder`.
+    set. `machine`: only where another process measured, whose load is not known. `final_parts`: those of the final split that
+    were read; parts that were read before are printed, and a kept result is listed next to `folder`.
     """
-    warn_of_spent(final_parts, folder)
     place, name = (folder, keep) if keep else (OUTPUTS, name)
-    result = Result(
-        name=name,
-        command=without_folders(command or started_command()),
-        date=datetime.now(UTC).date().isoformat(),
-        commit=COMMIT,
-        machine=dict(machine or this_machine()),
-        load=load if machine else {"start": LOAD, "end": load_average(), "quiet": is_quiet()},
-        split=split,
-        seeds=list(seeds),
-        prompts=prompts and dict(prompts),
-        notes=[notes] if isinstance(notes, str) else list(notes),
-        tables=list(tables),
-    )
+    result = {
+        "name": name,
+        "command": without_folders(command or started_command()),
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": COMMIT,
+        "machine": dict(machine or this_machine()),
+        "load": None if machine else {"start": LOAD, "end": _load_average(), "quiet": _is_quiet()},
+        "split": split,
+        "seeds": list(seeds),
+        "prompts": prompts and dict(prompts),
+        "notes": [notes] if isinstance(notes, str) else list(notes),
+        "tables": [asdict(table) for table in tables],
+    }
+    note_spent(final_parts, result, folder, keep is not None)
     place.mkdir(parents=True, exist_ok=True)
     path = place / f"{name}.json"
-    write_json(path, asdict(result))
+    write_json(path, result)
     if keep:
-        list_spent(final_parts, result, folder)
         print(f"kept as benchmarks/results/{path.name}; `python benchmarks/render.py` puts it into the tables", file=sys.stderr)
     else:
         print(f"written to {path}; `--keep` puts it into benchmarks/results", file=sys.stderr)
     return path
 
 
-def warn_of_spent(parts: Sequence[int], folder: Path = RESULTS) -> None:
-    """Print which results have read these parts of the final split before."""
-    for entry in spent_parts(folder):
+def note_spent(parts: Sequence[int], result: Mapping[str, Any], folder: Path, kept: bool) -> None:
+    """Print which results have read these parts of the final split before; add those that a kept result is the first to read."""
+    path = folder.parent / FINAL_PARTS
+    entries = json.loads(path.read_text()) if path.exists() else []
+    for entry in entries:
         if entry["part"] in parts:
             commit = f", commit {entry['commit']}" if entry["commit"] else ""
-            print(
-                f"part {entry['part']} of the final split was read before, by {entry['by']} ({entry['date']}{commit})",
-                file=sys.stderr,
-            )
-
-
-def list_spent(parts: Sequence[int], result: Result, folder: Path = RESULTS) -> None:
-    """Add to the list of spent parts those that a result was not yet known to have read."""
-    entries = spent_parts(folder)
+            by = f"{entry['by']} ({entry['date']}{commit})"
+            print(f"part {entry['part']} of the final split was read before, by {by}", file=sys.stderr)
     known = {(entry["part"], entry["by"]) for entry in entries}
-    source = {"by": result.name, "command": result.command, "date": result.date, "commit": result.commit}
-    new = [{"part": part, **source} for part in parts if (part, result.name) not in known]
-    if new:
-        write_json(folder.parent / FINAL_PARTS, [*entries, *new])
-
-
-def spent_parts(folder: Path = RESULTS) -> list[dict[str, Any]]:
-    """Return what has read parts of the final split: by whom, by which command, when and at which commit."""
-    path = folder.parent / FINAL_PARTS
-    return json.loads(path.read_text()) if path.exists() else []
+    reader = {"by": result["name"]} | {name: result[name] for name in ("command", "date", "commit")}
+    if new := [{"part": part, **reader} for part in parts if kept and (part, result["name"]) not in known]:
+        write_json(path, [*entries, *new])
 
 
 def started_command() -> str:
@@ -196,24 +158,25 @@ def without_folders(command: str) -> str:
     return re.sub(r"(?<![\w.<>-])/(?:[^\s/'\",:}]+/)*([^\s/'\",:}]+)", r"\1", inside)
 
 
-def current_commit() -> str | None:
+def _commit() -> str | None:
     """Return the commit of the files around this one, `-dirty` if others than results differ; None without git."""
-    others = [f":!{name}" for name in RENDERED]
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
     try:
-        commit = _git("rev-parse", "--short=12", "HEAD")
-        return commit + ("-dirty" if _git("status", "--porcelain", "--untracked-files=no", "--", ".", *others) else "")
+        others = git("status", "--porcelain", "--untracked-files=no", "--", ".", *(f":!{name}" for name in RENDERED))
+        return git("rev-parse", "--short=12", "HEAD") + ("-dirty" if others else "")
     except (OSError, subprocess.CalledProcessError):
         return None
 
 
-def _git(*words: str) -> str:
-    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-
-
 def this_machine() -> dict[str, Any]:
     """Return the processor, what of it is used, the versions and the GPU."""
+    information = Path("/proc/cpuinfo")
+    model = re.search(r"^model name\s*: (.+)$", information.read_text(), re.MULTILINE) if information.exists() else None
     return {
-        "cpu": processor(),
+        "cpu": model[1] if model else platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -222,31 +185,24 @@ def this_machine() -> dict[str, Any]:
     }
 
 
-def processor() -> str:
-    """Return the processor's model."""
-    information = Path("/proc/cpuinfo")
-    match = re.search(r"^model name\s*: (.+)$", information.read_text(), re.MULTILINE) if information.exists() else None
-    return match[1] if match else platform.processor() or platform.machine()
-
-
-def load_average() -> float:
+def _load_average() -> float:
     """Return the machine's load average over a minute."""
     return round(os.getloadavg()[0], 2)
 
 
-def is_quiet(loops: int = 100) -> bool:
-    """Return whether the machine does nothing else: on each core the same loop takes the same time, again and again."""
+def _is_quiet() -> bool:
+    """Return whether the machine does nothing else: on each core a loop of about 2 ms takes the same time, again and again."""
     if not hasattr(os, "sched_setaffinity"):
-        return evenly_timed(spin_seconds(loops))
+        return evenly_timed(_loop_seconds())
     cores = os.sched_getaffinity(0)
     try:
-        for core in sorted(cores):
-            os.sched_setaffinity(0, {core})
-            if not evenly_timed(spin_seconds(loops)):
-                return False
-        return True
+        return all(os.sched_setaffinity(0, {core}) or evenly_timed(_loop_seconds()) for core in sorted(cores))
     finally:
         os.sched_setaffinity(0, cores)
+
+
+def _loop_seconds() -> list[float]:
+    return timeit.repeat("for _ in range(50_000): pass", number=1, repeat=110)[10:]
 
 
 def evenly_timed(seconds: Sequence[float]) -> bool:
@@ -255,16 +211,5 @@ def evenly_timed(seconds: Sequence[float]) -> bool:
     return late <= 2 * median and statistics.fmean(seconds) <= 1.15 * median
 
 
-def spin_seconds(loops: int) -> list[float]:
-    """Return the seconds of equal loops of about 2 ms, after ten that do not count."""
-    taken = []
-    for _ in range(loops + 10):
-        start = time.perf_counter()
-        for _ in range(50_000):
-            pass
-        taken.append(time.perf_counter() - start)
-    return taken[10:]
-
-
 # Of the start of the process: a long run loads the machine itself, and the repository may move on under it.
-LOAD, COMMIT = load_average(), current_commit()
+LOAD, COMMIT = _load_average(), _commit()

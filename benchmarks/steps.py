@@ -11,7 +11,7 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -35,12 +35,17 @@ def bandwidth(device: torch.device) -> float:
     """Return the bytes per second that a large copy reads and writes."""
     source = torch.ones(2**26, device=device)
     copied = torch.empty_like(source)
+    return 2 * source.nbytes / timed(lambda: copied.copy_(source), device, 20)
+
+
+def timed(run: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Return the median seconds of a call, after two that are not timed."""
     taken = []
-    for _ in range(20):
+    for _ in range(2 + repeats):
         start = now(device)
-        copied.copy_(source)
+        run()
         taken.append(now(device) - start)
-    return 2 * source.nbytes / statistics.median(taken)
+    return statistics.median(taken[2:])
 
 
 def now(device: torch.device) -> float:

@@ -98,7 +98,9 @@ def test_missing_peers_are_left_out_with_a_line(nano, tmp_path):
 
 
 def test_processes_decode_as_this_project_and_stand_still_between(nano, prompts):
-    commands = {name: Command(sys.executable, f"{name}_worker.py", SETUP) for name in ("specheads", "transformers")}
+    commands = {
+        name: Command(sys.executable, "local_worker.py", SETUP | {"peer": name}) for name in ("specheads", "transformers")
+    }
     length, request = 12, {"do": "generate", "greedy": True, "prompts": prompts[:2], "seeds": [0, 1], "length": 12}
     expected = [generate_baseline(nano, p, length, warp=Warp(temperature=0), stop_tokens=()).tokens.tolist() for p in prompts[:2]]
     assisted = {"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}

@@ -2,8 +2,6 @@
 
 import platform
 import re
-import statistics
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,7 +10,7 @@ import torch
 import transformers
 
 from benchmarks.results import this_machine
-from benchmarks.steps import bandwidth, now
+from benchmarks.steps import bandwidth, timed
 from specheads import load_pair
 from specheads.pair.pair import Pair
 
@@ -53,8 +51,9 @@ class Setup:
     def limits(self) -> tuple[float, float]:
         """Bytes per second and bfloat16 operations per second: of the data sheet, or of a large copy and a large product."""
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
-        sheet = next((limits for known, limits in DATA_SHEETS.items() if is_called(name, known)), None)
-        return sheet or (bandwidth(self.device), product_speed(self.device, 64 if self.tiny else 8192))
+        # By whole words: a GH200 is no H200.
+        sheet = next((limits for known, limits in DATA_SHEETS.items() if re.search(rf"\b{known}\b", name)), None)
+        return sheet or (bandwidth(self.device), _product_speed(self.device, 64 if self.tiny else 8192))
 
     def pair(self, name: str = "llama3", **keys: Any) -> Pair:
         """Return a pair of random weights, which are made on the device, or the smallest in its place."""
@@ -68,25 +67,10 @@ class Setup:
         return this_machine() | versions | {"gpu_memory_bytes": memory}
 
 
-def is_called(name: str, known: str) -> bool:
-    """Whether a GPU's name contains a known one as whole words: a GH200 is no H200."""
-    return re.search(rf"\b{re.escape(known)}\b", name) is not None
-
-
-def product_speed(device: torch.device, size: int) -> float:
+def _product_speed(device: torch.device, size: int) -> float:
     """Return the operations per second of a product of two square bfloat16 matrices of random numbers."""
     left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
     return 2 * size**3 / timed(lambda: left @ right, device, 7)
-
-
-def timed(run: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Return the median seconds of a call, after two that are not timed."""
-    taken = []
-    for _ in range(2 + repeats):
-        start = now(device)
-        run()
-        taken.append(now(device) - start)
-    return statistics.median(taken[2:])
 
 
 def made_up_prompts(pair: Pair, count: int, length: int) -> list[list[int]]:

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.gpu.machine import Setup, timed
+from benchmarks.gpu.machine import Setup
 from benchmarks.results import Column, Table, Value
+from benchmarks.steps import timed
 from specheads import HeadConfig
 from specheads.heads.batch import HeadBatch, head_features
 from specheads.pair.language_model import LanguageModel
