@@ -20,8 +20,7 @@ from data_gen.settings import Generation
 from specheads.commands.command import command, next_command
 from specheads.commands.compose import keys_of_choice, load_configured_pair, plain, settings_of
 from specheads.commands.evaluate import prompt_data, rule_choice
-from specheads.decoding.drafting import Autoregressive
-from specheads.decoding.pairing import check_pairing
+from specheads.decoding.drafting import Autoregressive, check_pairing
 from specheads.errors import UserError
 from specheads.evaluation.candidates import RuleChoice, check_rules
 from specheads.evaluation.head_folders import LocatedHead, find_heads

@@ -10,22 +10,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from specheads.decoding.arguments import check_count
-from specheads.decoding.draft_memory import DraftMemory
-from specheads.decoding.drafting import Autoregressive, Drafting
+from specheads.decoding.drafting import Autoregressive, Drafting, check_pairing, default_verification
 from specheads.decoding.engine import Engine, compile_ahead, make_engine
 from specheads.decoding.load_aware import LengthPolicy
-from specheads.decoding.pairing import check_pairing, default_verification
-from specheads.decoding.recommendation import recommended_rules
 from specheads.decoding.records import CHAIN, Generation
 from specheads.decoding.rounds import ChainRounds, TargetRounds
 from specheads.decoding.rows import Prompt, Row, RowsDecoder, checked_window
-from specheads.decoding.stopping import MAX_TOKENS, FixedLength, StoppingRule
-from specheads.decoding.verification import Verification
+from specheads.decoding.step_inputs import DraftMemory
+from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold, StoppingRule
+from specheads.decoding.verification import BlockVerification, TokenVerification, Verification, VerificationRule
 from specheads.errors import UserError
 from specheads.heads.head import AcceptanceHead
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp
 
+VERIFICATIONS: dict[str, type[VerificationRule]] = {rule.name: rule for rule in (TokenVerification, BlockVerification)}
 LEAST_DRAFTED = 10  # tokens of a batch's drafts: a compiler can then be shown a number of them that is no other size
 
 
@@ -298,3 +297,22 @@ def generate_baseline(
 ) -> Generation:
     """Return the target's response to `prompt`, decoded without a draft by the engine and the warping of speculative decoding."""
     return Baseline(pair, warp, engine).generate(prompt, max_new_tokens, seed, stop_tokens)
+
+
+def recommended_rules(head: AcceptanceHead) -> tuple[HeadThreshold, VerificationRule]:
+    """Return the stopping rule and the verification that a head recommends.
+
+    Raises:
+        UserError: the head recommends nothing, or a verification that is not known.
+    """
+    values = head.config.recommended or {}
+    if "threshold" not in values:
+        raise UserError(
+            "the head recommends no setting: specheads evaluate head=<folder> stores one, unless something else was faster; "
+            "choose one yourself, for example stopping=HeadThreshold(head, 0.5)."
+        )
+    verification = values.get("verification", TokenVerification.name)
+    if verification not in VERIFICATIONS:
+        raise UserError(f"the head recommends verification={verification!r}; expected one of {', '.join(VERIFICATIONS)}.")
+    rule = HeadThreshold(head, values["threshold"], values.get("min_tokens"), values.get("max_tokens", MAX_TOKENS))
+    return rule, VERIFICATIONS[verification]()

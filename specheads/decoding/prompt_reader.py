@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.engine import Engine, ForwardOutput
-from specheads.decoding.flat_tokens import RowsExample, filled, flat_tokens
+from specheads.decoding.step_inputs import RowsExample, filled, flat_tokens
 
 LONG = 256  # tokens: longer prompts are read alone, because steps in rows compute the attention of each token by itself
 TOGETHER = 512  # tokens of several prompts that are read at once, so that activations stay in a CPU's cache

@@ -9,17 +9,14 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from specheads.decoding.clock import Clock, Mark
-from specheads.decoding.draft_memory import DraftMemory
 from specheads.decoding.engine import Engine, ForwardOutput
-from specheads.decoding.expectation import expected_of
-from specheads.decoding.flat_tokens import RowsExample, filled, flat_tokens
-from specheads.decoding.host_numbers import HostNumbers
 from specheads.decoding.load_aware import LengthPolicy
 from specheads.decoding.prompt_reader import PromptReader
 from specheads.decoding.rows import Row, RowOutcome
+from specheads.decoding.step_inputs import DraftMemory, HostNumbers, RowsExample, filled, flat_tokens
 from specheads.decoding.stopping import StoppingRule
-from specheads.decoding.verification import VerificationRule, VerifyStep
-from specheads.decoding.verifier import ChainVerifier
+from specheads.decoding.verification import TokenVerification, Verification, VerificationRule
+from specheads.decoding.verifier import ChainVerifier, VerifyStep
 from specheads.errors import UserError
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, has_nan
@@ -236,3 +233,12 @@ class ChainRounds:
         self._counts.send()
         drafter.state = drafter.rule.end_round(drafter.state, self._num_drafted, self._num_accepted)
         return outcomes
+
+
+def expected_of(stopping: StoppingRule, verification: Verification, state: Any, row: int = 0) -> float | None:
+    """Return the number for a row of the rule's state, over a prompt; None where the rule expects none.
+
+    It is None under other rules than token verification, too, whose acceptance predictions do not speak of.
+    """
+    expected = stopping.num_expected(state) if isinstance(verification, TokenVerification) else None
+    return None if expected is None else float(expected[row])

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from specheads.decoding.decoder import Baseline, SpeculativeDecoder
-from specheads.decoding.drafting.autoregressive import ChainState
+from specheads.decoding.drafting import ChainState
 from specheads.decoding.engine import Engine, compile_ahead
 from specheads.decoding.step_costs import RuleCosts, StepCosts
 from specheads.decoding.stopping import FixedLength, StoppingRule

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 
-from specheads.decoding.expectation import LARGEST_DRIFT, REMEDY
+from specheads.decoding.records import LARGEST_DRIFT, REMEDY
 from specheads.evaluation.candidates import FIXED, LOAD_AWARE, TARGET
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.report import MEASURED, BatchRow, BatchTable, DataSet, Report, Winner

@@ -5,9 +5,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, SkipValidation, model_validator
 
-from specheads.decoding.drafting import Autoregressive, Drafting
+from specheads.decoding.drafting import Autoregressive, Drafting, check_pairing
 from specheads.decoding.engine import resolve_engine
-from specheads.decoding.pairing import check_pairing
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold
 from specheads.decoding.verification import TokenVerification, VerificationRule
 from specheads.errors import UserError, is_number

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from specheads.decoding.engine.compiled_program import CPU_OPTIONS, OPTIONS, CompiledProgram
-from specheads.decoding.expectation import Drift
+from specheads.decoding.records import Drift
 from specheads.decoding.stopping import HeadThreshold
 from specheads.errors import UserError
 from specheads.heads.features import drafting_features, reads_target

@@ -3,8 +3,7 @@
 import torch
 
 from specheads.decoding.arguments import check_choice, check_probability
-from specheads.decoding.verification.chain_distribution import AcceptanceDistribution, Block
-from specheads.decoding.verification.verify_step import ChainVerification
+from specheads.decoding.verification.rule import AcceptanceDistribution, Block, ChainVerification
 from specheads.pair.sampling import accept_prob
 
 MODES = ("opt", "uno")

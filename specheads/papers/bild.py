@@ -2,8 +2,7 @@
 
 from specheads.decoding.arguments import check_count, check_not_negative, check_probability
 from specheads.decoding.stopping import MaxProbability
-from specheads.decoding.verification.chain_distribution import AcceptanceDistribution, Block
-from specheads.decoding.verification.verify_step import ChainVerification
+from specheads.decoding.verification.rule import AcceptanceDistribution, Block, ChainVerification
 
 
 class BigLittle(ChainVerification):

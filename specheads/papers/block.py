@@ -14,9 +14,8 @@ from torch import Tensor
 
 from specheads.decoding.arguments import check_count
 from specheads.decoding.records import Verdict
-from specheads.decoding.verification.block import prefix_distribution, reflected
-from specheads.decoding.verification.chain_distribution import LARGEST_LOG_WEIGHT, AcceptanceDistribution, Block
-from specheads.decoding.verification.verify_step import VerificationRule
+from specheads.decoding.verification.chains import prefix_distribution, reflected
+from specheads.decoding.verification.rule import LARGEST_LOG_WEIGHT, AcceptanceDistribution, Block, VerificationRule
 from specheads.pair.sampling import uniforms
 
 

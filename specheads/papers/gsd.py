@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.arguments import check_choice, check_count, check_flag, check_probability
-from specheads.decoding.draft_memory import DraftMemory
 from specheads.decoding.engine import Engine
+from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.stopping import StoppingRule
 from specheads.errors import UserError
 from specheads.pair.sampling import Uniforms, Warp

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.arguments import check_count
-from specheads.decoding.draft_memory import DraftMemory
 from specheads.decoding.engine import Engine
+from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.stopping import StoppingRule
 from specheads.errors import UserError
 from specheads.pair.sampling import Uniforms, Warp

@@ -9,12 +9,12 @@ from fakes import needs_compiler, tiny_pair
 from families import VOCAB_SIZE, WINDOW, family_pair
 
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, generate_baseline, papers, stopping, verification
-from specheads.decoding.draft_memory import DraftMemory
-from specheads.decoding.drafting.autoregressive import ChainState, ChainStep
+from specheads.decoding.drafting import ChainState, ChainStep
 from specheads.decoding.engine import EagerEngine, artefacts, compiled, make_engine
 from specheads.decoding.engine.artefacts import folder, name_of
 from specheads.decoding.engine.cuda_graph import GraphEngine
 from specheads.decoding.engine.static import rounded_capacity
+from specheads.decoding.step_inputs import DraftMemory
 from specheads.errors import UserError
 
 RULES = [verification.TokenVerification(), verification.BlockVerification(), papers.GreedyBlockVerification(2)]

@@ -4,8 +4,7 @@ import pytest
 from fakes import constant_head, tiny_pair
 
 from specheads import SpeculativeDecoder
-from specheads.decoding.expectation import Drift
-from specheads.decoding.records import DecodeStats
+from specheads.decoding.records import DecodeStats, Drift
 from specheads.decoding.stopping import DraftProduct, ExpectedThroughput, FixedLength, HeadThreshold, Logistic, OnlineLogistic
 from specheads.decoding.verification import BlockVerification
 

@@ -12,7 +12,7 @@ from families import CONFIGS, VOCAB_SIZE, family_pair
 from statistics_helper import chi_square_p_value
 
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, UserError, Warp, generate_baseline, stopping
-from specheads.decoding.pairing import check_pairing, default_verification
+from specheads.decoding.drafting import check_pairing, default_verification
 from specheads.papers.mjsd.block_search import BlockSearch
 
 LOSSLESS = [

@@ -2,7 +2,7 @@ import pytest
 from fakes import tiny_pair
 
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, UserError, Warp
-from specheads.decoding.recommendation import recommended_rules
+from specheads.decoding.decoder import recommended_rules
 from specheads.decoding.verification import BlockVerification, TokenVerification
 
 

@@ -7,9 +7,9 @@ import torch
 
 import specheads.pair.quantization
 from specheads import SpeculativeDecoder, UserError, Warp, load_pair
-from specheads.decoding.draft_memory import DraftMemory
-from specheads.decoding.drafting.autoregressive import ChainStep
+from specheads.decoding.drafting import ChainStep
 from specheads.decoding.engine.artefacts import name_of
+from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.stopping import FixedLength
 from specheads.pair.config import PairConfig
 from specheads.pair.quantization import QUANTIZATIONS, check_quantization, is_quantized, revision_with, stored_bytes

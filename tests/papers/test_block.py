@@ -8,7 +8,7 @@ import torch
 from fakes import constant_head, tiny_pair
 
 from specheads import SpeculativeDecoder, UserError, Warp, stopping
-from specheads.decoding.verification.chain_distribution import Block
+from specheads.decoding.verification.rule import Block
 from specheads.papers import GreedyBlockVerification
 from specheads.papers.block import (
     Levels,

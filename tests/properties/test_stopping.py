@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from properties.strategies import HIDDEN, stopping_rules, tries
 from torch.utils._pytree import tree_leaves, tree_map
 
-from specheads.decoding.drafting.autoregressive import _unless
+from specheads.decoding.drafting import _unless
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.stopping.confidence import best_threshold
 from specheads.decoding.stopping.length import LengthRule

@@ -15,11 +15,9 @@ it does not have to be imported here.
 
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping.confidence import AdaptiveEntropy, Confidence, EntropyThreshold, MaxProbability
-from specheads.decoding.stopping.fitting import Fitting
 from specheads.decoding.stopping.length import AcceptedAverage, BanditLength, FixedLength, Heuristic
-from specheads.decoding.stopping.logistic import Logistic, logistic_inputs
-from specheads.decoding.stopping.online import OnlineHead, OnlineLogistic
-from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule
+from specheads.decoding.stopping.logistic import Logistic, OnlineHead, OnlineLogistic, logistic_inputs
+from specheads.decoding.stopping.rule import MAX_TOKENS, Fitting, StoppingRule
 from specheads.decoding.stopping.survival import DraftProduct, ExpectedThroughput, HeadThreshold
 
 __all__ = [

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from specheads.decoding.arguments import check_count, check_not_negative, check_positive, check_probability
 from specheads.decoding.step_costs import StepCosts
-from specheads.decoding.stopping.fitting import Fitting, cost_ratio
-from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule, filled
+from specheads.decoding.stopping.rule import MAX_TOKENS, Fitting, StoppingRule, cost_ratio, filled
 from specheads.errors import UserError, is_count
 
 UNTRIED = 1e9  # more than the index of any length

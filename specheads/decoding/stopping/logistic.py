@@ -1,17 +1,21 @@
-"""A rule on survival that needs no head: a token's acceptance probability is a logistic of the draft's confidence."""
+"""Rules on survival by a logistic: of the draft's confidence, fixed or learned within a prompt, and of a head's logit.
+
+Rules that learn update the logistic after every round. The outcomes of a round are known before the next one begins, so this
+supervision is free.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from specheads.decoding.arguments import check_finite, check_probability
+from specheads.decoding.arguments import check_finite, check_positive, check_probability
 from specheads.decoding.step_costs import StepCosts
-from specheads.decoding.stopping.fitting import Fitting
-from specheads.decoding.stopping.rule import MAX_TOKENS
-from specheads.decoding.stopping.survival import REJECTION, SurvivalRule, SurvivalState
+from specheads.decoding.stopping.rule import MAX_TOKENS, Fitting, filled, outcomes, write_at
+from specheads.decoding.stopping.survival import REJECTION, HeadThreshold, SurvivalRule, SurvivalState, predicts_input
 from specheads.errors import UserError
+from specheads.heads.head import AcceptanceHead
 
 MARGIN = 1e-6  # probabilities keep this distance from 0 and 1, so that their logarithms are finite
 # The inputs of a logistic, by name: the feature, and its transformation with the logarithm of tensors or of arrays.
@@ -101,3 +105,144 @@ def checked_weights(weights: object) -> dict[str, float]:
     for name, weight in weights.items():
         check_finite(f"weights.{name}", weight, "a weight, for example 1")
     return {name: weights[name] for name in known if name in weights}
+
+
+class OnlineMemory(NamedTuple):
+    """What `OnlineLogistic` remembers."""
+
+    weights: Tensor  # (B, n) float64, of the inputs
+    information: Tensor  # (B, n, n) float64
+    inputs: Tensor  # (B, max_tokens, n) float64, by the assessed token's index in this round
+
+
+class OnlineNewton:
+    """How these rules learn: after a round the weights of a logistic move by an online Newton step `A^-1 sum (y - p) x`.
+
+    The sum runs over the tokens whose outcome is known (accepted, y = 1, and the first rejected one, y = 0); their information
+    p (1 - p) x x^T is added to A first.
+
+    Source: online Newton step (Hazan et al. 2007) on the logistic loss.
+    """
+
+    max_tokens: int
+    lag = 0  # drafted tokens between the token that a step assesses and the token that the step drafts
+
+    def inputs(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
+        """Return the inputs of the logistic, (B, n) float64, for the token that this step assesses."""
+        raise NotImplementedError
+
+    def prior_memory(self, weights: list[float], prior: float, batch: int, device: torch.device) -> OnlineMemory:
+        """Return the memory at the start of a prompt, where A is `prior` times the identity."""
+        size = len(weights)
+        information = prior * torch.eye(size, dtype=torch.float64, device=device).repeat(batch, 1, 1)
+        inputs = filled(batch * self.max_tokens * size, 0.0, device).view(batch, self.max_tokens, size)
+        return OnlineMemory(torch.stack([filled(batch, w, device) for w in weights], dim=1), information, inputs)
+
+    def assess(self, state: SurvivalState, features: Mapping[str, Tensor]) -> tuple[Any, Tensor]:
+        """Return the state's `memory` after this step, and the acceptance probability (B,); see SurvivalRule."""
+        inputs, index = self.inputs(state, features), state.num_drafted - self.lag
+        acceptance = (state.memory.weights * inputs).sum(dim=-1).sigmoid()
+        memory = state.memory._replace(inputs=write_at(state.memory.inputs, index, inputs))
+        return memory, torch.where(index >= 0, acceptance, 1.0)
+
+    def learn(self, state: SurvivalState, num_drafted: Tensor, num_accepted: Tensor) -> SurvivalState:
+        """Return the state after the Newton step; see StoppingRule."""
+        memory, inputs = state.memory, state.memory.inputs
+        accepted, decided, _ = outcomes(self.max_tokens, num_drafted - self.lag, num_accepted)
+        probs = (inputs * memory.weights[:, None]).sum(dim=-1).sigmoid()
+        weighted = inputs * (decided * probs * (1 - probs))[..., None]
+        information = memory.information + weighted.mT @ inputs
+        gradient = (inputs * (decided * (accepted.double() - probs))[..., None]).sum(dim=1)
+        step = torch.linalg.solve_ex(information, gradient).result  # unlike solve, does not wait for the device
+        return state._replace(memory=memory._replace(weights=memory.weights + step, information=information))
+
+
+class OnlineLogistic(OnlineNewton, SurvivalRule):
+    """Stop once a rejection is likely according to a logistic that learns after every round.
+
+    Its inputs are the logit of the distribution's largest probability and a constant.
+
+    Args:
+        slope, intercept: at the start of a prompt.
+        prior: A starts at this times the identity; the larger it is, the slower they move at first.
+        threshold: in [0, 1], of the probability that some drafted token is rejected; 1 never stops before `max_tokens`.
+        min_tokens: tokens per round at least.
+        max_tokens: tokens per round at most.
+
+    Source: OnlineNewton's; vLLM has a two-parameter logistic of this kind.
+    """
+
+    needs = frozenset({"max_prob"})
+
+    def __init__(
+        self,
+        slope: float = 1.0,
+        intercept: float = 0.0,
+        prior: float = 10.0,
+        threshold: float = 0.7,
+        min_tokens: int = 1,
+        max_tokens: int = MAX_TOKENS,
+    ) -> None:
+        check_finite("slope", slope, "the factor of a probability's logit, for example 1")
+        check_finite("intercept", intercept, "the constant added to a probability's logit, for example 0")
+        check_positive("prior", prior, "the weight of the slope and intercept at the start of a prompt, for example 10")
+        check_probability("threshold", threshold, REJECTION)
+        super().__init__(threshold, min_tokens, max_tokens)
+        self.slope, self.intercept, self.prior = slope, intercept, prior
+        self.compile_key = ("online_logistic", max_tokens)  # the size of a buffer
+
+    def initial_memory(self, batch: int, device: torch.device) -> OnlineMemory:
+        return self.prior_memory([self.slope, self.intercept], self.prior, batch, device)
+
+    def inputs(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
+        return logistic_inputs(("logit_max_prob", "bias"), features)
+
+
+class OnlineHeadMemory(NamedTuple):
+    """What `OnlineHead` remembers."""
+
+    slope: Tensor  # (B, indices), this and the next two as in HeadMemory
+    intercept: Tensor
+    target_hidden: Tensor
+    weights: Tensor  # (B, 3) float64, this and the next two as in OnlineMemory
+    information: Tensor
+    inputs: Tensor
+
+
+class OnlineHead(OnlineNewton, HeadThreshold):
+    """Stop once a rejection is likely according to a head that is corrected after every round.
+
+    A logistic weighs the head's (calibrated) logit and the logit of the largest probability of the distribution that the newest
+    token was sampled from. It equals the head at the start of a prompt and is updated after each round. So a head is corrected on
+    text unlike its training text, and a head that is right stays as it is.
+
+    Args:
+        head: an AcceptanceHead, for the draft in use.
+        threshold: as in HeadThreshold.
+        prior: A starts at this times the identity; the larger it is, the longer the head is trusted.
+        min_tokens: default 2 for `input_token` heads, 1 for `next_token` heads.
+        max_tokens: tokens per round at most.
+
+    Source: SpecDec++ (Huang et al. 2024, section 3.3) for the head and OnlineNewton's for the updates; the combination is ours.
+    """
+
+    def __init__(
+        self,
+        head: AcceptanceHead,
+        threshold: float | Literal["auto"] = 0.7,
+        prior: float = 10.0,
+        min_tokens: int | None = None,
+        max_tokens: int = MAX_TOKENS,
+    ) -> None:
+        check_positive("prior", prior, "the weight of the head at the start of a prompt, for example 10")
+        super().__init__(head, threshold, min_tokens, max_tokens)
+        self.prior, self.lag, self.needs = prior, int(predicts_input(head)), self.needs | {"max_prob"}
+        self.compile_key = ("online_head", head, max_tokens)
+
+    def initial_memory(self, batch: int, device: torch.device) -> OnlineHeadMemory:
+        head, logistic = super().initial_memory(batch, device), self.prior_memory([1.0, 0.0, 0.0], self.prior, batch, device)
+        return OnlineHeadMemory(head.slope, head.intercept, head.target_hidden, *logistic)
+
+    def inputs(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
+        head_logit = self.head_logit(state, features).double()[:, None]
+        return torch.cat([head_logit, logistic_inputs(("logit_max_prob", "bias"), features)], dim=1)

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from specheads.decoding.arguments import check_finite, check_positive, check_probability
 from specheads.decoding.step_costs import StepCosts
-from specheads.decoding.stopping.fitting import Fitting, cost_ratio
-from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule, constants, filled
+from specheads.decoding.stopping.rule import MAX_TOKENS, Fitting, StoppingRule, constants, cost_ratio, filled
 from specheads.errors import UserError, is_count
 from specheads.heads.calibration import IndexCalibration, calibrated
 from specheads.heads.features import ROUND_INPUTS

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specheads.decoding.drafting.autoregressive import Autoregressive
+from specheads.decoding.drafting import Autoregressive
 from specheads.errors import UserError, is_count
 from specheads.pair.language_model import place_of_layers
 from specheads.pair.pair import Pair

@@ -11,10 +11,10 @@ from torch import Tensor
 from specheads.decoding.arguments import check_count
 from specheads.decoding.clock import Clock, Mark
 from specheads.decoding.decoder import Decoder
-from specheads.decoding.draft_memory import DraftMemory
 from specheads.decoding.engine import Engine, make_engine
 from specheads.decoding.prompt_reader import PromptReader
 from specheads.decoding.rows import Row, RowOutcome, RowsDecoder, checked_window
+from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.stopping import FixedLength
 from specheads.errors import UserError
 from specheads.pair.pair import Pair

@@ -4,8 +4,7 @@ Lossy by design: a likely token may make up for an unlikely one before it, and t
 """
 
 from specheads.decoding.records import CHAIN
-from specheads.decoding.verification.chain_distribution import AcceptanceDistribution, Block
-from specheads.decoding.verification.verify_step import ChainVerification
+from specheads.decoding.verification.rule import AcceptanceDistribution, Block, ChainVerification
 from specheads.errors import UserError, is_number
 from specheads.papers.trees.distribution import BEAM
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.arguments import check_count, check_flag
-from specheads.decoding.draft_memory import DraftMemory
 from specheads.decoding.engine import Engine
+from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.stopping import StoppingRule
 from specheads.pair.sampling import Uniforms, Warp, sample_distinct
 from specheads.papers.trees.distribution import DISTINCT, IID, Draft

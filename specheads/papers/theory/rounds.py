@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from specheads.decoding import verification
-from specheads.decoding.verification.chain_distribution import Block
-from specheads.decoding.verification.verify_step import ChainVerification
+from specheads.decoding.verification.rule import Block, ChainVerification
 from specheads.papers.block import GreedyBlockVerification, NestedDistribution
 from specheads.papers.claims import CheckedClaim, Figure, Line, Section, equality
 from specheads.papers.spectr.spectr import SpecTr

@@ -7,17 +7,16 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.clock import Clock, Mark
-from specheads.decoding.draft_memory import DraftMemory
-from specheads.decoding.drafting.drafter import Drafting
+from specheads.decoding.drafting import Drafting
 from specheads.decoding.engine import Engine
-from specheads.decoding.expectation import expected_of
-from specheads.decoding.host_numbers import HostNumbers
 from specheads.decoding.prompt_reader import PromptReader
 from specheads.decoding.records import DraftTree
+from specheads.decoding.rounds import expected_of
 from specheads.decoding.rows import Row, RowOutcome
+from specheads.decoding.step_inputs import DraftMemory, HostNumbers
 from specheads.decoding.stopping import StoppingRule
-from specheads.decoding.verification import VerificationRule, VerifyStep
-from specheads.decoding.verifier import ChainVerifier
+from specheads.decoding.verification import VerificationRule
+from specheads.decoding.verifier import ChainVerifier, VerifyStep
 from specheads.errors import UserError
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Uniforms, Warp, has_nan

@@ -11,10 +11,10 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from specheads import AcceptanceHead, HeadConfig, UserError, Warp, stopping
-from specheads.decoding.draft_memory import DraftMemory
-from specheads.decoding.drafting.autoregressive import ChainState, ChainStep
+from specheads.decoding.drafting import ChainState, ChainStep
 from specheads.decoding.engine import ForwardOutput
 from specheads.decoding.engine.compiled_program import modules_in
+from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.stopping.survival import SurvivalState
 from specheads.pair.config import config_folder
 

@@ -15,7 +15,7 @@ from specheads.decoding.verification import (
     token_distribution,
     token_verification,
 )
-from specheads.decoding.verification.block import reflected
+from specheads.decoding.verification.chains import reflected
 from specheads.papers import BiasedVerification, BigLittle, GreedyBlockVerification
 from specheads.papers.block import Levels, greedy_block_distribution, greedy_block_verification
 

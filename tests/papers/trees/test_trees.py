@@ -11,7 +11,7 @@ from chains import Model, difference
 from trees import distributions_after, emitted, of_chains, trees_of
 
 from specheads.decoding.verification import token_distribution
-from specheads.decoding.verification.chain_distribution import Block
+from specheads.decoding.verification.rule import Block
 from specheads.papers import MultiRound, SpecTr, TreeMatch
 from specheads.papers.gsd import unmerge
 from specheads.papers.spectr.spectr import spectr_distribution, spectr_factor

@@ -1,16 +1,63 @@
-"""Block verification (Sun et al. 2024): a block is verified as a whole, so a likely token makes up for an unlikely one.
+"""Rules for chains: token verification, block verification, and acceptance at a given rate.
 
-Both rules test every prefix of the block separately and accept the longest that passes. They differ in the running ratio of
-target and draft, which block verification never lets pass 1. Lossless, and never fewer tokens than token verification on average.
+Token verification (Leviathan et al. 2023; Chen et al. 2023): each drafted token is tested separately, in order. The output
+distribution is exactly the target's, whatever the draft proposes. With point masses (temperature 0) the rule is the comparison of
+the drafted prefix with the target's argmax.
+
+Block verification (Sun et al. 2024): a block is verified as a whole, so a likely token makes up for an unlikely one. Lossless,
+and never fewer tokens than token verification on average. Both rules test every prefix of the block separately and accept the
+longest that passes. They differ in the running ratio of target and draft, which block verification never lets pass 1.
 """
 
 import torch
 from torch import Tensor
 
+from specheads.decoding.arguments import check_probability
 from specheads.decoding.records import Verdict
-from specheads.decoding.verification.chain_distribution import LARGEST_LOG_WEIGHT, AcceptanceDistribution, Block
-from specheads.decoding.verification.verify_step import ChainVerification
-from specheads.pair.sampling import uniforms
+from specheads.decoding.verification.rule import LARGEST_LOG_WEIGHT, AcceptanceDistribution, Block, ChainVerification
+from specheads.pair.sampling import accept_prob, uniforms
+
+
+def token_distribution(block: Block) -> AcceptanceDistribution:
+    """Return the acceptance distribution of `token_verification`."""
+    draft_prob, target_prob = block.drafted_probs()
+    passes = torch.where(block.within, accept_prob(target_prob, draft_prob), 0.0)
+    return AcceptanceDistribution(survival=passes.cumprod(dim=1), weights=torch.ones_like(passes), block=block)
+
+
+def token_verification(
+    draft_tokens: Tensor,
+    draft_probs: Tensor,
+    target_probs: Tensor,
+    generator: torch.Generator,
+    lengths: Tensor | None = None,
+) -> Verdict:
+    """Accept each drafted token with `min(1, t / d)` up to the first rejection, then sample one token from the target.
+
+    Args:
+        draft_tokens: (B, K) long.
+        draft_probs: (B, K, V), the warped distribution that each was sampled from.
+        target_probs: (B, K + 1, V), the target's warped distribution at each drafted position and after the last.
+        generator: the only source of randomness, on the tensors' device.
+        lengths: (B,) long, tokens drafted per row; default K.
+
+    Raises:
+        ValueError: shapes that do not fit together.
+
+    Source: Leviathan et al. 2023, algorithm 1.
+    """
+    block = Block.of(draft_tokens, draft_probs, target_probs, lengths)
+    return token_distribution(block).decide(*uniforms((2, len(draft_tokens)), generator))
+
+
+class TokenVerification(ChainVerification):
+    """`verification=token`: see `token_verification`."""
+
+    name = compile_key = "token"
+    label = "token verification"
+
+    def distribution(self, block: Block) -> AcceptanceDistribution:
+        return token_distribution(block)
 
 
 def block_distribution(block: Block) -> AcceptanceDistribution:
@@ -90,3 +137,23 @@ class BlockVerification(ChainVerification):
 
     def distribution(self, block: Block) -> AcceptanceDistribution:
         return block_distribution(block)
+
+
+class SyntheticVerification(ChainVerification):
+    """`verification=synthetic`: each drafted token is accepted with probability `rate` up to the first rejection.
+
+    The output does not follow the target; reports say so.
+    """
+
+    name = "synthetic"
+    lossless = False
+
+    def __init__(self, rate: float = 0.8) -> None:
+        check_probability("verification.rate", rate, "the probability that a drafted token is accepted, for example 0.8")
+        self.rate = rate
+        self.compile_key = ("synthetic", rate)
+        self.label = f"synthetic acceptance at rate {rate:g}"
+
+    def distribution(self, block: Block) -> AcceptanceDistribution:
+        passes = torch.where(block.within, self.rate, 0.0)
+        return AcceptanceDistribution(survival=passes.cumprod(dim=1), weights=None, block=block)

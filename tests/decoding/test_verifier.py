@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from specheads import Warp
-from specheads.decoding.draft_memory import DraftMemory
 from specheads.decoding.engine import ForwardOutput
 from specheads.decoding.records import Verdict
-from specheads.decoding.verification import TokenVerification, VerificationRule, VerifyStep
-from specheads.decoding.verification.verify_step import StepResult
+from specheads.decoding.step_inputs import DraftMemory
+from specheads.decoding.verification import TokenVerification, VerificationRule
+from specheads.decoding.verifier import StepResult, VerifyStep
 
 NUM_ROWS, NUM_DRAFTED, VOCAB_SIZE = 3, 4, 5
 LENGTHS = torch.tensor([[4, 2, 4], [1, 0, 2], [0, 3, 1]])  # drafted, planned, distributions

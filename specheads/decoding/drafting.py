@@ -1,4 +1,7 @@
-"""One token after the other, each sampled from the draft's warped distribution; in several rows in lockstep."""
+"""How drafts are proposed: the interface of drafting methods, and chains.
+
+A new method is a module with a Drafting and a config in conf/drafting/ whose `_target_` names it.
+"""
 
 from collections.abc import Sequence
 from functools import partial
@@ -9,19 +12,70 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from specheads.decoding.draft_memory import DraftMemory
-from specheads.decoding.drafting.drafter import Drafting
 from specheads.decoding.engine import Engine, ForwardOutput
-from specheads.decoding.flat_tokens import RowsExample, filled, flat_tokens, of_rows, with_rows
-from specheads.decoding.host_numbers import HostNumbers
+from specheads.decoding.records import CHAIN
 from specheads.decoding.rounds import ChainRounds
-from specheads.decoding.rows import Row
+from specheads.decoding.rows import Rounds, Row
+from specheads.decoding.step_inputs import DraftMemory, HostNumbers, RowsExample, filled, flat_tokens, of_rows, with_rows
 from specheads.decoding.stopping import StoppingRule
-from specheads.decoding.verification import VerificationRule
+from specheads.decoding.verification import TokenVerification, Verification, VerificationRule
+from specheads.errors import UserError
 from specheads.heads.features import drafting_features
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp
+
+
+class Drafting:
+    """`drafting=`: how tokens are proposed.
+
+    A new method is a subclass in a new file and a config in conf/drafting/ whose `_target_` names it.
+    """
+
+    reads_draft = True  # whether a draft model is run
+
+    @property
+    def kind(self) -> str:
+        """How tokens are chosen, which decides what may verify them."""
+        return CHAIN
+
+    def usual_verification(self) -> Any:
+        """Return the Verification of such drafts unless another one is chosen; None: token verification."""
+        return None
+
+    def pair(self, pair: Pair) -> Pair:
+        """Return the pair that decodes: a method that makes a draft replaces the pair's draft."""
+        return pair
+
+    def most_read(self, max_tokens: int) -> int:
+        """Return how many positions beyond the text the draft model may write, where paths have up to `max_tokens` tokens."""
+        return 0
+
+    def most_verified(self, max_tokens: int) -> int:
+        """Return how many positions beyond the text the target may write, where paths have up to `max_tokens` tokens."""
+        return 0
+
+    def rounds(
+        self,
+        pair: Pair,
+        engines: Sequence[Engine],
+        stopping: StoppingRule,
+        verification: Any,
+        warp: Warp,
+        memory: DraftMemory,
+    ) -> Rounds:
+        """Return how rows draft and verify by these choices.
+
+        Args:
+            engines: the target's, and the draft's where `reads_draft`; with memory of one text, or of a batch's rows and one
+                more.
+            memory: of chains, on the draft's device; decoders that share an engine share it, too.
+
+        Raises:
+            UserError: a rule that needs features which this method does not have; a batch where it drafts for one row only.
+        """
+        raise NotImplementedError
+
 
 PENDING = (1, 2)  # committed tokens that a round's first step reads: two after a fully accepted draft
 
@@ -248,3 +302,17 @@ class _RowsSteps:
 
     def keep(self, row: Row) -> None:
         """Positions beyond what was read are overwritten."""
+
+
+def default_verification(drafting: Drafting) -> Verification:
+    """Return the rule that verifies such drafts unless another one is chosen."""
+    return drafting.usual_verification() or TokenVerification()
+
+
+def check_pairing(drafting: Drafting, rule: Verification) -> None:
+    """Raise UserError for a rule that cannot verify such drafts."""
+    if drafting.kind not in rule.takes:
+        raise UserError(
+            f"{rule.label} does not take what {type(drafting).__name__} drafts, {drafting.kind}; use for example verification="
+            f"{default_verification(drafting).name}."
+        )

@@ -1,4 +1,4 @@
-"""The flat arrays in which the tokens of several rows go to a step, and the parts of states that belong to some rows.
+"""The tensors in which rows' tokens and numbers go to steps, and in which drafts lie between them.
 
 A step reads the tokens of all rows one after another, without padding between them: rows are of different lengths, and have
 different numbers of tokens to read. Compiled steps take no sizes of one; what they lack is filled up in a spare row of memory,
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from specheads.decoding.engine import Engine, RowPlaces
+from specheads.decoding.engine import Engine, RowPlaces, StepMemory
 
 
 class FlatTokens(NamedTuple):
@@ -105,3 +105,81 @@ def of_rows(state: Any, rows: Tensor) -> Any:
 def with_rows(state: Any, rows: Tensor, new: Any) -> Any:
     """Return a state whose `rows` (n,) are those of `new`."""
     return tree_map(lambda part, of_new: part.index_put((rows,), of_new.to(part.dtype)), state, new)
+
+
+class HostNumbers:
+    """A small tensor of whole numbers that the host fills: in place where the device is the CPU, otherwise with one copy.
+
+    Set numbers only after the device has read earlier ones: on a GPU, copies wait in its queue.
+    """
+
+    def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
+        host = torch.zeros(shape, dtype=torch.long, pin_memory=device.type == "cuda")
+        self.numbers = host.numpy()  # setting one of its numbers takes a tenth of the time of setting a tensor's
+        self._host, self.tensor = host, host if device.type == "cpu" else host.to(device)
+
+    def send(self) -> None:
+        """Make the tensor show the numbers."""
+        if self.tensor is not self._host:
+            self.tensor.copy_(self._host, non_blocking=True)
+
+
+class DraftMemory(StepMemory):
+    """Drafted tokens and their distributions of R rows, in the same tensors every round: a draft is valid until the next one.
+
+    Without `rows`, methods are about the first row.
+    """
+
+    sequence: Tensor
+    probs: Tensor
+
+    def __init__(self, most: int, vocab_size: int, dtype: torch.dtype, device: torch.device, num_rows: int = 1) -> None:
+        """Allocate for `most` tokens, one distribution more, and the committed token that verification reads first."""
+        super().__init__()
+        self.most = most
+        # One token more: a step that is run for its distribution alone writes one, too.
+        self.register_buffer("sequence", torch.zeros(num_rows, most + 2, dtype=torch.long, device=device))
+        self.register_buffer("probs", torch.zeros(num_rows, most + 1, vocab_size, dtype=dtype, device=device))
+        self._numbers = self.sequence.numpy() if device.type == "cpu" else None
+        self._tree_probs: Tensor | None = None
+        # Made once: making a view costs as much as a copy.
+        self.indices = torch.arange(most + 1, device=device).split(1)
+        self._inputs = self.sequence[:1].split(1, dim=1)
+        self._starts: dict[int, Tensor] = {}
+
+    def distributions(self, count: int) -> Tensor:
+        """Return a tensor for the distributions (count, V) of a growing tree; drafters share it."""
+        if self._tree_probs is None or len(self._tree_probs) < count:
+            self._tree_probs = self.probs.new_zeros(count, self.probs.shape[-1])
+        return self._tree_probs
+
+    def write(self, index: Tensor, token: Tensor, probs: Tensor, rows: Tensor | None = None) -> None:
+        """Write tokens (B,) and the distributions (B, V) they were sampled from at `index` (1,) of rows (B,), or of all rows."""
+        if rows is None:
+            self.sequence.index_copy_(1, index + 1, token[:, None])
+            self.probs.index_copy_(1, index, probs[:, None])
+        else:
+            self.sequence[rows, index + 1] = token
+            self.probs[rows, index] = probs.to(self.probs.dtype)
+
+    def set_last(self, token: int) -> None:
+        """Set the committed token that verification reads first."""
+        if self._numbers is None:
+            self._inputs[0].fill_(token)
+        else:
+            self._numbers[0, 0] = token
+
+    def drafted(self, index: int) -> Tensor:
+        """Return the token (1, 1) at `index`."""
+        return self._inputs[index + 1]
+
+    def start(self, count: int) -> Tensor:
+        """Return the first `count` tokens (1, count), beginning with the committed one."""
+        if count not in self._starts:
+            self._starts[count] = self.sequence[:1, :count]
+        return self._starts[count]
+
+    def copy_(self, other: "DraftMemory", count: int) -> None:
+        """Copy the first `count` tokens of each row of another memory, and one distribution more."""
+        self.sequence[:, 1 : count + 1] = other.sequence[:, 1 : count + 1]
+        self.probs[:, : count + 1] = other.probs[:, : count + 1]

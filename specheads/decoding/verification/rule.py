@@ -1,14 +1,18 @@
-"""How chains are verified: the distribution of the number of accepted tokens and of the next token, and one sample of it.
+"""The base of every verification rule, and what verification of a chain computes.
 
-A rule computes the distribution without randomness; tests enumerate the same distribution that decoding samples from.
+That is the joint distribution of the number of accepted tokens and of the next token, and one sample of it. A rule computes the
+distribution without randomness; tests enumerate the same distribution that decoding samples from.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from specheads.decoding.records import Verdict
+from specheads.decoding.records import CHAIN, Verdict
+from specheads.decoding.stopping import StoppingRule
 from specheads.pair.sampling import at_least_float32, sample
 
 LARGEST_LOG_WEIGHT = 46.0  # e^46 = 1e20: beyond it the draft's distribution no longer changes a residual
@@ -121,3 +125,46 @@ class AcceptanceDistribution:
         """Return the verdict at given uniform numbers: `uniform` (B,) for the length, `next_uniform` (B,) for the next token."""
         num_accepted = (uniform[:, None] < self.survival).sum(dim=1)
         return Verdict(num_accepted=num_accepted, next_token=sample(self.next_probs(num_accepted), next_uniform))
+
+
+class Verification:
+    """Decides how much of a draft is accepted."""
+
+    name: str  # of its config, conf/verification/<name>.yaml
+    label: str  # in reports
+    compile_key: Hashable  # rules with equal keys decide alike
+    lossless: bool = True  # whether the output follows the target's distribution
+    stopping: StoppingRule | None = None  # the default stopping rule
+    takes: frozenset[str]  # the kinds of drafts that it can verify
+    reads_planned: bool = False  # whether it reads a block's `planned`
+
+
+class VerificationRule(Verification):
+    """Decides how much of a chain is accepted: a state machine on batched tensors, one step per round."""
+
+    takes = frozenset({CHAIN})
+    # Whether a block has the draft's distribution after its last token, where `num_probs_needed` asks for it.
+    reads_next_probs: bool = False
+
+    def start_prompt(self, batch: int, device: torch.device) -> Any:
+        """Return the state at the start of a prompt."""
+        raise NotImplementedError
+
+    def __call__(self, state: Any, block: Block, uniform: Tensor, next_uniform: Tensor) -> tuple[Verdict, Any]:
+        """Verify a block at given uniform numbers, (B,) each; return the verdict and the state for the next round."""
+        raise NotImplementedError
+
+
+class ChainVerification(VerificationRule):
+    """The base of rules for chains that verify every block whatever happened before."""
+
+    def start_prompt(self, batch: int, device: torch.device) -> tuple[()]:
+        """Return the state, which is empty."""
+        return ()
+
+    def distribution(self, block: Block) -> AcceptanceDistribution:
+        """Return the distribution of the outcome."""
+        raise NotImplementedError
+
+    def __call__(self, state: Any, block: Block, uniform: Tensor, next_uniform: Tensor) -> tuple[Verdict, Any]:
+        return self.distribution(block).decide(uniform, next_uniform), state

@@ -1,6 +1,7 @@
+import pytest
 import torch
 
-from specheads.decoding.draft_memory import DraftMemory
+from specheads.decoding.step_inputs import DraftMemory, HostNumbers
 
 CPU = torch.device("cpu")
 
@@ -32,3 +33,18 @@ def test_another_memory_takes_a_chain_and_the_distribution_after_it():
     memory, other = filled(), DraftMemory(3, 4, torch.float64, CPU)
     other.copy_(memory, 2)
     assert other.sequence[0, 1:4].tolist() == [1, 2, 0] and other.probs[0, :, 0].tolist() == [0.5, 1.5, 2.5, 0]
+
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_tensor_shows_the_numbers_that_were_sent(device):
+    numbers = HostNumbers((2, 3), torch.device(device))
+    assert numbers.tensor.tolist() == [[0, 0, 0], [0, 0, 0]]
+    tensor = numbers.tensor
+    for last in (7, 2**40):
+        numbers.numbers[1] = 1, 2, last
+        numbers.send()
+        assert tensor is numbers.tensor and tensor.device.type == device
+        assert tensor.tolist() == [[0, 0, 0], [1, 2, last]]
