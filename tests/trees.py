@@ -4,8 +4,8 @@ import itertools
 
 import torch
 
-from specheads.papers.trees.distribution import TreeBlock
 from specheads.papers.trees.growth import Nodes
+from specheads.papers.trees.verification import TreeBlock
 
 
 def distributions_after(model, nodes):

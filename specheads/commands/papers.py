@@ -27,7 +27,7 @@ from specheads.evaluation.head_folders import LocatedHead, find_heads
 from specheads.evaluation.prompt_sets import PromptSet, PromptSets
 from specheads.evaluation.settings import ReplaySettings
 from specheads.pair.pair import Pair
-from specheads.papers.layer_skip.layer_search import LayerSearch, SkippedLayers, print_sets, search
+from specheads.papers.layer_skip import LayerSearch, SkippedLayers, print_sets, search
 from specheads.papers.reproduction.decoding import decode
 from specheads.papers.reproduction.report import Reproduced, checked, is_measured, measured, print_result, write_result
 from specheads.papers.reproduction.settings import Method, Reproduction

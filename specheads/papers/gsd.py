@@ -18,10 +18,9 @@ from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.stopping import StoppingRule
 from specheads.errors import UserError
 from specheads.pair.sampling import Uniforms, Warp
-from specheads.papers.trees.distribution import CHOSEN, Draft
 from specheads.papers.trees.growth import ROOT, Frontier, Grown, Nodes, Proposal, TreeDrafter
 from specheads.papers.trees.rounds import TreeDrafting
-from specheads.papers.trees.tree_match import TreeMatch
+from specheads.papers.trees.verification import CHOSEN, Draft, TreeMatch
 
 
 class Tree(TreeDrafting):

@@ -13,7 +13,7 @@ from statistics_helper import chi_square_p_value
 
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, UserError, Warp, generate_baseline, stopping
 from specheads.decoding.drafting import check_pairing, default_verification
-from specheads.papers.mjsd.block_search import BlockSearch
+from specheads.papers.mjsd import BlockSearch
 
 LOSSLESS = [
     (name, rule)

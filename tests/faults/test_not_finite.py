@@ -18,7 +18,7 @@ from specheads.evaluation.probe.prediction import agreement
 from specheads.evaluation.quality import response_nats
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.pair.language_model import LanguageModel
-from specheads.papers.layer_skip.layer_search import distributions_along
+from specheads.papers.layer_skip import distributions_along
 from specheads.prompts.encoding import ResponseLimits
 from specheads.prompts.prompt import Prompt
 from specheads.replay.head_scores import add_predictions, head_fingerprint

@@ -19,9 +19,9 @@ from specheads.decoding.records import DecodeStats
 from specheads.heads.head import save_head
 from specheads.pair.config import config_folder
 from specheads.papers.reproduction import decoding
+from specheads.papers.reproduction.draft_counts import DraftCounts
 from specheads.papers.reproduction.report import Reproduced, checked, measured, print_result
 from specheads.papers.reproduction.settings import METRICS, Claim, Reproduction, Tally
-from specheads.papers.trees.draft_counts import DraftCounts
 
 ROOT = Path(__file__).parents[2]
 ITEMS = {item["id"] for paper in yaml.safe_load((ROOT / "benchmarks/papers.yaml").read_text("utf-8")) for item in paper["items"]}

@@ -17,7 +17,7 @@ from specheads.pair.sampling import accept_prob
 from specheads.papers import BiasedVerification, MultiRound, SpecTr, TreeMatch
 from specheads.papers.block import greedy_block_distribution
 from specheads.papers.theory.rejections import least_bias, total_variation
-from specheads.papers.trees.distribution import TreeBlock
+from specheads.papers.trees.verification import TreeBlock
 
 ROUNDING = 1e-9
 # (vocabulary, tokens drafted), (vocabulary, chains, their length)

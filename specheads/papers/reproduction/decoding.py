@@ -17,10 +17,10 @@ from specheads.evaluation.setup import device_name
 from specheads.evaluation.sweep import response_seed
 from specheads.forecast import progress
 from specheads.pair.pair import Pair
-from specheads.papers.mjsd.block_search import BlockSearch
-from specheads.papers.mjsd.energy import EnergyCounter, energy_counter
+from specheads.papers.mjsd import BlockSearch
+from specheads.papers.reproduction.draft_counts import DraftCounts
+from specheads.papers.reproduction.energy import EnergyCounter, energy_counter
 from specheads.papers.reproduction.settings import Method, Reproduction, Tally
-from specheads.papers.trees.draft_counts import DraftCounts
 from specheads.prompts.encoding import EncodedPrompt
 from specheads.replay.head_scores import head_fingerprint
 from specheads.storage.journal import Entry, Journal

@@ -16,10 +16,9 @@ from specheads.decoding import verification
 from specheads.decoding.verification.rule import Block, ChainVerification
 from specheads.papers.block import GreedyBlockVerification, NestedDistribution
 from specheads.papers.claims import CheckedClaim, Figure, Line, Section, equality
-from specheads.papers.spectr.spectr import SpecTr
+from specheads.papers.spectr import SpecTr
 from specheads.papers.theory.rejections import Chains, rejected, residual, total_variation
-from specheads.papers.trees.distribution import Draft, TreeBlock, TreeVerification
-from specheads.papers.trees.multi_round import MultiRound
+from specheads.papers.trees.verification import Draft, MultiRound, TreeBlock, TreeVerification
 
 
 def tokens_per_round(acceptance: float, num_drafted: int) -> float:
@@ -30,16 +29,16 @@ def tokens_per_round(acceptance: float, num_drafted: int) -> float:
     return sum(acceptance**count for count in range(num_drafted + 1))
 
 
-def best_length(acceptance: float, ratio: float, longest: int = 100) -> int:
-    """Return the number of drafted tokens with the most tokens per second; 0 where drafting does not pay.
+def best_length(acceptance: float, cost: float, longest: int = 100) -> tuple[int, float]:
+    """Return the fixed length, of 1 to `longest` tokens, with the most tokens per second, and its speed over the target alone.
 
     Args:
         acceptance: of each token, independently.
-        ratio: the cost of a forward pass of the target in draft steps.
-        longest: the most tokens to consider.
+        cost: of a draft step, as a share of a forward pass of the target.
     """
-    speeds = [tokens_per_round(acceptance, count) / (ratio + count) for count in range(longest + 1)]
-    return max(range(longest + 1), key=speeds.__getitem__)
+    speeds = {count: tokens_per_round(acceptance, count) / (count * cost + 1) for count in range(1, longest + 1)}
+    length = max(speeds, key=speeds.__getitem__)
+    return length, speeds[length]
 
 
 def every_draft(chains: Chains, num_drafted: int) -> tuple[Tensor, Block]:
@@ -278,9 +277,7 @@ def independent_acceptance() -> Section:
     """Return the best fixed length and its speed-up where every token is accepted independently."""
     rows: list[list[float | str]] = []
     for rate in RATES:
-        lengths = [best_length(rate, ratio) for ratio in RATIOS]
-        speedups = [tokens_per_round(rate, length) / (1 + length / ratio) for length, ratio in zip(lengths, RATIOS, strict=True)]
-        rows.append([rate, *(f"{length}: {speedup:.2f}x" for length, speedup in zip(lengths, speedups, strict=True))])
+        rows.append([rate, *("{}: {:.2f}x".format(*best_length(rate, 1 / ratio)) for ratio in RATIOS)])
     curves = [
         Line(f"acceptance {rate}", list(range(21)), [tokens_per_round(rate, count) / (1 + count / 10) for count in range(21)])
         for rate in RATES

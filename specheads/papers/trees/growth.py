@@ -17,7 +17,7 @@ from specheads.decoding.engine import Engine, ForwardOutput, TreeSlots
 from specheads.decoding.stopping import MAX_TOKENS, StoppingRule
 from specheads.heads.features import drafting_features
 from specheads.pair.sampling import Uniforms, Warp
-from specheads.papers.trees.distribution import Draft
+from specheads.papers.trees.verification import Draft
 
 ROOT = -1  # the parent of first nodes: the context
 

@@ -20,8 +20,8 @@ from specheads.decoding.verifier import ChainVerifier, VerifyStep
 from specheads.errors import UserError
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Uniforms, Warp, has_nan
-from specheads.papers.trees.distribution import BEAM, Draft, TreeBlock, TreeVerification
 from specheads.papers.trees.growth import Nodes, TreeReader
+from specheads.papers.trees.verification import BEAM, Draft, TreeBlock, TreeVerification
 
 
 class Drafter(Protocol):

@@ -11,8 +11,8 @@ from specheads.decoding.verification import Block, SyntheticVerification
 from specheads.decoding.verifier import VerifyStep
 from specheads.pair.config import config_folder
 from specheads.papers import BiasedVerification, BigLittle, GreedyBlockVerification, JointVerification, TreeMatch
-from specheads.papers.trees.distribution import TreeBlock, TreeVerification
 from specheads.papers.trees.growth import Nodes
+from specheads.papers.trees.verification import TreeBlock, TreeVerification
 
 # By name: other settings than the defaults.
 OTHER = {

@@ -25,11 +25,11 @@ def test_the_formula_is_the_closed_form(acceptance):
 
 
 def test_the_best_length_is_where_the_speed_is_largest():
-    assert best_length(0.0, 10) == 0 and best_length(1.0, 10, longest=30) == 30
-    lengths = [best_length(rate, 10) for rate in (0.3, 0.5, 0.7, 0.9)]
+    assert best_length(0.0, 0.1)[0] == 1 and best_length(1.0, 0.1, longest=30)[0] == 30
+    lengths = [best_length(rate, 0.1)[0] for rate in (0.3, 0.5, 0.7, 0.9)]
     assert lengths == sorted(lengths) and lengths[0] < lengths[-1]
-    assert best_length(0.7, 20) >= best_length(0.7, 5)
-    best = best_length(0.8, 7)
+    assert best_length(0.7, 0.05)[0] >= best_length(0.7, 0.2)[0]
+    best = best_length(0.8, 1 / 7)[0]
     speeds = [tokens_per_round(0.8, count) / (7 + count) for count in range(30)]
     assert speeds[best] == max(speeds)
 

@@ -5,7 +5,7 @@ import torch
 from families import CONFIGS, VOCAB_SIZE, family_pair
 
 from specheads import UserError
-from specheads.papers.layer_skip.layer_skip import without_layers
+from specheads.papers.layer_skip import without_layers
 from specheads.training.distill.initial_draft import RandomDraft, TargetLayers, evenly_spread, with_layers, with_random_weights
 
 TOKENS = torch.arange(14)[None] % VOCAB_SIZE

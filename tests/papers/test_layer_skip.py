@@ -4,7 +4,7 @@ from fakes import tiny_pair
 from families import CONFIGS, family_pair
 
 from specheads import UserError, papers
-from specheads.papers.layer_skip.layer_skip import without_layers
+from specheads.papers.layer_skip import without_layers
 
 
 @pytest.mark.parametrize("family", CONFIGS)

@@ -6,7 +6,6 @@ import torch
 from specheads import UserError
 from specheads.decoding.verification import Block
 from specheads.papers import JointVerification
-from specheads.papers.mjsd.joint import joint_distribution
 
 
 def chain(drafted, wanted, lengths=None):
@@ -33,7 +32,7 @@ def chain(drafted, wanted, lengths=None):
     ],
 )
 def test_the_longest_prefix_that_is_likely_enough_is_accepted(drafted, wanted, threshold, accepted):
-    distribution = joint_distribution(chain(drafted, wanted), threshold)
+    distribution = JointVerification(threshold).distribution(chain(drafted, wanted))
     assert distribution.length_probs[0].tolist() == [float(n == accepted) for n in range(len(drafted) + 1)]
     verdict, _ = JointVerification(threshold)((), chain(drafted, wanted), torch.tensor([0.5]), torch.tensor([0.3]))
     assert verdict.num_accepted.item() == accepted
@@ -41,13 +40,13 @@ def test_the_longest_prefix_that_is_likely_enough_is_accepted(drafted, wanted, t
 
 def test_the_next_token_follows_the_target():
     block = chain([0.8, 0.1], [0.04, 0.9])
-    distribution = joint_distribution(block, 0.1)
+    distribution = JointVerification(0.1).distribution(block)
     for accepted in range(3):
         assert torch.equal(distribution.next_probs(torch.tensor([accepted])), block.target_probs[:, accepted])
 
 
 def test_nothing_is_accepted_beyond_a_rows_length():
-    distribution = joint_distribution(chain([0.5, 0.5, 0.5], [0.5, 0.5, 0.5], lengths=2), 0.1)
+    distribution = JointVerification(0.1).distribution(chain([0.5, 0.5, 0.5], [0.5, 0.5, 0.5], lengths=2))
     assert distribution.length_probs[0].tolist() == [0, 0, 1, 0]
 
 

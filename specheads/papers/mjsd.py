@@ -1,10 +1,10 @@
-"""The best of several beams: a chain that is likely as a whole under the draft, as joint verification assumes.
+"""MJSD (Qin et al. 2024, multi-token joint speculative decoding): tokens are chosen, and verified, by joint probabilities.
 
-The beams of a level are the best continuations of those before it, or, as the authors of joint verification do, the best of some
-that are sampled.
+The draft is the best of several beams. Joint verification is lossy by design: a likely token may make up for an unlikely one
+before it, and the output is more likely than samples are. `BlockSearch`, which it approximates, searches with the target alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import log
 from typing import Any
@@ -13,14 +13,53 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.arguments import check_count
-from specheads.decoding.engine import Engine
+from specheads.decoding.clock import Clock, Mark
+from specheads.decoding.decoder import Decoder
+from specheads.decoding.engine import Engine, make_engine
+from specheads.decoding.prompt_reader import PromptReader
+from specheads.decoding.records import CHAIN
+from specheads.decoding.rows import Row, RowOutcome, RowsDecoder, checked_window
 from specheads.decoding.step_inputs import DraftMemory
-from specheads.decoding.stopping import StoppingRule
+from specheads.decoding.stopping import FixedLength, StoppingRule
+from specheads.decoding.verification.rule import AcceptanceDistribution, Block, ChainVerification
+from specheads.errors import UserError, is_number
+from specheads.pair.pair import Pair
 from specheads.pair.sampling import Uniforms, Warp, sample_distinct
-from specheads.papers.mjsd.joint import JointVerification
-from specheads.papers.trees.distribution import BEAM, Draft
 from specheads.papers.trees.growth import ROOT, Frontier, Nodes, Proposal, TreeDrafter, usual_length
 from specheads.papers.trees.rounds import TreeDrafting
+from specheads.papers.trees.verification import BEAM, Draft
+
+
+class JointVerification(ChainVerification):
+    """`verification=joint`: the longest prefix of a chain is accepted whose `min(1, T / D)` exceeds `threshold`.
+
+    T and D are the joint probabilities of its tokens under target and draft; a longer prefix may pass although a shorter one
+    failed.
+
+    Args:
+        threshold: in [0, 1), tau of the paper.
+
+    Source: Qin et al. 2024, algorithm 1.
+    """
+
+    name = "joint"
+    lossless = False
+    takes = frozenset({BEAM, CHAIN})
+
+    def __init__(self, threshold: float = 0.1) -> None:
+        if not is_number(threshold) or not 0 <= threshold < 1:
+            raise UserError(
+                f"verification.threshold={threshold} must be at least 0 and below 1; it is what the ratio of joint "
+                "probabilities must exceed, for example 0.1."
+            )
+        self.threshold = threshold
+        self.compile_key = ("joint", threshold)
+        self.label = f"joint verification, threshold {threshold:g}"
+
+    def distribution(self, block: Block) -> AcceptanceDistribution:
+        ratio = block.log_ratios().cumsum(dim=1).exp().clamp_max(1.0)
+        passes = ((ratio > self.threshold) & block.within).double()
+        return AcceptanceDistribution(survival=passes.flip(1).cummax(dim=1).values.flip(1), weights=None, block=block)
 
 
 class Beam(TreeDrafting):
@@ -33,7 +72,7 @@ class Beam(TreeDrafting):
             `Beam(1, 1)` is ancestral sampling; 2 is the beam sampling of the authors, and of transformers but for the last token.
             Greedy decoding searches.
 
-    Source: Qin et al. 2024 (multi-token joint speculative decoding), section 4, with its number of beams. Their code
+    Source: Qin et al. 2024, section 4, with its number of beams. Their code
     (github.com/ZongyueQin/MJSD) samples 2 per beam, and differs in two points: it starts from B copies of the context, so that a
     first token can be sampled several times, and its draft probability is the share of all beams' continuations.
     """
@@ -124,3 +163,62 @@ class _BeamDrafter(TreeDrafter):
 
     def keep(self, path: Sequence[int]) -> None:
         super().keep(self._path[: len(path)])
+
+
+class BlockSearch(Decoder):
+    """The target alone, `block` tokens at a time: the most likely ones that a beam search finds. Seeds have no effect.
+
+    Args:
+        block: K, the tokens that are chosen together.
+        beams: B, the beams of the search.
+
+    Source: Qin et al. 2024, section 3.
+    """
+
+    lossless = False
+
+    def __init__(
+        self,
+        pair: Pair,
+        block: int = 4,
+        beams: int = 8,
+        warp: Warp | None = None,
+        engine: str = "auto",
+        window: int | None = None,
+    ) -> None:
+        check_count("block", block, least=1)
+        check_count("beams", beams, least=1)
+        self.pair, window = pair, checked_window(pair, window)
+        search_engine = make_engine(engine, pair.target_lm, window, Beam(beams).most_read(block))
+        self.single = RowsDecoder(pair, _SearchRounds(pair.target_id, search_engine, block, beams, warp or Warp()))
+
+    def _batch_of(self, num_rows: int) -> RowsDecoder:
+        raise UserError("BlockSearch decodes one prompt at a time; use max_batch=1.")
+
+
+class _SearchRounds:
+    """A block of the target's for one row."""
+
+    def __init__(self, model_id: str, engine: Engine, block: int, beams: int, warp: Warp) -> None:
+        self.engines: Sequence[Engine] = (engine,)
+        self.readers: Sequence[PromptReader] = (PromptReader(engine),)
+        self._model_id, self._rule, lm = model_id, FixedLength(block), engine.lm
+        memory = DraftMemory(block, lm.vocab_size, lm.probs_dtype, lm.device)
+        self._search = Beam(beams).drafter(engine, warp, self._rule, memory)
+
+    def warm_up(self, ends: Tensor) -> None:
+        self._search.warm_up(ends)
+
+    def start(self, rows: Sequence[Row], target_hidden: Mapping[int, Tensor]) -> None:
+        self._state = self._rule.start_prompt(1, self.engines[0].lm.device)
+
+    def num_expected(self, row: Row) -> float | None:
+        return None
+
+    def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[RowOutcome], Mark]:
+        (row,), drafted = rows, clock.mark()
+        block = self._search.draft(row.committed, self._state, row.num_open, row.verify_uniforms, ends)
+        # The last token is read with the next block, as a decoder's last token is read in the next round.
+        self._search.keep(range(len(block.tokens) - 1))
+        nan_in = self._model_id if block.nan else None
+        return [RowOutcome(block.tokens.tolist(), nan_in=nan_in, num_target_calls=block.num_draft_calls)], drafted

@@ -14,10 +14,9 @@ from specheads.decoding.verification import token_distribution
 from specheads.decoding.verification.rule import Block
 from specheads.papers import MultiRound, SpecTr, TreeMatch
 from specheads.papers.gsd import unmerge
-from specheads.papers.spectr.spectr import spectr_distribution, spectr_factor
-from specheads.papers.trees.distribution import Draft, TreeBlock, TreeDistribution
+from specheads.papers.spectr import spectr_factor
 from specheads.papers.trees.growth import Nodes
-from specheads.papers.trees.multi_round import multi_round_distribution
+from specheads.papers.trees.verification import Draft, TreeBlock, TreeDistribution
 
 RULES = {"tree_match": TreeMatch(), "multi_round": MultiRound(), "spectr": SpecTr()}
 
@@ -113,7 +112,7 @@ def test_shared_logits_are_lossless_where_the_last_tokens_decide():
     assert max(total_variation(True, LastToken(3, seed, seed % 2 == 1)) for seed in range(20)) < 1e-12
 
 
-@pytest.mark.parametrize("distribution_of", [multi_round_distribution, spectr_distribution])
+@pytest.mark.parametrize("distribution_of", [MultiRound().distribution, SpecTr().distribution])
 def test_a_single_chain_is_verified_like_token_verification(distribution_of):
     target, draft = Model(4, 1), Model(4, 2)
     nodes = of_chains([(1, 3, 0, 2)])
@@ -229,7 +228,7 @@ def test_several_rows_have_the_distributions_of_each():
         assert torch.equal(distribution.next_probs(torch.tensor([row])), expected[row : row + 1])
 
 
-@pytest.mark.parametrize("distribution_of", [multi_round_distribution, spectr_distribution])
+@pytest.mark.parametrize("distribution_of", [MultiRound().distribution, SpecTr().distribution])
 def test_what_is_left_keeps_the_type_of_the_distributions(distribution_of):
     nodes = of_chains([(0, 1), (0, 2), (1, 1)])
     target_probs, draft_probs = (distributions_after(Model(3, seed), nodes)[0].float() for seed in (7, 8))

@@ -1,7 +1,7 @@
-"""How trees are verified: the distribution of a walk down the tree and of the next token, and one sample of it.
+"""How trees are verified (SpecInfer, Miao et al. 2024): the distribution of a walk down the tree, and one sample of it.
 
-The walk starts at the context. At every node it moves to one of the children or ends. A rule computes the probabilities of all
-moves without randomness; tests enumerate the same distribution that decoding samples from.
+The walk starts at the context. At every node it moves to one of the children or ends, where the next token is sampled. A rule
+computes the probabilities of all moves without randomness; tests enumerate the same distribution that decoding samples from.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specheads.decoding.arguments import check_flag
 from specheads.decoding.verification import Verification
-from specheads.pair.sampling import at_least_float32, sample
+from specheads.pair.sampling import accept_prob, at_least_float32, sample
 
 # How the tokens of a tree were chosen.
 IID = "a tree of i.i.d. samples"
@@ -189,3 +190,73 @@ class TreeVerification(Verification):
     def distribution(self, block: TreeBlock) -> TreeDistribution:
         """Return the distribution of the outcome."""
         raise NotImplementedError
+
+
+class MultiRound(TreeVerification):
+    """`verification=multi_round`: the tokens sampled at a node are tested one after the other.
+
+    Each is tested against the target's residual after the earlier rejections, even if the same token was sampled before. Without
+    replacement a token's distribution is the draft's without the tokens sampled before it, renormalised.
+
+    Source: Miao et al. 2024 (SpecInfer), algorithm 2, VerifyStochastic; without replacement as in Jeon et al. 2024 (RSD), section
+    3.
+    """
+
+    name = "multi_round"
+    compile_key = "multi round"
+    label = "multi-round verification"
+    takes = frozenset({IID, DISTINCT})
+
+    def distribution(self, block: TreeBlock) -> TreeDistribution:
+        target, draft = block.both_probs
+        moves = torch.zeros(len(block.tokens), dtype=torch.float64, device=target.device)
+        # The probability that all samples so far were rejected.
+        reach = torch.ones(len(target), dtype=torch.float64, device=target.device)
+        for number in range(block.most_samples):
+            there, node = block.samples[:, number] >= 0, block.samples[:, number].clamp_min(0)
+            token = block.tokens[node][:, None]
+            passes = accept_prob(target.gather(1, token), draft.gather(1, token)).squeeze(1).double()
+            passes = torch.where(there, passes, 0.0)
+            moves = moves.index_add(0, node, reach * passes)
+            reach = reach * (1 - passes)
+            residual = (target - draft).clamp_min(0)
+            mass = residual.sum(dim=1, keepdim=True)
+            target = torch.where(there[:, None] & (mass > 0), residual / mass.clamp_min(torch.finfo(mass.dtype).tiny), target)
+            if not block.replacement:
+                others = draft.scatter(1, token, 0.0)
+                others = others / others.sum(dim=1, keepdim=True).clamp_min(torch.finfo(others.dtype).tiny)
+                draft = torch.where(there[:, None], others, draft)
+        return TreeDistribution(moves, target, block)
+
+
+class TreeMatch(TreeVerification):
+    """`verification=tree_match`: the target samples a token, and the walk continues at the child that has it.
+
+    A move has the target's probability of the node's token. Lossless for every tree that was fixed before the target sampled,
+    however its tokens were chosen.
+
+    Args:
+        shared_logits: verify a node of a graph by the target's distribution after the node that it repeats, instead of after its
+            path: what a target that read the graph itself, without the copies, would do. The copies are read all the same, so
+            this shows only what such a saving would cost. It is lossy, unless the target's next token depends on the last `tau`
+            tokens alone: the total variation of three tokens is 0.11 (0.04 to 0.21) for random targets over three tokens.
+
+    Source: Miao et al. 2024 (SpecInfer), algorithm 2, VerifyGreedy. `shared_logits` has no source: the code of GSD (Gong et al.
+    2024, github.com/gzhch/gsd) makes a tree of the graph before the target reads it.
+    """
+
+    name = "tree_match"
+
+    def __init__(self, shared_logits: bool = False) -> None:
+        check_flag("verification.shared_logits", shared_logits)
+        self.shared_logits, self.lossless = shared_logits, not shared_logits
+        self.compile_key = ("tree match", shared_logits)
+        self.label = "tree matching, shared logits" if shared_logits else "tree matching"
+
+    def distribution(self, block: TreeBlock) -> TreeDistribution:
+        rest, row, token = block.target_probs.clone(), block.parent_row, block.tokens
+        moves = rest[row, token].double()
+        index = torch.arange(len(token), device=token.device)
+        repeats = (row[:, None] == row) & (token[:, None] == token) & (index < index[:, None])
+        rest[row, token] = 0
+        return TreeDistribution(torch.where(repeats.any(dim=1), 0.0, moves), rest, block)

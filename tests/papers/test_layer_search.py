@@ -10,22 +10,9 @@ from specheads.commands import papers
 from specheads.commands.compose import command_config
 from specheads.evaluation.prompt_sets import PromptSet
 from specheads.pair.pair import Pair
-from specheads.papers.layer_skip import layer_search
-from specheads.papers.layer_skip.layer_search import best_length, cost_without
+from specheads.papers import layer_skip
+from specheads.papers.layer_skip import cost_without
 from specheads.prompts.prompt import Prompt
-
-
-@pytest.mark.parametrize(
-    ("acceptance", "cost"),
-    [(0.5, 0.1), (0.8, 0.1), (0.9, 0.05), (0.3, 0.9), (1.0, 0.2)],
-)
-def test_the_best_length_is_that_of_the_closed_form(acceptance, cost):
-    length, speed = best_length(acceptance, cost, 20)
-    tokens = 21 if acceptance == 1 else (1 - acceptance ** (length + 1)) / (1 - acceptance)
-    assert speed == pytest.approx(tokens / (length * cost + 1))
-    for other in range(1, 21):
-        total = other + 1 if acceptance == 1 else (1 - acceptance ** (other + 1)) / (1 - acceptance)
-        assert total / (other * cost + 1) <= speed + 1e-12
 
 
 @pytest.fixture
@@ -52,6 +39,6 @@ def test_the_search_skips_layers_that_add_nothing(pair, tmp_path, monkeypatch, c
     assert json.loads((tmp_path / "layer_search.json").read_text())[0]["skipped"] == [1, 3]
     assert "'drafting.skipped=[1,3]'" in capsys.readouterr().out
     # What was tried is not tried again.
-    monkeypatch.setattr(layer_search, "is_resumed", lambda folder: True)
-    monkeypatch.setattr(layer_search, "without_layers", lambda *args: pytest.fail("tried again"))
+    monkeypatch.setattr(layer_skip, "is_resumed", lambda folder: True)
+    monkeypatch.setattr(layer_skip, "without_layers", lambda *args: pytest.fail("tried again"))
     assert papers.layers_found(cfg) == sets

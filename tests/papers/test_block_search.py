@@ -8,7 +8,7 @@ from fakes import tiny_pair
 
 from specheads import Warp, generate_baseline
 from specheads.errors import UserError
-from specheads.papers.mjsd.block_search import BlockSearch
+from specheads.papers.mjsd import BlockSearch
 
 
 def joint(pair, text, path):

@@ -1,35 +1,131 @@
-"""`specheads papers layer_search`: choose the layers that the target skips when it drafts for itself.
+"""Draft & Verify (Zhang et al. 2023): the target drafts for itself, without some of its layers.
 
-Layers are removed one after another; each time the layer without which decoding is fastest. The target responds to dev
-prompts. A draft's acceptance is the overlap of its distributions with the target's along these responses; its cost is the share
-of the weights that it still reads. Both determine the speed at the best fixed length (Leviathan et al. 2023, theorem 3.8).
-
-Source: Draft & Verify (Zhang et al. 2023) searches such a set by Bayesian optimisation of measured time.
+`specheads papers layer_search` chooses these. Layers are removed one after another; each time the layer without which decoding is
+fastest. The target responds to dev prompts. A draft's acceptance is the overlap of its distributions with the target's along
+these responses; its cost is the share of the weights that it still reads. Both determine the speed at the best fixed length
+(Leviathan et al. 2023, theorem 3.8). The authors search by Bayesian optimisation of measured time.
 """
 
+import copy
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from specheads.decoding.decoder import Baseline
+from specheads.decoding.drafting import Autoregressive
+from specheads.errors import UserError, is_count
 from specheads.evaluation.settings import EngineName
 from specheads.forecast import progress
-from specheads.pair.language_model import LanguageModel
+from specheads.pair.language_model import LanguageModel, place_of_layers
 from specheads.pair.pair import Pair
-from specheads.pair.sampling import Warp, check_finite
-from specheads.papers.layer_skip.layer_skip import layers_of, without_layers
+from specheads.pair.sampling import Warp, check_finite, overlap
+from specheads.papers.theory.rounds import best_length
 from specheads.prompts.encoding import EncodedPrompt
 from specheads.settings import Built, OpenProbability, PositiveCount, Seed, Settings, setting
 from specheads.storage.journal import Journal
 from specheads.storage.runs import is_resumed
 
 logger = logging.getLogger(__name__)
+
+
+class LayerSkip(Autoregressive):
+    """`drafting=layer_skip`: chains of the target with the layers `skipped` left out; the pair's draft is not run.
+
+    Args:
+        skipped: numbers of layers, from 0.
+
+    Source: Zhang et al. 2023 (Draft & Verify), section 3.
+    """
+
+    def __init__(self, skipped: Sequence[int]) -> None:
+        if isinstance(skipped, str) or not isinstance(skipped, Sequence) or not all(is_count(layer) for layer in skipped):
+            raise UserError(
+                f"drafting.skipped={skipped} must be a list of layer numbers from 0, for example 'drafting.skipped=[2,3]', or "
+                "let specheads papers layer_search look for them."
+            )
+        if len(set(skipped)) < len(skipped) or not len(skipped):
+            raise UserError(f"drafting.skipped={list(skipped)} must name at least one layer, and each layer once.")
+        self.skipped = tuple(sorted(skipped))
+
+    def pair(self, pair: Pair) -> Pair:
+        """Return the pair whose draft is the target without these layers; raises UserError for layers that it does not have."""
+        name = f"{pair.target_id} without layers {', '.join(map(str, self.skipped))}"
+        revision = f"{pair.target_revision}-{'-'.join(map(str, self.skipped))}"
+        return replace(pair, draft=without_layers(pair.target, self.skipped), draft_id=name, draft_revision=revision)
+
+
+class _Skipped(nn.Module):
+    """Replaces a layer: returns its input in the form of that layer's output."""
+
+    def __init__(self, layer: nn.Module, returns_tuple: bool) -> None:
+        super().__init__()
+        self.returns_tuple = returns_tuple
+        if hasattr(layer, "attention_type"):  # some models choose a layer's mask by it
+            self.attention_type = layer.attention_type
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return (hidden_states,) if self.returns_tuple else hidden_states
+
+
+def without_layers(model: PreTrainedModel, skipped: Sequence[int]) -> PreTrainedModel:
+    """Return `model` with some layers skipped: another model object on the same weights.
+
+    Raises:
+        UserError: layers that the model does not have, or a model without a list of layers.
+    """
+    count = model.config.get_text_config().num_hidden_layers
+    if wrong := [layer for layer in skipped if layer >= count]:
+        raise UserError(f"drafting.skipped names layer {wrong[0]}, but {type(model).__name__} has layers 0 to {count - 1}.")
+    if len(skipped) == count:
+        raise UserError(f"drafting.skipped leaves out all {count} layers; keep at least one.")
+    place = place_of_layers(model)
+    # Modules on the way to the layers are copied, so that the target keeps its layers; everything else is shared.
+    model_copy, steps = _shallow_copy(model), place.split(".")
+    parent: nn.Module = model_copy
+    for step in steps[:-1]:
+        part = _shallow_copy(parent.get_submodule(step))
+        parent._modules[step] = part
+        parent = part
+    layers = _layers_of(model)
+    tuples = _returns_tuple(model, layers[0])
+    parent._modules[steps[-1]] = nn.ModuleList(
+        _Skipped(layer, tuples) if number in skipped else layer for number, layer in enumerate(layers)
+    )
+    return model_copy.eval()
+
+
+def _layers_of(model: PreTrainedModel) -> nn.ModuleList:
+    """Return a model's layers."""
+    return model.get_submodule(place_of_layers(model))
+
+
+def _shallow_copy(module: nn.Module) -> nn.Module:
+    """Return a module with the parameters and parts of `module`; exchanging its parts does not change `module`."""
+    other = copy.copy(module)
+    other._modules = dict(module._modules)
+    return other
+
+
+@torch.no_grad()
+def _returns_tuple(model: PreTrainedModel, layer: nn.Module) -> bool:
+    """Whether a layer of this model returns its state within a tuple; a forward pass shows it."""
+    tuples: list[bool] = []
+    handle = layer.register_forward_hook(lambda module, args, output: tuples.append(isinstance(output, tuple)))
+    try:
+        token = torch.zeros(1, 1, dtype=torch.long, device=model.get_input_embeddings().weight.device)
+        model.base_model(input_ids=token, use_cache=False)
+    finally:
+        handle.remove()
+    return tuples[0]
+
 
 Text = tuple[Sequence[int], Tensor]  # the tokens of a prompt and of the response to it
 
@@ -57,20 +153,9 @@ class SkippedLayers:
     speedup: float  # with drafts of that length
 
 
-def best_length(acceptance: float, cost: float, most: int) -> tuple[int, float]:
-    """Return the fixed length up to `most` at which speculative decoding is fastest, and its speed over the target alone.
-
-    Tokens are assumed to be accepted independently, with probability `acceptance`; `cost` is that of a forward pass of the
-    draft, as a share of one of the target.
-    """
-    speeds = [sum(acceptance**i for i in range(k + 1)) / (k * cost + 1) for k in range(most + 1)]
-    length = max(range(1, most + 1), key=lambda k: speeds[k])
-    return length, speeds[length]
-
-
 def cost_without(pair: Pair, skipped: Sequence[int]) -> float:
     """Return the share of the weights that a forward pass reads without some layers."""
-    sizes = [sum(weight.numel() for weight in layer.parameters()) for layer in layers_of(pair.target)]
+    sizes = [sum(weight.numel() for weight in layer.parameters()) for layer in _layers_of(pair.target)]
     total = sum(sizes) + pair.target_lm.output_embedding.weight.numel()
     return 1 - sum(sizes[layer] for layer in skipped) / total
 
@@ -88,7 +173,7 @@ def distributions_along(lm: LanguageModel, texts: Sequence[Text], warp: Warp) ->
 
 def search(pair: Pair, prompts: Sequence[EncodedPrompt], settings: LayerSearch, run: Path) -> list[SkippedLayers]:
     """Return the best set of every size that was reached, the best of all first; `run` keeps a journal of what was tried."""
-    num_layers = len(layers_of(pair.target))
+    num_layers = len(_layers_of(pair.target))
     most = max(1, int(settings.most_skipped * num_layers))
     num_drafts = sum(num_layers - size for size in range(most))
     logger.info("%d of %d layers at most, %d drafts to try on %d dev prompts", most, num_layers, num_drafts, len(prompts))
@@ -105,8 +190,7 @@ def search(pair: Pair, prompts: Sequence[EncodedPrompt], settings: LayerSearch, 
             for layer in sorted({*range(num_layers)} - {*skipped}):
                 candidate = tuple(sorted((*skipped, layer)))
                 if number not in journal.entries:
-                    overlap = _mean_overlap(pair, candidate, texts, targets, settings.warp)
-                    journal.add(number, {"acceptance": overlap})
+                    journal.add(number, {"acceptance": _mean_overlap(pair, candidate, texts, targets, settings.warp)})
                 acceptance, cost = journal.entries[number]["acceptance"], cost_without(pair, candidate)
                 tried.append(SkippedLayers(candidate, acceptance, cost, *best_length(acceptance, cost, settings.max_tokens)))
                 number += 1
@@ -119,8 +203,8 @@ def _mean_overlap(pair: Pair, skipped: Sequence[int], texts: Sequence[Text], tar
     """Return the mean overlap with the target's distributions, along its responses, of the target without some layers."""
     lm = LanguageModel(without_layers(pair.target, skipped), pair.vocab_size)
     drafts = distributions_along(lm, texts, warp)
-    overlap = [torch.minimum(target.to(draft.device), draft).sum(dim=1) for target, draft in zip(targets, drafts, strict=True)]
-    return torch.cat(overlap).mean().item()
+    shared = [overlap(target.to(draft.device), draft) for target, draft in zip(targets, drafts, strict=True)]
+    return torch.cat(shared).mean().item()
 
 
 def _journal(pair: Pair, texts: Sequence[Text], settings: LayerSearch, run: Path) -> Journal:

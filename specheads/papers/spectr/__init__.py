@@ -1,1 +1,0 @@
-"""SpecTr (Sun et al. 2023): several independent drafts, and how one of them is selected."""
