@@ -20,30 +20,25 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Where the public names are. Each is imported when it is first used, as `import specheads` should not take the seconds that
-# transformers, pydantic or lightning take; a decoder needs neither of the latter two.
-LAZY = {
-    "AcceptanceHead": "specheads.heads.head",
-    "DistilledDraft": "specheads.training.distill.distillation",
-    "Distillation": "specheads.training.distill.settings",
-    "Evaluation": "specheads.evaluation.settings",
-    "GeneratedData": "specheads.prompts.encoding",
-    "HeadConfig": "specheads.heads.config",
-    "HeadTraining": "specheads.training.heads.settings",
-    "Pair": "specheads.pair.pair",
-    "SpeculativeDecoder": "specheads.decoding.decoder",
-    "TrainedHeads": "specheads.training.heads.head_training",
-    "UserError": "specheads.errors",
-    "Warp": "specheads.pair.sampling",
-    "distill": "specheads.training.distill.distillation",
-    "evaluate": "specheads.evaluation.evaluate",
-    "generate_baseline": "specheads.decoding.decoder",
-    "load_head": "specheads.heads.head",
-    "load_pair": "specheads.pair.pair",
-    "save_head": "specheads.heads.head",
-    "train_heads": "specheads.training.heads.head_training",
-}
 AXES = ("drafting", "stopping", "verification")  # modules of specheads.decoding
+# Where the other public names are. Each is imported when it is first used, as `import specheads` should not take the seconds that
+# transformers, pydantic or lightning take; a decoder needs neither of the latter two.
+_MODULES = {
+    "specheads.decoding.decoder": ("SpeculativeDecoder", "generate_baseline"),
+    "specheads.errors": ("UserError",),
+    "specheads.evaluation.evaluate": ("evaluate",),
+    "specheads.evaluation.settings": ("Evaluation",),
+    "specheads.heads.config": ("HeadConfig",),
+    "specheads.heads.head": ("AcceptanceHead", "load_head", "save_head"),
+    "specheads.pair.pair": ("Pair", "load_pair"),
+    "specheads.pair.sampling": ("Warp",),
+    "specheads.prompts.encoding": ("GeneratedData",),
+    "specheads.training.distill.distillation": ("DistilledDraft", "distill"),
+    "specheads.training.distill.settings": ("Distillation",),
+    "specheads.training.heads.head_training": ("TrainedHeads", "train_heads"),
+    "specheads.training.heads.settings": ("HeadTraining",),
+}
+LAZY = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "AcceptanceHead",
@@ -54,21 +49,9 @@ __all__ = [
     "HeadConfig",
     "HeadTraining",
     "Pair",
-    "SpeculativeDecoder",
-    "TrainedHeads",
-    "UserError",
-    "Warp",
-    "distill",
-    "drafting",
-    "evaluate",
-    "generate_baseline",
-    "load_head",
-    "load_pair",
-    "save_head",
-    "stopping",
-    "train_heads",
-    "verification",
 ]
+__all__ += ["Pair", "SpeculativeDecoder", "TrainedHeads", "UserError", "Warp", "distill", "drafting", "evaluate"]
+__all__ += ["generate_baseline", "load_head", "load_pair", "save_head", "stopping", "train_heads", "verification"]
 
 
 def __getattr__(name: str) -> Any:

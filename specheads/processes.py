@@ -44,40 +44,39 @@ class Processes:
     def this(cls, environment: Mapping[str, str] | None = None) -> Self:
         """Return this process. Raises UserError for variables of a launcher that contradict each other."""
         variables = os.environ if environment is None else environment
+
+        def number(name: str, default: int) -> int:
+            text = variables.get(name, str(default))
+            if not text.isdecimal():
+                raise UserError(
+                    f"{name}={text} must be a number; it is set by the launcher of the processes, and must not be changed."
+                )
+            return int(text)
+
+        same = "every machine must have the same number: give"
         if "TORCHELASTIC_RUN_ID" in variables:
-            return cls.of_torchrun(variables)
+            count, here = number("WORLD_SIZE", 1), number("LOCAL_WORLD_SIZE", 1)
+            if here < 1 or count % here:
+                raise UserError(
+                    f"torchrun has started {count} processes, of which {here} on this machine; {same} the same "
+                    "--nproc-per-node on each."
+                )
+            restarts = number("TORCHELASTIC_RESTART_COUNT", 0)
+            return cls("torchrun", number("RANK", 0), count, number("LOCAL_RANK", 0), here, restarts)
         # A single task is plain Python: the command starts a process per device itself.
-        if "SLURM_STEP_ID" in variables and _number(variables, "SLURM_STEP_NUM_TASKS", 1) > 1:
-            return cls.of_srun(variables)
+        if "SLURM_STEP_ID" in variables and (count := number("SLURM_STEP_NUM_TASKS", 1)) > 1:
+            here, nodes = number("SLURM_NTASKS_PER_NODE", 0), number("SLURM_STEP_NUM_NODES", 1)
+            if here * nodes != count:
+                of_each = f"--ntasks-per-node={here}" if here else "no --ntasks-per-node"
+                raise UserError(
+                    f"srun has started {count} processes on {nodes} machines with {of_each}; {same} srun --nodes={nodes} "
+                    f"--ntasks-per-node={max(1, count // nodes)}."
+                )
+            restarts = number("SLURM_RESTART_COUNT", 0)
+            return cls("srun", number("SLURM_PROCID", 0), count, number("SLURM_LOCALID", 0), here, restarts)
         first = all(variables.get(name, "0") == "0" for name in ("LOCAL_RANK", "NODE_RANK"))
-        local_rank = _number(variables, "LOCAL_RANK", 0)
+        local_rank = number("LOCAL_RANK", 0)
         return cls(None, 0 if first else max(1, local_rank), 1, local_rank, 1)
-
-    @classmethod
-    def of_torchrun(cls, variables: Mapping[str, str]) -> Self:
-        """Return the process that torchrun has started."""
-        count, here = _number(variables, "WORLD_SIZE", 1), _number(variables, "LOCAL_WORLD_SIZE", 1)
-        if here < 1 or count % here:
-            raise UserError(
-                f"torchrun has started {count} processes, of which {here} on this machine; every machine must have the same "
-                "number: give the same --nproc-per-node on each."
-            )
-        rank, local_rank = _number(variables, "RANK", 0), _number(variables, "LOCAL_RANK", 0)
-        return cls("torchrun", rank, count, local_rank, here, _number(variables, "TORCHELASTIC_RESTART_COUNT", 0))
-
-    @classmethod
-    def of_srun(cls, variables: Mapping[str, str]) -> Self:
-        """Return the process that srun has started."""
-        count, here = _number(variables, "SLURM_STEP_NUM_TASKS", 1), _number(variables, "SLURM_NTASKS_PER_NODE", 0)
-        nodes = _number(variables, "SLURM_STEP_NUM_NODES", 1)
-        if here * nodes != count:
-            of_each = f"--ntasks-per-node={here}" if here else "no --ntasks-per-node"
-            raise UserError(
-                f"srun has started {count} processes on {nodes} machines with {of_each}; every machine must have the same "
-                f"number: give srun --nodes={nodes} --ntasks-per-node={max(1, count // nodes)}."
-            )
-        rank, local_rank = _number(variables, "SLURM_PROCID", 0), _number(variables, "SLURM_LOCALID", 0)
-        return cls("srun", rank, count, local_rank, here, _number(variables, "SLURM_RESTART_COUNT", 0))
 
     @property
     def is_first(self) -> bool:
@@ -138,12 +137,3 @@ def _store(processes: Processes) -> "Store":
     store, *_ = next(iter(rendezvous("env://", processes.rank, processes.count, timeout=_ARRIVAL)))
     store.set_timeout(_PATIENCE)
     return PrefixStore(f"specheads-{processes.restarts}", store)
-
-
-def _number(variables: Mapping[str, str], name: str, default: int) -> int:
-    text = variables.get(name)
-    if text is None:
-        return default
-    if not text.isdecimal():
-        raise UserError(f"{name}={text} must be a number; it is set by the launcher of the processes, and must not be changed.")
-    return int(text)

@@ -1,15 +1,14 @@
 """The base of all settings: frozen classes whose fields state a default, a constraint and a sentence of help in one place.
 
 The first mistake in a set of settings raises one UserError with the key as the command line has it, its value, and the expected
-value. `fields_of` lists the fields of a class for help texts, reference pages and tests. `cache_key` returns the values that
-decide numbers, and `config_of` the defaults of a command line.
+value.
 """
 
 import dataclasses
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, TypeVar, cast, get_args
 
@@ -23,7 +22,6 @@ from pydantic import (
     PlainValidator,
     Strict,
     ValidationError,
-    model_validator,
 )
 from pydantic.fields import FieldInfo
 
@@ -132,7 +130,7 @@ class _Checked(ModelMetaclass):
         try:
             return super().__call__(*args, **values)
         except ValidationError as error:
-            raise UserError(message_of(error, cast(type[Settings], cls))) from None
+            raise UserError(_message_of(error, cast(type[Settings], cls))) from None
 
 
 class Settings(BaseModel, metaclass=_Checked):
@@ -150,7 +148,7 @@ class Settings(BaseModel, metaclass=_Checked):
 
 
 @dataclasses.dataclass(frozen=True)
-class SettingField:
+class _SettingField:
     """One key of a command, its default and its sentence of help."""
 
     key: str
@@ -158,7 +156,7 @@ class SettingField:
     help: str
 
 
-def fields_of(cls: type, prefix: str = "") -> Iterator[SettingField]:
+def fields_of(cls: type, prefix: str = "") -> Iterator[_SettingField]:
     """Yield every field of a class of settings, those of nested settings after the field that holds them.
 
     The help for the fields of a plain dataclass (`Built`) is in the `Args:` of its docstring.
@@ -167,30 +165,26 @@ def fields_of(cls: type, prefix: str = "") -> Iterator[SettingField]:
         sentences = _documented_arguments(inspect.getdoc(cls) or "")
         for argument in dataclasses.fields(cast(Any, cls)):
             default = None if argument.default is dataclasses.MISSING else argument.default
-            yield SettingField(_joined(prefix, argument.name), default, sentences.get(argument.name, ""))
+            yield _SettingField(_joined(prefix, argument.name), default, sentences.get(argument.name, ""))
         return
     for name, field in cls.model_fields.items():
         key = _joined(prefix, key_of(name, field))
         default = None if field.is_required() else field.get_default(call_default_factory=True)
-        yield SettingField(key, default, field.description or "")
+        yield _SettingField(key, default, field.description or "")
         for nested in _classes_in(field.annotation):
             yield from fields_of(nested, key)
 
 
 def _documented_arguments(docstring: str) -> dict[str, str]:
-    """Return the sentences in the `Args:` of a docstring by the names of the arguments.
+    """Return the sentences in the `Args:` of a docstring by the names of the arguments, with the words of the command line.
 
     Its lines are indented as in the first line: `inspect.getdoc` does what Python 3.13 does itself.
     """
     section = docstring.partition("Args:\n")[2].partition("\n\n")[0]
     entries = re.findall(r"^ {4}(\w+): (.+(?:\n {5,}.+)*)", section, re.MULTILINE)
-    as_on_command_lines = {"None": "null", "True": "true", "False": "false", "`": ""}
-    sentences = {}
-    for name, text in entries:
-        sentences[name] = re.sub(
-            "None|True|False|`", lambda word: as_on_command_lines[word[0]], re.sub(r"\n +", " ", text)
-        ).rstrip(".")
-    return sentences
+    words = {"None": "null", "True": "true", "False": "false", "`": ""}
+    pattern = "|".join(words)
+    return {name: re.sub(pattern, lambda word: words[word[0]], re.sub(r"\n +", " ", text)).rstrip(".") for name, text in entries}
 
 
 def config_of(settings: "type[Settings] | Settings") -> dict[str, Any]:
@@ -246,7 +240,7 @@ def _plain(value: Any) -> Any:
     return f"{type(value).__module__}.{type(value).__qualname__}({attributes})"
 
 
-def message_of(error: ValidationError, cls: type[Settings]) -> str:
+def _message_of(error: ValidationError, cls: type[Settings]) -> str:
     """Return one message about the first mistake: the key, its value, the expected value, and the help of the field."""
     errors = error.errors(include_url=False)
     same_field = [each for each in errors if each["loc"][:1] == errors[0]["loc"][:1]]
@@ -254,64 +248,46 @@ def message_of(error: ValidationError, cls: type[Settings]) -> str:
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, UserError):
         return str(cause)
-    path, field = _keys_and_field(cls, [part for part in first["loc"] if isinstance(part, str)])
+    path, field, nested = _located(cls, first["loc"])
     key, value = ".".join(path), shown(first["input"])
     if first["type"] == "extra_forbidden":
-        key = _joined(key, str(first["loc"][-1]))
-        return f"{key}={value} is not known; expected one of {', '.join(_siblings(cls, first['loc']))}."
+        known = ", ".join(key_of(*each) for each in nested.model_fields.items())
+        return f"{_joined(key, str(first['loc'][-1]))}={value} is not known; expected one of {known}."
     about = (field.description or "").rstrip(".") if field is not None else ""
+    if about:  # some explain one value after the other ("true: ...")
+        about = f" ({about})" if about.partition(" ")[0].endswith(":") else f"; it is {about}"
     if first["type"] == "missing":
-        return f"{key} is missing{_explained(about)}."
-    expected = _expected(first)
-    return f"{key}={value} {expected}{_explained(about)}." if key else f"{expected}."
+        return f"{key} is missing{about}."
+    message = first["msg"][0].lower() + first["msg"][1:]
+    expected = EXPECTED.get(first["type"], message.replace("{", "{{").replace("}", "}}")).format(**first.get("ctx", {}))
+    return f"{key}={value} {expected}{about}." if key else f"{expected}."
 
 
-def _explained(about: str) -> str:
-    """Return a sentence of help as the end of a message; some explain one value after the other ("true: ...")."""
-    if not about:
-        return ""
-    return f" ({about})" if about.partition(" ")[0].endswith(":") else f"; it is {about}"
-
-
+# What is said of a value by the types of pydantic's errors; of others, pydantic's message.
 EXPECTED = {
-    "int_type": "must be an integer",
-    "int_from_float": "must be an integer",
+    **dict.fromkeys(("int_type", "int_from_float"), "must be an integer"),
     "float_type": "must be a number",
     "bool_type": "must be true or false",
     "string_type": "must be text",
-    "list_type": "must be a list",
-    "tuple_type": "must be a list",
-    "dict_type": "must be a set of keys",
-    "model_type": "must be a set of keys",
-    "model_attributes_type": "must be a set of keys",
-    "is_instance_of": "must be a set of keys",
+    **dict.fromkeys(("list_type", "tuple_type"), "must be a list"),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type", "is_instance_of"), "must be a set of keys"),
     "literal_error": "must be one of {expected}",
     "value_error": "{error}",
 }
 
 
-def _expected(mistake: Mapping[str, Any]) -> str:
-    """Return the text that follows "key=value": what was expected."""
-    text = EXPECTED.get(mistake["type"])
-    return mistake["msg"][0].lower() + mistake["msg"][1:] if text is None else text.format(**mistake.get("ctx", {}))
+def _located(cls: type[Settings], path: Sequence[object]) -> tuple[list[str], FieldInfo | None, type[Settings]]:
+    """Return the keys on the path of an error, the field at its end, and the class of the settings there, or around it.
 
-
-def _keys_and_field(cls: type[Settings], path: list[str]) -> tuple[list[str], FieldInfo | None]:
-    """Return the keys on the path of an error, and the field at its end; other parts are names of types in a union."""
-    keys, field = [], None
+    Other parts of a path are numbers in lists, and names of types in a union.
+    """
+    keys, field = list[str](), None
     for part in path:
-        if part in cls.model_fields:
+        if isinstance(part, str) and part in cls.model_fields:
             field = cls.model_fields[part]
             keys.append(key_of(part, field))
             cls = next((nested for nested in _classes_in(field.annotation) if issubclass(nested, Settings)), cls)
-    return keys, field
-
-
-def _siblings(cls: type[Settings], path: tuple[str | int, ...]) -> list[str]:
-    for part in path[:-1]:
-        if part in cls.model_fields:
-            cls = next((nested for nested in _classes_in(cls.model_fields[part].annotation) if issubclass(nested, Settings)), cls)
-    return [key_of(name, field) for name, field in cls.model_fields.items()]
+    return keys, field, cls
 
 
 def _classes_in(annotation: Any) -> Iterator[type]:
@@ -337,30 +313,3 @@ def shown(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{','.join(map(shown, value))}]"
     return str(value)
-
-
-__all__ = [
-    "Built",
-    "Count",
-    "Flag",
-    "NonNegativeNumber",
-    "Number",
-    "OneOrMore",
-    "OpenProbability",
-    "PositiveCount",
-    "PositiveNumber",
-    "Probability",
-    "Seed",
-    "SettingField",
-    "Settings",
-    "Share",
-    "Text",
-    "cache_key",
-    "config_of",
-    "count",
-    "fields_of",
-    "message_of",
-    "model_validator",
-    "setting",
-    "shown",
-]

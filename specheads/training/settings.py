@@ -4,7 +4,7 @@ import inspect
 from typing import Any
 
 import torch
-from pydantic import ConfigDict
+from pydantic import ConfigDict, model_validator
 
 from specheads.errors import UserError
 from specheads.processes import Processes
@@ -17,7 +17,6 @@ from specheads.settings import (
     Probability,
     Settings,
     cache_key,
-    model_validator,
     setting,
     shown,
 )

@@ -62,7 +62,7 @@ def simple(nano, tmp_path):
 
 @pytest.fixture(scope="module")
 def many(nano):
-    return [nano.encode_instruction(prompt.text) for prompt in NanoSource(6, 0, 0).load(nano.chats)]
+    return [nano.encode_instruction(prompt.text) for prompt in NanoSource(4, 0, 0).load(nano.chats)]
 
 
 def inputs(prompt):
@@ -163,7 +163,7 @@ class Heard(TextStreamer):
 def test_what_users_of_generate_expect(nano, prompts, simple):
     """Streamers, criteria, processors and whole outputs, against plain greedy generation."""
     folder = {"custom_generate": str(simple), "trust_remote_code": True, "draft_model": nano.draft}
-    for prompt in prompts[:3]:
+    for prompt in prompts[:2]:
         plain = nano.target.generate(**inputs(prompt), do_sample=False, max_new_tokens=24)
         streamer = Heard(nano.tokenizer, skip_prompt=True)
         given = inputs(prompt) | {"do_sample": False, "max_new_tokens": 24}
@@ -225,7 +225,7 @@ def test_samples_follow_the_targets_distribution(tmp_path, temperature):
         HeadConfig(hidden_size=pair.draft_lm.hidden_size, depth=0, width=pair.draft_lm.hidden_size, inputs=("draft_prob",))
     )
     torch.nn.init.constant_(head.readout.weight, 2.0)
-    prompt, count = torch.tensor([[1, 2]]), 400
+    prompt, count = torch.tensor([[1, 2]]), 300
     with torch.no_grad():
         first = pair.target(prompt).logits[0, -1].double().softmax(-1)
         pairs = torch.stack([pair.target(torch.tensor([[1, 2, token]])).logits[0, -1].double().softmax(-1) for token in range(5)])
@@ -245,7 +245,7 @@ def test_samples_follow_the_targets_distribution(tmp_path, temperature):
 
 def test_samples_at_top_k_follow_the_targets_distribution(nano, simple):
     """The first two of three tokens of nano at top-k 50, by a chi-square test with a false alarm in a million."""
-    prompt, warp, count = nano.encode("import os\n"), Warp(1.0, top_k=50), 400
+    prompt, warp, count = nano.encode("import os\n"), Warp(1.0, top_k=50), 200
     with torch.no_grad():
         first = warp(nano.target_lm.logits(nano.target_lm.hidden_states(prompt[None]))[0, -1])
         starts = first.nonzero().squeeze(1)
@@ -282,9 +282,9 @@ def test_threads_do_not_disturb_each_other(nano, prompts, simple):
         bounds = {"threshold": (0.2, 0.6, 1.0)[number % 3], "max_tokens": 5}
         return nano.target.generate(**inputs(prompts[number % 4]), **folder, max_new_tokens=16, **bounds).tolist()
 
-    alone = [generated(number) for number in range(12)]
+    alone = [generated(number) for number in range(6)]
     with ThreadPoolExecutor(3) as pool:
-        assert list(pool.map(generated, range(12))) == alone
+        assert list(pool.map(generated, range(6))) == alone
     assert "_get_candidate_generator" not in vars(nano.target)
 
 

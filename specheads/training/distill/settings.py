@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import model_validator
+
 from specheads.errors import UserError
 from specheads.pair.sampling import Warp
 from specheads.settings import (
@@ -16,7 +18,6 @@ from specheads.settings import (
     Settings,
     Share,
     Text,
-    model_validator,
     setting,
     shown,
 )

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, model_validator
 
 from specheads.errors import UserError
 from specheads.heads.config import DEFAULT_INPUTS, KNOWN_INPUTS, HeadConfig, can_predict_overlap
@@ -28,7 +28,6 @@ from specheads.settings import (
     Text,
     cache_key,
     count,
-    model_validator,
     setting,
     shown,
 )
