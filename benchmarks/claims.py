@@ -30,7 +30,7 @@ NOT_RUN, LARGE, NOTHING = "not run here", "needs large GPUs", "nothing to check"
 ORDER = ("held", "held weakly", "did not hold", NOT_RUN, LARGE, NOTHING)
 
 
-def checked_claims() -> list[tuple[CheckedClaim, str]]:
+def _checked_claims() -> list[tuple[CheckedClaim, str]]:
     """Return all claims that were checked, with the commands that did it."""
     checked = []
     for path in sorted(FOLDER.glob("*.json")):
@@ -78,7 +78,7 @@ def gpu_hours(cost: Mapping[str, Any]) -> tuple[float, int]:
 
 def page() -> str:
     """Return docs/results.md."""
-    papers, checked = yaml.safe_load(PAPERS.read_text()), checked_claims()
+    papers, checked = yaml.safe_load(PAPERS.read_text()), _checked_claims()
     by_item: dict[str, list[tuple[CheckedClaim, str]]] = {}
     for claim, command in checked:
         for name in claim.claims:

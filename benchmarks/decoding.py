@@ -54,7 +54,7 @@ class Made:
 Run = Callable[[list[int], int], Made]  # prompt, seed
 
 
-def transformers_runs(pair: Pair, head: AcceptanceHead, greedy: bool, length: int, with_draft: bool) -> dict[str, Run]:
+def _transformers_runs(pair: Pair, head: AcceptanceHead, greedy: bool, length: int, with_draft: bool) -> dict[str, Run]:
     """Return transformers' generation from the pair; `with_draft` also its assisted generation, without and with the head."""
     generation = transformers_generation(pair)
 
@@ -75,7 +75,7 @@ def transformers_runs(pair: Pair, head: AcceptanceHead, greedy: bool, length: in
     return runs
 
 
-def own_runs(decoder: SpeculativeDecoder, head: AcceptanceHead, length: int) -> tuple[dict[str, Run], float]:
+def _own_runs(decoder: SpeculativeDecoder, head: AcceptanceHead, length: int) -> tuple[dict[str, Run], float]:
     """Return this project's ways to decode and the seconds that getting them ready took."""
     decoders: dict[str, Any] = {"target alone": target_alone(decoder)}
     decoders |= {f"fixed K={k}": decoder.with_stopping(FixedLength(k)) for k in FIXED}
@@ -121,7 +121,7 @@ def speed_table(made: Mapping[str, Sequence[Made]], mode: str, startup: float) -
     return Table(mode, f"{mode.capitalize()}; start-up of all settings {startup:.1f} s", COLUMNS, rows)
 
 
-def context_table(decoder: SpeculativeDecoder, text: list[int], length: int, repeats: int) -> Table:
+def _context_table(decoder: SpeculativeDecoder, text: list[int], length: int, repeats: int) -> Table:
     """Return the time per token after contexts of several lengths, the prompt itself not counted."""
     ways: dict[str, Any] = {"target alone": target_alone(decoder), "head 0.5": decoder}
     rows: list[list[Value]] = []
@@ -159,11 +159,11 @@ def main() -> None:
     for mode, warp in WARPS.items():
         chosen = {"verification": verification, "warp": warp, "engine": given.engine}
         decoder = SpeculativeDecoder(pair, stopping=HeadThreshold(head, 0.5), **chosen)
-        ours, startup = own_runs(decoder, head, given.new_tokens)
-        runs = transformers_runs(pair, head, warp.greedy, given.new_tokens, given.rate is None) | ours
+        ours, startup = _own_runs(decoder, head, given.new_tokens)
+        runs = _transformers_runs(pair, head, warp.greedy, given.new_tokens, given.rate is None) | ours
         tables.append(speed_table(compare(runs, prompts, given.repeats), mode, startup))
         print(f"\n{tables[-1].title}\n\n{text_of(tables[-1])}", flush=True)
-    tables.append(context_table(decoder, [token for prompt in prompts for token in prompt], 64, given.repeats))
+    tables.append(_context_table(decoder, [token for prompt in prompts for token in prompt], 64, given.repeats))
     print(f"\n{tables[-1].title}\n\n{text_of(tables[-1])}")
     note = f"{pair.name}, at most {given.new_tokens} tokens, {verification.label}, medians of {given.repeats} repeats."
     seeds = [1000 * repeat for repeat in range(given.repeats)]

@@ -35,7 +35,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.manual_seed(0)
     pair = load_pair(given.model)
-    rules, rows = rules_of(pair), list[list[Value]]()
+    rules, rows = _rules_of(pair), list[list[Value]]()
     for decoding, warp in WARPS.items():
         decoder = SpeculativeDecoder(pair, stopping=FixedLength(LONGEST), warp=warp)
         times = step_times(decoder, {name: rule for name, (rule, _) in rules.items()}, CONTEXT, given.repeats, ())
@@ -49,20 +49,20 @@ def main() -> None:
     write_result("head_cost", [table], seeds=[0], keep=given.keep)
 
 
-def rules_of(pair: Pair) -> dict[str, tuple[StoppingRule, float | None]]:
+def _rules_of(pair: Pair) -> dict[str, tuple[StoppingRule, float | None]]:
     """Return the rules by name, with the share of a draft step that is counted from the weights of a head."""
     rules: dict[str, tuple[StoppingRule, float | None]] = {}
     rules["product of the draft's probabilities"] = DraftProduct(1.0, max_tokens=LONGEST), None
     rules["logistic of the largest probability"] = Logistic({"logit_max_prob": 1.0, "bias": 0.0}, 1.0, max_tokens=LONGEST), None
-    rules |= {f"head, depth {depth}, width {width}": head_rule(pair, depth, width) for depth, width in SHAPES}
+    rules |= {f"head, depth {depth}, width {width}": _head_rule(pair, depth, width) for depth, width in SHAPES}
     inputs = HeadConfig(1).inputs
     for left_out in (("embedding",), ("max_prob", "entropy"), ("embedding", "max_prob", "entropy")):
         kept = tuple(name for name in inputs if name not in left_out)
-        rules[f"head, depth 3, width 20, without {', '.join(left_out)}"] = head_rule(pair, 3, 20, kept)
+        rules[f"head, depth 3, width 20, without {', '.join(left_out)}"] = _head_rule(pair, 3, 20, kept)
     return rules
 
 
-def head_rule(pair: Pair, depth: int, width: int, inputs: tuple[str, ...] = ()) -> tuple[StoppingRule, float]:
+def _head_rule(pair: Pair, depth: int, width: int, inputs: tuple[str, ...] = ()) -> tuple[StoppingRule, float]:
     """Return a rule with a head that never stops before LONGEST, and the head's counted share of a draft step."""
     config = HeadConfig(pair.draft_lm.hidden_size, depth, inputs=inputs, width=width, vocab_size=pair.vocab_size)
     head = AcceptanceHead(config).eval().requires_grad_(False)

@@ -55,7 +55,7 @@ class Setting:
 
 
 @dataclass
-class Peers:
+class _Peers:
     """The commands of all workers by name, the settings, and why peers are left out."""
 
     commands: dict[str, Command] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class Measured:
 
 
 def main() -> None:
-    given = parsed_arguments()
+    given = _parsed_arguments()
     torch.set_num_threads(given.threads)
     pair = load_pair(given.model, **pair_keys(given))
     loaded = list(NanoSource(2 * given.prompts, 0, 0).load(pair.chats))
@@ -109,7 +109,7 @@ def main() -> None:
     write_result("peers", tables, split="train", seeds=seeds, prompts=read, notes=notes, keep=given.keep)
 
 
-def parsed_arguments() -> Namespace:
+def _parsed_arguments() -> Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="nano", help="a file of conf/model")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: that of the model's config")
@@ -129,9 +129,9 @@ def parsed_arguments() -> Namespace:
 # --- what can be compared
 
 
-def all_peers(pair: Pair, given: Namespace, folder: Path) -> Peers:
+def all_peers(pair: Pair, given: Namespace, folder: Path) -> _Peers:
     """Return everything that can be compared here; files that peers read are written to `folder`."""
-    peers = Peers()
+    peers = _Peers()
     setup = {"model": given.model, "pair_keys": pair_keys(given), "threads": given.threads}
     _add_transformers(peers, setup)
     setup |= {"dtype": str(pair.target.dtype).removeprefix("torch."), "window": min(pair.window, given.window)}
@@ -157,14 +157,14 @@ def assisted(lengths: Sequence[int]) -> dict[str, dict[str, Any]]:
     return fixed | {"heuristic": settings(5, "heuristic"), "confidence 0.4": settings(20, confidence=0.4)}
 
 
-def _add_transformers(peers: Peers, setup: Mapping[str, Any]) -> None:
+def _add_transformers(peers: _Peers, setup: Mapping[str, Any]) -> None:
     """Add transformers' generation."""
     ways = [Setting("transformers, assisted", name, "transformers", options) for name, options in assisted(LENGTHS).items()]
     command = Command(sys.executable, "local_worker.py", {**setup, "peer": "transformers"})
     peers.add("transformers", command, Setting(PLAIN, "", "transformers"), *ways)
 
 
-def _add_llama(peers: Peers, pair: Pair, setup: Mapping[str, Any], given: Namespace, folder: Path) -> None:
+def _add_llama(peers: _Peers, pair: Pair, setup: Mapping[str, Any], given: Namespace, folder: Path) -> None:
     """Add llama.cpp's server with and without a draft model."""
     if reason := obstacle(pair.target) or obstacle(pair.draft):
         peers.left_out.append(f"llama.cpp is left out: {pair.name} has a model that cannot be written as GGUF: {reason}.")
@@ -185,7 +185,7 @@ def _add_llama(peers: Peers, pair: Pair, setup: Mapping[str, Any], given: Namesp
     _add_by_length(peers, "llama.cpp", Command(sys.executable, "llama_worker.py", setup), LENGTHS)
 
 
-def _add_vllm(peers: Peers, pair: Pair, setup: Mapping[str, Any], given: Namespace, folder: Path) -> None:
+def _add_vllm(peers: _Peers, pair: Pair, setup: Mapping[str, Any], given: Namespace, folder: Path) -> None:
     """Add vLLM from its environment."""
     if not can_import(given.vllm_python, "vllm"):
         peers.left_out.append(
@@ -205,7 +205,7 @@ def saved(pair: Pair, folder: Path) -> dict[str, str]:
     return {name: str(path) for name, path in folders.items()}
 
 
-def _add_by_length(peers: Peers, name: str, command: Command, lengths: Sequence[int]) -> None:
+def _add_by_length(peers: _Peers, name: str, command: Command, lengths: Sequence[int]) -> None:
     """Add a peer alone and with drafts of its draft model, one process for each length."""
     for length in (0, *lengths):
         worker, line = f"{name} {length}", f"{name}, draft model" if length else f"{name}, plain"
@@ -213,7 +213,7 @@ def _add_by_length(peers: Peers, name: str, command: Command, lengths: Sequence[
         peers.add(worker, drafting, Setting(line, f"K={length}" if length else "", worker))
 
 
-def _add_specheads(peers: Peers, setup: Mapping[str, Any]) -> None:
+def _add_specheads(peers: _Peers, setup: Mapping[str, Any]) -> None:
     """Add this project's decoders."""
     settings = [Setting(ALONE, "", "specheads", {"rule": "alone"})]
     rules = {

@@ -119,7 +119,7 @@ def write_result(
         "notes": [notes] if isinstance(notes, str) else list(notes),
         "tables": [asdict(table) for table in tables],
     }
-    note_spent(final_parts, result, folder, keep is not None)
+    _note_spent(final_parts, result, folder, keep is not None)
     place.mkdir(parents=True, exist_ok=True)
     path = place / f"{name}.json"
     write_json(path, result)
@@ -130,7 +130,7 @@ def write_result(
     return path
 
 
-def note_spent(parts: Sequence[int], result: Mapping[str, Any], folder: Path, kept: bool) -> None:
+def _note_spent(parts: Sequence[int], result: Mapping[str, Any], folder: Path, kept: bool) -> None:
     """Print which results have read these parts of the final split before; add those that a kept result is the first to read."""
     path = folder.parent / FINAL_PARTS
     entries = json.loads(path.read_text()) if path.exists() else []

@@ -125,11 +125,11 @@ def figures(chosen: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Value]:
     for field in ("speedup", "gap_ceiling", "gap_oracle", "gain", "break_even"):
         for winners in chosen.values():
             each = [winner[field] for winner in winners]
-            row.append(None if None in each else over_seeds(each, 1.0 if field == "gain" else 0.0))
+            row.append(None if None in each else _over_seeds(each, 1.0 if field == "gain" else 0.0))
     return row
 
 
-def over_seeds(each: Sequence[Mapping[str, float]], less: float) -> Value:
+def _over_seeds(each: Sequence[Mapping[str, float]], less: float) -> Value:
     """Return the mean over seeds less a constant, with an interval that holds those of all seeds."""
     values, lows, highs = ([figure[name] for figure in each] for name in ("value", "low", "high"))
     return interval(statistics.fmean(values) - less, min(lows) - less, max(highs) - less)

@@ -35,7 +35,7 @@ FEWEST = 8  # prompts of a level; fewer requests at once answer them one after t
 
 
 @dataclass(frozen=True)
-class Way:
+class _Way:
     """One way to draft: how its process is started, and the line of the table that it is the best of."""
 
     line: str
@@ -48,20 +48,20 @@ class Way:
         return f"{self.line} {self.choice}"
 
 
-def ways(head: str, thresholds: Sequence[float], method: str = "greedy") -> list[Way]:
+def ways(head: str, thresholds: Sequence[float], method: str = "greedy") -> list[_Way]:
     """Return vLLM alone, its draft model with every length, and the head on it.
 
     K=0: vLLM has a draft model, which reads along, but its bound for this number of requests lets it draft nothing. `method`:
     whether drafts are the draft's most likely tokens (greedy) or sampled (probabilistic).
     """
-    made = [Way(PLAIN, "", {"drafted": 0})]
-    made.append(Way(f"{FIXED}0", "", {"drafted": 1, "bounds": [[1, MOST_REQUESTS, 0]]}))
-    made += [Way(f"{FIXED}{length}", "", {"method": method, "drafted": length}) for length in LENGTHS]
+    made = [_Way(PLAIN, "", {"drafted": 0})]
+    made.append(_Way(f"{FIXED}0", "", {"drafted": 1, "bounds": [[1, MOST_REQUESTS, 0]]}))
+    made += [_Way(f"{FIXED}{length}", "", {"method": method, "drafted": length}) for length in LENGTHS]
     chosen = {"drafted": LONGEST, "head": head, "method": method}
-    return made + [Way(ON_VLLM, f"threshold {value}", chosen | {"threshold": value}) for value in thresholds]
+    return made + [_Way(ON_VLLM, f"threshold {value}", chosen | {"threshold": value}) for value in thresholds]
 
 
-def seconds_of(workers: Workers, way: Way, prompts: Sequence[list[int]], level: int, greedy: bool, length: int) -> float:
+def seconds_of(workers: Workers, way: _Way, prompts: Sequence[list[int]], level: int, greedy: bool, length: int) -> float:
     """Return the seconds of answering prompts, `level` of them at once."""
     total = 0.0
     for start in range(0, len(prompts), level):
@@ -72,7 +72,7 @@ def seconds_of(workers: Workers, way: Way, prompts: Sequence[list[int]], level: 
 
 
 def speeds(
-    workers: Workers, asked: Sequence[Way], prompts: Sequence[list[int]], level: int, greedy: bool, length: int, repeats: int
+    workers: Workers, asked: Sequence[_Way], prompts: Sequence[list[int]], level: int, greedy: bool, length: int, repeats: int
 ) -> dict[str, float]:
     """Return the median tokens per second of every way, which are asked in turn."""
     count = max(level, FEWEST)
@@ -129,16 +129,16 @@ def main() -> None:
     write_result("vllm_heads", [table], split="dev", seeds=[0], prompts=read, notes=f"{notes}, eager.", keep=given.keep)
 
 
-def best_of_lines(tried: Sequence[Way], of_train: Mapping[str, float]) -> list[Way]:
+def best_of_lines(tried: Sequence[_Way], of_train: Mapping[str, float]) -> list[_Way]:
     """Return the fastest way of each line on train prompts."""
-    best: dict[str, Way] = {}
+    best: dict[str, _Way] = {}
     for way in tried:
         if way.line not in best or of_train[way.name] > of_train[best[way.line].name]:
             best[way.line] = way
     return list(best.values())
 
 
-def rows_of(mode: str, level: int, chosen: Sequence[Way], of_dev: Mapping[str, float]) -> list[list[Value]]:
+def rows_of(mode: str, level: int, chosen: Sequence[_Way], of_dev: Mapping[str, float]) -> list[list[Value]]:
     """Return the speeds of a level, over vLLM alone and over the fastest fixed length."""
     alone = next(of_dev[way.name] for way in chosen if way.line == PLAIN)
     fixed = max(of_dev[way.name] for way in chosen if way.line.startswith(FIXED))

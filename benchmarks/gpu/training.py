@@ -49,13 +49,13 @@ def tables(setup: Setup, goals: dict[str, float]) -> Iterator[Table]:
     yield Table("distillation", "Distillation of a draft of 1B from a target of 8B", columns, rows)
     rows = []
     for name in ("llama2",) if setup.tiny else ("llama2", "llama3"):
-        rows += head_rows(setup, name)
+        rows += _head_rows(setup, name)
         goals.setdefault("twenty_heads", rows[-1][-1])  # of Llama 2, as in the paper
     columns = [Column("draft"), Column("heads"), *timing, Column("over one head", "ratio")]
     yield Table("heads", f"A training step of heads on {HEAD_TEXTS} texts of {TEXT_TOKENS} tokens", columns, rows)
 
 
-def timing_of(step: Callable[[], None], num_tokens: int, setup: Setup) -> list[Value]:
+def _timing_of(step: Callable[[], None], num_tokens: int, setup: Setup) -> list[Value]:
     """Return the median seconds of a training step, its tokens per second, and the most memory that it took."""
     on_gpu = setup.device.type == "cuda"
     if on_gpu:
@@ -73,14 +73,14 @@ def random_texts(setup: Setup, num_texts: int, vocab_size: int) -> np.ndarray:
 # --- heads
 
 
-def head_rows(setup: Setup, name: str) -> Iterator[list]:
+def _head_rows(setup: Setup, name: str) -> Iterator[list]:
     """Yield the timing of a step of one head and of the grid, on the draft of a pair."""
     pair = setup.pair(name, only_draft=True)
     size, batch, single = pair.draft_lm.hidden_size, head_batch(setup, pair.vocab_size), None
     for specs in (grid(size, [SINGLE], [1.0]), grid(size, DEPTHS, REJECT_WEIGHTS)):
         bank = HeadBank(specs, seed=0).to(setup.device)
         optimizer = torch.optim.AdamW(bank.parameters(), lr=1e-3)
-        timing = timing_of(partial(head_step, bank, optimizer, pair.draft_lm, batch), batch.tokens.numel(), setup)
+        timing = _timing_of(partial(_head_step, bank, optimizer, pair.draft_lm, batch), batch.tokens.numel(), setup)
         single = single or timing[0]
         yield [pair.draft_id, str(len(specs)), *timing, timing[0] / single]
 
@@ -103,7 +103,7 @@ def head_batch(setup: Setup, vocab_size: int) -> HeadBatch:
     return HeadBatch(tokens, row, index, tokens.flatten(), {"sampled": labels / LABELLED}, start=index).to(setup.device)
 
 
-def head_step(bank: HeadBank, optimizer: torch.optim.Optimizer, draft: LanguageModel, batch: HeadBatch) -> None:
+def _head_step(bank: HeadBank, optimizer: torch.optim.Optimizer, draft: LanguageModel, batch: HeadBatch) -> None:
     """Train a bank on a batch."""
     features = head_features(draft, batch, bank.predicts, bank.needs)
     sums, weights = bank.losses(bank(features), batch.labels)
@@ -137,7 +137,7 @@ class Distilling:
             if activations != "kept":
                 self.draft.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             for name, source in sources.items():
-                timing = timing_of(partial(self.step, source), num_tokens, self.setup)
+                timing = _timing_of(partial(self.step, source), num_tokens, self.setup)
                 share = self.operations(name == "computed") / timing[0] / self.setup.limits[1]
                 yield [name, activations, *timing, share]
         torch.set_float32_matmul_precision("highest")  # as heads are trained
@@ -148,7 +148,7 @@ class Distilling:
         Output embeddings read response tokens only; attention's products are left out, as are those of look-ups.
         """
         num_tokens, num_responses = self.batch.tokens.numel(), int(self.batch.predicting.sum())
-        draft, target = (products_of(lm, num_tokens, num_responses) for lm in (self.pair.draft_lm, self.pair.target_lm))
+        draft, target = (_products_of(lm, num_tokens, num_responses) for lm in (self.pair.draft_lm, self.pair.target_lm))
         return 6 * draft + (2 * target if reads_target else 0)
 
     def computed(self) -> DistributionSource:
@@ -178,7 +178,7 @@ class Distilling:
         self.optimizer.zero_grad()
 
 
-def products_of(lm: LanguageModel, num_tokens: int, num_outputs: int) -> float:
+def _products_of(lm: LanguageModel, num_tokens: int, num_outputs: int) -> float:
     """Return the multiply-adds of a forward pass: matrices of layers times tokens, the output embedding times its outputs."""
     output = lm.output_embedding.weight
     tables = {id(output), id(lm.model.get_input_embeddings().weight)}

@@ -23,7 +23,7 @@ from specheads.pair.pair import Pair
 Decoder = SpeculativeDecoder | Baseline
 
 
-def specheads_generation(setup: Mapping[str, Any]) -> Generate:
+def _specheads_generation(setup: Mapping[str, Any]) -> Generate:
     """Return what decodes by this project; decoders are made when first asked for, those of a warp share their memory."""
     pair = load_pair(setup["model"], **setup["pair_keys"])
 
@@ -90,7 +90,7 @@ def transformers_generation(pair: Pair) -> Generate:
     return generate
 
 
-def endless_generation(setup: Mapping[str, Any]) -> Generate:
+def _endless_generation(setup: Mapping[str, Any]) -> Generate:
     """Return what decodes by transformers so that no token ends a response."""
     pair = load_pair(setup["model"], **setup["pair_keys"])
     pair.target.generation_config.eos_token_id = pair.draft.generation_config.eos_token_id = None
@@ -98,8 +98,8 @@ def endless_generation(setup: Mapping[str, Any]) -> Generate:
 
 
 PEERS: dict[str, tuple[Callable[[Mapping[str, Any]], Generate], Mapping[str, str]]] = {
-    "specheads": (specheads_generation, {"torch": torch.__version__}),
-    "transformers": (endless_generation, {"transformers": transformers.__version__}),
+    "specheads": (_specheads_generation, {"torch": torch.__version__}),
+    "transformers": (_endless_generation, {"transformers": transformers.__version__}),
 }
 
 

@@ -80,7 +80,7 @@ def _report(cfg: DictConfig, settings: Evaluation, data: PromptData) -> Report:
     if settings.calibrate:
         calibrate_again([head.where for head in heads.values()], drafting_pair, settings, data, folders[0])
         heads = located()
-    report = evaluate_heads(pair, heads, settings, data, folders, earlier, config_text(cfg))
+    report = evaluate_heads(pair, heads, settings, data, folders, earlier, _config_text(cfg))
     try:
         report = replace(report, drafts=compared(report, earlier) if earlier else [])
     finally:  # an evaluation is kept even if it cannot be compared
@@ -129,7 +129,7 @@ def evaluation_settings(cfg: DictConfig) -> Evaluation:
     Raises:
         UserError: a value that does not fit, a name that is not in conf/.
     """
-    check_names("live_rules", cfg.live_rules, "stopping")
+    _check_names("live_rules", cfg.live_rules, "stopping")
     if not is_count(cfg.num_prompts, least=1):  # test sets read it
         raise UserError(
             f"num_prompts={cfg.num_prompts} must be a positive integer; it is "
@@ -169,7 +169,7 @@ def verification_rules(named: Any) -> dict[str, VerificationRule]:
     """
     key, values = "compare_verification", plain(named) or {}
     if not isinstance(values, Mapping):
-        check_names(key, values, "verification")
+        _check_names(key, values, "verification")
         values = dict.fromkeys(values)
     rules = {}
     for name, given in values.items():
@@ -202,7 +202,7 @@ def named_test_sets(named: Any, num_prompts: Any) -> dict[str, TestSet] | None:
     return sets
 
 
-def check_names(key: str, names: Any, group: str) -> None:
+def _check_names(key: str, names: Any, group: str) -> None:
     """Raise UserError unless `names` is a list of names of a config group."""
     if not isinstance(names, list | ListConfig):
         raise UserError(f"{key}={names} must be a list; write for example '{key}=[{names}]'.")
@@ -216,7 +216,7 @@ def prompt_data(cfg: DictConfig) -> PromptData:
     return PromptData(source, settings_of(Generation, cfg).limits, Path(str(path)).stem if path else None)
 
 
-def config_text(cfg: DictConfig) -> str:
+def _config_text(cfg: DictConfig) -> str:
     """Return a resolved config as YAML, for reports: without the user's home folder."""
     return without_home(OmegaConf.to_yaml(cfg, resolve=True))
 
@@ -240,7 +240,7 @@ def probe_pair(cfg: DictConfig) -> Probed:
         data,
         Path(cfg.paths.data),
         lambda verb, *words: without_home(next_command(verb, *prompts, *words)),  # which the report has, too
-        {"config": config_text(cfg)},
+        {"config": _config_text(cfg)},
     )
     page, numbers = write_probe(probed, Path(cfg.paths.run))
     print_probe(probed)

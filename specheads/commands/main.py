@@ -70,7 +70,7 @@ def start(verb: str, words: Sequence[str]) -> None:
     VERBS[verb].load()()
 
 
-def notes_on_versions() -> Iterator[str]:
+def _notes_on_versions() -> Iterator[str]:
     """Yield a sentence for every installed package of a version that this project does not allow."""
     from packaging.requirements import Requirement  # needed only after a failure
 
@@ -102,7 +102,7 @@ def main() -> None:
     except Exception as error:
         message = user_error(error)
         if message is None:
-            for note in notes_on_versions():
+            for note in _notes_on_versions():
                 error.add_note(note)
             raise
         print(f"error: {message}", file=sys.stderr)

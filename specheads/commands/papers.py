@@ -46,10 +46,10 @@ def reproduced(cfg: DictConfig) -> Reproduced:
         UserError: settings that do not fit, or no head for a method that needs one.
     """
     settings, data = settings_of(Reproduction, cfg, methods=methods_of(plain(cfg.methods))), prompt_data(cfg)
-    check_head(settings, cfg.model.name)
+    _check_head(settings, cfg.model.name)
     data.check(settings.split)
     pair, run = load_configured_pair(cfg), Path(cfg.paths.run)
-    head = located_head(settings, pair, Path(cfg.paths.outputs))
+    head = _located_head(settings, pair, Path(cfg.paths.outputs))
     heads = {} if head is None else {Path(head.where).name: head}
     sets = PromptSets(data, pair, heads, ReplaySettings(split="final" if settings.split == "final" else "test"))
     prompts = (sets.dev if settings.split == "dev" else sets.reported).first(settings.num_prompts)
@@ -70,7 +70,7 @@ def reproduced(cfg: DictConfig) -> Reproduced:
     return result
 
 
-def check_head(settings: Reproduction, model: str) -> None:
+def _check_head(settings: Reproduction, model: str) -> None:
     """Raise UserError if a method needs a head and none is named."""
     needing = [method.name for method in settings.methods if method.needs_head]
     if needing and settings.head is None:
@@ -80,7 +80,7 @@ def check_head(settings: Reproduction, model: str) -> None:
         )
 
 
-def located_head(settings: Reproduction, pair: Pair, outputs: Path) -> LocatedHead | None:
+def _located_head(settings: Reproduction, pair: Pair, outputs: Path) -> LocatedHead | None:
     """Return the head that the methods share; None where none needs it. Raises UserError for a folder of several."""
     if not any(method.needs_head for method in settings.methods):
         return None

@@ -89,7 +89,7 @@ def write_program(head: AcceptanceHead, folder: Path) -> Path:
     return path
 
 
-class CalibratedHead(nn.Module):
+class _CalibratedHead(nn.Module):
     """Features (B, size) or (B,) -> `logit` (B,) and `acceptance` (B,), calibrated by the token's `index` (B,) in its draft."""
 
     slope: Tensor  # (1, indices)
@@ -111,7 +111,7 @@ class CalibratedHead(nn.Module):
 
 
 def example_inputs(head: AcceptanceHead, batch: int) -> tuple[dict[str, Tensor], Tensor]:
-    """Return random inputs of a CalibratedHead for `batch` tokens: features by name, and indices (batch,) long."""
+    """Return random inputs of a _CalibratedHead for `batch` tokens: features by name, and indices (batch,) long."""
     generator = torch.Generator().manual_seed(batch)
     features, start = {}, 0
     for name in head.config.inputs:
@@ -131,7 +131,7 @@ def traced(head: AcceptanceHead) -> torch.export.ExportedProgram:
     """Return a head with its calibration as a graph for batches of any size."""
     inputs, batch = example_inputs(head, 2), torch.export.Dim("batch")
     return torch.export.export(
-        CalibratedHead(head).eval(), inputs, dynamic_shapes=({name: {0: batch} for name in inputs[0]}, {0: batch})
+        _CalibratedHead(head).eval(), inputs, dynamic_shapes=({name: {0: batch} for name in inputs[0]}, {0: batch})
     )
 
 
@@ -139,7 +139,7 @@ def _check_same(
     head: AcceptanceHead, exported: Callable[[Mapping[str, Tensor], Tensor], tuple[Tensor, Tensor]], where: object
 ) -> None:
     """Raise UserError unless `exported` computes what the head computes, on batches of several sizes."""
-    original = CalibratedHead(head)
+    original = _CalibratedHead(head)
     for batch in BATCHES:
         inputs = example_inputs(head, batch)
         with torch.no_grad():

@@ -46,7 +46,7 @@ def sampling_params(pair: Pair, warp: Warp, most: int, uniform: float) -> dict[s
     return chosen | {"max_tokens": most, "seed": int(uniform * SEEDS)}
 
 
-class Refusal(UserError):
+class _Refusal(UserError):
     """A request whose values the server does not take."""
 
 
@@ -78,7 +78,7 @@ class Server:
 
         Raises:
             UserError: no answer, or one that is not JSON.
-            Refusal: a body whose values the server does not take.
+            _Refusal: a body whose values the server does not take.
         """
         data = None if body is None else json.dumps(body).encode()
         try:
@@ -88,7 +88,7 @@ class Server:
         except urllib.error.HTTPError as error:
             text = error.read().decode(errors="replace")
             if error.code == REFUSED:
-                raise Refusal(f"the server at {self.url} refuses a request to {path}: {text[:300]}") from None
+                raise _Refusal(f"the server at {self.url} refuses a request to {path}: {text[:300]}") from None
             raise self._no_answer(path, f"it answers {error.code}: {text[:300]}") from None
         except (OSError, ValueError) as error:  # refused connections, timeouts, addresses that are none, no JSON
             raise self._no_answer(path, str(getattr(error, "reason", error))) from None
@@ -144,7 +144,7 @@ class ServedModel(LanguageModel):
         asked = {"prompt_logprobs": self.kept, "max_tokens": 1, "temperature": 0.0}
         try:
             answer = self.server.complete([*text, text[-1]], asked)["prompt_logprobs"]
-        except Refusal as refusal:
+        except _Refusal as refusal:
             raise UserError(
                 f"{refusal}. It was asked for the {self.kept} most likely tokens along a text of {len(text)}; start it with "
                 f"--max-logprobs {self.kept}, or use warp.top_k=20."
@@ -170,7 +170,7 @@ class ServedModel(LanguageModel):
 
 
 @dataclass
-class ServedPair(Pair):
+class _ServedPair(Pair):
     """A pair whose target is without weights here, because a server runs it."""
 
     served: ServedModel | None = None
@@ -181,7 +181,7 @@ class ServedPair(Pair):
         return self.served
 
 
-def served_pair(pair: Pair, server: Server, warp: Warp) -> ServedPair:
+def served_pair(pair: Pair, server: Server, warp: Warp) -> _ServedPair:
     """Return a pair with the target of a server.
 
     Args:
@@ -199,7 +199,7 @@ def served_pair(pair: Pair, server: Server, warp: Warp) -> ServedPair:
             "model that the server runs."
         )
     kept = 1 if warp.greedy else min(warp.top_k or WITHOUT_TOP_K, pair.vocab_size)
-    made = ServedPair(**{field.name: getattr(pair, field.name) for field in fields(Pair)})
+    made = _ServedPair(**{field.name: getattr(pair, field.name) for field in fields(Pair)})
     made.served = ServedModel(server, pair.target_lm, kept)
     made.target_revision = f"{pair.target_revision}, {server.model} in vLLM {server.version}, {kept} tokens"
     return made

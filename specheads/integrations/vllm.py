@@ -44,7 +44,7 @@ KEYS = ("any_draft", "head", *BOUNDS)
 RUNNER, DRAFT_MODEL = "vllm.v1.worker.gpu_model_runner", "vllm.v1.spec_decode.draft_model"
 
 
-class DraftsEnded(Exception):
+class _DraftsEnded(Exception):
     """No request's draft goes on; it leaves vLLM's loop over draft steps."""
 
 
@@ -87,7 +87,7 @@ class _AfterStep(nn.Module):
 
 
 class DraftStopping:
-    """A head with its rule, for the drafts of all requests: `begin`, `step` until DraftsEnded, `drafts`, `compare`.
+    """A head with its rule, for the drafts of all requests: `begin`, `step` until _DraftsEnded, `drafts`, `compare`.
 
     Args:
         given: what `additional_config` has under `specheads`.
@@ -174,7 +174,7 @@ class DraftStopping:
         self.probs = []
 
     def step(self, logits: Tensor, token: Tensor, hidden: Tensor, longest: int) -> None:
-        """Take in a token of each request; raises DraftsEnded where drafting ends.
+        """Take in a token of each request; raises _DraftsEnded where drafting ends.
 
         Args:
             logits, hidden: (R, V) and (R, H), from which the tokens (R,) were taken.
@@ -183,7 +183,7 @@ class DraftStopping:
         self._progress, goes_on = self._after(token, self._known(logits), hidden, (self._embed(token), self._progress))
         self._tokens.append(token)
         if len(self._tokens) >= min(longest, self.rule.max_tokens) or not goes_on:
-            raise DraftsEnded
+            raise _DraftsEnded
 
     def drafts(self, requests: Sequence[str], all_greedy: bool) -> list[list[int]]:
         """Return the draft of each request, named in the order of the rows, and note what the head expects of it.
@@ -266,7 +266,7 @@ def proposer_class(base: type) -> type:
                 return super().propose(**given)
             self.stopping.begin(given["common_attn_metadata"].batch_size(), self.device)
             self.drafting = True
-            with suppress(DraftsEnded):
+            with suppress(_DraftsEnded):
                 super().propose(**given)
             self.drafting, probs = False, self.stopping.probs
             self._last_draft_probs = torch.stack(probs, dim=1).contiguous() if probs else None

@@ -21,7 +21,7 @@ ON_A_CPU = {  # environment variables of vLLM, where the user has not set them
 }
 
 
-def end_with_parent() -> None:
+def _end_with_parent() -> None:
     """End this process once its standard input is closed."""
     sys.stdin.buffer.read()
     os._exit(1)
@@ -58,7 +58,7 @@ def main() -> None:
     """Answer the requests of the file that the command line names."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what vLLM prints does not get between the responses
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     answer(json.loads(Path(sys.argv[1]).read_text()), out)
     out.close()
     os._exit(0)  # the thread reads on

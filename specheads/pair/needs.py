@@ -19,7 +19,7 @@ HALF = 2  # bytes per weight where the type of a checkpoint is not known yet: al
 
 
 @dataclass(frozen=True)
-class PublishedModel:
+class _PublishedModel:
     """A model on the hub: its number of parameters, its licence, and whether that must be accepted there before a download."""
 
     num_parameters: int
@@ -30,32 +30,32 @@ class PublishedModel:
 _LLAMA2, _QWEN, _OPT = "Llama 2 Community License", "Apache-2.0", "OPT licence, for research"
 _BLOOM = "BigScience BLOOM RAIL 1.0"
 PUBLISHED = {
-    "meta-llama/Llama-2-7b-chat-hf": PublishedModel(6_738_415_616, _LLAMA2, gated=True),
-    "meta-llama/Llama-2-13b-chat-hf": PublishedModel(13_015_864_320, _LLAMA2, gated=True),
-    "meta-llama/Llama-2-70b-chat-hf": PublishedModel(68_976_648_192, _LLAMA2, gated=True),
-    "meta-llama/Llama-2-13b-hf": PublishedModel(13_015_864_320, _LLAMA2, gated=True),
-    "meta-llama/Llama-3.2-1B-Instruct": PublishedModel(1_235_814_400, "Llama 3.2 Community License", gated=True),
-    "meta-llama/Llama-3.1-8B-Instruct": PublishedModel(8_030_261_248, "Llama 3.1 Community License", gated=True),
-    "huggyllama/llama-7b": PublishedModel(6_738_415_616, "LLaMA licence, for research"),
-    "JackFram/llama-68m": PublishedModel(68_030_208, "Apache-2.0"),
-    "JackFram/llama-160m": PublishedModel(162_417_408, "Apache-2.0"),
-    "facebook/opt-125m": PublishedModel(125_239_296, _OPT),
-    "facebook/opt-350m": PublishedModel(331_196_416, _OPT),
-    "facebook/opt-13b": PublishedModel(12_853_473_280, _OPT),
-    "bigscience/bloom-560m": PublishedModel(559_214_592, _BLOOM),
-    "bigscience/bloom-7b1": PublishedModel(7_069_016_064, _BLOOM),
-    "EleutherAI/pythia-70m": PublishedModel(70_426_624, "Apache-2.0"),
-    "EleutherAI/pythia-2.8b": PublishedModel(2_775_208_960, "Apache-2.0"),
-    "HuggingFaceTB/SmolLM2-135M-Instruct": PublishedModel(134_515_008, "Apache-2.0"),
-    "HuggingFaceTB/SmolLM2-1.7B-Instruct": PublishedModel(1_711_376_384, "Apache-2.0"),
-    "Qwen/Qwen3-0.6B": PublishedModel(596_049_920, "Apache-2.0"),
-    "Qwen/Qwen3-8B": PublishedModel(8_190_735_360, "Apache-2.0"),
-    "Qwen/Qwen3-32B": PublishedModel(32_762_123_264, "Apache-2.0"),
+    "meta-llama/Llama-2-7b-chat-hf": _PublishedModel(6_738_415_616, _LLAMA2, gated=True),
+    "meta-llama/Llama-2-13b-chat-hf": _PublishedModel(13_015_864_320, _LLAMA2, gated=True),
+    "meta-llama/Llama-2-70b-chat-hf": _PublishedModel(68_976_648_192, _LLAMA2, gated=True),
+    "meta-llama/Llama-2-13b-hf": _PublishedModel(13_015_864_320, _LLAMA2, gated=True),
+    "meta-llama/Llama-3.2-1B-Instruct": _PublishedModel(1_235_814_400, "Llama 3.2 Community License", gated=True),
+    "meta-llama/Llama-3.1-8B-Instruct": _PublishedModel(8_030_261_248, "Llama 3.1 Community License", gated=True),
+    "huggyllama/llama-7b": _PublishedModel(6_738_415_616, "LLaMA licence, for research"),
+    "JackFram/llama-68m": _PublishedModel(68_030_208, "Apache-2.0"),
+    "JackFram/llama-160m": _PublishedModel(162_417_408, "Apache-2.0"),
+    "facebook/opt-125m": _PublishedModel(125_239_296, _OPT),
+    "facebook/opt-350m": _PublishedModel(331_196_416, _OPT),
+    "facebook/opt-13b": _PublishedModel(12_853_473_280, _OPT),
+    "bigscience/bloom-560m": _PublishedModel(559_214_592, _BLOOM),
+    "bigscience/bloom-7b1": _PublishedModel(7_069_016_064, _BLOOM),
+    "EleutherAI/pythia-70m": _PublishedModel(70_426_624, "Apache-2.0"),
+    "EleutherAI/pythia-2.8b": _PublishedModel(2_775_208_960, "Apache-2.0"),
+    "HuggingFaceTB/SmolLM2-135M-Instruct": _PublishedModel(134_515_008, "Apache-2.0"),
+    "HuggingFaceTB/SmolLM2-1.7B-Instruct": _PublishedModel(1_711_376_384, "Apache-2.0"),
+    "Qwen/Qwen3-0.6B": _PublishedModel(596_049_920, "Apache-2.0"),
+    "Qwen/Qwen3-8B": _PublishedModel(8_190_735_360, "Apache-2.0"),
+    "Qwen/Qwen3-32B": _PublishedModel(32_762_123_264, "Apache-2.0"),
 }
 
 
 @dataclass(frozen=True)
-class ModelNeeds:
+class _ModelNeeds:
     """A model that is to be loaded: its role, where it is, its weights and their bytes, None where these are not known yet."""
 
     role: str
@@ -92,7 +92,7 @@ def pair_needs(config: PairConfig, only_draft: bool = False) -> list[str]:
     return lines
 
 
-def model_needs(role: str, config: PairConfig) -> ModelNeeds:
+def model_needs(role: str, config: PairConfig) -> _ModelNeeds:
     """Return the needs of the draft or the target of a pair; a model whose config cannot be read yet has those of `PUBLISHED`."""
     source = config.source(role)
     known, dtype = PUBLISHED.get(str(source.location)), source.dtype
@@ -104,7 +104,7 @@ def model_needs(role: str, config: PairConfig) -> ModelNeeds:
             num_parameters, dtype, per_weight = model.num_parameters(), model.dtype, model.dtype.itemsize
     share = QUANTIZATIONS[source.quantization].num_bytes if source.quantization else per_weight
     stored = source.quantization or (short_name(dtype) if isinstance(dtype, torch.dtype) else None)
-    return ModelNeeds(
+    return _ModelNeeds(
         role, str(source.location), num_parameters, None if num_parameters is None else num_parameters * share, stored
     )
 
@@ -119,7 +119,7 @@ def memory_text(num_bytes: float) -> str:
     return f"{num_bytes / 1e9:.3g} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.3g} MB"
 
 
-def _memory_text(models: Sequence[ModelNeeds]) -> str | None:
+def _memory_text(models: Sequence[_ModelNeeds]) -> str | None:
     """Return what the weights of models take; None where their sizes are not known."""
     sizes = [model.num_bytes for model in models if model.num_bytes is not None]
     if len(sizes) < len(models):

@@ -43,7 +43,7 @@ def _bitsandbytes(**keys: Any) -> Callable[[], Any]:
 
 
 @dataclass(frozen=True)
-class Quantization:
+class _Quantization:
     """A way to store weights: the package that does it, bytes per weight, and what makes transformers' config."""
 
     package: str
@@ -52,15 +52,15 @@ class Quantization:
 
 
 QUANTIZATIONS = {
-    "int8": Quantization("torchao", 1, _torchao("Int8WeightOnlyConfig")),
-    "fp8": Quantization("torchao", 1, _torchao("Float8WeightOnlyConfig")),
-    "int4": Quantization("torchao", 0.5, _torchao("Int4WeightOnlyConfig")),
-    "nf4": Quantization(  # Dettmers et al. 2023
+    "int8": _Quantization("torchao", 1, _torchao("Int8WeightOnlyConfig")),
+    "fp8": _Quantization("torchao", 1, _torchao("Float8WeightOnlyConfig")),
+    "int4": _Quantization("torchao", 0.5, _torchao("Int4WeightOnlyConfig")),
+    "nf4": _Quantization(  # Dettmers et al. 2023
         "bitsandbytes",
         0.5,
         _bitsandbytes(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16),
     ),
-    "llm_int8": Quantization("bitsandbytes", 1, _bitsandbytes(load_in_8bit=True)),  # Dettmers et al. 2022
+    "llm_int8": _Quantization("bitsandbytes", 1, _bitsandbytes(load_in_8bit=True)),  # Dettmers et al. 2022
 }
 
 

@@ -54,11 +54,11 @@ def from_pretrained(loader: Any, location: str | Path, revision: str | None = No
         ) from error
     config = getattr(loaded, "config", loaded)
     if isinstance(config, PreTrainedConfig) and getattr(config, "_commit_hash", None) is None:
-        config._commit_hash = cached_commit(location, revision)  # transformers 5.23 does not say it
+        config._commit_hash = _cached_commit(location, revision)  # transformers 5.23 does not say it
     return loaded
 
 
-def cached_commit(location: str | Path, revision: str | None = None) -> str | None:
+def _cached_commit(location: str | Path, revision: str | None = None) -> str | None:
     """Return the commit of the hub that a model in the cache, or a folder of the cache, is of; None for any other folder."""
     file = Path(resolve(location)) / "config.json"
     if file.is_file():
@@ -125,7 +125,7 @@ def revision_at(location: str | Path) -> str:
     folder = Path(resolve(location))
     if folder.is_dir() or str(location).startswith(".") or str(location).count("/") != 1:
         file = folder / "config.json"
-        revision = cached_commit(location) or folder_revision(location)
+        revision = _cached_commit(location) or folder_revision(location)
         try:
             content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
             temperature = float(content.get("text_config", content).get(DRAFT_TEMPERATURE, 1.0))

@@ -86,7 +86,7 @@ def is_synthetic(location: object) -> bool:
     return str(location).startswith(SYNTHETIC)
 
 
-def shape_of(location: str) -> dict[str, Any]:
+def _shape_of(location: str) -> dict[str, Any]:
     """Return the sizes of `synthetic:<name>`, arguments of LlamaConfig. Raises UserError for an unknown name."""
     name = location.removeprefix(SYNTHETIC)
     if name not in SHAPES:
@@ -96,7 +96,7 @@ def shape_of(location: str) -> dict[str, Any]:
 
 def synthetic_model(location: str, dtype: torch.dtype | str, device: str) -> LlamaForCausalLM:
     """Return a Llama of the named shape on `device`, with random weights of a fixed seed."""
-    config = LlamaConfig(**shape_of(location), bos_token_id=None, eos_token_id=None, pad_token_id=None)
+    config = LlamaConfig(**_shape_of(location), bos_token_id=None, eos_token_id=None, pad_token_id=None)
     with torch.random.fork_rng(), torch.device(device):
         torch.manual_seed(SEED)
         model = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16 if dtype == "auto" else dtype)
@@ -106,7 +106,7 @@ def synthetic_model(location: str, dtype: torch.dtype | str, device: str) -> Lla
 
 def synthetic_tokenizer(location: str) -> PreTrainedTokenizerFast:
     """Return a tokenizer that reads each number below the vocabulary's size as the token with that id, and anything else as 0."""
-    vocabulary = {str(number): number for number in range(shape_of(location)["vocab_size"])}
+    vocabulary = {str(number): number for number in range(_shape_of(location)["vocab_size"])}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="0"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)

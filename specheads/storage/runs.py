@@ -28,7 +28,7 @@ def run_folder(parent: Path, key: str, resume: bool = True) -> Path:
     if resume:
         states = [(state.parent, read_state(state.parent)) for state in parent.glob(f"*/{STATE}")]
         same = [folder for folder, state in sorted(states, key=_age) if state.get("key") == key]
-        if same and is_unfinished(same[-1], key):
+        if same and _is_unfinished(same[-1], key):
             if take(same[-1]):
                 return same[-1]
             logger.warning("another process still works in %s, the unfinished run of this command; a new run begins", same[-1])
@@ -90,7 +90,7 @@ def read_state(folder: Path) -> dict[str, Any]:
     return state if isinstance(state, dict) else {}
 
 
-def is_unfinished(folder: Path, key: str) -> bool:
+def _is_unfinished(folder: Path, key: str) -> bool:
     """Return whether a run with this key began in `folder` and did not end."""
     state = read_state(folder)
     return state.get("key") == key and not state.get("finished")
@@ -111,7 +111,7 @@ def begin(folder: Path, key: str, resume: bool = True) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if not take(folder):
         raise UserError(f"another run is working in {folder}; wait until it has finished, or use another folder.")
-    resumed = resume and is_unfinished(folder, key)
+    resumed = resume and _is_unfinished(folder, key)
     if resumed:
         logger.info("resuming the unfinished run in %s (resume=false starts a new one)", folder)
     others = [read_state(state.parent) for state in folder.parent.glob(f"*/{STATE}") if state.parent != folder]
