@@ -29,16 +29,15 @@ from specheads.decoding.stopping import MAX_TOKENS
 from specheads.decoding.verification import VerificationRule
 from specheads.errors import UserError, is_count
 from specheads.evaluation.candidates import PolicyChoice, RuleChoice
-from specheads.evaluation.console import print_report
 from specheads.evaluation.draft_comparison import compared, read_report
 from specheads.evaluation.evaluate import evaluate as evaluate_heads
 from specheads.evaluation.head_folders import LocatedHead, find_heads
 from specheads.evaluation.probe.probe import Probe, Probed, probe
 from specheads.evaluation.probe.report import print_probe, write_probe
-from specheads.evaluation.prompt_data import PromptData, TestSet, file_source
-from specheads.evaluation.recordings import Recorder
+from specheads.evaluation.prompt_sets import PromptData, TestSet, file_source
+from specheads.evaluation.replayed_sets import Recorder
 from specheads.evaluation.report import Report
-from specheads.evaluation.report_files import write_report
+from specheads.evaluation.report_files import print_report, write_report
 from specheads.evaluation.settings import Evaluation
 from specheads.integrations.served_target import Server, served_pair
 from specheads.pair.pair import Pair
@@ -60,7 +59,7 @@ def evaluate(cfg: DictConfig) -> Report:
     with open_loggers(cfg, Path(cfg.paths.run)) as loggers:
         report = _report(cfg, settings, data)
         if loggers:
-            from specheads.evaluation.wandb_log import log_report  # imports lightning and wandb
+            from specheads.evaluation.report_files import log_report  # imports lightning and wandb
 
             log_report(report, loggers)
     return report

@@ -1,35 +1,74 @@
 """The batches of an evaluation: the reported prompts, decoded in as many rows at once as `concurrency` says.
 
-Fixed lengths and policies on the load are chosen and fitted on a recording of dev prompts.
+Fixed lengths and policies on the load are chosen and fitted on a recording of dev prompts. Settings take turns, so that a slow
+minute slows all of them.
 """
 
 import logging
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import asdict
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
-from specheads.decoding.decoder import SpeculativeDecoder
+from specheads.decoding.decoder import Baseline, SpeculativeDecoder
+from specheads.decoding.engine.cuda_graph import GraphEngine
 from specheads.decoding.load_aware import MAX_TOKENS, LengthPolicy, LoadCosts
 from specheads.decoding.load_costs import kept_costs
-from specheads.decoding.records import DecodeStats
+from specheads.decoding.records import DecodeStats, Generation
 from specheads.decoding.stopping import FixedLength
-from specheads.evaluation.batch_sweep import ALONE, BatchRun, BatchSetting, BatchSweep, num_requests
 from specheads.evaluation.candidates import DEFAULT, FIXED, LOAD_AWARE, Policies
-from specheads.evaluation.decode import best_of_kinds, open_journal, window_of
-from specheads.evaluation.intervals import interval, milliseconds, resample_counts
-from specheads.evaluation.prompt_sets import PromptSet
+from specheads.evaluation.decode import best_of_kinds, open_journal, sweep_of, window_of
+from specheads.evaluation.intervals import interval, milliseconds, resample_counts, token_seconds
 from specheads.evaluation.replayed_sets import Outcome
 from specheads.evaluation.report import BatchRow, BatchTable, rule_fields
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup
+from specheads.evaluation.sweep import TARGET_ALONE, Setting, Sweep, response_seed
 from specheads.forecast import progress
 from specheads.replay.recording import Recording
 from specheads.replay.replay import replay
+from specheads.storage.journal import Entry, Journal
 from specheads.storage.runs import is_resumed
 
 logger = logging.getLogger(__name__)
+
+REQUESTS_PER_ROW = 2  # at least, so that rows take other prompts while their neighbours decode
+
+_DecodeBatch = Callable[..., Iterator[tuple[int, Generation]]]  # of prompts, rows, longest response, seeds
+_Advance = Callable[[int], Any]  # is called with the number of responses that are done
+
+
+@dataclass(frozen=True)
+class BatchRun:
+    """Requests that one setting decoded once, in the order in which they were handed in."""
+
+    seconds: float  # of the whole run: from handing in all requests to the end of the last response
+    stats: Sequence[DecodeStats]  # their seconds: from the moment that a request gets a row to its last token
+    rounds: Sequence[Sequence[Sequence[float]]]  # by response: tokens and seconds of rounds, with the wait before
+
+    @cached_property
+    def total(self) -> DecodeStats:
+        """The counts of all requests."""
+        return DecodeStats.total(self.stats)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """The tokens of all requests per second of the whole run, with the reading of prompts."""
+        return self.total.num_tokens / self.seconds
+
+    @property
+    def token_seconds(self) -> np.ndarray:
+        """The seconds of each emitted token of all requests."""
+        return token_seconds(*np.array([numbers for response in self.rounds for numbers in response]).T)
+
+    @property
+    def first_token_seconds(self) -> np.ndarray:
+        """The seconds (n,) from the moment that a request gets a row to its first tokens: the prompt, and a round."""
+        first = [response[0][1] for response in self.rounds]
+        return np.array([part.prefill_seconds for part in self.stats]) + np.array(first)
 
 
 def decode_batches(setup: Setup[Evaluation], outcome: Outcome) -> list[BatchTable]:
@@ -39,38 +78,49 @@ def decode_batches(setup: Setup[Evaluation], outcome: Outcome) -> list[BatchTabl
     know the load. Fixed lengths and policies are chosen and fitted on dev prompts at the measured costs of steps in rows.
     """
     evaluation = setup.settings
-    prompts = setup.prompts.decoded(evaluation.num_live_prompts)
-    sizes = list(dict.fromkeys(evaluation.concurrency))
-    lengths = [candidate.rule.max_tokens for candidate in outcome.candidates if candidate.family == FIXED]
-    counts = {size: num_requests(len(prompts.prompts), size) for size in sizes}
-    for size, count in counts.items():
-        logger.info("batches of %d: %d requests, %s", size, count, _repeated(count, len(prompts.prompts)))
+    decoded = setup.prompts.decoded(evaluation.num_live_prompts)
+    prompts = [ids for _, ids in decoded.prompts]
+    requests = {size: requests_of(prompts, size) for size in dict.fromkeys(evaluation.concurrency)}
+    for size, made in requests.items():
+        how = f"because {len(prompts)} prompts are too few for them: they are repeated, each time with another seed"
+        logger.info("batches of %d: %d requests, %s", size, len(made), "each prompt once" if len(made) == len(prompts) else how)
     assert outcome.choices is not None  # rules were replayed
-    rules = [rule for rule in best_of_kinds(outcome.choices) if rule.family != FIXED]
-    dev = outcome.recorded[0].recording
+    lengths = [candidate.rule.max_tokens for candidate in outcome.candidates if candidate.family == FIXED]
     policies = evaluation.policies or DEFAULT
     longest = max(choice.arguments.get("max_tokens", MAX_TOKENS) for choice in policies.values())
-    costs = _costs(setup, max(sizes), max(*lengths, longest))
-    plain = [BatchSetting(rule.name, rule.family, rule.live, **rule_fields(rule)) for rule in rules]
-    by_load = load_settings(policies, dev, costs)
-    settings = {size: [ALONE, best_fixed(dev, costs, lengths, size), *plain, *by_load] for size in sizes}
-    total = evaluation.repeats * sum(len(settings[size]) * count for size, count in counts.items())
+    costs, dev = _costs(setup, max(requests), max(*lengths, longest)), outcome.recorded[0].recording
+    rules = [rule for rule in best_of_kinds(outcome.choices) if rule.family != FIXED]
+    shared = [Setting(rule.name, rule.family, rule.value, rule.live, **rule_fields(rule)) for rule in rules]
+    shared += load_settings(policies, dev, costs)
+    settings = {size: [TARGET_ALONE, best_fixed(dev, costs, lengths, size), *shared] for size in requests}
+    total = evaluation.repeats * sum(len(settings[size]) * len(made) for size, made in requests.items())
     logger.info("batches: %d responses of at most %d tokens, into %s", total, evaluation.max_new_tokens, setup.run_folder)
+    tables = []
     with progress("decoding batches", total) as advance:
-        return [_table(setup, settings[size], prompts, size, costs, advance) for size in sizes]
+        for size, made in requests.items():
+            policy_lengths = [setting.policy and setting.policy.max_tokens for setting in settings[size]]
+            decided = {"settings": [setting.name for setting in settings[size]], "longest": policy_lengths, "rows": size}
+            journal = open_journal(setup, f"batches-{size}", decided | {"costs": asdict(costs)}, decoded.prompts)
+            runs = run_batches(sweep_of(setup), settings[size], made, size, journal, advance)
+            tables.append(BatchTable(size, len(made), batch_rows(settings[size], runs, decoded.groups)))
+    return tables
 
 
-def best_fixed(dev: Recording, costs: LoadCosts, lengths: Sequence[int], size: int) -> BatchSetting:
+def requests_of(prompts: Sequence[Sequence[int]], size: int) -> list[Sequence[int]]:
+    """Return the requests of batches of `size` rows: every prompt, and again from the first if those are too few."""
+    return [prompts[number % len(prompts)] for number in range(max(len(prompts), REQUESTS_PER_ROW * size))]
+
+
+def best_fixed(dev: Recording, costs: LoadCosts, lengths: Sequence[int], size: int) -> Setting:
     """Return the fixed length with the most tokens per second of `size` rows, as replayed on dev prompts, at these costs."""
-    rounds = [replayed.per_prompt(dev.num_prompts) for replayed in replay(dev, [FixedLength(length) for length in lengths])]
-    emitted = [counts.tokens.sum() / counts.target_calls.sum() for counts in rounds]
     middle = np.mean([len(prompt) for prompt in dev.prompts]) + float(dev.lengths.double().mean()) / 2  # positions of a row
-    speeds = {
-        length: tokens / costs.round_seconds(size, length, round(size * middle))
-        for length, tokens in zip(lengths, emitted, strict=True)
-    }
+    speeds = {}
+    for length, rounds in zip(lengths, replay(dev, [FixedLength(length) for length in lengths]), strict=True):
+        counts = rounds.per_prompt(dev.num_prompts)
+        emitted = counts.tokens.sum() / counts.target_calls.sum()
+        speeds[length] = emitted / costs.round_seconds(size, length, round(size * middle))
     length = max(speeds, key=lambda each: speeds[each])
-    return BatchSetting(f"fixed K={length}", FIXED, FixedLength(length), rule_name=FIXED)
+    return Setting(f"fixed K={length}", FIXED, length, FixedLength(length), rule_name=FIXED)
 
 
 def survival(dev: Recording, max_tokens: int) -> list[float]:
@@ -83,105 +133,130 @@ def survival(dev: Recording, max_tokens: int) -> list[float]:
     return (accepted / np.maximum(reached, 1)).cumprod().tolist()
 
 
-def load_settings(policies: Policies, dev: Recording, costs: LoadCosts) -> list[BatchSetting]:
+def load_settings(policies: Policies, dev: Recording, costs: LoadCosts) -> list[Setting]:
     """Return the settings that know the load, by the names of their policies."""
     settings = []
     for name, choice in policies.items():
         longest = choice.arguments.get("max_tokens", MAX_TOKENS)
         policy: LengthPolicy = choice.cls(costs=costs, survival=survival(dev, longest), **choice.arguments)
-        title = name.replace("_", "-")
-        settings.append(BatchSetting(title, LOAD_AWARE, policy=policy, rule_name=name))
+        settings.append(Setting(name.replace("_", "-"), LOAD_AWARE, None, None, policy=policy, rule_name=name))
     return settings
-
-
-def _repeated(count: int, num_prompts: int) -> str:
-    """Return how prompts become requests."""
-    if count == num_prompts:
-        return "each prompt once"
-    return f"because {num_prompts} prompts are too few for them: they are repeated, each time with another seed"
 
 
 def _costs(setup: Setup[Evaluation], max_batch: int, max_tokens: int) -> LoadCosts:
     """Return what rounds cost here, as this run first took it: a resumed run must not choose other settings."""
     path, settings = setup.run_folder / "batch-costs.json", setup.settings
     if not (is_resumed(setup.run_folder) and path.is_file()):
-        decoder = SpeculativeDecoder(
-            setup.pair,
-            verification=settings.verification,
-            warp=settings.warp,
-            engine=settings.engine,
-            window=window_of(setup),
-        )
+        verification, window = settings.verification, window_of(setup)
+        decoder = SpeculativeDecoder(setup.pair, None, None, verification, settings.warp, settings.engine, window)
         kept_costs(decoder, max_batch, max_tokens).write(path)
     return LoadCosts.read(path)
 
 
-def _table(
-    setup: Setup[Evaluation],
-    settings: Sequence[BatchSetting],
-    prompts: PromptSet,
+def run_batches(
+    sweep: Sweep,
+    settings: Sequence[Setting],
+    requests: Sequence[Sequence[int]],
     size: int,
-    costs: LoadCosts,
-    advance: Callable[[int], Any],
-) -> BatchTable:
-    evaluation = setup.settings
-    policies = [setting.policy and setting.policy.max_tokens for setting in settings]
-    decided = {"settings": [setting.name for setting in settings], "longest": policies, "rows": size, "costs": asdict(costs)}
-    journal = open_journal(setup, f"batches-{size}", decided, prompts.prompts)
-    sweep = BatchSweep(
-        setup.pair,
-        evaluation.warp,
-        evaluation.max_new_tokens,
-        size,
-        evaluation.repeats,
-        evaluation.seed,
-        evaluation.engine,
-        window=window_of(setup),
-    )
-    runs = sweep.run(settings, [ids for _, ids in prompts.prompts], journal, advance)
-    count = num_requests(len(prompts.prompts), size)
-    return BatchTable(size, count, batch_rows(settings, runs, prompts.groups))
+    journal: Journal | None = None,
+    on_generation: _Advance = lambda count: None,
+) -> list[list[BatchRun]]:
+    """Decode all requests in `size` rows, as often as the sweep repeats, with every setting; return the runs of each setting.
+
+    The order of settings rotates from repeat to repeat. Every setting first decodes the requests of a full batch that are
+    not counted, for compilation; where steps are captured for each combination of sizes, it decodes all requests once. Runs
+    that are in the journal are not made again.
+
+    Args:
+        on_generation: called with the number of responses that are done.
+    """
+    done = {} if journal is None else journal.entries
+    on_generation(len(done) * len(requests))
+    decoders = _ready(sweep, settings, requests, size) if len(done) < sweep.repeats * len(settings) else []
+    runs: list[list[BatchRun]] = [[] for _ in settings]
+    for repeat in range(sweep.repeats):
+        for turn in range(len(settings)):
+            index = (turn + repeat) % len(settings)
+            number = repeat * len(settings) + index
+            entry = done.get(number)
+            if entry is None:
+                entry = _decoded(sweep, decoders[index], requests, size, repeat, on_generation)
+                if journal is not None:
+                    journal.add(number, entry)
+            runs[index].append(BatchRun(entry["seconds"], [DecodeStats(**part) for part in entry["stats"]], entry["rounds"]))
+    return runs
 
 
-def batch_rows(
-    settings: Sequence[BatchSetting],
-    runs: Sequence[Sequence[BatchRun]],
-    groups: Sequence[Hashable],
-) -> list[BatchRow]:
+def _ready(sweep: Sweep, settings: Sequence[Setting], requests: Sequence[Sequence[int]], size: int) -> list[_DecodeBatch]:
+    """Return what decodes with each setting, compiled and warm; those that draft share the memory of rows."""
+    start = time.perf_counter()
+    shared = SpeculativeDecoder(sweep.pair, warp=sweep.warp, engine=sweep.engine, window=sweep.window)
+    alone = Baseline(sweep.pair, sweep.warp, sweep.engine, sweep.window)
+
+    def decoder_of(setting: Setting) -> _DecodeBatch:
+        if setting.policy is not None:
+            return partial(shared.generate_batch, policy=setting.policy)
+        return alone.generate_batch if setting.rule is None else shared.with_stopping(setting.rule).generate_batch
+
+    decoders = [decoder_of(setting) for setting in settings]
+    captures = isinstance(shared.target_engine, GraphEngine)
+    for decode in decoders:
+        _decoded(sweep, decode, requests if captures else requests[:size], size, 0)
+    logger.info("batches of %d: ready after %.1f s, which no figure contains", size, time.perf_counter() - start)
+    return decoders
+
+
+def _decoded(
+    sweep: Sweep,
+    decode: _DecodeBatch,
+    requests: Sequence[Sequence[int]],
+    size: int,
+    repeat: int,
+    on_generation: _Advance = lambda count: None,
+) -> Entry:
+    """Return a run as a journal holds it."""
+    seeds = [response_seed(sweep.seed, number, repeat) for number in range(len(requests))]
+    generations: dict[int, Generation] = {}
+    start = time.perf_counter()
+    for number, generation in decode(requests, size, sweep.max_new_tokens, seeds):
+        generations[number] = generation
+        on_generation(1)
+    seconds = time.perf_counter() - start
+    ordered = [generations[number] for number in range(len(requests))]
+    rounds = [[[len(made.tokens), made.seconds] for made in generation.rounds] for generation in ordered]
+    return {"seconds": seconds, "stats": [asdict(generation.stats) for generation in ordered], "rounds": rounds}
+
+
+def batch_rows(settings: Sequence[Setting], runs: Sequence[Sequence[BatchRun]], groups: Sequence[Hashable]) -> list[BatchRow]:
     """Return a row for every setting; the first is the target alone.
 
     Args:
         runs: of each setting, one for each repeat.
         groups: the group of each prompt; requests beyond the last prompt begin again with the first.
     """
-    count = len(runs[0][0].stats)
-    resamples = resample_counts([groups[number % len(groups)] for number in range(count)])
-    alone = _row_speed(runs[0], resamples)
-    return [
-        _row(setting, made, runs[0], _row_speed(made, resamples) / alone) for setting, made in zip(settings, runs, strict=True)
-    ]
+    resamples = resample_counts([groups[number % len(groups)] for number in range(len(runs[0][0].stats))])
 
+    def row_speed(made: Sequence[BatchRun]) -> np.ndarray:
+        """Return the tokens per second in a row, (R,), over all repeats."""
+        numbers = [[[part.num_tokens, part.seconds] for part in run.stats] for run in made]
+        tokens, seconds = np.array(numbers).sum(axis=0).T
+        return (resamples @ tokens) / (resamples @ seconds)
 
-def _row_speed(runs: Sequence[BatchRun], resamples: np.ndarray) -> np.ndarray:
-    """Return the tokens per second in a row, (R,), under each row of `resamples` (R, n)."""
-    tokens, seconds = (
-        np.array([[getattr(part, name) for part in run.stats] for run in runs]).sum(axis=0) for name in ("num_tokens", "seconds")
-    )
-    return (resamples @ tokens) / (resamples @ seconds)
-
-
-def _row(setting: BatchSetting, runs: Sequence[BatchRun], alone: Sequence[BatchRun], speedup: np.ndarray) -> BatchRow:
-    ratios = [run.tokens_per_second / other.tokens_per_second for run, other in zip(runs, alone, strict=True)]
-    return BatchRow(
-        name=setting.name,
-        family=setting.family,
-        **rule_fields(setting),
-        lossless=True,
-        tokens_per_second=float(np.median([run.tokens_per_second for run in runs])),
-        over_alone=float(np.median(ratios)),
-        request_tokens_per_second=float(np.median([part.num_tokens / part.seconds for run in runs for part in run.stats])),
-        speedup=interval(speedup),
-        token_ms=milliseconds(np.concatenate([run.token_seconds for run in runs])),
-        first_token_ms=milliseconds(np.concatenate([run.first_token_seconds for run in runs])),
-        tokens_per_round=DecodeStats.total([run.total for run in runs]).block_efficiency,
-    )
+    rows = []
+    for setting, made in zip(settings, runs, strict=True):
+        ratios = [run.tokens_per_second / alone.tokens_per_second for run, alone in zip(made, runs[0], strict=True)]
+        row = BatchRow(
+            name=setting.name,
+            family=setting.family,
+            **rule_fields(setting),
+            lossless=True,
+            tokens_per_second=float(np.median([run.tokens_per_second for run in made])),
+            over_alone=float(np.median(ratios)),
+            request_tokens_per_second=float(np.median([part.num_tokens / part.seconds for run in made for part in run.stats])),
+            speedup=interval(row_speed(made) / row_speed(runs[0])),
+            token_ms=milliseconds(np.concatenate([run.token_seconds for run in made])),
+            first_token_ms=milliseconds(np.concatenate([run.first_token_seconds for run in made])),
+            tokens_per_round=DecodeStats.total([run.total for run in made]).block_efficiency,
+        )
+        rows.append(row)
+    return rows

@@ -223,6 +223,17 @@ def fit_text(fit: CostFit) -> str:
     return f"{text}; {r_squared}."
 
 
+def live_texts(report: Report) -> list[str]:
+    """Return what is to be said of the decoded settings: the costs of their rounds, and the gain of heads."""
+    texts = [fit_text(report.fit)] if report.fit else []
+    gains = [
+        f"{change(gain)} {change_limits(gain)} at {ratio_name(ratio)}" for ratio, gain in report.gains.items() if gain is not None
+    ]
+    if gains:
+        texts.append(f"The live head over the best live fixed length, cross-fitted: {'; '.join(gains)}.")
+    return texts
+
+
 def _live(report: Report) -> list[str]:
     rows = [row for row in report.live if row.family != TARGET and row.lossless]
     if not rows:

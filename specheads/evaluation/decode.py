@@ -15,14 +15,23 @@ from specheads.decoding.engine import resolve_engine
 from specheads.decoding.step_times import step_times
 from specheads.decoding.stopping import FixedLength, HeadThreshold
 from specheads.evaluation.candidates import FIXED, Candidate, RuleChoice, candidates, kind_of
-from specheads.evaluation.doubts import FEWEST_GROUPS, doubts_of, with_measured
 from specheads.evaluation.intervals import resample_counts, sums
 from specheads.evaluation.replayed_sets import Choices, Outcome, choose, replay_all
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.rule_costs import CostTable, Tuning
 from specheads.evaluation.settings import Evaluation, Rules
 from specheads.evaluation.setup import Setup, device_name
-from specheads.evaluation.sweep import TARGET_ALONE, Measured, Setting, Sweep, sweep_settings, under_block
+from specheads.evaluation.sweep import (
+    FEWEST_GROUPS,
+    TARGET_ALONE,
+    Measured,
+    Setting,
+    Sweep,
+    doubts_of,
+    sweep_settings,
+    under_block,
+    with_measured,
+)
 from specheads.forecast import progress
 from specheads.prompts.encoding import EncodedPrompt
 from specheads.replay.head_scores import head_fingerprint
@@ -185,11 +194,20 @@ def sweep(
         *(name, len(settings), len(prompts), repeats, total, most, setup.run_folder),
     )
     names = [(setting.name, repr(setting.verification and setting.verification.compile_key)) for setting in settings]
-    runs = Sweep(
+    more = {"responses": True} if keeps_responses else {}
+    journal = open_journal(setup, name, {"settings": names, **more}, prompts)
+    with progress("decoding", total) as advance:
+        return sweep_of(setup, keeps_responses).run(settings, [ids for _, ids in prompts], journal, advance)
+
+
+def sweep_of(setup: Setup[Evaluation], keeps_responses: bool = False) -> Sweep:
+    """Return how an evaluation decodes prompts."""
+    evaluation = setup.settings
+    return Sweep(
         setup.pair,
         evaluation.warp,
-        most,
-        repeats,
+        evaluation.max_new_tokens,
+        evaluation.repeats,
         evaluation.seed,
         evaluation.engine,
         evaluation.drafting,
@@ -197,10 +215,6 @@ def sweep(
         window=window_of(setup),
         keeps_responses=keeps_responses,
     )
-    more = {"responses": True} if keeps_responses else {}
-    journal = open_journal(setup, name, {"settings": names, **more}, prompts)
-    with progress("decoding", total) as advance:
-        return runs.run(settings, [ids for _, ids in prompts], journal, advance)
 
 
 def window_of(setup: Setup[Evaluation]) -> int:

@@ -16,10 +16,9 @@ from specheads.evaluation.candidates import candidates
 from specheads.evaluation.decode import decode, draft_overlaps, measured_costs, probe, settle, tried_on_dev, without_auto
 from specheads.evaluation.draft_comparison import check_context
 from specheads.evaluation.head_folders import LocatedHead
-from specheads.evaluation.prompt_data import PromptData
-from specheads.evaluation.quality import response_quality
-from specheads.evaluation.recordings import record
-from specheads.evaluation.replayed_sets import Outcome, choose, replay_all
+from specheads.evaluation.live_rows import response_quality
+from specheads.evaluation.prompt_sets import PromptData
+from specheads.evaluation.replayed_sets import Outcome, choose, record, replay_all
 from specheads.evaluation.report import Report
 from specheads.evaluation.reporting import context_of, recommend, report_of
 from specheads.evaluation.rule_costs import Tuning

@@ -15,17 +15,15 @@ from specheads.decoding.verification import TokenVerification
 from specheads.evaluation.candidates import FIXED, Candidate
 from specheads.evaluation.conclusions import draft_temperature_notes, notes_on
 from specheads.evaluation.decode import fastest
-from specheads.evaluation.doubts import REMEDY, doubts_of
 from specheads.evaluation.head_folders import store_in_config
 from specheads.evaluation.intervals import Interval, interval
-from specheads.evaluation.live_rows import gain_over_fixed, live_rows
-from specheads.evaluation.quality import with_quality
+from specheads.evaluation.live_rows import gain_over_fixed, live_rows, with_quality
 from specheads.evaluation.replayed_rows import bank, data_set, positions, reliability, text_samples
 from specheads.evaluation.replayed_sets import Choices, Outcome, ReplayedSet
 from specheads.evaluation.report import MEASURED, BankRow, DataSet, LiveRow, Report
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup, device_name, load_average, versions
-from specheads.evaluation.sweep import TARGET_ALONE, Setting
+from specheads.evaluation.sweep import REMEDY, TARGET_ALONE, Setting, doubts_of
 from specheads.pair.pair import Pair
 from specheads.replay.replay import recorded_head, replay
 from specheads.storage.files import without_home

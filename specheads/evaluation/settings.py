@@ -11,7 +11,6 @@ from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold
 from specheads.decoding.verification import TokenVerification, VerificationRule
 from specheads.errors import UserError, is_number
 from specheads.evaluation.candidates import FIXED, Policies, PolicyChoice, RuleChoice, check_policies, check_rules, takes_head
-from specheads.evaluation.prompt_data import TestSet
 from specheads.pair.sampling import Warp
 from specheads.settings import (
     Built,
@@ -88,7 +87,7 @@ class ReplaySettings(Settings):
     )
     num_prompts: PositiveCount = setting(100, "prompts of that split to record")
     num_dev_prompts: PositiveCount = setting(100, "dev prompts to record, on which rules are tuned")
-    test_sets: SkipValidation[Mapping[str, TestSet]] | None = setting(
+    test_sets: SkipValidation[Mapping[str, Any]] | None = setting(
         None,
         "more prompts to report on, {name: file}, by a name of conf/data; null for a file: the test prompts of its own split. "
         "Prompts that a head learned from are left out of these and of all others",

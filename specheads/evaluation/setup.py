@@ -14,8 +14,7 @@ import torch
 from specheads.decoding.step_costs import StepCosts
 from specheads.evaluation.candidates import takes_head
 from specheads.evaluation.head_folders import LocatedHead
-from specheads.evaluation.prompt_data import PromptData
-from specheads.evaluation.prompt_sets import PromptSets
+from specheads.evaluation.prompt_sets import PromptData, PromptSets
 from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.settings import ReplaySettings, Rules
 from specheads.heads.cost import counted_share

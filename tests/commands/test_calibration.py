@@ -7,7 +7,7 @@ import torch
 
 from specheads import AcceptanceHead, HeadConfig, UserError
 from specheads.commands.evaluate import calibrate_again
-from specheads.evaluation.prompt_data import PromptData
+from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.settings import Evaluation
 from specheads.heads.head import load_head, save_head
 from specheads.prompts.encoding import ResponseLimits

@@ -5,8 +5,9 @@ from fakes import tiny_pair
 
 from specheads import SpeculativeDecoder, Warp, stopping
 from specheads.decoding.load_aware import LengthPolicy
-from specheads.evaluation.batch_sweep import ALONE, BatchSetting, BatchSweep, num_requests
-from specheads.evaluation.sweep import response_seed
+from specheads.evaluation import batches
+from specheads.evaluation.batches import requests_of, run_batches
+from specheads.evaluation.sweep import TARGET_ALONE, Setting, Sweep, response_seed
 from specheads.storage.journal import Journal
 
 
@@ -16,12 +17,13 @@ class Always(LengthPolicy):
 
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 0]]
-FIXED = BatchSetting("fixed K=2", "fixed_length", stopping.FixedLength(2))
-SETTINGS = [ALONE, FIXED, BatchSetting("policy", "load-aware", policy=Always(3))]
+FIXED = Setting("fixed K=2", "fixed_length", 2, stopping.FixedLength(2))
+SETTINGS = [TARGET_ALONE, FIXED, Setting("policy", "load-aware", None, None, policy=Always(3))]
 
 
-def sweep(repeats=2):
-    return BatchSweep(tiny_pair(7, scale=2.0), Warp(), 12, size=2, repeats=repeats, engine="eager", window=32)
+def run(*kept, repeats=2):
+    sweep = Sweep(tiny_pair(7, scale=2.0), Warp(), 12, repeats=repeats, engine="eager", window=32)
+    return run_batches(sweep, SETTINGS, requests_of(PROMPTS, 2), 2, *kept)
 
 
 def counts(runs):
@@ -31,11 +33,11 @@ def counts(runs):
 
 @pytest.fixture(scope="module")
 def runs():
-    return sweep().run(SETTINGS, PROMPTS)
+    return run()
 
 
 def test_prompts_are_repeated_where_there_are_too_few():
-    assert [num_requests(3, size) for size in (1, 2, 8)] == [3, 4, 16]
+    assert [len(requests_of(PROMPTS, size)) for size in (1, 2, 8)] == [3, 4, 16]
 
 
 def test_the_counts_are_those_of_the_decoder(runs):
@@ -63,13 +65,13 @@ def test_a_users_times_add_up(runs):
 
 def test_what_a_journal_holds_is_not_decoded_again(runs, tmp_path, monkeypatch):
     path, progress = tmp_path / "batches.jsonl", []
-    first = sweep().run(SETTINGS, PROMPTS, Journal(path, {}), progress.append)
+    first = run(Journal(path, {}), progress.append)
     assert counts(first) == counts(runs) and sum(progress) == 2 * 3 * 4
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:3]))  # killed after two of six runs
-    again = sweep().run(SETTINGS, PROMPTS, Journal(path, {}))
+    again = run(Journal(path, {}))
     assert (again[0][0], again[1][0]) == (first[0][0], first[1][0]) and counts(again) == counts(first)
     progress.clear()
-    monkeypatch.setattr(BatchSweep, "_ready", None)  # nothing is compiled either
-    done = sweep().run(SETTINGS, PROMPTS, Journal(path, {}), progress.append)
+    monkeypatch.setattr(batches, "_ready", None)  # nothing is compiled either
+    done = run(Journal(path, {}), progress.append)
     assert done == again and progress == [24]

@@ -12,9 +12,9 @@ from specheads import AcceptanceHead, HeadConfig, UserError, papers, verificatio
 from specheads.decoding.load_aware import LoadAware, LoadCosts, SecondsTable
 from specheads.evaluation import batches, report_files
 from specheads.evaluation.candidates import PolicyChoice
-from specheads.evaluation.console import print_report
 from specheads.evaluation.evaluate import evaluate
-from specheads.evaluation.prompt_data import PromptData
+from specheads.evaluation.prompt_sets import PromptData
+from specheads.evaluation.report_files import print_report
 from specheads.evaluation.settings import Evaluation, RecordingSettings
 
 SMALL = {"num_prompts": 4, "num_dev_prompts": 3, "max_new_tokens": 8, "fixed_lengths": (1, 3), "thresholds": (0.4,)}

@@ -6,9 +6,9 @@ import pytest
 from rich.console import Console
 
 from specheads.evaluation.conclusions import batch_findings, draft_temperature_notes, key_findings
-from specheads.evaluation.console import print_report
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.report import BatchRow, BatchTable, LiveRow, Report
+from specheads.evaluation.report_files import print_report
 
 LEVELS = {"p50": 1.0, "p90": 1.0, "p99": 1.0}
 

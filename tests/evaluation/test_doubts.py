@@ -8,9 +8,8 @@ from report_example import about, report_example
 
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.stopping import FixedLength
-from specheads.evaluation.doubts import alone_steps, doubts_of
 from specheads.evaluation.intervals import Interval
-from specheads.evaluation.sweep import TARGET_ALONE, Measured, Setting, kinds_of, round_times
+from specheads.evaluation.sweep import TARGET_ALONE, Measured, Setting, alone_steps, doubts_of, kinds_of, round_times
 from specheads.replay.cost import fit_costs
 
 NUM_PROMPTS, TOKENS = 16, 60

@@ -9,10 +9,9 @@ from report_example import report_example
 from rich.console import Console
 
 from specheads import UserError
-from specheads.evaluation.console import print_report
 from specheads.evaluation.draft_comparison import check_context, compared, read_report
 from specheads.evaluation.report import Report
-from specheads.evaluation.report_files import write_report
+from specheads.evaluation.report_files import print_report, write_report
 
 
 @pytest.fixture(scope="module")

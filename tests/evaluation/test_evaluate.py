@@ -16,11 +16,12 @@ from specheads.commands.evaluate import rule_choices
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping import FixedLength
 from specheads.decoding.verification import BlockVerification
-from specheads.evaluation import conclusions, decode, plot_styles, report_files
+from specheads.evaluation import conclusions, decode, report_files
 from specheads.evaluation import evaluate as evaluation
 from specheads.evaluation.candidates import Candidate
 from specheads.evaluation.draft_comparison import compared, read_report
-from specheads.evaluation.prompt_data import PromptData
+from specheads.evaluation.page import figures
+from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.replayed_sets import Outcome
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.settings import Evaluation, RecordingSettings
@@ -92,7 +93,7 @@ def test_a_rule_of_the_user_that_asks_a_head_is_told_as_one_with_a_head(call, tm
     assert any(f"the head ({rows[0].name.split()[0]}" in text for text in conclusions.key_findings(trusted))
     assert [row.head for row in report.live] == [None, None, "mine"]
     assert {row.kind for row in compared(report, {}) if "10" in row.rules} == {"fixed length", "head"}
-    assert plot_styles.styles_of(report)["doubtful"].color == plot_styles.RED
+    assert figures.styles_of(report)["doubtful"].color == figures.RED
 
 
 def test_the_best_rules_are_decoded_and_their_counts_are_kept(call, tmp_path):

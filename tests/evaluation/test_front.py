@@ -1,4 +1,4 @@
-from specheads.evaluation.page.front import ALL, FrontPoint, front_figures, front_table, not_beaten
+from specheads.evaluation.page.figures import ALL, FrontPoint, front_figures, front_table, not_beaten
 
 LOADS = {
     "1 at once": [FrontPoint("slow", 10.0, 10.0), FrontPoint("<fast>", 30.0, 30.0)],

@@ -7,8 +7,8 @@ from fakes import tiny_pair
 
 from specheads import Warp
 from specheads.decoding.decoder import Baseline
-from specheads.evaluation import quality
-from specheads.evaluation.quality import perplexity, response_nats
+from specheads.evaluation import live_rows
+from specheads.evaluation.live_rows import perplexity, response_nats
 
 PROMPT = [1, 0, 3]
 RESPONSES = [[2, 4, 1, 1, 0, 3, 2], [4], [0, 0, 2], [4], [2, 4, 1, 1, 0, 3, 1]]
@@ -32,8 +32,8 @@ def pair():
 @pytest.mark.parametrize("batch_tokens", [1, 15, 8192])
 @pytest.mark.parametrize("slice_elements", [1, 2**24])
 def test_nats_are_those_of_transformers(pair, monkeypatch, batch_tokens, slice_elements):
-    monkeypatch.setattr(quality, "BATCH_TOKENS", batch_tokens)
-    monkeypatch.setattr(quality, "SLICE_ELEMENTS", slice_elements)
+    monkeypatch.setattr(live_rows, "BATCH_TOKENS", batch_tokens)
+    monkeypatch.setattr(live_rows, "SLICE_ELEMENTS", slice_elements)
     assert pair.target.dtype == torch.float64
     expected = [direct_nats(pair.target, PROMPT, response) for response in RESPONSES]
     assert response_nats(pair.target_lm, PROMPT, RESPONSES) == pytest.approx(expected, rel=1e-12)

@@ -15,12 +15,12 @@ from rich.console import Console
 from specheads import papers
 from specheads.evaluation import evaluate as evaluation
 from specheads.evaluation import report_files
-from specheads.evaluation.console import print_report
 from specheads.evaluation.intervals import resample_counts
+from specheads.evaluation.live_rows import ResponseQuality, score, win_rate, with_quality
 from specheads.evaluation.page.document import html_of
-from specheads.evaluation.prompt_data import PromptData
-from specheads.evaluation.quality import ResponseQuality, score, win_rate, with_quality
+from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.report import LiveRow
+from specheads.evaluation.report_files import print_report
 from specheads.evaluation.settings import Evaluation, RecordingSettings
 from specheads.evaluation.sweep import TARGET_ALONE, Measured, Setting
 from specheads.evaluation.tables import comparisons
@@ -132,7 +132,7 @@ def test_perplexities_are_those_of_the_journals_tokens(call, nano, tmp_path):
     report = call(live="all", live_rules=("fixed_length",), quality=True)
     _, *lines = (tmp_path / "run" / "generations.jsonl").read_text().splitlines()
     entries = [json.loads(line)["entry"] for line in lines]
-    from specheads.evaluation.quality import response_nats
+    from specheads.evaluation.live_rows import response_nats
 
     prompts = [nano.encode_instruction(prompt.text) for prompt in FewPrompts().load(False) if prompt.split == "test"][:4]
     for number, row in enumerate(report.live):

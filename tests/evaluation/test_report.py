@@ -17,15 +17,12 @@ from specheads.decoding.step_costs import StepCosts
 from specheads.evaluation import report_files as module
 from specheads.evaluation.candidates import RuleChoice, candidates
 from specheads.evaluation.conclusions import notes_on
-from specheads.evaluation.console import print_report
-from specheads.evaluation.doubts import with_measured
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.live_rows import gain_over_fixed, live_rows
 from specheads.evaluation.report import Report
-from specheads.evaluation.report_files import write_report
+from specheads.evaluation.report_files import contents, print_report, write_report
 from specheads.evaluation.rule_costs import CostTable
-from specheads.evaluation.sweep import Sweep, round_times, sweep_settings
-from specheads.evaluation.wandb_log import contents
+from specheads.evaluation.sweep import Sweep, round_times, sweep_settings, with_measured
 
 ALONE = 900.0  # tokens per second
 SCHEMA = json.loads((Path(module.__file__).parent / "report.schema.json").read_text())

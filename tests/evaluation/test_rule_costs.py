@@ -7,10 +7,9 @@ from specheads.decoding.records import DecodeStats
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping import DraftProduct, FixedLength, Heuristic
 from specheads.evaluation.candidates import Candidate
-from specheads.evaluation.doubts import with_measured
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.rule_costs import CostTable
-from specheads.evaluation.sweep import TARGET_ALONE, Measured, Setting
+from specheads.evaluation.sweep import TARGET_ALONE, Measured, Setting, with_measured
 
 STEP, PASS, NUM_PROMPTS = 0.001, 0.004, 8
 SIZES = {"small": 0.01, "middle": 0.02, "large": 0.05}

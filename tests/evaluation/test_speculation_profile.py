@@ -16,7 +16,7 @@ from specheads.evaluation import speculation_profile
 from specheads.evaluation.evaluate import evaluate
 from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.intervals import Interval
-from specheads.evaluation.prompt_data import PromptData
+from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.settings import Evaluation, RecordingSettings
 from specheads.evaluation.speculation_profile import FILE, HeadProfile, Profile, SetProfile, set_profile
 from specheads.heads.head import load_head, save_head

@@ -14,8 +14,8 @@ from specheads.decoding import stopping, verification
 from specheads.decoding.decoder import Baseline, SpeculativeDecoder
 from specheads.decoding.responses import Responder, row_uniforms
 from specheads.errors import UserError
+from specheads.evaluation.live_rows import response_nats
 from specheads.evaluation.probe.prediction import agreement
-from specheads.evaluation.quality import response_nats
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.pair.language_model import LanguageModel
 from specheads.papers.layer_skip import distributions_along

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from specheads import SpeculativeDecoder, UserError, Warp, load_pair
 from specheads.decoding.stopping import FixedLength
 from specheads.evaluation.probe.prediction import agreement
-from specheads.evaluation.recordings import Recorder
+from specheads.evaluation.replayed_sets import Recorder
 from specheads.pair.language_model import load_tokenizer
 from specheads.pair.pair import fit_to_vocabulary, known_tokens
 from specheads.pair.revisions import resolve

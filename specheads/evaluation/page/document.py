@@ -19,19 +19,18 @@ from plotly.offline import get_plotlyjs
 from specheads.evaluation.conclusions import (
     costs_text,
     key_findings,
+    live_texts,
     main_data_set,
     preferred,
     ratio_text,
     ratios_of,
 )
-from specheads.evaluation.console import live_texts
-from specheads.evaluation.page.figures import Figures, batch_loads, figures_of
-from specheads.evaluation.page.front import ALL, Loads, front_table
+from specheads.evaluation.page.figures import ALL, Figures, Loads, batch_loads, figures_of, front_table
 from specheads.evaluation.report import MEASURED, Report, TextSample
-from specheads.evaluation.table import Table
 from specheads.evaluation.tables import (
     ABOUT_QUALITY,
     QUALITY_TITLE,
+    Table,
     across_table,
     bank_table,
     batch_table,

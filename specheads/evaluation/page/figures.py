@@ -1,13 +1,19 @@
 """The page's figures: one plotly figure per data set, or per data set and ratio. The page colours their text and grid."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
+import numpy as np
 import plotly.graph_objects as go
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from specheads.evaluation.candidates import CEILING, FIXED, ORACLE
 from specheads.evaluation.conclusions import (
+    best,
     change,
     change_limits,
     is_trusted,
@@ -21,21 +27,135 @@ from specheads.evaluation.conclusions import (
     winners_at,
 )
 from specheads.evaluation.intervals import Interval
-from specheads.evaluation.page.front import FrontPoint, front_figures, not_beaten
-from specheads.evaluation.plot_styles import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    RED,
-    SKY,
-    SYMBOLS,
-    PlotStyle,
-    main_families,
-    styles_of,
-)
-from specheads.evaluation.report import BatchRow, DataSet, Report, RuleRow, Winner
+from specheads.evaluation.report import BatchRow, DataSet, Positions, Report, RuleRow, Winner
+from specheads.evaluation.tables import Cell, Row, Table
+
+# The colours of Okabe and Ito without yellow and black, which cannot be seen on a white and on a black page.
+BLUE, ORANGE, GREEN, RED, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7"
+GREY = "#8a8a8a"
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "pentagon", "star", "hexagon", "triangle-down")
+FEW = 10  # families that are shown at once
+
+
+@dataclass(frozen=True)
+class PlotStyle:
+    """How a family is drawn. plotly.js makes a CSS class of `key`, so it is no name from the data."""
+
+    key: str
+    color: str
+    symbol: str
+    dash: str = "solid"
+
+
+def styles_of(report: Report) -> dict[str, PlotStyle]:
+    """Return how each family is drawn: fixed lengths blue, heads red and purple, the bounds grey."""
+    styles = {
+        FIXED: PlotStyle("fixed", BLUE, "circle"),
+        CEILING: PlotStyle("ceiling", GREY, "star-diamond", "dash"),
+        ORACLE: PlotStyle("oracle", GREY, "star", "dot"),
+    }
+    rows: list[RuleRow | Positions] = []
+    for data_set in report.data_sets:
+        rows += [*data_set.rules, *data_set.positions]
+    families = {row.family: row.head is not None for row in rows if row.family not in styles}
+    for wanted, colors in ((True, (RED, PURPLE)), (False, (GREEN, ORANGE, SKY))):
+        for number, family in enumerate(family for family, has_head in families.items() if has_head == wanted):
+            symbol = SYMBOLS[(number // len(colors) + (not wanted)) % len(SYMBOLS)]
+            styles[family] = PlotStyle(f"family{list(families).index(family)}", colors[number % len(colors)], symbol)
+    return styles
+
+
+def main_families(data_set: DataSet, ratio: str | None) -> set[str]:
+    """Return the families that a reader sees first: fixed lengths, the best with a head and without, and the bounds.
+
+    With an automatic threshold, its head's given thresholds are shown, too.
+    """
+    families = {row.family for row in data_set.rules}
+    if len(families) <= FEW:
+        return families
+    leaders = [best(winners_at(data_set, ratio), head) for head in (True, False)]
+    leading = {(row.rule_name, row.head) for row in leaders if row}
+    return {FIXED, CEILING, ORACLE, *(row.family for row in data_set.rules if (row.rule_name, row.head) in leading)}
+
+
+ALL = "all"  # the key of the figure of all loads
+COLORS = (BLUE, ORANGE, GREEN, RED, SKY, PURPLE)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class FrontPoint:
+    """One setting or policy at one load, in tokens per second."""
+
+    name: str
+    user: float  # of one request
+    total: float  # of all requests together
+    lossless: bool = True
+
+
+Loads = Mapping[str, Sequence[FrontPoint]]  # by the name of the load
+
+
+def not_beaten(rows: Iterable[T], costs: Callable[[T], tuple[float, float]]) -> list[T]:
+    """Return the rows that no other row beats in both costs, by the first of them."""
+    front: list[T] = []
+    for row in sorted(rows, key=costs):
+        if not front or costs(row)[1] < costs(front[-1])[1]:
+            front.append(row)
+    return front
+
+
+def front_figures(loads: Loads) -> dict[str, go.Figure]:
+    """Return a figure for all loads, and for each by its number; a policy looks the same in all of them."""
+    names = list(dict.fromkeys(point.name for points in loads.values() for point in points))
+    everywhere = _figure("tokens per second and user", "tokens per second of all users", 440)
+    for number, name in enumerate(names):
+        shown = [(load, point) for load, points in loads.items() for point in points if point.name == name]
+        everywhere.add_scatter(mode="lines+markers", **_trace(number, name, shown))
+    figures = {ALL: everywhere}
+    for key, (load, points) in enumerate(loads.items()):
+        figure = _figure("tokens per second and user", "tokens per second of all users", 440)
+        front = not_beaten(points, lambda point: (-point.user, -point.total))
+        line = {"color": GREY, "width": 1}
+        x, y = [point.user for point in front], [point.total for point in front]
+        figure.add_scatter(x=x, y=y, mode="lines", line=line, name="Pareto front", uid="front", hoverinfo="skip")
+        for point in points:
+            figure.add_scatter(mode="markers", **_trace(names.index(point.name), point.name, [(load, point)]))
+        figures[str(key)] = figure
+    return figures
+
+
+def _trace(number: int, name: str, shown: Sequence[tuple[str, FrontPoint]]) -> dict[str, object]:
+    color, symbol = COLORS[number % len(COLORS)], SYMBOLS[number // len(COLORS) % len(SYMBOLS)]
+    dash = "solid" if all(point.lossless for _, point in shown) else "dash"
+    return {
+        "x": [point.user for _, point in shown],
+        "y": [point.total for _, point in shown],
+        "marker": {"color": color, "symbol": symbol, "size": 9},
+        "line": {"color": color, "width": 1.5, "dash": dash},
+        "name": escape(name),
+        "uid": f"setting{number}",
+        "hovertext": [f"<b>{escape(name)}</b>, {escape(load)}<br>{_speeds(point)}" for load, point in shown],
+        "hoverinfo": "text",
+    }
+
+
+def _speeds(point: FrontPoint) -> str:
+    return f"{point.total:,.0f} tokens per second in all<br>{point.user:,.1f} per user"
+
+
+def front_table(loads: Loads, caption: str) -> Table:
+    """Return the table of all loads: throughput, and in brackets that of a user."""
+    names = list(dict.fromkeys(point.name for points in loads.values() for point in points))
+    by_load = [{point.name: point for point in points} for points in loads.values()]
+    rows = [Row([Cell(name, name), *(_cell(points.get(name)) for points in by_load)]) for name in names]
+    return Table(caption, ("", *loads), rows)
+
+
+def _cell(point: FrontPoint | None) -> Cell:
+    return Cell(None) if point is None else Cell(f"{point.total:,.0f}", point.total, f"({point.user:,.1f})")
+
 
 WORST, MOST = -1.0, 1.5  # shares of a gap beyond these are cut off
 
@@ -315,3 +435,73 @@ def _named(family: str, style: PlotStyle, main: set[str]) -> dict[str, Any]:
     """Return a trace's name in the legend, hidden at first where the family is not one of the main ones."""
     visible = True if family in main else "legendonly"
     return {"name": escape(family), "uid": style.key, "visible": visible, "hoverinfo": "text"}
+
+
+_SHOWN = {  # families of the picture that the README has, with their colours and titles there
+    FIXED: ("tab:blue", "fixed K"),
+    "head_threshold": ("tab:orange", "head, threshold"),
+    CEILING: ("tab:green", "informed ceiling"),
+    ORACLE: ("0.4", "oracle"),
+}
+
+
+def plot_pareto(report: Report, path: Path) -> None:
+    """Plot both rates of the main families on the first test set: the picture for a README."""
+    data = next((data for data in report.data_sets if data.role == "test"), report.data_sets[0])
+    figure, axes = _png(6.4, 4.8)
+    for family, (color, title) in _SHOWN.items():
+        rows = sorted((row for row in data.rules if row.family == family), key=lambda row: row.discard_rate.value)
+        if not rows:
+            continue
+        pairs = [[getattr(row, name) for row in rows] for name in ("discard_rate", "verification_rate")]
+        x, y = ([rate.value for rate in column] for column in pairs)
+        errors = [_error_bars(column) for column in pairs]
+        look: dict[str, Any] = {"marker": "o", "ms": 4, "lw": 1.2, "elinewidth": 0.6, "color": color, "label": title}
+        axes.errorbar(x, y, xerr=errors[0], yerr=errors[1], **look)
+        for row, point in zip(rows, zip(x, y, strict=True), strict=True):
+            if row.value is not None and family != CEILING:
+                below: dict[str, Any] = {"textcoords": "offset points", "xytext": (5, 4), "fontsize": 8}
+                axes.annotate(f"{row.value:g}", point, **below, color=color)
+    axes.set(
+        xlabel="discard rate (drafted tokens thrown away per token)",
+        ylabel="verification rate (forward passes of the target per token)",
+    )
+    axes.set_title(f"{report.context['model']}, {data.name} prompts: lower left is better")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=150)
+
+
+def plot_speed(report: Report, path: Path) -> None:
+    """Plot the measured speed of every setting, next to what costs and replay predict."""
+    figure, axes = _png(7.2, 4.4)
+    names, speeds = [row.name for row in report.live], [row.tokens_per_second for row in report.live]
+    axes.bar(
+        names,
+        [speed.value for speed in speeds],
+        yerr=_error_bars(speeds),
+        color="0.75" if report.doubts else "tab:blue",
+        capsize=2,
+        error_kw={"lw": 0.8},
+    )
+    for attribute, marker, label in (("predicted", "k_", "from its counts"), ("replayed", "r_", "from replay")):
+        values = [(row.name, getattr(row, f"{attribute}_tokens_per_second")) for row in report.live]
+        known = [pair for pair in values if pair[1] is not None]
+        if known:
+            axes.plot(*zip(*known, strict=True), marker, ms=12, label=f"predicted {label}")
+    axes.axhline(speeds[0].value, color="0.5", lw=0.8, ls="--")
+    axes.set_ylabel("tokens per second")
+    axes.set_title(f"{report.context['model']}: measured speed{', not to be trusted' if report.doubts else ''}")
+    axes.tick_params(axis="x", labelrotation=60)
+    axes.legend()
+    figure.savefig(path, dpi=150)
+
+
+def _error_bars(estimates: Sequence[Interval]) -> np.ndarray:
+    """Return how far the intervals reach below and above their estimates, (2, n)."""
+    return np.array([[abs(estimate.value - estimate.low), abs(estimate.high - estimate.value)] for estimate in estimates]).T
+
+
+def _png(width: float, height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots()

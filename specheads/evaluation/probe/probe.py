@@ -13,7 +13,6 @@ from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.step_times import LONGEST, TARGET, StepTimes, step_times
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold, Logistic, StoppingRule
 from specheads.errors import UserError
-from specheads.evaluation.doubts import LARGEST_SPREAD
 from specheads.evaluation.intervals import Interval, halves, interval, resample_counts
 from specheads.evaluation.probe.prediction import (
     BETTER,
@@ -32,10 +31,11 @@ from specheads.evaluation.probe.prediction import (
     survival,
 )
 from specheads.evaluation.probe.timing import LiveCheck, live_check, parameter_ratio, served_times
-from specheads.evaluation.prompt_data import PromptData
-from specheads.evaluation.recordings import Recorder
+from specheads.evaluation.prompt_sets import PromptData
+from specheads.evaluation.replayed_sets import Recorder
 from specheads.evaluation.settings import EngineName
 from specheads.evaluation.setup import versions
+from specheads.evaluation.sweep import LARGEST_SPREAD
 from specheads.heads.config import HeadConfig
 from specheads.heads.head import AcceptanceHead
 from specheads.integrations.served_target import ServedModel

@@ -81,7 +81,7 @@ COLUMNS = ("way to decode", "chosen", "speed-up", "over the fixed length")
 def html_of(probed: Probed) -> str:
     """Return the page as text."""
     from specheads.evaluation.page.document import Panel, context_section, rendered  # imports jinja and plotly
-    from specheads.evaluation.table import Cell, Row, Table, change_cell, times_cell
+    from specheads.evaluation.tables import Cell, Row, Table, change_cell, times_cell
 
     rows = []
     for option in probed.options:

@@ -12,7 +12,7 @@ from specheads.decoding.decoder import Baseline, SpeculativeDecoder
 from specheads.decoding.engine import compile_ahead, resolve_engine
 from specheads.decoding.records import DecodeStats
 from specheads.evaluation.head_folders import LocatedHead
-from specheads.evaluation.quality import response_nats
+from specheads.evaluation.live_rows import response_nats
 from specheads.evaluation.setup import device_name
 from specheads.evaluation.sweep import response_seed
 from specheads.forecast import progress

@@ -10,7 +10,7 @@ from torch import Tensor
 from specheads.errors import UserError
 from specheads.evaluation.head_folders import store_dev_prompts, store_in_config
 from specheads.evaluation.intervals import Groups, halves
-from specheads.evaluation.recordings import Recorder
+from specheads.evaluation.replayed_sets import Recorder
 from specheads.forecast import Forecast
 from specheads.heads.calibration import IndexCalibration, in_rounds
 from specheads.heads.head import AcceptanceHead, load_head

@@ -11,7 +11,7 @@ import torch
 
 from specheads.decoding.stopping import MAX_TOKENS
 from specheads.errors import UserError
-from specheads.evaluation.recordings import Recorder
+from specheads.evaluation.replayed_sets import Recorder
 from specheads.heads.batch import collate
 from specheads.heads.features import ROUND_INPUTS
 from specheads.heads.head import NUM_GOLDEN, save_head
