@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from specheads.decoding.engine.capture import WARM_UPS, GraphRecorder, HeldInputs, ImitatingRecorder, recorder_for
+from specheads.decoding.engine.cuda_graph import WARM_UPS, GraphRecorder, HeldInputs, ImitatingRecorder, recorder_for
 
 
 class Stream:

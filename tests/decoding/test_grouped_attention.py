@@ -8,9 +8,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from specheads.decoding.engine import attention
-from specheads.decoding.engine.attention import PART, GroupedOperations, attend, attend_parts, computing, is_faster
+from specheads.decoding.engine.attention import PART, GroupedOperations, attend, attend_parts, computing
 from specheads.decoding.engine.compiled_program import OPTIONS, CompiledProgram
-from specheads.decoding.engine.cuda_graph import GraphEngine, GroupedStep
+from specheads.decoding.engine.cuda_graph import GraphEngine, GroupedStep, is_faster
 
 SHAPES = [
     (heads, groups, tokens, parts) for heads, groups in ((4, 4), (6, 2), (8, 1)) for tokens, parts in ((1, 1), (5, 3), (13, 2))

@@ -7,18 +7,15 @@ results are weighted by their sums of exponentials (Dao et al. 2023, Flash-Decod
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, partial
-from types import SimpleNamespace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from specheads.decoding.engine.capture import GraphRecorder
 from specheads.pair.sampling import Operations, at_least_float32, computing_with
 
 logger = logging.getLogger(__name__)
@@ -26,8 +23,6 @@ logger = logging.getLogger(__name__)
 PART = 128  # keys; sizes of memory that a captured step reads are multiples of it
 MASKED = -1e30  # added to a masked score; with infinity, a part that is masked throughout would be NaN
 OTHER_ATTENTION = ("dropout", "is_causal", "position_bias", "softcap", "cache")  # options that only transformers' attention has
-PROBE_TOKENS, PROBE_RUNS = 8, 20  # of a usual verification; attentions in a graph that is timed
-LARGEST_ERROR = 0.02  # of the results' largest number, between two ways to round them in 16 bits
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None = None) -> Tensor:
@@ -97,43 +92,3 @@ def computing(operations: Operations) -> Iterator[None]:
         del ALL_ATTENTION_FUNCTIONS["sdpa"]  # the library's own attention, which ours hid, is visible again
         if ALL_ATTENTION_FUNCTIONS["sdpa"] is not plain:  # someone else's was hidden
             ALL_ATTENTION_FUNCTIONS["sdpa"] = plain
-
-
-@cache  # engines of one model take the same
-def is_faster(device: torch.device, dtype: torch.dtype, num_heads: int, key_shape: tuple[int, int, int]) -> bool:
-    """Whether `attend` is faster on a GPU than transformers' attention, over keys (G, S, D); both are captured.
-
-    False where it fails or computes something else, which is said.
-    """
-    (groups, size, head_size), count = key_shape, PROBE_TOKENS
-    query = torch.randn(1, num_heads, count, head_size, dtype=dtype, device=device)
-    keys, values = torch.randn(2, 1, *key_shape, dtype=dtype, device=device)
-    mask = torch.ones(count, size, dtype=torch.bool, device=device).tril(size - count)[None, None]
-    layer: Any = SimpleNamespace(num_key_value_groups=num_heads // groups, is_causal=True)
-    try:
-        expected, actual = sdpa_attention_forward(layer, query, keys, values, mask)[0], attend(query, keys, values, mask)
-        if not bool((actual - expected).abs().max() <= LARGEST_ERROR * expected.abs().max()):
-            logger.warning("attention in groups computes something else on this GPU; transformers' attention is used")
-            return False
-        plain = milliseconds(lambda: sdpa_attention_forward(layer, query, keys, values, mask), device)
-        grouped = milliseconds(lambda: attend(query, keys, values, mask), device)
-    except RuntimeError as error:
-        reason = next(iter(str(error).strip().splitlines()), "")
-        logger.warning("attention in groups fails on this GPU (%s); transformers' attention is used", reason)
-        return False
-    logger.info("attention over %d keys: %.3f ms in groups, %.3f ms as transformers does it", size, grouped, plain)
-    return grouped < plain
-
-
-def milliseconds(run: Callable[[], Any], device: torch.device) -> float:
-    """Return the time that a GPU takes for `run`, captured, without the launches of its kernels."""
-    replay, _ = GraphRecorder(device).capture(lambda: [run() for _ in range(PROBE_RUNS)])
-    queue, times = torch.cuda.current_stream(device), []
-    for _ in range(5):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record(queue)
-        replay()
-        end.record(queue)
-        end.synchronize()
-        times.append(start.elapsed_time(end) / PROBE_RUNS)
-    return min(times)

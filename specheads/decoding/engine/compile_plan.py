@@ -37,7 +37,7 @@ class Job:
 
 
 class Plan:
-    """The steps that engines would prepare; while a plan is active, their `warm_up` adds to it and prepares nothing."""
+    """The steps that engines would prepare; while a plan is active, warm-ups add to it and prepare nothing."""
 
     active: "Plan | None" = None
 

@@ -14,9 +14,9 @@ from specheads.decoding.engine.artefacts import load_or_compile, name_of
 from specheads.decoding.engine.attention import computing
 from specheads.decoding.engine.compile_plan import Job, Plan
 from specheads.decoding.engine.compiled_program import CPU_OPTIONS, OPTIONS, CompiledProgram, modules_in
-from specheads.decoding.engine.eager import CompiledStep, Epilogue, RowsEpilogue
+from specheads.decoding.engine.eager import Epilogue, RowsEpilogue
 from specheads.decoding.engine.reading import RowPlaces
-from specheads.decoding.engine.static import Memory, Runner, StaticEngine, StaticRowsStep, StaticStep, StepKind, run_step
+from specheads.decoding.engine.static import Memory, Runner, StaticEngine, StaticStep, StepKind, run_step
 from specheads.errors import UserError
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.sampling import Operations
@@ -148,31 +148,14 @@ class CompiledEngine(StaticEngine):
                 self._compiled[key] = self._uncompiled(epilogue, kind)
         return self._compiled[key]
 
-    def warm_up(self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: Any) -> None:
+    def _prepared(self, step: StaticStep, shape: tuple[Any, ...], args: tuple[Any, ...]) -> Runner:
         if Plan.active is None:
-            return super().warm_up(compiled_step, counts, *inputs)
-        assert isinstance(compiled_step, StaticStep)
-        for count in counts:
-            tokens = torch.zeros((1, count), dtype=torch.long, device=self.lm.device)
-            self._plan(compiled_step, (tokens, self._start, self._places[: self.bucket], inputs))
-        return None
-
-    def warm_up_rows(self, compiled_step: CompiledStep, examples: Sequence[tuple[Any, ...]]) -> None:
-        if Plan.active is None:
-            return super().warm_up_rows(compiled_step, examples)
-        assert isinstance(compiled_step, StaticRowsStep)
-        for tokens, _, places, *inputs in examples:
-            self._plan(compiled_step, (tokens, self._start, self._places[: self.bucket], (places, *inputs)))
-        return None
-
-    def _plan(self, compiled_step: StaticStep, args: tuple[Any, ...]) -> None:
-        """Add a step to the plan, unless it is compiled or planned already."""
-        assert Plan.active is not None
-        kind = compiled_step.kind
-        key = (self, compiled_step.epilogue.compile_key, kind, self._width(args[0].numel(), kind.rows))
-        if key[1:] not in self._compiled and key not in Plan.active.jobs:
+            return super()._prepared(step, shape, args)
+        key = (step.epilogue.compile_key, step.kind, self._width(args[0].numel(), step.kind.rows))
+        if key not in self._compiled and (self, *key) not in Plan.active.jobs:
             with suppress(Exception):  # a step that cannot be prepared is reported where it is needed
-                Plan.active.jobs[key] = self._job(compiled_step.epilogue, kind, args)[0]
+                Plan.active.jobs[self, *key] = self._job(step.epilogue, step.kind, args)[0]
+        return lambda *args: None
 
     def _compile(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> Runner:
         start = time.perf_counter()

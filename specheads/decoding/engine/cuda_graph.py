@@ -1,21 +1,22 @@
 """Steps captured as CUDA graphs, for padded numbers of tokens and doubling sizes of memory.
 
 A replay is one launch where the step has hundreds. It reads and writes the tensors of its capture, so a call's tensors are copied
-in first. Without CUDA the captured step is run again on the same tensors, which is slow but the same code; see capture.py.
+in first. Without CUDA the captured step is run again on the same tensors, which is slow but the same code.
 """
 
 import logging
-from collections.abc import Hashable, Sequence
-from functools import partial
+from collections.abc import Callable, Hashable, Sequence
+from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils._triton import has_triton
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from specheads.decoding.engine.attention import PART, GroupedOperations, computing, is_faster
-from specheads.decoding.engine.capture import HeldInputs, Replay, Step, recorder_for
+from specheads.decoding.engine.attention import PART, GroupedOperations, attend, computing
 from specheads.decoding.engine.compile_plan import Plan
 from specheads.decoding.engine.compiled import CompiledEngine, StepOperations
 from specheads.decoding.engine.compiled_program import leaves_of
@@ -27,6 +28,147 @@ from specheads.pair.language_model import LanguageModel
 from specheads.pair.sampling import Operations
 
 logger = logging.getLogger(__name__)
+
+PROBE_TOKENS, PROBE_RUNS = 8, 20  # of a usual verification; attentions in a graph that is timed
+LARGEST_ERROR = 0.02  # of the results' largest number, between two ways to round them in 16 bits
+WARM_UPS = 3  # runs before a capture, in which libraries allocate what they need
+
+Step = Callable[[], Any]  # reads and writes the same tensors whenever it is called
+Replay = Callable[[], None]  # does again what a captured step did
+
+
+class GraphRecorder:
+    """Captures steps as CUDA graphs, which share a pool of memory because no two of them run at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._pool = device, torch.cuda.graph_pool_handle()
+        # Without a stream, `torch.cuda.graph` captures on one stream of the process, on the device that was current when it first
+        # captured: nothing that runs on another device is captured there. The pool's memory belongs to a stream, too.
+        self._stream = torch.cuda.Stream(device)
+
+    def capture(self, step: Step) -> tuple[Replay, Any]:
+        """Return the replay of a step, and the tensors that it writes the step's results to.
+
+        Raises:
+            RuntimeError: a step that cannot be captured, such as one that waits for the device.
+        """
+        with torch.cuda.device(self._device):
+            current = torch.cuda.current_stream(self._device)
+            self._stream.wait_stream(current)
+            with torch.cuda.stream(self._stream):  # also left if a capture fails, which torch's own context does not do
+                for _ in range(WARM_UPS):
+                    step()
+                graph = torch.cuda.CUDAGraph()
+                # Threads with other engines may allocate or wait meanwhile, which "global", the default, forbids them.
+                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                    out = step()
+            current.wait_stream(self._stream)
+
+        def replay() -> None:
+            with torch.cuda.device(self._device):
+                graph.replay()
+
+        return replay, out
+
+
+class ImitatingRecorder:
+    """Stands in for CUDA graphs: a replay runs the step again and writes into the tensors of the first results."""
+
+    def capture(self, step: Step) -> tuple[Replay, Any]:
+        """Return the replay of a step, and the tensors that it writes the step's results to."""
+        earlier = tree_leaves(step())
+        # A result that lies in the same place after every run is there itself; others are new tensors each time.
+        out = tree_map_only(Tensor, lambda new: new if any(is_same(new, each) for each in earlier) else new.clone(), step())
+
+        def replay() -> None:
+            for held, new in zip(tree_leaves(out), tree_leaves(step()), strict=True):
+                if not is_same(held, new):
+                    held.copy_(new)
+
+        return replay, out
+
+
+class HeldInputs:
+    """The tensors from which captured steps read a call's, which are copied there."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors, self._storages = tensors, {_storage(tensor) for tensor in tensors}
+        # Tensors of one type are copied by one launch, those of several by one each.
+        self._groups: dict[torch.dtype, list[int]] = {}
+        for number, tensor in enumerate(tensors):
+            self._groups.setdefault(tensor.dtype, []).append(number)
+
+    def fill(self, given: Sequence[Tensor]) -> None:
+        """Copy a call's tensors, in the order of these, except for those that are there already."""
+        held = self._tensors
+        sources = {number: self._apart(given[number]) for number, old in enumerate(held) if not is_same(old, given[number])}
+        for numbers in self._groups.values():
+            new = [number for number in numbers if number in sources]
+            if new:
+                torch._foreach_copy_([held[number] for number in new], [sources[number] for number in new], non_blocking=True)
+
+    def _apart(self, tensor: Tensor) -> Tensor:
+        """Return a copy of a tensor that lies in the place of another one, which would be overwritten first."""
+        return tensor.clone() if _storage(tensor) in self._storages else tensor
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def is_same(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors show the same memory in the same way."""
+    return first is second or (
+        first.data_ptr() == second.data_ptr()
+        and first.dtype == second.dtype
+        and first.shape == second.shape
+        and first.stride() == second.stride()
+    )
+
+
+def recorder_for(device: torch.device) -> GraphRecorder | ImitatingRecorder:
+    """Return what captures steps on a device."""
+    return GraphRecorder(device) if device.type == "cuda" else ImitatingRecorder()
+
+
+@cache  # engines of one model take the same
+def is_faster(device: torch.device, dtype: torch.dtype, num_heads: int, key_shape: tuple[int, int, int]) -> bool:
+    """Whether `attend` is faster on a GPU than transformers' attention, over keys (G, S, D); both are captured.
+
+    False where it fails or computes something else, which is said.
+    """
+    (groups, size, head_size), count = key_shape, PROBE_TOKENS
+    query = torch.randn(1, num_heads, count, head_size, dtype=dtype, device=device)
+    keys, values = torch.randn(2, 1, *key_shape, dtype=dtype, device=device)
+    mask = torch.ones(count, size, dtype=torch.bool, device=device).tril(size - count)[None, None]
+    layer: Any = SimpleNamespace(num_key_value_groups=num_heads // groups, is_causal=True)
+    try:
+        expected, actual = sdpa_attention_forward(layer, query, keys, values, mask)[0], attend(query, keys, values, mask)
+        if not bool((actual - expected).abs().max() <= LARGEST_ERROR * expected.abs().max()):
+            logger.warning("attention in groups computes something else on this GPU; transformers' attention is used")
+            return False
+        plain = milliseconds(lambda: sdpa_attention_forward(layer, query, keys, values, mask), device)
+        grouped = milliseconds(lambda: attend(query, keys, values, mask), device)
+    except RuntimeError as error:
+        reason = next(iter(str(error).strip().splitlines()), "")
+        logger.warning("attention in groups fails on this GPU (%s); transformers' attention is used", reason)
+        return False
+    logger.info("attention over %d keys: %.3f ms in groups, %.3f ms as transformers does it", size, grouped, plain)
+    return grouped < plain
+
+
+def milliseconds(run: Callable[[], Any], device: torch.device) -> float:
+    """Return the time that a GPU takes for `run`, captured, without the launches of its kernels."""
+    replay, _ = GraphRecorder(device).capture(lambda: [run() for _ in range(PROBE_RUNS)])
+    queue, times = torch.cuda.current_stream(device), []
+    for _ in range(5):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record(queue)
+        replay()
+        end.record(queue)
+        end.synchronize()
+        times.append(start.elapsed_time(end) / PROBE_RUNS)
+    return min(times)
 
 
 class GroupedStep(StepOperations):

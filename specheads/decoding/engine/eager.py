@@ -58,79 +58,6 @@ class RowsEpilogue(Epilogue, Protocol):
         """The dimensions of its first inputs whose sizes change from call to call."""
 
 
-class Engine(Protocol):
-    """The interface through which the decoder runs a model."""
-
-    lm: LanguageModel
-    capacity: int
-    num_rows: int  # texts that its memory holds
-    num_prepared: int  # steps compiled or captured so far; generation adds none after the warm-up
-
-    @property
-    def length(self) -> int:
-        """The number of positions in memory."""
-
-    def forward(
-        self, tokens: Tensor, positions: Tensor | None = None, tree_slots: TreeSlots | None = None, num_logits: int = 1
-    ) -> ForwardOutput:
-        """Append `tokens` (B, T) to the memory and run the model over them."""
-
-    def compiled_step(self, epilogue: Epilogue, all_logits: bool = False, tree: bool = False) -> CompiledStep:
-        """Return a function of `(tokens, *inputs)`: a forward pass over `tokens` (1, T) and then `epilogue(output, *inputs)`.
-
-        Its result is valid until it runs again, and every call must pass inputs of the same shapes.
-
-        Args:
-            all_logits: whether the epilogue gets the logits of every token instead of the last one's.
-            tree: whether tokens are nodes of a tree; then the first input is the TreeSlots.
-        """
-
-    def rows_step(self, epilogue: RowsEpilogue) -> CompiledStep:
-        """Return a function of `(tokens, end, places, *inputs)`: a forward pass over `tokens` (N, 1) and then the epilogue.
-
-        The epilogue gets the logits of every token. `end` is an integer above all positions. The caller keeps the lengths of
-        rows; the engine's `length` has no meaning for them.
-        """
-
-    def warm_up_rows(self, compiled_step: CompiledStep, examples: Sequence[tuple[Any, ...]]) -> None:
-        """Prepare a step in rows for arguments like these `examples`; empties the memory.
-
-        A compiler takes a size for a constant that equals one; see `RowsExample`.
-        """
-
-    @property
-    def memory_bytes(self) -> int:
-        """The bytes of KV memory, of all rows."""
-
-    @property
-    def reads_rows_together(self) -> bool:
-        """Whether steps in rows are the faster way to read short prompts."""
-
-    def read_row(self, row: int, tokens: Tensor) -> Tensor:
-        """Read `tokens` (1, T) into the memory of one row, from its start; return their states (1, T, H)."""
-
-    def clear_row(self, row: int) -> None:
-        """Overwrite one row's memory: a NaN would spread even from masked positions."""
-
-    def warm_up(self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: Any) -> None:
-        """Prepare a compiled step for `counts` of tokens at any length, with inputs like these; empties the memory."""
-
-    def padded(self, count: int) -> int:
-        """Return the number of tokens, at least `count`, to which a forward pass over `count` tokens should be padded."""
-
-    def padded_rows(self, count: int) -> int:
-        """Return to which length, at least `count`, the inputs of a `rows_step` of length `count` should be filled up."""
-
-    def rewind(self, length: int) -> None:
-        """Forget every position from `length` on."""
-
-    def clear(self) -> None:
-        """Forget everything and overwrite it."""
-
-    def keep(self, base: int, accepted_nodes: Sequence[int]) -> None:
-        """Forget the nodes written from position `base` on, except for those in the slots `accepted_nodes`, in that order."""
-
-
 class KVLayer(CacheLayerMixin):
     """One attention layer's static keys and values (B, heads, capacity, head size), with a length that can move back."""
 
@@ -199,12 +126,12 @@ def read_rows(
 
 
 class EagerEngine:
-    """The reference engine: no compilation, exact lengths.
+    """The reference engine, and the interface of all: no compilation, exact lengths.
 
     With B > 1 rows that `forward` reads are left-padded and share one length; `rows_step` reads rows of any lengths.
     """
 
-    num_prepared = 0
+    num_prepared = 0  # steps compiled or captured so far; generation adds none after the warm-up
 
     def __init__(self, lm: LanguageModel, capacity: int, spare_capacity: int = 0, num_rows: int = 1) -> None:
         """Allocate for `num_rows` texts of `capacity` positions, and `spare_capacity` after them for trees."""
@@ -224,6 +151,7 @@ class EagerEngine:
 
     @property
     def length(self) -> int:
+        """The number of positions in memory."""
         return self._layers[0].length
 
     @torch.no_grad()
@@ -261,7 +189,14 @@ class EagerEngine:
         return ForwardOutput(tokens, hidden, logits=self.lm.logits(hidden[:, hidden.shape[1] - num_logits :]))
 
     def compiled_step(self, epilogue: Epilogue, all_logits: bool = False, tree: bool = False) -> CompiledStep:
-        """Return a function of `(tokens, *inputs)` that runs a forward pass and then `epilogue(output, *inputs)`; see Engine."""
+        """Return a function of `(tokens, *inputs)`: a forward pass over `tokens` (1, T) and then `epilogue(output, *inputs)`.
+
+        Its result is valid until it runs again, and every call must pass inputs of the same shapes.
+
+        Args:
+            all_logits: whether the epilogue gets the logits of every token instead of the last one's.
+            tree: whether tokens are nodes of a tree; then the first input is the TreeSlots.
+        """
 
         def run(tokens: Tensor, *inputs: Any) -> Any:
             tree_slots, inputs = (inputs[0], inputs[1:]) if tree else (None, inputs)
@@ -270,7 +205,11 @@ class EagerEngine:
         return run
 
     def rows_step(self, epilogue: RowsEpilogue) -> CompiledStep:
-        """Return a function of `(tokens, end, places, *inputs)`; see Engine."""
+        """Return a function of `(tokens, end, places, *inputs)`: a forward pass over `tokens` (N, 1) and then the epilogue.
+
+        The epilogue gets the logits of every token. `end` is an integer above all positions. The caller keeps the lengths of
+        rows; the engine's `length` has no meaning for them.
+        """
 
         @torch.no_grad()
         def run(tokens: Tensor, end: int, places: RowPlaces, *inputs: Any) -> Any:
@@ -281,13 +220,23 @@ class EagerEngine:
 
         return run
 
-    def warm_up_rows(self, compiled_step: CompiledStep, examples: Sequence[tuple[Any, ...]]) -> None:
-        """There is nothing to prepare."""
+    def warm_up(self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: Any) -> None:
+        """Prepare a compiled step for `counts` of tokens at any length, with inputs like these; empties the memory."""
+        self.rewind(0)
 
-    @property
-    def reads_rows_together(self) -> bool:
-        """Whether steps in rows are the faster way to read short prompts."""
-        return False
+    def warm_up_rows(self, compiled_step: CompiledStep, examples: Sequence[tuple[Any, ...]]) -> None:
+        """Prepare a step in rows for arguments like these `examples`; empties the memory.
+
+        A compiler takes a size for a constant that equals one; see `RowsExample`.
+        """
+
+    def padded(self, count: int) -> int:
+        """Return the number of tokens, at least `count`, to which a forward pass over `count` tokens should be padded."""
+        return count
+
+    def padded_rows(self, count: int) -> int:
+        """Return to which length, at least `count`, the inputs of a `rows_step` of length `count` should be filled up."""
+        return count
 
     @torch.no_grad()
     def read_row(self, row: int, tokens: Tensor) -> Tensor:
@@ -297,20 +246,16 @@ class EagerEngine:
         positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
         return self.lm.hidden_states(tokens, past_key_values=cache, use_cache=True, position_ids=positions)
 
+    @property
+    def reads_rows_together(self) -> bool:
+        """Whether steps in rows are the faster way to read short prompts."""
+        return False
+
     def clear_row(self, row: int) -> None:
-        """Zero one row's memory."""
+        """Zero one row's memory: a NaN would spread even from masked positions."""
         for layer in self._written():
             layer.keys[row].zero_()
             layer.values[row].zero_()
-
-    def warm_up(self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: Any) -> None:
-        self.rewind(0)  # there is nothing to prepare
-
-    def padded(self, count: int) -> int:
-        return count
-
-    def padded_rows(self, count: int) -> int:
-        return count
 
     def _check_fits(self, end: int) -> None:
         if end > self._reach:
@@ -375,3 +320,6 @@ class EagerEngine:
             copy.keys[:, :, :width] = source.keys[row, :, place].transpose(1, 2)
             copy.values[:, :, :width] = source.values[row, :, place].transpose(1, 2)
         return other, (index >= 0).long()
+
+
+Engine = EagerEngine  # the others extend it

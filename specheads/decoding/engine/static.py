@@ -270,12 +270,12 @@ class StaticEngine(EagerEngine):
         """Return the key of the step in rows that serves such a call."""
         return self._shape(count, size)
 
-    def _prepared(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> Runner:
-        """Return the prepared step for one shape, which is then watched."""
-        for module in modules_in(epilogue.compile_key):
+    def _prepared(self, step: "StaticStep", shape: tuple[Any, ...], args: tuple[Any, ...]) -> Runner:
+        """Return the prepared step for one shape, which is kept and then watched."""
+        for module in modules_in(step.epilogue.compile_key):
             if not isinstance(module, StepMemory):
                 self._watch(module)
-        runner = self._prepare(epilogue, kind, args)
+        runner = step.runners[shape] = self._prepare(step.epilogue, step.kind, args)
         self.num_prepared += 1
         return runner
 
@@ -292,7 +292,7 @@ class StaticStep:
 
     def __init__(self, engine: StaticEngine, epilogue: Epilogue, kind: StepKind) -> None:
         self.epilogue, self.kind, self._engine = epilogue, kind, engine
-        self._runners = engine._runners.setdefault((epilogue.compile_key, kind), {})
+        self.runners = engine._runners.setdefault((epilogue.compile_key, kind), {})
 
     def __call__(self, tokens: Tensor, *inputs: Any) -> Any:
         engine = self._engine
@@ -311,9 +311,9 @@ class StaticStep:
         size = engine._size(end)
         args = (tokens, engine._start, engine._places_of(size), inputs)
         shape = self._shape(count, size, inputs)
-        runner = self._runners.get(shape)
+        runner = self.runners.get(shape)
         if runner is None:
-            runner = self._runners[shape] = engine._prepared(self.epilogue, self.kind, args)
+            runner = engine._prepared(self, shape, args)
             engine._set_start(start)
         return runner(*args)
 
