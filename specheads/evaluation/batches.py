@@ -15,9 +15,10 @@ import numpy as np
 
 from specheads.decoding.decoder import Baseline, SpeculativeDecoder
 from specheads.decoding.engine.cuda_graph import GraphEngine
-from specheads.decoding.load_aware import MAX_TOKENS, LengthPolicy, LoadCosts
+from specheads.decoding.load_aware import MAX_TOKENS, LengthPolicy
 from specheads.decoding.load_costs import kept_costs
 from specheads.decoding.records import DecodeStats, Generation
+from specheads.decoding.step_costs import LoadCosts
 from specheads.decoding.stopping import FixedLength
 from specheads.evaluation.candidates import DEFAULT, FIXED, LOAD_AWARE, Policies
 from specheads.evaluation.decode import best_of_kinds, open_journal, sweep_of, window_of

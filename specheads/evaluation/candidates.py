@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specheads.decoding.load_aware import LengthPolicy, LoadAware, LoadCosts, SecondsTable
-from specheads.decoding.step_costs import StepCosts
+from specheads.decoding.load_aware import LengthPolicy, LoadAware
+from specheads.decoding.step_costs import LoadCosts, SecondsTable, StepCosts
 from specheads.decoding.stopping import StoppingRule
 from specheads.errors import UserError, is_number
 from specheads.evaluation.report import RuleFields

@@ -7,7 +7,7 @@ from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from specheads.decoding.engine import attention
+from specheads.decoding.engine import attention, cuda_graph
 from specheads.decoding.engine.attention import PART, GroupedOperations, attend, attend_parts, computing
 from specheads.decoding.engine.compiled_program import OPTIONS, CompiledProgram
 from specheads.decoding.engine.cuda_graph import GraphEngine, GroupedStep, is_faster
@@ -124,7 +124,7 @@ def test_it_is_compiled_for_any_number_of_tokens_and_of_parts():
 def timed(monkeypatch):
     """Measured times, in the order plain, in groups."""
     times = []
-    monkeypatch.setattr(attention, "milliseconds", lambda run, device: run() is None or times.pop(0))
+    monkeypatch.setattr(cuda_graph, "milliseconds", lambda run, device: run() is None or times.pop(0))
     is_faster.cache_clear()
     yield times
     is_faster.cache_clear()

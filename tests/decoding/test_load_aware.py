@@ -8,7 +8,8 @@ import torch
 from fakes import tiny_pair
 
 from specheads import SpeculativeDecoder, UserError, Warp, papers, stopping
-from specheads.decoding.load_aware import LengthPolicy, LoadAware, LoadCosts, SecondsTable
+from specheads.decoding.load_aware import LengthPolicy, LoadAware
+from specheads.decoding.step_costs import LoadCosts, SecondsTable
 
 GREEDY, SAMPLED = Warp(temperature=0), Warp(top_k=4)
 PROMPTS = [[1, 2, 3], [4], [5, 6, 0, 3, 2, 1, 4], [1, 2], [3, 1, 2, 1]]

@@ -5,9 +5,9 @@ import torch
 from fakes import tiny_pair
 
 from specheads import SpeculativeDecoder
-from specheads.decoding.load_aware import TABLES, LoadCosts
-from specheads.decoding.load_costs import Observed, kept_costs, measured_costs, without_falls
+from specheads.decoding.load_costs import Observed, kept_costs, measured_costs
 from specheads.decoding.records import DecodeStats, Generation, Round
+from specheads.decoding.step_costs import TABLES, LoadCosts
 
 
 @pytest.mark.parametrize(("max_batch", "max_tokens"), [(1, 3), (5, 3), (2, 1)])
@@ -75,8 +75,12 @@ def test_rounds_in_which_a_row_was_at_its_limit_do_not_count():
 
 
 def test_a_disturbed_step_does_not_make_larger_ones_look_free():
-    assert without_falls([9.0, 1.0, 2.0, 4.0, 3.0]) == [1.0, 1.0, 2.0, 3.0, 3.0]
-    assert without_falls([1.0, 2.0, 3.0]) == [1.0, 2.0, 3.0]
+    """A smaller step takes at most as long as a larger one."""
+    observed = Observed()
+    for num_rows in (1, 2, 4):
+        observed.add(made_up(num_rows, [2, 0, 1, 3, 2, 0, 1], [2, 0, 0, 3, 1, 0, 1]))
+    observed.alone[2] = [(positions, attended, seconds + 5) for positions, attended, seconds in observed.alone[2]]
+    assert observed.costs({}).alone.seconds == pytest.approx((ALONE, ALONE, ALONE))
 
 
 def test_costs_are_kept_for_the_same_machine_pair_and_sizes(tmp_path, monkeypatch, caplog):

@@ -3,7 +3,8 @@
 from fakes import tiny_pair
 
 from specheads import SpeculativeDecoder, Warp
-from specheads.decoding.load_aware import LoadAware, LoadCosts, SecondsTable
+from specheads.decoding.load_aware import LoadAware
+from specheads.decoding.step_costs import LoadCosts, SecondsTable
 from specheads.evaluation.batches import best_fixed, load_settings, survival
 from specheads.evaluation.candidates import LOAD_AWARE, PolicyChoice
 from specheads.prompts.encoding import ResponseLimits

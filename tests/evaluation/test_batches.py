@@ -9,7 +9,8 @@ from jsonschema import Draft202012Validator
 from rich.console import Console
 
 from specheads import AcceptanceHead, HeadConfig, UserError, papers, verification
-from specheads.decoding.load_aware import LoadAware, LoadCosts, SecondsTable
+from specheads.decoding.load_aware import LoadAware
+from specheads.decoding.step_costs import LoadCosts, SecondsTable
 from specheads.evaluation import batches, report_files
 from specheads.evaluation.candidates import PolicyChoice
 from specheads.evaluation.evaluate import evaluate

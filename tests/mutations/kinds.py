@@ -21,7 +21,7 @@ from specheads.commands import export
 from specheads.commands.compose import command_config, model_config, source_of
 from specheads.commands.help import composition_error
 from specheads.decoding.decoder import recommended_rules
-from specheads.decoding.load_aware import LoadCosts, SecondsTable
+from specheads.decoding.step_costs import LoadCosts, SecondsTable
 from specheads.decoding.stopping import HeadThreshold
 from specheads.errors import UserError, user_error
 from specheads.evaluation.draft_comparison import compared, read_report

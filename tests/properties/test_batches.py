@@ -29,7 +29,8 @@ from specheads import SpeculativeDecoder, UserError, Warp, generate_baseline
 from specheads.decoding import stopping
 from specheads.decoding.decoder import Baseline
 from specheads.decoding.drafting import Autoregressive
-from specheads.decoding.load_aware import LoadAware, LoadCosts, SecondsTable
+from specheads.decoding.load_aware import LoadAware
+from specheads.decoding.step_costs import LoadCosts, SecondsTable
 from specheads.decoding.verification import VerificationRule
 from specheads.prompts.encoding import ResponseLimits
 from specheads.prompts.prompt import Prompt
