@@ -17,13 +17,9 @@ logger = logging.getLogger(__name__)
 def announce(stage: str, folder: Path, rows: int, rows_left: int, settings: Generation) -> None:
     """Log how many responses are to be made or labelled, and how much space they take; warn where the disk has less."""
     logger.info("data: %s of %d prompts, %d still to do, in %s", stage, rows, rows_left, folder)
-    # Numbers of four bytes, before compression: nine per token and two for every further sample; for rollouts one, and two per
-    # token.
-    numbers = settings.max_new_tokens
-    if stage == "labels":
-        numbers *= 9 + 2 * (settings.samples_per_position - 1)
-        numbers += settings.rollouts_per_response * (1 + 2 * settings.rollout_tokens)
-    size = 4 * numbers * rows_left / 2**20
+    # Numbers of four bytes, before compression: nine per token and two for every further sample.
+    numbers = 9 + 2 * (settings.samples_per_position - 1) if stage == "labels" else 1
+    size = 4 * numbers * settings.max_new_tokens * rows_left / 2**20
     logger.info("data: at most %.0f MiB on disk", size)
     free = shutil.disk_usage(folder).free / 2**20
     if size > free:

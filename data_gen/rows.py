@@ -1,18 +1,30 @@
-"""The shards of a data set and their rows."""
+"""The shards of a data set and their rows: responses, drafted tokens and acceptance probabilities (SpecDec++, section 3.1).
+
+Both models read prompt and response once; at every response position a token is sampled from the draft's distribution, and its
+acceptance probability follows from both models' distributions there. Probabilities are in memory for a slice of positions at a
+time, never for a whole response, and a batch's labels leave the device together.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from data_gen.labels import Labels, label_responses
-from data_gen.rollouts import Rollouts, roll_out, rollout_uniforms
 from data_gen.settings import Generation
 from specheads.decoding.responses import Responder, Response, row_uniforms
+from specheads.pair.language_model import LanguageModel
+from specheads.pair.padding import batches_of_tokens, right_padded, slices
 from specheads.pair.pair import Pair
-from specheads.pair.sampling import Warp
+from specheads.pair.sampling import Warp, accept_prob, check_no_nan, has_nan, overlap, tokens_at
 from specheads.prompts.encoding import EncodedPrompt
 from specheads.prompts.prompt import SPLITS
+
+BATCH_TOKENS = 16_384  # padded tokens that a model reads at once
+SLICE_ELEMENTS = 2**22  # probabilities of one model that are held at once on a CPU, whose cache takes about as many
+_DEVICE_ELEMENTS = 2**26  # on other devices, which small slices would keep waiting for weights and launches
+_NO_ROLLOUTS = dict.fromkeys(("rollout_start", "rollout_ids", "rollout_accept_prob"), ())  # see SCHEMA
 
 
 @dataclass(frozen=True)
@@ -45,12 +57,9 @@ def respond(
     return responder.respond([ids for _, ids in shard.prompts], uniform, warp_of(settings, shard), on_step)
 
 
-def response_rows(
-    shard: Shard, responses: Sequence[Response], labels: Sequence[Labels] = (), rollouts: Sequence[Rollouts] = ()
-) -> list[dict]:
+def response_rows(shard: Shard, responses: Sequence[Response], labels: "Sequence[Labels]" = ()) -> list[dict]:
     """Return the rows of one shard, in the order of its prompts; without labels, the columns of the draft are empty."""
     labels = labels or [Labels(*([] for _ in fields(Labels)))] * len(responses)
-    rollouts = rollouts or [Rollouts(*([] for _ in fields(Rollouts)))] * len(responses)
     return [
         {
             "prompt_id": prompt.prompt_id,
@@ -61,23 +70,17 @@ def response_rows(
             "response_ids": response.ids,
             "finished": response.finished,
             **asdict(labels_of_row),
-            **asdict(rollouts_of_row),
+            **_NO_ROLLOUTS,
         }
-        for (prompt, prompt_ids), response, labels_of_row, rollouts_of_row in zip(
-            shard.prompts, responses, labels, rollouts, strict=True
-        )
+        for (prompt, prompt_ids), response, labels_of_row in zip(shard.prompts, responses, labels, strict=True)
     ]
 
 
 def label_rows(pair: Pair, shard: Shard, responses: Sequence[Response], settings: Generation) -> list[dict]:
-    """Return the rows of one shard with drafted tokens, their labels and rollouts."""
+    """Return the rows of one shard with drafted tokens and their labels."""
     ids, answers = [ids for _, ids in shard.prompts], [response.ids for response in responses]
     uniform = np.stack([uniforms_of(settings, prompt.prompt_id, shard.sample)[1:] for prompt, _ in shard.prompts])
-    labels = label_responses(pair, ids, answers, uniform, settings.label_warp)
-    sizes = shard.sample, settings.rollouts_per_response, settings.rollout_tokens
-    uniform = np.stack([rollout_uniforms(settings.seed, prompt.prompt_id, *sizes) for prompt, _ in shard.prompts])
-    limits = settings.max_new_tokens, settings.batch_size
-    return response_rows(shard, responses, labels, roll_out(pair, ids, answers, uniform, settings.label_warp, *limits))
+    return response_rows(shard, responses, label_responses(pair, ids, answers, uniform, settings.label_warp))
 
 
 def uniforms_of(settings: Generation, prompt_id: str, sample: int) -> np.ndarray:
@@ -90,3 +93,87 @@ def warp_of(settings: Generation, shard: Shard) -> Warp:
     """Return what turns the target's logits into the probabilities of a shard's responses."""
     # A greedy target has one response. Text that it would not have written shows the heads of a greedy pair more.
     return replace(settings.warp, temperature=1.0) if settings.warp.greedy and shard.sample else settings.warp
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The columns of one response: index i is response position i, and log-probabilities are those of the warped distributions.
+
+    Where several tokens were sampled at each position, the columns `more_` have a list for each sample after the first.
+    """
+
+    draft_ids: list[int]
+    accept_prob: list[float]
+    overlap: list[float]
+    draft_logprob: list[float]
+    target_logprob: list[float]
+    response_draft_logprob: list[float]
+    response_target_logprob: list[float]
+    more_draft_ids: list[list[int]]
+    more_accept_prob: list[list[float]]
+
+
+@torch.no_grad()
+def label_responses(
+    pair: Pair,
+    prompts: Sequence[Sequence[int]],
+    responses: Sequence[Sequence[int]],
+    uniform: np.ndarray,
+    warp: Warp,
+) -> list[Labels]:
+    """Return the labels of each response.
+
+    Args:
+        prompts, responses: token ids per row; responses are not empty.
+        uniform: (B, samples, >= longest response) in [0, 1), one number per drafted token.
+    """
+    results: dict[int, Labels] = {}  # by row
+    for rows in batches_of_tokens([len(p) + len(r) for p, r in zip(prompts, responses, strict=True)], BATCH_TOKENS):
+        texts = [[*prompts[row], *responses[row]] for row in rows]
+        where = torch.cat(
+            [
+                torch.stack([torch.full((len(responses[row]),), i), torch.arange(len(prompts[row]), len(texts[i]))])
+                for i, row in enumerate(rows)
+            ],
+            dim=1,
+        )
+        uniforms = np.concatenate([uniform[row, :, : len(responses[row])] for row in rows], axis=1)
+        columns = _columns(pair, texts, where, torch.from_numpy(uniforms), warp)
+        ends = np.cumsum([len(responses[row]) for row in rows])[:-1]
+        for row, *parts in zip(rows, *(np.split(column, ends, axis=-1) for column in columns), strict=True):
+            results[row] = Labels(*(part.tolist() for part in parts))
+    return [results[row] for row in range(len(prompts))]
+
+
+def _columns(pair: Pair, texts: list[list[int]], where: Tensor, uniforms: Tensor, warp: Warp) -> list[np.ndarray]:
+    """Return Labels' columns, (N,) or for `more_` (samples - 1, N), of the positions `where` (2, N) = (row, index in the text).
+
+    `uniforms` (samples, N) are the numbers that decide the drafted tokens.
+    """
+    tokens = right_padded(texts)
+    row, index = where
+    target_hidden = _states(pair.target_lm, tokens, row, index - 1)
+    draft_hidden = _states(pair.draft_lm, tokens, row, index - 1)
+    device = target_hidden.device
+    response, uniforms = tokens[row, index].to(device)[:, None], uniforms.T.contiguous().to(device)
+    parts, nan = [], torch.zeros(2, dtype=torch.bool, device=device)
+    for piece in slices(len(row), pair.vocab_size, SLICE_ELEMENTS if device.type == "cpu" else _DEVICE_ELEMENTS):
+        target_probs = warp(pair.target_lm.logits(target_hidden[piece]))
+        draft_probs = warp(pair.draft_lm.logits(draft_hidden[piece])).to(device)
+        nan |= torch.stack([has_nan(target_probs).any(), has_nan(draft_probs).any()])
+        drafted = tokens_at(draft_probs, uniforms[piece])
+        chosen = torch.cat([drafted, response[piece]], dim=1)
+        target, draft = target_probs.gather(1, chosen).T, draft_probs.gather(1, chosen).T
+        accepted, shared = accept_prob(target[:-1], draft[:-1]), overlap(target_probs, draft_probs)
+        parts.append((drafted.T, accepted, shared, target.log(), draft.log()))
+    ids, accept_probs, shares, of_target, of_draft = (torch.cat(part, dim=-1).cpu().numpy() for part in zip(*parts, strict=True))
+    for model_id, has in zip((pair.target_id, pair.draft_id), nan.tolist(), strict=True):
+        check_no_nan(model_id, has)
+    logprobs = of_draft[0], of_target[0], of_draft[-1], of_target[-1]
+    return [ids[0], accept_probs[0], shares, *logprobs, ids[1:], accept_probs[1:]]
+
+
+def _states(lm: LanguageModel, tokens: Tensor, row: Tensor, index: Tensor) -> Tensor:
+    """Return hidden states (N, H) at the positions (row, index) of right-padded `tokens` (B, T)."""
+    hidden = lm.hidden_states(tokens.to(lm.device), use_cache=False)
+    return hidden[row.to(hidden.device), index.to(hidden.device)]

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from specheads.pair.sampling import Warp
 from specheads.prompts.encoding import ResponseLimits
-from specheads.settings import Built, Count, NonNegativeNumber, PositiveCount, Seed, Settings, Text, count, setting
+from specheads.settings import Built, NonNegativeNumber, PositiveCount, Seed, Settings, Text, count, setting
 
 _LARGEST_BATCH = 2**16  # responses; their key-value memory is allocated at once
 # Settings that decide the responses of a shard; the others decide what the draft samples along them.
@@ -15,7 +15,7 @@ _KEYS_IN_CACHES = {"samples_per_position": "draws_per_position"}  # settings tha
 
 
 class Generation(Settings):
-    """How responses, drafted tokens, acceptance probabilities and rollouts are made; all of it is in the fingerprint."""
+    """How responses, drafted tokens and acceptance probabilities are made; all of it is in the fingerprint."""
 
     seed: Seed = setting(0, "the seed of everything that is random")
     warp: Built[Warp] = setting(
@@ -47,13 +47,6 @@ class Generation(Settings):
         "the code of SpecDec++'s authors",
         key="generation.labels",
     )
-    rollouts_per_response: Count = setting(
-        0,
-        "the number of drafts from random positions of each response, for specheads papers theory data=",
-        key="generation.rollouts_per_response",
-    )
-    rollout_tokens: PositiveCount = setting(8, "the largest number of tokens in a rollout", key="generation.rollout_tokens")
-
     runner: Literal["local", "vllm", "ray"] = setting(
         "local",
         "who makes the data: this process; vLLM, which pip install 'specheads[vllm]' brings, the responses; or the workers of a "
@@ -111,9 +104,8 @@ class Generation(Settings):
         return self.ray_num_workers if self.runner == "ray" else 1
 
     def sizes(self) -> dict[str, Any]:
-        """Return limits and sizes by their keys in caches, without those of rollouts if there are none, and usual labels."""
+        """Return limits and sizes by their keys in caches, without usual labels."""
         without = {"seed", "warp", "runner", "vllm_python", "vllm_options"}  # these, or who answers, have other keys in caches
         without |= {name for name in type(self).model_fields if name.startswith("ray_")}
-        without |= set() if self.rollouts_per_response else {"rollouts_per_response", "rollout_tokens"}
         without |= {"labels"} if self.labels == "warped" else set()
         return {_KEYS_IN_CACHES.get(name, name): value for name, value in self.values().items() if name not in without}

@@ -84,5 +84,3 @@ def test_keys_of_caches_have_the_names_of_earlier_versions():
     sizes = {"max_new_tokens": 512, "max_prompt_tokens": 1024, "batch_size": 64, "rows_per_shard": 512}
     sizes |= {"responses_per_prompt": 1, "draws_per_position": 4}
     assert Generation().sizes() == sizes
-    rollouts = {"rollouts_per_response": 2, "rollout_tokens": 8}
-    assert Generation(rollouts_per_response=2).sizes() == sizes | rollouts

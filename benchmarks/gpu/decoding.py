@@ -14,7 +14,7 @@ import torch
 from benchmarks.gpu.machine import Setup, made_up_prompts
 from benchmarks.results import Column, Table, Value
 from benchmarks.steps import ALONE, DRAFT, DRAFT_WITH_HEAD, WARPS, now, seconds_of, weight_bytes
-from data_gen.labels import label_responses
+from data_gen.rows import label_responses
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.responses import Responder

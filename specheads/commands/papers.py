@@ -203,7 +203,7 @@ def layer_search(cfg: DictConfig) -> None:
 COMMANDS = {"reproduce": reproduce, "layer_search": layer_search}
 ABOUT = {
     "reproduce": "repeat an experiment of a paper, and check the paper's claims; --help lists them",
-    "theory": "compute what the papers' theory says, next to simulations; takes out=, seed=, and data= of rollouts",
+    "theory": "compute what the papers' theory says, next to simulations; takes out=, seed=, and data= of a recording",
     "layer_search": "choose the layers that a draft of the target leaves out, for drafting=layer_skip",
 }
 

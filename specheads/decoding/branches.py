@@ -1,7 +1,6 @@
 """Drafts that branch off from given texts: grown and read in batches on the KV memory of one forward pass over each text.
 
-Recordings and rollouts both need drafts that start within a text; reading the text again for every such draft would cost many
-times as much.
+Recordings need drafts that start within a text; reading the text again for every such draft would cost many times as much.
 """
 
 from collections.abc import Callable, Iterator
@@ -71,10 +70,6 @@ class ReadTexts:
         engine = EagerEngine(lm, tokens.shape[1])
         return cls(engine, engine.forward(tokens.to(lm.device), num_logits=0).hidden)
 
-    def before(self, text: Tensor, prefix: Tensor) -> Tensor:
-        """Return the states (B, H) after the first `prefix` (B,) tokens of row `text` (B,)."""
-        return self.hidden[text, prefix - 1]
-
     @torch.no_grad()
     def grow(
         self,
@@ -122,7 +117,7 @@ class ReadTexts:
         """Yield rows (b,) of branches and the states (b, k, H) that their tokens are sampled from; k is the largest length."""
         lm = self.engine.lm
         branches = branches.to(lm.device)
-        before = self.before(branches.text, branches.prefix)
+        before = self.hidden[branches.text, branches.prefix - 1]
         for rows in torch.arange(len(branches.prefix), device=lm.device).split(batch_size) if len(branches.prefix) else ():
             prefix, longest = branches.prefix[rows], int(branches.lengths[rows].max())
             states = before[rows, None]

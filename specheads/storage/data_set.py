@@ -36,7 +36,7 @@ SCHEMA = pa.schema(
         "response_target_logprob": pa.list_(pa.float32()),
         "more_draft_ids": pa.list_(pa.list_(pa.int32())),
         "more_accept_prob": pa.list_(pa.list_(pa.float32())),
-        # The columns of rollouts are empty unless generation.rollouts_per_response is positive.
+        # Empty: earlier versions could write drafts from random positions here.
         "rollout_start": pa.list_(pa.int32()),
         "rollout_ids": pa.list_(pa.list_(pa.int32())),
         "rollout_accept_prob": pa.list_(pa.list_(pa.float32())),

@@ -9,8 +9,8 @@ import torch
 from fakes import tiny_pair
 from statistics_helper import chi_square_p_value
 
-from data_gen import labels as label
-from data_gen.labels import Labels, label_responses
+from data_gen import rows as label
+from data_gen.rows import Labels, label_responses
 from specheads.decoding.responses import Responder
 from specheads.errors import UserError
 from specheads.pair.padding import right_padded
@@ -127,7 +127,7 @@ def test_greedy_labels_are_one_where_the_models_best_tokens_agree_and_zero_elsew
 
 
 def record(monkeypatch, name, describe):
-    """Return a list that will hold `describe(first argument)` of every call to data_gen.labels's `name`."""
+    """Return a list that will hold `describe(first argument)` of every call to data_gen.rows's `name`."""
     function, calls = getattr(label, name), []
 
     def recorded(first, *rest):

@@ -10,7 +10,7 @@ from fakes import tiny_pair
 import data_gen.rows
 import data_gen.run
 import specheads.storage.shards
-from data_gen.labels import label_responses
+from data_gen.rows import label_responses
 from data_gen.run import generate_data
 from data_gen.settings import Generation
 from specheads.decoding.responses import Responder
@@ -86,7 +86,7 @@ def test_other_settings_share_nothing(pairs, tmp_path, generated, changed):
 def test_other_samples_of_the_draft_share_responses(pairs, tmp_path, generated):
     make(pairs[0], tmp_path)
     generated.clear()
-    make(pairs[1], tmp_path, SETTINGS.but(samples_per_position=1, rollouts_per_response=2))
+    make(pairs[1], tmp_path, SETTINGS.but(samples_per_position=1))
     assert not generated
 
 
@@ -132,7 +132,7 @@ def only_responses(pair, root, settings=SETTINGS):
 
 def test_responses_alone_are_made_once_for_all_drafts(pairs, tmp_path, generated, monkeypatch):
     monkeypatch.setattr(data_gen.rows, "label_responses", None)  # nothing is labelled
-    folder = only_responses(pairs[0], tmp_path, SETTINGS.but(samples_per_position=2, rollouts_per_response=3))
+    folder = only_responses(pairs[0], tmp_path, SETTINGS.but(samples_per_position=2))
     rows = pq.read_table(folder / "train-00000.parquet").to_pylist()
     assert all(row["response_ids"] and not row["accept_prob"] and not row["draft_ids"] for row in rows)
     generated.clear()

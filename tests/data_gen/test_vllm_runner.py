@@ -13,8 +13,7 @@ from omegaconf import OmegaConf
 from warm_processes import run
 
 import data_gen.run
-from data_gen.labels import label_responses
-from data_gen.rows import uniforms_of
+from data_gen.rows import label_responses, uniforms_of
 from data_gen.run import cache_provenance, generate_data
 from data_gen.settings import Generation
 from data_gen.vllm_runner import VllmResponses, vllm_version

@@ -8,7 +8,7 @@ import pytest
 import torch
 from fakes import tiny_pair
 
-from data_gen.labels import label_responses
+from data_gen.rows import label_responses
 from specheads import Warp, papers
 from specheads.decoding import stopping, verification
 from specheads.decoding.decoder import Baseline, SpeculativeDecoder

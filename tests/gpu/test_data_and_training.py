@@ -8,8 +8,7 @@ import pytest
 import torch
 from fakes import tiny_pair
 
-from data_gen.labels import label_responses
-from data_gen.rollouts import roll_out
+from data_gen.rows import label_responses
 from specheads import HeadConfig, Warp
 from specheads.decoding.responses import Responder
 from specheads.heads.batch import HeadBatch, head_features
@@ -58,15 +57,6 @@ def test_labels(pairs, texts, warp):
         assert actual.draft_ids == expected.draft_ids and actual.more_draft_ids == expected.more_draft_ids
         for field in fields(expected):
             np.testing.assert_allclose(getattr(actual, field.name), getattr(expected, field.name), rtol=1e-9, atol=1e-12)
-
-
-def test_rollouts(pairs, texts):
-    here, there = (roll_out(pair, *texts, uniforms(6, 3, 5), WARPS[1], NUM_TOKENS, 4) for pair in pairs)
-    assert sum(len(row.rollout_ids) for row in here) > 6
-    for expected, actual in zip(here, there, strict=True):
-        assert (actual.rollout_start, actual.rollout_ids) == (expected.rollout_start, expected.rollout_ids)
-        for ours, theirs in zip(actual.rollout_accept_prob, expected.rollout_accept_prob, strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
 
 
 # --- heads

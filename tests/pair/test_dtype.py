@@ -18,7 +18,7 @@ from specheads.prompts.sources import NanoSource
 from specheads.training.distill.distillation import run_provenance, with_precision
 from specheads.training.heads.feature_store import FeatureStore
 
-SMALL = {"max_new_tokens": 8, "samples_per_position": 2, "rollouts_per_response": 1, "rollout_tokens": 4}
+SMALL = {"max_new_tokens": 8, "samples_per_position": 2}
 
 
 @pytest.fixture

@@ -229,16 +229,14 @@ class Letters:
 
 
 @tries(0.2)
-@given(interruptions, st.integers(1, 3), st.sampled_from([0, 2]))
-def test_generated_data_has_the_same_bytes_after_any_interruptions(interruptions, rows_per_shard, rollouts):
+@given(interruptions, st.integers(1, 3))
+def test_generated_data_has_the_same_bytes_after_any_interruptions(interruptions, rows_per_shard):
     settings = Generation(
         warp=Warp(1.0, top_k=3),
         max_new_tokens=5,
         max_prompt_tokens=8,
         batch_size=2,
         rows_per_shard=rows_per_shard,
-        rollouts_per_response=rollouts,
-        rollout_tokens=2,
     )
     pair = tiny_pair(4, scale=2.0)
     with folder() as here, folder() as alone:

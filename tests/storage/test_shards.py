@@ -313,7 +313,7 @@ PROVENANCE = {
     "dtype": ["torch.float32", "torch.float32"],
     "prompts": "p",
     "warp": asdict(Warp()),
-    "settings": Generation(rollouts_per_response=1).sizes(),
+    "settings": Generation().sizes(),
     "seed": 0,
 }
 
@@ -330,7 +330,7 @@ def changed(value):
 def test_the_fingerprint_changes_with_every_part_of_the_provenance():
     without_seed = {key: value for key, value in PROVENANCE.items() if key != "seed"}
     variants = [PROVENANCE, *changed(PROVENANCE), {**PROVENANCE, "more": 1}, without_seed]
-    assert len(variants) == 1 + 2 + 2 + 2 + 1 + 3 + 8 + 1 + 2
+    assert len(variants) == 1 + 2 + 2 + 2 + 1 + 3 + 6 + 1 + 2
     assert len({fingerprint(variant) for variant in variants}) == len(variants)
 
 
@@ -350,25 +350,22 @@ def test_each_argument_of_a_run_changes_the_cache(pair):
         return fingerprint(run.cache_provenance(pair, prompts, settings.but(**changed), labelled=True))
 
     assert folder() == folder()
-    rolling = SETTINGS.but(rollouts_per_response=2)
     variants = [
         folder(),
         folder(seed=1),
         folder(source=Letters(1)),
         *(folder(warp=warp) for warp in (Warp(0.9, top_k=5), Warp(1.0, top_k=6), Warp(1.0, top_k=5, top_p=0.9))),
         *(
-            folder(settings=rolling, **{name: "plain" if name == "labels" else value + 1})
-            for name, value in rolling.values().items()
+            folder(**{name: "plain" if name == "labels" else value + 1})
+            for name, value in SETTINGS.values().items()
             if name not in ("seed", "warp", "runner") and not name.startswith(("vllm", "ray"))
         ),
         *(folder(replace(pair, **{f"{side}_{fact}": "x"})) for side in ("target", "draft") for fact in ("id", "revision")),
         folder(replace(pair, target=tiny_pair(8).target.float())),
         folder(replace(pair, draft=tiny_pair(8).draft.float())),
     ]
-    assert len(set(variants)) == len(variants) == 21
+    assert len(set(variants)) == len(variants) == 19
     assert folder(runner="ray", ray_num_workers=7, ray_address="auto") == folder()
-    without = SETTINGS.but(rollouts_per_response=0)  # rollouts that are not there have no length
-    assert folder(settings=without) == folder(settings=without, rollout_tokens=5) != folder(settings=rolling)
 
 
 class ChattingTokenizer(CountingTokenizer):
@@ -443,7 +440,7 @@ def test_train_prompts_get_several_responses_the_first_ones_first():
     ]
 
 
-NO_COUNTS = ("seed", "warp", "labels", "rollouts_per_response", "runner", "vllm_python", "vllm_options")
+NO_COUNTS = ("seed", "warp", "labels", "runner", "vllm_python", "vllm_options")
 NO_COUNTS += ("ray_address", "ray_num_workers", "ray_cpus_per_worker", "ray_gpus_per_worker", "ray_responses")
 
 

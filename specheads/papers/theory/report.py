@@ -1,5 +1,6 @@
 """`specheads papers theory`: what the theory says, computed, next to simulations; figures and `theory.json`."""
 
+import itertools
 from pathlib import Path
 
 import torch
@@ -12,8 +13,9 @@ from specheads.errors import UserError
 from specheads.papers.claims import Figure, Section
 from specheads.papers.theory import rejection_sections, rounds, stopping_sections
 from specheads.papers.theory.stopping import Drafts
-from specheads.storage.data_set import load_split
+from specheads.replay.recording import GROUND_TRUTH, load_recording
 from specheads.storage.files import write_json, write_whole
+from specheads.storage.shards import MANIFEST
 
 NUM_TEXTS = 20_000  # of 50 tokens: a million
 NUM_DRAFTS = 20_000
@@ -23,11 +25,11 @@ def theory(out: str = "outputs/theory", seed: str = "0", data: str | None = None
     """Compute every section, print it, write figures and `theory.json`; return where they are.
 
     Raises:
-        UserError: a seed that is no integer; data without rollouts.
+        UserError: a seed that is no integer; data without recorded drafts.
     """
     if not seed.removeprefix("-").isdigit():
         raise UserError(f"seed={seed} must be an integer.")
-    recorded = {Path(data).name: _recorded_drafts(Path(data))} if data else {}
+    recorded = {Path(data).name: recorded_drafts(Path(data))} if data else {}
     sections = computed(int(seed), recorded)
     console = Console()
     folder = Path(out)
@@ -70,21 +72,32 @@ def computed(seed: int, recorded: dict[str, Drafts]) -> list[Section]:
     ]
 
 
-def _recorded_drafts(folder: Path) -> Drafts:
-    """Return the complete rollouts of a data set's dev prompts, which data generation wrote with their acceptance probabilities.
+def recorded_drafts(folder: Path) -> Drafts:
+    """Return drafts of a recording as long as it can replay: from every K-th position along each response, for each sample.
+
+    A draft follows the response while its tokens are accepted, and then the branch; those that end earlier are left out.
 
     Raises:
-        UserError: data without rollouts.
+        UserError: no recording, or one without the target's acceptance probabilities.
     """
-    rows = load_split(folder, "dev")["rollout_accept_prob"] if (folder / "manifest.json").exists() else []
-    rollouts = [rollout for row in rows for rollout in row]
-    longest = max(map(len, rollouts), default=0)
-    if longest < 2:
+    if not (folder / "predictions" / GROUND_TRUTH / MANIFEST).is_file():
         raise UserError(
-            f"data={folder} holds no rollouts, drafts of several tokens with their acceptance probabilities; "
-            "make some: specheads data generation.rollouts_per_response=8 generation.rollout_tokens=16."
+            f"data={folder} holds no recording with the target's acceptance probabilities; specheads evaluate makes one, and its "
+            "log names the folder, in recordings/ of paths.data."
         )
-    return Drafts(torch.tensor([rollout for rollout in rollouts if len(rollout) == longest], dtype=torch.float64))
+    recording = load_recording(folder, [GROUND_TRUTH])
+    probability, most = recording.features[GROUND_TRUTH].double(), recording.max_tokens
+    drafts = []
+    for first, length in zip(recording.first.tolist(), recording.lengths.tolist(), strict=True):
+        for sample, start in itertools.product(range(recording.num_samples), range(first, first + length - most + 1, most)):
+            count = int(recording.accepted[sample, start : start + most].long().cumprod(dim=0).sum())
+            rejected = start + count  # its branch has the rest of the draft
+            branch = int(recording.branch_first[sample, rejected]) if count < most else 0
+            if count == most or recording.branch_length[sample, rejected] >= most - count:
+                drafts.append(torch.cat([probability[start:rejected], probability[branch : branch + most - count]]))
+    if not drafts:
+        raise UserError(f"data={folder} holds no response of {most} tokens, the longest draft; record longer responses.")
+    return Drafts(torch.stack(drafts))
 
 
 def _print_section(section: Section, console: Console) -> None:

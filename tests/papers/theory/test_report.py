@@ -4,10 +4,18 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from families import family_pair
 
+from specheads import Warp
 from specheads.errors import UserError
-from specheads.papers.theory import report
+from specheads.papers.theory import report, stopping_sections
+from specheads.prompts.encoding import ResponseLimits
+from specheads.prompts.prompt import Prompt
+from specheads.replay.head_scores import add_predictions
+from specheads.replay.recording import load_recording, make_recording
+from specheads.replay.response_tree import RecordSettings
 
 PAPERS = Path(__file__).parents[3] / "benchmarks" / "papers.yaml"
 
@@ -33,8 +41,26 @@ def test_claims_hold_and_are_those_of_the_papers(tmp_path, capsys):
     assert max(map(len, printed.splitlines())) <= 80
 
 
+def test_drafts_of_a_recording_are_accepted_as_they_were(tmp_path):
+    """In greedy mode acceptance probabilities are 0 and 1, so their products add up to the accepted tokens."""
+    pair, prompts = family_pair("llama"), [(Prompt(f"{i:04x}", "test", ""), [3 + i, 5, 7]) for i in range(4)]
+    folder = make_recording(pair, prompts, Warp(0), ResponseLimits(26), RecordSettings(1, 4, 8), 0, tmp_path)
+    add_predictions(folder, pair, {}, ground_truth=True)
+    recording, drafts = load_recording(folder), report.recorded_drafts(folder)
+    expected = []
+    for first, length in zip(recording.first.tolist(), recording.lengths.tolist(), strict=True):
+        accepted = recording.accepted[0, first : first + length]
+        parts = [accepted[start : start + 4] for start in range(0, length - 3, 4)]
+        expected += [int(part.long().cumprod(0).sum()) for part in parts]
+    counts = drafts.survival.sum(dim=1)
+    assert counts.tolist() == expected and 0 in expected and max(expected) > 1
+    assert torch.isin(drafts.acceptance, torch.tensor([0.0, 1.0])).all()
+    section = stopping_sections.thresholds(torch.Generator().manual_seed(0), 200, {"llama": drafts})
+    assert any(row[0] == "llama" for row in section.rows)
+
+
 def test_mistakes_are_one_message(tmp_path):
     with pytest.raises(UserError, match="seed=many must be an integer"):
         report.theory(seed="many")
-    with pytest.raises(UserError, match="rollouts_per_response"):
+    with pytest.raises(UserError, match="holds no recording"):
         report.theory(out=str(tmp_path), data=str(tmp_path))
