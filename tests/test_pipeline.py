@@ -3,11 +3,10 @@
 import itertools
 import json
 import re
-import shlex
 from pathlib import Path
 
 import pytest
-from commands import ROOT, SMALL, heads
+from commands import SMALL, heads
 from commands import run as run_alone
 from warm_processes import run
 
@@ -154,23 +153,8 @@ def test_a_bank_is_trained_in_one_pass_exported_head_by_head_and_ranked(folder):
 )
 def test_wandb_online_without_a_login_is_a_mistake_too(command, tmp_path):
     nobody = {"WANDB_MODE": "online", "WANDB_API_KEY": "", "HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}
-    done = run_alone(tmp_path, *command, *SMALL, "logger=wandb", **nobody)
+    done = run(tmp_path, *command, *SMALL, "logger=wandb", **nobody)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert re.search("logger.wandb.offline=false: .*wandb login.*logger.wandb.offline=true", done.stderr, re.DOTALL)
     assert not list(tmp_path.glob("data/*"))  # said before an hour of generating data
-
-
-def test_a_pair_without_a_config_goes_through_every_stage(tmp_path):
-    nano = ROOT / "specheads" / "nano"
-    pair = ["model=mine", f"model.draft={nano}/draft", f"model.target={nano}/target", f"model.tokenizer={nano}"]
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"question": f"def f{i}(x):\n"}) + "\n" for i in range(40)))
-    prompts = ["data=alpaca", "data.path=rows.jsonl", "data.template='{question}'", "data.max_new_tokens=8"]
-    done = run(tmp_path, "train.py", *pair, *prompts, "trainer.max_epochs=1")
-    assert done.returncode == 0, done.stderr
-    assert "in proportion: 31 train, 8 dev, 1 test" in done.stdout + done.stderr
-    (command,) = [line for line in done.stdout.splitlines() if line.startswith("next: ")]
-    words = shlex.split(command.removeprefix("next: "))
-    done = run(tmp_path, *words, "num_prompts=1", "fixed_lengths=[1,2]", "thresholds=[0.5]")
-    assert done.returncode == 0, done.stderr

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 
 import pyarrow.parquet as pq
@@ -17,7 +18,7 @@ from specheads.storage.files import without_home
 
 USER, TOKEN, KEY = "gundula-mustermann", "hf_NotForOthersNotForOthers", "0123456789abcdef0123456789abcdef01234567"
 SECRETS = {"user name": USER, "token": TOKEN, "key": KEY}
-COUNTS = ["data.max_new_tokens=8", "data.num_train=12", "data.num_dev=4", "data.num_test=4", "trainer.max_epochs=1"]
+SMALL = ["data.max_new_tokens=8", "trainer.max_epochs=1"]
 RULES = "fixed_length,head_threshold"
 REPLAYED = ["num_prompts=3", "num_live_prompts=1", "max_new_tokens=8"]
 
@@ -26,36 +27,41 @@ REPLAYED = ["num_prompts=3", "num_live_prompts=1", "max_new_tokens=8"]
 def commands(tmp_path_factory):
     """The home folder of a user, after every kind of command has run in it, and what each printed.
 
-    Models and prompts lie there, too, and are given by absolute paths.
+    Models and prompts lie there, too, and are given by absolute paths: a pair without a config goes through every stage, and
+    evaluate is the command that train names.
     """
     home = tmp_path_factory.mktemp("home") / USER
     project = home / "project"
     project.mkdir(parents=True)
     nano = shutil.copytree(ROOT / "specheads" / "nano", home / "nano", ignore=shutil.ignore_patterns("*.py"))
-    rows = [json.dumps({"instruction": f"def add_{number}(a, b):\n"}) for number in range(24)]
+    rows = [json.dumps({"question": f"def add_{number}(a, b):\n"}) for number in range(40)]
     (home / "mine.jsonl").write_text("\n".join(rows))
     user = {"HOME": str(home), "USER": USER, "LOGNAME": USER, "USERNAME": USER, "HF_TOKEN": TOKEN, "WANDB_API_KEY": KEY}
     user |= {"SPECHEADS_CACHE": "", "HF_HOME": str(home / "hub"), "MPLCONFIGDIR": str(home.parent / "matplotlib")}
     pair = [f"model.{role}={nano / role}" for role in ("draft", "target")]
-    shared = ["model=mine", *pair, f"model.tokenizer={nano}", "data=alpaca", f"data.path={home / 'mine.jsonl'}"]
+    shared = [
+        "model=mine",
+        *pair,
+        f"model.tokenizer={nano}",
+        "data=alpaca",
+        f"data.path={home / 'mine.jsonl'}",
+        "data.template='{question}'",
+    ]
     lines = {
-        "train": [*shared, *COUNTS],
-        "evaluate": [
-            *shared,
-            *COUNTS[:4],
-            *REPLAYED,
-            "head={head}",
-            "num_dev_prompts=3",
-            "stopping=[fixed_length,head_threshold]",
-        ],
+        "train": [*shared, *SMALL],
+        "evaluate": [*REPLAYED, "num_dev_prompts=3", "fixed_lengths=[1,2]", "thresholds=[0.5]"],
         "probe": [*shared, *REPLAYED, "repeats=1", "widths=[8]", "num_samples=1"],
         "export": ["head={head}", "format=standalone"],
-        "distill": [*shared, *COUNTS],
+        "distill": [*shared, *SMALL],
     }
     printed, server = {}, Server(**user)
     for verb, words in lines.items():
         heads = [str(path.parent) for path in project.glob("outputs/head/*/heads/*/config.json")]
-        done = server.run(project, "specheads", verb, *[word.format(head=heads[0] if heads else "") for word in words])
+        if verb == "evaluate":
+            (named,) = [line for line in printed["train"].splitlines() if line.startswith("next: ")]
+            words = [*shlex.split(named)[3:], *words]
+        filled = [word.replace("{head}", heads[0]) if heads else word for word in words]
+        done = server.run(project, "specheads", verb, *filled)
         assert done.returncode == 0, done.stderr
         printed[verb] = done.stdout + done.stderr
     return home, printed
@@ -78,6 +84,11 @@ def test_no_file_names_the_user_or_a_secret(commands, kind):
     assert {"README.md", "config.json", "last.ckpt", "speculation_profile.json", "distill.json", "acceptance_head.py"} <= names
     leaking = [str(path.relative_to(home)) for path in files if SECRETS[kind].encode() in content_of(path)]
     assert leaking == []
+
+
+def test_prompts_without_counts_are_split_in_proportion(commands):
+    _, printed = commands
+    assert "in proportion: 31 train, 8 dev, 1 test" in printed["train"]
 
 
 def test_the_models_are_named_below_the_home_folder(commands):
