@@ -67,7 +67,7 @@ def test_other_orders_of_sums_stay_within_rounding(measured, name, way):
 
 
 @needs_compiler
-@pytest.mark.parametrize("way", ["packed maps", "compiled"])
+@pytest.mark.parametrize("way", ["packed maps", pytest.param("compiled", marks=pytest.mark.full)])
 def test_compiled_and_packed_steps_stay_within_rounding(measured, way):
     reader = partial(in_chunks, engine="compiled") if way == "compiled" else partial(in_chunks, engine="cuda_graph", packed=True)
     assert measured("nano").within(SUMS_IN_ANOTHER_ORDER, measured("nano").pair, reader).log_prob > 0

@@ -24,7 +24,7 @@ from specheads.settings import cache_key
 from specheads.storage.files import write_json
 from specheads.training.distill.distill_module import DistillModule, shards_weights
 from specheads.training.distill.draft_quality import draft_quality, live_quality, with_fitted_temperature
-from specheads.training.distill.memory import Plan, arithmetic, check_trainable, chosen_precision, forecast_of, plan_of
+from specheads.training.distill.memory import Plan, check_trainable, chosen_precision, plan_of
 from specheads.training.distill.placement import TargetPlace
 from specheads.training.distill.sample_splits import OF_DATA, Splits, TrainTexts, load_splits
 from specheads.training.distill.samples import HeldOutSamples
@@ -217,7 +217,6 @@ def check_processes(settings: Distillation, pair: Pair, trainer: "Trainer") -> N
 
 def announce(pair: Pair, settings: Distillation, texts: TrainTexts, plan: Plan, run: Path) -> None:
     """Log what is trained, on what, and the memory that it takes."""
-    forecast = forecast_of(pair.draft, pair.target, settings, texts.longest, pair.draft_lm.device)
     shares = settings.shares
     if settings.samples == "mixed" and len(shares) == 1:
         logger.warning("samples=mixed contains only %s samples", *shares)
@@ -230,7 +229,8 @@ def announce(pair: Pair, settings: Distillation, texts: TrainTexts, plan: Plan, 
         settings.trainer.max_epochs,
         run,
     )
-    logger.info("a step takes at most %s", arithmetic(forecast, forecast.training(plan), plan))
+    if plan.gradient_checkpointing:
+        logger.info("the draft's layers run again for the gradient, which takes less memory and a third more time")
     if plan.target_leaves:
         logger.info("the target's distributions are stored, and the target leaves the GPU while the draft trains")
     logger.info("measuring the draft before training")
