@@ -86,7 +86,7 @@ def needs_of(
     half = chosen_precision(settings.trainer.precision, draft.dtype, device.type) != "32-true"
     num_tokens = max(1, settings.loader.batch_size // num_processes(settings.trainer, device.type)) * longest
     hidden, inner = config.hidden_size, getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-    kept = 34 * hidden + 8 * inner if half else 32 * hidden + 16 * inner  # of a token by a layer
+    kept = 35 * hidden + 8 * inner if half else 41 * hidden + 16 * inner  # of a token by a layer
     again = 2 * min(num_tokens, max(longest, BATCH_TOKENS)) * kept  # by the layer that runs again, with the gradients of that
     loss = 4 * LOSS_COPIES * min(SLICE_ELEMENTS, num_tokens * config.vocab_size)
     reference = num_weights * draft.dtype.itemsize if settings.reference else 0

@@ -60,8 +60,8 @@ def kept_bytes(num_layers, half):
 def test_a_layer_keeps_at_most_the_bytes_that_are_counted(half):
     (two, more), (one, fewer) = (kept_bytes(layers, half) for layers in (2, 1))
     copies = 2 * (more - fewer) if half else 0  # of a layer's weights
-    counted = 3 * 40 * (34 * 64 + 8 * 160 if half else 32 * 64 + 16 * 160)
-    assert 0.8 * counted < two - one - copies <= counted
+    counted = 3 * 40 * (35 * 64 + 8 * 160 if half else 41 * 64 + 16 * 160)
+    assert 0.95 * counted < two - one - copies <= counted
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_half_precision_and_running_again_take_less():
     ("num_tokens", "usable", "can_leave", "expected"),
     [
         (600, GB80, True, Plan()),  # all of it fits
-        (1536, GB80, True, Plan(gradient_checkpointing=False, target_leaves=True)),
+        (1400, GB80, True, Plan(target_leaves=True)),
         (1536, GB80, False, Plan(gradient_checkpointing=True)),
         (1536, 45 * GIB, True, Plan(gradient_checkpointing=True)),
     ],
