@@ -17,6 +17,7 @@ import statistics
 import sys
 import tempfile
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -238,14 +239,22 @@ def fastest(
     workers: Workers, settings: Sequence[Setting], greedy: bool, prompts: Sequence[list[int]], length: int, repeats: int
 ) -> list[Setting]:
     """Return the fastest setting of each line."""
-    lines: dict[str, list[Setting]] = {}
-    for setting in settings:
-        lines.setdefault(setting.line, []).append(setting)
-    several = [setting for line in lines.values() if len(line) > 1 for setting in line]
+    count = Counter(setting.line for setting in settings)
+    several = [setting for setting in settings if count[setting.line] > 1]
     measured = measure(workers, several, greedy, prompts, length, repeats) if several else {}
     for name, made in measured.items():
         print(f"    tuning: {name}: {made.speed:,.0f} tokens/s", file=sys.stderr, flush=True)
-    return [max(line, key=lambda setting: measured[setting.name].speed) if len(line) > 1 else line[0] for line in lines.values()]
+    return best_of_lines(settings, {name: made.speed for name, made in measured.items()})
+
+
+def best_of_lines(settings: Sequence[Setting], speeds: Mapping[str, float]) -> list[Setting]:
+    """Return the fastest setting of each line, by the speeds of their names."""
+    best: dict[str, Setting] = {}
+    for setting in settings:
+        before = best.get(setting.line)
+        if before is None or speeds[setting.name] > speeds[before.name]:
+            best[setting.line] = setting
+    return list(best.values())
 
 
 def measure(

@@ -12,16 +12,14 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.peer_workers.processes import Command, Workers
-from benchmarks.peers import saved
+from benchmarks.peers import Setting, best_of_lines, saved
 from benchmarks.results import Column, Table, Value, add_keep_option, prompt_record, text_of, write_result
 from specheads import load_pair
 from specheads.prompts.sources import NanoSource
@@ -34,34 +32,20 @@ MOST_REQUESTS = 1024
 FEWEST = 8  # prompts of a level; fewer requests at once answer them one after the other
 
 
-@dataclass(frozen=True)
-class _Way:
-    """One way to draft: how its process is started, and the line of the table that it is the best of."""
-
-    line: str
-    choice: str
-    setup: Mapping[str, Any]
-
-    @property
-    def name(self) -> str:
-        """The name of its process."""
-        return f"{self.line} {self.choice}"
-
-
-def ways(head: str, thresholds: Sequence[float], method: str = "greedy") -> list[_Way]:
-    """Return vLLM alone, its draft model with every length, and the head on it.
+def ways(head: str, thresholds: Sequence[float], method: str = "greedy") -> list[Setting]:
+    """Return vLLM alone, its draft model with every length, and the head on it; the options are how its process is started.
 
     K=0: vLLM has a draft model, which reads along, but its bound for this number of requests lets it draft nothing. `method`:
     whether drafts are the draft's most likely tokens (greedy) or sampled (probabilistic).
     """
-    made = [_Way(PLAIN, "", {"drafted": 0})]
-    made.append(_Way(f"{FIXED}0", "", {"drafted": 1, "bounds": [[1, MOST_REQUESTS, 0]]}))
-    made += [_Way(f"{FIXED}{length}", "", {"method": method, "drafted": length}) for length in LENGTHS]
+    made = [Setting(PLAIN, "", "", {"drafted": 0})]
+    made.append(Setting(f"{FIXED}0", "", "", {"drafted": 1, "bounds": [[1, MOST_REQUESTS, 0]]}))
+    made += [Setting(f"{FIXED}{length}", "", "", {"method": method, "drafted": length}) for length in LENGTHS]
     chosen = {"drafted": LONGEST, "head": head, "method": method}
-    return made + [_Way(ON_VLLM, f"threshold {value}", chosen | {"threshold": value}) for value in thresholds]
+    return made + [Setting(ON_VLLM, f"threshold {value}", "", chosen | {"threshold": value}) for value in thresholds]
 
 
-def seconds_of(workers: Workers, way: _Way, prompts: Sequence[list[int]], level: int, greedy: bool, length: int) -> float:
+def seconds_of(workers: Workers, way: Setting, prompts: Sequence[list[int]], level: int, greedy: bool, length: int) -> float:
     """Return the seconds of answering prompts, `level` of them at once."""
     total = 0.0
     for start in range(0, len(prompts), level):
@@ -72,7 +56,7 @@ def seconds_of(workers: Workers, way: _Way, prompts: Sequence[list[int]], level:
 
 
 def speeds(
-    workers: Workers, asked: Sequence[_Way], prompts: Sequence[list[int]], level: int, greedy: bool, length: int, repeats: int
+    workers: Workers, asked: Sequence[Setting], prompts: Sequence[list[int]], level: int, greedy: bool, length: int, repeats: int
 ) -> dict[str, float]:
     """Return the median tokens per second of every way, which are asked in turn."""
     count = max(level, FEWEST)
@@ -112,7 +96,7 @@ def main() -> None:
             greedy, method = MODES[mode]
             head = str(Path((given.greedy_head if greedy else None) or given.head).resolve())
             tried = ways(head, given.thresholds, method)
-            commands = {way.name: Command(given.vllm_python, "vllm_worker.py", {**setup, **way.setup}) for way in tried}
+            commands = {way.name: Command(given.vllm_python, "vllm_worker.py", {**setup, **way.options}) for way in tried}
             with Workers(commands) as workers:
                 for level in given.levels:
                     how = (level, greedy, given.new_tokens)
@@ -129,16 +113,7 @@ def main() -> None:
     write_result("vllm_heads", [table], split="dev", seeds=[0], prompts=read, notes=f"{notes}, eager.", keep=given.keep)
 
 
-def best_of_lines(tried: Sequence[_Way], of_train: Mapping[str, float]) -> list[_Way]:
-    """Return the fastest way of each line on train prompts."""
-    best: dict[str, _Way] = {}
-    for way in tried:
-        if way.line not in best or of_train[way.name] > of_train[best[way.line].name]:
-            best[way.line] = way
-    return list(best.values())
-
-
-def rows_of(mode: str, level: int, chosen: Sequence[_Way], of_dev: Mapping[str, float]) -> list[list[Value]]:
+def rows_of(mode: str, level: int, chosen: Sequence[Setting], of_dev: Mapping[str, float]) -> list[list[Value]]:
     """Return the speeds of a level, over vLLM alone and over the fastest fixed length."""
     alone = next(of_dev[way.name] for way in chosen if way.line == PLAIN)
     fixed = max(of_dev[way.name] for way in chosen if way.line.startswith(FIXED))

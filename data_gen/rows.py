@@ -14,10 +14,11 @@ from torch import Tensor
 
 from data_gen.settings import Generation
 from specheads.decoding.responses import Responder, Response, row_uniforms
+from specheads.errors import UserError
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import batches_of_tokens, right_padded, slices
 from specheads.pair.pair import Pair
-from specheads.pair.sampling import Warp, accept_prob, check_no_nan, has_nan, overlap, tokens_at
+from specheads.pair.sampling import Warp, accept_prob, has_nan, nan_message, overlap, tokens_at
 from specheads.prompts.encoding import EncodedPrompt
 from specheads.prompts.prompt import SPLITS
 
@@ -168,7 +169,8 @@ def _columns(pair: Pair, texts: list[list[int]], where: Tensor, uniforms: Tensor
         parts.append((drafted.T, accepted, shared, target.log(), draft.log()))
     ids, accept_probs, shares, of_target, of_draft = (torch.cat(part, dim=-1).cpu().numpy() for part in zip(*parts, strict=True))
     for model_id, has in zip((pair.target_id, pair.draft_id), nan.tolist(), strict=True):
-        check_no_nan(model_id, has)
+        if has:
+            raise UserError(nan_message(model_id))
     logprobs = of_draft[0], of_target[0], of_draft[-1], of_target[-1]
     return [ids[0], accept_probs[0], shares, *logprobs, ids[1:], accept_probs[1:]]
 

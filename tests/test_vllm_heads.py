@@ -20,9 +20,9 @@ class Fake:
 def test_every_way_has_a_process_of_its_own(method):
     made = ways("head", [0.5, 0.7], method)
     assert len({way.name for way in made}) == len(made)
-    assert sum(way.setup["drafted"] == 0 for way in made) == 1 and sum("head" in way.setup for way in made) == 2
+    assert sum(way.options["drafted"] == 0 for way in made) == 1 and sum("head" in way.options for way in made) == 2
     assert len(made) == 1 + 1 + len(LENGTHS) + 2
-    assert all(way.setup["method"] == method for way in made if "method" in way.setup)
+    assert all(way.options["method"] == method for way in made if "method" in way.options)
 
 
 def test_prompts_come_in_groups_of_a_level():
@@ -46,7 +46,7 @@ def test_a_line_is_its_fastest_choice_and_ratios_are_over_vllm_and_the_best_leng
     chosen = best_of_lines(tried, of_train)
     assert len({way.line for way in chosen}) == len(chosen)
     assert {way.choice for way in chosen} == {"", "threshold 0.7"}
-    of_dev = {way.name: 10.0 for way in chosen} | {f"draft model, K={LENGTHS[1]} ": 20.0}
+    of_dev = {way.name: 10.0 for way in chosen} | {f"draft model, K={LENGTHS[1]}": 20.0}
     rows = rows_of("greedy", 4, chosen, of_dev)
     by_line = {row[2]: row for row in rows}
     assert by_line[PLAIN][4:] == [10.0, 1.0, 0.5] and by_line[f"draft model, K={LENGTHS[1]}"][4:] == [20.0, 2.0, 1.0]

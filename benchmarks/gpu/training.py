@@ -7,6 +7,7 @@ random. The steps are the package's losses and modules in a plain loop, without 
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -32,12 +33,8 @@ DEPTHS, REJECT_WEIGHTS, SINGLE = range(5), (1.0, 3.0, 6.0, 12.0), 3  # the depth
 HEAD_TEXTS, DISTILL_TEXTS, TEXT_TOKENS = 32, 16, 512
 LABELLED = 0.85  # the share of positions that a head learns from, at the paper's mixing
 STORED = 64  # tokens of each of the target's distributions that are stored
-
-
-class Loss:
-    """The loss of distillation with its default settings, whose class would need pydantic."""
-
-    temperature, hard_weight, divergence = 1.0, 0.0, "total_variation"
+# The loss of distillation with its default settings, whose class would need pydantic.
+LOSS = SimpleNamespace(temperature=1.0, hard_weight=0.0, divergence="total_variation")
 
 
 def tables(setup: Setup, goals: dict[str, float]) -> Iterator[Table]:
@@ -64,20 +61,17 @@ def _timing_of(step: Callable[[], None], num_tokens: int, setup: Setup) -> list[
     return [seconds, num_tokens / seconds, torch.cuda.max_memory_allocated(setup.device) / 2**30 if on_gpu else None]
 
 
-def random_texts(setup: Setup, num_texts: int, vocab_size: int) -> np.ndarray:
+def _random_texts(setup: Setup, num_texts: int, vocab_size: int) -> np.ndarray:
     """Return texts of random tokens, (num_texts, T) ids."""
     shape = (2, 24) if setup.tiny else (num_texts, TEXT_TOKENS)
     return np.random.default_rng(0).integers(0, vocab_size, shape)
 
 
-# --- heads
-
-
 def _head_rows(setup: Setup, name: str) -> Iterator[list]:
     """Yield the timing of a step of one head and of the grid, on the draft of a pair."""
     pair = setup.pair(name, only_draft=True)
-    size, batch, single = pair.draft_lm.hidden_size, head_batch(setup, pair.vocab_size), None
-    for specs in (grid(size, [SINGLE], [1.0]), grid(size, DEPTHS, REJECT_WEIGHTS)):
+    size, batch, single = pair.draft_lm.hidden_size, _head_batch(setup, pair.vocab_size), None
+    for specs in (_grid(size, [SINGLE], [1.0]), _grid(size, DEPTHS, REJECT_WEIGHTS)):
         bank = HeadBank(specs, seed=0).to(setup.device)
         optimizer = torch.optim.AdamW(bank.parameters(), lr=1e-3)
         timing = _timing_of(partial(_head_step, bank, optimizer, pair.draft_lm, batch), batch.tokens.numel(), setup)
@@ -85,7 +79,7 @@ def _head_rows(setup: Setup, name: str) -> Iterator[list]:
         yield [pair.draft_id, str(len(specs)), *timing, timing[0] / single]
 
 
-def grid(hidden_size: int, depths: Sequence[int], weights: Sequence[float]) -> list[HeadSpec]:
+def _grid(hidden_size: int, depths: Sequence[int], weights: Sequence[float]) -> list[HeadSpec]:
     """Return heads on the draft's state, as the paper's."""
     return [
         HeadSpec(f"{depth}-{weight:g}", HeadConfig(hidden_size, depth=depth, predicts="input_token"), reject_weight=weight)
@@ -94,9 +88,9 @@ def grid(hidden_size: int, depths: Sequence[int], weights: Sequence[float]) -> l
     ]
 
 
-def head_batch(setup: Setup, vocab_size: int) -> HeadBatch:
+def _head_batch(setup: Setup, vocab_size: int) -> HeadBatch:
     """Return texts with a random label at most of their positions."""
-    tokens = torch.from_numpy(random_texts(setup, HEAD_TEXTS, vocab_size))
+    tokens = torch.from_numpy(_random_texts(setup, HEAD_TEXTS, vocab_size))
     row, index = torch.ones_like(tokens).nonzero().T
     labels = torch.rand(len(row), generator=torch.Generator().manual_seed(0))
     labels[labels > LABELLED] = torch.nan
@@ -113,16 +107,13 @@ def _head_step(bank: HeadBank, optimizer: torch.optim.Optimizer, draft: Language
     optimizer.zero_grad()
 
 
-# --- distillation
-
-
 class Distilling:
     """A draft in float32 that learns from its target, with products in bfloat16 on a GPU."""
 
     def __init__(self, setup: Setup) -> None:
-        self.setup, self.pair, self.loss = setup, setup.pair(), Loss()
+        self.setup, self.pair = setup, setup.pair()
         self.draft = self.pair.draft.float().requires_grad_(True).train()
-        texts = random_texts(setup, DISTILL_TEXTS, self.pair.vocab_size)
+        texts = _random_texts(setup, DISTILL_TEXTS, self.pair.vocab_size)
         half = texts.shape[1] // 2
         self.batch = ResponseBatch.of(texts[:, :half], texts[:, half:], setup.device)
         self.optimizer = torch.optim.AdamW(self.draft.parameters(), lr=1e-5)
@@ -155,7 +146,7 @@ class Distilling:
         """Return the target's distributions, from a forward pass."""
         target = self.pair.target_lm
         with torch.no_grad():
-            return computed_distributions(target, self.batch.states(target), self.loss)
+            return computed_distributions(target, self.batch.states(target), LOSS)
 
     def stored(self) -> Callable[[], DistributionSource]:
         """Return a function that returns distributions as they are stored on disk, here in memory."""
@@ -171,7 +162,7 @@ class Distilling:
         draft, tokens = self.pair.draft_lm, self.batch.response_tokens
         with self.autocast:
             distributions = source()
-            losses, _ = token_losses(draft, self.batch.states(draft), distributions, tokens, self.loss)
+            losses, _ = token_losses(draft, self.batch.states(draft), distributions, tokens, LOSS)
         losses.mean().backward()
         nn.utils.clip_grad_norm_(self.draft.parameters(), 1.0)
         self.optimizer.step()

@@ -99,25 +99,32 @@ def settings_of(cls: type[S], cfg: DictConfig, **objects: Any) -> S:
     Raises:
         UserError: a wrong value, or a key that is not known in a group of keys of the class.
     """
-    values, keys = dict(objects), {}
+    values, groups = dict(objects), dict[str, list[str]]()
     for name, field in cls.model_fields.items():
-        keys[name] = key_of(name, field)
-        if name not in objects and (value := _selected(cfg, keys[name])) is not MISSING:
+        key = key_of(name, field)
+        group, _, last = key.rpartition(".")
+        groups.setdefault(group, []).append(last)
+        if name not in objects and (value := _selected(cfg, key)) is not MISSING:
             values[name] = value
-    for key in _unknown_keys(cfg, set(keys.values())):
-        group = key.rpartition(".")[0]
-        known = [each.removeprefix(f"{group}.") for each in keys.values() if each.startswith(f"{group}.")]
-        raise _unknown_key(cfg, key, known)
+    for group in sorted(groups.keys() - {"", *SHARED_GROUPS}):
+        _check_known(cfg, group, groups[group])
     return cls(**values)
 
 
 def check_keys(cfg: DictConfig, classes: Sequence[type]) -> None:
     """Raise UserError for a key of a composed config that is in none of the classes of settings of its command."""
-    known = {field.key.partition(".")[0] for cls in (RunSettings, *classes) for field in fields_of(cls)} | {*OTHER_KEYS}
-    if unknown := [str(name) for name in cfg if name not in known]:
-        raise _unknown_key(cfg, unknown[0], sorted(known))
-    if unknown := [str(name) for name in cfg.paths if name not in Paths.model_fields]:
-        raise _unknown_key(cfg, f"paths.{unknown[0]}", list(Paths.model_fields))
+    known = {field.key.partition(".")[0] for cls in (RunSettings, *classes) for field in fields_of(cls)}
+    _check_known(cfg, "", sorted(known | {*OTHER_KEYS}))
+    _check_known(cfg, "paths", [*Paths.model_fields])
+
+
+def _check_known(cfg: DictConfig, group: str, known: Sequence[str]) -> None:
+    """Raise UserError for a key in a group, or in none (""), that is not known."""
+    for name in map(str, (OmegaConf.select(cfg, group) or ()) if group else cfg):
+        if name not in known:
+            key = f"{group}.{name}" if group else name
+            value = shown(plain(OmegaConf.select(cfg, key)))
+            raise UserError(f"{key}={value} is not known; expected one of {', '.join(known)}.")
 
 
 def source_of(cfg: DictConfig) -> NanoSource | DatasetSource:
@@ -177,25 +184,12 @@ def plain(value: Any) -> Any:
 MISSING = object()
 
 
-def _unknown_key(cfg: DictConfig, key: str, known: Sequence[str]) -> UserError:
-    value = shown(plain(OmegaConf.select(cfg, key)))
-    return UserError(f"{key}={value} is not known; expected one of {', '.join(known)}.")
-
-
 def _selected(cfg: DictConfig, key: str) -> Any:
     group = key.rpartition(".")[0]
     node = OmegaConf.select(cfg, group, default=MISSING) if group else MISSING
     if node is not MISSING and not isinstance(node, DictConfig):
         raise UserError(f"{group}={shown(plain(node))} must be a set of keys; leave it out for the usual ones.")
     return plain(OmegaConf.select(cfg, key, default=MISSING, throw_on_missing=True))
-
-
-def _unknown_keys(cfg: DictConfig, known: set[str]) -> Iterator[str]:
-    """Yield the keys that are in the same groups as known ones, but are not known."""
-    for group in sorted({key.rpartition(".")[0] for key in known if "." in key} - set(SHARED_GROUPS)):
-        for name in OmegaConf.select(cfg, group, default={}):
-            if f"{group}.{name}" not in known:
-                yield f"{group}.{name}"
 
 
 @contextlib.contextmanager

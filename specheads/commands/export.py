@@ -10,28 +10,19 @@ from pydantic import AfterValidator
 
 from specheads.commands.main import VERBS
 from specheads.errors import UserError
-from specheads.heads.card import card
 from specheads.heads.head import AcceptanceHead, load_head
 from specheads.heads.train_prompts import TrainPrompts
-from specheads.integrations.formats import FORMATS, Format
+from specheads.integrations.formats import FORMATS
 from specheads.pair.revisions import revision_at
 from specheads.settings import Settings, Text, fields_of, setting
-from specheads.storage.files import without_home, write_whole
+from specheads.storage.files import without_home
 
 COLUMNS = 80  # of the help text
 
 
-def _write_card(head: AcceptanceHead, folder: Path) -> Path:
-    write_whole(folder / "README.md", lambda temporary: temporary.write_text(card(head.config)))
-    return folder / "README.md"
-
-
-_FORMATS = {**FORMATS, "card": Format("README.md from the head's config, to which an evaluation adds results", _write_card)}
-
-
 def _format(name: str) -> str:
-    if name not in _FORMATS:
-        raise ValueError(f"is not known; use {' or '.join(_FORMATS)}")
+    if name not in FORMATS:
+        raise ValueError(f"is not known; use {' or '.join(FORMATS)}")
     return name
 
 
@@ -70,7 +61,7 @@ def run(words: Sequence[str]) -> str:
             f"head={settings.head} is a checkpoint of the SpecDec++ authors; convert it to a head of this project first: "
             f"python -c \"import specheads; specheads.load_head('{settings.head}').save_pretrained('my-head')\""
         )
-    return f"{without_home(str(_FORMATS[settings.format].write(head, Path(settings.head))))} written"
+    return f"{without_home(str(FORMATS[settings.format].write(head, Path(settings.head))))} written"
 
 
 def help_text() -> str:
@@ -79,7 +70,7 @@ def help_text() -> str:
     for field in fields_of(Export):
         lines += fill(field.help, COLUMNS, initial_indent=f"  {f'{field.key}=':<10}", subsequent_indent=" " * 12).splitlines()
         if field.key == "format":
-            for name, entry in _FORMATS.items():
+            for name, entry in FORMATS.items():
                 first = f"{' ' * 12}{name:<14}"
                 lines += fill(entry.about, COLUMNS, initial_indent=first, subsequent_indent=" " * 26).splitlines()
     return "\n".join(lines)

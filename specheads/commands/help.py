@@ -74,23 +74,22 @@ def help_text(
     listed = sections(cfg, chosen, classes)
     if of not in (ALL, ""):
         return "\n\n".join(_section_texts(_within(listed, of), width))
-    whole, head = of == ALL, read_head((config_folder() / f"{command}.yaml").read_text("utf-8")).splitlines()
-    examples = [number for number, line in enumerate(head) if line.startswith(" ")]
-    head = head if whole or len(examples) <= MOST_EXAMPLES else head[: examples[MOST_EXAMPLES]]
+    whole, head, examples = of == ALL, _head_of(command), usage_head(command)
+    if not whole and len(examples) > MOST_EXAMPLES:
+        head = head[: head.index(f"  {examples[MOST_EXAMPLES]}")]
     parts = [f"usage: {PROGRAMS[command]} [key=value ...]", _paragraphs("\n".join(head), width)]
     groups = [(f"{group}=", _choices(command, group, choice)) for group, choice in chosen.items()]
-    two_columns = _lines if whole else _single_lines
-    parts.append("\n".join(["config groups, [what is chosen here]", *two_columns(groups, width)]))
+    parts.append("\n".join(["config groups, [what is chosen here]", *_lines(groups, width, single=not whole)]))
     if command == REPRODUCE:
         described = [(name, about.partition("\n")[0]) for name, about in experiments(command).items()]
-        parts.append("\n".join(["experiments", *two_columns(described, width)]))
+        parts.append("\n".join(["experiments", *_lines(described, width, single=not whole)]))
     if whole:
         parts += _section_texts(listed, width)
     else:
         rows = [row for section in listed for row in section.rows]
         names = dict.fromkeys(_key(text).partition(".")[0] for text, _ in rows if "." in text.partition("=")[0])
         keys = [row for row in rows if _key(row[0]).partition(".")[0] not in names]
-        parts.append("\n".join(["keys", *_single_lines(keys, width)]))
+        parts.append("\n".join(["keys", *_lines(keys, width, single=True)]))
         parts.append(_wrap("  ".join(f"{name}.*" for name in names), width, "groups of keys\n  ", "  "))
     more = HYDRA if whole else MORE | HYDRA
     return "\n\n".join([*parts, "\n".join(["Hydra" if whole else "more", *_lines([*more.items()], width)])])
@@ -98,8 +97,11 @@ def help_text(
 
 def usage_head(command: str) -> list[str]:
     """Return the command lines that the head of conf/<command>.yaml shows."""
-    head = read_head((config_folder() / f"{command}.yaml").read_text("utf-8"))
-    return [line.strip() for line in head.splitlines() if line.startswith(" ")]
+    return [line.strip() for line in _head_of(command) if line.startswith(" ")]
+
+
+def _head_of(command: str) -> list[str]:
+    return read_head((config_folder() / f"{command}.yaml").read_text("utf-8")).splitlines()
 
 
 def composed(command: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, dict[str, str | None]]:
@@ -232,24 +234,20 @@ def _section_texts(listed: Sequence[Section], width: int) -> Iterator[str]:
             yield "\n".join([title, *_lines([(_cut(text, limit), why) for text, why in section.rows], width, column)])
 
 
-def _single_lines(rows: Rows, width: int) -> list[str]:
-    """Return rows in two columns, each cut to the width of a line."""
-    shown = [(_cut(text, width // 3), why) for text, why in rows]
-    column = max(len(text) for text, _ in shown)
-    lines = [f"  {text:<{column}}  {why}".rstrip() for text, why in shown]
-    return [line if len(line) <= width else f"{line[: width - 1]}…" for line in lines]
-
-
 def _cut(text: str, limit: int) -> str:
     """Return "key=value" with a long value cut short."""
     limit = max(limit, text.find("=") + 2)
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
-def _lines(rows: Rows, width: int, column: int = 0) -> list[str]:
-    """Return rows in two columns, the second wrapped; the first is `column` wide, by default as wide as its longest text."""
-    column = column or max(len(text) for text, _ in rows)
-    return [_wrap(why, width, f"  {text:<{column}}  ", " " * (column + 4)) for text, why in rows]
+def _lines(rows: Rows, width: int, column: int = 0, single: bool = False) -> list[str]:
+    """Return rows in two columns, the first at least `column` wide; the second is wrapped, or with `single` cut to the line."""
+    rows = [(_cut(text, width // 3), why) for text, why in rows] if single else rows
+    column = max(column, *(len(text) for text, _ in rows))
+    if not single:
+        return [_wrap(why, width, f"  {text:<{column}}  ", " " * (column + 4)) for text, why in rows]
+    lines = [f"  {text:<{column}}  {why}".rstrip() for text, why in rows]
+    return [line if len(line) <= width else f"{line[: width - 1]}…" for line in lines]
 
 
 def _paragraphs(text: str, width: int) -> str:

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.step_costs import StepCosts
+from specheads.errors import UserError
 from specheads.evaluation.candidates import FIXED
 from specheads.evaluation.intervals import (
     Groups,
@@ -31,7 +32,7 @@ from specheads.forecast import progress
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import BATCH_TOKENS, SLICE_ELEMENTS, batches_of_tokens, right_padded, slices
 from specheads.pair.pair import Pair
-from specheads.pair.sampling import check_no_nan
+from specheads.pair.sampling import nan_message
 from specheads.prompts.encoding import EncodedPrompt
 from specheads.prompts.scores import SCORES
 
@@ -222,7 +223,8 @@ def response_nats(lm: LanguageModel, prompt: Sequence[int], responses: Sequence[
                 cross_entropy(lm.logits(after[piece]), tokens[piece], reduction="sum").item()
                 for piece in slices(len(tokens), lm.vocab_size, SLICE_ELEMENTS)
             )
-    check_no_nan(lm.name, any(map(math.isnan, known.values())))
+    if any(map(math.isnan, known.values())):
+        raise UserError(nan_message(lm.name))
     return [known[tuple(response)] for response in responses]
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from specheads.errors import UserError
 from specheads.heads.calibration import IndexCalibration, calibrated
+from specheads.heads.card import card
 from specheads.heads.features import FEATURES
 from specheads.heads.head import AcceptanceHead
 from specheads.heads.portable import loaders
@@ -209,6 +210,11 @@ def _linears(head: AcceptanceHead) -> list[nn.Linear]:
     return [cast(ResidualBlock, block).linear for block in head.blocks]
 
 
+def _write_card(head: AcceptanceHead, folder: Path) -> Path:
+    write_whole(folder / "README.md", lambda temporary: temporary.write_text(card(head.config)))
+    return folder / "README.md"
+
+
 @dataclass(frozen=True)
 class Format:
     """A sentence about what is written, and the function that writes it into a head's folder and returns its path."""
@@ -229,4 +235,5 @@ FORMATS = {
     "onnx": Format("head.onnx, for onnxruntime (pip install 'specheads[onnx]')", write_onnx),
     "torch_export": Format("head.pt2, an exported torch program", write_program),
     "specdecpp": Format("a folder that the SpecDec++ authors' code loads, if their network can compute the same", write_theirs),
+    "card": Format("README.md from the head's config, to which an evaluation adds results", _write_card),
 }

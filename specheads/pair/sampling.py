@@ -261,18 +261,14 @@ def has_nan(probs: Tensor) -> Tensor:
 
 def check_finite(model_id: str, probs: Tensor) -> None:
     """Raise UserError if a distribution that a Warp made is NaN."""
-    check_no_nan(model_id, bool(has_nan(probs).any()))
+    if has_nan(probs).any():
+        raise UserError(nan_message(model_id))
 
 
 def check_numbers(model_id: str, *results: Tensor) -> None:
     """Raise UserError if something that was computed from a model's logits or states has a NaN."""
-    check_no_nan(model_id, any(bool(result.isnan().any()) for result in results))
-
-
-def check_no_nan(model_id: str, has_nan: bool | int, num_tokens: int | None = None) -> None:
-    """Raise UserError if a model's logits had a NaN, after `num_tokens` of a response."""
-    if has_nan:
-        raise UserError(nan_message(model_id, num_tokens))
+    if any(result.isnan().any() for result in results):
+        raise UserError(nan_message(model_id))
 
 
 def nan_message(model_id: str, num_tokens: int | None = None) -> str:
