@@ -243,7 +243,7 @@ def _cut(text: str, limit: int) -> str:
 def _lines(rows: Rows, width: int, column: int = 0, single: bool = False) -> list[str]:
     """Return rows in two columns, the first at least `column` wide; the second is wrapped, or with `single` cut to the line."""
     rows = [(_cut(text, width // 3), why) for text, why in rows] if single else rows
-    column = max(column, *(len(text) for text, _ in rows))
+    column = max([column, *(len(text) for text, _ in rows)])
     if not single:
         return [_wrap(why, width, f"  {text:<{column}}  ", " " * (column + 4)) for text, why in rows]
     lines = [f"  {text:<{column}}  {why}".rstrip() for text, why in rows]
