@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 FOLDER = Path(__file__).parent
 # The sources that one process compiles, in about equal times. Reading torch's headers takes a process as long as compiling one of
 # the smaller sources, so that a process for each would cost more than it saves where few cores are free.
-GROUPS = (("layers.cpp",), ("products.cpp", "networks.cpp", "sampling.cpp", "torch.cpp"))
+GROUPS = (("layers.cpp",), ("maps.cpp", "sampling.cpp", "torch.cpp"))
 MOST_CHARACTERS = 200  # of an error that a compiler reports
 OPERATORS = (
     *("packed_linear", "masked_attention", "decoder_layer", "head_network"),
@@ -64,9 +64,10 @@ def load_operators() -> bool:
 
 
 class Declarations(dict[str, list[str]]):
-    """The C functions by which compiled steps call operators, in place of a look-up by name; one of the compiler's options.
+    """The pointers to C functions by which compiled steps call operators: one of the compiler's options.
 
-    The compiler looks for operators, which cannot be kept on disk; here they stand under their names.
+    A look-up by name would take longer. The compiler looks for operators, which cannot be kept on disk; here they stand under
+    their names.
     """
 
     def __contains__(self, operator: object) -> bool:
@@ -74,12 +75,12 @@ class Declarations(dict[str, list[str]]):
 
 
 def declarations() -> Declarations:
-    """Return the operators' C functions; they must have been loaded."""
+    """Return the pointers to the operators' C functions; they must have been loaded."""
     declared = Declarations()
     for name in OPERATORS:
         operator = getattr(torch.ops.specheads, name).default
         arguments = [f"{C_TYPES[str(each.type)]} {each.name}" for each in operator._schema.arguments]
-        declared[str(operator)] = [f"AOTITorchError aoti_torch_cpu_{name}({', '.join(arguments)}, AtenTensorHandle* result)"]
+        declared[str(operator)] = [f"AOTITorchError (*aoti_torch_cpu_{name})({', '.join(arguments)}, AtenTensorHandle* result)"]
     return declared
 
 

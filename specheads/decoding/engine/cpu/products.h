@@ -5,14 +5,12 @@
 
 #pragma once
 
-#include "tensors.h"
-#include "threads.h"
-#include "vectors.h"
+#include "kernels.h"
 
 namespace specheads_kernels __attribute__((visibility("hidden"))) {
 
 // block[t][j] = sum_i x[t][i] panel[i][j] for `tokens` rows t, at most kMostTokens, where columns i of the panel are `stride`
-// apart. Compiled in products.cpp.
+// apart. Compiled in maps.cpp.
 template <typename Value>
 void panel_product(
     int64_t tokens, const Value* panel, int64_t stride, const InputOf<Value>* x, int64_t size, SumOf<Value>* block);

@@ -2,10 +2,8 @@
 //
 // Of most distributions only a few tokens have a probability, and vectors without one are skipped.
 
+#include "kernels.h"
 #include "operators.h"
-#include "tensors.h"
-#include "threads.h"
-#include "vectors.h"
 
 #include <cmath>
 #include <limits>
@@ -206,21 +204,16 @@ void check_wide(const at::TensorBase& x) {
 
 // The k-th largest (..., 1) of x (..., V), float32 or float64; NaN where a row has a NaN.
 AtenTensorHandle kth_largest(const at::TensorBase& x, int64_t k) {
+  check_wide(x);
   const int64_t size = x.size(-1);
   TORCH_CHECK(0 < k && k <= size, "k is ", k, " of ", size);
   auto shape = x.sizes().vec();
   shape.back() = 1;
   at::TensorBase result = empty(shape, x.scalar_type()), rows = x.contiguous();
-  const auto into = [&](auto value) {
+  for_each_row(rows, [&](int64_t row, auto value) {
     using Value = decltype(value);
-    const Value* from = rows.const_data_ptr<Value>();
-    Value* to = result.mutable_data_ptr<Value>();
-    const int64_t grain = std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, size * sizeof(Value)));
-    at::parallel_for(0, result.numel(), grain, [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; row++) to[row] = kth_largest_of<Value>(from + row * size, size, k);
-    });
-  };
-  x.scalar_type() == at::kDouble ? into(double()) : into(float());
+    result.mutable_data_ptr<Value>()[row] = kth_largest_of<Value>(rows.const_data_ptr<Value>() + row * size, size, k);
+  });
   return handle_of(result);
 }
 

@@ -35,94 +35,57 @@ double plain(double number) {
   return number;
 }
 
-template <typename Operator, typename... Arguments>
-AOTITorchError call(Operator compute, AtenTensorHandle* result, Arguments... arguments) {
-  try {
-    *result = compute(plain(arguments)...);
-    return AOTI_TORCH_SUCCESS;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return AOTI_TORCH_FAILURE;
-  }
-}
-
-// What torch calls an operator's parameters.
+// What torch and compiled steps call an operator's parameters.
 template <typename Parameter>
-struct StableType {
-  using type = Parameter;
+struct TypesOf {
+  using Stable = Parameter;
+  using Handle = Parameter;
 };
 template <>
-struct StableType<const at::TensorBase&> {
-  using type = torch::stable::Tensor;
+struct TypesOf<const at::TensorBase&> {
+  using Stable = torch::stable::Tensor;
+  using Handle = AtenTensorHandle;
 };
 template <>
-struct StableType<const at::TensorBase*> {
-  using type = std::optional<torch::stable::Tensor>;
+struct TypesOf<const at::TensorBase*> {
+  using Stable = std::optional<torch::stable::Tensor>;
+  using Handle = AtenTensorHandle*;
 };
 
-// An operator with torch's types.
 template <auto compute>
-struct Stable;
+struct Operator;
 template <typename... Parameters, AtenTensorHandle (*compute)(Parameters...)>
-struct Stable<compute> {
-  static torch::stable::Tensor run(typename StableType<Parameters>::type... arguments) {
+struct Operator<compute> {
+  static torch::stable::Tensor run(typename TypesOf<Parameters>::Stable... arguments) {
     return torch::stable::Tensor(compute(plain(arguments)...));
+  }
+
+  static AOTITorchError call(typename TypesOf<Parameters>::Handle... arguments, AtenTensorHandle* result) {
+    try {
+      *result = compute(plain(arguments)...);
+      return AOTI_TORCH_SUCCESS;
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "%s\n", error.what());
+      return AOTI_TORCH_FAILURE;
+    }
   }
 };
 
 }  // namespace
 
-// The operators as compiled steps call them: looking one up by its name takes longer than a small one computes. The signatures
-// follow from the operators' schemas; see `declarations` in library.py.
+// The operators as compiled steps call them: looking one up by its name takes longer than a small one computes. The types of these
+// pointers follow from the operators' schemas; see `declarations` in library.py.
+#define CALLED_BY_STEPS(name) decltype(&Operator<name>::call) aoti_torch_cpu_##name = &Operator<name>::call;
 extern "C" {
-AOTITorchError aoti_torch_cpu_packed_linear(
-    AtenTensorHandle x, AtenTensorHandle panels, AtenTensorHandle* bias, int64_t num_rows, AtenTensorHandle* result) {
-  return call(packed_linear, result, x, panels, bias, num_rows);
-}
-
-AOTITorchError aoti_torch_cpu_masked_attention(
-    AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle mask, AtenTensorHandle* rows,
-    AtenTensorHandle* positions, double scale, AtenTensorHandle* result) {
-  return call(masked_attention, result, query, key, value, mask, rows, positions, scale);
-}
-
-AOTITorchError aoti_torch_cpu_decoder_layer(
-    AtenTensorHandle hidden, AtenTensorHandle cosine, AtenTensorHandle sine, AtenTensorHandle mask, AtenTensorHandle start,
-    AtenTensorHandle* rows, AtenTensorHandle keys, AtenTensorHandle values, AtenTensorHandle norm, AtenTensorHandle queries_keys_values,
-    AtenTensorHandle* bias, AtenTensorHandle output, AtenTensorHandle mlp_norm, AtenTensorHandle gate_up, AtenTensorHandle down,
-    double epsilon, double scale, AtenTensorHandle* result) {
-  return call(
-      decoder_layer, result, hidden, cosine, sine, mask, start, rows, keys, values, norm, queries_keys_values, bias, output, mlp_norm,
-      gate_up, down, epsilon, scale);
-}
-
-AOTITorchError aoti_torch_cpu_head_network(
-    AtenTensorHandle inputs, AtenTensorHandle mean, AtenTensorHandle scale, AtenTensorHandle* projection,
-    AtenTensorHandle* projection_bias, AtenTensorHandle* blocks, AtenTensorHandle* block_biases, AtenTensorHandle readout,
-    AtenTensorHandle readout_bias, AtenTensorHandle* result) {
-  return call(
-      head_network, result, inputs, mean, scale, projection, projection_bias, blocks, block_biases, readout, readout_bias);
-}
-
-AOTITorchError aoti_torch_cpu_kth_largest(AtenTensorHandle x, int64_t k, AtenTensorHandle* result) {
-  return call(kth_largest, result, x, k);
-}
-
-AOTITorchError aoti_torch_cpu_kept_softmax(AtenTensorHandle logits, AtenTensorHandle least, AtenTensorHandle* result) {
-  return call(kept_softmax, result, logits, least);
-}
-
-AOTITorchError aoti_torch_cpu_nucleus(AtenTensorHandle probs, double top_p, AtenTensorHandle* result) {
-  return call(nucleus, result, probs, top_p);
-}
-
-AOTITorchError aoti_torch_cpu_most_likely(AtenTensorHandle x, AtenTensorHandle* result) {
-  return call(most_likely, result, x);
-}
-
-AOTITorchError aoti_torch_cpu_token_at(AtenTensorHandle probs, AtenTensorHandle uniform, AtenTensorHandle* result) {
-  return call(token_at, result, probs, uniform);
-}
+CALLED_BY_STEPS(packed_linear)
+CALLED_BY_STEPS(masked_attention)
+CALLED_BY_STEPS(decoder_layer)
+CALLED_BY_STEPS(head_network)
+CALLED_BY_STEPS(kth_largest)
+CALLED_BY_STEPS(kept_softmax)
+CALLED_BY_STEPS(nucleus)
+CALLED_BY_STEPS(most_likely)
+CALLED_BY_STEPS(token_at)
 }
 
 STABLE_TORCH_LIBRARY(specheads, library) {
@@ -146,15 +109,15 @@ STABLE_TORCH_LIBRARY(specheads, library) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(specheads, CPU, library) {
-  library.impl("packed_linear", TORCH_BOX(&Stable<packed_linear>::run));
-  library.impl("masked_attention", TORCH_BOX(&Stable<masked_attention>::run));
-  library.impl("decoder_layer", TORCH_BOX(&Stable<decoder_layer>::run));
-  library.impl("head_network", TORCH_BOX(&Stable<head_network>::run));
-  library.impl("kth_largest", TORCH_BOX(&Stable<kth_largest>::run));
-  library.impl("kept_softmax", TORCH_BOX(&Stable<kept_softmax>::run));
-  library.impl("nucleus", TORCH_BOX(&Stable<nucleus>::run));
-  library.impl("most_likely", TORCH_BOX(&Stable<most_likely>::run));
-  library.impl("token_at", TORCH_BOX(&Stable<token_at>::run));
+  library.impl("packed_linear", TORCH_BOX(&Operator<packed_linear>::run));
+  library.impl("masked_attention", TORCH_BOX(&Operator<masked_attention>::run));
+  library.impl("decoder_layer", TORCH_BOX(&Operator<decoder_layer>::run));
+  library.impl("head_network", TORCH_BOX(&Operator<head_network>::run));
+  library.impl("kth_largest", TORCH_BOX(&Operator<kth_largest>::run));
+  library.impl("kept_softmax", TORCH_BOX(&Operator<kept_softmax>::run));
+  library.impl("nucleus", TORCH_BOX(&Operator<nucleus>::run));
+  library.impl("most_likely", TORCH_BOX(&Operator<most_likely>::run));
+  library.impl("token_at", TORCH_BOX(&Operator<token_at>::run));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(specheads, CompositeImplicitAutograd, library) {
