@@ -249,8 +249,7 @@ def test_sampled_output_follows_the_targets_distribution(rule, warp):
     distribution = exact_distribution(pair, [0, 1], 3, warp)
     decoder = SpeculativeDecoder(pair, stopping=rule, warp=warp)
     counts, accepted = torch.zeros(27), 0
-    for seed in range(NUM_SAMPLES):
-        out = decoder.generate([0, 1], 3, seed=seed)
+    for _, out in decoder.generate_batch([[0, 1]] * NUM_SAMPLES, 100, 3, range(NUM_SAMPLES)):
         counts[(out.tokens * torch.tensor([9, 3, 1])).sum()] += 1
         accepted += out.stats.num_accepted
     assert 0.2 < accepted / (2 * NUM_SAMPLES) < 0.95  # neither trivial nor hopeless
@@ -273,8 +272,8 @@ def test_blocks_follow_the_targets_distribution(rule, engine):
     pair = tiny_pair(vocab_size=2, scale=1.5)
     distribution, counts = exact_distribution(pair, [0, 1], 4, Warp()), torch.zeros(16)
     decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(3), verification=rule, warp=Warp(), engine=engine)
-    for seed in range(NUM_SAMPLES):
-        counts[(decoder.generate([0, 1], 4, seed=seed).tokens * torch.tensor([8, 4, 2, 1])).sum()] += 1
+    for _, out in decoder.generate_batch([[0, 1]] * NUM_SAMPLES, 100, 4, range(NUM_SAMPLES)):
+        counts[(out.tokens * torch.tensor([8, 4, 2, 1])).sum()] += 1
     # false alarm with probability 1e-6
     assert chi_square_p_value(counts, distribution) > 1e-6
 

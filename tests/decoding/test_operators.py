@@ -335,15 +335,16 @@ def test_every_operator_is_a_c_function_and_is_declared_for_the_compiler():
     declared, library = declarations(), ctypes.CDLL(None)
     for name in OPERATORS:
         (declaration,) = declared[f"specheads.{name}.default"]
-        assert declaration.startswith(f"AOTITorchError aoti_torch_cpu_{name}(AtenTensorHandle ")
+        assert declaration.startswith(f"AOTITorchError (*aoti_torch_cpu_{name})(AtenTensorHandle ")
         assert hasattr(library, f"aoti_torch_cpu_{name}")
         assert getattr(torch.ops.specheads, name).default in declared
     assert torch.ops.aten.add.Tensor not in declared
     assert pickle.loads(pickle.dumps(declared)) == declared
-    source = (FOLDER / "torch.cpp").read_text()
-    assert all(declared_in(source, declaration) for (declaration,) in declared.values())
-
-
-def declared_in(source, declaration):
-    """Return whether a source defines a function with this signature, on however many lines."""
-    return declaration.replace(" ", "") in "".join(source.split())
+    header, source = "".join((FOLDER / "operators.h").read_text().split()), (FOLDER / "torch.cpp").read_text()
+    for name in OPERATORS:
+        (declaration,) = declared[f"specheads.{name}.default"]
+        arguments = (
+            declaration.split("(", 2)[2].removesuffix(", AtenTensorHandle* result)").replace("AtenTensorHandle* ", "consttensor*")
+        )
+        expected = arguments.replace("AtenTensorHandle ", "consttensor&").replace(" ", "").replace("tensor", "at::TensorBase")
+        assert f"AtenTensorHandle{name}({expected});" in header and f"CALLED_BY_STEPS({name})" in source
