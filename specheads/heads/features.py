@@ -16,7 +16,7 @@ from specheads.pair.sampling import at_least_float32
 LEAST_PROB = 1e-12  # replaces smaller probabilities, so that their logarithm is finite
 
 
-class SoftmaxSums(NamedTuple):
+class _SoftmaxSums(NamedTuple):
     """Sums over the vocabulary from which the features of a softmax without temperature or cuts are computed.
 
     The softmax itself is not stored: rules read its features after every drafted token.
@@ -34,7 +34,7 @@ class DraftedToken(NamedTuple):
     token: Tensor  # (...) long
     hidden: Tensor  # (..., H), the draft's hidden state that the token was sampled from
     embed: Callable[[Tensor], Tensor]  # the draft's input embedding
-    softmax: SoftmaxSums  # of the draft's logits
+    softmax: _SoftmaxSums  # of the draft's logits
 
 
 @dataclass(frozen=True)
@@ -106,14 +106,14 @@ ROUND_INPUTS = tuple(name for name, feature in FEATURES.items() if feature.of_ro
 RECORDED = tuple(name for name, feature in FEATURES.items() if feature.recorded)
 
 
-def softmax_sums(logits: Tensor) -> SoftmaxSums:
+def _softmax_sums(logits: Tensor) -> _SoftmaxSums:
     """Return the sums of logits (..., V) of any float type, in two passes over them."""
     logits = at_least_float32(logits)
     largest = logits.amax(dim=-1, keepdim=True)
     # A logit of minus infinity counts for nothing: 0 log 0 = 0.
     below = (logits - largest).clamp_min(torch.finfo(logits.dtype).min)
     weights = below.exp()
-    return SoftmaxSums(logits, largest, weights.sum(dim=-1), (weights * below).sum(dim=-1))
+    return _SoftmaxSums(logits, largest, weights.sum(dim=-1), (weights * below).sum(dim=-1))
 
 
 def drafting_features(
@@ -132,7 +132,7 @@ def drafting_features(
         hidden: (..., H), the draft's hidden states from which `logits` were computed, if a feature needs them.
         embed: the draft's input embedding, a function of token ids, if a feature needs it.
     """
-    softmax = softmax_sums(logits) if reads_logits(needs) else None
+    softmax = _softmax_sums(logits) if reads_logits(needs) else None
     drafted = DraftedToken(token, hidden, embed, softmax)  # type: ignore[arg-type]  # None where no feature reads it
     return {name: feature.compute(drafted) for name, feature in FEATURES.items() if name in needs and feature.compute is not None}
 

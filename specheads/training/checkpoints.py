@@ -106,7 +106,7 @@ class Checkpoints(L.Callback):
         Raises:
             UserError: weights are no numbers any more, so that the checkpoint of before is kept.
         """
-        check_weights(trainer)
+        _check_weights(trainer)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         for logger in trainer.loggers:
             logger.save()
@@ -127,7 +127,7 @@ class TimeToGo(L.Callback):
         self.forecast.update(trainer.global_step, trainer.estimated_stepping_batches)
 
 
-def check_weights(trainer: L.Trainer) -> None:
+def _check_weights(trainer: L.Trainer) -> None:
     """Raise UserError if trained weights are NaN or infinite, as they are from the step on whose loss was."""
     weights = [weight for weight in trainer.lightning_module.parameters() if weight.requires_grad]
     if not all(bool(weight.isfinite().all()) for weight in weights):

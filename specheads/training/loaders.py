@@ -90,7 +90,7 @@ class ResumableLoader(DataLoader):
         self.skip = state["position"]
 
 
-def begin_worker(worker: int) -> None:
+def _begin_worker(worker: int) -> None:
     """Let the main process alone handle signals and run folders; a loader's process ends with it."""
     runs.release()
     for number in interrupts.SIGNALS:
@@ -138,7 +138,7 @@ class ResumableData(L.LightningDataModule):
             collate_fn=self.collate,
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
-            worker_init_fn=begin_worker,
+            worker_init_fn=_begin_worker,
         )
 
     def _place_among_processes(self) -> tuple[int, int]:

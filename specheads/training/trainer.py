@@ -144,7 +144,7 @@ def placement(settings: TrainerSettings, device_type: str, processes: Processes 
         arguments = {"devices": settings.devices}
     else:
         check_devices(processes, accelerator)
-        join_again(processes, accelerator)
+        _join_again(processes, accelerator)
         arguments = {"devices": processes.count_here, "num_nodes": processes.num_machines}
     if settings.other("strategy") == FSDP2:
         if settings.precision == "16-mixed":
@@ -154,10 +154,10 @@ def placement(settings: TrainerSettings, device_type: str, processes: Processes 
             )
         size = num_processes(settings, accelerator, processes)
         arguments["strategy"] = ModelParallelStrategy(size, tensor_parallel_size=1, save_distributed_checkpoint=False)
-    return arguments | {"accelerator": accelerator, "plugins": [environment_of(processes)]}
+    return arguments | {"accelerator": accelerator, "plugins": [_environment_of(processes)]}
 
 
-def join_again(processes: Processes, accelerator: str) -> None:
+def _join_again(processes: Processes, accelerator: str) -> None:
     """Begin the process group of processes that torchrun has restarted, where there is none.
 
     Lightning would begin it in torchrun's store, which still has the addresses of the processes from before the restart.
@@ -177,7 +177,7 @@ def join_again(processes: Processes, accelerator: str) -> None:
         atexit.register(torch.distributed.destroy_process_group)
 
 
-def environment_of(processes: Processes) -> "ClusterEnvironment":
+def _environment_of(processes: Processes) -> "ClusterEnvironment":
     """Return where Lightning reads its ranks."""
     if processes.launcher == "torchrun":
         return TorchElasticEnvironment()

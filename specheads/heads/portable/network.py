@@ -21,7 +21,7 @@ def assemble(inputs: Sequence[str], features: Mapping[str, Tensor], dtype: torch
     return torch.cat(columns, dim=-1)
 
 
-def tensor_mismatch(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str | None:
+def _tensor_mismatch(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str | None:
     """Return the first difference between the names and shapes of two sets of tensors, or None."""
     for name in sorted(expected.keys() | given.keys()):
         wanted, actual = (tuple(tensors[name].shape) if name in tensors else "no such tensor" for tensors in (expected, given))
@@ -42,7 +42,7 @@ def load_tensors(make: Callable[[], Head], config: Mapping[str, Any], tensors: M
         raise ValueError(f"there are {len(tensors)} tensors, too few for depth={config['depth']} in config.json")
     with torch.device("meta"):
         head = make()
-    if mismatch := tensor_mismatch(head.state_dict(), tensors):
+    if mismatch := _tensor_mismatch(head.state_dict(), tensors):
         raise ValueError(f"{mismatch} from config.json")
     head.load_state_dict({name: tensor.to(torch.float32, copy=True) for name, tensor in tensors.items()}, assign=True)
     return head.requires_grad_(False).eval()

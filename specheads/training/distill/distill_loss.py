@@ -53,27 +53,11 @@ def total_variation(target: Tensor, draft: Tensor) -> Tensor:
     return (target.exp() - draft.exp()).abs().sum(dim=-1) / 2
 
 
-def log_overlap(target: Tensor, draft: Tensor) -> Tensor:
-    """Return -log overlap: total variation with gradients that do not vanish where the distributions hardly overlap."""
-    return -acceptance(target, draft).clamp_min(torch.finfo(draft.dtype).tiny).log()
-
-
-def adaptive_mix(target: Tensor, draft: Tensor, rate: float = 3.0) -> Tensor:
-    """Return lambda KL(t || d) + (1 - lambda) TV, lambda = exp(-rate overlap), through which no gradient flows.
-
-    Where the distributions hardly overlap, it is mostly KL, whose gradients do not vanish there; elsewhere it is mostly TV.
-    """
-    share = torch.exp(-rate * acceptance(target, draft).detach())
-    return share * forward_kl(target, draft) + (1 - share) * total_variation(target, draft)
-
-
 DIVERGENCES: dict[str, Divergence] = {
     "forward_kl": forward_kl,
     "reverse_kl": reverse_kl,
     "jensen_shannon": jensen_shannon,
     "total_variation": total_variation,
-    "log_overlap": log_overlap,
-    "adaptive_mix": adaptive_mix,
 }
 
 

@@ -91,10 +91,10 @@ def distill(
         earlier = checkpoint_to_resume(settings.resume, checkpoints)
         announce(pair, settings, texts, plan, run)
         before = measured(pair, splits.test, settings)
-        module = prepared_module(pair, settings, splits.dev, data.limits.max_new_tokens, reference, plan)
+        module = _prepared_module(pair, settings, splits.dev, data.limits.max_new_tokens, reference, plan)
         batches = ResumableData(vars(splits), **settings.loader.values(), seed=settings.seed, collate=list)
         with deferred() as checkpoints.request, fast_products(settings.trainer.precision, device_type), module.target_place:
-            weights = trained_weights(trainer, module, batches, earlier)
+            weights = _trained_weights(trainer, module, batches, earlier)
         if not trainer.is_global_zero:
             return DistilledDraft(run / "draft")  # the first process of a distributed run writes for all
         description = draft_provenance(pair, settings, data.folder, len(splits.train))
@@ -126,7 +126,7 @@ def finished(pair: Pair, splits: Splits, settings: Distillation) -> dict[str, fl
     return measured(fitted, splits.test, settings)
 
 
-def prepared_module(
+def _prepared_module(
     pair: Pair, settings: Distillation, dev: HeldOutSamples, max_new_tokens: int, reference: LanguageModel | None, plan: Plan
 ) -> DistillModule:
     """Return the module to train, with the draft's quality on dev prompts before training; the draft is ready to be trained."""
@@ -137,7 +137,7 @@ def prepared_module(
     return module
 
 
-def trained_weights(
+def _trained_weights(
     trainer: "Trainer", module: DistillModule, data: ResumableData, earlier: Path | None
 ) -> dict[str, torch.Tensor]:
     """Train the module, from a checkpoint if there is one; return the draft's weights, gathered from all processes."""
@@ -265,7 +265,7 @@ def export(
     finished.draft.config.save_pretrained(temporary)
     content = {**description, "temperature": draft_temperature(finished.draft), "test": {**description["test"], "after": after}}
     write_json(temporary / DESCRIPTION, content)
-    (temporary / "README.md").write_text(model_card(content))
+    (temporary / "README.md").write_text(_model_card(content))
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(temporary, folder)
     return after
@@ -290,7 +290,7 @@ def draft_provenance(pair: Pair, settings: Distillation, data: Path, num_prompts
     }
 
 
-def model_card(description: Mapping[str, Any]) -> str:
+def _model_card(description: Mapping[str, Any]) -> str:
     """Return the model card of a draft from the content of its `distill.json`."""
     target, draft, loss, samples = (description[name] for name in ("target", "draft", "loss", "samples"))
     shares = ", ".join(f"{kind} {share:g}" for kind, share in samples["mixed"].items())

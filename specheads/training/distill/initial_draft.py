@@ -80,7 +80,7 @@ def with_layers(target: PreTrainedModel, layers: Sequence[int]) -> PreTrainedMod
     for name in LISTS_BY_LAYER:
         if (values := getattr(text_config, name, None)) is not None:
             setattr(text_config, name, [values[layer] for layer in layers])
-    model, prefix = new_model(config, target.dtype, seed=0), f"{place_of_layers(target)}."
+    model, prefix = _new_model(config, target.dtype, seed=0), f"{place_of_layers(target)}."
     states = {}
     for name, tensor in target.state_dict().items():
         if not name.startswith(prefix):
@@ -113,7 +113,7 @@ def with_random_weights(target: PreTrainedModel, changes: Mapping[str, Any], see
         for name in LISTS_BY_LAYER if "num_hidden_layers" in changes else ():
             if (by_layer := values.get(name)) is not None:
                 values[name] = [by_layer[number % len(by_layer)] for number in range(values["num_hidden_layers"])]
-        model = new_model(AutoConfig.for_model(**values), target.dtype, seed).to(target.device)
+        model = _new_model(AutoConfig.for_model(**values), target.dtype, seed).to(target.device)
         with torch.no_grad():
             model(torch.zeros((1, 4), dtype=torch.long, device=target.device))  # some wrong sizes fail only here
         return model
@@ -121,7 +121,7 @@ def with_random_weights(target: PreTrainedModel, changes: Mapping[str, Any], see
         raise UserError(f"init_config={dict(changes)} makes no model: {str(error).splitlines()[0]}") from error
 
 
-def new_model(config: PretrainedConfig, dtype: torch.dtype, seed: int) -> PreTrainedModel:
+def _new_model(config: PretrainedConfig, dtype: torch.dtype, seed: int) -> PreTrainedModel:
     """Return a model with random weights, which `seed` decides; the random state of the process stays as it is."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

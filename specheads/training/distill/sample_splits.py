@@ -42,7 +42,7 @@ class TrainTexts:
     @classmethod
     def of(cls, data: GeneratedData, pair: Pair, settings: Distillation) -> "TrainTexts":
         """Return the texts of a data set. Raises UserError if no train prompt has the responses that are asked for."""
-        prompts, responses = train_responses(data, pair, settings)
+        prompts, responses = _train_responses(data, pair, settings)
         root, top_k = data.folder.parent, settings.target_probs.top_k
         stores = {kind: TargetStore(root, pair, prompts, known, settings.loss, top_k) for kind, known in responses.items()}
         lengths = [store.text_lengths.max() for store in stores.values()]
@@ -66,7 +66,7 @@ def load_splits(
     Raises:
         UserError: the distributions do not fit the store.
     """
-    dev, test = held_out_samples(data, "dev", settings.validation.num_prompts), held_out_samples(data, "test")
+    dev, test = _held_out_samples(data, "dev", settings.validation.num_prompts), _held_out_samples(data, "test")
     stored = stored_distributions(texts, settings, target_leaves, alike)
     train = TrainSamples(texts.prompts, texts.responses, settings.shares, settings.seed, stored)
     distributions = {kind: store.provenance["distribution"] for kind, store in stored.items()}
@@ -74,7 +74,7 @@ def load_splits(
     return Splits(train, dev, test), dict(zip(OF_DATA, provenance, strict=True))
 
 
-def held_out_samples(data: GeneratedData, split: str, most: int | None = None) -> HeldOutSamples:
+def _held_out_samples(data: GeneratedData, split: str, most: int | None = None) -> HeldOutSamples:
     """Return the prompts of a held-out split with the target's responses; at most the first `most`."""
     rows = load_split(data.folder, split).with_format("arrow")[:most]
     return HeldOutSamples(*(Ragged.of_column(rows.column(name)) for name in ("prompt_ids", "response_ids")))
@@ -97,7 +97,7 @@ def stored_distributions(
     return wanted
 
 
-def train_responses(data: GeneratedData, pair: Pair, settings: Distillation) -> tuple[Ragged, dict[str, Responses]]:
+def _train_responses(data: GeneratedData, pair: Pair, settings: Distillation) -> tuple[Ragged, dict[str, Responses]]:
     """Return the train prompts, and by kind the responses to them that exist before training.
 
     A prompt is left out if it is too long or has no response of one of the kinds.
@@ -108,9 +108,9 @@ def train_responses(data: GeneratedData, pair: Pair, settings: Distillation) -> 
     encoded = encode_prompts(pair, [prompt for prompt in data.prompts if prompt.split == "train"], data.limits)
     by_kind: dict[str, Mapping[str, list]] = {}
     if "text" in settings.shares:
-        by_kind["text"] = text_responses(pair, encoded, data.limits.max_new_tokens)
+        by_kind["text"] = _text_responses(pair, encoded, data.limits.max_new_tokens)
     if "target" in settings.shares:
-        by_kind["target"] = target_responses(data.folder)
+        by_kind["target"] = _target_responses(data.folder)
     kept = [(prompt, ids) for prompt, ids in encoded if all(prompt.prompt_id in known for known in by_kind.values())]
     if not kept:
         raise UserError(
@@ -120,7 +120,7 @@ def train_responses(data: GeneratedData, pair: Pair, settings: Distillation) -> 
     return Ragged([ids for _, ids in kept]), {kind: numbered(prompt_ids, known) for kind, known in by_kind.items()}
 
 
-def text_responses(pair: Pair, prompts: Sequence[EncodedPrompt], max_new_tokens: int) -> dict[str, list[list[int]]]:
+def _text_responses(pair: Pair, prompts: Sequence[EncodedPrompt], max_new_tokens: int) -> dict[str, list[list[int]]]:
     """Return the data set's own response to each prompt that has one, by prompt id."""
     return {
         prompt.prompt_id: [encoded_response(pair, prompt.response, len(ids), max_new_tokens)]
@@ -129,7 +129,7 @@ def text_responses(pair: Pair, prompts: Sequence[EncodedPrompt], max_new_tokens:
     }
 
 
-def target_responses(folder: Path) -> Mapping[str, list]:
+def _target_responses(folder: Path) -> Mapping[str, list]:
     """Return the target's responses to train prompts, by prompt id."""
     rows = load_split(folder, "train").with_format("arrow")[:]
     responses: dict[str, list] = defaultdict(list)

@@ -40,10 +40,10 @@ class Mixture(Settings):
 class DistillLoss(Settings):
     """What a draft learns from the target's distributions, and from the tokens of the texts."""
 
-    divergence: Literal["forward_kl", "reverse_kl", "jensen_shannon", "total_variation", "log_overlap", "adaptive_mix"] = setting(
+    divergence: Literal["forward_kl", "reverse_kl", "jensen_shannon", "total_variation"] = setting(
         "total_variation",
-        "the divergence of the draft's distribution from the target's, for each token: forward_kl, reverse_kl, jensen_shannon, "
-        "total_variation, log_overlap or adaptive_mix",
+        "the divergence of the draft's distribution from the target's, for each token: forward_kl, reverse_kl, jensen_shannon or "
+        "total_variation",
     )
     beta: OpenProbability = setting(0.5, "the target's weight in jensen_shannon")
     temperature: PositiveNumber = setting(1.0, "the number that the logits of both models are divided by")

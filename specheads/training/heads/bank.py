@@ -24,7 +24,7 @@ class HeadSpec:
 
 
 @dataclass(frozen=True)
-class ReadOut:
+class _ReadOut:
     """One network of a head and what it learns: the acceptance of drafted tokens, or with `overlap` their expected acceptance."""
 
     spec: HeadSpec
@@ -70,11 +70,11 @@ class HeadStack(nn.Module):
         self.register_buffer("input_scale", ordered[0].get_buffer("input_scale").clone())
         self.projected = isinstance(ordered[0].projection, nn.Linear)
         if self.projected:
-            self.projection = Stacked([linear_of(network.projection) for network in ordered])
+            self.projection = Stacked([_linear_of(network.projection) for network in ordered])
         depths = [len(network.blocks) for network in ordered]
         self.num_deep = [sum(depth > level for depth in depths) for level in range(depths[0])]  # networks with a block there
         self.blocks = nn.ModuleList(
-            Stacked([linear_of(network.blocks[level].linear) for network in ordered[:count]])
+            Stacked([_linear_of(network.blocks[level].linear) for network in ordered[:count]])
             for level, count in enumerate(self.num_deep[:1] if tied else self.num_deep)
         )
         self.readout = Stacked([network.readout for network in ordered])
@@ -105,9 +105,9 @@ class HeadStack(nn.Module):
             network = networks[number].requires_grad_(False).train(self.training)
             network.input_mean, network.input_scale = self.input_mean, self.input_scale
             if self.projected:
-                self.projection.lend(linear_of(network.projection), place)
+                self.projection.lend(_linear_of(network.projection), place)
             for stacked, block in zip(self.levels, network.blocks, strict=False):  # a shallow network has fewer
-                stacked.lend(linear_of(block.linear), place)
+                stacked.lend(_linear_of(block.linear), place)
             self.readout.lend(network.readout, place)
 
     def scale_gradients(self, factors: Tensor) -> None:
@@ -134,7 +134,7 @@ class HeadStack(nn.Module):
 @torch.no_grad()
 def tie_blocks(network: Network) -> None:
     """Give all blocks of a network the same random weights (the code of SpecDec++'s authors, specdec_pp/wrap_model.py)."""
-    maps = [linear_of(block.linear) for block in network.blocks]
+    maps = [_linear_of(block.linear) for block in network.blocks]
     for number, linear_map in enumerate(maps):
         if number:
             linear_map.load_state_dict(maps[0].state_dict())
@@ -142,7 +142,7 @@ def tie_blocks(network: Network) -> None:
             linear_map.reset_parameters()
 
 
-def linear_of(module: nn.Module | Tensor) -> nn.Linear:
+def _linear_of(module: nn.Module | Tensor) -> nn.Linear:
     """Return a part of a head that is a linear map; raises TypeError for any other part."""
     if not isinstance(module, nn.Linear):
         raise TypeError(f"expected a linear map, not {type(module).__name__}")
@@ -191,8 +191,8 @@ class HeadBank(nn.Module):
                     if network is not None:
                         tie_blocks(network)
             heads.append(head)
-        self.read_outs = [ReadOut(spec) for spec in specs] + [
-            ReadOut(spec, overlap=True) for spec in specs if spec.config.overlap
+        self.read_outs = [_ReadOut(spec) for spec in specs] + [
+            _ReadOut(spec, overlap=True) for spec in specs if spec.config.overlap
         ]
         networks = self._networks(dict(zip((spec.name for spec in specs), heads, strict=True)))
         self.groups: dict[tuple, list[int]] = {}  # numbers of the read-outs whose networks can be stacked

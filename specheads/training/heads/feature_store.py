@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Part:
+class _Part:
     """Rows `first` to `first + count` of a split, with their texts of one epoch (0 where texts do not change between epochs)."""
 
     split: str
@@ -104,16 +104,16 @@ class FeatureStore:
         """Return the size of the whole store, at most."""
         return sum(map(self.bytes_of, self.parts()))
 
-    def bytes_of(self, part: Part) -> int:
+    def bytes_of(self, part: _Part) -> int:
         """Return the size of a shard, at most."""
         return self.bytes_per_token * int(self.lengths[part.split][part.first : part.first + part.count].sum())
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[_Part]:
         """Yield the shards."""
         for split, epochs in self.epochs.items():
             for epoch in epochs:
                 for first, count in spans(self.lengths[split] * self.bytes_per_token):
-                    yield Part(split, epoch, first, count)
+                    yield _Part(split, epoch, first, count)
 
     def splits_by(self, features: str, budget_gib: float) -> "dict[str, MixedResponses | StoredResponses]":
         """Return the splits, with stored features if `features` (auto, cached or online) asks for them; makes missing shards.
@@ -151,7 +151,7 @@ class FeatureStore:
             self.folder, self.provenance, num_rows, lambda name: self._computed(parts[name]), "features", self.bytes() / GIB
         )
 
-    def _computed(self, part: Part) -> dict[str, Tensor]:
+    def _computed(self, part: _Part) -> dict[str, Tensor]:
         """Return the tensors of a shard: features (n, ...), those that depend on the token (n, samples)."""
         data = self.splits[part.split]
         items = [data[part.epoch, number] for number in range(part.first, part.first + part.count)]

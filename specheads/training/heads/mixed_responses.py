@@ -19,7 +19,7 @@ COLUMNS = ("prompt_ids", "response_ids", "draft_ids", "accept_prob", "overlap", 
 ROUND_COLUMNS = ("response_draft_logprob", "response_target_logprob")
 
 
-def samples_of(row: Mapping[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
+def _samples_of(row: Mapping[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return the drafted tokens and their acceptance probabilities, (N,) each, of every sample in a row."""
     ids, probs = ([row[name], *row[f"more_{name}"]] for name in ("draft_ids", "accept_prob"))
     return [(np.asarray(drafted), np.asarray(accepted)) for drafted, accepted in zip(ids, probs, strict=True)]
@@ -85,7 +85,7 @@ class MixedResponses(Dataset):
     @property
     def num_samples(self) -> int:
         """Samples at each position that share a text; an epoch uses one of them."""
-        return 1 if self.mixes else len(samples_of(self.rows[0]))
+        return 1 if self.mixes else len(_samples_of(self.rows[0]))
 
     def lengths(self) -> np.ndarray:
         """Return the number of tokens that heads may predict in each row (rows,): those of its response."""
@@ -102,13 +102,13 @@ class MixedResponses(Dataset):
         _, number = key
         if self.mixes:
             return [self[key]["drafted"]]
-        return [self[sample, number]["drafted"] for sample in range(len(samples_of(self.rows[number])))]
+        return [self[sample, number]["drafted"] for sample in range(len(_samples_of(self.rows[number])))]
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
         epoch, number = key
         epoch = 0 if self.mixes and not self.redrawn else epoch
         row = self.rows[number]
-        response, samples = np.asarray(row["response_ids"]), samples_of(row)
+        response, samples = np.asarray(row["response_ids"]), _samples_of(row)
         drafted, accept_prob = samples[epoch % len(samples)]
         kept = np.random.default_rng([self.seed, epoch, number]).random(len(response)) < self.response_share
         # The draft must have read the token for an input_token head; a next_token head needs only the prefix.

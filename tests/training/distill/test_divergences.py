@@ -16,12 +16,7 @@ def naive(name, t, d, beta=0.5):
     if name == "jensen_shannon":
         m = beta * t + (1 - beta) * d
         return beta * (t * (t / m).log()).sum(-1) + (1 - beta) * (d * (d / m).log()).sum(-1)
-    if name == "total_variation":
-        return (t - torch.minimum(t, d)).sum(-1)
-    if name == "log_overlap":
-        return -torch.minimum(t, d).sum(-1).log()
-    share = torch.exp(-3 * torch.minimum(t, d).sum(-1).detach())
-    return share * naive("forward_kl", t, d) + (1 - share) * naive("total_variation", t, d)
+    return (t - torch.minimum(t, d)).sum(-1)
 
 
 def distributions(seed, spread=3.0, rows=8, vocab=11):

@@ -105,7 +105,7 @@ def test_distributions_of_which_all_tokens_are_kept_lose_nothing_but_precision(p
 
 @pytest.mark.parametrize("divergence", DIVERGENCES)
 def test_grouping_outcomes_never_increases_a_divergence(pair, texts, tmp_path, divergence):
-    """By the data-processing inequality; the adaptive mix takes its weights from the overlap, so it is left out."""
+    """By the data-processing inequality."""
     loss = DistillLoss(divergence=divergence)
     tokens, target, draft = along(pair, texts, 2)
     full, _ = token_losses(pair.draft_lm, draft, computed_distributions(pair.target_lm, target, loss), tokens, loss)
@@ -113,8 +113,7 @@ def test_grouping_outcomes_never_increases_a_divergence(pair, texts, tmp_path, d
     grouped, _ = token_losses(
         pair.draft_lm, draft, lambda piece: TargetDistributions(reduced.log_probs[piece], reduced.ids[piece]), tokens, loss
     )
-    if divergence != "adaptive_mix":
-        assert (grouped <= full + 1e-12).all() and (grouped < full - 1e-6).any()
+    assert (grouped <= full + 1e-12).all() and (grouped < full - 1e-6).any()
 
 
 def test_distributions_are_computed_once_except_for_damaged_shards(pair, texts, tmp_path, monkeypatch):
