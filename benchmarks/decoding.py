@@ -43,7 +43,7 @@ COLUMNS += [Column("tokens per round", "fixed"), *(Column(stage, "ms") for stage
 
 
 @dataclass
-class Made:
+class _Made:
     """What decoding some prompts made and took: whole calls, as transformers does not tell the reading of a prompt apart."""
 
     tokens: int = 0
@@ -51,7 +51,7 @@ class Made:
     rounds: list[Round] = field(default_factory=list)
 
 
-Run = Callable[[list[int], int], Made]  # prompt, seed
+Run = Callable[[list[int], int], _Made]  # prompt, seed
 
 
 def _transformers_runs(pair: Pair, head: AcceptanceHead, greedy: bool, length: int, with_draft: bool) -> dict[str, Run]:
@@ -59,11 +59,11 @@ def _transformers_runs(pair: Pair, head: AcceptanceHead, greedy: bool, length: i
     generation = transformers_generation(pair)
 
     def run(options: Mapping[str, Any], threshold: float | None = None) -> Run:
-        def generate(prompt: list[int], seed: int) -> Made:
+        def generate(prompt: list[int], seed: int) -> _Made:
             asked = assist(pair.target, pair.draft, head, threshold, any_draft=True) if threshold else contextlib.nullcontext()
             with asked:
                 tokens, seconds = generation(options, greedy, prompt, length, seed)
-            return Made(len(tokens), seconds)
+            return _Made(len(tokens), seconds)
 
         return generate
 
@@ -83,31 +83,31 @@ def _own_runs(decoder: SpeculativeDecoder, head: AcceptanceHead, length: int) ->
     startup = sum(each.warm_up() for each in decoders.values())
 
     def run(each: Any) -> Run:
-        def generate(prompt: list[int], seed: int) -> Made:
+        def generate(prompt: list[int], seed: int) -> _Made:
             start = time.perf_counter()
             out = each.generate(prompt, length, seed=seed)
-            return Made(len(out.tokens), time.perf_counter() - start, list(out.rounds))
+            return _Made(len(out.tokens), time.perf_counter() - start, list(out.rounds))
 
         return generate
 
     return {name: run(each) for name, each in decoders.items()}, startup
 
 
-def compare(runs: Mapping[str, Run], prompts: Sequence[list[int]], repeats: int) -> dict[str, list[Made]]:
+def _compare(runs: Mapping[str, Run], prompts: Sequence[list[int]], repeats: int) -> dict[str, list[_Made]]:
     """Return what every run made of all prompts in each repeat."""
     for run in runs.values():
         run(prompts[0], 0)
-    made: dict[str, list[Made]] = {name: [] for name in runs}
+    made: dict[str, list[_Made]] = {name: [] for name in runs}
     for repeat in range(repeats):
         names = list(runs)
         for name in names[repeat % len(names) :] + names[: repeat % len(names)]:
             parts = [runs[name](prompt, 1000 * repeat + number) for number, prompt in enumerate(prompts)]
             rounds = [each for part in parts for each in part.rounds]
-            made[name].append(Made(sum(part.tokens for part in parts), sum(part.seconds for part in parts), rounds))
+            made[name].append(_Made(sum(part.tokens for part in parts), sum(part.seconds for part in parts), rounds))
     return made
 
 
-def speed_table(made: Mapping[str, Sequence[Made]], mode: str, startup: float) -> Table:
+def _speed_table(made: Mapping[str, Sequence[_Made]], mode: str, startup: float) -> Table:
     """Return how fast each setting is, next to transformers' generation, and the mean seconds of a round's stages."""
     speeds = {name: statistics.median(each.tokens / each.seconds for each in repeats) for name, repeats in made.items()}
     assisted = [speed for name, speed in speeds.items() if "assisted" in name]
@@ -161,7 +161,7 @@ def main() -> None:
         decoder = SpeculativeDecoder(pair, stopping=HeadThreshold(head, 0.5), **chosen)
         ours, startup = _own_runs(decoder, head, given.new_tokens)
         runs = _transformers_runs(pair, head, warp.greedy, given.new_tokens, given.rate is None) | ours
-        tables.append(speed_table(compare(runs, prompts, given.repeats), mode, startup))
+        tables.append(_speed_table(_compare(runs, prompts, given.repeats), mode, startup))
         print(f"\n{tables[-1].title}\n\n{text_of(tables[-1])}", flush=True)
     tables.append(_context_table(decoder, [token for prompt in prompts for token in prompt], 64, given.repeats))
     print(f"\n{tables[-1].title}\n\n{text_of(tables[-1])}")

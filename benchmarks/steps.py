@@ -77,7 +77,7 @@ def seconds_of(decoder: SpeculativeDecoder, context: int, repeats: int, verified
     return {ALONE: costs.target_seconds} | verifications | drafts
 
 
-def rows_of(pair: Pair, dtype: str, engine: str, context: int, repeats: int) -> tuple[list[list[Value]], list[list[Value]]]:
+def _rows_of(pair: Pair, dtype: str, engine: str, context: int, repeats: int) -> tuple[list[list[Value]], list[list[Value]]]:
     """Return the rows of both tables for one pair in one type."""
     device, times, ratios = pair.target_lm.device, list[list[Value]](), list[list[Value]]()
     limit = bandwidth(device)
@@ -105,7 +105,7 @@ def main() -> None:
     times, ratios = [], []
     for model in given.models:
         for dtype in given.types:
-            of_pair = rows_of(load_pair(model, dtype=dtype), dtype, given.engine, given.context, given.repeats)
+            of_pair = _rows_of(load_pair(model, dtype=dtype), dtype, given.engine, given.context, given.repeats)
             times += of_pair[0]
             ratios += of_pair[1]
     heads, over = [Column(name) for name in ("model", "type", "mode")], [Column(f"{count} tokens", "ratio") for count in VERIFIED]

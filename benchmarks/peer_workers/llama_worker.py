@@ -20,7 +20,7 @@ CACHE_TYPES = {"float32": "f32", "bfloat16": "bf16"}
 WAIT = 120  # seconds for the server to load
 
 
-class Server:
+class _Server:
     """A server of its own, and the connection to it."""
 
     def __init__(self, setup: Mapping[str, Any]) -> None:
@@ -82,7 +82,7 @@ def version(binary: str) -> str:
 def main() -> None:
     setup = settings()
     with answers() as channel:
-        server = Server(setup)
+        server = _Server(setup)
         try:
             serve(channel, {"llama-server": version(setup["binary"])}, server.generate)
         finally:

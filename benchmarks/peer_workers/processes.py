@@ -27,7 +27,7 @@ class Command:
     setup: Mapping[str, Any]
 
 
-class Worker:
+class _Worker:
     """A running worker. It is stopped (SIGSTOP) whenever it is not asked, so that no waiting thread of its costs time."""
 
     def __init__(self, command: Command) -> None:
@@ -90,7 +90,7 @@ class Workers:
         self.commands = commands
         self.versions: dict[str, str] = {}
         self.warnings: list[str] = []  # of the workers that are closed
-        self._running: dict[str, Worker] = {}
+        self._running: dict[str, _Worker] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -101,7 +101,7 @@ class Workers:
     def ask(self, name: str, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer of the worker `name`."""
         if name not in self._running:
-            self._running[name] = Worker(self.commands[name])
+            self._running[name] = _Worker(self.commands[name])
             self.versions |= self._running[name].versions
         return self._running[name].ask(request)
 

@@ -141,7 +141,7 @@ def evaluation_settings(cfg: DictConfig) -> Evaluation:
         test_sets=named_test_sets(cfg.test_sets, cfg.num_prompts),
         drafting=instantiate(cfg.drafting),
         verification=instantiate(cfg.verification),
-        compare_verification=verification_rules(cfg.compare_verification),
+        compare_verification=_verification_rules(cfg.compare_verification),
     )
 
 
@@ -158,7 +158,7 @@ def rule_choice(rule: Mapping[str, Any]) -> RuleChoice | PolicyChoice:
     return PolicyChoice(cls, arguments) if issubclass(cls, LengthPolicy) else RuleChoice(cls, arguments)
 
 
-def verification_rules(named: Any) -> dict[str, VerificationRule]:
+def _verification_rules(named: Any) -> dict[str, VerificationRule]:
     """Return rules of conf/verification by name, from a list of names or from {name: {rule: name of a file, key: value}}.
 
     None: no rules. Without `rule` the name is the file's. Keys that are not given have the values of the file.

@@ -48,7 +48,7 @@ Rows = list[tuple[str, str]]  # "key=value", or "key.*" for a group of keys, and
 
 
 @dataclass(frozen=True)
-class Section:
+class _Section:
     """The keys of one config group, or of none."""
 
     title: str
@@ -122,13 +122,13 @@ def composed(command: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, d
     return cfg, {group: choices[group] for group in sorted(groups, key=lambda group: group != "model")}
 
 
-def sections(cfg: DictConfig, chosen: Mapping[str, str | None], classes: Sequence[type]) -> list[Section]:
+def sections(cfg: DictConfig, chosen: Mapping[str, str | None], classes: Sequence[type]) -> list[_Section]:
     """Return every key of a composed config with its explanation: first those of no config group, then group by group."""
     explained: dict[str, str] = {}
-    listed = {"": Section("general", "")}
+    listed = {"": _Section("general", "")}
     for group, choice in chosen.items():
         files = {path.stem: path.read_text("utf-8") for path in (config_folder() / group).glob("*.yaml")}
-        listed[group] = Section(f"{group}={choice}", read_head(files.get(str(choice), "")))
+        listed[group] = _Section(f"{group}={choice}", read_head(files.get(str(choice), "")))
         for name in sorted(files, key=_chosen(choice).__contains__):
             explained |= _comments(files[name], group) if group != GROUP else {}
     prefixed = [(RunSettings, ""), (PairConfig, "model"), (source_class(cfg.data), "data"), *((cls, "") for cls in classes)]
@@ -176,12 +176,12 @@ def _comments(text: str, group: str) -> dict[str, str]:
     return comments
 
 
-def _within(listed: Sequence[Section], key: str) -> list[Section]:
+def _within(listed: Sequence[_Section], key: str) -> list[_Section]:
     """Return the sections with the key and those in its group. Raises UserError if there are none."""
     rows = {each.title: [row for row in each.rows if f"{_key(row[0])}.".startswith(f"{key}.")] for each in listed}
     if not any(rows.values()):
         raise UserError(f"--help={key}: there is no such key; --help=all lists every key.")
-    return [Section(title, "", kept) for title, kept in rows.items() if kept]
+    return [_Section(title, "", kept) for title, kept in rows.items() if kept]
 
 
 def _key(text: str) -> str:
@@ -224,7 +224,7 @@ def _shown(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
 
 
-def _section_texts(listed: Sequence[Section], width: int) -> Iterator[str]:
+def _section_texts(listed: Sequence[_Section], width: int) -> Iterator[str]:
     """Yield the text of each section that has one; explanations start in the same column of all."""
     limit = width // 2 - 4
     column = max(min(len(text), limit) for section in listed for text, _ in section.rows)

@@ -46,7 +46,7 @@ PROGRAMS = {
 }
 
 
-def help_text() -> str:
+def _help_text() -> str:
     """Return the help text of the command."""
     lines = [f"  {name:<10} {verb.about}" for name, verb in VERBS.items()]
     return "\n".join(["usage: specheads <verb> [key=value ...]; <verb> --help lists the keys of a verb", "", *lines])
@@ -55,7 +55,7 @@ def help_text() -> str:
 def run(words: Sequence[str]) -> None:
     """Run a command line. Raises UserError for a verb or an argument that is not known."""
     if not words or words[0] in ("-h", "--help"):
-        print(help_text())
+        print(_help_text())
         return
     verb, *rest = words
     if verb not in VERBS:
