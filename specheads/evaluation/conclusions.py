@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
+from typing import NamedTuple
 
 from specheads.decoding.records import LARGEST_DRIFT, REMEDY
 from specheads.evaluation.candidates import FIXED, LOAD_AWARE, TARGET
@@ -11,34 +12,30 @@ from specheads.replay.cost import CostFit
 from specheads.replay.response_batch import best_temperature
 
 
-def times(estimate: Interval) -> str:
+class Shown(NamedTuple):
+    """An estimate for a reader: its value, and the limits of its interval."""
+
+    text: str
+    limits: str
+
+    def __str__(self) -> str:
+        return f"{self.text} {self.limits}"
+
+
+def times(each: Interval) -> Shown:
     """Return a factor: 1.7 is 1.70×."""
-    return f"{estimate.value:.2f}×"
+    return Shown(f"{each.value:.2f}×", f"[{each.low:.2f},\u00a0{each.high:.2f}]")
 
 
-def times_limits(estimate: Interval) -> str:
-    """Return the limits of a factor."""
-    return f"[{estimate.low:.2f},\u00a0{estimate.high:.2f}]"
-
-
-def change(estimate: Interval) -> str:
+def change(each: Interval) -> Shown:
     """Return a ratio as a change: 1.044 is +4.4 %."""
-    return f"{signed(estimate.value)}\u00a0%"
+    return Shown(f"{signed(each.value)}\u00a0%", f"[{signed(each.low)},\u00a0{signed(each.high)}]")
 
 
-def change_limits(estimate: Interval) -> str:
-    """Return the limits of a change, in percent."""
-    return f"[{signed(estimate.low)},\u00a0{signed(estimate.high)}]"
-
-
-def percent(estimate: Interval) -> str:
+def percent(each: Interval) -> Shown:
     """Return a share: 0.31 is 31 %."""
-    return minus(f"{estimate.value:.0%}").replace("%", "\u00a0%")
-
-
-def percent_limits(estimate: Interval) -> str:
-    """Return the limits of a share, in percent."""
-    return minus(f"[{estimate.low * 100:.0f},\u00a0{estimate.high * 100:.0f}]")
+    limits = minus(f"[{each.low * 100:.0f},\u00a0{each.high * 100:.0f}]")
+    return Shown(minus(f"{each.value:.0%}").replace("%", "\u00a0%"), limits)
 
 
 def signed(ratio: float) -> str:
@@ -133,7 +130,7 @@ def drift(report: Report) -> list[str]:
             continue
         remedy = REMEDY if row.head is not None else "fit it again"
         sentences.append(
-            f"Of the tokens that {row.name} expected to be accepted, {percent(share)} {percent_limits(share)} were, so its "
+            f"Of the tokens that {row.name} expected to be accepted, {percent(share)} were, so its "
             f"predictions do not hold on these prompts; {remedy}."
         )
     return sentences
@@ -147,7 +144,7 @@ def recommendation(report: Report) -> list[str]:
     speed = f"{row.tokens_per_second.value:,.1f} tokens per second"
     if row.family == TARGET:
         return [f"For this pair on this machine, use the target alone, {speed}: on dev prompts no setting was faster."]
-    faster = f"{times(row.speedup)} {times_limits(row.speedup)} as fast as the target alone"
+    faster = f"{times(row.speedup)} as fast as the target alone"
     return [f"For this pair on this machine, use {row.name}: it decodes {speed}, {faster} (it was the fastest on dev prompts)."]
 
 
@@ -157,10 +154,10 @@ def _replayed(report: Report, data_set: DataSet, ratio: str) -> str:
     first, title = (head, "the head") if head else (other, "the best rule")
     if first is None:
         return ""
-    text = f"At {_at(report, ratio)}, {title} ({first.name}) is {times(first.speedup)} {times_limits(first.speedup)} as fast as "
+    text = f"At {_at(report, ratio)}, {title} ({first.name}) is {times(first.speedup)} as fast as "
     text += f"the target alone, {_gain(first)} over the best fixed length"
     if first.gap_ceiling is not None and first.gap_ceiling.value > 0:
-        text += f", closing {percent(first.gap_ceiling)} {percent_limits(first.gap_ceiling)} of the gap to the informed ceiling"
+        text += f", closing {percent(first.gap_ceiling)} of the gap to the informed ceiling"
     if first.gain.low <= 1 <= first.gain.high:
         text += " (an interval that includes no gain)"
     if head and other:
@@ -170,7 +167,7 @@ def _replayed(report: Report, data_set: DataSet, ratio: str) -> str:
 
 
 def _gain(row: Winner) -> str:
-    return f"{change(row.gain)} {change_limits(row.gain)}"
+    return f"{change(row.gain)}"
 
 
 def _at(report: Report, ratio: str) -> str:
@@ -226,9 +223,7 @@ def fit_text(fit: CostFit) -> str:
 def live_texts(report: Report) -> list[str]:
     """Return what is to be said of the decoded settings: the costs of their rounds, and the gain of heads."""
     texts = [fit_text(report.fit)] if report.fit else []
-    gains = [
-        f"{change(gain)} {change_limits(gain)} at {ratio_name(ratio)}" for ratio, gain in report.gains.items() if gain is not None
-    ]
+    gains = [f"{change(gain)} at {ratio_name(ratio)}" for ratio, gain in report.gains.items() if gain is not None]
     if gains:
         texts.append(f"The live head over the best live fixed length, cross-fitted: {'; '.join(gains)}.")
     return texts
@@ -240,7 +235,7 @@ def _live(report: Report) -> list[str]:
         return []
     row = max(rows, key=lambda row: row.speedup.value)
     text = f"Measured: the fastest setting, {row.name}, decodes {row.tokens_per_second.value:,.1f} tokens per second, "
-    return [f"{text}{times(row.speedup)} {times_limits(row.speedup)} as fast as the target alone."]
+    return [f"{text}{times(row.speedup)} as fast as the target alone."]
 
 
 def batch_findings(report: Report) -> list[str]:

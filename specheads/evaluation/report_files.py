@@ -20,15 +20,12 @@ from specheads.evaluation.report import MEASURED, BatchRow, LiveRow, Report, Rul
 from specheads.evaluation.tables import (
     ABOUT_QUALITY,
     QUALITY_TITLE,
-    Cell,
-    Row,
     Table,
     bank_table,
     batch_table,
     comparisons,
     drafts_table,
     live_table,
-    plain_rows,
     quality_table,
     terminal,
     winners_table,
@@ -179,11 +176,22 @@ def _tables(report: Report) -> dict[str, tuple[list[str], list[list[Any]]]]:
         tables["quality"] = [("decoded", quality)]
     if not report.doubts:
         tables["batches"] = [(f"{batches.concurrency} at once", batch_table(report, batches)) for batches in report.batches]
-    logged = {name: plain_rows(_joined(parts)) for name, parts in tables.items() if parts}
+    logged = {name: _plain_rows(parts) for name, parts in tables.items() if parts}
     return logged | {"doubts": (["what was measured is not to be trusted"], [[doubt] for doubt in report.doubts])}
 
 
-def _joined(parts: Sequence[tuple[str, Table]]) -> Table:
-    """Return tables of equal columns as one, whose first column says which one a row is of."""
-    rows = [Row([Cell(name, name), *row.cells]) for name, table in parts for row in table.rows]
-    return Table("", ("of", *parts[0][1].columns), rows)
+def _plain_rows(parts: Sequence[tuple[str, Table]]) -> tuple[list[str], list[list[Any]]]:
+    """Return columns and rows of tables of equal columns as plain values; the first column says which table a row is of.
+
+    A value is the number that a cell is sorted by, next to its limits where a column has any.
+    """
+    columns, every = parts[0][1].columns, [(name, row.cells) for name, table in parts for row in table.rows]
+    limited = [any(cells[number].limits is not None for _, cells in every) for number in range(len(columns))]
+    names = ["of"]
+    rows: list[list[Any]] = [[name] for name, _ in every]
+    for number, column in enumerate(columns):
+        names += [column, f"{column}, limits"][: 1 + limited[number]]
+        for row, (_, cells) in zip(rows, every, strict=True):
+            cell = cells[number]
+            row += [cell.text if cell.key is None else cell.key, cell.limits][: 1 + limited[number]]
+    return names, rows

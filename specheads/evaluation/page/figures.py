@@ -15,15 +15,12 @@ from specheads.evaluation.candidates import CEILING, FIXED, ORACLE
 from specheads.evaluation.conclusions import (
     best,
     change,
-    change_limits,
     is_trusted,
     percent,
-    percent_limits,
     preferred,
     ratio_text,
     ratios_of,
     times,
-    times_limits,
     winners_at,
 )
 from specheads.evaluation.intervals import Interval
@@ -238,10 +235,7 @@ def _hover(report: Report, row: RuleRow) -> str:
     rates = (("discard rate", row.discard_rate), ("verification rate", row.verification_rate))
     lines = [f"<b>{escape(row.name)}</b>"]
     lines += [f"{name} {rate.value:.3f} [{rate.low:.3f}, {rate.high:.3f}]" for name, rate in rates]
-    lines += [
-        f"speed-up at {ratio_text(report, ratio)}: {times(speedup)} {times_limits(speedup)}"
-        for ratio, speedup in row.speedup.items()
-    ]
+    lines += [f"speed-up at {ratio_text(report, ratio)}: {times(speedup)}" for ratio, speedup in row.speedup.items()]
     return "<br>".join(lines)
 
 
@@ -262,9 +256,7 @@ def _threshold(data_set: DataSet, ratio: str, styles: Mapping[str, PlotStyle], m
             mode="lines+markers",
             line={"color": style.color, "width": 2 if family in main else 1.2},
             marker={"color": style.color, "symbol": style.symbol, "size": 7},
-            hovertext=[
-                f"<b>{escape(row.name)}</b><br>{times(row.speedup[ratio])} {times_limits(row.speedup[ratio])}" for row in rows
-            ],
+            hovertext=[f"<b>{escape(row.name)}</b><br>{times(row.speedup[ratio])}" for row in rows],
             **named,
         )
     shown = [row.parameters["threshold"] for (family, _), rows in lines.items() for row in rows if family in main]
@@ -297,9 +289,9 @@ def _level(figure: go.Figure, data_set: DataSet, ratio: str, family: str, style:
         y=[top.value] * 2,
         mode="lines",
         line={"color": style.color, "width": 1.8, "dash": style.dash if family != FIXED else "longdash"},
-        name=f"{name}, {times(top)}",
+        name=f"{name}, {times(top).text}",
         uid=f"level-{style.key}",
-        hovertext=f"<b>{name}</b><br>{times(top)} {times_limits(top)}",
+        hovertext=f"<b>{name}</b><br>{times(top)}",
         hoverinfo="text",
     )
 
@@ -337,8 +329,8 @@ def _gap_range(rows: Sequence[Winner]) -> list[float]:
 
 
 def _gap_hover(row: Winner, title: str, gap: Interval) -> str:
-    lines = [f"<b>{escape(row.name)}</b>", f"{percent(gap)} {percent_limits(gap)} of the gap {title}"]
-    return "<br>".join([*lines, f"{times(row.speedup)}, {change(row.gain)} {change_limits(row.gain)} over the best fixed length"])
+    lines = [f"<b>{escape(row.name)}</b>", f"{percent(gap)} of the gap {title}"]
+    return "<br>".join([*lines, f"{times(row.speedup).text}, {change(row.gain)} over the best fixed length"])
 
 
 def _reliability(data_set: DataSet) -> go.Figure | None:

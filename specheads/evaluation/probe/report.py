@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from specheads.decoding.step_times import VERIFIED
-from specheads.evaluation.conclusions import percent, percent_limits, times, times_limits
+from specheads.evaluation.conclusions import change, percent, times
 from specheads.evaluation.probe.prediction import BETTER, HEAD, MORE_OVERLAP, Option
 from specheads.evaluation.probe.probe import Probed
 from specheads.storage.files import write_json, write_whole
@@ -23,7 +23,7 @@ def print_probe(probed: Probed, console: Console | None = None) -> None:
     for column in ("way to decode", "speed-up", "chosen"):
         table.add_column(column, no_wrap=column == "speed-up")
     for option in probed.options:
-        table.add_row(title_of(option), f"{times(option.speedup)} {times_limits(option.speedup)}", option.value)
+        table.add_row(title_of(option), f"{times(option.speedup)}", option.value)
     console.print(table)
     for assumption in probed.not_measured:
         console.print(f"not measured: {assumption}", highlight=False)
@@ -48,7 +48,7 @@ def measured(probed: Probed) -> list[tuple[str, str]]:
     return [
         ("pair", probed.pair),
         ("prompts", f"{probed.num_prompts}, with responses of {probed.num_tokens:,} tokens"),
-        ("overlap", f"{percent(probed.overlap)} {percent_limits(probed.overlap)}, the expected acceptance of a drafted token"),
+        ("overlap", f"{percent(probed.overlap)}, the expected acceptance of a drafted token"),
         *lost,
         (f"at least 1 to {len(probed.survival)} tokens accepted", survived),
         (
@@ -81,15 +81,15 @@ COLUMNS = ("way to decode", "chosen", "speed-up", "over the fixed length")
 def html_of(probed: Probed) -> str:
     """Return the page as text."""
     from specheads.evaluation.page.document import Panel, context_section, rendered  # imports jinja and plotly
-    from specheads.evaluation.tables import Cell, Row, Table, change_cell, times_cell
+    from specheads.evaluation.tables import Cell, Row, Table, estimate_cell
 
     rows = []
     for option in probed.options:
         cells = [
             Cell(title_of(option), option.name),
             Cell(option.value or None),
-            times_cell(option.speedup),
-            change_cell(option.gain),
+            estimate_cell(times, option.speedup),
+            estimate_cell(change, option.gain),
         ]
         rows.append(Row(cells, "best" if option.name == probed.answer.choice else "bound" if option.is_bound else ""))
     table = Table("Speed over the target alone, with 95 % intervals over prompts", COLUMNS, rows)
