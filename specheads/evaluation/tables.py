@@ -209,6 +209,21 @@ def _batch(row: BatchRow, fastest: bool) -> list[Cell]:
     ]
 
 
+def loads_table(report: Report, loads: Mapping[str, Mapping[str, BatchRow]]) -> Table:
+    """Return the tokens per second of all loads in all, and in brackets those of a request."""
+    rows = []
+    for name in dict.fromkeys(name for of_load in loads.values() for name in of_load):
+        shown = [of_load.get(name) for of_load in loads.values()]
+        speeds = [(row.tokens_per_second, row.request_tokens_per_second) if row else None for row in shown]
+        rows.append(
+            Row(
+                [named(name), *(Cell(f"{each[0]:,.0f}", each[0], f"({each[1]:,.1f})") if each else Cell(None) for each in speeds)]
+            )
+        )
+    caption = "Tokens per second of all requests together, and in brackets of one"
+    return Table(caption + ("; not to be trusted" if report.doubts else ""), ("", *loads), rows)
+
+
 def bank_table(report: Report, ratio: str) -> Table:
     """Return the heads of the bank at a ratio, the fastest first."""
     heads = sorted((row for row in report.bank if ratio in row.speedup), key=lambda row: -row.speedup[ratio].value)

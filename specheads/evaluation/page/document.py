@@ -25,7 +25,7 @@ from specheads.evaluation.conclusions import (
     ratio_text,
     ratios_of,
 )
-from specheads.evaluation.page.figures import ALL, Figures, Loads, batch_loads, figures_of, front_table
+from specheads.evaluation.page.figures import ALL, Figures, figures_of, loads_of
 from specheads.evaluation.report import MEASURED, Report, TextSample
 from specheads.evaluation.tables import (
     ABOUT_QUALITY,
@@ -38,6 +38,7 @@ from specheads.evaluation.tables import (
     divergence_table,
     drafts_table,
     live_table,
+    loads_table,
     quality_table,
     winners_table,
 )
@@ -204,8 +205,12 @@ def _sections(report: Report, figures: Mapping[str, Figures]) -> Iterator[dict[s
             shown = {"texts": [ABOUT_QUALITY, *comparisons(report)], "tables": [quality]}
             yield {"key": "quality", "title": QUALITY_TITLE, "template": "quality.html", **shown}
     if report.batches:
-        by_load = [batch_table(report, batches) for batches in report.batches]
-        yield front_section("batches", "Batches", ABOUT_BATCHES, batch_loads(report), by_load, bool(report.doubts))
+        loads, doubtful = loads_of(report), bool(report.doubts)
+        panels = [Panel({"load": ALL}, True, loads_table(report, loads), doubtful)]
+        panels += [Panel({"load": n}, False, batch_table(report, each), doubtful) for n, each in enumerate(report.batches)]
+        choices = [(ALL, "all"), *((str(number), load) for number, load in enumerate(loads))]
+        batches = {"about": ABOUT_BATCHES, "choices": choices, "panels": panels}
+        yield {"key": "batches", "title": "Batches", "template": "front.html", **batches}
     if report.bank:
         ratios = [ratio for ratio in ratios_of(report) if any(ratio in row.speedup for row in report.bank)]
         tables = _ratio_panels(report, ratios, bank_table)
@@ -219,17 +224,6 @@ def _sections(report: Report, figures: Mapping[str, Figures]) -> Iterator[dict[s
         texts = _text_panels(report)
         yield {"key": "texts", "title": "What became of each token", "template": "texts.html", "panels": texts}
     yield from context_section(report.context)
-
-
-def front_section(
-    key: str, title: str, about: str, loads: Loads, tables: Sequence[Table], doubtful: bool = False
-) -> dict[str, Any]:
-    """Return the section of the front of `loads`, with a table for each of them next to that of all."""
-    caption = "Tokens per second of all requests together, and in brackets of one" + ("; not to be trusted" if doubtful else "")
-    panels = [Panel({"load": ALL}, True, front_table(loads, caption), doubtful)]
-    panels += [Panel({"load": number}, False, table, doubtful) for number, table in enumerate(tables)]
-    choices = [(ALL, "all"), *((str(number), load) for number, load in enumerate(loads))]
-    return {"key": key, "title": title, "template": "front.html", "about": about, "choices": choices, "panels": panels}
 
 
 def _winner_panels(report: Report) -> list[Panel]:

@@ -25,13 +25,14 @@ from specheads.evaluation.conclusions import (
 )
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.report import BatchRow, DataSet, Positions, Report, RuleRow, Winner
-from specheads.evaluation.tables import Cell, Row, Table
 
 # The colours of Okabe and Ito without yellow and black, which cannot be seen on a white and on a black page.
 BLUE, ORANGE, GREEN, RED, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7"
 GREY = "#8a8a8a"
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "pentagon", "star", "hexagon", "triangle-down")
 FEW = 10  # families that are shown at once
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -76,22 +77,6 @@ def main_families(data_set: DataSet, ratio: str | None) -> set[str]:
 
 
 ALL = "all"  # the key of the figure of all loads
-COLORS = (BLUE, ORANGE, GREEN, RED, SKY, PURPLE)
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class FrontPoint:
-    """One setting or policy at one load, in tokens per second."""
-
-    name: str
-    user: float  # of one request
-    total: float  # of all requests together
-    lossless: bool = True
-
-
-Loads = Mapping[str, Sequence[FrontPoint]]  # by the name of the load
 
 
 def not_beaten(rows: Iterable[T], costs: Callable[[T], tuple[float, float]]) -> list[T]:
@@ -103,55 +88,52 @@ def not_beaten(rows: Iterable[T], costs: Callable[[T], tuple[float, float]]) -> 
     return front
 
 
-def front_figures(loads: Loads) -> dict[str, go.Figure]:
-    """Return a figure for all loads, and for each by its number; a policy looks the same in all of them."""
-    names = list(dict.fromkeys(point.name for points in loads.values() for point in points))
-    everywhere = _figure("tokens per second and user", "tokens per second of all users", 440)
+def loads_of(report: Report) -> dict[str, dict[str, BatchRow]]:
+    """Return the rows of batches by load and name; the best fixed length, another one for each load, has one name."""
+
+    def name(row: BatchRow) -> str:
+        return BEST_FIXED + row.family.removeprefix(FIXED) if row.rule_name == FIXED else row.name
+
+    return {f"{table.concurrency} at once": {name(row): row for row in table.rows} for table in report.batches}
+
+
+def _front_figures(report: Report) -> dict[str, go.Figure]:
+    """Return total throughput against the speed of a request: a figure of all loads, and of each by its number.
+
+    A setting looks the same in all of them.
+    """
+    loads, axes = loads_of(report), ("tokens per second and user", "tokens per second of all users", 440)
+    figures = {ALL: _figure(*axes)}
+    names = list(dict.fromkeys(name for rows in loads.values() for name in rows))
     for number, name in enumerate(names):
-        shown = [(load, point) for load, points in loads.items() for point in points if point.name == name]
-        everywhere.add_scatter(mode="lines+markers", **_trace(number, name, shown))
-    figures = {ALL: everywhere}
-    for key, (load, points) in enumerate(loads.items()):
-        figure = _figure("tokens per second and user", "tokens per second of all users", 440)
-        front = not_beaten(points, lambda point: (-point.user, -point.total))
+        shown = [(load, rows[name]) for load, rows in loads.items() if name in rows]
+        figures[ALL].add_scatter(mode="lines+markers", **_front_trace(number, name, shown))
+    for key, (load, rows) in enumerate(loads.items()):
+        figure = figures[str(key)] = _figure(*axes)
+        front = not_beaten(rows.values(), lambda row: (-row.request_tokens_per_second, -row.tokens_per_second))
         line = {"color": GREY, "width": 1}
-        x, y = [point.user for point in front], [point.total for point in front]
+        x, y = [row.request_tokens_per_second for row in front], [row.tokens_per_second for row in front]
         figure.add_scatter(x=x, y=y, mode="lines", line=line, name="Pareto front", uid="front", hoverinfo="skip")
-        for point in points:
-            figure.add_scatter(mode="markers", **_trace(names.index(point.name), point.name, [(load, point)]))
-        figures[str(key)] = figure
+        for name, row in rows.items():
+            figure.add_scatter(mode="markers", **_front_trace(names.index(name), name, [(load, row)]))
     return figures
 
 
-def _trace(number: int, name: str, shown: Sequence[tuple[str, FrontPoint]]) -> dict[str, object]:
-    color, symbol = COLORS[number % len(COLORS)], SYMBOLS[number // len(COLORS) % len(SYMBOLS)]
-    dash = "solid" if all(point.lossless for _, point in shown) else "dash"
+def _front_trace(number: int, name: str, shown: Sequence[tuple[str, BatchRow]]) -> dict[str, object]:
+    colors = (BLUE, ORANGE, GREEN, RED, SKY, PURPLE)
+    color, symbol = colors[number % len(colors)], SYMBOLS[number // len(colors) % len(SYMBOLS)]
+    users, totals = ([getattr(row, f"{of}tokens_per_second") for _, row in shown] for of in ("request_", ""))
+    speeds = [f"{total:,.0f} tokens per second in all<br>{user:,.1f} per user" for user, total in zip(users, totals, strict=True)]
     return {
-        "x": [point.user for _, point in shown],
-        "y": [point.total for _, point in shown],
+        "x": users,
+        "y": totals,
         "marker": {"color": color, "symbol": symbol, "size": 9},
-        "line": {"color": color, "width": 1.5, "dash": dash},
+        "line": {"color": color, "width": 1.5, "dash": "solid" if all(row.lossless for _, row in shown) else "dash"},
         "name": escape(name),
         "uid": f"setting{number}",
-        "hovertext": [f"<b>{escape(name)}</b>, {escape(load)}<br>{_speeds(point)}" for load, point in shown],
+        "hovertext": [f"<b>{escape(name)}</b>, {escape(load)}<br>{said}" for (load, _), said in zip(shown, speeds, strict=True)],
         "hoverinfo": "text",
     }
-
-
-def _speeds(point: FrontPoint) -> str:
-    return f"{point.total:,.0f} tokens per second in all<br>{point.user:,.1f} per user"
-
-
-def front_table(loads: Loads, caption: str) -> Table:
-    """Return the table of all loads: throughput, and in brackets that of a user."""
-    names = list(dict.fromkeys(point.name for points in loads.values() for point in points))
-    by_load = [{point.name: point for point in points} for points in loads.values()]
-    rows = [Row([Cell(name, name), *(_cell(points.get(name)) for points in by_load)]) for name in names]
-    return Table(caption, ("", *loads), rows)
-
-
-def _cell(point: FrontPoint | None) -> Cell:
-    return Cell(None) if point is None else Cell(f"{point.total:,.0f}", point.total, f"({point.user:,.1f})")
 
 
 WORST, MOST = -1.0, 1.5  # shares of a gap beyond these are cut off
@@ -175,20 +157,10 @@ def figures_of(report: Report) -> dict[str, Figures]:
             for name, figure in (("threshold", _threshold(data_set, ratio, styles, main)), ("gap", _gap(data_set, ratio))):
                 drawn[name][f"{number}|{ratio}"] = figure if is_trusted(report, ratio) else _doubtful(figure)
     if report.batches:
-        fronts = front_figures(batch_loads(report))
-        drawn["batches"] = {key: _doubtful(figure) if report.doubts else figure for key, figure in fronts.items()}
+        fronts = _front_figures(report).items()
+        drawn["batches"] = {key: _doubtful(figure) if report.doubts else figure for key, figure in fronts}
     shown = {name: {key: figure for key, figure in figures.items() if figure} for name, figures in drawn.items()}
     return {name: figures for name, figures in shown.items() if figures}
-
-
-def batch_loads(report: Report) -> dict[str, list[FrontPoint]]:
-    """Return the speeds of batches by the number of their rows; the best fixed length is another one for each."""
-
-    def point(row: BatchRow) -> FrontPoint:
-        name = BEST_FIXED + row.family.removeprefix(FIXED) if row.rule_name == FIXED else row.name
-        return FrontPoint(name, row.request_tokens_per_second, row.tokens_per_second, row.lossless)
-
-    return {f"{table.concurrency} at once": [point(row) for row in table.rows] for table in report.batches}
 
 
 def _doubtful(figure: go.Figure | None) -> go.Figure | None:
