@@ -27,6 +27,7 @@ from specheads.evaluation.replayed_sets import Outcome
 from specheads.evaluation.report import BatchRow, BatchTable, rule_fields
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup
+from specheads.evaluation.speculation_profile import accepted_by_place
 from specheads.evaluation.sweep import TARGET_ALONE, Setting, Sweep, response_seed
 from specheads.forecast import progress
 from specheads.replay.recording import Recording
@@ -128,9 +129,7 @@ def survival(dev: Recording, max_tokens: int) -> list[float]:
     """Return the probability that the first 1, 2, ... tokens of a draft are all accepted, as replayed on dev prompts."""
     max_tokens = min(max_tokens, dev.max_tokens)
     (rounds,) = replay(dev, [FixedLength(max_tokens)])
-    places = np.arange(max_tokens)
-    accepted = (rounds.accepted[:, None] > places).sum(axis=0)
-    reached = ((rounds.accepted[:, None] >= places) & (rounds.drafted[:, None] > places)).sum(axis=0)
+    reached, accepted = (counts.sum(axis=0) for counts in accepted_by_place(rounds, dev.num_prompts, max_tokens))
     return (accepted / np.maximum(reached, 1)).cumprod().tolist()
 
 

@@ -3,19 +3,20 @@
 It says how often the draft's tokens are accepted by their place in a draft, how many tokens a round yields by the number of
 drafted tokens, and how well a head predicts acceptance, with intervals over prompts. None of it depends on a machine; with the
 seconds of a machine's steps it decides how many tokens to draft there. The
-schema is in speculation_profile.schema.json. Beside a head, the file goes wherever the head goes, also to the hub.
+schema is in speculation_profile.schema.json. Next to a head, the file goes wherever the head goes, also to the hub.
 """
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength
-from specheads.evaluation.intervals import Groups, Interval, interval, resample_counts
+from specheads.evaluation.intervals import Groups, interval, resample_counts
 from specheads.evaluation.replayed_rows import reliability
 from specheads.evaluation.replayed_sets import Outcome
 from specheads.evaluation.settings import Evaluation
@@ -24,7 +25,7 @@ from specheads.heads.head import AcceptanceHead, load_head
 from specheads.heads.head_folder import PROFILE_FILE
 from specheads.heads.portable.standalone_head import bounds_of
 from specheads.replay.recording import Recording
-from specheads.replay.replay import Counts, Replayed, recorded_head, recorded_threshold, replay
+from specheads.replay.replay import Replayed, recorded_head, recorded_threshold, replay
 from specheads.storage.files import write_json
 
 logger = logging.getLogger(__name__)
@@ -33,111 +34,70 @@ FORMAT, FILE = 1, PROFILE_FILE
 VERIFICATION = "token"  # the numbers are those of token verification
 
 
-@dataclass(frozen=True)
-class HeadProfile:
-    """A head on one set of prompts, at the threshold and the bounds that it recommends."""
+def set_profile(name: str, prompts: Mapping[str, Any], recording: Recording, groups: Groups) -> dict[str, Any]:
+    """Return the numbers of one recorded set of prompts, without a head; entry k of each list is about k + 1 drafted tokens.
 
-    threshold: float
-    max_tokens: int
-    tokens_per_round: Interval
-    drafted_per_round: Interval
-    expected_calibration_error: float
-    predicted: Sequence[float]  # acceptance in each of some bins of predictions
-    observed: Sequence[float]
-    share: Sequence[float]  # of the predictions in each bin
-
-
-@dataclass(frozen=True)
-class SetProfile:
-    """A draft on one set of prompts; entry k of each sequence is about k + 1 drafted tokens."""
-
-    name: str
-    prompts: Mapping[str, Any]  # which ones
-    num_tokens: int  # of the responses
-    acceptance: Sequence[Interval]  # of a token whose draft is accepted up to it, in rounds of MAX_TOKENS drafted tokens
-    survival: Sequence[Interval]  # the chance that so many drafted tokens are all accepted
-    tokens_per_round: Sequence[Interval]  # of rounds with so many drafted tokens, the target's token included
-    head: HeadProfile | None = None
-
-
-@dataclass(frozen=True)
-class Profile:
-    """The content of the file."""
-
-    pair: Mapping[str, Any]
-    warp: Mapping[str, Any]
-    settings: Mapping[str, Any]
-    sets: Sequence[SetProfile]
-    versions: Mapping[str, str]
-
-    def write(self, folder: Path) -> Path:
-        """Write the file into a folder, which is made if it is not there; return its path."""
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / FILE, {"format": FORMAT, "verification": VERIFICATION, **asdict(self)})
-        return folder / FILE
-
-
-def set_profile(name: str, prompts: Mapping[str, Any], recording: Recording, groups: Groups) -> SetProfile:
-    """Return the numbers of one recorded set of prompts, without a head.
+    `acceptance` is of a token whose draft is accepted up to it, in rounds of MAX_TOKENS drafted tokens, `survival` the chance
+    that so many drafted tokens are all accepted, and `tokens_per_round` counts the target's token too.
 
     Args:
         prompts: what the file says of the prompts.
         groups: the group of each prompt, which the intervals resample.
     """
     resamples = resample_counts(groups)
-    lengths = range(1, MAX_TOKENS + 1)
-    rounds = replay(recording, [FixedLength(length) for length in lengths])
-    tried, accepted = _by_place(rounds[-1], recording.num_prompts)
+    rounds = replay(recording, [FixedLength(length) for length in range(1, MAX_TOKENS + 1)])
+    tried, accepted = accepted_by_place(rounds[-1], recording.num_prompts, MAX_TOKENS)
     with np.errstate(invalid="ignore", divide="ignore"):
         shares = np.nan_to_num((resamples @ accepted) / (resamples @ tried))
-    return SetProfile(
-        name,
-        prompts,
-        int(recording.lengths.sum()),
-        [interval(share) for share in shares.T],
-        [interval(survival) for survival in shares.cumprod(axis=1).T],
-        [interval(_per_round(each.per_prompt(recording.num_prompts), resamples)[0]) for each in rounds],
-    )
+    return {
+        "name": name,
+        "prompts": prompts,
+        "num_tokens": int(recording.lengths.sum()),
+        "acceptance": [interval(share) for share in shares.T],
+        "survival": [interval(survival) for survival in shares.cumprod(axis=1).T],
+        "tokens_per_round": [interval(_per_round(each, recording.num_prompts, resamples)[0]) for each in rounds],
+        "head": None,
+    }
 
 
-def _by_place(rounds: Replayed, num_prompts: int) -> tuple[np.ndarray, np.ndarray]:
+def accepted_by_place(rounds: Replayed, num_prompts: int, num_places: int) -> tuple[np.ndarray, np.ndarray]:
     """Return, by prompt and place in a draft, how many tokens had only accepted ones before them, and how many were accepted too.
 
-    Shapes: (P, MAX_TOKENS) each.
+    Shapes: (P, N) each.
     """
-    place = np.arange(MAX_TOKENS)
+    place = np.arange(num_places)
     passed = rounds.accepted[:, None] > place
     reached = (rounds.accepted[:, None] >= place) & (rounds.drafted[:, None] > place)
-    sums = np.zeros((2, num_prompts, MAX_TOKENS))
+    sums = np.zeros((2, num_prompts, num_places))
     for part, values in zip(sums, (reached, passed), strict=True):
         np.add.at(part, rounds.prompt.astype(int), values)
     return sums[0], sums[1]
 
 
-def _per_round(counts: Counts, resamples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _per_round(rounds: Replayed, num_prompts: int, resamples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens and the drafted tokens of a round, (1 + R,) each."""
-    rounds = resamples @ counts.target_calls
-    return (resamples @ counts.tokens) / rounds, (resamples @ counts.drafted) / rounds
+    counts = rounds.per_prompt(num_prompts)
+    number = resamples @ counts.target_calls
+    return (resamples @ counts.tokens) / number, (resamples @ counts.drafted) / number
 
 
-def head_profile(recording: Recording, groups: Groups, head: AcceptanceHead) -> HeadProfile:
-    """Return the numbers of a head with predictions in the recording."""
-    resamples = resample_counts(groups)
+def _head_profile(recording: Recording, groups: Groups, head: AcceptanceHead) -> dict[str, Any]:
+    """Return the numbers of a head with predictions in the recording, at the threshold and the bounds that it recommends."""
     bounds, recorded = bounds_of(head.config.to_dict()), recorded_head(head)
-    bounds["max_tokens"] = min(bounds["max_tokens"], MAX_TOKENS)
-    (rounds,) = replay(recording, [recorded_threshold(recorded, bounds["threshold"], bounds["max_tokens"])])
-    tokens, drafted = _per_round(rounds.per_prompt(recording.num_prompts), resamples)
+    most = min(bounds["max_tokens"], MAX_TOKENS)
+    (rounds,) = replay(recording, [recorded_threshold(recorded, bounds["threshold"], most)])
+    tokens, drafted = _per_round(rounds, recording.num_prompts, resample_counts(groups))
     curve = [row for row in reliability(recording, {"head": recorded}) if row.predictor.startswith("head")][-1]
-    return HeadProfile(
-        bounds["threshold"],
-        bounds["max_tokens"],
-        interval(tokens),
-        interval(drafted),
-        curve.ece,
-        curve.predicted,
-        curve.observed,
-        curve.share,
-    )
+    return {
+        "threshold": bounds["threshold"],
+        "max_tokens": most,
+        "tokens_per_round": interval(tokens),
+        "drafted_per_round": interval(drafted),
+        "expected_calibration_error": curve.ece,
+        "predicted": curve.predicted,
+        "observed": curve.observed,
+        "share": curve.share,
+    }
 
 
 def write_profiles(setup: Setup[Evaluation], outcome: Outcome) -> None:
@@ -145,32 +105,34 @@ def write_profiles(setup: Setup[Evaluation], outcome: Outcome) -> None:
 
     Of several heads, those without a local folder get none. Without a recording there is nothing to write.
     """
-    if not outcome.recorded:
+    recorded, pair, settings = outcome.recorded[1:], setup.pair, setup.settings
+    if not recorded:
         return
-    recorded = outcome.recorded[1:]
-    plain = [
-        set_profile(each.name, setup.prompts.recorded()[each.name].provenance(), each.recording, each.groups) for each in recorded
-    ]
-    ids = {
-        "draft": {"id": setup.pair.draft_id, "revision": setup.pair.draft_revision, "dtype": str(setup.pair.draft.dtype)},
-        "target": {"id": setup.pair.target_id, "revision": setup.pair.target_revision, "dtype": str(setup.pair.target.dtype)},
+    prompts = setup.prompts.recorded()
+    plain = [set_profile(each.name, prompts[each.name].provenance(), each.recording, each.groups) for each in recorded]
+    models = {
+        "draft": {"id": pair.draft_id, "revision": pair.draft_revision, "dtype": str(pair.draft.dtype)},
+        "target": {"id": pair.target_id, "revision": pair.target_revision, "dtype": str(pair.target.dtype)},
     }
-    settings = setup.settings
-    sizes = {"seed": settings.seed, "num_samples": settings.record.num_samples, "max_new_tokens": settings.max_new_tokens}
-    profile = Profile(ids, asdict(settings.warp), sizes, plain, versions())
+
+    def write(folder: Path, described: Mapping[str, Any], sets: Sequence[Mapping[str, Any]]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        sizes = {"seed": settings.seed, "num_samples": settings.record.num_samples, "max_new_tokens": settings.max_new_tokens}
+        content = {"format": FORMAT, "verification": VERIFICATION, "pair": described, "warp": asdict(settings.warp)}
+        values = content | {"settings": sizes, "sets": sets, "versions": versions()}
+        write_json(folder / FILE, json.loads(json.dumps(values, default=vars)))
+
     if not setup.located_heads:
-        profile.write(setup.run_folder)
+        write(setup.run_folder, models, plain)
     for located in setup.located_heads.values():
         is_local = Path(located.where).is_dir() and not settings.any_draft
         if not is_local and len(setup.located_heads) > 1:
             continue
         head = load_head(located.where) if is_local else located.head  # what it recommends may have changed
-        described = ids | {"head": {"id": Path(located.where).name, "inputs": list(head.config.inputs)}}
-        sets = [
-            replace(known, head=head_profile(each.recording, each.groups, head))
-            for known, each in zip(plain, recorded, strict=True)
-        ]
+        described = models | {"head": {"id": Path(located.where).name, "inputs": list(head.config.inputs)}}
+        of_head = [_head_profile(each.recording, each.groups, head) for each in recorded]
         try:
-            replace(profile, pair=described, sets=sets).write(Path(located.where) if is_local else setup.run_folder)
+            sets = [known | {"head": numbers} for known, numbers in zip(plain, of_head, strict=True)]
+            write(Path(located.where) if is_local else setup.run_folder, described, sets)
         except OSError as error:
             logger.warning("no %s could be written into %s (%s)", FILE, located.where, error.strerror)

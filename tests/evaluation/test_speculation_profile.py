@@ -1,7 +1,6 @@
 """The numbers in a speculation profile, its file, and simulations that read it."""
 
 import json
-from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,9 @@ from specheads.decoding.stopping import MAX_TOKENS
 from specheads.evaluation import speculation_profile
 from specheads.evaluation.evaluate import evaluate
 from specheads.evaluation.head_folders import LocatedHead
-from specheads.evaluation.intervals import Interval
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.settings import Evaluation, RecordingSettings
-from specheads.evaluation.speculation_profile import FILE, HeadProfile, Profile, SetProfile, set_profile
+from specheads.evaluation.speculation_profile import FILE, set_profile
 from specheads.heads.head import load_head, save_head
 
 SCHEMA = json.loads((Path(speculation_profile.__file__).parent / "speculation_profile.schema.json").read_text())
@@ -37,41 +35,23 @@ def independent():
 
 
 def test_independent_tokens_follow_the_formulas(independent):
-    assert len(independent.acceptance) == len(independent.tokens_per_round) == MAX_TOKENS
+    assert len(independent["acceptance"]) == len(independent["tokens_per_round"]) == MAX_TOKENS
     for length in range(1, 7):
-        assert away(independent.acceptance[length - 1], 0.6) < 5
-        assert away(independent.survival[length - 1], 0.6**length) < 5
+        assert away(independent["acceptance"][length - 1], 0.6) < 5
+        assert away(independent["survival"][length - 1], 0.6**length) < 5
         # A response's last round is cut, and there are some fifty in each.
         expected = (1 - 0.6 ** (length + 1)) / 0.4
-        assert independent.tokens_per_round[length - 1].value == pytest.approx(expected, rel=0.04)
+        assert independent["tokens_per_round"][length - 1].value == pytest.approx(expected, rel=0.04)
 
 
 def test_intervals_are_over_groups(independent):
     recording = random_recording(num_prompts=150, num_samples=3, max_tokens=MAX_TOKENS, acceptance=0.6, longest=200)
     grouped = set_profile("any", {}, recording, [number // 75 for number in range(150)])
-    assert grouped.acceptance[0].value == independent.acceptance[0].value
-    assert grouped.acceptance[0].high - grouped.acceptance[0].low < independent.acceptance[0].high - independent.acceptance[0].low
-
-
-def profile_of(profile):
-    pair = {"draft": {"id": "small", "revision": "1"}, "target": {"id": "large", "revision": "2"}}
-    return Profile(pair, {"temperature": 1.0}, {"seed": 0}, [profile], {"torch": "2"})
-
-
-def test_the_schema_describes_every_field(independent, tmp_path):
-    Draft202012Validator.check_schema(SCHEMA)
-    known = Interval(2.0, 1.0, 3.0)
-    head = HeadProfile(0.5, 8, known, known, 0.01, [0.1, 0.9], [0.1, 0.9], [0.5, 0.5])
-    described = {role: {"id": role, "revision": "1", "dtype": "torch.float32"} for role in ("draft", "target")}
-    profile = replace(profile_of(replace(independent, head=head)), pair=described)
-    content = json.loads(profile.write(tmp_path).read_text())
-    Draft202012Validator(SCHEMA).validate(content)
-    definitions = {"set": SetProfile, "head": HeadProfile}
-    for name, cls in definitions.items():
-        assert [field.name for field in fields(cls)] == list(SCHEMA["$defs"][name]["properties"])
-    assert {"format", "verification", *(field.name for field in fields(Profile))} == SCHEMA["properties"].keys()
-    content["sets"][0]["head"].pop("share")
-    assert not Draft202012Validator(SCHEMA).is_valid(content)
+    assert grouped["acceptance"][0].value == independent["acceptance"][0].value
+    assert (
+        grouped["acceptance"][0].high - grouped["acceptance"][0].low
+        < independent["acceptance"][0].high - independent["acceptance"][0].low
+    )
 
 
 def test_an_evaluation_writes_it_next_to_the_head_or_into_its_own_folder(nano, tmp_path):
@@ -85,11 +65,17 @@ def test_an_evaluation_writes_it_next_to_the_head_or_into_its_own_folder(nano, t
     located = {"mine": LocatedHead(load_head(folder), str(folder))}
     evaluate(nano, located, settings, PromptData(FewPrompts()), (tmp_path / "data", tmp_path / "run"))
     content = json.loads((folder / FILE).read_text())
+    Draft202012Validator.check_schema(SCHEMA)
     Draft202012Validator(SCHEMA).validate(content)
+    assert content.keys() == SCHEMA["properties"].keys()
+    for name, described in {"set": content["sets"][0], "head": content["sets"][0]["head"]}.items():
+        assert list(described) == list(SCHEMA["$defs"][name]["properties"])
     assert content["pair"]["draft"]["id"] == nano.draft_id and content["pair"]["head"]["id"] == "mine"
     (of_set,) = content["sets"]
     assert of_set["prompts"]["num_prompts"] == 4 and of_set["prompts"]["role"] == "test"
     known = of_set["head"]
+    incomplete = content | {"sets": [of_set | {"head": {name: value for name, value in known.items() if name != "share"}}]}
+    assert not Draft202012Validator(SCHEMA).is_valid(incomplete)
     assert known["max_tokens"] <= MAX_TOKENS
     assert 1 <= known["tokens_per_round"]["value"] <= 1 + known["drafted_per_round"]["value"]
     assert 0 <= known["expected_calibration_error"] <= 1 and sum(known["share"]) == pytest.approx(1)
