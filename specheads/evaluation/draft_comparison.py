@@ -72,12 +72,29 @@ def compared(report: Report, earlier: Mapping[str, Mapping[str, Any]]) -> list[D
 
 def check_context(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> None:
     """Raise UserError, naming both sides, unless an earlier report has the target, costs and distribution of a context."""
+    context = theirs["context"]
     for name in SAME:
-        _check_same(name, ours.get(name), theirs["context"].get(name), where)
-    _check_costs(ours["costs"], theirs["context"].get("costs"), where)
-    our_prompts, their_prompts = _reported(ours), _reported(theirs["context"])
-    if our_prompts is not None and their_prompts is not None:  # reports that do not name their prompts are compared by PROMPTS
-        _check_prompts(our_prompts, their_prompts, where)
+        _check_same(name, ours.get(name), context.get(name), where)
+    if context.get("costs") is None:
+        raise UserError(
+            f"compare={where} cannot be compared with this evaluation: it does not say which costs it counts, because it was "
+            "made before heads had any; evaluate it again."
+        )
+    _check_same("costs.verified_share", ours["costs"]["verified_share"], context["costs"]["verified_share"], where)
+    if ours["costs"]["head_shares"] and context["costs"]["head_shares"]:
+        _check_same("costs.head_share", _head_share(ours["costs"]), _head_share(context["costs"]), where)
+    prompts = [_reported(each) for each in (context, ours)]  # reports that do not name theirs are compared by PROMPTS_OF
+    if None not in prompts and prompts[0]["sha256"] != prompts[1]["sha256"]:
+        described = [
+            f"{each['num_prompts']} prompts of hash {each['sha256']}"
+            + (f" of Python {each['python']}" if "python" in each else "")
+            for each in prompts
+        ]
+        raise UserError(
+            f"compare={where} cannot be compared with this evaluation: its prompts are {described[0]}, here they are "
+            f"{described[1]}; evaluate both with the same data and split, with heads that left out the same prompts, and "
+            "data=nano under the same Python."
+        )
 
 
 def _check_entries(context: Mapping[str, Any]) -> None:
@@ -90,36 +107,9 @@ def _check_entries(context: Mapping[str, Any]) -> None:
         raise TypeError("the draft has no name")
 
 
-def _reported(context: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _reported(context: Mapping[str, Any]) -> Any:
     """Return the provenance of the first prompts of a report that rules were not tuned on; None where it has none."""
     return next((prompts for prompts in context.get("prompts", {}).values() if prompts["role"] == "test"), None)
-
-
-def _check_prompts(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> None:
-    """Raise UserError, which names both sides, unless two reports are of the same prompts."""
-    if ours["sha256"] != theirs["sha256"]:
-        described = [
-            f"{prompts['num_prompts']} prompts of hash {prompts['sha256']}"
-            + (f" of Python {prompts['python']}" if "python" in prompts else "")
-            for prompts in (theirs, ours)
-        ]
-        raise UserError(
-            f"compare={where} cannot be compared with this evaluation: its prompts are {described[0]}, here they are "
-            f"{described[1]}; evaluate both with the same data and split, with heads that left out the same prompts, and "
-            "data=nano under the same Python."
-        )
-
-
-def _check_costs(ours: Mapping[str, Any], theirs: Mapping[str, Any] | None, where: str) -> None:
-    """Raise UserError unless two reports count the same costs, of heads only where both have some."""
-    if theirs is None:
-        raise UserError(
-            f"compare={where} cannot be compared with this evaluation: it does not say which costs it counts, because it was "
-            "made before heads had any; evaluate it again."
-        )
-    _check_same("costs.verified_share", ours["verified_share"], theirs["verified_share"], where)
-    if ours["head_shares"] and theirs["head_shares"]:
-        _check_same("costs.head_share", _head_share(ours), _head_share(theirs), where)
 
 
 def _head_share(costs: Mapping[str, Any]) -> str:
@@ -144,21 +134,20 @@ def _rows(report: Mapping[str, Any], number: int) -> list[DraftRow]:
     live = [(row, Interval.of(row["tokens_per_second"])) for row in decoded]
     rows = []
     for kind, belongs in KINDS.items():
-        best_rows: dict[str, Mapping[str, Any]] = {}
-        for row in data["winners"]:
-            if not row["bound"] and belongs(row):
-                best = best_rows.get(row["ratio"])
-                if best is None or row["dev_speedup"] > best["dev_speedup"]:
-                    best_rows[row["ratio"]] = row
-        if best_rows:
+        winners = [row for row in data["winners"] if not row["bound"] and belongs(row)]
+        best = {
+            ratio: max((row for row in winners if row["ratio"] == ratio), key=itemgetter("dev_speedup"))
+            for ratio in dict.fromkeys(row["ratio"] for row in winners)
+        }
+        if best:
             speeds = [speed for row, speed in live if belongs(row)]
             rows.append(
                 DraftRow(
                     draft=draft,
                     kind=kind,
-                    rules={ratio: row["name"] for ratio, row in best_rows.items()},
-                    block_efficiency={ratio: blocks[row["family"], row["name"]] for ratio, row in best_rows.items()},
-                    speedup={ratio: Interval.of(row["speedup"]) for ratio, row in best_rows.items()},
+                    rules={ratio: row["name"] for ratio, row in best.items()},
+                    block_efficiency={ratio: blocks[row["family"], row["name"]] for ratio, row in best.items()},
+                    speedup={ratio: Interval.of(row["speedup"]) for ratio, row in best.items()},
                     tokens_per_second=max(speeds, key=lambda speed: speed.value, default=None),
                 )
             )

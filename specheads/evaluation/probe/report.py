@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table as RichTable
 
 from specheads.decoding.step_times import VERIFIED
 from specheads.evaluation.conclusions import change, percent, times
-from specheads.evaluation.probe.prediction import BETTER, HEAD, MORE_OVERLAP, Option
+from specheads.evaluation.probe.prediction import BETTER, HEAD, MORE_OVERLAP
 from specheads.evaluation.probe.probe import Probed
+from specheads.evaluation.tables import Cell, Row, Table, estimate_cell, terminal
 from specheads.storage.files import write_json, write_whole
 
 MICRO = 1e6
@@ -19,12 +19,8 @@ def print_probe(probed: Probed, console: Console | None = None) -> None:
     console = console or Console()
     for line in measured(probed):
         console.print(f"{line[0]}: {line[1]}", highlight=False)
-    table = RichTable(title="speed over the target alone, predicted; 95 % intervals over prompts")
-    for column in ("way to decode", "speed-up", "chosen"):
-        table.add_column(column, no_wrap=column == "speed-up")
-    for option in probed.options:
-        table.add_row(title_of(option), f"{times(option.speedup)}", option.value)
-    console.print(table)
+    for part in terminal(_options(probed), console.width):
+        console.print(part)
     for assumption in probed.not_measured:
         console.print(f"not measured: {assumption}", highlight=False)
     for doubt in probed.doubts:
@@ -61,11 +57,17 @@ def measured(probed: Probed) -> list[tuple[str, str]]:
     ]
 
 
-def title_of(option: Option) -> str:
-    """Return the name of an option, with what it stands for where that is no way to decode."""
-    if option.name == BETTER:
-        return f"{option.name} ({MORE_OVERLAP:+.0%} overlap)"
-    return f"{option.name} (a bound)" if option.is_bound else option.name
+def _options(probed: Probed) -> Table:
+    """Return the table of what each way to decode is predicted to be worth."""
+    rows = []
+    for option in probed.options:
+        name = f"{option.name} (a bound)" if option.is_bound else option.name
+        title = f"{option.name} ({MORE_OVERLAP:+.0%} overlap)" if option.name == BETTER else name
+        speeds = [estimate_cell(times, option.speedup), estimate_cell(change, option.gain)]
+        kind = "best" if option.name == probed.answer.choice else "bound" if option.is_bound else ""
+        rows.append(Row([Cell(title, option.name), Cell(option.value or None), *speeds], kind))
+    columns = ("way to decode", "chosen", "speed-up", "over the fixed length")
+    return Table("Speed over the target alone, predicted, with 95 % intervals over prompts", columns, rows)
 
 
 ABOUT = (
@@ -75,24 +77,12 @@ ABOUT = (
     "weights takes here. The better draft has its rejections turned into acceptances at random. In italics: bounds, which no "
     "decoder can reach."
 )
-COLUMNS = ("way to decode", "chosen", "speed-up", "over the fixed length")
 
 
 def html_of(probed: Probed) -> str:
     """Return the page as text."""
     from specheads.evaluation.page.document import Panel, context_section, rendered  # imports jinja and plotly
-    from specheads.evaluation.tables import Cell, Row, Table, estimate_cell
 
-    rows = []
-    for option in probed.options:
-        cells = [
-            Cell(title_of(option), option.name),
-            Cell(option.value or None),
-            estimate_cell(times, option.speedup),
-            estimate_cell(change, option.gain),
-        ]
-        rows.append(Row(cells, "best" if option.name == probed.answer.choice else "bound" if option.is_bound else ""))
-    table = Table("Speed over the target alone, with 95 % intervals over prompts", COLUMNS, rows)
     section = {"key": "options", "title": "What each way to decode is worth", "template": "probe.html", "about": ABOUT}
     return rendered(
         {},
@@ -103,18 +93,13 @@ def html_of(probed: Probed) -> str:
         findings=[probed.answer.text, f"Next: {probed.answer.command}"],
         notes=probed.not_measured,
         data_sets=[],
-        sections=[section | {"panels": [Panel({}, True, table)]}, *context_section(probed.context)],
+        sections=[section | {"panels": [Panel({}, True, _options(probed))]}, *context_section(probed.context)],
     )
-
-
-NAME = "probe"
 
 
 def write_probe(probed: Probed, folder: Path) -> list[Path]:
     """Write the probe as a page and as JSON; return the paths."""
-    from specheads.evaluation.probe.report import html_of  # imports jinja
-
-    written = [folder / f"{NAME}.{suffix}" for suffix in ("html", "json")]
+    written = [folder / "probe.html", folder / "probe.json"]
     write_whole(written[0], lambda path: path.write_text(html_of(probed), encoding="utf-8"))
     write_json(written[1], probed.to_dict())
     return written
