@@ -53,7 +53,7 @@ def share_text(share: float) -> str:
     return minus(f"{share * 100:.3g} %")
 
 
-def ratio_name(ratio: str) -> str:
+def _ratio_name(ratio: str) -> str:
     """Return a cost ratio as a sentence names it."""
     return "the measured ratio" if ratio == MEASURED else f"ratio {ratio}"
 
@@ -118,7 +118,7 @@ def key_findings(report: Report) -> list[str]:
     if report.doubts:
         return [*findings, *drift(report)]
     measured = [] if report.recommended else _live(report)
-    return [*recommendation(report), *findings, *measured, *batch_findings(report), *drift(report)]
+    return [*_recommendation(report), *findings, *measured, *batch_findings(report), *drift(report)]
 
 
 def drift(report: Report) -> list[str]:
@@ -136,7 +136,7 @@ def drift(report: Report) -> list[str]:
     return sentences
 
 
-def recommendation(report: Report) -> list[str]:
+def _recommendation(report: Report) -> list[str]:
     """Return the setting that was fastest on dev prompts with its speed on the decoded ones; nothing where none was tried."""
     row = next((row for row in report.live if row.name == report.recommended), None)
     if row is None:
@@ -176,7 +176,7 @@ def _at(report: Report, ratio: str) -> str:
     return f"the measured ratio {report.costs.ratio:.1f}" if report.costs else "the measured ratio"
 
 
-def assumed_text(report: Report) -> str:
+def _assumed_text(report: Report) -> str:
     """Return which costs predicted speeds at the ratios count besides draft steps and forward passes."""
     given = report.context.get("costs") or {}
     text = f"verifying one more token costs {share_text(given.get('verified_share', 0))} of a forward pass"
@@ -188,7 +188,7 @@ def assumed_text(report: Report) -> str:
 def counted_text(report: Report, ratio: str) -> str:
     """Return which costs predicted speeds at one ratio count."""
     if ratio != MEASURED:
-        return assumed_text(report)
+        return _assumed_text(report)
     return "costs as measured here" + (", not to be trusted" if report.doubts else "")
 
 
@@ -196,7 +196,7 @@ def costs_text(report: Report) -> str:
     """Return the costs of heads and verification at the ratios, as they were counted, and those that were measured here."""
     shares = ((report.context.get("costs") or {}).get("head_shares") or {}).items()
     heads = [f"{name}: {share_text(share)}" for name, share in shares]
-    text = f"at the ratios {assumed_text(report)}{' (as shares of a draft step, ' + ', '.join(heads) + ')' if heads else ''}"
+    text = f"at the ratios {_assumed_text(report)}{' (as shares of a draft step, ' + ', '.join(heads) + ')' if heads else ''}"
     shares = {row.name: row.head_share for data in report.data_sets for row in data.winners if row.ratio == MEASURED}
     measured = [f"{name}: {share_text(share)}" for name, share in shares.items() if share is not None]
     if not measured:
@@ -205,7 +205,7 @@ def costs_text(report: Report) -> str:
     return f"{text}. Measured here, as a share of a draft step{doubtful}, {', '.join(measured)}."
 
 
-def fit_text(fit: CostFit) -> str:
+def _fit_text(fit: CostFit) -> str:
     """Return the measured costs as a sentence."""
     costs = fit.costs
     text = f"Measured costs, by medians of {fit.num_rounds:,} rounds: draft step {costs.draft_seconds * 1e3:.2f} ms, "
@@ -222,8 +222,8 @@ def fit_text(fit: CostFit) -> str:
 
 def live_texts(report: Report) -> list[str]:
     """Return what is to be said of the decoded settings: the costs of their rounds, and the gain of heads."""
-    texts = [fit_text(report.fit)] if report.fit else []
-    gains = [f"{change(gain)} at {ratio_name(ratio)}" for ratio, gain in report.gains.items() if gain is not None]
+    texts = [_fit_text(report.fit)] if report.fit else []
+    gains = [f"{change(gain)} at {_ratio_name(ratio)}" for ratio, gain in report.gains.items() if gain is not None]
     if gains:
         texts.append(f"The live head over the best live fixed length, cross-fitted: {'; '.join(gains)}.")
     return texts
@@ -277,7 +277,7 @@ def notes_on(report: Report) -> list[str]:
     tests = [data_set for data_set in report.data_sets if data_set.role == "test"]
     winners = [(data_set, row) for data_set in tests for row in data_set.winners if is_trusted(report, row.ratio)]
     notes = [
-        f"On {data_set.name} prompts, at {ratio_name(row.ratio)}, {row.name} does not pay for its head: it adds "
+        f"On {data_set.name} prompts, at {_ratio_name(row.ratio)}, {row.name} does not pay for its head: it adds "
         f"{share_text(row.head_share)} to a draft step and would break even at {share_text(row.break_even.value)}."
         for data_set, row in winners
         if row.break_even is not None and row.head_share is not None and row.head_share >= row.break_even.value
@@ -286,7 +286,9 @@ def notes_on(report: Report) -> list[str]:
         for ratio in dict.fromkeys(winner.ratio for winner in data_set.winners if is_trusted(report, winner.ratio)):
             head, other = (_fastest(data_set, ratio, with_head) for with_head in (True, False))
             if head and other and other.speedup.value > head.speedup.value:
-                text = f"On {data_set.name} prompts, at {ratio_name(ratio)}, {other.name} ({other.speedup.value:.3f}x) is faster "
+                text = (
+                    f"On {data_set.name} prompts, at {_ratio_name(ratio)}, {other.name} ({other.speedup.value:.3f}x) is faster "
+                )
                 notes.append(f"{text}than the head ({head.name}, {head.speedup.value:.3f}x).")
     return notes if report.doubts else notes + _slower(report)
 

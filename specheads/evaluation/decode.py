@@ -96,18 +96,18 @@ def settle(setup: Setup[Evaluation], outcome: Outcome, tuning: Tuning, probed: S
     """
     evaluation = setup.settings
     assert outcome.choices is not None  # rules were replayed
-    settings = chosen_settings(evaluation, outcome.choices)
+    settings = _chosen_settings(evaluation, outcome.choices)
     for turn in range(1, MOST_TURNS + 1):
         measured = decode(setup, settings, "generations" if turn == 1 else f"generations-turn-{turn}")
         counts = decoded_counts(outcome, settings)
         costs = measured_costs(setup, [*probed, *measured])
         outcome = replace(outcome, cost_table=costs, measured=measured, decoded_counts=counts)
         if turn == 1:
-            outcome = tuned_again(setup, outcome, tuning)
+            outcome = _tuned_again(setup, outcome, tuning)
         choices = choose(outcome.replayed[0], outcome.candidates, outcome.cost_table)
         outcome = replace(outcome, choices=choices)
         decoded = {setting.name: setting for setting in settings}
-        chosen = chosen_settings(evaluation, choices, decoded)
+        chosen = _chosen_settings(evaluation, choices, decoded)
         missing = [setting for setting in chosen if setting.name not in decoded]
         fit = outcome.cost_table.fit
         busy = fit is not None and missing and doubts_of(measured[0], fit, (), len(measured[0].stats))
@@ -128,7 +128,7 @@ def decoded_counts(outcome: Outcome, settings: Sequence[Setting]) -> dict[str, C
     return {rule.name: of_rule for rule, of_rule in counts if rule.name in names} | dict(outcome.decoded_counts)
 
 
-def tuned_again(setup: Setup, outcome: Outcome, tuning: Tuning) -> Outcome:
+def _tuned_again(setup: Setup, outcome: Outcome, tuning: Tuning) -> Outcome:
     """Return the outcome with the candidates for the measured costs fitted to its cost table and replayed again."""
     tuning = replace(tuning, cost_table=outcome.cost_table)
     refitted = {
@@ -146,7 +146,7 @@ def tuned_again(setup: Setup, outcome: Outcome, tuning: Tuning) -> Outcome:
     return replace(outcome, candidates=rules, replayed=replayed)
 
 
-def chosen_settings(
+def _chosen_settings(
     evaluation: Evaluation, choices: Choices, decoded: Mapping[str, Setting] = MappingProxyType({})
 ) -> list[Setting]:
     """Return the settings to decode: the best of each kind at the measured costs, or all rules of `live_rules`.

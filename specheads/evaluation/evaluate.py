@@ -66,7 +66,7 @@ def evaluate(
         setup.prompts.recorded()  # so that other prompts are refused before hours of work
     for where, theirs in (earlier or {}).items():
         check_context(context_of(setup, config), theirs, where)
-    outcome = replay_and_decode(setup) if settings.can_replay else decode_only(setup)
+    outcome = _replay_and_decode(setup) if settings.can_replay else _decode_only(setup)
     if settings.measures_quality:
         outcome = replace(outcome, responses=response_quality(setup, outcome.measured))
     report = report_of(setup, outcome, config)
@@ -76,7 +76,7 @@ def evaluate(
     return report
 
 
-def replay_and_decode(setup: Setup[Evaluation]) -> Outcome:
+def _replay_and_decode(setup: Setup[Evaluation]) -> Outcome:
     """Record, replay every rule, choose the best of each family on dev prompts, decode what `live` and `concurrency` ask for."""
     settings = setup.settings
     recorded = record(setup)
@@ -93,7 +93,7 @@ def replay_and_decode(setup: Setup[Evaluation]) -> Outcome:
     return replace(outcome, batches=decode_batches(setup, outcome)) if settings.concurrency else outcome
 
 
-def decode_only(setup: Setup[Evaluation]) -> Outcome:
+def _decode_only(setup: Setup[Evaluation]) -> Outcome:
     """Decode every rule of `live_rules` without a recording, which predicts only chains under token verification."""
     settings = setup.settings
     logger.info(

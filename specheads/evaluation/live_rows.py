@@ -80,9 +80,9 @@ def _live_row(
     predicted, predicted_speedup = None, {}
     if setting.rule is not None:
         costs = cost_table.for_prompts(setting, len(measured.stats))
-        predicted = float(predicted_speed(measured, costs, resamples)[0])
+        predicted = float(_predicted_speed(measured, costs, resamples)[0])
         for ratio in cost_table.costs:
-            speed = predicted_speed(measured, cost_table.of(setting, ratio), resamples)
+            speed = _predicted_speed(measured, cost_table.of(setting, ratio), resamples)
             predicted_speedup[ratio] = interval(speed / (cost_table.alone if ratio == MEASURED else 1.0))
     return LiveRow(
         name=setting.name,
@@ -113,7 +113,7 @@ def _over_expected(stats: Sequence[DecodeStats], resamples: np.ndarray) -> np.nd
     return accepted / np.maximum(expected, 1e-12)
 
 
-def predicted_speed(measured: Measured, costs: StepCosts | Sequence[StepCosts], resamples: np.ndarray) -> np.ndarray:
+def _predicted_speed(measured: Measured, costs: StepCosts | Sequence[StepCosts], resamples: np.ndarray) -> np.ndarray:
     """Return the tokens per second (R,) that costs, one for all prompts or one for each, predict from a decoded setting's counts.
 
     One entry for each row of `resamples` (R, P).
@@ -181,7 +181,7 @@ def response_quality(setup: Setup[Evaluation], measured: Sequence[Measured]) -> 
             responses = [response for decoded in measured for response in decoded.responses[number]]
             nats.append(np.reshape(response_nats(setup.pair.target_lm, ids, responses), (len(measured), -1)))
             advance(1)
-    scores = [response_scores(setup.pair, prompts, decoded, setup.prompt_data.score) for decoded in measured]
+    scores = [_response_scores(setup.pair, prompts, decoded, setup.prompt_data.score) for decoded in measured]
     return {
         decoded.setting.name: ResponseQuality(
             np.stack([of_prompt[number] for of_prompt in nats]),
@@ -192,7 +192,7 @@ def response_quality(setup: Setup[Evaluation], measured: Sequence[Measured]) -> 
     }
 
 
-def response_scores(
+def _response_scores(
     pair: Pair, prompts: Sequence[EncodedPrompt], decoded: Measured, score: str | None
 ) -> Mapping[str, np.ndarray]:
     """Return `scores` and `scored` of one setting's responses by the score of this name; nothing without one."""

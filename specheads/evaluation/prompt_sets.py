@@ -22,7 +22,7 @@ from specheads.prompts.prompt import FINAL, Prompt, PromptSource, groups_of, ids
 from specheads.prompts.scores import check_references
 
 
-class ReportedSource(PromptSource, Protocol):
+class _ReportedSource(PromptSource, Protocol):
     """A source of prompts that can be reported on."""
 
     def check_final(self) -> None:
@@ -36,7 +36,7 @@ class ReportedSource(PromptSource, Protocol):
 class PromptData:
     """The prompts of dev, test and final splits, and their name in reports; without a name it is that of the pair."""
 
-    source: ReportedSource
+    source: _ReportedSource
     limits: ResponseLimits = field(default_factory=ResponseLimits)  # that of responses is max_new_tokens of the settings
     name: str | None = None
 
@@ -56,7 +56,7 @@ class PromptData:
 class TestSet:
     """More prompts to report on: the test split of a source, or the rows of a file in order (`is_file`), of any split."""
 
-    source: ReportedSource
+    source: _ReportedSource
     is_file: bool = False
 
     __test__ = False  # pytest must not collect it
@@ -89,7 +89,7 @@ def split_of(source: PromptSource, pair: Pair, split: str, remedy: str, response
     return prompts
 
 
-def missing_remedy(split: str) -> str:
+def _missing_remedy(split: str) -> str:
     """Return the remedy for a split of `data` that has no prompts, or too few."""
     return f"set data.num_{split}, or use a data set with more rows"
 
@@ -158,7 +158,7 @@ class PromptSets:
     @cached_property
     def dev(self) -> PromptSet:
         """All dev prompts that no head learned from."""
-        prompts = split_of(self.data.source, self.pair, "dev", missing_remedy("dev"))
+        prompts = split_of(self.data.source, self.pair, "dev", _missing_remedy("dev"))
         return self._set(f"{self.name}, dev", "dev", self.data.source, prompts, self._numbers("train"), "data.num_dev")
 
     @cached_property
@@ -166,7 +166,7 @@ class PromptSets:
         """All prompts of the split that `split=` names, except those that a head learned from or was calibrated on."""
         split = self.settings.split
         score = self.data.score if self.settings.measures_quality else None
-        prompts = split_of(self.data.source, self.pair, split, missing_remedy(split), responses=score is not None)
+        prompts = split_of(self.data.source, self.pair, split, _missing_remedy(split), responses=score is not None)
         if score is not None:
             check_references(score, [prompt.response for prompt in prompts])
         name = self.name if split == "test" else f"{self.name}, {split}"
@@ -221,7 +221,7 @@ class PromptSets:
         return self._set(title, "test", test_set.source, prompts, known, f"test_sets={{{name}: <file>}}").first(count)
 
     def _set(
-        self, name: str, role: str, source: ReportedSource, prompts: Sequence[Prompt], known: set[int], key: str
+        self, name: str, role: str, source: _ReportedSource, prompts: Sequence[Prompt], known: set[int], key: str
     ) -> PromptSet:
         """Return a set of all `prompts` that are not `known`; raises UserError, which names the key, if that leaves none."""
         kept = [prompt for prompt in prompts if known.isdisjoint(_numbers_of([prompt]))]

@@ -129,7 +129,7 @@ def _bank_row(
 ) -> BankRow:
     """Return one head with its best candidate at each ratio, given by number."""
     test = reported[0]
-    predicted = {each.name: logits_in_rounds(each.recording, head)[1:3] for each in reported}
+    predicted = {each.name: _logits_in_rounds(each.recording, head)[1:3] for each in reported}
     logits, labels = predicted[test.name]
     candidates, cost_table, resamples = choices.candidates, choices.cost_table, test.resamples
     speeds, break_evens, thresholds, shares = {}, {}, {}, {}
@@ -160,7 +160,7 @@ def reliability(recording: Recording, heads: Mapping[str, RecordedHead]) -> list
     """
     rows = []
     for name, head in heads.items():
-        raw, calibrated, labels, index = logits_in_rounds(recording, head)
+        raw, calibrated, labels, index = _logits_in_rounds(recording, head)
         rows.append(_reliability(name, torch.sigmoid(raw), labels, index))
         if head.config.calibration is not None:
             rows.append(_reliability(f"{name}, calibrated", torch.sigmoid(calibrated), labels, index))
@@ -171,7 +171,7 @@ def reliability(recording: Recording, heads: Mapping[str, RecordedHead]) -> list
     return rows
 
 
-def logits_in_rounds(recording: Recording, head: RecordedHead) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def _logits_in_rounds(recording: Recording, head: RecordedHead) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return a head's predictions for every drafted token at every index that the token can have in a round.
 
     Returns, (n,) each: raw logits; calibrated logits, which rules use; whether the token was accepted, 0 or 1; and the index.

@@ -61,7 +61,7 @@ def _write_csv(report: Report, path: Path) -> None:
         for table in report.batches
         for row in table.rows
     ]
-    write_rows([*replayed, *decoded, *batches], path)
+    _write_rows([*replayed, *decoded, *batches], path)
 
 
 def _values(row: RuleRow | LiveRow | BatchRow) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def _values(row: RuleRow | LiveRow | BatchRow) -> dict[str, Any]:
     return {name: value for name, value in asdict(row).items() if name not in left_out}
 
 
-def write_rows(content: Sequence[Mapping[str, Any]], path: Path) -> None:
+def _write_rows(content: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Write a CSV file with a column for every key; keys of nested mappings are named `outer.inner`."""
     rows = [_flat(row) for row in content]
     with path.open("w", newline="") as stream:

@@ -156,11 +156,11 @@ def context_of(setup: Setup[Evaluation], config: str | None = None, num_decoded:
         "load": {"start": setup.load, "end": load_average()},
         "versions": versions(),
         **setup.prompts.context(),
-        "config": config or settings_text(settings),
+        "config": config or _settings_text(settings),
     }
 
 
-def settings_text(settings: Evaluation) -> str:
+def _settings_text(settings: Evaluation) -> str:
     """Return settings as YAML; rules and other objects as Python shows them."""
     plain = {name: getattr(settings, name) for name in type(settings).model_fields}
     return yaml.safe_dump({name: _plain(value) for name, value in plain.items()}, sort_keys=False, allow_unicode=True)

@@ -253,7 +253,7 @@ class Evaluation(ReplaySettings):
         lengths = set()
         for name, choice in self.rules.items():
             if name in self.live_rules and (self.head is not None or not takes_head(choice)):
-                lengths |= draft_lengths(choice)
+                lengths |= _draft_lengths(choice)
         if self.verification.stopping is not None:
             lengths.add(None)
         names = list(self.live_rules)
@@ -272,7 +272,7 @@ class Evaluation(ReplaySettings):
             )
 
 
-def draft_lengths(choice: RuleChoice) -> set[int | None]:
+def _draft_lengths(choice: RuleChoice) -> set[int | None]:
     """Return how many tokens a rule drafts in a round, for each of its values; None where that varies."""
     lists = {
         key: [each for each in value if each != "auto"] for key, value in choice.arguments.items() if isinstance(value, list)

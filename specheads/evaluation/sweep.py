@@ -213,7 +213,7 @@ class Sweep:
                 index = (turn + number + repeat) % len(decoders)
                 generation: Generation = decoders[index].generate(prompt, self.max_new_tokens, seed)
                 kept["stats"][index].append(asdict(generation.stats))
-                kept["rounds"][index] += [round_numbers(each) for each in generation.rounds]
+                kept["rounds"][index] += [_round_numbers(each) for each in generation.rounds]
                 if self.keeps_responses:
                     kept["responses"][index].append(generation.tokens.tolist())
                 on_generation(1)
@@ -238,7 +238,7 @@ def response_seed(seed: int, number: int, repeat: int) -> int:
     return int(np.random.SeedSequence([seed, number, repeat]).generate_state(1)[0])
 
 
-def round_numbers(decoded_round: Round) -> RoundNumbers:
+def _round_numbers(decoded_round: Round) -> RoundNumbers:
     """Return the numbers of a round that are kept.
 
     They are its tokens, its drafted tokens, the draft's forward passes, the seconds of drafting, and those of the steps after it.

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class PlotStyle:
+class _PlotStyle:
     """How a family is drawn. plotly.js makes a CSS class of `key`, so it is no name from the data."""
 
     key: str
@@ -45,12 +45,12 @@ class PlotStyle:
     dash: str = "solid"
 
 
-def styles_of(report: Report) -> dict[str, PlotStyle]:
+def styles_of(report: Report) -> dict[str, _PlotStyle]:
     """Return how each family is drawn: fixed lengths blue, heads red and purple, the bounds grey."""
     styles = {
-        FIXED: PlotStyle("fixed", BLUE, "circle"),
-        CEILING: PlotStyle("ceiling", GREY, "star-diamond", "dash"),
-        ORACLE: PlotStyle("oracle", GREY, "star", "dot"),
+        FIXED: _PlotStyle("fixed", BLUE, "circle"),
+        CEILING: _PlotStyle("ceiling", GREY, "star-diamond", "dash"),
+        ORACLE: _PlotStyle("oracle", GREY, "star", "dot"),
     }
     rows: list[RuleRow | Positions] = []
     for data_set in report.data_sets:
@@ -59,11 +59,11 @@ def styles_of(report: Report) -> dict[str, PlotStyle]:
     for wanted, colors in ((True, (RED, PURPLE)), (False, (GREEN, ORANGE, SKY))):
         for number, family in enumerate(family for family, has_head in families.items() if has_head == wanted):
             symbol = SYMBOLS[(number // len(colors) + (not wanted)) % len(SYMBOLS)]
-            styles[family] = PlotStyle(f"family{list(families).index(family)}", colors[number % len(colors)], symbol)
+            styles[family] = _PlotStyle(f"family{list(families).index(family)}", colors[number % len(colors)], symbol)
     return styles
 
 
-def main_families(data_set: DataSet, ratio: str | None) -> set[str]:
+def _main_families(data_set: DataSet, ratio: str | None) -> set[str]:
     """Return the families that a reader sees first: fixed lengths, the best with a head and without, and the bounds.
 
     With an automatic threshold, its head's given thresholds are shown, too.
@@ -79,7 +79,7 @@ def main_families(data_set: DataSet, ratio: str | None) -> set[str]:
 ALL = "all"  # the key of the figure of all loads
 
 
-def not_beaten(rows: Iterable[T], costs: Callable[[T], tuple[float, float]]) -> list[T]:
+def _not_beaten(rows: Iterable[T], costs: Callable[[T], tuple[float, float]]) -> list[T]:
     """Return the rows that no other row beats in both costs, by the first of them."""
     front: list[T] = []
     for row in sorted(rows, key=costs):
@@ -110,7 +110,7 @@ def _front_figures(report: Report) -> dict[str, go.Figure]:
         figures[ALL].add_scatter(mode="lines+markers", **_front_trace(number, name, shown))
     for key, (load, rows) in enumerate(loads.items()):
         figure = figures[str(key)] = _figure(*axes)
-        front = not_beaten(rows.values(), lambda row: (-row.request_tokens_per_second, -row.tokens_per_second))
+        front = _not_beaten(rows.values(), lambda row: (-row.request_tokens_per_second, -row.tokens_per_second))
         line = {"color": GREY, "width": 1}
         x, y = [row.request_tokens_per_second for row in front], [row.tokens_per_second for row in front]
         figure.add_scatter(x=x, y=y, mode="lines", line=line, name="Pareto front", uid="front", hoverinfo="skip")
@@ -149,7 +149,7 @@ def figures_of(report: Report) -> dict[str, Figures]:
     styles, ratios = styles_of(report), ratios_of(report)
     drawn: dict[str, dict[str, go.Figure | None]] = {"pareto": {}, "threshold": {}, "gap": {}, "reliability": {}, "positions": {}}
     for number, data_set in enumerate(report.data_sets):
-        main = main_families(data_set, preferred(ratios))
+        main = _main_families(data_set, preferred(ratios))
         drawn["pareto"][f"{number}"] = _pareto(report, data_set, styles, main)
         drawn["reliability"][f"{number}"] = _reliability(data_set)
         drawn["positions"][f"{number}"] = _positions(data_set, styles)
@@ -171,14 +171,14 @@ def _doubtful(figure: go.Figure | None) -> go.Figure | None:
     return figure.add_annotation(note | {"font": {"size": 15}, "opacity": 0.8}).update_layout(meta=DOUBTFUL)
 
 
-def _pareto(report: Report, data_set: DataSet, styles: Mapping[str, PlotStyle], main: set[str]) -> go.Figure | None:
+def _pareto(report: Report, data_set: DataSet, styles: Mapping[str, _PlotStyle], main: set[str]) -> go.Figure | None:
     if not data_set.rules:
         return None
     figure = _figure(
         "discard rate: drafted tokens thrown away per token", "verification rate: forward passes of the target per token", 540
     )
     achieved = [row for row in data_set.rules if not row.bound]
-    front = not_beaten(achieved, lambda row: (row.discard_rate.value, row.verification_rate.value))
+    front = _not_beaten(achieved, lambda row: (row.discard_rate.value, row.verification_rate.value))
     figure.add_scatter(
         x=[row.discard_rate.value for row in front],
         y=[row.verification_rate.value for row in front],
@@ -211,7 +211,7 @@ def _hover(report: Report, row: RuleRow) -> str:
     return "<br>".join(lines)
 
 
-def _threshold(data_set: DataSet, ratio: str, styles: Mapping[str, PlotStyle], main: set[str]) -> go.Figure | None:
+def _threshold(data_set: DataSet, ratio: str, styles: Mapping[str, _PlotStyle], main: set[str]) -> go.Figure | None:
     lines = _threshold_lines(data_set, ratio)
     if not lines:
         return None
@@ -248,7 +248,7 @@ def _threshold_lines(data_set: DataSet, ratio: str) -> dict[tuple[str, tuple], l
     return lines
 
 
-def _level(figure: go.Figure, data_set: DataSet, ratio: str, family: str, style: PlotStyle, limits: tuple[float, float]) -> None:
+def _level(figure: go.Figure, data_set: DataSet, ratio: str, family: str, style: _PlotStyle, limits: tuple[float, float]) -> None:
     """Draw a family's best speed-up as a horizontal line: its winner's, or that of its best rule where none was chosen."""
     speedups = [row.speedup for row in winners_at(data_set, ratio) if row.family == family]
     speedups = speedups or [row.speedup[ratio] for row in data_set.rules if row.family == family and ratio in row.speedup]
@@ -338,7 +338,7 @@ def _reliability(data_set: DataSet) -> go.Figure | None:
     return figure
 
 
-def _positions(data_set: DataSet, styles: Mapping[str, PlotStyle]) -> go.Figure | None:
+def _positions(data_set: DataSet, styles: Mapping[str, _PlotStyle]) -> go.Figure | None:
     if not data_set.positions:
         return None
     figure = _figure("position in the round", "share accepted of those drafted", 440)
@@ -395,7 +395,7 @@ def error_bars(estimates: Sequence[Interval]) -> dict[str, Any]:
     }
 
 
-def _named(family: str, style: PlotStyle, main: set[str]) -> dict[str, Any]:
+def _named(family: str, style: _PlotStyle, main: set[str]) -> dict[str, Any]:
     """Return a trace's name in the legend, hidden at first where the family is not one of the main ones."""
     visible = True if family in main else "legendonly"
     return {"name": escape(family), "uid": style.key, "visible": visible, "hoverinfo": "text"}
