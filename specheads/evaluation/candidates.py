@@ -109,11 +109,8 @@ def candidates(rules: Mapping[str, RuleChoice], heads: Mapping[str, AcceptanceHe
     """
     tried: list[Candidate] = []
     for name, choice in rules.items():
-        if not takes_head(choice):
-            tried += _Family(name, choice).candidates(tuning)
-            continue
-        for head_name, head in heads.items():
-            tried += _Family(name, choice, head_name, head, several=len(heads) > 1).candidates(tuning)
+        for head in list(heads) if takes_head(choice) else [None]:
+            tried += _family(name, choice, head, heads, tuning)
     if tuning is not None and GROUND_TRUTH in tuning.recording.features:
         most = min(tuning.recording.max_tokens, max(candidate.rule.max_tokens for candidate in tried))
         tried += [
@@ -123,54 +120,32 @@ def candidates(rules: Mapping[str, RuleChoice], heads: Mapping[str, AcceptanceHe
     return tried
 
 
-@dataclass(frozen=True)
-class _Family:
-    """A rule of the config, with its head if it takes one; `several`: whether there are other heads."""
-
-    name: str
-    choice: RuleChoice
-    head_name: str | None = None
-    head: AcceptanceHead | None = None
-    several: bool = False
-
-    def candidates(self, tuning: Tuning | None) -> Iterator[Candidate]:
-        """Yield the rule with each combination of its values."""
-        cls, recorded = self.choice.cls, recorded_head(self.head) if self.head else None
-        for values in _combinations(self._choices()):
-            for ratio, arguments in _fitted(cls, {**self.choice.arguments, **values}, tuning, self.head_name, recorded):
-                shown = self._shown(values, arguments)
-                rule, live = (_made(cls, arguments, head) for head in (recorded, self.head))
-                automatic = "auto" in values.values()
-                yield Candidate(
-                    family=self._title(self.name) + (" auto" if automatic else ""),
-                    name=self._label(shown, automatic, ratio),
-                    rule=rule,
-                    live=live,
-                    parameters=shown,
-                    ratio=ratio,
-                    rule_name=self.name,
-                    head=self.head_name,
-                    automatic=automatic,
-                )
-
-    def _choices(self) -> dict[str, list[Any]]:
-        """Return the values that are tried, by name: those of lists, and the first argument's."""
-        arguments = self.choice.arguments
-        first = next(iter(arguments))
-        return {key: _listed(value) for key, value in arguments.items() if isinstance(value, list) or key == first}
-
-    def _shown(self, values: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values that tell candidates apart, as fitted."""
-        choices = self._choices()
-        return {key: arguments[key] for key, value in values.items() if len(choices[key]) > 1 or is_number(value)}
-
-    def _title(self, name: str) -> str:
-        return f"{name} {self.head_name}" if self.several else name
-
-    def _label(self, shown: Mapping[str, Any], automatic: bool, ratio: str | None) -> str:
-        label = self.choice.cls.title(self.name) + (f"{self.head_name} " if self.several else "")
-        label += ", ".join(_written(value) for value in shown.values())
-        return f"{label.strip()}{' (auto)' if automatic else ''}{f' at ratio {ratio}' if ratio else ''}"
+def _family(
+    name: str, choice: RuleChoice, head: str | None, heads: Mapping[str, AcceptanceHead], tuning: Tuning | None
+) -> Iterator[Candidate]:
+    """Yield a rule of the config, with a head if it takes one, with each combination of its values."""
+    cls, live = choice.cls, heads[head] if head is not None else None
+    recorded = None if live is None else recorded_head(live)
+    title = f"{head} " if head is not None and len(heads) > 1 else ""
+    first = next(iter(choice.arguments))
+    choices = {key: _listed(value) for key, value in choice.arguments.items() if isinstance(value, list) or key == first}
+    for values in _combinations(choices):
+        automatic = "auto" in values.values()
+        for ratio, arguments in _fitted(cls, {**choice.arguments, **values}, tuning, head, recorded):
+            # The values that tell candidates apart, as fitted.
+            shown = {key: arguments[key] for key, value in values.items() if len(choices[key]) > 1 or is_number(value)}
+            label = (cls.title(name) + title + ", ".join(map(_written, shown.values()))).strip()
+            yield Candidate(
+                family=f"{name} {title}".strip() + (" auto" if automatic else ""),
+                name=f"{label}{' (auto)' if automatic else ''}{f' at ratio {ratio}' if ratio else ''}",
+                rule=_made(cls, arguments, recorded),
+                live=_made(cls, arguments, live),
+                parameters=shown,
+                ratio=ratio,
+                rule_name=name,
+                head=head,
+                automatic=automatic,
+            )
 
 
 def _fitted(

@@ -286,10 +286,8 @@ def notes_on(report: Report) -> list[str]:
         for ratio in dict.fromkeys(winner.ratio for winner in data_set.winners if is_trusted(report, winner.ratio)):
             head, other = (_fastest(data_set, ratio, with_head) for with_head in (True, False))
             if head and other and other.speedup.value > head.speedup.value:
-                text = (
-                    f"On {data_set.name} prompts, at {_ratio_name(ratio)}, {other.name} ({other.speedup.value:.3f}x) is faster "
-                )
-                notes.append(f"{text}than the head ({head.name}, {head.speedup.value:.3f}x).")
+                text = f"On {data_set.name} prompts, at {_ratio_name(ratio)}, {other.name} ({other.speedup.value:.3f}x) is "
+                notes.append(f"{text}faster than the head ({head.name}, {head.speedup.value:.3f}x).")
     return notes if report.doubts else notes + _slower(report)
 
 
