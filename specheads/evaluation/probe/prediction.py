@@ -1,16 +1,17 @@
 """What each way to decode would be worth, from recorded prompts and measured steps; every choice is made on other prompts."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.step_times import StepTimes
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, Logistic
 from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, Candidate, RuleChoice, candidates
-from specheads.evaluation.intervals import Groups, Interval, interval, resample_counts
+from specheads.evaluation.intervals import Interval, interval, resample_counts
 from specheads.evaluation.rule_costs import CostTable, Tuning
 from specheads.integrations.served_target import ServedModel
 from specheads.pair.pair import Pair
@@ -191,25 +192,42 @@ class Option:
     width: int | None = None  # of its head
 
 
-@dataclass
-class Counted:
-    """The counts of one way to decode on each half of the prompts, and what was chosen for it."""
-
-    counts: list[Counts] = field(default_factory=list)
-    chosen: list[str] = field(default_factory=list)
-
-    def add(self, counts: Counts, chosen: str) -> None:
-        """Add the counts of the next half."""
-        self.counts.append(counts)
-        self.chosen.append(chosen)
-
-
-def predict(halves: Sequence[Half], times: StepTimes, greedy: bool, overheads: Overheads | None = None) -> list[Option]:
+def predict(halves: Sequence[Half], times: StepTimes, greedy: bool, overheads: Overheads = Overheads()) -> list[Option]:
     """Return every option, the target alone first.
 
     Lengths and thresholds are chosen on one half of the prompts and counted on the other, both ways.
     """
-    return Prediction(halves, times, greedy, overheads or Overheads()).options()
+    costs = replace(times.costs, round_seconds=overheads.round_seconds)
+    alone = costs.target_seconds + overheads.alone_seconds
+    more = {LOGISTIC: times.rules[LOGISTIC].step_seconds}  # seconds that a family of rules adds to a draft step
+    resamples = resample_counts([group for half in halves for group in half.groups])
+    lengths = [_lengths_counted(half, greedy) for half in halves]
+    counted: dict[str, list[tuple[Counts, str]]] = {}  # by option, of each half its counts at what the other half chose
+    for number, half in enumerate(halves):
+        for family, candidate in _best_rules(halves[1 - number].recording, costs, more).items():
+            rounds = replay(half.recording, [candidate.rule])[0]
+            counted.setdefault(family, []).append((rounds.per_prompt(half.recording.num_prompts), candidate.name))
+        for name, by_length in lengths[1 - number].items():
+            best = max(LENGTHS, key=lambda length, known=by_length: _throughput([known[length]], costs)[0])  # type: ignore[misc]
+            counted.setdefault(name, []).append((lengths[number][name][best], f"fixed K={best}"))
+        counted.setdefault(ORACLE, []).append((oracle(half.recording).per_prompt(half.recording.num_prompts), ""))
+    speeds = {
+        name: _throughput([counts for counts, _ in made], costs, more.get(name, 0.0), resamples) * alone
+        for name, made in counted.items()
+    }
+    options = [Option(PLAIN, Interval(1.0, 1.0, 1.0), interval(1 / speeds[FIXED]))]
+    for name, samples in speeds.items():
+        chosen = " or ".join(dict.fromkeys(value for _, value in counted[name]))
+        title, is_bound = name.replace("_", " "), name in (CEILING, ORACLE)
+        options.append(Option(title, interval(samples), interval(samples / speeds[FIXED]), chosen, is_bound))
+    ceiling = [counts for counts, _ in counted[CEILING]]
+    # A head's rule drafts about as much per emitted token as the ceiling's.
+    drafted = sum(each.drafted.sum() for each in ceiling) / sum(each.tokens.sum() for each in ceiling)
+    for name, rule in times.rules.items():
+        if name != LOGISTIC:
+            slowed = rule.step_seconds * drafted / alone
+            options.append(_head_option(name, speeds[FIXED], speeds[CEILING], slowed, HEAD_SHARES[greedy]))
+    return options
 
 
 def fixed_of(options: Sequence[Option]) -> Option:
@@ -217,106 +235,49 @@ def fixed_of(options: Sequence[Option]) -> Option:
     return next(option for option in options if option.name == FIXED_NAME)
 
 
-def best_length(halves: Sequence[Half], times: StepTimes, greedy: bool) -> int:
+def best_length(halves: Sequence[Half], times: StepTimes) -> int:
     """Return the fixed length that is the fastest on all prompts."""
-    prediction = Prediction(halves, times, greedy, Overheads())
     counts = zip(*(fixed_counts(half.recording, LENGTHS) for half in halves), strict=True)
-    speeds = [prediction.speeds(of_halves, 0.0)[0] for of_halves in counts]
-    return LENGTHS[int(np.argmax(speeds))]
+    costs = replace(times.costs, round_seconds=0.0)
+    return LENGTHS[int(np.argmax([_throughput(of_halves, costs)[0] for of_halves in counts]))]
 
 
-class Prediction:
-    """The counts of every option on all prompts, each half at what the other half chose."""
+def _throughput(counts: Sequence[Counts], costs: StepCosts, more: float = 0.0, resamples: np.ndarray | None = None) -> np.ndarray:
+    """Return the tokens per second (R,) of counts, with so many seconds more in each draft step; without resamples (1,)."""
+    seconds = np.concatenate([costs.seconds(each.drafted, each.rounds) + more * each.drafted for each in counts])
+    tokens = np.concatenate([each.tokens for each in counts])
+    resamples = np.ones((1, len(tokens))) if resamples is None else resamples
+    return (resamples @ tokens) / (resamples @ seconds)
 
-    def __init__(self, halves: Sequence[Half], times: StepTimes, greedy: bool, overheads: Overheads) -> None:
-        self.costs = replace(times.costs, round_seconds=overheads.round_seconds)
-        self.halves, self.times, self.greedy = halves, times, greedy
-        self.table, self.alone = CostTable({HERE: self.costs}), self.costs.target_seconds + overheads.alone_seconds
-        groups: Groups = [group for half in halves for group in half.groups]
-        self.resamples = resample_counts(groups)
 
-    def options(self) -> list[Option]:
-        """Return every option."""
-        counted = self._rules_counted() | self._lengths_counted()
-        counted[ORACLE] = Counted([oracle(half.recording).per_prompt(half.recording.num_prompts) for half in self.halves])
-        speeds = {name: self.speeds(each.counts, self._more(name)) for name, each in counted.items()}
-        fixed = speeds[FIXED]
-        options = [Option(PLAIN, Interval(1.0, 1.0, 1.0), interval(1 / fixed))]
-        for name, samples in speeds.items():
-            chosen = " or ".join(dict.fromkeys(counted[name].chosen))
-            is_bound = name in (CEILING, ORACLE)
-            options.append(Option(name.replace("_", " "), interval(samples), interval(samples / fixed), chosen, is_bound))
-        return options + self._heads(counted[CEILING].counts, speeds)
+def _lengths_counted(half: Half, greedy: bool) -> dict[str, dict[int, Counts]]:
+    """Return by length the counts of fixed lengths with a better draft, and under block verification."""
+    counts = {BETTER: fixed_counts(better_draft(half.recording, MORE_OVERLAP), LENGTHS)}
+    if not greedy:  # else it is token verification
+        counts = {BLOCK: block_counts(half.recording, half.agreed, LENGTHS)} | counts
+    return {name: dict(zip(LENGTHS, each, strict=True)) for name, each in counts.items()}
 
-    def _rules_counted(self) -> "dict[str, Counted]":
-        """Return the counts of every rule, on each half with the value that was the best on the other."""
-        counted: dict[str, Counted] = {}
-        for number, half in enumerate(self.halves):
-            for family, candidate in self._best(self.halves[1 - number]).items():
-                rounds = replay(half.recording, [candidate.rule])[0]
-                counted.setdefault(family, Counted()).add(rounds.per_prompt(half.recording.num_prompts), candidate.name)
-        return counted
 
-    def _lengths_counted(self) -> "dict[str, Counted]":
-        """Return the counts of fixed lengths under block verification, and of those of a better draft."""
-        counted: dict[str, Counted] = {}
-        ways: dict[str, Callable[[Half], Sequence[Counts]]] = {
-            BLOCK: lambda half: block_counts(half.recording, half.agreed, LENGTHS),
-            BETTER: lambda half: fixed_counts(better_draft(half.recording, MORE_OVERLAP), LENGTHS),
-        }
-        for name in (BETTER,) if self.greedy else (BLOCK, BETTER):  # block verification is token verification then
-            lengths = [dict(zip(LENGTHS, ways[name](half), strict=True)) for half in self.halves]
-            for number, counts in enumerate(lengths):
-                other = lengths[1 - number]
-                best = max(LENGTHS, key=lambda length, other=other: self._total(other[length]))  # type: ignore[misc]
-                counted.setdefault(name, Counted()).add(counts[best], f"fixed K={best}")
-        return counted
+def _best_rules(recording: Recording, costs: StepCosts, more: Mapping[str, float]) -> dict[str, Candidate]:
+    """Return the fastest candidate of each family on a recording, to which open parameters are fitted."""
+    rules = candidates(RULES, {}, Tuning(recording, CostTable({HERE: costs})))
+    best: dict[str, tuple[float, Candidate]] = {}
+    for candidate, rounds in zip(rules, replay(recording, [rule.rule for rule in rules]), strict=True):
+        counts = rounds.per_prompt(recording.num_prompts)
+        speed = _throughput([counts], costs, more.get(candidate.family, 0.0))[0]
+        if candidate.family not in best or speed > best[candidate.family][0]:
+            best[candidate.family] = (speed, candidate)
+    return {family: candidate for family, (_, candidate) in best.items()}
 
-    def _more(self, family: str) -> float:
-        """Return the seconds that a family of rules adds to a draft step."""
-        return self.times.rules[LOGISTIC].step_seconds if family == LOGISTIC else 0.0
 
-    def _best(self, half: Half) -> dict[str, Candidate]:
-        """Return the fastest candidate of each family on one half, to which open parameters are fitted."""
-        recording = half.recording
-        rules = candidates(RULES, {}, Tuning(recording, self.table))
-        best: dict[str, tuple[float, Candidate]] = {}
-        for candidate, rounds in zip(rules, replay(recording, [rule.rule for rule in rules]), strict=True):
-            speed = self._total(rounds.per_prompt(recording.num_prompts), self._more(candidate.family))
-            if candidate.family not in best or speed > best[candidate.family][0]:
-                best[candidate.family] = (speed, candidate)
-        return {family: candidate for family, (_, candidate) in best.items()}
+def _head_option(name: str, fixed: np.ndarray, ceiling: np.ndarray, slowed: float, shares: Sequence[float]) -> Option:
+    """Return a head at the shares of the gap that heads have closed elsewhere: the least, a typical one, the most.
 
-    def _heads(self, of_ceiling: Sequence[Counts], speeds: Mapping[str, np.ndarray]) -> list[Option]:
-        """Return heads of every width that was timed, at the share of the gap that heads have closed elsewhere."""
-        fixed, ceiling = speeds[FIXED], speeds[CEILING]
-        # A head's rule drafts about as much per emitted token as the ceiling's.
-        drafted = sum(each.drafted.sum() for each in of_ceiling) / sum(each.tokens.sum() for each in of_ceiling)
-        options = []
-        for name, rule in self.times.rules.items():
-            if name == LOGISTIC:
-                continue
-            seconds = rule.step_seconds
-            least, typical, most = (
-                self._slowed(fixed + share * (ceiling - fixed), seconds * drafted) for share in HEAD_SHARES[self.greedy]
-            )
-            speedup, gain = (
-                Interval(float(each[1][0]), interval(each[0]).low, interval(each[2]).high)
-                for each in ((least, typical, most), (least / fixed, typical / fixed, most / fixed))
-            )
-            options.append(Option(name, speedup, gain, width=int(name.removeprefix(HEAD))))
-        return options
-
-    def _slowed(self, speed: np.ndarray, seconds: float) -> np.ndarray:
-        """Return speed-ups with so many seconds more for each emitted token."""
-        return 1 / (1 / speed + seconds / self.alone)
-
-    def _total(self, counts: Counts, more: float = 0.0) -> float:
-        seconds = self.costs.seconds(counts.drafted, counts.rounds).sum() + more * counts.drafted.sum()
-        return float(counts.tokens.sum() / seconds * self.alone)
-
-    def speeds(self, counts: Sequence[Counts], more: float) -> np.ndarray:
-        """Return the speed-ups (R,) of counts of each half, with so many seconds more in each draft step."""
-        seconds = np.concatenate([self.costs.seconds(each.drafted, each.rounds) + more * each.drafted for each in counts])
-        tokens = np.concatenate([each.tokens for each in counts])
-        return (self.resamples @ tokens) / (self.resamples @ seconds) * self.alone
+    Args:
+        fixed, ceiling: speed-ups (1 + R,).
+        slowed: what the head adds to each emitted token, in tokens of the target alone.
+    """
+    least, typical, most = (1 / (1 / (fixed + share * (ceiling - fixed)) + slowed) for share in shares)
+    speedup = Interval(float(typical[0]), interval(least).low, interval(most).high)
+    gain = Interval(float((typical / fixed)[0]), interval(least / fixed).low, interval(most / fixed).high)
+    return Option(name, speedup, gain, width=int(name.removeprefix(HEAD)))

@@ -24,6 +24,7 @@ from specheads.evaluation.probe.prediction import (
     PLAIN,
     Half,
     Option,
+    Overheads,
     agreement,
     best_length,
     fixed_of,
@@ -202,7 +203,7 @@ def probe(
     logger.info("probe: %d prompts; recording their responses, then timing steps", len(prompts))
     recorded = _recorded(pair, settings, data, data_folder, prompts)
     times, live, not_measured = _measured(pair, settings, recorded, prompts)
-    options = predict(recorded, times, greedy, None if live is None else live.overheads)
+    options = predict(recorded, times, greedy, Overheads() if live is None else live.overheads)
     agreed = np.concatenate([half.agreed.sums for half in recorded])
     resamples = resample_counts([group for half in recorded for group in half.groups])
     overlaps = (resamples @ agreed[:, 0]) / (resamples @ agreed[:, 1])
@@ -239,7 +240,7 @@ def _measured(
     logger.info("probe: timing draft steps, verifications and heads of width %s", ", ".join(map(str, widths)))
     decoder = SpeculativeDecoder(pair, stopping=FixedLength(LONGEST), warp=settings.warp, engine=settings.engine)
     times = step_times(decoder, _timed_rules(pair, widths), positions, settings.repeats)
-    length = best_length(recorded, times, settings.warp.greedy)
+    length = best_length(recorded, times)
     ids = [ids for _, ids in prompts[: settings.num_live_prompts]]
     logger.info("probe: decoding %d prompts as a check", len(ids))
     live = live_check(pair, ids, settings.warp, times.costs, length, settings.max_new_tokens, settings.engine, settings.seed)
