@@ -44,58 +44,13 @@ from specheads.evaluation.tables import (
 )
 from specheads.storage.files import write_whole
 
-
-@dataclass(frozen=True)
-class Plot:
-    """A figure's section: its title, what a reader should know, and the selectors that the figure depends on."""
-
-    title: str
-    about: str
-    by: str
-
-
-PLOTS = {
-    "pareto": Plot(
-        "Discard rate against verification rate",
-        "Each point is one rule with one set of parameters; lower left is better. The thin line joins the rules that a "
-        "decoder could have and that no other rule beats in both rates. Click a family in the legend to show or hide it, "
-        "double-click to see it alone.",
-        "set",
-    ),
-    "threshold": Plot(
-        "Speed-up against threshold",
-        "Rules that stop at a threshold. Horizontal lines: the best fixed length, the informed ceiling (the best constant "
-        "threshold on the true acceptance probabilities) and the oracle (which knows every outcome).",
-        "set ratio",
-    ),
-    "gap": Plot(
-        "Gap closed by rule",
-        "How far each family’s best rule gets from the best fixed length (0 %) towards a bound that no decoder can reach (100 "
-        "%). Values below −100 % or above 150 % are cut off.",
-        "set ratio",
-    ),
-    "reliability": Plot(
-        "Reliability",
-        "Are tokens accepted as often as predicted? On the diagonal, yes. Larger markers are means over more tokens. A "
-        "calibrated head is drawn twice, before and after calibration. A token counts once for every place that it can have in "
-        "a round.",
-        "set",
-    ),
-    "positions": Plot(
-        "Acceptance by position in the round",
-        "Of the tokens drafted at each position, the share that was accepted. Small markers: few tokens.",
-        "set",
-    ),
+PLOTS = {  # by figure, the title of its section, and the selectors that it depends on
+    "pareto": ("Discard rate against verification rate", "set"),
+    "threshold": ("Speed-up against threshold", "set ratio"),
+    "gap": ("Gap closed by rule", "set ratio"),
+    "reliability": ("Reliability", "set"),
+    "positions": ("Acceptance by position in the round", "set"),
 }
-
-
-ABOUT_BATCHES = (
-    "Requests decoded in so many rows at once; upper right is better. In all: the tokens of a whole run per second, with the "
-    "reading of prompts, over the target alone in the same run; medians over repeats. Of a request: from the moment that it gets "
-    "a row, the median; its speed-up over the target alone has a 95 % interval over prompts. Milliseconds: per emitted token, "
-    "where the tokens of a round share its time equally, and from the moment that a request gets a row to its first tokens. The "
-    "fixed length was chosen for each load by simulating dev prompts at the measured costs of steps."
-)
 
 
 @dataclass(frozen=True)
@@ -196,8 +151,8 @@ def _sections(report: Report, figures: Mapping[str, Figures]) -> Iterator[dict[s
         winners = {"panels": _winner_panels(report), "across": across}
         yield {"key": "winners", "title": "The best of each family", "template": "winners.html", **winners}
     for name in (name for name in figures if name in PLOTS):
-        plot = PLOTS[name]
-        yield {"key": name, "title": plot.title, "template": "plot.html", "about": plot.about, "by": plot.by}
+        title, by = PLOTS[name]
+        yield {"key": name, "title": title, "template": "plot.html", "by": by}
     if report.live:
         live = {"texts": live_texts(report), "table": live_table(report)}
         yield {"key": "live", "title": "Live measurements", "template": "live.html", **live}
@@ -209,8 +164,8 @@ def _sections(report: Report, figures: Mapping[str, Figures]) -> Iterator[dict[s
         panels = [Panel({"load": ALL}, True, loads_table(report, loads), doubtful)]
         panels += [Panel({"load": n}, False, batch_table(report, each), doubtful) for n, each in enumerate(report.batches)]
         choices = [(ALL, "all"), *((str(number), load) for number, load in enumerate(loads))]
-        batches = {"about": ABOUT_BATCHES, "choices": choices, "panels": panels}
-        yield {"key": "batches", "title": "Batches", "template": "front.html", **batches}
+        batches = {"choices": choices, "panels": panels}
+        yield {"key": "batches", "title": "Batches", "template": "batches.html", **batches}
     if report.bank:
         ratios = [ratio for ratio in ratios_of(report) if any(ratio in row.speedup for row in report.bank)]
         tables = _ratio_panels(report, ratios, bank_table)
