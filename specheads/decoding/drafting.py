@@ -92,7 +92,7 @@ class Autoregressive(Drafting):
         warp: Warp,
         memory: DraftMemory,
     ) -> ChainRounds:
-        drafter = ChainDrafter(engines[1], ChainStep(pair.draft_lm, warp, stopping, memory))
+        drafter = _ChainDrafter(engines[1], ChainStep(pair.draft_lm, warp, stopping, memory))
         return ChainRounds(pair, engines, drafter, verification, warp, memory)
 
 
@@ -150,14 +150,14 @@ def _unless(stopped: Tensor, old: Tensor, new: Tensor) -> Tensor:
     return old if new is old else torch.where(stopped.reshape(-1, *[1] * (new.dim() - 1)), old, new.to(old.dtype))
 
 
-class RowsChainStep:
+class _RowsChainStep:
     """The epilogue of a draft forward pass over rows: a token for each of some of them."""
 
     open_inputs = ((0,), (0,), (0,), (0,))
 
     def __init__(self, step: ChainStep) -> None:
         self.step = step
-        self.compile_key = (RowsChainStep, *step.compile_key)
+        self.compile_key = (_RowsChainStep, *step.compile_key)
 
     def __call__(
         self, output: ForwardOutput, last: Tensor, rows: Tensor, index: Tensor, uniform: Tensor, ends: Tensor, state: ChainState
@@ -178,7 +178,7 @@ class RowsChainStep:
         return new.drawn, with_rows(state, rows, new)
 
 
-class ChainDrafter:
+class _ChainDrafter:
     """Drafts chains into a memory, each step one token in every row whose draft has not ended. It owns the rule's state."""
 
     def __init__(self, engine: Engine, step: ChainStep) -> None:
@@ -266,7 +266,7 @@ class _RowsSteps:
     """Draft steps of an engine whose memory has several texts."""
 
     def __init__(self, engine: Engine, step: ChainStep) -> None:
-        self._engine, self._memory, self.step = engine, step.memory, engine.rows_step(RowsChainStep(step))
+        self._engine, self._memory, self.step = engine, step.memory, engine.rows_step(_RowsChainStep(step))
 
     def warm_up(self, ends: Tensor, state: ChainState) -> None:
         examples = []

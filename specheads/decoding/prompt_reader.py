@@ -12,7 +12,7 @@ LONG = 256  # tokens: longer prompts are read alone, because steps in rows compu
 TOGETHER = 512  # tokens of several prompts that are read at once, so that activations stay in a CPU's cache
 
 
-class LastStates:
+class _LastStates:
     """The epilogue of a forward pass over prompts: the states at some tokens."""
 
     compile_key = ("states of some tokens",)
@@ -27,7 +27,7 @@ class PromptReader:
     """Reads prompts into one engine's memory: short ones together, where the engine has rows and is fast at that."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine, self._step = engine, engine.rows_step(LastStates())
+        self._engine, self._step = engine, engine.rows_step(_LastStates())
 
     def warm_up(self) -> None:
         """Prepare the engine."""

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 from specheads.decoding.engine import Engine, RowPlaces, StepMemory
 
 
-class FlatTokens(NamedTuple):
+class _FlatTokens(NamedTuple):
     """The tokens of several rows, as a step reads them."""
 
     tokens: Tensor  # (N, 1) long
@@ -28,7 +28,7 @@ class FlatTokens(NamedTuple):
     counts: np.ndarray  # (n,), its number of tokens
 
 
-def flat_tokens(engine: Engine, rows: Sequence[int], tokens: Sequence[Sequence[int]], starts: Sequence[int]) -> FlatTokens:
+def flat_tokens(engine: Engine, rows: Sequence[int], tokens: Sequence[Sequence[int]], starts: Sequence[int]) -> _FlatTokens:
     """Return the `tokens` of `rows` that begin at positions `starts`, and zeros in the spare row up to what the engine needs."""
     # Lists, because arrays of a few numbers each would take a twentieth of a small model's step.
     counts = [len(each) for each in tokens]
@@ -39,7 +39,7 @@ def flat_tokens(engine: Engine, rows: Sequence[int], tokens: Sequence[Sequence[i
     flat = np.array([[*chain.from_iterable(part), *[value] * padding] for part, value in zip(parts, paddings, strict=True)])
     first = list(accumulate(counts[:-1], initial=0))
     on_device = torch.from_numpy(flat).to(engine.lm.device)
-    return FlatTokens(on_device[0, :, None], max(ends), RowPlaces(on_device[1], on_device[2]), np.array(first), np.array(counts))
+    return _FlatTokens(on_device[0, :, None], max(ends), RowPlaces(on_device[1], on_device[2]), np.array(first), np.array(counts))
 
 
 class RowsExample:

@@ -79,9 +79,9 @@ def step_times(
     compile_ahead(makers)
     for prepare in makers:
         prepare()
-    first = target_step(alone, context)
-    drafts = {name: draft_step(each, context) for name, each in decoders.items()}
-    others = {TARGET: first} | {f"{count} verified": verification_step(decoders[PLAIN], count, context) for count in verified}
+    first = _target_step(alone, context)
+    drafts = {name: _draft_step(each, context) for name, each in decoders.items()}
+    others = {TARGET: first} | {f"{count} verified": _verification_step(decoders[PLAIN], count, context) for count in verified}
     taken = _timed(first, drafts, others, repeats, decoder.pair.target_lm.device)
     seconds = {name: statistics.median(each) for name, each in taken.items()}
     verification = {0: seconds[TARGET]} | {count: seconds[f"{count} verified"] for count in verified}
@@ -122,7 +122,7 @@ def _place(engine: Engine, length: int) -> None:
         layer.length = length
 
 
-def target_step(alone: Baseline, context: int) -> Step:
+def _target_step(alone: Baseline, context: int) -> Step:
     """Return a step of the target alone."""
     rounds: Any = alone.single.rounds
     device = alone.engine.lm.device
@@ -135,7 +135,7 @@ def target_step(alone: Baseline, context: int) -> Step:
     return step
 
 
-def draft_step(decoder: SpeculativeDecoder, context: int) -> Step:
+def _draft_step(decoder: SpeculativeDecoder, context: int) -> Step:
     """Return a draft step; the host waits for its flag, as in decoding."""
     rounds: Any = decoder.single.rounds
     drafter, index, device = rounds.drafter, rounds.memory.indices[0], decoder.draft_engine.lm.device
@@ -150,7 +150,7 @@ def draft_step(decoder: SpeculativeDecoder, context: int) -> Step:
     return step
 
 
-def verification_step(decoder: SpeculativeDecoder, num_drafted: int, context: int) -> Step:
+def _verification_step(decoder: SpeculativeDecoder, num_drafted: int, context: int) -> Step:
     """Return the verification of some drafted tokens."""
     rounds: Any = decoder.single.rounds
     verifier, memory = rounds.verifier, rounds.verifier.memory

@@ -73,14 +73,14 @@ class VerifyStep:
         return torch.cat([numbers, draft_tokens], dim=1), state
 
 
-class RowsVerifyStep:
+class _RowsVerifyStep:
     """The epilogue of a verification's forward pass over the drafts of some rows."""
 
     open_inputs = ((0, 1), (0,), (0,), (0,))
 
     def __init__(self, step: VerifyStep) -> None:
         self.step = step
-        self.compile_key = (RowsVerifyStep, *step.compile_key)
+        self.compile_key = (_RowsVerifyStep, *step.compile_key)
 
     def __call__(
         self, output: ForwardOutput, index: Tensor, rows: Tensor, uniforms: Tensor, lengths: Tensor, state: Any
@@ -110,7 +110,7 @@ class ChainVerifier:
         """`most`: the length of the longest chain."""
         self.rule, self._engine, self.memory, self._most = step.rule, engine, step.memory, most
         self._single, device = engine.num_rows == 1, engine.lm.device
-        self.step = engine.compiled_step(step, all_logits=True) if self._single else engine.rows_step(RowsVerifyStep(step))
+        self.step = engine.compiled_step(step, all_logits=True) if self._single else engine.rows_step(_RowsVerifyStep(step))
         self._lengths = HostNumbers((3,), device)  # of a single row
         self.state: Any = self.rule.start_prompt(engine.num_rows, device)
 

@@ -12,7 +12,7 @@ from fakes import describe
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, stopping
 from specheads.prompts.sources import NanoSource
 
-NUM_PROMPTS, NUM_TOKENS = int(os.environ.get("SPECHEADS_GREEDY_PROMPTS", "4")), 24
+NUM_PROMPTS, NUM_TOKENS = int(os.environ.get("SPECHEADS_GREEDY_PROMPTS", "2")), 24
 FIXED_LENGTHS = (2, 4, 6, 8, 10, 12, 14)
 THRESHOLDS = [t / 10 for t in range(1, 10)]
 

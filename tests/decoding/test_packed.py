@@ -161,7 +161,7 @@ def test_copies_go_with_their_model():
 
 
 def test_too_little_memory(lm, monkeypatch, caplog):
-    monkeypatch.setattr(packed, "_has_warned", False)
+    packed._warn_of_memory.cache_clear()
     needed = sum(module.weight.nbytes for module in lm.model.modules() if type(module) is nn.Linear)
     monkeypatch.setattr(packed, "available_memory", lambda: 1.2 * needed)
     assert packed_model(lm, []) is None and packed_model(lm, []) is None
@@ -173,7 +173,7 @@ def test_too_little_memory(lm, monkeypatch, caplog):
 
 def test_too_little_memory_is_said_once(lm, monkeypatch, caplog):
     """Every step asks, and the available memory is never the same twice."""
-    monkeypatch.setattr(packed, "_has_warned", False)
+    packed._warn_of_memory.cache_clear()
     for available in (0.0, 3e6, 6e6):
         monkeypatch.setattr(packed, "SPARE_MEMORY", 1e-6)
         monkeypatch.setattr(packed, "available_memory", lambda available=available: available)
@@ -269,7 +269,7 @@ def tokens_of(engine):
 
 @pytest.mark.full
 def test_decoding_without_memory_for_copies(monkeypatch, caplog):
-    monkeypatch.setattr(packed, "_has_warned", False)
+    packed._warn_of_memory.cache_clear()
     monkeypatch.setattr(packed, "available_memory", lambda: 0.0)
     assert tokens_of("compiled") == tokens_of("eager")
     assert ["not packed" in record.message for record in caplog.records].count(True) == 1

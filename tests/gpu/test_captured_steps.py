@@ -8,7 +8,7 @@ from families import WINDOW
 
 from specheads import SpeculativeDecoder, Warp, generate_baseline, stopping
 from specheads.decoding.decoder import Baseline
-from specheads.decoding.step_times import _target_step, _verification
+from specheads.decoding.step_times import _target_step, _verification_step
 from tests.gpu.checks import family_there, moved, plain_greedy, random_head, random_prompt
 
 GREEDY = Warp(temperature=0)
@@ -49,7 +49,7 @@ def test_replays_do_not_wait_for_the_device(pair, device, warp):
     alone = Baseline(pair, warp, decoder.target_engine)
     for each in (decoder, alone):
         each.prepare()
-    steps = [_target_step(alone, 40), *(_verification(decoder, count, 40) for count in range(20))]
+    steps = [_target_step(alone, 40), *(_verification_step(decoder, count, 40) for count in range(20))]
     for run in steps:
         run()
     prepared = decoder.target_engine.num_prepared

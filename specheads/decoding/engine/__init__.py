@@ -26,7 +26,6 @@ __all__ = [
     "RowPlaces",
     "StepMemory",
     "TreeSlots",
-    "check_engine",
     "compile_ahead",
     "make_engine",
     "resolve_engine",
@@ -37,7 +36,7 @@ logger = logging.getLogger(__name__)
 ENGINES = ("eager", "compiled", "cuda_graph")
 
 
-def check_engine(name: str) -> None:
+def _check_engine(name: str) -> None:
     """Raise UserError for the name of an engine that does not exist."""
     if name not in ("auto", *ENGINES):
         raise UserError(f"engine={name} must be one of auto, {', '.join(ENGINES)}.")
@@ -46,7 +45,7 @@ def check_engine(name: str) -> None:
 def resolve_engine(name: str) -> str:
     """Return `name`, or for `auto` the environment's engine if it names one; raises UserError for an unknown engine."""
     name = os.environ.get("SPECHEADS_ENGINE") or name if name == "auto" else name
-    check_engine(name)
+    _check_engine(name)
     return name
 
 
@@ -67,7 +66,7 @@ def make_engine(name: str, lm: LanguageModel, capacity: int, spare_capacity: int
     if name == "cuda_graph" and lm.device.type == "cpu":
         logger.warning("engine=cuda_graph without CUDA only imitates graphs; use engine=compiled for speed.")
         return GraphEngine(lm, capacity, spare_capacity=spare_capacity, num_rows=num_rows)
-    obstacle = obstacle_to_compiling(lm)
+    obstacle = _obstacle_to_compiling(lm)
     if name == "auto" and obstacle:
         logger.warning("%s runs eagerly: %s", type(lm.model).__name__, obstacle)
         return EagerEngine(lm, capacity, spare_capacity, num_rows)
@@ -79,7 +78,7 @@ def make_engine(name: str, lm: LanguageModel, capacity: int, spare_capacity: int
     return CompiledEngine(lm, capacity, **settings, operations=CpuStep if lm.device.type == "cpu" else StepOperations)
 
 
-def obstacle_to_compiling(lm: LanguageModel) -> str | None:
+def _obstacle_to_compiling(lm: LanguageModel) -> str | None:
     """Return why this model's forward passes can be neither compiled nor captured here, or None."""
     devices = {str(weight.device) for weight in lm.model.parameters()}
     if len(devices) > 1:

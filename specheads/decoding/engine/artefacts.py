@@ -84,7 +84,7 @@ def name_of(lm: LanguageModel, epilogue: Epilogue, *settings: Any) -> str | None
     weights, settings = tree_map_only(Tensor, lambda x: (tuple(x.shape), x.stride(), x.dtype, x.device), (weights, settings))
     model = (type(lm.model).__name__, lm.config.to_json_string(), lm.config._attn_implementation, lm.vocab_size, weights)
     kinds = [(name, type(part), part.training) for name, part in parts]
-    here = (machine(), attention_kernels(), torch.get_num_threads())
+    here = (machine(), _attention_kernels(), torch.get_num_threads())
     provenance = (*here, sources_of(ENGINE), sources, model, kinds, epilogue.compile_key, settings)
     return hashlib.sha256(repr(provenance).encode()).hexdigest()[:24]
 
@@ -186,7 +186,7 @@ def machine() -> tuple[str, ...]:
     return (torch.__version__, transformers.__version__, platform.python_version(), *cpu, *gpus)
 
 
-def attention_kernels() -> tuple[Any, ...]:
+def _attention_kernels() -> tuple[Any, ...]:
     """Return what torch's attention may choose from on a GPU, and the versions of the libraries: a trace holds its choice."""
     flags = (
         torch.backends.cuda.flash_sdp_enabled(),

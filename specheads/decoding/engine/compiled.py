@@ -173,7 +173,7 @@ class CompiledEngine(StaticEngine):
         module = StepModule(operations, epilogue, kind)
         options = dict(operations.compiler_options)
         options |= CPU_OPTIONS | {"cpp.threads": torch.get_num_threads()} if self.lm.device.type == "cpu" else OPTIONS
-        what = f"{type(epilogue).__name__} of {type(self.lm.model).__name__} for {WIDTHS[width]}"
+        what = f"{type(epilogue).__name__.lstrip('_')} of {type(self.lm.model).__name__} for {WIDTHS[width]}"
         name = name_of(self.lm, epilogue, kind, width, operations.name, options, self._memory, inputs)
 
         def compile_program() -> CompiledProgram:

@@ -78,11 +78,11 @@ class ImitatingRecorder:
         """Return the replay of a step, and the tensors that it writes the step's results to."""
         earlier = tree_leaves(step())
         # A result that lies in the same place after every run is there itself; others are new tensors each time.
-        out = tree_map_only(Tensor, lambda new: new if any(is_same(new, each) for each in earlier) else new.clone(), step())
+        out = tree_map_only(Tensor, lambda new: new if any(_is_same(new, each) for each in earlier) else new.clone(), step())
 
         def replay() -> None:
             for held, new in zip(tree_leaves(out), tree_leaves(step()), strict=True):
-                if not is_same(held, new):
+                if not _is_same(held, new):
                     held.copy_(new)
 
         return replay, out
@@ -101,7 +101,7 @@ class HeldInputs:
     def fill(self, given: Sequence[Tensor]) -> None:
         """Copy a call's tensors, in the order of these, except for those that are there already."""
         held = self._tensors
-        sources = {number: self._apart(given[number]) for number, old in enumerate(held) if not is_same(old, given[number])}
+        sources = {number: self._apart(given[number]) for number, old in enumerate(held) if not _is_same(old, given[number])}
         for numbers in self._groups.values():
             new = [number for number in numbers if number in sources]
             if new:
@@ -116,7 +116,7 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def is_same(first: Tensor, second: Tensor) -> bool:
+def _is_same(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors show the same memory in the same way."""
     return first is second or (
         first.data_ptr() == second.data_ptr()

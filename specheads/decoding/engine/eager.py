@@ -58,7 +58,7 @@ class RowsEpilogue(Epilogue, Protocol):
         """The dimensions of its first inputs whose sizes change from call to call."""
 
 
-class KVLayer(CacheLayerMixin):
+class _KVLayer(CacheLayerMixin):
     """One attention layer's static keys and values (B, heads, capacity, head size), with a length that can move back."""
 
     is_sliding = False
@@ -84,9 +84,9 @@ class KVLayer(CacheLayerMixin):
         self.length = end
         return self.keys[:, :, :end], self.values[:, :, :end]
 
-    def row(self, row: int) -> "KVLayer":
+    def row(self, row: int) -> "_KVLayer":
         """Return the empty memory of one row, which shares this one's tensors."""
-        other = KVLayer(self.capacity)
+        other = _KVLayer(self.capacity)
         if self.is_initialized:
             other.lazy_initialization(self.keys[:0], self.values[:0])
             other.keys, other.values = self.keys[row : row + 1], self.values[row : row + 1]
@@ -137,7 +137,7 @@ class EagerEngine:
         """Allocate for `num_rows` texts of `capacity` positions, and `spare_capacity` after them for trees."""
         self.lm, self.num_rows = lm, num_rows
         self.capacity, self._reach = capacity, capacity + spare_capacity
-        self._layers = [KVLayer(self._reach) for _ in range(lm.config.num_hidden_layers)]
+        self._layers = [_KVLayer(self._reach) for _ in range(lm.config.num_hidden_layers)]
         self._cache = Cache(layers=self._layers)
         if num_rows > 1:
             EagerEngine.allocate(self)
@@ -298,7 +298,7 @@ class EagerEngine:
         """The bytes of KV memory, of all rows; 0 before it is allocated."""
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in self._written())
 
-    def _written(self) -> list[KVLayer]:
+    def _written(self) -> list[_KVLayer]:
         """Return the layers that have memory; layers that the model skips have none."""
         return [layer for layer in self._layers if layer.is_initialized]
 

@@ -111,20 +111,34 @@ def slice_of(rows: Tensor) -> slice | None:
     return slice(first, first + len(rows)) if torch.equal(rows, torch.arange(first, first + len(rows))) else None
 
 
-class RowsLayer(CacheLayerMixin):
-    """One attention layer's memory inside such a forward pass, read as far as `size`."""
+class StepLayer(CacheLayerMixin):
+    """One attention layer's memory inside a step, read as far as `size`; subclasses write into it."""
 
     is_sliding = False
     is_compileable = True
 
-    def __init__(self, keys: Tensor, values: Tensor, places: RowPlaces, size: int, chosen: slice | None) -> None:
-        """`chosen`: the rows whose keys and values attention gets; None: each token's, copied."""
+    def __init__(self, keys: Tensor, values: Tensor, size: int) -> None:
         super().__init__()
-        self.keys, self.values, self.places, self.size, self.chosen = keys, values, places, size, chosen
+        self.keys, self.values, self.size = keys, values, size
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """The memory is there from the start."""
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.size, 0
+
+    def get_max_length(self) -> int:
+        return self.keys.shape[2]
+
+
+class RowsLayer(StepLayer):
+    """The memory of tokens at their places in rows."""
+
+    def __init__(self, keys: Tensor, values: Tensor, places: RowPlaces, size: int, chosen: slice | None) -> None:
+        """`chosen`: the rows whose keys and values attention gets; None: each token's, copied."""
+        super().__init__(keys, values, size)
+        self.places, self.chosen = places, chosen
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
         """Write keys and values (N, heads, 1, head size), and return those that attention gets."""
@@ -134,14 +148,8 @@ class RowsLayer(CacheLayerMixin):
         keys, values = self.keys[:, :, : self.size], self.values[:, :, : self.size]
         return (keys[rows], values[rows]) if self.chosen is None else (keys[self.chosen], values[self.chosen])
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.size, 0
-
     def get_seq_length(self) -> int:
         return 0
-
-    def get_max_length(self) -> int:
-        return self.keys.shape[2]
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_made_of_tensors
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
 from specheads.decoding.engine.compiled_program import modules_in
 from specheads.decoding.engine.eager import (
@@ -24,7 +24,7 @@ from specheads.decoding.engine.eager import (
     StepMemory,
     read_rows,
 )
-from specheads.decoding.engine.reading import RowPlaces, alibi_at, masks_of, reading_tree
+from specheads.decoding.engine.reading import RowPlaces, StepLayer, alibi_at, masks_of, reading_tree
 from specheads.pair.language_model import LanguageModel
 
 Memory = list[tuple[Tensor, Tensor]]  # keys and values of each layer
@@ -91,35 +91,22 @@ class Place:
     __hash__ = None  # type: ignore[assignment]
 
 
-class StaticLayer(CacheLayerMixin):
-    """One attention layer's memory inside a step: written at `start` (0-d long), read as far as `bucket`."""
+class _StaticLayer(StepLayer):
+    """The memory of one text, written at `start` (0-d long)."""
 
-    is_sliding = False
-    is_compileable = True
-
-    def __init__(self, keys: Tensor, values: Tensor, start: Tensor, bucket: int) -> None:
-        super().__init__()
-        self.keys, self.values, self.start, self.bucket = keys, values, start, bucket
-        self.is_initialized = True
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """The memory is there from the start."""
+    def __init__(self, keys: Tensor, values: Tensor, start: Tensor, size: int) -> None:
+        super().__init__(keys, values, size)
+        self.start = start
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
-        """Write at `start` and return views of the bucket; positions beyond the text are masked."""
+        """Write at `start` and return views as far as `size`; positions beyond the text are masked."""
         places = self.start + torch.arange(key_states.shape[2], device=key_states.device)
         self.keys.index_copy_(2, places, key_states)
         self.values.index_copy_(2, places, value_states)
-        return self.keys[:, :, : self.bucket], self.values[:, :, : self.bucket]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.bucket, 0
+        return self.keys[:, :, : self.size], self.values[:, :, : self.size]
 
     def get_seq_length(self) -> Tensor:
         return self.start
-
-    def get_max_length(self) -> int:
-        return self.keys.shape[2]
 
 
 def run_step(
@@ -143,19 +130,19 @@ def run_step(
     size, count = places.shape[0], tokens.shape[1]
     if kind.rows:
         return read_rows(lm, epilogue, memory, tokens, inputs[0], size, inputs[1:], chosen)
-    cache = Cache(layers=[StaticLayer(keys, values, start, size) for keys, values in memory])
+    cache = Cache(layers=[_StaticLayer(keys, values, start, size) for keys, values in memory])
     if kind.tree:
         tree_slots, inputs = inputs[0], inputs[1:]
         reading = reading_tree(lm, tree_slots, start, count, size)
     else:
-        reading = reading_chain(lm, start, count, size)
+        reading = _reading_chain(lm, start, count, size)
     with reading as arguments:
         hidden = lm.hidden_states(tokens, past_key_values=cache, use_cache=True, **arguments)
     return epilogue(ForwardOutput(tokens, hidden, lm.logits(hidden if kind.all_logits else hidden[:, -1:])), *inputs)
 
 
 @contextmanager
-def reading_chain(lm: LanguageModel, start: Tensor, count: int, size: int) -> Iterator[dict[str, Any]]:
+def _reading_chain(lm: LanguageModel, start: Tensor, count: int, size: int) -> Iterator[dict[str, Any]]:
     """Yield the arguments with which `lm.hidden_states` reads tokens that follow each other; see `reading_tree`."""
     # Padding at the end of the window shares the last position.
     positions = (start + torch.arange(count, device=start.device)).clamp_max(lm.window - 1)[None]
@@ -204,8 +191,8 @@ class StaticEngine(EagerEngine):
     def compiled_step(self, epilogue: Epilogue, all_logits: bool = False, tree: bool = False) -> "StaticStep":
         return StaticStep(self, epilogue, StepKind(all_logits, tree))
 
-    def rows_step(self, epilogue: RowsEpilogue) -> "StaticRowsStep":
-        return StaticRowsStep(self, epilogue, StepKind(all_logits=True, rows=True))
+    def rows_step(self, epilogue: RowsEpilogue) -> "_StaticRowsStep":
+        return _StaticRowsStep(self, epilogue, StepKind(all_logits=True, rows=True))
 
     def warm_up_rows(self, compiled_step: CompiledStep, examples: Sequence[tuple[Any, ...]]) -> None:
         for example in examples:
@@ -322,7 +309,7 @@ class StaticStep:
         return self._engine._shape(count, size)
 
 
-class StaticRowsStep(StaticStep):
+class _StaticRowsStep(StaticStep):
     """A step of a StaticEngine over tokens of several rows; see `Engine.rows_step`."""
 
     def _shape(self, count: int, size: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ NUM_REMEMBERED = 256  # outcomes that a threshold is chosen from, the most recen
 FEWEST_OUTCOMES = 6  # before a threshold is chosen
 
 
-class ConfidenceState(NamedTuple):
+class _ConfidenceState(NamedTuple):
     """The state of these rules."""
 
     num_drafted: Tensor  # (B,) long, in this round so far
@@ -22,7 +22,7 @@ class ConfidenceState(NamedTuple):
     memory: Any = ()  # a rule's other numbers and what it remembers, tensors (B, ...)
 
 
-class ConfidenceRule(StoppingRule):
+class _ConfidenceRule(StoppingRule):
     """The base of these rules: a threshold, a maximum, and no memory of the tokens before."""
 
     def __init__(self, threshold: float, max_tokens: int) -> None:
@@ -33,26 +33,26 @@ class ConfidenceRule(StoppingRule):
         """Return the state's `memory` at the start of a prompt."""
         return ()
 
-    def remember(self, state: ConfidenceState, features: Mapping[str, Tensor]) -> Any:
+    def remember(self, state: _ConfidenceState, features: Mapping[str, Tensor]) -> Any:
         """Return the state's `memory` after this token."""
         return state.memory
 
-    def is_unsure(self, state: ConfidenceState, features: Mapping[str, Tensor]) -> Tensor:
+    def is_unsure(self, state: _ConfidenceState, features: Mapping[str, Tensor]) -> Tensor:
         """Return whether the draft is too unsure of its token to continue, (B,) bool."""
         raise NotImplementedError
 
-    def start_prompt(self, batch: int, device: torch.device) -> ConfidenceState:
+    def start_prompt(self, batch: int, device: torch.device) -> _ConfidenceState:
         zeros = torch.zeros(batch, dtype=torch.long, device=device)
         threshold = filled(batch, self.threshold, device)
-        return ConfidenceState(zeros, threshold, zeros + self.max_tokens, self.initial_memory(batch, device))
+        return _ConfidenceState(zeros, threshold, zeros + self.max_tokens, self.initial_memory(batch, device))
 
-    def step(self, state: ConfidenceState, features: Mapping[str, Tensor]) -> tuple[ConfidenceState, Tensor]:
+    def step(self, state: _ConfidenceState, features: Mapping[str, Tensor]) -> tuple[_ConfidenceState, Tensor]:
         num_drafted = state.num_drafted + 1
         stop = self.is_unsure(state, features) | (num_drafted >= state.max_tokens)
         return state._replace(num_drafted=num_drafted, memory=self.remember(state, features)), stop
 
 
-class MaxProbability(ConfidenceRule):
+class MaxProbability(_ConfidenceRule):
     """Stop at the first token whose distribution has no probability of at least `threshold`.
 
     Source: BiLD's fallback (Kim et al. 2023, section 3.2).
@@ -65,7 +65,7 @@ class MaxProbability(ConfidenceRule):
         check_probability("threshold", threshold, "a probability under the draft, for example 0.9")
         super().__init__(threshold, max_tokens)
 
-    def is_unsure(self, state: ConfidenceState, features: Mapping[str, Tensor]) -> Tensor:
+    def is_unsure(self, state: _ConfidenceState, features: Mapping[str, Tensor]) -> Tensor:
         return features["max_prob"] < state.threshold
 
 
@@ -77,7 +77,7 @@ class Outcomes(NamedTuple):
     accepted: Tensor  # (B, NUM_REMEMBERED) long, 1 or 0, and -1 where nothing is remembered yet
 
 
-class Confidence(ConfidenceRule):
+class Confidence(_ConfidenceRule):
     """Stop at the first token that the draft gave a probability below `threshold`, which adapts to the outcomes so far.
 
     After each round the threshold becomes the one that separates accepted from rejected tokens of this prompt at the least cost
@@ -106,13 +106,13 @@ class Confidence(ConfidenceRule):
         probs = torch.zeros(batch, NUM_REMEMBERED, dtype=torch.float64, device=device)
         return Outcomes(drafted, probs, torch.full_like(probs, -1, dtype=torch.long))
 
-    def is_unsure(self, state: ConfidenceState, features: Mapping[str, Tensor]) -> Tensor:
+    def is_unsure(self, state: _ConfidenceState, features: Mapping[str, Tensor]) -> Tensor:
         return features["draft_prob"] < state.threshold
 
-    def remember(self, state: ConfidenceState, features: Mapping[str, Tensor]) -> Outcomes:
+    def remember(self, state: _ConfidenceState, features: Mapping[str, Tensor]) -> Outcomes:
         return state.memory._replace(drafted=write_at(state.memory.drafted, state.num_drafted, features["draft_prob"]))
 
-    def learn(self, state: ConfidenceState, num_drafted: Tensor, num_accepted: Tensor) -> ConfidenceState:
+    def learn(self, state: _ConfidenceState, num_drafted: Tensor, num_accepted: Tensor) -> _ConfidenceState:
         if not self.retune:
             return state
         memory = state.memory
@@ -148,7 +148,7 @@ def best_threshold(scores: Tensor, labels: Tensor) -> Tensor:
     return scores.gather(1, cost.argmin(dim=1, keepdim=True)).squeeze(1)
 
 
-class EntropyThreshold(ConfidenceRule):
+class EntropyThreshold(_ConfidenceRule):
     """Stop at the first token whose distribution has an entropy with a square root above `threshold`.
 
     Args:
@@ -165,18 +165,18 @@ class EntropyThreshold(ConfidenceRule):
         check_not_negative("threshold", threshold, "the square root of an entropy in nats, for example 1")
         super().__init__(threshold, max_tokens)
 
-    def is_unsure(self, state: ConfidenceState, features: Mapping[str, Tensor]) -> Tensor:
+    def is_unsure(self, state: _ConfidenceState, features: Mapping[str, Tensor]) -> Tensor:
         return features["entropy"].clamp_min(0).sqrt() > state.threshold  # rounding may leave an entropy near 0 just below it
 
 
-class AcceptanceTrend(NamedTuple):
+class _AcceptanceTrend(NamedTuple):
     """What `AdaptiveEntropy` remembers."""
 
     gamma: Tensor  # (B,) float64
     acceptance: Tensor  # (B,) float64, exponential average of accepted / drafted
 
 
-class AdaptiveEntropy(ConfidenceRule):
+class AdaptiveEntropy(_ConfidenceRule):
     """Stop once `1 - sqrt(gamma entropy)`, a bound on the acceptance probability, falls below a threshold that adapts.
 
     After each round the threshold rises if the average acceptance rate is below `target_acceptance`, and falls otherwise.
@@ -216,13 +216,13 @@ class AdaptiveEntropy(ConfidenceRule):
         self.gamma, self.target_acceptance, self.change = gamma, target_acceptance, step
         self.beta_acceptance, self.beta_threshold = beta_acceptance, beta_threshold
 
-    def initial_memory(self, batch: int, device: torch.device) -> AcceptanceTrend:
-        return AcceptanceTrend(filled(batch, self.gamma, device), filled(batch, 0.0, device))
+    def initial_memory(self, batch: int, device: torch.device) -> _AcceptanceTrend:
+        return _AcceptanceTrend(filled(batch, self.gamma, device), filled(batch, 0.0, device))
 
-    def is_unsure(self, state: ConfidenceState, features: Mapping[str, Tensor]) -> Tensor:
+    def is_unsure(self, state: _ConfidenceState, features: Mapping[str, Tensor]) -> Tensor:
         return 1 - (state.memory.gamma * features["entropy"].clamp_min(0)).sqrt() < state.threshold
 
-    def learn(self, state: ConfidenceState, num_drafted: Tensor, num_accepted: Tensor) -> ConfidenceState:
+    def learn(self, state: _ConfidenceState, num_drafted: Tensor, num_accepted: Tensor) -> _ConfidenceState:
         rate = num_accepted.double() / num_drafted.clamp_min(1)
         acceptance = self.beta_acceptance * state.memory.acceptance + (1 - self.beta_acceptance) * rate
         wanted = state.threshold + torch.where(acceptance < self.target_acceptance, 1.0, -1.0).double() * self.change

@@ -14,7 +14,7 @@ from specheads.errors import UserError, is_count
 UNTRIED = 1e9  # more than the index of any length
 
 
-class LengthState(NamedTuple):
+class _LengthState(NamedTuple):
     """The state of these rules."""
 
     num_drafted: Tensor  # (B,) long, in this round so far
@@ -38,14 +38,14 @@ class LengthRule(StoppingRule):
         """Return the state's `memory` at the start of a prompt."""
         return ()
 
-    def start_prompt(self, batch: int, device: torch.device) -> LengthState:
+    def start_prompt(self, batch: int, device: torch.device) -> _LengthState:
         zeros = torch.zeros(batch, dtype=torch.long, device=device)
-        return LengthState(zeros, zeros + self.first, self.initial_memory(batch, device))
+        return _LengthState(zeros, zeros + self.first, self.initial_memory(batch, device))
 
-    def planned_length(self, state: LengthState) -> Tensor:
+    def planned_length(self, state: _LengthState) -> Tensor:
         return state.num_tokens
 
-    def step(self, state: LengthState, features: Mapping[str, Tensor]) -> tuple[LengthState, Tensor]:
+    def step(self, state: _LengthState, features: Mapping[str, Tensor]) -> tuple[_LengthState, Tensor]:
         num_drafted = state.num_drafted + 1
         return state._replace(num_drafted=num_drafted), num_drafted >= state.num_tokens
 
@@ -80,12 +80,12 @@ class Heuristic(LengthRule):
         check_count("decrease", decrease)
         self.start, self.increase, self.decrease = start, increase, decrease
 
-    def learn(self, state: LengthState, num_drafted: Tensor, num_accepted: Tensor) -> LengthState:
+    def learn(self, state: _LengthState, num_drafted: Tensor, num_accepted: Tensor) -> _LengthState:
         change = torch.where(num_accepted == num_drafted, self.increase, -self.decrease)
         return state._replace(num_tokens=(state.num_tokens + change).clamp(1, self.max_tokens))
 
 
-class Average(NamedTuple):
+class _Average(NamedTuple):
     """What `AcceptedAverage` remembers."""
 
     num_accepted: Tensor  # (B,) float64, exponential average over rounds
@@ -114,16 +114,16 @@ class AcceptedAverage(LengthRule):
             raise UserError(f"extra={extra} and start={start} must be integers with 0 <= extra <= start.")
         self.start, self.smoothing, self.extra = start, smoothing, extra
 
-    def initial_memory(self, batch: int, device: torch.device) -> Average:
-        return Average(filled(batch, self.start - self.extra, device))
+    def initial_memory(self, batch: int, device: torch.device) -> _Average:
+        return _Average(filled(batch, self.start - self.extra, device))
 
-    def learn(self, state: LengthState, num_drafted: Tensor, num_accepted: Tensor) -> LengthState:
+    def learn(self, state: _LengthState, num_drafted: Tensor, num_accepted: Tensor) -> _LengthState:
         average = (1 - self.smoothing) * state.memory.num_accepted + self.smoothing * num_accepted.double()
         num_tokens = (average.round().long() + self.extra).clamp(1, self.max_tokens)
-        return state._replace(num_tokens=num_tokens, memory=Average(average))
+        return state._replace(num_tokens=num_tokens, memory=_Average(average))
 
 
-class Arms(NamedTuple):
+class _Arms(NamedTuple):
     """What `BanditLength` remembers."""
 
     lengths: Tensor  # (B, A) long, ascending
@@ -173,12 +173,12 @@ class BanditLength(LengthRule):
             fitted["cost_ratio"] = cost_ratio(costs)
         return fitted
 
-    def initial_memory(self, batch: int, device: torch.device) -> Arms:
+    def initial_memory(self, batch: int, device: torch.device) -> _Arms:
         lengths = torch.tensor([self.arms], device=device).repeat(batch, 1)
         plays = torch.zeros_like(lengths)
-        return Arms(lengths, self._choice(lengths, plays, plays), plays, plays.clone())
+        return _Arms(lengths, self._choice(lengths, plays, plays), plays, plays.clone())
 
-    def learn(self, state: LengthState, num_drafted: Tensor, num_accepted: Tensor) -> LengthState:
+    def learn(self, state: _LengthState, num_drafted: Tensor, num_accepted: Tensor) -> _LengthState:
         arms = state.memory
         played = torch.arange(len(self.arms), device=arms.arm.device) == arms.arm[:, None]
         plays, emitted = arms.plays + played, arms.emitted + played * (num_accepted + 1)[:, None]

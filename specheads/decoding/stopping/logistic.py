@@ -39,7 +39,7 @@ def logistic_inputs(names: Sequence[str], features: Mapping[str, Tensor]) -> Ten
     return torch.stack([columns[name] for name in names], dim=-1)
 
 
-class LogisticWeights(NamedTuple):
+class _LogisticWeights(NamedTuple):
     """The `memory` in the state of `Logistic`."""
 
     weights: Tensor  # (B, n) float64, in the order of LOGISTIC_INPUTS, the bias last
@@ -66,7 +66,7 @@ class Logistic(SurvivalRule):
     ) -> None:
         check_probability("threshold", threshold, REJECTION)
         super().__init__(threshold, min_tokens, max_tokens)
-        self.weights = checked_weights(weights)
+        self.weights = _checked_weights(weights)
         self.needs = frozenset(LOGISTIC_INPUTS[name][0] for name in self.weights if name != "bias")
         self.compile_key = ("logistic", *self.weights)
 
@@ -82,15 +82,15 @@ class Logistic(SurvivalRule):
             fitted["weights"] = fitting.logistic(list(fitted["weights"]))
         return fitted
 
-    def initial_memory(self, batch: int, device: torch.device) -> LogisticWeights:
+    def initial_memory(self, batch: int, device: torch.device) -> _LogisticWeights:
         weights = torch.tensor([list(self.weights.values())], dtype=torch.float64, device=device)
-        return LogisticWeights(weights.repeat(batch, 1))
+        return _LogisticWeights(weights.repeat(batch, 1))
 
     def acceptance(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
         return (state.memory.weights * logistic_inputs(tuple(self.weights), features)).sum(dim=-1).sigmoid()
 
 
-def checked_weights(weights: object) -> dict[str, float]:
+def _checked_weights(weights: object) -> dict[str, float]:
     """Return a logistic's weights in the order of LOGISTIC_INPUTS; raises UserError for others than numbers of known names."""
     example = "for example {logit_max_prob: 1.0, bias: 0.0}"
     if weights is None or (isinstance(weights, Mapping) and None in weights.values()):
@@ -107,7 +107,7 @@ def checked_weights(weights: object) -> dict[str, float]:
     return {name: weights[name] for name in known if name in weights}
 
 
-class OnlineMemory(NamedTuple):
+class _OnlineMemory(NamedTuple):
     """What `OnlineLogistic` remembers."""
 
     weights: Tensor  # (B, n) float64, of the inputs
@@ -115,7 +115,7 @@ class OnlineMemory(NamedTuple):
     inputs: Tensor  # (B, max_tokens, n) float64, by the assessed token's index in this round
 
 
-class OnlineNewton:
+class _OnlineNewton:
     """How these rules learn: after a round the weights of a logistic move by an online Newton step `A^-1 sum (y - p) x`.
 
     The sum runs over the tokens whose outcome is known (accepted, y = 1, and the first rejected one, y = 0); their information
@@ -131,12 +131,12 @@ class OnlineNewton:
         """Return the inputs of the logistic, (B, n) float64, for the token that this step assesses."""
         raise NotImplementedError
 
-    def prior_memory(self, weights: list[float], prior: float, batch: int, device: torch.device) -> OnlineMemory:
+    def prior_memory(self, weights: list[float], prior: float, batch: int, device: torch.device) -> _OnlineMemory:
         """Return the memory at the start of a prompt, where A is `prior` times the identity."""
         size = len(weights)
         information = prior * torch.eye(size, dtype=torch.float64, device=device).repeat(batch, 1, 1)
         inputs = filled(batch * self.max_tokens * size, 0.0, device).view(batch, self.max_tokens, size)
-        return OnlineMemory(torch.stack([filled(batch, w, device) for w in weights], dim=1), information, inputs)
+        return _OnlineMemory(torch.stack([filled(batch, w, device) for w in weights], dim=1), information, inputs)
 
     def assess(self, state: SurvivalState, features: Mapping[str, Tensor]) -> tuple[Any, Tensor]:
         """Return the state's `memory` after this step, and the acceptance probability (B,); see SurvivalRule."""
@@ -157,7 +157,7 @@ class OnlineNewton:
         return state._replace(memory=memory._replace(weights=memory.weights + step, information=information))
 
 
-class OnlineLogistic(OnlineNewton, SurvivalRule):
+class OnlineLogistic(_OnlineNewton, SurvivalRule):
     """Stop once a rejection is likely according to a logistic that learns after every round.
 
     Its inputs are the logit of the distribution's largest probability and a constant.
@@ -169,7 +169,7 @@ class OnlineLogistic(OnlineNewton, SurvivalRule):
         min_tokens: tokens per round at least.
         max_tokens: tokens per round at most.
 
-    Source: OnlineNewton's; vLLM has a two-parameter logistic of this kind.
+    Source: _OnlineNewton's; vLLM has a two-parameter logistic of this kind.
     """
 
     needs = frozenset({"max_prob"})
@@ -191,25 +191,25 @@ class OnlineLogistic(OnlineNewton, SurvivalRule):
         self.slope, self.intercept, self.prior = slope, intercept, prior
         self.compile_key = ("online_logistic", max_tokens)  # the size of a buffer
 
-    def initial_memory(self, batch: int, device: torch.device) -> OnlineMemory:
+    def initial_memory(self, batch: int, device: torch.device) -> _OnlineMemory:
         return self.prior_memory([self.slope, self.intercept], self.prior, batch, device)
 
     def inputs(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
         return logistic_inputs(("logit_max_prob", "bias"), features)
 
 
-class OnlineHeadMemory(NamedTuple):
+class _OnlineHeadMemory(NamedTuple):
     """What `OnlineHead` remembers."""
 
     slope: Tensor  # (B, indices), this and the next two as in HeadMemory
     intercept: Tensor
     target_hidden: Tensor
-    weights: Tensor  # (B, 3) float64, this and the next two as in OnlineMemory
+    weights: Tensor  # (B, 3) float64, this and the next two as in _OnlineMemory
     information: Tensor
     inputs: Tensor
 
 
-class OnlineHead(OnlineNewton, HeadThreshold):
+class OnlineHead(_OnlineNewton, HeadThreshold):
     """Stop once a rejection is likely according to a head that is corrected after every round.
 
     A logistic weighs the head's (calibrated) logit and the logit of the largest probability of the distribution that the newest
@@ -223,7 +223,7 @@ class OnlineHead(OnlineNewton, HeadThreshold):
         min_tokens: default 2 for `input_token` heads, 1 for `next_token` heads.
         max_tokens: tokens per round at most.
 
-    Source: SpecDec++ (Huang et al. 2024, section 3.3) for the head and OnlineNewton's for the updates; the combination is ours.
+    Source: SpecDec++ (Huang et al. 2024, section 3.3) for the head and _OnlineNewton's for the updates; the combination is ours.
     """
 
     def __init__(
@@ -239,9 +239,9 @@ class OnlineHead(OnlineNewton, HeadThreshold):
         self.prior, self.lag, self.needs = prior, int(predicts_input(head)), self.needs | {"max_prob"}
         self.compile_key = ("online_head", head, max_tokens)
 
-    def initial_memory(self, batch: int, device: torch.device) -> OnlineHeadMemory:
+    def initial_memory(self, batch: int, device: torch.device) -> _OnlineHeadMemory:
         head, logistic = super().initial_memory(batch, device), self.prior_memory([1.0, 0.0, 0.0], self.prior, batch, device)
-        return OnlineHeadMemory(head.slope, head.intercept, head.target_hidden, *logistic)
+        return _OnlineHeadMemory(head.slope, head.intercept, head.target_hidden, *logistic)
 
     def inputs(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
         head_logit = self.head_logit(state, features).double()[:, None]

@@ -96,7 +96,7 @@ class StoppingRule:
 
     def end_round(self, state: Any, num_drafted: Tensor, num_accepted: Tensor) -> Any:
         """Take in a round's outcome, (B,) long each; return the state, unchanged in rows that drafted nothing."""
-        return where_drafted(num_drafted, self.learn(state, num_drafted, num_accepted), state)
+        return _where_drafted(num_drafted, self.learn(state, num_drafted, num_accepted), state)
 
     def learn(self, state: Any, num_drafted: Tensor, num_accepted: Tensor) -> Any:
         """Return the state after a round's outcome; what it returns for rows that drafted nothing is ignored."""
@@ -135,7 +135,7 @@ def _constant(value: float, shape: torch.Size, dtype: torch.dtype, device: torch
     return torch.full(shape, value, dtype=dtype, device=device)
 
 
-def where_drafted(num_drafted: Tensor, new: Any, old: Any) -> Any:
+def _where_drafted(num_drafted: Tensor, new: Any, old: Any) -> Any:
     """Return the state `new` in rows that drafted something and `old` in the others: rules learn nothing from an empty round."""
     if new is old:
         return old

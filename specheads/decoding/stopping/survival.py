@@ -179,7 +179,7 @@ class HeadThreshold(HeadRule):
         min_tokens: int | None = None,
         max_tokens: int = MAX_TOKENS,
     ) -> None:
-        threshold = recommended_threshold(head) if threshold == "auto" else threshold
+        threshold = _recommended_threshold(head) if threshold == "auto" else threshold
         check_probability("threshold", threshold, f"{REJECTION}, or auto")
         super().__init__(head, threshold, (2 if predicts_input(head) else 1) if min_tokens is None else min_tokens, max_tokens)
         self.compile_key = ("head_threshold", head)
@@ -205,7 +205,7 @@ def predicts_input(head: AcceptanceHead) -> bool:
     return head.config.predicts == "input_token"
 
 
-def recommended_threshold(head: AcceptanceHead) -> float:
+def _recommended_threshold(head: AcceptanceHead) -> float:
     """Return the threshold in a head's config; raises UserError if nothing has stored one."""
     recommended = getattr(head.config, "recommended", None) or {}
     if "threshold" not in recommended:
@@ -216,7 +216,7 @@ def recommended_threshold(head: AcceptanceHead) -> float:
     return recommended["threshold"]
 
 
-class Throughput(NamedTuple):
+class _Throughput(NamedTuple):
     """What `ExpectedThroughput` remembers, with the fields of HeadMemory first."""
 
     slope: Tensor  # (B, indices) float64, of the head's calibration followed by the rule's
@@ -297,12 +297,12 @@ class ExpectedThroughput(HeadRule):
         values = fitting.calibration(head) | {"mean_acceptance": fitting.mean_acceptance, "throughput": throughput}
         return fitted | {name: value for name, value in values.items() if fitted.get(name) is None}
 
-    def initial_memory(self, batch: int, device: torch.device) -> Throughput:
+    def initial_memory(self, batch: int, device: torch.device) -> _Throughput:
         cost = self.prior_rounds * self.prior_cost
         slope, shift = (filled(batch, value, device)[:, None] for value in (self.slope, self.intercept))
         head, tokens = super().initial_memory(batch, device), self.throughput * cost
         numbers = slope * head.slope, slope * head.intercept + shift, head.target_hidden
-        return Throughput(*numbers, filled(batch, tokens, device), filled(batch, cost, device))
+        return _Throughput(*numbers, filled(batch, tokens, device), filled(batch, cost, device))
 
     def learn(self, state: SurvivalState, num_drafted: Tensor, num_accepted: Tensor) -> SurvivalState:
         tokens, cost = state.memory.tokens + num_accepted + 1, state.memory.cost + num_drafted + self.cost_ratio

@@ -63,7 +63,7 @@ def load_operators() -> bool:
     return True
 
 
-class Declarations(dict[str, list[str]]):
+class _Declarations(dict[str, list[str]]):
     """The pointers to C functions by which compiled steps call operators: one of the compiler's options.
 
     A look-up by name would take longer. The compiler looks for operators, which cannot be kept on disk; here they stand under
@@ -74,9 +74,9 @@ class Declarations(dict[str, list[str]]):
         return super().__contains__(str(operator))
 
 
-def declarations() -> Declarations:
+def declarations() -> _Declarations:
     """Return the pointers to the operators' C functions; they must have been loaded."""
-    declared = Declarations()
+    declared = _Declarations()
     for name in OPERATORS:
         operator = getattr(torch.ops.specheads, name).default
         arguments = [f"{C_TYPES[str(each.type)]} {each.name}" for each in operator._schema.arguments]

@@ -10,7 +10,7 @@ import copy
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeGuard
 from weakref import WeakKeyDictionary
@@ -53,7 +53,7 @@ def pack(weight: Tensor) -> Tensor:
     return padded.reshape(number, rows, size).transpose(1, 2).contiguous()
 
 
-class PackedLinear(nn.Module):
+class _PackedLinear(nn.Module):
     """Linear maps that read the same input, as one packed map."""
 
     panels: Tensor
@@ -227,7 +227,7 @@ class PackedNetwork(nn.Module):
 
 
 # By the first member, the weights that it was made of, and the copy.
-_copies: WeakKeyDictionary[nn.Module, tuple[Weights, PackedLinear | PackedLayer | PackedNetwork]] = WeakKeyDictionary()
+_copies: WeakKeyDictionary[nn.Module, tuple[Weights, _PackedLinear | PackedLayer | PackedNetwork]] = WeakKeyDictionary()
 
 
 class PackedModel(nn.Module):
@@ -266,9 +266,8 @@ def packed_model(lm: LanguageModel, others: Sequence[nn.Module]) -> PackedModel 
     groups: list[Sequence[nn.Module]] = [*([layer] for layer in layers), *_linear_groups(lm, within=layers)]
     new = [member for group in (*groups, *([network] for network in networks)) if not _is_current(group) for member in group]
     needed = sum(weight.nbytes for member in new for weight in member.parameters())
-    available = available_memory()
-    if needed > SPARE_MEMORY * available:
-        _warn_of_memory(needed, available)
+    if needed > SPARE_MEMORY * available_memory():
+        _warn_of_memory()
         return None
     if needed > 2**20:
         logger.info("packing the linear maps of %s: %.0f MiB", type(lm.model).__name__, needed / 2**20)
@@ -293,7 +292,7 @@ def available_memory() -> float:
 def _copy_of(group: Sequence[nn.Module]) -> Any:
     if not _is_current(group):
         with torch.no_grad():
-            kind = PackedLayer if is_layer(group[0]) else PackedNetwork if is_network(group[0]) else PackedLinear
+            kind = PackedLayer if is_layer(group[0]) else PackedNetwork if is_network(group[0]) else _PackedLinear
             _copies[group[0]] = Weights(group), kind(group)
     return _copies[group[0]][1]
 
@@ -332,17 +331,9 @@ def _linear_groups(lm: LanguageModel, within: Sequence[nn.Module]) -> list[list[
     return list(groups.values())
 
 
-_has_warned = False  # every step of every engine asks, and one warning is enough
-
-
-def _warn_of_memory(needed: float, available: float) -> None:
-    global _has_warned
-    if not _has_warned:
-        logger.warning(
-            "linear maps are not packed, and verification is slower: packed copies need %.0f MiB, and of %.0f MiB of available "
-            "memory at most %.0f %% are taken",
-            needed / 2**20,
-            available / 2**20,
-            SPARE_MEMORY * 100,
-        )
-    _has_warned = True
+@cache  # every step of every engine asks, and one warning is enough
+def _warn_of_memory() -> None:
+    logger.warning(
+        "linear maps are not packed, and verification is slower: copies would take more than %.0f %% of the available memory",
+        SPARE_MEMORY * 100,
+    )
