@@ -100,9 +100,10 @@ def is_trusted(report: Report, ratio: str) -> bool:
     return ratio != MEASURED or not report.doubts
 
 
-def best(winners: Iterable[Winner], head: bool) -> Winner | None:
-    """Return the winner that was fastest on dev prompts, of those with a head, or of the others except the fixed lengths."""
-    rules = [row for row in winners if not row.bound and row.family != FIXED and (row.head is not None) == head]
+def best(winners: Iterable[Winner], head: bool, with_fixed: bool = False) -> Winner | None:
+    """Return the winner that was fastest on dev prompts, with a head or without; fixed lengths count with `with_fixed`."""
+    rules = [row for row in winners if not row.bound and (row.head is not None) == head]
+    rules = [row for row in rules if with_fixed or row.family != FIXED]
     return max(rules, key=lambda row: row.dev_speedup, default=None)
 
 
@@ -284,7 +285,7 @@ def notes_on(report: Report) -> list[str]:
     ]
     for data_set in tests:
         for ratio in dict.fromkeys(winner.ratio for winner in data_set.winners if is_trusted(report, winner.ratio)):
-            head, other = (_fastest(data_set, ratio, with_head) for with_head in (True, False))
+            head, other = (best(winners_at(data_set, ratio), with_head, with_fixed=True) for with_head in (True, False))
             if head and other and other.speedup.value > head.speedup.value:
                 text = f"On {data_set.name} prompts, at {_ratio_name(ratio)}, {other.name} ({other.speedup.value:.3f}x) is "
                 notes.append(f"{text}faster than the head ({head.name}, {head.speedup.value:.3f}x).")
@@ -319,8 +320,3 @@ def _slower(report: Report) -> list[str]:
     if report.costs is not None and report.costs.draft_seconds:
         text += f", because a forward pass of the target costs only {report.costs.ratio:.1f} draft steps on this machine"
     return [f"{text}."]
-
-
-def _fastest(data_set: DataSet, ratio: str, with_head: bool) -> Winner | None:
-    rows = [row for row in winners_at(data_set, ratio) if not row.bound and (row.head is not None) == with_head]
-    return max(rows, key=lambda row: row.dev_speedup, default=None)

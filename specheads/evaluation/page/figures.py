@@ -313,23 +313,18 @@ def _reliability(data_set: DataSet) -> go.Figure | None:
         x=[0, 1], y=[0, 1], mode="lines", line={"color": GREY, "dash": "dash", "width": 1}, name="calibrated", hoverinfo="skip"
     )
     for number, curve in enumerate(data_set.reliability):
-        color = (RED, BLUE, GREEN, PURPLE, ORANGE, SKY)[number % 6]
         bins = list(zip(curve.share, curve.predicted, curve.observed, strict=True))
-        texts = [f"{share:.1%} of tokens<br>predicted {p:.1%}<br>accepted {observed:.1%}" for share, p, observed in bins]
+        hovers = [f"{share:.1%} of tokens<br>predicted {p:.1%}<br>accepted {observed:.1%}" for share, p, observed in bins]
+        color = (RED, BLUE, GREEN, PURPLE, ORANGE, SKY)[number % 6]
+        sizes = [5 + 30 * share**0.5 for share in curve.share]
         figure.add_scatter(
             x=list(curve.predicted),
             y=list(curve.observed),
             mode="lines+markers",
             line={"color": color, "width": 1.5},
-            marker={
-                "color": color,
-                "symbol": SYMBOLS[number // 6],
-                "size": [5 + 30 * share**0.5 for share in curve.share],
-                "opacity": 0.75,
-                "line": {"width": 0},
-            },
+            marker=_marks(color, SYMBOLS[number // 6], sizes, 0.75),
             name=f"{escape(curve.predictor)}<br>ECE {curve.ece:.3f}, AUROC {curve.auroc:.3f}",
-            hovertext=[f"<b>{escape(curve.predictor)}</b><br>{text}" for text in texts],
+            hovertext=[f"<b>{escape(curve.predictor)}</b><br>{text}" for text in hovers],
             hoverinfo="text",
         )
     figure.update_layout(legend_itemsizing="constant")
@@ -342,10 +337,8 @@ def _positions(data_set: DataSet, styles: Mapping[str, _PlotStyle]) -> go.Figure
     if not data_set.positions:
         return None
     figure = _figure("position in the round", "share accepted of those drafted", 440)
-    longest, most = (
-        max(len(row.drafted) for row in data_set.positions),
-        max(max(row.drafted, default=0) for row in data_set.positions),
-    )
+    longest = max(len(row.drafted) for row in data_set.positions)
+    most = max(max(row.drafted, default=0) for row in data_set.positions)
     for row in data_set.positions:
         style = styles[row.family]
         counted = [(index, a, d) for index, (a, d) in enumerate(zip(row.accepted, row.drafted, strict=True), 1) if d]
@@ -354,13 +347,7 @@ def _positions(data_set: DataSet, styles: Mapping[str, _PlotStyle]) -> go.Figure
             y=[accepted / drafted for _, accepted, drafted in counted],
             mode="lines+markers",
             line={"color": style.color, "width": 1.5, "dash": style.dash},
-            marker={
-                "color": style.color,
-                "symbol": style.symbol,
-                "size": [4 + 8 * (d / most) ** 0.5 for *_, d in counted],
-                "opacity": 1,
-                "line": {"width": 0},
-            },
+            marker=_marks(style.color, style.symbol, [4 + 8 * (d / most) ** 0.5 for *_, d in counted], 1),
             name=escape(row.name),
             hovertext=[f"<b>{escape(row.name)}</b>, token {i}<br>{a:,} of {d:,} accepted ({a / d:.1%})" for i, a, d in counted],
             hoverinfo="text",
@@ -371,17 +358,17 @@ def _positions(data_set: DataSet, styles: Mapping[str, _PlotStyle]) -> go.Figure
     return figure
 
 
+def _marks(color: str, symbol: str, sizes: Sequence[float], opacity: float) -> dict[str, Any]:
+    return {"color": color, "symbol": symbol, "size": sizes, "opacity": opacity, "line": {"width": 0}}
+
+
 def _figure(x: str, y: str, height: int) -> go.Figure:
-    layout = {
-        "template": go.layout.Template(),
-        "height": height,
-        "hovermode": "closest",
-        "margin": {"l": 10, "r": 10, "t": 40, "b": 10},
-        "xaxis": {"title": {"text": x, "font": {"size": 13}}, "automargin": True, "zeroline": False},
-        "yaxis": {"title": {"text": y, "font": {"size": 13}}, "automargin": True, "zeroline": False},
-        "showlegend": True,
+    axes = {
+        axis: {"title": {"text": text, "font": {"size": 13}}, "automargin": True, "zeroline": False}
+        for axis, text in (("xaxis", x), ("yaxis", y))
     }
-    return go.Figure(layout=layout)
+    shown = {"height": height, "hovermode": "closest", "margin": {"l": 10, "r": 10, "t": 40, "b": 10}, "showlegend": True}
+    return go.Figure(layout={"template": go.layout.Template(), **shown, **axes})
 
 
 def error_bars(estimates: Sequence[Interval]) -> dict[str, Any]:
