@@ -5,7 +5,6 @@ from draftings import DRAFTINGS
 from families import CONFIGS, WINDOW
 
 from specheads import SpeculativeDecoder, Warp, generate_baseline, stopping
-from specheads.decoding.drafting import Autoregressive
 from specheads.papers import TreeMatch
 from tests.gpu.checks import ENGINES, family_there, plain_greedy, random_head, random_prompt
 
@@ -67,11 +66,10 @@ def test_sampled_rounds_are_the_same_in_both_engines(pair, warp, rule):
     assert len(responses) > 1
 
 
-@pytest.mark.parametrize("drafting", [Autoregressive(), Autoregressive(ahead=True)], ids=["one by one", "ahead of its flag"])
-def test_every_drafted_length(pair, references, drafting):
+def test_every_drafted_length(pair, references):
     """Each has its own size of verification, or shares a padded one."""
     prompt, expected = references[0]
-    decoder = SpeculativeDecoder(pair, drafting, stopping.FixedLength(20), warp=GREEDY, engine="cuda_graph", window=WINDOW)
+    decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(20), warp=GREEDY, engine="cuda_graph", window=WINDOW)
     for length in range(1, 21):
         out = decoder.with_stopping(stopping.FixedLength(length)).generate(prompt, NUM_TOKENS, stop_tokens=())
         assert out.tokens.tolist() == expected
