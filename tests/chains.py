@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.verification import Block, ChainVerification
-from specheads.papers.block import Levels, NestedDistribution
+from specheads.pair.sampling import uniforms
+from specheads.papers.block import GreedyBlockVerification, Levels, NestedDistribution
 
 
 class Model:
@@ -125,3 +126,13 @@ def expected_accepted(distribution_of: Callable, target: Model, draft: Model, nu
         .sum()
         .item()
     )
+
+
+def greedy_block_verification(draft_tokens, draft_probs, target_probs, generator, lengths=None, planned=None):
+    """Verify blocks that no earlier round has modified, at random numbers; return the verdict and the levels."""
+    block = Block.of(draft_tokens, draft_probs, target_probs, lengths, planned)
+    if draft_probs.shape[1] == draft_tokens.shape[1]:
+        after = torch.zeros_like(block.target_probs[:, :1])  # no modification reads it
+        block = replace(block, draft_probs=torch.cat([block.draft_probs, after], dim=1))
+    levels = Levels.none(*draft_tokens.shape, draft_tokens.device)
+    return GreedyBlockVerification()(levels, block, *uniforms((2, len(draft_tokens)), generator))

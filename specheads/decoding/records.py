@@ -31,7 +31,6 @@ class DraftTree(NamedTuple):
     parents: Sequence[int]
     num_drafted: int  # the first nodes, which the draft proposed; those that a graph copied follow
     path: Sequence[int]  # the accepted nodes, from the context down
-    is_graph: bool = False  # whether nodes are copied where a draft repeats itself
 
     @property
     def ends_at_leaf(self) -> bool:

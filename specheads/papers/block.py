@@ -16,7 +16,6 @@ from specheads.decoding.arguments import check_count
 from specheads.decoding.records import Verdict
 from specheads.decoding.verification.chains import prefix_distribution, reflected
 from specheads.decoding.verification.rule import LARGEST_LOG_WEIGHT, AcceptanceDistribution, Block, VerificationRule
-from specheads.pair.sampling import uniforms
 
 
 def greedy_block_distribution(block: Block) -> AcceptanceDistribution:
@@ -133,56 +132,13 @@ class NestedDistribution:
         return Levels(*(part[:, :-1] for part in _compacted(grown)))
 
 
-def verify(levels: Levels, block: Block, uniform: Tensor, next_uniform: Tensor) -> tuple[Verdict, Levels]:
-    """Verify a block at given uniform numbers (B,) each; return the verdict and the levels for the next round."""
-    nested = NestedDistribution.of(levels, block)
-    verdict = nested.distribution.decide(uniform, next_uniform)
-    levels = nested.after(verdict.num_accepted, verdict.next_token)
-    return replace(verdict, num_probs_needed=levels.num_probs_needed), levels
-
-
-def greedy_block_verification(
-    draft_tokens: Tensor,
-    draft_probs: Tensor,
-    target_probs: Tensor,
-    generator: torch.Generator,
-    lengths: Tensor | None = None,
-    levels: Levels | None = None,
-    planned: Tensor | None = None,
-) -> tuple[Verdict, Levels]:
-    """Accept the longest prefix of each block that passes; return the verdict and the levels that the next blocks need.
-
-    Args:
-        draft_tokens, target_probs, generator, lengths: as in `token_verification`.
-        draft_probs: (B, K, V), or (B, K + 1, V) with the draft's distribution after the last token, which a row needs if its
-            modifications reach beyond its drafted tokens.
-        levels: of the round before; default K free ones.
-        planned: (B,) long, tokens that would have been drafted whatever they are; 0 where their number depended on them, as with
-            a head. Default `lengths`: then these must not depend on the drafted tokens, or the rule is no longer lossless.
-
-    Raises:
-        ValueError: shapes that do not fit together, or a distribution of the draft that is needed and missing.
-
-    Source: Sun et al. 2024, appendix on greedy block verification.
-    """
-    batch, num_drafted = draft_tokens.shape
-    levels = Levels.none(batch, num_drafted, draft_tokens.device) if levels is None else levels
-    block = Block.of(draft_tokens, draft_probs, target_probs, lengths, planned)
-    if block.draft_probs.shape[1] == num_drafted:
-        if bool((levels.num_probs_needed > block.lengths).any()):
-            raise ValueError(
-                "a modified target reaches beyond the drafted tokens: give the draft's distribution after the last one too"
-            )
-        after = torch.zeros_like(block.target_probs[:, :1])
-        block = replace(block, draft_probs=torch.cat([block.draft_probs, after], dim=1))
-    return verify(levels, block, *uniforms((2, batch), generator))
-
-
 class GreedyBlockVerification(VerificationRule):
-    """`verification=greedy_block`: see `greedy_block_verification`.
+    """`verification=greedy_block`: accept the longest prefix of each block that passes, and modify the target for the next ones.
 
     Blocks whose length is not known before they are drafted fall back to block verification, and so do those that would need more
     than `num_levels` nested modifications: every step costs as much for a level in use as for a free one.
+
+    Source: Sun et al. 2024, appendix on greedy block verification.
     """
 
     name = "greedy_block"
@@ -200,4 +156,7 @@ class GreedyBlockVerification(VerificationRule):
         return Levels.none(batch, self.num_levels, device)
 
     def __call__(self, state: Levels, block: Block, uniform: Tensor, next_uniform: Tensor) -> tuple[Verdict, Levels]:
-        return verify(state, block, uniform, next_uniform)
+        nested = NestedDistribution.of(state, block)
+        verdict = nested.distribution.decide(uniform, next_uniform)
+        levels = nested.after(verdict.num_accepted, verdict.next_token)
+        return replace(verdict, num_probs_needed=levels.num_probs_needed), levels

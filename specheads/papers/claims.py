@@ -1,8 +1,8 @@
 """Claims of papers next to what is computed or measured here, in which way they held, and the sections of the theory's report."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 Outcome = Literal["held", "held weakly", "did not hold"]
 
@@ -21,10 +21,6 @@ class CheckedClaim:
     outcome: Outcome
     ratio: float | None = None  # ours over the published value
     why: str = ""  # what else to know; needed where it did not hold
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the claim as a JSON object."""
-        return asdict(self)
 
 
 def direction(low: float, value: float, high: float, expected: Literal["more", "less"], neutral: float) -> Outcome:
@@ -75,7 +71,3 @@ class Section:
     claims: Sequence[CheckedClaim]
     figure: Figure | None = None
     note: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the section as a JSON object."""
-        return asdict(self)

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from chains import greedy_block_verification
 from fakes import constant_head, tiny_pair
 
 from specheads import SpeculativeDecoder, UserError, Warp, stopping
@@ -14,9 +15,7 @@ from specheads.papers.block import (
     Levels,
     NestedDistribution,
     _modified,
-    greedy_block_verification,
     modified_targets,
-    verify,
 )
 
 
@@ -127,7 +126,9 @@ def test_each_row_modifies_if_it_has_a_free_level_and_a_known_length():
 def test_a_block_that_is_accepted_whole_leaves_its_levels_free():
     target = torch.rand(2, 4, 4, dtype=torch.float64).softmax(dim=-1)
     block = Block.of(torch.tensor([[0, 1, 2], [3, 2, 1]]), target, target, None, torch.tensor([3, 3]))
-    verdict, after = verify(Levels.none(2, 2, torch.device("cpu")), block, torch.tensor([0.5, 0.9]), torch.tensor([0.1, 0.2]))
+    verdict, after = GreedyBlockVerification()(
+        Levels.none(2, 2, torch.device("cpu")), block, torch.tensor([0.5, 0.9]), torch.tensor([0.1, 0.2])
+    )
     assert verdict.num_accepted.tolist() == [3, 3] and after.left.tolist() == [[0, 0], [0, 0]]
 
 
@@ -136,7 +137,9 @@ def test_a_rejection_modifies_up_to_the_end_of_its_block():
     target = torch.tensor([[[0.0, 1.0]] * 4] * 2, dtype=torch.float64)
     draft = torch.tensor([[[0.5, 0.5]] * 4] * 2, dtype=torch.float64)
     block = Block.of(torch.tensor([[0, 1, 1], [1, 1, 0]]), draft, target, None, torch.tensor([3, 3]))
-    verdict, after = verify(Levels.none(2, 2, torch.device("cpu")), block, torch.tensor([0.999, 0.999]), torch.tensor([0.1, 0.2]))
+    verdict, after = GreedyBlockVerification()(
+        Levels.none(2, 2, torch.device("cpu")), block, torch.tensor([0.999, 0.999]), torch.tensor([0.1, 0.2])
+    )
     assert verdict.num_accepted.tolist() == [0, 2]
     assert after.left.tolist() == [[2, 0], [0, 0]]
     assert after.log_ratio.tolist() == [[pytest.approx(math.log(2)), 0], [0, 0]]

@@ -7,7 +7,7 @@ from fakes import tiny_pair
 
 from specheads import SpeculativeDecoder, papers, stopping
 from specheads.decoding.records import DraftTree, Generation, Round
-from specheads.papers.reproduction.draft_counts import DraftCounts, ngram_counts, rank_counts
+from specheads.papers.reproduction.draft_counts import draft_counts
 
 #            context 7 8
 #           /    |    \
@@ -24,46 +24,32 @@ def tree(path=(), num_drafted=8):
     return DraftTree(TOKENS, PARENTS, num_drafted, path)
 
 
-@pytest.mark.parametrize(
-    ("n", "expected"),
-    [
-        (1, (8, 5)),  # 1 2 8, then 2 8 1 1 1 again
-        # 81 82 88, 12 18 21 81 (again), 21 (again, below 1 and then 2)
-        (2, (8, 2)),
-        # 781 782 788, 812 818 821 881, 121: none occurs twice
-        (3, (8, 0)),
-    ],
-)
-def test_repeated_ngrams_are_counted_along_paths(n, expected):
-    assert ngram_counts(tree(), CONTEXT, n) == expected
+def counted(*trees, prompt=CONTEXT):
+    """Counts over rounds of these drafts, each of which emits 5."""
+    rounds = [Round([5], 2, 0, 2, 2, 0.1, 0.1, 0.1, tree=each) for each in trees]
+    return draft_counts(Generation(torch.tensor(prompt), torch.tensor([5] * len(trees)), "", rounds, None, "length"))
 
 
-def test_copies_are_no_part_of_what_the_draft_wrote():
-    assert ngram_counts(tree(num_drafted=5), CONTEXT, 1) == (5, 2)
-    assert ngram_counts(tree(num_drafted=6), CONTEXT, 2) == (6, 0)
-
-
-def test_ngrams_that_reach_before_the_text_do_not_count():
-    assert ngram_counts(tree(), [8], 3) == (5, 0)
-    assert ngram_counts(tree(), [], 2) == (5, 1)  # 12 18 21 81, 21 again
+@pytest.mark.parametrize(("num_drafted", "expected"), [(8, (8, 2)), (6, (6, 0))])  # copies are no part of what was drafted
+def test_repeated_bigrams_are_counted_along_paths(num_drafted, expected):
+    """81 82 88, 12 18 21 81 (again), 21 (again, below 1 and then 2)."""
+    counts = counted(tree(num_drafted=num_drafted))
+    assert (counts["bigrams"], counts["bigrams_repeated"]) == expected
 
 
 @pytest.mark.parametrize(
     ("path", "reached", "accepted"),
     [
-        ((), [1, 1, 1, 0], [0, 0, 0, 0]),
-        ((1, 5), [2, 1, 1, 0], [1, 1, 0, 0]),
-        ((0, 4), [2, 2, 1, 0], [1, 1, 0, 0]),
-        ((0, 3, 7), [3, 2, 1, 0], [3, 0, 0, 0]),
+        ((), [1, 1], [0, 0]),
+        ((1, 5), [2, 1], [1, 1]),
+        ((0, 4), [2, 2], [1, 1]),
+        ((0, 3, 7), [3, 2], [3, 0]),
     ],
 )
 def test_children_are_counted_by_rank(path, reached, accepted):
-    assert rank_counts(tree(path)) == (reached, accepted)
-
-
-def test_all_later_children_are_counted_together():
-    many = DraftTree(tuple(range(6)), (-1,) * 6, 6, (5,))
-    assert rank_counts(many) == ([1, 1, 1, 3], [0, 0, 0, 1])
+    counts = counted(tree(path))
+    assert [counts[f"{rank}_reached"] for rank in ("first", "second")] == reached
+    assert [counts[f"{rank}_accepted"] for rank in ("first", "second")] == accepted
 
 
 @pytest.mark.parametrize(("path", "rejection"), [((), True), ((0,), True), ((1,), True), ((1, 5), False), ((0, 3, 7), False)])
@@ -76,10 +62,9 @@ def test_the_context_of_a_round_ends_with_the_round_before():
     """The second draft continues 5: its first node makes 51, which the first draft had as well, but not in the same draft."""
     chain = DraftTree((5, 1), (-1, 0), 2, ())
     other = DraftTree((1, 5, 1), (-1, 0, 1), 3, ())
-    rounds = [Round([5], 2, 0, 2, 2, 0.1, 0.1, 0.1, tree=each) for each in (chain, other)]
-    counts = DraftCounts.of(Generation(torch.tensor([9]), torch.tensor([5, 5]), "", rounds, None, "length"))
-    assert counts.ngrams == [5, 5, 4] and counts.repeated == [1, 1, 0]  # 1 again; 51 15 51 again
-    assert (counts.reached, counts.accepted, counts.num_graphs) == ([2, 0, 0, 0], [0, 0, 0, 0], 0)
+    counts = counted(chain, other, prompt=[9])
+    assert counts["bigrams"] == 5 and counts["bigrams_repeated"] == 1  # 51 15 51 again
+    assert counts["first_reached"] == 2 and not counts["first_accepted"]
 
 
 @pytest.mark.parametrize("name", sorted(DRAFTINGS))
@@ -92,8 +77,9 @@ def test_trees_of_decoding_agree_with_its_totals(name):
         return
     assert len(trees) == len(out.rounds)
     assert sum(each.num_drafted for each in trees) == out.stats.num_drafted
-    counts = DraftCounts.of(out)
-    assert sum(counts.accepted) == out.stats.num_accepted and counts.ngrams[0] == out.stats.num_drafted
+    counts = draft_counts(out)
+    assert counts["first_accepted"] + counts["second_accepted"] <= out.stats.num_accepted
+    assert counts["bigrams"] == out.stats.num_drafted
     assert out.stats.num_rejections <= len(out.rounds)
 
 
@@ -101,7 +87,7 @@ def test_unmerged_chains_repeat_what_a_tree_merges():
     def repeated(merge):
         way = papers.Multi(4, merge=merge)
         decoder = SpeculativeDecoder(tiny_pair(3, window=128), way, stopping.FixedLength(2), papers.MultiRound())
-        counts = DraftCounts.of(decoder.generate([1, 2, 1], 30, seed=1))
-        return counts.repeated[2] / counts.ngrams[2]
+        counts = draft_counts(decoder.generate([1, 2, 1], 30, seed=1))
+        return counts["bigrams_repeated"] / counts["bigrams"]
 
     assert repeated(False) > repeated(True)

@@ -19,7 +19,7 @@ from specheads.decoding.records import DecodeStats
 from specheads.heads.head import save_head
 from specheads.pair.config import config_folder
 from specheads.papers.reproduction import decoding
-from specheads.papers.reproduction.draft_counts import DraftCounts
+from specheads.papers.reproduction.draft_counts import DRAFT_COUNTS
 from specheads.papers.reproduction.report import Reproduced, checked, measured, print_result
 from specheads.papers.reproduction.settings import METRICS, Claim, Reproduction, Tally
 
@@ -44,7 +44,7 @@ def tally(tokens, calls, drafted=0, nats=1.0, copies=0):
     for number, call in zip(tokens, calls, strict=True):
         made.stats.append(DecodeStats(number, drafted, drafted // 2, drafted - drafted // 2, call, drafted, 2.0, 1.0, copies))
         made.nats.append(nats * number)
-        made.drafts.append(DraftCounts())
+        made.drafts.append(dict.fromkeys(DRAFT_COUNTS, 0))
         made.joules.append(None)
     return made
 

@@ -18,7 +18,7 @@ from specheads.evaluation.sweep import response_seed
 from specheads.forecast import progress
 from specheads.pair.pair import Pair
 from specheads.papers.mjsd import BlockSearch
-from specheads.papers.reproduction.draft_counts import DraftCounts
+from specheads.papers.reproduction.draft_counts import draft_counts
 from specheads.papers.reproduction.energy import EnergyCounter, energy_counter
 from specheads.papers.reproduction.settings import Method, Reproduction, Tally
 from specheads.prompts.encoding import EncodedPrompt
@@ -56,7 +56,7 @@ def decode(
                 stats, nats, drafts, joules = journal.entries[number][name]
                 tally.stats.append(DecodeStats(**stats))
                 tally.nats.append(nats)
-                tally.drafts.append(DraftCounts(**drafts))
+                tally.drafts.append(drafts)
                 tally.joules.append(joules)
     return tallies
 
@@ -99,7 +99,7 @@ def decoded(
         out = decoders[name].generate(prompt, settings.max_new_tokens, seed)
         joules = None if meter is None or before is None else meter.joules() - before
         nats = response_nats(pair.target_lm, prompt, [out.tokens.tolist()])
-        entry[name] = [asdict(out.stats), *nats, asdict(DraftCounts.of(out)), joules]
+        entry[name] = [asdict(out.stats), *nats, draft_counts(out), joules]
     return entry
 
 

@@ -103,17 +103,13 @@ class Reproduced:
     methods: Mapping[str, Mapping[str, Interval]]  # by name: the metrics that apply
     claims: Sequence[CheckedClaim]
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the result as a JSON object."""
-        methods = {name: {metric: asdict(value) for metric, value in row.items()} for name, row in self.methods.items()}
-        result = {"experiment": self.experiment, "command": self.command, **self.provenance}
-        return {**result, "methods": methods, "claims": [claim.as_json() for claim in self.claims]}
-
 
 def write_result(result: Reproduced, folder: Path) -> Path:
     """Write `reproduction.json` into a folder; return its path."""
     path = folder / "reproduction.json"
-    write_json(path, result.as_json())
+    methods = {name: {metric: asdict(value) for metric, value in row.items()} for name, row in result.methods.items()}
+    head = {"experiment": result.experiment, "command": result.command, **result.provenance}
+    write_json(path, {**head, "methods": methods, "claims": [asdict(claim) for claim in result.claims]})
     return path
 
 

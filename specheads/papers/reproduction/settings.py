@@ -14,7 +14,7 @@ from specheads.errors import UserError
 from specheads.evaluation.candidates import RuleChoice, takes_head
 from specheads.evaluation.settings import EngineName
 from specheads.pair.sampling import Warp
-from specheads.papers.reproduction.draft_counts import DraftCounts
+from specheads.papers.reproduction.draft_counts import DRAFT_COUNTS
 from specheads.settings import Built, Flag, Number, PositiveCount, PositiveNumber, Seed, Settings, Text, setting
 
 
@@ -44,15 +44,6 @@ METRICS = {
     "joules_per_token": _Metric("joules per token", "joules", "num_tokens", timed=True),
     "tokens_per_second": _Metric("tokens per second", "num_tokens", "decode_seconds", timed=True),
 }
-# Columns that are counts over drafts of several candidates: a field of DraftCounts, and the place in it.
-OF_DRAFTS = {
-    "first_accepted": ("accepted", 0),
-    "first_reached": ("reached", 0),
-    "second_accepted": ("accepted", 1),
-    "second_reached": ("reached", 1),
-    "bigrams_repeated": ("repeated", 1),
-    "bigrams": ("ngrams", 1),
-}
 
 
 @dataclass
@@ -62,16 +53,15 @@ class Tally:
     ratio: float
     stats: list[DecodeStats] = field(default_factory=list)
     nats: list[float] = field(default_factory=list)  # the negative log-likelihood of each response under the target
-    drafts: list[DraftCounts] = field(default_factory=list)
+    drafts: list[Mapping[str, int]] = field(default_factory=list)  # DRAFT_COUNTS
     joules: list[float | None] = field(default_factory=list)  # None where energy is not measured
 
     def column(self, name: str) -> np.ndarray:
         """Return the numbers of the prompts (P,)."""
         if name in ("nats", "joules"):
             return np.array(getattr(self, name), dtype=float)
-        if name in OF_DRAFTS:
-            counted, place = OF_DRAFTS[name]
-            return np.array([getattr(counts, counted)[place] for counts in self.drafts], dtype=float)
+        if name in DRAFT_COUNTS:
+            return np.array([counts[name] for counts in self.drafts], dtype=float)
         if name == "num_kept":  # drafted tokens that were accepted: without copies, which cost the draft nothing
             return self.column("num_drafted") - self.column("num_discarded")
         if name == "steps":

@@ -158,28 +158,3 @@ def fewest_rejections(chains: Chains) -> float:
         total += (last * (1 - accepted).amin(dim=0)).sum().item()
         last = last @ target
     return total
-
-
-def output_probs(target: Tensor, draft: Tensor, submitted: Tensor) -> Tensor:
-    """Return the distribution (V,) of the next token where a drafted token is submitted with a probability that depends on it.
-
-    A submitted token is verified; where none is, the target samples. Lossless only if a token's own value does not decide.
-
-    Args:
-        target, draft: (V,).
-        submitted: (V,), the probability that each drafted token is submitted.
-    """
-    accepted = draft * submitted * accept_prob(target, draft)
-    rejected = (draft * submitted).sum() - accepted.sum()
-    dropped = (draft * (1 - submitted)).sum()
-    return accepted + rejected * residual(target, draft) + dropped * target
-
-
-def bias(target: Tensor, draft: Tensor, submitted: Tensor) -> float:
-    """Return the total variation between the target and the output; see `output_probs`."""
-    return total_variation(target, output_probs(target, draft, submitted)).item()
-
-
-def where_draft_is_sure(draft: Tensor, least: float) -> Tensor:
-    """Return probabilities (V,) of 0 and 1 that submit tokens which the draft gives at least this probability."""
-    return (draft >= least).to(torch.float64)

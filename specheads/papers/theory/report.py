@@ -1,6 +1,7 @@
 """`specheads papers theory`: what the theory says, computed, next to simulations; figures and `theory.json`."""
 
 import itertools
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -39,7 +40,7 @@ def theory(out: str = "outputs/theory", seed: str = "0", data: str | None = None
         if section.figure is not None:
             _write_figure(section.figure, section.title, folder / f"{section.key}.png")
     command = " ".join(["specheads papers theory", f"seed={seed}", *([f"data={data}"] if data else [])])
-    write_json(folder / "theory.json", {"command": command, "sections": [section.as_json() for section in sections]})
+    write_json(folder / "theory.json", {"command": command, "sections": [asdict(section) for section in sections]})
     claims = [claim for section in sections for claim in section.claims]
     counts = {outcome: sum(claim.outcome == outcome for claim in claims) for outcome in ("held", "held weakly", "did not hold")}
     return "\n".join(
@@ -68,7 +69,6 @@ def computed(seed: int, recorded: dict[str, Drafts]) -> list[Section]:
         rounds.joint_choice(generator()),
         stopping_sections.thresholds(generator(), NUM_DRAFTS, recorded),
         stopping_sections.greedy_oracle(),
-        stopping_sections.looking_first(generator()),
     ]
 
 

@@ -19,6 +19,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from specheads.decoding.step_costs import StepCosts
+
 GRID = torch.linspace(-8.0, 0.0, 161, dtype=torch.float64)  # logarithms of survival at which values are kept
 PRECISION = 1e-9  # of the throughput, relative
 
@@ -64,26 +66,19 @@ class _OptimalStopping:
     least_survival: Tensor
 
 
-def optimal_stopping(chain: AcceptanceChain, draft_seconds: float, target_seconds: float, max_tokens: int) -> _OptimalStopping:
-    """Return the best policy among those that draft 1 to `max_tokens` tokens in a round.
-
-    Args:
-        draft_seconds: of a draft step, with what its token adds to a verification.
-        target_seconds: of a verification without drafted tokens.
-    """
-    low, high = 0.0, (max_tokens + 1) / target_seconds
+def optimal_stopping(chain: AcceptanceChain, costs: StepCosts, max_tokens: int) -> _OptimalStopping:
+    """Return the best policy among those that draft 1 to `max_tokens` tokens in a round."""
+    low, high = 0.0, (max_tokens + 1) / costs.target_seconds
     while high - low > PRECISION * high:
         middle = (low + high) / 2
-        worth, _ = _round_worth(chain, draft_seconds, target_seconds, max_tokens, middle)
+        worth, _ = _round_worth(chain, costs, max_tokens, middle)
         low, high = (middle, high) if worth > 0 else (low, middle)
-    return _OptimalStopping(low, _round_worth(chain, draft_seconds, target_seconds, max_tokens, low)[1])
+    return _OptimalStopping(low, _round_worth(chain, costs, max_tokens, low)[1])
 
 
-def _round_worth(
-    chain: AcceptanceChain, draft_seconds: float, target_seconds: float, max_tokens: int, throughput: float
-) -> tuple[float, Tensor]:
+def _round_worth(chain: AcceptanceChain, costs: StepCosts, max_tokens: int, throughput: float) -> tuple[float, Tensor]:
     """Return the most that tokens minus throughput times seconds of a round can be, and the policy's `least_survival`."""
-    price, survival = throughput * draft_seconds, GRID.exp()
+    price, survival = throughput * costs.draft_seconds, GRID.exp()
     # What one more token of bin b earns at each survival.
     earned = survival[:, None] * chain.values
     lower, part, bins = _after_one_more(chain)
@@ -95,7 +90,7 @@ def _round_worth(
         rows.append(_crossing(going_on))
         best = going_on.clamp_min(0)
     worth = earned[-1] + (1 - part[-1]) * best[lower[-1], bins[-1]] + part[-1] * best[lower[-1] + 1, bins[-1]]
-    return float(1 - throughput * target_seconds - price + chain.first @ worth), torch.stack(rows[::-1])
+    return float(1 - throughput * costs.target_seconds - price + chain.first @ worth), torch.stack(rows[::-1])
 
 
 def _crossing(going_on: Tensor) -> Tensor:
@@ -141,14 +136,6 @@ THRESHOLDS = torch.arange(0.02, 1.0, 0.02, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
-class Costs:
-    """Seconds of a draft step and of a forward pass of the target."""
-
-    draft: float
-    target: float
-
-
-@dataclass(frozen=True)
 class Drafts:
     """Drafts of K tokens: the acceptance probability of each, given that those before it were accepted; (n, K) float64."""
 
@@ -181,11 +168,11 @@ class Speed:
     error: float
 
 
-def speed(drafts: Drafts, lengths: Tensor, costs: Costs) -> Speed:
+def speed(drafts: Drafts, lengths: Tensor, costs: StepCosts) -> Speed:
     """Return how fast rounds of these lengths (n,) are; a round emits its accepted tokens and the target's."""
     before_end = torch.arange(drafts.acceptance.shape[1]) < lengths[:, None]
     tokens = 1 + (drafts.survival * before_end).sum(dim=1)
-    seconds = costs.target + costs.draft * lengths.double()
+    seconds = costs.target_seconds + costs.draft_seconds * lengths.double()
     value = (tokens.sum() / seconds.sum()).item()
     error = (tokens - value * seconds).std().item() / seconds.mean().item() / len(lengths) ** 0.5
     return Speed(value, error)
@@ -209,18 +196,18 @@ def _first(stops: Tensor) -> Tensor:
     return torch.where(stops, number, stops.shape[1]).amin(dim=1)
 
 
-def best_threshold(drafts: Drafts, costs: Costs) -> float:
+def best_threshold(drafts: Drafts, costs: StepCosts) -> float:
     """Return the threshold at which drafts are fastest."""
     return max(THRESHOLDS.tolist(), key=lambda threshold: speed(drafts, lengths_at(drafts, threshold), costs).value)
 
 
-def best_fixed(drafts: Drafts, costs: Costs) -> int:
+def best_fixed(drafts: Drafts, costs: StepCosts) -> int:
     """Return the number of tokens with which drafts are fastest."""
     num, longest = drafts.acceptance.shape
     return max(range(1, longest + 1), key=lambda count: speed(drafts, torch.full((num,), count), costs).value)
 
 
-def automatic_threshold(drafts: Drafts, costs: Costs) -> float:
+def automatic_threshold(drafts: Drafts, costs: StepCosts) -> float:
     """Return `1 - lambda t_d / m`: where the next token earns less than its time, at the speed lambda that the rule achieves.
 
     m is the mean acceptance probability of a next token; lambda and the threshold are found in turns.
@@ -228,25 +215,25 @@ def automatic_threshold(drafts: Drafts, costs: Costs) -> float:
     mean, threshold = drafts.acceptance.mean().item(), 0.5
     for _ in range(20):
         achieved = speed(drafts, lengths_at(drafts, threshold), costs).value
-        threshold = 1 - achieved * costs.draft / mean
+        threshold = 1 - achieved * costs.draft_seconds / mean
     return threshold
 
 
-def theorem_delta(chain: AcceptanceChain, policy: _OptimalStopping, costs: Costs) -> float:
+def theorem_delta(chain: AcceptanceChain, policy: _OptimalStopping, costs: StepCosts) -> float:
     """Return the least constant Delta of theorem 3.1 for the best policy: seconds, at least 0.
 
     If no token so far will be rejected, drafting on saves time. What it saves beyond the forward pass of the target is Delta
     where it saves most: accepted tokens are worth the time that a token takes, drafted tokens cost theirs.
     """
     accepted, drafted = value_of_going_on(chain, policy)
-    saved = accepted / policy.throughput - costs.draft * drafted
-    return max(0.0, saved.max().item() - (costs.target - costs.draft))
+    saved = accepted / policy.throughput - costs.draft_seconds * drafted
+    return max(0.0, saved.max().item() - (costs.target_seconds - costs.draft_seconds))
 
 
-def theorem_threshold(delta: float, costs: Costs) -> float:
+def theorem_threshold(delta: float, costs: StepCosts) -> float:
     """Return `(c2 + Delta) / (c1 + c2 + Delta)`: at this probability of a rejection, stopping is better (theorem 3.1)."""
-    more = costs.target - costs.draft + delta
-    return more / (costs.draft + more)
+    more = costs.target_seconds - costs.draft_seconds + delta
+    return more / (costs.draft_seconds + more)
 
 
 def fewest_calls(disagrees: Sequence[bool]) -> tuple[int, int]:

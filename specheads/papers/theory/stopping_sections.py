@@ -1,6 +1,6 @@
-"""When to stop drafting: the best policy, solved, against thresholds and the theorem; and what looking at a token first does.
+"""When to stop drafting: the best policy, solved, against thresholds and the theorem.
 
-Sources: SpecDec++ (Huang et al. 2024), section 3; DSpark for what a scheduler may look at.
+Source: SpecDec++ (Huang et al. 2024), section 3.
 """
 
 import itertools
@@ -8,12 +8,11 @@ from collections.abc import Mapping
 
 import torch
 
+from specheads.decoding.step_costs import StepCosts
 from specheads.papers.claims import CheckedClaim, Figure, Line, Section
-from specheads.papers.theory.rejections import Chains, bias, output_probs, where_draft_is_sure
 from specheads.papers.theory.stopping import (
     THRESHOLDS,
     AcceptanceChain,
-    Costs,
     Drafts,
     automatic_threshold,
     best_fixed,
@@ -60,8 +59,8 @@ def thresholds(generator: torch.Generator, num_drafts: int, recorded: Mapping[st
     automatic, late, holds = [], [], []
     for name, (chain, drafts) in subjects.items():
         for ratio in RATIOS:
-            costs = Costs(1 / ratio, 1.0)
-            policy = optimal_stopping(chain, costs.draft, costs.target, drafts.acceptance.shape[1])
+            costs = StepCosts.at_ratio(ratio)
+            policy = optimal_stopping(chain, costs, drafts.acceptance.shape[1])
             delta = theorem_delta(chain, policy, costs)
             chosen = best_threshold(drafts, costs), automatic_threshold(drafts, costs), theorem_threshold(delta, costs)
             best = speed(drafts, lengths_of(drafts, chain, policy), costs)
@@ -106,7 +105,7 @@ def thresholds(generator: torch.Generator, num_drafts: int, recorded: Mapping[st
 
 def _figure(subjects: Mapping[str, tuple[AcceptanceChain, Drafts]]) -> Figure:
     """Return the speed-up by threshold at ratio 10."""
-    costs, levels = Costs(0.1, 1.0), THRESHOLDS.tolist()
+    costs, levels = StepCosts.at_ratio(10), THRESHOLDS.tolist()
     lines = [
         Line(name, levels, [speed(drafts, lengths_at(drafts, level), costs).value for level in levels])
         for name, (_, drafts) in subjects.items()
@@ -141,27 +140,4 @@ def greedy_oracle(num_tokens: int = 10) -> Section:
                 why="Where the last token differs, its call ends the text, and the 1 falls away.",
             )
         ],
-    )
-
-
-def looking_first(generator: torch.Generator) -> Section:
-    """Return how far the output moves where improbable drafted tokens are dropped before they are verified."""
-    target, draft = (torch.tensor(each, dtype=torch.float64) for each in ((0.2, 0.8), (0.5, 0.5)))
-    without_b = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    example = output_probs(target, draft, without_b)
-    chains = Chains.random(1, 8, generator, sharpness=1.5)
-    pair = chains.target[0, 0], chains.draft[0, 0]
-    rows: list[list[str | float]] = [
-        ["t = (0.2, 0.8), d = (0.5, 0.5), b dropped", example[0].item(), bias(target, draft, without_b)]
-    ]
-    for least in (0.0, 0.05, 0.1, 0.2):
-        rows.append([f"8 tokens, dropped below {least:g}", "-", bias(*pair, where_draft_is_sure(pair[1], least))])
-    return Section(
-        key="looking_first",
-        title="A decoder that looks at a drafted token before it submits it is biased",
-        source="the condition of DSpark's scheduler; the example is ours",
-        columns=("case", "P(a)", "total variation"),
-        rows=rows,
-        claims=[],
-        note="Whether a token is submitted may depend on the tokens before it, on other requests and on load; not on the token.",
     )

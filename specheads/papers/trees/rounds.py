@@ -131,8 +131,7 @@ class _TreeVerifier:
         path = [node for node in path if node >= 0]
         self.reader.keep(path)
         ended = path[-1] + 1 if path else 0
-        copied = draft.copied is not None
-        tree = None if self._is_chain else DraftTree(nodes.tokens, nodes.parents, draft.num_drafted, path, copied)
+        tree = None if self._is_chain else DraftTree(nodes.tokens, nodes.parents, draft.num_drafted, path)
         return Outcome(path, next_token, hidden[ended : ended + 1], bool(draft_nan), bool(target_nan), tree)
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from chains import greedy_block_verification
 from statistics_helper import chi_square_p_value
 
 from specheads import Warp
@@ -17,7 +18,7 @@ from specheads.decoding.verification import (
 )
 from specheads.decoding.verification.chains import reflected
 from specheads.papers import BiasedVerification, BigLittle, GreedyBlockVerification
-from specheads.papers.block import Levels, greedy_block_distribution, greedy_block_verification
+from specheads.papers.block import greedy_block_distribution
 
 CHAIN_RULES = [TokenVerification(), BlockVerification(), BiasedVerification(0.2), BiasedVerification(0.2, "uno"), BigLittle()]
 RULES = [*CHAIN_RULES, GreedyBlockVerification()]
@@ -207,19 +208,3 @@ def test_a_million_samples_of_lossy_rules_follow_their_distributions(rule):
 
     counts, expected = sampled(rule.distribution, block, torch.Generator().manual_seed(6), function)
     assert chi_square_p_value(counts, expected) > 1e-6
-
-
-def test_a_missing_distribution_is_an_error():
-    block = random_block(2, 2, 5)
-    levels = Levels(torch.zeros(2, 2, dtype=torch.float64), torch.tensor([[3, 0], [0, 0]]))
-    arguments = (block.tokens, block.draft_probs[:, :2], block.target_probs, torch.Generator().manual_seed(0))
-    with pytest.raises(
-        ValueError,
-        match="^a modified target reaches beyond the drafted tokens: give the draft's distribution after the last one too$",
-    ):
-        greedy_block_verification(*arguments, levels=levels)
-    verdict, _ = greedy_block_verification(block.tokens, block.draft_probs, *arguments[2:], levels=levels)
-    assert verdict.num_accepted.shape == (2,)
-    levels = Levels(levels.log_ratio, torch.tensor([[2, 0], [0, 1]]))  # these end within the drafted tokens
-    verdict, _ = greedy_block_verification(*arguments, levels=levels)
-    assert verdict.num_accepted.shape == (2,)

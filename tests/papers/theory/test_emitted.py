@@ -6,13 +6,10 @@ import torch
 from specheads import papers, verification
 from specheads.papers.theory.rejections import (
     Chains,
-    bias,
     expected_rejections,
     fewest_rejections,
     least_bias,
-    output_probs,
     total_variation,
-    where_draft_is_sure,
 )
 from specheads.papers.theory.rounds import bias_of_batch, bias_of_first_two, most_likely_blocks
 
@@ -47,15 +44,6 @@ def test_the_least_bias_is_none_for_unbiased_rules_and_all_for_those_that_accept
     target, draft = chains(2).target[0, 0], chains(2).draft[0, 0]
     assert least_bias(target, draft, (target / draft).clamp_max(1)).item() == pytest.approx(0, abs=1e-12)
     assert least_bias(target, draft, torch.ones(3).double()).item() == pytest.approx(total_variation(target, draft).item())
-
-
-def test_dropping_a_token_because_of_what_it_is_biases_the_output():
-    target, draft = (torch.tensor(each).double() for each in ((0.2, 0.8), (0.5, 0.5)))
-    never_b = torch.tensor([1.0, 0.0]).double()
-    assert output_probs(target, draft, never_b).tolist() == pytest.approx([0.3, 0.7])
-    assert bias(target, draft, never_b) == pytest.approx(0.1)
-    assert bias(target, draft, torch.full((2,), 0.4, dtype=torch.float64)) == pytest.approx(0, abs=1e-7)
-    assert where_draft_is_sure(torch.tensor([0.1, 0.9]), 0.5).tolist() == [0, 1]
 
 
 def test_the_most_likely_block_is_greedy_for_one_token_and_never_below_it_for_all():

@@ -3,6 +3,7 @@ import itertools
 import pytest
 import torch
 
+from specheads.decoding.step_costs import StepCosts
 from specheads.papers.theory.stopping import AcceptanceChain, optimal_stopping
 
 
@@ -34,14 +35,14 @@ def enumerated(chain, draft_seconds, target_seconds, max_tokens):
 @pytest.mark.parametrize("values", [(0.2, 0.9), (0.0, 1.0), (0.5, 0.7)])
 def test_the_best_policy_is_that_of_all_policies_enumerated(values, ratio):
     law = chain(values, (0.4, 0.6), ((0.7, 0.3), (0.2, 0.8)))
-    solved = optimal_stopping(law, 1 / ratio, 1.0, max_tokens=4)
+    solved = optimal_stopping(law, StepCosts.at_ratio(ratio), max_tokens=4)
     assert solved.throughput == pytest.approx(enumerated(law, 1 / ratio, 1.0, 4), rel=2e-3)
 
 
 @pytest.mark.parametrize("acceptance", [0.3, 0.6, 0.9])
 def test_independent_tokens_are_best_drafted_in_one_length(acceptance):
     law, ratio = chain((acceptance,), (1.0,), ((1.0,),)), 8
-    solved = optimal_stopping(law, 1 / ratio, 1.0, max_tokens=20)
+    solved = optimal_stopping(law, StepCosts.at_ratio(ratio), max_tokens=20)
     speeds = [(1 - acceptance ** (k + 1)) / (1 - acceptance) / (1 + k / ratio) for k in range(1, 21)]
     assert solved.throughput == pytest.approx(max(speeds), rel=2e-3)
     # It goes on after token j exactly where j is below the best length.

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from specheads.decoding.step_costs import StepCosts
 from specheads.papers.theory.stopping import (
     GRID,
-    Costs,
     Drafts,
     automatic_threshold,
     best_fixed,
@@ -32,8 +32,8 @@ def generator(seed=0):
 @pytest.mark.parametrize("ratio", [4, 12])
 def test_simulated_drafts_are_as_fast_as_the_solved_policy_says(name, ratio):
     """Wrong in one of a million: 4.9 standard errors, and 0.3 % for the grid of the solution."""
-    chain, costs = CHAINS[name], Costs(1 / ratio, 1.0)
-    policy = optimal_stopping(chain, costs.draft, costs.target, 20)
+    chain, costs = CHAINS[name], StepCosts.at_ratio(ratio)
+    policy = optimal_stopping(chain, costs, 20)
     drafts = Drafts.simulated(chain, 40_000, 20, generator())
     best = speed(drafts, lengths_of(drafts, chain, policy), costs)
     assert abs(best.value - policy.throughput) < 4.9 * best.error + 3e-3 * policy.throughput
@@ -46,14 +46,14 @@ def test_simulated_drafts_are_as_fast_as_the_solved_policy_says(name, ratio):
 def test_lengths_end_with_the_token_that_crosses_the_threshold():
     drafts = Drafts(torch.tensor([[0.9, 0.5, 0.9], [0.9, 0.9, 0.9], [0.1, 0.9, 0.9]], dtype=torch.float64))
     assert lengths_at(drafts, 0.5).tolist() == [2, 3, 1]
-    assert speed(drafts, torch.tensor([1, 1, 1]), Costs(0.5, 1.0)).value == pytest.approx((3 + 1.9) / 4.5)
+    assert speed(drafts, torch.tensor([1, 1, 1]), StepCosts.at_ratio(2)).value == pytest.approx((3 + 1.9) / 4.5)
 
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_the_value_of_going_on_is_nothing_where_the_policy_is_indifferent(name):
     """At the least survival, the tokens that are still accepted are worth exactly the time that drafting takes."""
-    chain, costs = CHAINS[name], Costs(0.1, 1.0)
-    policy = optimal_stopping(chain, costs.draft, costs.target, 12)
+    chain, costs = CHAINS[name], StepCosts.at_ratio(10)
+    policy = optimal_stopping(chain, costs, 12)
     accepted, drafted = value_of_going_on(chain, policy)
     gain = GRID.exp()[:, None] * accepted - policy.throughput * costs.draft * drafted
     inside = policy.least_survival[:-1].clamp(GRID[0].exp(), 1.0)
@@ -66,19 +66,19 @@ def test_the_value_of_going_on_is_nothing_where_the_policy_is_indifferent(name):
 @pytest.mark.parametrize("name", CHAINS)
 @pytest.mark.parametrize("ratio", [5, 20])
 def test_the_best_policy_stops_wherever_the_theorem_says_so(name, ratio):
-    chain, costs = CHAINS[name], Costs(1 / ratio, 1.0)
-    policy = optimal_stopping(chain, costs.draft, costs.target, 20)
+    chain, costs = CHAINS[name], StepCosts.at_ratio(ratio)
+    policy = optimal_stopping(chain, costs, 20)
     delta = theorem_delta(chain, policy, costs)
     assert delta >= 0
     assert (policy.least_survival[:-1] >= 1 - theorem_threshold(delta, costs) - 1e-9).all()
-    assert theorem_threshold(delta, costs) >= theorem_threshold(0.0, costs) == pytest.approx(1 - costs.draft)
+    assert theorem_threshold(delta, costs) >= theorem_threshold(0.0, costs) == pytest.approx(1 - costs.draft_seconds)
 
 
 def test_drafts_fit_the_chain_that_they_come_from():
     drafts = Drafts.simulated(CHAINS["stretches"], 50_000, 10, generator(1))
     fitted = drafts.chain()
-    costs = Costs(0.1, 1.0)
-    solved = [optimal_stopping(chain, costs.draft, costs.target, 10).throughput for chain in (CHAINS["stretches"], fitted)]
+    costs = StepCosts.at_ratio(10)
+    solved = [optimal_stopping(chain, costs, 10).throughput for chain in (CHAINS["stretches"], fitted)]
     assert solved[1] == pytest.approx(solved[0], rel=0.01)
 
 
