@@ -19,8 +19,7 @@ from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import batches_of_tokens, right_padded, slices
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, accept_prob, has_nan, nan_message, overlap, tokens_at
-from specheads.prompts.encoding import EncodedPrompt
-from specheads.prompts.prompt import SPLITS
+from specheads.prompts.prompt import SPLITS, EncodedPrompt
 
 BATCH_TOKENS = 16_384  # padded tokens that a model reads at once
 SLICE_ELEMENTS = 2**22  # probabilities of one model that are held at once on a CPU, whose cache takes about as many

@@ -23,8 +23,7 @@ from specheads.decoding.responses import Responder, Response
 from specheads.errors import UserError
 from specheads.forecast import progress
 from specheads.pair.pair import Pair
-from specheads.prompts.encoding import encode_prompts, response_provenance
-from specheads.prompts.prompt import SPLITS, Prompt, PromptSource, unique
+from specheads.prompts.prompt import SPLITS, Prompt, PromptSource, encode_prompts, response_provenance, unique
 from specheads.storage.data_set import SCHEMA
 from specheads.storage.shards import FORMAT_VERSION, MANIFEST, ShardStore, checksum, fingerprint, read_manifest
 

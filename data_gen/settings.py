@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from specheads.pair.sampling import Warp
-from specheads.prompts.encoding import ResponseLimits
+from specheads.prompts.prompt import ResponseLimits
 from specheads.settings import Built, NonNegativeNumber, PositiveCount, Seed, Settings, Text, count, setting
 
 _LARGEST_BATCH = 2**16  # responses; their key-value memory is allocated at once

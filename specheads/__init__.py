@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
     from specheads.pair.pair import Pair, load_pair
     from specheads.pair.sampling import Warp
-    from specheads.prompts.encoding import GeneratedData
+    from specheads.prompts.prompt import GeneratedData
     from specheads.training.distill.distillation import DistilledDraft, distill
     from specheads.training.distill.settings import Distillation
     from specheads.training.heads.head_training import TrainedHeads, train_heads
@@ -32,7 +32,7 @@ _MODULES = {
     "specheads.heads.head": ("AcceptanceHead", "load_head", "save_head"),
     "specheads.pair.pair": ("Pair", "load_pair"),
     "specheads.pair.sampling": ("Warp",),
-    "specheads.prompts.encoding": ("GeneratedData",),
+    "specheads.prompts.prompt": ("GeneratedData",),
     "specheads.training.distill.distillation": ("DistilledDraft", "distill"),
     "specheads.training.distill.settings": ("Distillation",),
     "specheads.training.heads.head_training": ("TrainedHeads", "train_heads"),

@@ -21,7 +21,7 @@ from specheads.decoding.responses import Responder
 from specheads.decoding.stopping import FixedLength, HeadThreshold, StoppingRule
 from specheads.decoding.verification import SyntheticVerification
 from specheads.pair.pair import Pair
-from specheads.prompts.encoding import ResponseLimits
+from specheads.prompts.prompt import ResponseLimits
 
 WARP = Warp(1.0, top_k=50)  # of responses and labels
 ROWS = (1, 16, 64)  # responses that are written together

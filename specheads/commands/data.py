@@ -14,8 +14,7 @@ from specheads.commands.compose import load_configured_pair, model_config, setti
 from specheads.errors import UserError
 from specheads.pair.pair import Pair
 from specheads.processes import after_first
-from specheads.prompts.encoding import GeneratedData
-from specheads.prompts.prompt import SPLITS, LoadedPrompts, Prompt, unique
+from specheads.prompts.prompt import SPLITS, GeneratedData, LoadedPrompts, Prompt, unique
 
 
 def data_cache(

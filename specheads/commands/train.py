@@ -28,8 +28,7 @@ from specheads.commands.compose import (
 from specheads.commands.data import check_data, data_cache
 from specheads.pair.pair import Pair
 from specheads.processes import is_first_process
-from specheads.prompts.encoding import GeneratedData
-from specheads.prompts.prompt import SPLITS, unique
+from specheads.prompts.prompt import SPLITS, GeneratedData, unique
 from specheads.training.distill.draft_quality import MEANINGS
 from specheads.training.distill.settings import Distillation
 from specheads.training.heads.settings import HeadTraining

@@ -19,7 +19,7 @@ from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import by_length
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import GivenUniforms, Warp
-from specheads.prompts.encoding import ResponseLimits
+from specheads.prompts.prompt import ResponseLimits
 
 logger = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from specheads.evaluation.sweep import (
     with_measured,
 )
 from specheads.forecast import progress
-from specheads.prompts.encoding import EncodedPrompt
+from specheads.prompts.prompt import EncodedPrompt
 from specheads.replay.head_scores import head_fingerprint
 from specheads.replay.recording import Recording
 from specheads.replay.replay import Counts

@@ -33,8 +33,7 @@ from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import BATCH_TOKENS, SLICE_ELEMENTS, batches_of_tokens, right_padded, slices
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import nan_message
-from specheads.prompts.encoding import EncodedPrompt
-from specheads.prompts.scores import SCORES
+from specheads.prompts.prompt import SCORES, EncodedPrompt
 
 
 def live_rows(

@@ -17,9 +17,18 @@ from specheads.evaluation.settings import ReplaySettings
 from specheads.heads.train_prompts import numbers_of
 from specheads.pair.pair import Pair
 from specheads.prompts.data_set_source import DatasetSource
-from specheads.prompts.encoding import EncodedPrompt, ResponseLimits, encode_prompts
-from specheads.prompts.prompt import FINAL, Prompt, PromptSource, groups_of, ids_hash, unique
-from specheads.prompts.scores import check_references
+from specheads.prompts.prompt import (
+    FINAL,
+    EncodedPrompt,
+    Prompt,
+    PromptSource,
+    ResponseLimits,
+    check_references,
+    encode_prompts,
+    groups_of,
+    ids_hash,
+    unique,
+)
 
 
 class _ReportedSource(PromptSource, Protocol):

@@ -18,7 +18,7 @@ from specheads.forecast import progress
 from specheads.heads.head import AcceptanceHead
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp
-from specheads.prompts.encoding import EncodedPrompt, ResponseLimits
+from specheads.prompts.prompt import EncodedPrompt, ResponseLimits
 from specheads.replay.head_scores import add_predictions, head_fingerprint, predictor_names
 from specheads.replay.recording import GROUND_TRUTH, Recording, load_recording, make_recording
 from specheads.replay.replay import Counts, oracle, replay

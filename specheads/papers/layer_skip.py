@@ -28,7 +28,7 @@ from specheads.pair.language_model import LanguageModel, place_of_layers
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, check_finite, overlap
 from specheads.papers.theory.rounds import best_length
-from specheads.prompts.encoding import EncodedPrompt
+from specheads.prompts.prompt import EncodedPrompt
 from specheads.settings import Built, OpenProbability, PositiveCount, Seed, Settings, setting
 from specheads.storage.journal import Journal
 from specheads.storage.runs import is_resumed

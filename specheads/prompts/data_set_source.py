@@ -6,9 +6,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from specheads.errors import UserError
-from specheads.prompts.prompt import FINAL, SPLITS, Prompt, check_counts, scaled_down, text_id
+from specheads.prompts.prompt import FINAL, SCORES, SPLITS, Prompt, check_counts, scaled_down, text_id
 from specheads.prompts.rows import FIELD, Table, check_values, column_of, value_at
-from specheads.prompts.scores import SCORES
 
 logger = logging.getLogger(__name__)
 

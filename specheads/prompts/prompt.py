@@ -1,11 +1,19 @@
-"""Prompts with their ids and groups, how many each split gets, and the protocol of all sources of prompts."""
+"""Prompts with their ids and groups, how many each split gets, how a pair encodes them, and scores of responses to them."""
 
 import hashlib
+import logging
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import asdict, dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Protocol
 
 from specheads.errors import UserError, is_count
+from specheads.pair.pair import Pair
+from specheads.pair.sampling import Warp
+
+logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "dev", "test")  # those that data is generated for
 FINAL = "final"  # prompts on which nothing is chosen: each is read once, for a figure that is published
@@ -98,3 +106,109 @@ def scaled_down(counts: Sequence[int], available: int) -> list[int]:
     while sum(scaled) > available:  # what keeps others from 0 comes from the largest, at a tie from the last
         scaled[max(reversed(range(len(counts))), key=scaled.__getitem__)] -= 1
     return scaled
+
+
+EncodedPrompt = tuple[Prompt, list[int]]
+
+
+@dataclass(frozen=True)
+class ResponseLimits:
+    """How long prompts and responses may be, and how many are answered together."""
+
+    max_new_tokens: int = 512
+    max_prompt_tokens: int = 1024  # longer prompts are left out
+    batch_size: int = 64
+
+
+def encode_prompts(pair: Pair, prompts: Sequence[Prompt], limits: ResponseLimits) -> list[EncodedPrompt]:
+    """Return each prompt with its ids; those over the limit are left out and counted in the log."""
+    encoded = [(prompt, pair.encode_instruction(prompt.text)) for prompt in prompts]
+    most = min(limits.max_prompt_tokens, pair.window - 1)
+    kept = [(prompt, ids) for prompt, ids in encoded if 0 < len(ids) <= most]
+    if not kept:
+        raise UserError(
+            f"none of {len(prompts)} prompts has between 1 and {most} tokens; check data.path, data.template and the limits."
+        )
+    if len(kept) < len(prompts):
+        logger.info("data: %d of %d prompts left out, over %d tokens", len(prompts) - len(kept), len(prompts), most)
+    return kept
+
+
+def response_provenance(pair: Pair, prompts: Sequence[Prompt], warp: Warp, seed: int) -> dict[str, Any]:
+    """Return the settings that decide responses, except for limits and sizes; they are in every cache's fingerprint."""
+    return {
+        "target": [pair.target_id, pair.target_revision],
+        "draft": [pair.draft_id, pair.draft_revision],
+        "dtype": [str(pair.target.dtype), str(pair.draft.dtype)],
+        "encoding": pair.encoding_fingerprint(),
+        "stop_tokens": sorted(pair.stop_tokens),
+        "prompts": prompts_fingerprint(prompts),
+        "warp": asdict(warp),
+        "seed": seed,
+    }
+
+
+def prompts_fingerprint(prompts: Sequence[Prompt]) -> str:
+    """Return a key of a list of prompts, from whatever source: of their ids, their order and their splits."""
+    return hashlib.sha256("".join(f"{prompt.prompt_id} {prompt.split} " for prompt in prompts).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class GeneratedData:
+    """The folder of a complete data set, its prompts with their groups, and the limits of its responses."""
+
+    folder: Path
+    prompts: Sequence[Prompt]
+    limits: ResponseLimits = field(default_factory=ResponseLimits)
+
+
+# --- how well a response answers, by the response in the data set: `data.score=`
+
+_SIGN = r"(?:(?<![\w)])-)?\$?"  # after a letter, a digit or a bracket it is a hyphen or a minus between two numbers
+_NUMBER = re.compile(rf"{_SIGN}(?:\d{{1,3}}(?:,\d{{3}})+(?!\d)|\d+)(?:\.\d+)?|{_SIGN}(?<![\d.])\.\d+")
+_FINAL_ANSWER = "####"  # which precedes it in GSM8K's responses
+
+
+def exact_number(response: str, reference: str) -> float:
+    """Return 1 if the last number of a response is that of the reference, else 0; a response without a number is wrong.
+
+    Source: Cobbe et al. 2021 (GSM8K), whose references end with `#### 42`.
+    """
+    number = last_number(response)
+    return float(number is not None and number == last_number(reference.rpartition(_FINAL_ANSWER)[2]))
+
+
+def last_number(text: str) -> Decimal | None:
+    """Return the last number of a text, None if there is none; commas group digits, and $ may precede them."""
+    numbers = _NUMBER.findall(text.replace("\u2212", "-"))
+    return Decimal(re.sub("[,$]", "", numbers[-1])) if numbers else None
+
+
+def rouge_l(response: str, reference: str) -> float:
+    """Return the F-measure of the longest common subsequence of words, from 0 to 1; case and signs are left out.
+
+    Source: Lin 2004 (ROUGE-L), as torchmetrics computes it, without stemming.
+    """
+    from torchmetrics.functional.text import rouge_score  # slow to import
+
+    return float(rouge_score(response, reference, rouge_keys="rougeL")["rougeL_fmeasure"])
+
+
+SCORES = {"exact_number": exact_number, "rouge_l": rouge_l}  # the values of data.score
+
+
+def check_references(score: str, references: Sequence[str | None]) -> None:
+    """Raise UserError if no reference is there, or if one has no number where numbers are compared."""
+    given = [reference for reference in references if reference is not None]
+    if not given:
+        raise UserError(
+            f"data.score={score} compares responses with those of the data set, but none of {len(references)} prompts has one in "
+            "the fields of data.response_template; give other fields, or use data.score=null."
+        )
+    if score == "exact_number":
+        for reference in given:
+            if last_number(reference.rpartition(_FINAL_ANSWER)[2]) is None:
+                raise UserError(
+                    f"data.score=exact_number compares numbers, but a response of the data set has none: {reference[-60:]!r}; "
+                    "give other fields in data.response_template, or use data.score=rouge_l or null."
+                )

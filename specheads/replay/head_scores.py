@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -48,7 +48,7 @@ def add_predictions(
     missing = {name: store for name, store in stores.items() if not store.is_complete()}
     if missing:
         asked = [predictors[name] for name in missing]
-        _predict(folder, pair.draft_lm, list(missing.values()), HeadScores(pair, asked), advance)
+        _predict(folder, pair.draft_lm, list(missing.values()), _HeadScores(pair, asked), advance)
     elif heads:
         advance(num_rows)
     target_store = _store(folder, GROUND_TRUTH)
@@ -98,17 +98,7 @@ def _store(folder: Path, name: str, in_rounds: bool = False) -> ShardStore:
     return ShardStore(folder / "predictions" / name, provenance, SCHEMA)
 
 
-class Scores(Protocol):
-    """The predictions of several predictors for the nodes of one response after another."""
-
-    def begin(self, row: Mapping[str, Any], pairs: NodeIndices) -> None:
-        """Begin a response with these (node, round index) pairs."""
-
-    def __call__(self, first: int, tokens: Tensor, hidden: Tensor) -> list[Tensor]:
-        """Return each predictor's values for nodes `first`, ..., with `tokens` (n,), drafted from the states `hidden` (n, H)."""
-
-
-def _predict(folder: Path, lm: LanguageModel, stores: Sequence[ShardStore], score: Scores, advance: Advance) -> None:
+def _predict(folder: Path, lm: LanguageModel, stores: Sequence[ShardStore], score: "_Scores", advance: Advance) -> None:
     """Write a shard of predictions for every shard of the recording; another process that needs them, too, waits."""
     manifest = made_manifest(folder)
     shards, settings = manifest["shards"], manifest["provenance"]["settings"]
@@ -134,7 +124,11 @@ def _predict(folder: Path, lm: LanguageModel, stores: Sequence[ShardStore], scor
 
 
 def _row_scores(
-    row: Mapping[str, Any], lm: LanguageModel, score: Scores, num_predictors: int, settings: Mapping[str, Any]
+    row: Mapping[str, Any],
+    lm: LanguageModel,
+    score: "_Scores",
+    num_predictors: int,
+    settings: Mapping[str, Any],
 ) -> list[Tensor]:
     """Return each predictor's values for all nodes of a response, whose turn it is."""
     branches, done = branches_of(row, settings["max_tokens"]), 0
@@ -146,7 +140,7 @@ def _row_scores(
     return [torch.cat(part) for part in parts]
 
 
-class HeadScores:
+class _HeadScores:
     """Logits of several heads: one for every node, or with inputs of the round one for every (node, round index) pair."""
 
     def __init__(self, pair: Pair, predictors: Sequence[_Predictor]) -> None:
@@ -159,6 +153,7 @@ class HeadScores:
 
     @torch.no_grad()
     def begin(self, row: Mapping[str, Any], pairs: NodeIndices) -> None:
+        """Begin a response with these (node, round index) pairs."""
         self.pairs = pairs
         self.states: Tensor | None = None  # (N, H), the target's, by response position
         if self.reads_target:
@@ -170,6 +165,7 @@ class HeadScores:
 
     @torch.no_grad()
     def __call__(self, first: int, tokens: Tensor, hidden: Tensor) -> list[Tensor]:
+        """Return each predictor's values for nodes `first`, ..., with `tokens` (n,), drafted from the states `hidden` (n, H)."""
         pieces = torch.arange(len(tokens), device=tokens.device).split(max(1, SLICE_ELEMENTS // self.lm.vocab_size))
         parts: list[list[Tensor]] = [[] for _ in self.predictors]
         for piece in pieces:
@@ -204,6 +200,9 @@ class _GroundTruthScores:
             draft_prob = self.draft_prob[first + piece.cpu()].to(target_prob)
             probs.append(accept_prob(target_prob, draft_prob))
         return [torch.cat(probs)]
+
+
+_Scores = _HeadScores | _GroundTruthScores
 
 
 def head_fingerprint(head: AcceptanceHead) -> str:

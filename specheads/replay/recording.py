@@ -24,7 +24,7 @@ from specheads.integrations.served_target import ServedModel, ServedResponder
 from specheads.pair.padding import BATCH_TOKENS, batches_of_tokens
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp
-from specheads.prompts.encoding import EncodedPrompt, ResponseLimits, response_provenance
+from specheads.prompts.prompt import EncodedPrompt, ResponseLimits, response_provenance
 from specheads.replay.response_tree import COLUMNS, RecordSettings, ResponseToRecord, ResponseUniforms, record_responses
 from specheads.storage.shards import ShardStore, fingerprint, made_manifest
 

@@ -201,11 +201,6 @@ def _outcomes(
     return accepted, columns, draft_sample, positions[row], rejected, rejected_columns
 
 
-def _read(lm: LanguageModel, prompt: Sequence[int], response: Sequence[int]) -> ReadTexts:
-    """Return the memory of `lm` after it has read a text without its last token."""
-    return ReadTexts.of(lm, torch.tensor([[*prompt, *response][:-1]]))
-
-
 def _values(logits: Tensor, distribution: Tensor, tokens: Tensor) -> Tensor:
     """Return COLUMNS (C, n) of `tokens` (n,) sampled from draft `logits` and their warped `distribution` (n, V)."""
     features = drafting_features(RECORDED, logits, tokens)
@@ -220,7 +215,7 @@ def node_states(
     if isinstance(lm, ServedModel):
         yield _served_states(lm, prompt, response, branches)
         return
-    read = _read(lm, prompt, response)
+    read = ReadTexts.of(lm, torch.tensor([[*prompt, *response][:-1]]))
     yield torch.tensor(list(response), device=lm.device), read.hidden[0, len(prompt) - 1 :]
     tokens, used = branches.tokens.to(lm.device), branches.used.to(lm.device)
     for rows, states in read.states(branches, batch_size):

@@ -10,7 +10,7 @@ from specheads.commands.evaluate import calibrate_again
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.settings import Evaluation
 from specheads.heads.head import load_head, save_head
-from specheads.prompts.encoding import ResponseLimits
+from specheads.prompts.prompt import ResponseLimits
 from specheads.prompts.sources import NanoSource
 from specheads.training.heads import calibrate as training_calibrate
 

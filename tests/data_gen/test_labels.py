@@ -15,7 +15,7 @@ from specheads.decoding.responses import Responder
 from specheads.errors import UserError
 from specheads.pair.padding import right_padded
 from specheads.pair.sampling import Warp
-from specheads.prompts.encoding import ResponseLimits
+from specheads.prompts.prompt import ResponseLimits
 
 WARPS = [Warp(0), Warp(1.0), Warp(0.7, top_k=5), Warp(1.0, top_p=0.8)]
 LENGTHS = [(3, 9), (11, 1), (1, 14), (6, 6), (2, 2), (9, 11)]  # of prompt and response, in no order

@@ -15,8 +15,7 @@ from specheads.decoding.decoder import Baseline
 from specheads.decoding.responses import Responder, Response, engine_worth, row_uniforms
 from specheads.errors import UserError
 from specheads.pair.sampling import Uniforms, Warp, sample
-from specheads.prompts.encoding import ResponseLimits
-from specheads.prompts.prompt import Prompt
+from specheads.prompts.prompt import Prompt, ResponseLimits
 
 WARPS = [Warp(0), Warp(1.0), Warp(0.7, top_k=5), Warp(1.0, top_p=0.8)]
 

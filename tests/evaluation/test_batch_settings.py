@@ -7,8 +7,7 @@ from specheads.decoding.load_aware import LoadAware
 from specheads.decoding.step_costs import LoadCosts, SecondsTable
 from specheads.evaluation.batches import best_fixed, load_settings, survival
 from specheads.evaluation.candidates import LOAD_AWARE, PolicyChoice
-from specheads.prompts.encoding import ResponseLimits
-from specheads.prompts.prompt import Prompt
+from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay.recording import load_recording, make_recording
 from specheads.replay.response_tree import RecordSettings
 

@@ -14,8 +14,7 @@ from specheads.decoding.step_costs import StepCosts
 from specheads.evaluation.candidates import FIXED, Candidate, RuleChoice, candidates, check_rules, longest_draft
 from specheads.evaluation.rule_costs import CostTable, Tuning
 from specheads.pair.config import config_folder
-from specheads.prompts.encoding import ResponseLimits
-from specheads.prompts.prompt import Prompt
+from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay.head_scores import add_predictions, head_fingerprint
 from specheads.replay.recording import GROUND_TRUTH, load_recording, make_recording
 from specheads.replay.replay import RecordedHead, head_logits, recorded_head, replay

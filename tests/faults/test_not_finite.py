@@ -19,8 +19,7 @@ from specheads.evaluation.probe.prediction import agreement
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.pair.language_model import LanguageModel
 from specheads.papers.layer_skip import distributions_along
-from specheads.prompts.encoding import ResponseLimits
-from specheads.prompts.prompt import Prompt
+from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay.head_scores import add_predictions, head_fingerprint
 from specheads.replay.recording import load_recording, make_recording
 from specheads.replay.response_batch import overlaps_at

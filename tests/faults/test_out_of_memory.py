@@ -9,7 +9,7 @@ from specheads import Warp
 from specheads.decoding.responses import Responder, row_uniforms
 from specheads.decoding.rounds import TargetRounds
 from specheads.decoding.rows import RowsDecoder
-from specheads.prompts.encoding import ResponseLimits
+from specheads.prompts.prompt import ResponseLimits
 
 PROMPTS = [[number % 4, 1, 2][: 1 + number % 3] for number in range(6)]
 ERRORS = [

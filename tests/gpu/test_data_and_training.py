@@ -12,7 +12,7 @@ from data_gen.rows import label_responses
 from specheads import HeadConfig, Warp
 from specheads.decoding.responses import Responder
 from specheads.heads.batch import HeadBatch, head_features
-from specheads.prompts.encoding import ResponseLimits
+from specheads.prompts.prompt import ResponseLimits
 from specheads.training.heads.bank import HeadBank, HeadSpec
 from tests.gpu.checks import ENGINES, moved, random_prompt
 

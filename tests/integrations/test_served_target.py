@@ -16,8 +16,7 @@ from vllm_server import StandIn, serving
 from specheads import UserError, load_pair
 from specheads.integrations.served_target import Server, served_pair
 from specheads.pair.sampling import Warp
-from specheads.prompts.encoding import ResponseLimits
-from specheads.prompts.prompt import Prompt, text_id
+from specheads.prompts.prompt import Prompt, ResponseLimits, text_id
 from specheads.replay.head_scores import add_predictions
 from specheads.replay.recording import GROUND_TRUTH, _responder, load_recording, make_recording
 from specheads.replay.response_batch import ResponseBatch

@@ -33,8 +33,7 @@ from specheads.pair.config import ModelSource, config_folder
 from specheads.pair.language_model import LanguageModel, load_model, load_tokenizer
 from specheads.pair.sampling import Warp
 from specheads.prompts.data_set_source import DatasetSource
-from specheads.prompts.encoding import ResponseLimits
-from specheads.prompts.prompt import Prompt
+from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay.head_scores import add_predictions, head_fingerprint, predictor_names
 from specheads.replay.recording import load_recording, make_recording
 from specheads.replay.response_tree import RecordSettings

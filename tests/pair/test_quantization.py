@@ -13,7 +13,7 @@ from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.stopping import FixedLength
 from specheads.pair.config import PairConfig
 from specheads.pair.quantization import QUANTIZATIONS, check_quantization, is_quantized, revision_with, stored_bytes
-from specheads.prompts.encoding import response_provenance
+from specheads.prompts.prompt import response_provenance
 from specheads.training.distill.distillation import distill
 from specheads.training.distill.initial_draft import TargetLayers
 from specheads.training.distill.memory import check_config, is_movable

@@ -17,7 +17,7 @@ from specheads.evaluation.replayed_sets import Recorder
 from specheads.pair.language_model import load_tokenizer
 from specheads.pair.pair import fit_to_vocabulary, known_tokens
 from specheads.pair.revisions import resolve
-from specheads.prompts.encoding import ResponseLimits, encode_prompts
+from specheads.prompts.prompt import ResponseLimits, encode_prompts
 from specheads.prompts.sources import NanoSource
 from specheads.replay.response_tree import RecordSettings
 

@@ -14,8 +14,7 @@ from specheads.errors import UserError
 from specheads.pair.sampling import Warp
 from specheads.prompts import sources as nano_source
 from specheads.prompts.data_set_source import DatasetSource
-from specheads.prompts.encoding import prompts_fingerprint
-from specheads.prompts.prompt import FINAL, Prompt, unique
+from specheads.prompts.prompt import FINAL, Prompt, prompts_fingerprint, unique
 from specheads.prompts.sources import FINAL_PER_FILE, NUM_PARTS, NUM_READ, NanoSource
 
 ROOT = Path(__file__).parents[2]

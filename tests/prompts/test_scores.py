@@ -6,7 +6,7 @@ import pytest
 
 from specheads import UserError
 from specheads.prompts.data_set_source import DatasetSource
-from specheads.prompts.scores import check_references, exact_number, last_number, rouge_l
+from specheads.prompts.prompt import check_references, exact_number, last_number, rouge_l
 
 
 @pytest.mark.parametrize(

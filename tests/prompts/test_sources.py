@@ -16,8 +16,7 @@ from data_gen.settings import Generation
 from specheads.errors import UserError
 from specheads.prompts import sources as prompt_sources
 from specheads.prompts.data_set_source import DatasetSource
-from specheads.prompts.encoding import prompts_fingerprint
-from specheads.prompts.prompt import Prompt, scaled_down, unique
+from specheads.prompts.prompt import Prompt, prompts_fingerprint, scaled_down, unique
 from specheads.prompts.sources import NUM_READ, NanoSource
 
 ALL = 10**6

@@ -32,8 +32,7 @@ from specheads.decoding.drafting import Autoregressive
 from specheads.decoding.load_aware import LoadAware
 from specheads.decoding.step_costs import LoadCosts, SecondsTable
 from specheads.decoding.verification import VerificationRule
-from specheads.prompts.encoding import ResponseLimits
-from specheads.prompts.prompt import Prompt
+from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay.head_scores import add_predictions, head_fingerprint
 from specheads.replay.recording import load_recording, make_recording
 from specheads.replay.replay import recorded_head, replay

@@ -5,8 +5,7 @@ from families import family_pair
 
 from specheads import AcceptanceHead, HeadConfig, Warp
 from specheads.heads.features import drafting_features
-from specheads.prompts.encoding import ResponseLimits
-from specheads.prompts.prompt import Prompt
+from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay import recording as module
 from specheads.replay.head_scores import add_predictions, head_fingerprint, predictor_names
 from specheads.replay.recording import GROUND_TRUTH, load_recording, make_recording

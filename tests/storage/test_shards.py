@@ -16,8 +16,7 @@ from data_gen.run import generate_data
 from data_gen.settings import Generation
 from specheads.errors import UserError
 from specheads.pair.sampling import Warp
-from specheads.prompts.encoding import encode_prompts
-from specheads.prompts.prompt import Prompt, unique
+from specheads.prompts.prompt import Prompt, encode_prompts, unique
 from specheads.storage import shards
 from specheads.storage.data_set import SCHEMA, load_split
 from specheads.storage.files import lock, locked, write_json, write_whole

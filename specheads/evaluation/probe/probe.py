@@ -42,8 +42,7 @@ from specheads.heads.head import AcceptanceHead
 from specheads.integrations.served_target import ServedModel
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp
-from specheads.prompts.encoding import EncodedPrompt, encode_prompts
-from specheads.prompts.prompt import groups_of, unique
+from specheads.prompts.prompt import EncodedPrompt, encode_prompts, groups_of, unique
 from specheads.replay.response_tree import RecordSettings
 from specheads.settings import Built, PositiveCount, PositiveNumber, Seed, Settings, Text, setting
 

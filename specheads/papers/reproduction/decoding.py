@@ -21,7 +21,7 @@ from specheads.papers.mjsd import BlockSearch
 from specheads.papers.reproduction.draft_counts import draft_counts
 from specheads.papers.reproduction.energy import EnergyCounter, energy_counter
 from specheads.papers.reproduction.settings import Method, Reproduction, Tally
-from specheads.prompts.encoding import EncodedPrompt
+from specheads.prompts.prompt import EncodedPrompt
 from specheads.replay.head_scores import head_fingerprint
 from specheads.storage.journal import Entry, Journal
 from specheads.storage.runs import is_resumed

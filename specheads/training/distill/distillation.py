@@ -19,7 +19,7 @@ from specheads.pair.language_model import LanguageModel, draft_temperature, shor
 from specheads.pair.pair import Pair, load_draft
 from specheads.pair.quantization import is_quantized
 from specheads.pair.revisions import revision_of, without_bars
-from specheads.prompts.encoding import GeneratedData
+from specheads.prompts.prompt import GeneratedData
 from specheads.settings import cache_key
 from specheads.storage.files import write_json
 from specheads.training.distill.distill_module import DistillModule, shards_weights

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specheads.decoding.responses import Responder
 from specheads.pair.pair import Pair
-from specheads.prompts.encoding import ResponseLimits
+from specheads.prompts.prompt import ResponseLimits
 from specheads.training.distill.samples import Ragged, Sample
 from specheads.training.distill.settings import Distillation
 

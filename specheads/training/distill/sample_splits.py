@@ -9,7 +9,7 @@ from typing import Any
 
 from specheads.errors import UserError
 from specheads.pair.pair import Pair
-from specheads.prompts.encoding import EncodedPrompt, GeneratedData, encode_prompts
+from specheads.prompts.prompt import EncodedPrompt, GeneratedData, encode_prompts
 from specheads.storage.data_set import load_split
 from specheads.training.distill.samples import HeldOutSamples, Ragged, Responses, TrainSamples
 from specheads.training.distill.settings import Distillation, TargetStorage

@@ -17,8 +17,7 @@ from specheads.heads.head import AcceptanceHead, load_head
 from specheads.heads.head_folder import PROFILE_FILE
 from specheads.heads.metrics import calibration
 from specheads.heads.train_prompts import numbers_of
-from specheads.prompts.encoding import EncodedPrompt, encode_prompts
-from specheads.prompts.prompt import Prompt, groups_of
+from specheads.prompts.prompt import EncodedPrompt, Prompt, encode_prompts, groups_of
 from specheads.replay.replay import head_logits, predicted_nodes, recorded_head, recorded_overlap
 
 logger = logging.getLogger(__name__)

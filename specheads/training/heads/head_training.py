@@ -18,8 +18,7 @@ from specheads.heads.head import NUM_GOLDEN, save_head
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.interrupts import deferred
 from specheads.pair.pair import Pair
-from specheads.prompts.encoding import GeneratedData
-from specheads.prompts.prompt import SPLITS
+from specheads.prompts.prompt import SPLITS, GeneratedData
 from specheads.replay.response_tree import RecordSettings
 from specheads.storage.data_set import load_split
 from specheads.storage.files import write_json

@@ -11,8 +11,7 @@ from families import family_pair
 from specheads import Warp
 from specheads.errors import UserError
 from specheads.papers.theory import report, stopping_sections
-from specheads.prompts.encoding import ResponseLimits
-from specheads.prompts.prompt import Prompt
+from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay.head_scores import add_predictions
 from specheads.replay.recording import load_recording, make_recording
 from specheads.replay.response_tree import RecordSettings
