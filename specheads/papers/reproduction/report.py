@@ -27,7 +27,7 @@ def checked(claim: Claim, tallies: Tallies, groups: Groups) -> CheckedClaim:
 
     Compared with another ratio, the value is the ratio of both, and published is that of both, too.
     """
-    estimate, neutral = estimated(claim, tallies, groups), 1.0 if claim.over else 0.0
+    estimate, neutral = _estimated(claim, tallies, groups), 1.0 if claim.over else 0.0
     if claim.than is not None and not isinstance(claim.than, Comparison):
         neutral = claim.than
     outcome = direction(estimate.low, estimate.value, estimate.high, claim.expected, neutral)
@@ -35,7 +35,7 @@ def checked(claim: Claim, tallies: Tallies, groups: Groups) -> CheckedClaim:
     return CheckedClaim(
         claims=claim.claims,
         says=claim.says,
-        ours=_with_limits(estimate),
+        ours=f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]",
         published=None if claim.published is None else f"{claim.published:g}",
         outcome=outcome,
         ratio=estimate.value / claim.published if claim.published else None,
@@ -48,34 +48,31 @@ def is_measured(claim: Claim, tallies: Tallies) -> bool:
     return claim.metric != "joules_per_token" or all(None not in tallies[name].joules for name in claim.methods)
 
 
-def estimated(claim: Claim, tallies: Tallies, groups: Groups) -> Interval:
+def _estimated(claim: Claim, tallies: Tallies, groups: Groups) -> Interval:
     """Return the value that a claim is about, with its interval."""
     if len(claim.of) > 1 or len(claim.over) > 1:
         ours, theirs = (np.stack([tallies[name].rows(claim.metric) for name in names]) for names in (claim.of, claim.over))
         return cross_fitted_gain(ours, theirs, groups)
     counts = resample_counts(groups)
-    values = compared(claim, claim.metric, tallies, counts)
+    values = _compared(claim, claim.metric, tallies, counts)
     if isinstance(claim.than, Comparison):
-        values = values / compared(claim.than, claim.metric, tallies, counts)
+        values = values / _compared(claim.than, claim.metric, tallies, counts)
     return interval(values)
 
 
-def compared(comparison: Comparison, metric: str, tallies: Tallies, counts: np.ndarray) -> np.ndarray:
+def _compared(comparison: Comparison, metric: str, tallies: Tallies, counts: np.ndarray) -> np.ndarray:
     """Return a metric (1 + R,) of a method, over that of another if there is one.
 
     Raises:
         UserError: a method that the metric does not apply to.
     """
-    values = [known(metric, name, tallies, counts) for name in (*comparison.of, *comparison.over)]
+    values = []
+    for name in (*comparison.of, *comparison.over):
+        value = tallies[name].samples(metric, counts)
+        if value is None:
+            raise UserError(f"{metric} of {name} is not defined, because nothing was drafted; compare another metric or method.")
+        values.append(value)
     return values[0] / values[1] if len(values) > 1 else values[0]
-
-
-def known(metric: str, name: str, tallies: Tallies, counts: np.ndarray) -> np.ndarray:
-    """Return a metric (1 + R,) of a method; raises UserError if the method has none."""
-    values = tallies[name].samples(metric, counts)
-    if values is None:
-        raise UserError(f"{metric} of {name} is not defined, because nothing was drafted; compare another metric or method.")
-    return values
 
 
 def measured(tallies: Tallies, metrics: Sequence[str], groups: Groups) -> dict[str, dict[str, Interval]]:
@@ -86,11 +83,6 @@ def measured(tallies: Tallies, metrics: Sequence[str], groups: Groups) -> dict[s
         name: {metric: interval(values) for metric, values in of_method.items() if values is not None}
         for name, of_method in samples.items()
     }
-
-
-def _with_limits(estimate: Interval) -> str:
-    """Return a value with its interval as text: 1.083 [1.061, 1.112]."""
-    return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
 
 
 @dataclass(frozen=True)
@@ -132,7 +124,7 @@ def _methods_table(result: Reproduced, metrics: Sequence[str]) -> Table:
     for name in metrics:
         table.add_column(METRICS[name].title, justify="right")
     for name, row in result.methods.items():
-        table.add_row(escape(name), *(half_width(row[metric]) if metric in row else "" for metric in metrics))
+        table.add_row(escape(name), *(_half_width(row[metric]) if metric in row else "" for metric in metrics))
     return table
 
 
@@ -145,7 +137,7 @@ def _claims_table(claims: Sequence[CheckedClaim]) -> Table:
     return table
 
 
-def half_width(estimate: Interval) -> str:
+def _half_width(estimate: Interval) -> str:
     """Return a value and half the width of its interval as text."""
     half, digits = (estimate.high - estimate.low) / 2, 0 if estimate.value >= 100 else 1 if estimate.value >= 10 else 3
     return f"{estimate.value:.{digits}f} ±{half:.{digits}f}"

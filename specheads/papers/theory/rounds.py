@@ -146,16 +146,12 @@ def most_likely_blocks(chains: Chains, num_tokens: int, block: int) -> float:
 
     Source: multi-token joint greedy decoding (Qin et al. 2024, section 3), by enumeration.
     """
-    vocab_size, last, total = chains.target.shape[-1], 0, 0.0
+    logs, last, total = chains.target.log().tolist(), 0, 0.0
     for start in range(0, num_tokens, block):
-        length = min(block, num_tokens - start)
         values = []
-        for tokens in itertools.product(range(vocab_size), repeat=length):
-            before = (last, *tokens[:-1])
-            nats = sum(
-                chains.target[start + place, a, b].log().item() for place, (a, b) in enumerate(zip(before, tokens, strict=True))
-            )
-            values.append((nats, tokens))
+        for tokens in itertools.product(range(len(logs[0])), repeat=min(block, num_tokens - start)):
+            steps = enumerate(zip((last, *tokens), tokens, strict=False), start)
+            values.append((sum(logs[place][before][token] for place, (before, token) in steps), tokens))
         nats, tokens = max(values)
         total, last = total + nats, tokens[-1]
     return total

@@ -55,7 +55,7 @@ def test_the_value_of_going_on_is_nothing_where_the_policy_is_indifferent(name):
     chain, costs = CHAINS[name], StepCosts.at_ratio(10)
     policy = optimal_stopping(chain, costs, 12)
     accepted, drafted = value_of_going_on(chain, policy)
-    gain = GRID.exp()[:, None] * accepted - policy.throughput * costs.draft * drafted
+    gain = GRID.exp()[:, None] * accepted - policy.throughput * costs.draft_seconds * drafted
     inside = policy.least_survival[:-1].clamp(GRID[0].exp(), 1.0)
     place = ((inside.log() - GRID[0]) / (GRID[1] - GRID[0])).round().long().clamp(0, len(GRID) - 1)
     at_least = gain.gather(1, place[:, None]).squeeze(1)
