@@ -17,9 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.results import Column, Table, Value, add_keep_option, text_of, write_result
 from benchmarks.steps import WARPS
 from specheads import AcceptanceHead, HeadConfig, Pair, SpeculativeDecoder, load_pair
-from specheads.decoding.step_times import step_times
+from specheads.decoding.step_times import counted_share, step_times
 from specheads.decoding.stopping import DraftProduct, FixedLength, HeadThreshold, Logistic, StoppingRule
-from specheads.heads.cost import counted_share
 
 SHAPES = ((0, 20), (1, 8), (1, 20), (3, 8), (3, 20), (3, 64), (3, 160))  # depth and width
 CONTEXT, LONGEST = 256, 8

@@ -2,23 +2,27 @@
 
 Steps are compiled or captured as in decoding. They take turns in random order, and draft steps run several in a row after a step
 of the target, as in a round, so that weights come from where a decoder's do. A few decoded rounds cannot tell what a head adds
-to a draft step, because their seconds vary by more than that.
+to a draft step, because their seconds vary by more than that. Where nothing is timed, a head's cost is counted from weights: at
+batch size 1 a model reads each weight and multiplies by it once per token.
 """
 
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from specheads.decoding.decoder import Baseline, SpeculativeDecoder
 from specheads.decoding.drafting import ChainState
 from specheads.decoding.engine import Engine, compile_ahead
 from specheads.decoding.step_costs import RuleCosts, StepCosts
 from specheads.decoding.stopping import FixedLength, StoppingRule
+from specheads.heads.head import AcceptanceHead
+from specheads.pair.language_model import LanguageModel
 
 IN_A_ROW = 4  # draft steps after each step of the target
 LONGEST = 16  # drafted tokens of the longest verification
@@ -164,3 +168,29 @@ def _verification_step(decoder: SpeculativeDecoder, num_drafted: int, context: i
         verifier.step(tokens, *inputs)
 
     return step
+
+
+def counted_share(head: AcceptanceHead, draft: LanguageModel) -> float:
+    """Return the cost of a head as a share of a draft step: the larger of its shares of multiply-adds and of bytes of weights.
+
+    Attention over earlier tokens and the time to launch a computation are left out. All experts of a mixture count as used, so
+    next to such a draft a head looks cheaper than it is. A read-out of the expected acceptance does not count: stopping rules do
+    not compute it.
+    """
+    unused = set() if head.overlap is None else set(head.overlap.parameters())
+    computed = [weight for weight in head.parameters() if weight not in unused]
+    (head_count, head_bytes), (draft_count, draft_bytes) = _size(computed), _size(step_weights(draft))
+    return max(head_count / draft_count, head_bytes / draft_bytes)
+
+
+def step_weights(model: LanguageModel) -> list[Tensor]:
+    """Return the weights that a step of a model multiplies by: all except tables in which it looks up one row."""
+    output = model.output_embedding.weight
+    tables = {part.weight for part in model.model.modules() if isinstance(part, nn.Embedding)} - {output}
+    return [weight for weight in model.model.parameters() if weight not in tables]
+
+
+def _size(weights: Iterable[Tensor]) -> tuple[int, int]:
+    """Return the count and the bytes of weights."""
+    sizes = [(weight.numel(), weight.numel() * weight.element_size()) for weight in weights]
+    return sum(count for count, _ in sizes), sum(size for _, size in sizes)

@@ -12,12 +12,12 @@ from typing import Generic, TypeVar
 import torch
 
 from specheads.decoding.step_costs import StepCosts
+from specheads.decoding.step_times import counted_share
 from specheads.evaluation.candidates import takes_head
 from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.prompt_sets import PromptData, PromptSets
 from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.settings import ReplaySettings, Rules
-from specheads.heads.cost import counted_share
 from specheads.heads.head import AcceptanceHead
 from specheads.pair.pair import Pair
 from specheads.storage.files import read_json

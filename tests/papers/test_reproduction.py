@@ -19,7 +19,7 @@ from specheads.decoding.records import DecodeStats
 from specheads.heads.head import save_head
 from specheads.pair.config import config_folder
 from specheads.papers.reproduction import decoding
-from specheads.papers.reproduction.draft_counts import DRAFT_COUNTS
+from specheads.papers.reproduction.measures import DRAFT_COUNTS
 from specheads.papers.reproduction.report import Reproduced, checked, measured, print_result
 from specheads.papers.reproduction.settings import METRICS, Claim, Reproduction, Tally
 

@@ -18,8 +18,7 @@ from specheads.evaluation.sweep import response_seed
 from specheads.forecast import progress
 from specheads.pair.pair import Pair
 from specheads.papers.mjsd import BlockSearch
-from specheads.papers.reproduction.draft_counts import draft_counts
-from specheads.papers.reproduction.energy import EnergyCounter, energy_counter
+from specheads.papers.reproduction.measures import EnergyCounter, draft_counts, energy_counter
 from specheads.papers.reproduction.settings import Method, Reproduction, Tally
 from specheads.prompts.prompt import EncodedPrompt
 from specheads.replay.head_scores import head_fingerprint

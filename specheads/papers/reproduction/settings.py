@@ -14,7 +14,7 @@ from specheads.errors import UserError
 from specheads.evaluation.candidates import RuleChoice, takes_head
 from specheads.evaluation.settings import EngineName
 from specheads.pair.sampling import Warp
-from specheads.papers.reproduction.draft_counts import DRAFT_COUNTS
+from specheads.papers.reproduction.measures import DRAFT_COUNTS
 from specheads.settings import Built, Flag, Number, PositiveCount, PositiveNumber, Seed, Settings, Text, setting
 
 

@@ -5,7 +5,7 @@ import torch
 from families import CONFIGS, VOCAB_SIZE, WINDOW, tiny_model
 
 from specheads import AcceptanceHead, HeadConfig
-from specheads.heads.cost import counted_share, step_weights
+from specheads.decoding.step_times import counted_share, step_weights
 from specheads.pair.language_model import LanguageModel
 
 HIDDEN = 32
