@@ -7,12 +7,12 @@ time, never for a whole response, and a batch's labels leave the device together
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from data_gen.settings import Generation
 from specheads.decoding.responses import Responder, Response, row_uniforms
 from specheads.errors import UserError
 from specheads.pair.language_model import LanguageModel
@@ -20,6 +20,9 @@ from specheads.pair.padding import batches_of_tokens, right_padded, slices
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, accept_prob, has_nan, nan_message, overlap, tokens_at
 from specheads.prompts.prompt import SPLITS, EncodedPrompt
+
+if TYPE_CHECKING:
+    from data_gen.settings import Generation
 
 BATCH_TOKENS = 16_384  # padded tokens that a model reads at once
 SLICE_ELEMENTS = 2**22  # probabilities of one model that are held at once on a CPU, whose cache takes about as many
@@ -35,7 +38,7 @@ class Shard:
     sample: int = 0
 
 
-def plan_shards(prompts: Sequence[EncodedPrompt], settings: Generation) -> dict[str, Shard]:
+def plan_shards(prompts: Sequence[EncodedPrompt], settings: "Generation") -> dict[str, Shard]:
     """Return the files, `train-00000.parquet` and so on; first responses come before second ones."""
     shards: dict[str, Shard] = {}
     for split in SPLITS:
@@ -50,7 +53,7 @@ def plan_shards(prompts: Sequence[EncodedPrompt], settings: Generation) -> dict[
 
 
 def respond(
-    responder: Responder, shard: Shard, settings: Generation, on_step: Callable[[int, int], None] = lambda made, ended: None
+    responder: Responder, shard: Shard, settings: "Generation", on_step: Callable[[int, int], None] = lambda made, ended: None
 ) -> list[Response]:
     """Return the target's responses to the prompts of a shard; see `Responder.respond`, whose plan has these prompts."""
     uniform = np.stack([uniforms_of(settings, prompt.prompt_id, shard.sample)[0] for prompt, _ in shard.prompts])
@@ -76,20 +79,20 @@ def response_rows(shard: Shard, responses: Sequence[Response], labels: "Sequence
     ]
 
 
-def label_rows(pair: Pair, shard: Shard, responses: Sequence[Response], settings: Generation) -> list[dict]:
+def label_rows(pair: Pair, shard: Shard, responses: Sequence[Response], settings: "Generation") -> list[dict]:
     """Return the rows of one shard with drafted tokens and their labels."""
     ids, answers = [ids for _, ids in shard.prompts], [response.ids for response in responses]
     uniform = np.stack([uniforms_of(settings, prompt.prompt_id, shard.sample)[1:] for prompt, _ in shard.prompts])
     return response_rows(shard, responses, label_responses(pair, ids, answers, uniform, settings.label_warp))
 
 
-def uniforms_of(settings: Generation, prompt_id: str, sample: int) -> np.ndarray:
+def uniforms_of(settings: "Generation", prompt_id: str, sample: int) -> np.ndarray:
     """Return the uniform numbers of a response and of the tokens drafted along it; a greedy draft drafts one at each position."""
     num_samples = 1 if settings.label_warp.greedy else settings.samples_per_position
     return row_uniforms(settings.seed, prompt_id, settings.max_new_tokens, num_samples, sample)
 
 
-def warp_of(settings: Generation, shard: Shard) -> Warp:
+def warp_of(settings: "Generation", shard: Shard) -> Warp:
     """Return what turns the target's logits into the probabilities of a shard's responses."""
     # A greedy target has one response. Text that it would not have written shows the heads of a greedy pair more.
     return replace(settings.warp, temperature=1.0) if settings.warp.greedy and shard.sample else settings.warp
