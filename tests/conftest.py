@@ -31,25 +31,28 @@ settings.register_profile("long", max_examples=200, print_blob=True, **FOR_ALL)
 settings.load_profile("suite")
 
 
-# The files that take half a minute or more, the longest first, so that processes that share the tests end together.
+# The files that take twenty seconds or more, the longest first, so that processes that share the tests end together.
 LONGEST = (
-    "test_real_pair",
     "test_pipeline",
-    "test_batch_decoder",
-    "test_wheel",
-    "test_families",
-    "test_processes",
-    "test_pairings",
-    "test_decoder",
-    "test_checkpoints",
-    "test_distillation",
-    "test_examples",
-    "test_numerics",
-    "test_page",
-    "test_launchers",
-    "test_help",
-    "test_replay",
+    "test_rows",
     "test_engines",
+    "test_numerics",
+    "test_distillation",
+    "test_pairings",
+    "test_checkpoints",
+    "test_wheel",
+    "test_evaluate",
+    "test_page",
+    "test_decoder",
+    "test_reproduction",
+    "test_vllm",
+    "test_transformers",
+    "test_privacy",
+    "test_examples",
+    "test_replay",
+    "test_quality_rows",
+    "test_mistakes",
+    "test_configs",
 )
 
 
