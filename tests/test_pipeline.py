@@ -80,7 +80,7 @@ def test_evaluate_replays_every_rule_and_decodes_the_best(folder):
     reported = json.loads((exported / "config.json").read_text())["train"]["dev_ece"]
     assert errors[exported.name] == pytest.approx(reported["raw"])
     assert errors[f"{exported.name}, calibrated"] < reported["cross_fitted"]  # on the prompts that the calibration was fitted on
-    assert str(report.parent.name) in done.stdout
+    assert "nano, ratio 10: the best of each family" in done.stdout and str(report.parent.name) in done.stdout
     names = {path.name for path in report.parent.iterdir()}
     assert {"report.html", "report.csv", "pareto.png", "speed.png", "generations.jsonl", "costs.jsonl", "wandb"} <= names
     # Three short responses on a machine that runs tests tell nothing: what they took is doubted, and no threshold is stored.
