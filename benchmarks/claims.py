@@ -19,8 +19,8 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.render import ROOT
-from specheads.papers.claims import CheckedClaim, direction
 
+Claim = Mapping[str, Any]
 FOLDER, PAGE = ROOT / "benchmarks" / "claims", ROOT / "docs" / "results.md"
 PAPERS, MEASURED = ROOT / "benchmarks" / "papers.yaml", ROOT / "benchmarks" / "measured_claims.yaml"
 # Of an H100: bytes per second that its memory gives, the share of it that decoding reaches, and its bytes.
@@ -30,39 +30,14 @@ NOT_RUN, LARGE, NOTHING = "not run here", "needs large GPUs", "nothing to check"
 ORDER = ("held", "held weakly", "did not hold", NOT_RUN, LARGE, NOTHING)
 
 
-def _checked_claims() -> list[tuple[CheckedClaim, str]]:
-    """Return all claims that were checked, with the commands that did it."""
-    checked = []
-    for path in sorted(FOLDER.glob("*.json")):
+def _checked_claims() -> list[dict[str, Any]]:
+    """Return all claims that were checked, with the `command` that did it: the fields of papers.claims.CheckedClaim."""
+    checked = yaml.safe_load(MEASURED.read_text())
+    for path in sorted(FOLDER.glob("*.json"), reverse=True):
         content = json.loads(path.read_text())
         claims = content.get("claims") or [claim for section in content.get("sections", ()) for claim in section["claims"]]
-        checked += [(CheckedClaim(**claim | {"claims": tuple(claim["claims"])}), content["command"]) for claim in claims]
-    return checked + [_measured(entry) for entry in yaml.safe_load(MEASURED.read_text())]
-
-
-def _measured(entry: Mapping[str, Any]) -> tuple[CheckedClaim, str]:
-    """Return a claim that a measured figure answers, and the command that measured it."""
-    measured = entry["measured"]
-    low, middle, high = measured if isinstance(measured, list) else [measured] * 3
-    neutral = entry["neutral"] if "neutral" in entry else entry["against"]
-    scale = 100 if entry.get("percent") else 1
-    sign, mark = ("+", " %") if entry.get("percent") else ("", "")
-    ours = f"{middle * scale:{sign}.3g}{mark}"
-    if low != high:
-        ours += f" [{low * scale:{sign}.3g}, {high * scale:{sign}.3g}]"
-    if "neutral" not in entry:
-        ours += f" against {neutral * scale:{sign}.3g}{mark}"
-    published = entry.get("published")
-    claim = CheckedClaim(
-        tuple(entry["claims"]),
-        entry["says"],
-        ours,
-        None if published is None else f"{published * scale:{sign}.3g}{mark}",
-        direction(low, middle, high, entry["expected"], neutral),
-        None if published is None else middle / published,
-        entry.get("why", ""),
-    )
-    return claim, entry["command"]
+        checked = [claim | {"command": content["command"]} for claim in claims] + checked
+    return checked
 
 
 def gpu_hours(cost: Mapping[str, Any]) -> tuple[float, int]:
@@ -79,31 +54,30 @@ def gpu_hours(cost: Mapping[str, Any]) -> tuple[float, int]:
 def page() -> str:
     """Return docs/results.md."""
     papers, checked = yaml.safe_load(PAPERS.read_text()), _checked_claims()
-    by_item: dict[str, list[tuple[CheckedClaim, str]]] = {}
-    for claim, command in checked:
-        for name in claim.claims:
-            by_item.setdefault(name, []).append((claim, command))
     items = [item for paper in papers for item in paper["items"]]
-    if unknown := sorted(set(by_item) - {item["id"] for item in items}):
-        raise ValueError(f"benchmarks/papers.yaml has no item {unknown[0]!r}")
-    states = {item["id"]: _state(item, by_item.get(item["id"], ())) for item in items}
+    by_item: dict[str, list[Claim]] = {item["id"]: [] for item in items}
+    commands: dict[str, set[str]] = {}
+    for claim in checked:
+        commands.setdefault(claim["command"], set()).update(claim["claims"])
+        for name in claim["claims"]:
+            if name not in by_item:
+                raise ValueError(f"benchmarks/papers.yaml has no item {name!r}")
+            by_item[name].append(claim)
+    states = {item["id"]: _state(item, by_item[item["id"]]) for item in items}
     lines = [*_head(states)]
     for paper in papers:
         lines += ["", f"## {paper['title']}", "", f"{paper['authors']}; arXiv {paper['arxiv']}; {paper['venue']}.", ""]
         lines += ["| where | claim | published | here | outcome |", "|---|---|---|---|---|"]
-        lines += [_row(item, states[item["id"]], by_item.get(item["id"], ())) for item in paper["items"]]
+        lines += [_row(item, states[item["id"]], by_item[item["id"]]) for item in paper["items"]]
     lines += ["", "## Commands", "", "What checked a claim, and the claims that it answers.", ""]
-    commands: dict[str, set[str]] = {}
-    for claim, command in checked:
-        commands.setdefault(command, set()).update(claim.claims)
     lines += [f"- `{command}`: {', '.join(sorted(names))}" for command, names in commands.items()]
     return "\n".join(lines) + "\n"
 
 
-def _state(item: Mapping[str, Any], checked: Sequence[tuple[CheckedClaim, str]]) -> str:
+def _state(item: Mapping[str, Any], checked: Sequence[Claim]) -> str:
     """Return the outcome of an item: of several, the one that held least."""
     if checked:
-        return max((claim.outcome for claim, _ in checked), key=ORDER.index)
+        return max((claim["outcome"] for claim in checked), key=ORDER.index)
     return {"text": NOTHING, "large": LARGE}.get(item["how"], NOT_RUN)
 
 
@@ -127,17 +101,15 @@ def _head(states: Mapping[str, str]) -> Iterator[str]:
     yield from (f"| {name} | {sum(state == name for state in states.values())} |" for name in ORDER)
 
 
-def _row(item: Mapping[str, Any], state: str, checked: Sequence[tuple[CheckedClaim, str]]) -> str:
+def _row(item: Mapping[str, Any], state: str, checked: Sequence[Claim]) -> str:
     """Return the row of an item."""
     texts = []
-    for claim, command in checked:
-        model = next((word.removeprefix("model=") for word in command.split() if word.startswith("model=")), "")
-        ratio = f" ({claim.ratio:.2f} of it)" if claim.ratio is not None else ""
-        what = f"{claim.says} " if len(checked) > 1 else ""
-        outcome = f", {claim.outcome}" if len(checked) > 1 else ""
-        texts.append(
-            f"{model + ': ' if model else ''}{what}{claim.ours}{ratio}{outcome}" + (f". {claim.why}" if claim.why else "")
-        )
+    for claim in checked:
+        model = next((f"{word[6:]}: " for word in claim["command"].split() if word.startswith("model=")), "")
+        ratio = f" ({claim['ratio']:.2f} of it)" if claim.get("ratio") is not None else ""
+        what, outcome = (f"{claim['says']} ", f", {claim['outcome']}") if len(checked) > 1 else ("", "")
+        why = f". {claim['why']}" if claim.get("why") else ""
+        texts.append(f"{model}{what}{claim['ours']}{ratio}{outcome}{why}")
     if not checked and "cost" in item:
         hours, gpus = gpu_hours(item["cost"])
         size = "under an hour" if hours < 1 else f"{hours:,.0f} GPU-hours"

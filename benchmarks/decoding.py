@@ -1,174 +1,320 @@
-"""How fast is decoding, next to what a user would pick instead?
+"""How fast is decoding next to the peers: transformers, llama.cpp and vLLM, on the same weights?
 
-    python benchmarks/decoding.py --head outputs/head/<date_time>/heads/<name> [--model nano] [--prompts 8] [--repeats 5]
-    python benchmarks/decoding.py --model synthetic-llama3 --rate 0.8
+    python benchmarks/decoding.py [--model nano] [--dtype float32] [--head outputs/head/<date_time>/heads/<name>]
+        [--llama-bin FOLDER] [--vllm-python PYTHON] [--at-once 1 4 16] [--prompts 8] [--repeats 5]
+    python benchmarks/decoding.py --model synthetic-21m --rate 0.8
 
-Without `--head` an untrained head is used; with `--rate` drafted tokens are accepted at that rate, independent of the models, and
-transformers' assisted generation, which cannot do that, is left out.
+Each peer is a process of its own, or several, with the same number of threads. One process runs at a time, all others stand
+still; in each repeat all settings decode the same prompts in turn. Before its turn counts, a setting decodes the first prompts
+once. Where a peer has several settings (drafted tokens per round, a threshold), the fastest on other prompts is reported.
+Responses have the same number of tokens everywhere: no token ends them. Seconds are those of whole calls.
 
-One process, greedy and sampled. In each repeat all settings decode the same prompts in turn; a figure is the median over repeats.
-Prints tokens per second of transformers' plain and assisted generation and of this project's decoder, of whole calls with the
-reading of the prompt on both sides; where a round's time goes; and time per token as the context grows. The steps themselves are
-timed by steps.py.
+With `--at-once` prompts come in groups, to this decoder and vLLM alone. With `--rate` drafted tokens are accepted at that rate,
+independent of the models, and no other engine has a draft. A peer that is not installed is left out, with a line that says how to
+get it. The steps of which decoding consists are timed by steps.py.
 """
 
 import argparse
-import contextlib
+import shutil
 import statistics
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import tempfile
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.peer_workers.local_worker import transformers_generation
-from benchmarks.peers import PLAIN, assisted
+from benchmarks.gguf_file import obstacle, write_gguf
+from benchmarks.peer_workers.processes import Command, Workers, can_import
 from benchmarks.results import Column, Table, Value, add_keep_option, prompt_record, text_of, write_result
-from benchmarks.steps import WARPS, target_alone
-from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, load_head, load_pair
-from specheads.decoding.records import DecodeStats, Round
-from specheads.decoding.stopping import FixedLength, HeadThreshold
-from specheads.decoding.verification import SyntheticVerification, TokenVerification, VerificationRule
-from specheads.integrations.transformers import assist
+from specheads import load_pair
 from specheads.pair.pair import Pair
 from specheads.prompts.sources import NanoSource
 
-FIXED, THRESHOLDS, CONTEXTS = (2, 3, 4, 6, 8), (0.3, 0.5, 0.7), (128, 512, 2048)
-STAGES = ("draft", "verify", "commit")
-COLUMNS = [Column("setting"), Column("tokens/s", "fixed:0"), Column("over plain", "ratio"), Column("over best assisted", "ratio")]
-COLUMNS += [Column("tokens per round", "fixed"), *(Column(stage, "ms") for stage in STAGES)]
+TRANSFORMERS, OURS, ALONE = "transformers", "this decoder", "alone"
+LENGTHS, VLLM_LENGTHS = (1, 2, 3, 4, 6, 8), (1, 2, 4, 8)  # drafted tokens per round; with vLLM each is a process of its own
+THRESHOLDS, VLLM_THRESHOLDS, LONGEST = (0.3, 0.4, 0.5, 0.6, 0.7), (0.3, 0.5, 0.7), 12
+COLUMNS = [Column("setting"), *(Column(name, "fixed:0") for name in ("tokens/s", "slowest", "fastest"))]
+COLUMNS += [
+    Column("over transformers", "ratio"),
+    Column("over its target alone", "ratio"),
+    Column("tokens as alone", "percent:1"),
+]
+COLUMNS += [Column("tokens per round", "fixed"), *(Column(stage, "ms") for stage in ("draft", "verify", "commit"))]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to decode. Of the settings of a peer with the same way, the fastest on the tuning prompts is reported."""
+
+    peer: str
+    way: str
+    choice: str = ""  # among the settings of the way; empty where there is only one
+    worker: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What the tables call it."""
+        return ", ".join(part for part in (self.peer, self.way, self.choice) if part)
 
 
 @dataclass
-class _Made:
-    """What decoding some prompts made and took: whole calls, as transformers does not tell the reading of a prompt apart."""
+class Peers:
+    """The commands of all workers by name, the settings, and why peers are left out."""
 
-    tokens: int = 0
-    seconds: float = 0.0
-    rounds: list[Round] = field(default_factory=list)
+    commands: dict[str, Command] = field(default_factory=dict)
+    settings: list[Setting] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
 
-
-Run = Callable[[list[int], int], _Made]  # prompt, seed
-
-
-def _transformers_runs(pair: Pair, head: AcceptanceHead, greedy: bool, length: int, with_draft: bool) -> dict[str, Run]:
-    """Return transformers' generation from the pair; `with_draft` also its assisted generation, without and with the head."""
-    generation = transformers_generation(pair)
-
-    def run(options: Mapping[str, Any], threshold: float | None = None) -> Run:
-        def generate(prompt: list[int], seed: int) -> _Made:
-            asked = assist(pair.target, pair.draft, head, threshold, any_draft=True) if threshold else contextlib.nullcontext()
-            with asked:
-                tokens, seconds = generation(options, greedy, prompt, length, seed)
-            return _Made(len(tokens), seconds)
-
-        return generate
-
-    runs = {PLAIN: run({})}
-    if with_draft:
-        runs |= {f"transformers, assisted, {name}": run(options) for name, options in assisted(FIXED).items()}
-        usual = {"num_assistant_tokens": pair.draft.generation_config.num_assistant_tokens}
-        runs |= {f"transformers with the head, {threshold}": run(usual, threshold) for threshold in THRESHOLDS}
-    return runs
+    def add(self, peer: str, way: str, choices: Mapping[str, Mapping[str, Any]], command: Command, apart: bool = False) -> None:
+        """Add a way to decode, by name the options of its choices; `apart`: each starts a process of its own with its options."""
+        for choice, options in choices.items():
+            setting = Setting(peer, way, choice, peer, options)
+            if apart:
+                setting = replace(setting, worker=setting.name, options={})
+            self.settings.append(setting)
+            self.commands[setting.worker] = replace(command, setup={**command.setup, **options}) if apart else command
 
 
-def _own_runs(decoder: SpeculativeDecoder, head: AcceptanceHead, length: int) -> tuple[dict[str, Run], float]:
-    """Return this project's ways to decode and the seconds that getting them ready took."""
-    decoders: dict[str, Any] = {"target alone": target_alone(decoder)}
-    decoders |= {f"fixed K={k}": decoder.with_stopping(FixedLength(k)) for k in FIXED}
-    decoders |= {f"head {t}": decoder.with_stopping(HeadThreshold(head, t)) for t in THRESHOLDS}
-    startup = sum(each.warm_up() for each in decoders.values())
+@dataclass
+class Measured:
+    """What a setting made: tokens per second of each repeat, the responses of the first, and totals over rounds where known."""
 
-    def run(each: Any) -> Run:
-        def generate(prompt: list[int], seed: int) -> _Made:
-            start = time.perf_counter()
-            out = each.generate(prompt, length, seed=seed)
-            return _Made(len(out.tokens), time.perf_counter() - start, list(out.rounds))
+    speeds: list[float] = field(default_factory=list)
+    responses: list[list[int]] = field(default_factory=list)
+    totals: list[list[float]] = field(default_factory=list)  # (rounds, tokens, seconds of the stages) of each prompt
 
-        return generate
-
-    return {name: run(each) for name, each in decoders.items()}, startup
-
-
-def _compare(runs: Mapping[str, Run], prompts: Sequence[list[int]], repeats: int) -> dict[str, list[_Made]]:
-    """Return what every run made of all prompts in each repeat."""
-    for run in runs.values():
-        run(prompts[0], 0)
-    made: dict[str, list[_Made]] = {name: [] for name in runs}
-    for repeat in range(repeats):
-        names = list(runs)
-        for name in names[repeat % len(names) :] + names[: repeat % len(names)]:
-            parts = [runs[name](prompt, 1000 * repeat + number) for number, prompt in enumerate(prompts)]
-            rounds = [each for part in parts for each in part.rounds]
-            made[name].append(_Made(sum(part.tokens for part in parts), sum(part.seconds for part in parts), rounds))
-    return made
-
-
-def _speed_table(made: Mapping[str, Sequence[_Made]], mode: str, startup: float) -> Table:
-    """Return how fast each setting is, next to transformers' generation, and the mean seconds of a round's stages."""
-    speeds = {name: statistics.median(each.tokens / each.seconds for each in repeats) for name, repeats in made.items()}
-    assisted = [speed for name, speed in speeds.items() if "assisted" in name]
-    rows: list[list[Value]] = []
-    for name, speed in speeds.items():
-        row: list[Value] = [name, speed, speed / speeds[PLAIN], speed / max(assisted) if assisted else None]
-        rounds = [each for repeat in made[name] for each in repeat.rounds]
-        # A stopping rule runs within the draft's stage.
-        stages = [statistics.fmean(getattr(each, f"{stage}_seconds") for each in rounds) if rounds else None for stage in STAGES]
-        rows.append([*row, DecodeStats.of(rounds).block_efficiency if rounds else None, *stages])
-    return Table(mode, f"{mode.capitalize()}; start-up of all settings {startup:.1f} s", COLUMNS, rows)
-
-
-def _context_table(decoder: SpeculativeDecoder, text: list[int], length: int, repeats: int) -> Table:
-    """Return the time per token after contexts of several lengths, the prompt itself not counted."""
-    ways: dict[str, Any] = {"target alone": target_alone(decoder), "head 0.5": decoder}
-    rows: list[list[Value]] = []
-    for context in CONTEXTS:
-        size = min(context, decoder.pair.window) - length
-        prompt = (text * (1 + size // len(text)))[:size]
-        taken: dict[str, list[float]] = {name: [] for name in ways}
-        for repeat in range(repeats + 1):  # the first warms up
-            for name, way in ways.items():
-                stats = way.generate(prompt, length, seed=repeat, stop_tokens=()).stats
-                taken[name].append(stats.decode_seconds / stats.num_tokens)
-        rows.append([size, *(statistics.median(values[1:]) for values in taken.values())])
-    columns = [Column("context"), *(Column(f"{name}, per token", "ms") for name in ways)]
-    return Table("contexts", "Sampled, the time of reading the prompt not counted", columns, rows)
+    @property
+    def speed(self) -> float:
+        """Tokens per second, the median over repeats."""
+        return statistics.median(self.speeds)
 
 
 def main() -> None:
+    given = _parsed_arguments()
+    torch.set_num_threads(given.threads)
+    pair, most = load_pair(given.model, **_pair_keys(given)), max(given.prompts, *given.at_once)
+    loaded = list(NanoSource(2 * most, 0, 0).load(pair.chats))
+    parts = {"reported": loaded[:most], "tuning": loaded[most:]}
+    reported, tuning = ([pair.encode_instruction(prompt.text) for prompt in part] for part in parts.values())
+    tables, notes, versions = [], dict[str, None](), dict[str, str]()
+    for mode in given.modes:
+        with tempfile.TemporaryDirectory() as folder:
+            peers = all_peers(pair, given, mode == "greedy", Path(folder))
+            print(*peers.left_out, sep="\n", file=sys.stderr)
+            with Workers(peers.commands) as workers:
+                for at_once in given.at_once:
+                    count, of_groups = max(given.prompts, at_once), {OURS, "vLLM"}
+                    possible = [each for each in peers.settings if at_once == 1 or each.peer in of_groups]
+                    chosen = fastest(workers, possible, tuning[:count], given.new_tokens, 2, at_once)
+                    measured = measure(workers, chosen, reported[:count], given.new_tokens, given.repeats, at_once)
+                    tables.append(speed_table(chosen, measured, mode, at_once))
+                    print(f"\n{tables[-1].title}\n\n{text_of(tables[-1])}", flush=True)
+        versions |= workers.versions
+        notes |= dict.fromkeys([*sorted(f"{line}." for line in workers.warnings), *peers.left_out])
+    dtype, shown = str(pair.target.dtype).removeprefix("torch."), ", ".join(f"{name} {each}" for name, each in versions.items())
+    about = f"{pair.name} in {dtype}, {given.new_tokens} tokens, medians of {given.repeats} repeats. {shown}."
+    read = {name: prompt_record(each.prompt_id for each in part) for name, part in parts.items()}
+    seeds = [1000 * repeat for repeat in range(given.repeats)]
+    write_result("decoding", tables, split="train", seeds=seeds, prompts=read, notes=[about, *notes], keep=given.keep)
+
+
+def _parsed_arguments() -> Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--head", help="a folder that specheads train exported")
-    parser.add_argument("--rate", type=float, help="accept drafted tokens at this rate: timing without text")
     parser.add_argument("--model", default="nano", help="a file of conf/model")
-    parser.add_argument("--engine", default="auto")
-    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: that of the model's config")
+    parser.add_argument("--device", default="cpu", help="on others llama.cpp and vLLM are left out")
+    parser.add_argument("--modes", nargs="+", choices=("greedy", "sampled"), default=["greedy", "sampled"])
+    parser.add_argument("--head", help="a folder that specheads train exported")
+    parser.add_argument("--greedy-head", help="the same for greedy decoding; default: --head")
+    parser.add_argument("--rate", type=float, help="accept drafted tokens at this rate: timing without text")
+    parser.add_argument("--engine", default="auto", help="of this decoder")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of every process")
+    parser.add_argument("--llama-bin", help="the folder of llama-server; default: that of PATH")
+    parser.add_argument("--vllm-python", default=sys.executable, help="an interpreter with vLLM")
+    parser.add_argument("--vllm-drafts", choices=("greedy", "probabilistic"), default="greedy", help="of sampled decoding")
+    parser.add_argument("--vllm-eager", action="store_true", help="do not compile vLLM's models")
+    parser.add_argument("--window", type=int, default=1024, help="positions that peers have memory for")
+    parser.add_argument("--at-once", type=int, nargs="+", default=[1], metavar="N", help="prompts that come at once")
+    parser.add_argument("--prompts", type=int, default=8, help="that are reported; as many others choose the settings")
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
     add_keep_option(parser, "decoding")
-    given = parser.parse_args()
-    pair = load_pair(given.model)
-    head = load_head(given.head) if given.head else AcceptanceHead(HeadConfig(pair.draft_lm.hidden_size))
-    head.requires_grad_(False)
-    verification: VerificationRule = TokenVerification() if given.rate is None else SyntheticVerification(given.rate)
-    loaded = list(NanoSource(given.prompts, 0, 0).load(pair.chats))
-    prompts = [pair.encode_instruction(prompt.text) for prompt in loaded]
-    tables = []
-    for mode, warp in WARPS.items():
-        chosen = {"verification": verification, "warp": warp, "engine": given.engine}
-        decoder = SpeculativeDecoder(pair, stopping=HeadThreshold(head, 0.5), **chosen)
-        ours, startup = _own_runs(decoder, head, given.new_tokens)
-        runs = _transformers_runs(pair, head, warp.greedy, given.new_tokens, given.rate is None) | ours
-        tables.append(_speed_table(_compare(runs, prompts, given.repeats), mode, startup))
-        print(f"\n{tables[-1].title}\n\n{text_of(tables[-1])}", flush=True)
-    tables.append(_context_table(decoder, [token for prompt in prompts for token in prompt], 64, given.repeats))
-    print(f"\n{tables[-1].title}\n\n{text_of(tables[-1])}")
-    note = f"{pair.name}, at most {given.new_tokens} tokens, {verification.label}, medians of {given.repeats} repeats."
-    seeds = [1000 * repeat for repeat in range(given.repeats)]
-    read = prompt_record(prompt.prompt_id for prompt in loaded)
-    write_result("decoding", tables, split="train", seeds=seeds, prompts=read, notes=note, keep=given.keep)
+    return parser.parse_args()
+
+
+def _pair_keys(given: Namespace) -> dict[str, str]:
+    """Return what is loaded differently from the model's config."""
+    return {"device": given.device} | ({"dtype": given.dtype} if given.dtype else {})
+
+
+# --- what can be compared
+
+
+def all_peers(pair: Pair, given: Namespace, greedy: bool, folder: Path) -> Peers:
+    """Return everything that can be compared here; files that peers read are written to `folder`."""
+    peers, head = Peers(), (given.greedy_head if greedy else None) or given.head
+    if not head:
+        peers.left_out.append("the head is left out: --head names one that specheads train exported.")
+    setup: dict[str, Any] = {"threads": given.threads, "greedy": greedy, "head": head and str(Path(head).resolve())}
+    _add_local(peers, setup | {"model": given.model, "pair_keys": _pair_keys(given), "engine": given.engine, "rate": given.rate})
+    if given.device == "cpu" and given.rate is None:
+        setup |= {"dtype": str(pair.target.dtype).removeprefix("torch."), "window": min(pair.window, given.window)}
+        _add_llama(peers, pair, setup, given, folder)
+        drafts = "greedy" if greedy else given.vllm_drafts
+        _add_vllm(
+            peers, pair, setup | {"requests": max(given.at_once), "eager": given.vllm_eager, "drafts": drafts}, given, folder
+        )
+    return peers
+
+
+def _add_local(peers: Peers, setup: Mapping[str, Any]) -> None:
+    """Add transformers' generation and this project's decoders."""
+    command = Command(sys.executable, "local_worker.py", {**setup, "peer": TRANSFORMERS})
+    peers.add(TRANSFORMERS, ALONE, {"": {}}, command)
+    if setup["rate"] is None:
+        fixed = {f"K={length}": _assistant(length) for length in LENGTHS}
+        others = {"heuristic": _assistant(5, "heuristic"), "confidence 0.4": _assistant(20, confidence=0.4)}
+        peers.add(TRANSFORMERS, "assisted", fixed | others, command)
+        if setup["head"]:
+            by_head = {f"threshold {value}": _assistant(20) | {"threshold": value} for value in THRESHOLDS}
+            peers.add(TRANSFORMERS, "assisted with the head", by_head, command)
+    command = replace(command, setup={**setup, "peer": OURS})
+    peers.add(OURS, ALONE, {"": {"rule": ALONE}}, command)
+    ways = {"fixed length": {f"K={length}": {"rule": "fixed", "value": length} for length in LENGTHS}}
+    if setup["head"]:
+        ways["head"] = {f"threshold {value}": {"rule": "head", "value": value} for value in THRESHOLDS}
+    for way, choices in ways.items():
+        peers.add(OURS, way, choices, command)
+        if not setup["greedy"] and setup["rate"] is None:
+            blocks = {choice: {**options, "block": True} for choice, options in choices.items()}
+            peers.add(OURS, f"{way}, block verification", blocks, command)
+
+
+def _assistant(tokens: int, schedule: str = "constant", confidence: float = 0.0) -> dict[str, Any]:
+    """Return settings of the draft in transformers' assisted generation."""
+    names = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
+    return dict(zip(names, (tokens, schedule, confidence), strict=True))
+
+
+def _add_llama(peers: Peers, pair: Pair, setup: Mapping[str, Any], given: Namespace, folder: Path) -> None:
+    """Add llama.cpp's server with and without a draft model."""
+    if reason := obstacle(pair.target) or obstacle(pair.draft):
+        peers.left_out.append(f"llama.cpp is left out: {pair.name} has a model that cannot be written as GGUF: {reason}.")
+        return
+    binary = shutil.which("llama-server", path=given.llama_bin)
+    if not (binary and can_import(sys.executable, "gguf")):
+        peers.left_out.append(
+            "llama.cpp is left out: build llama-server (docs/measurements/speed.md), name its folder by --llama-bin, and "
+            'pip install "specheads[bench]", which brings gguf.'
+        )
+        return
+    files = {"file": folder / "target.gguf", "draft_file": folder / "draft.gguf"}
+    for model, path in zip((pair.target, pair.draft), files.values(), strict=True):
+        write_gguf(model, path)
+    setup = {**setup, **{name: str(path) for name, path in files.items()}, "binary": str(Path(binary).resolve())}
+    _add_by_length(peers, "llama.cpp", Command(sys.executable, "llama_worker.py", setup), LENGTHS)
+
+
+def _add_vllm(peers: Peers, pair: Pair, setup: Mapping[str, Any], given: Namespace, folder: Path) -> None:
+    """Add vLLM from its environment: alone, with drafts of its draft model, and with the head on that."""
+    if not can_import(given.vllm_python, "vllm"):
+        peers.left_out.append(
+            "vLLM is left out: it needs an environment of its own (docs/measurements/speed.md); --vllm-python names it."
+        )
+        return
+    folders = {"folder": folder / "target", "draft_folder": folder / "draft"}
+    for model, path in zip((pair.target, pair.draft), folders.values(), strict=True):
+        model.save_pretrained(path)
+        pair.tokenizer.save_pretrained(path)
+    command = Command(given.vllm_python, "vllm_worker.py", {**setup, **{name: str(path) for name, path in folders.items()}})
+    _add_by_length(peers, "vLLM", command, VLLM_LENGTHS)
+    if setup["head"]:
+        by_head = {f"threshold {value}": {"drafted": LONGEST, "threshold": value} for value in VLLM_THRESHOLDS}
+        peers.add("vLLM", "head on the draft model", by_head, command, apart=True)
+
+
+def _add_by_length(peers: Peers, peer: str, command: Command, lengths: Sequence[int]) -> None:
+    """Add a peer alone and with drafts of its draft model, one process for each length."""
+    peers.add(peer, ALONE, {"": {"drafted": 0}}, command, apart=True)
+    peers.add(peer, "draft model", {f"K={length}": {"drafted": length} for length in lengths}, command, apart=True)
+
+
+# --- how it is compared
+
+
+def fastest(
+    workers: Workers, settings: Sequence[Setting], prompts: Sequence[list[int]], length: int, repeats: int, at_once: int = 1
+) -> list[Setting]:
+    """Return the fastest setting of each way of each peer."""
+    count = Counter((setting.peer, setting.way) for setting in settings)
+    several = [setting for setting in settings if count[setting.peer, setting.way] > 1]
+    speeds = {name: made.speed for name, made in measure(workers, several, prompts, length, repeats, at_once).items()}
+    for name, speed in speeds.items():
+        print(f"    tuning: {name}: {speed:,.0f} tokens/s", file=sys.stderr, flush=True)
+    best: dict[tuple[str, str], Setting] = {}
+    for setting in settings:
+        before = best.setdefault((setting.peer, setting.way), setting)
+        if setting is not before and speeds[setting.name] > speeds[before.name]:
+            best[setting.peer, setting.way] = setting
+    return list(best.values())
+
+
+def measure(
+    workers: Workers, settings: Sequence[Setting], prompts: Sequence[list[int]], length: int, repeats: int, at_once: int = 1
+) -> dict[str, Measured]:
+    """Return what every setting made of the prompts, repeat by repeat in turn, `at_once` of them together."""
+    measured = {setting.name: Measured() for setting in settings}
+    for repeat in range(repeats if settings else 0):
+        first = repeat % len(settings)
+        for setting in (*settings[first:], *settings[:first]):
+            made, seconds = measured[setting.name], 0.0
+            for start in (None, *range(0, len(prompts), at_once)):  # the first group twice: once to warm up
+                group = slice(start or 0, (start or 0) + at_once)
+                seeds = [1000 * repeat + number for number in range(len(prompts))][group]
+                request = {"options": setting.options, "prompts": prompts[group], "length": length, "seeds": seeds}
+                answer = workers.ask(setting.worker, request)
+                if wrong := [len(response) for response in answer["responses"] if len(response) != length]:
+                    raise ValueError(f"{setting.name} made {wrong[0]} tokens, not {length}")
+                if start is not None:
+                    seconds += answer["seconds"]
+                    made.totals += [answer["totals"]] if "totals" in answer else []
+                    made.responses += answer["responses"] if not repeat else []
+            made.speeds.append(length * len(prompts) / seconds)
+    return measured
+
+
+def speed_table(chosen: Sequence[Setting], measured: Mapping[str, Measured], mode: str, at_once: int = 1) -> Table:
+    """Return how fast each setting is, and in greedy decoding how many of its tokens are those of the target alone."""
+    alone = {setting.peer: measured[setting.name] for setting in chosen if setting.way == ALONE}
+    rows: list[list[Value]] = []
+    for setting in chosen:
+        made = measured[setting.name]
+        over = made.speed / alone[TRANSFORMERS].speed if TRANSFORMERS in alone else None
+        same = same_tokens(made, alone[OURS]) if mode == "greedy" else None
+        rounds, *totals = map(sum, zip(*made.totals, strict=True)) if made.totals else (1, *[None] * 4)
+        row = [setting.name, made.speed, min(made.speeds), max(made.speeds), over, made.speed / alone[setting.peer].speed, same]
+        rows.append([*row, *(None if total is None else total / rounds for total in totals)])
+    title = {"greedy": "Greedy", "sampled": "Sampled at temperature 1, top-k 50"}[mode]
+    if at_once == 1:
+        return Table(mode, title, COLUMNS, rows)
+    return Table(f"{mode}_{at_once}", f"{title}, {at_once} prompts at once", COLUMNS, rows)
+
+
+def same_tokens(made: Measured, alone: Measured) -> float:
+    """Return the share of tokens before the first that differs: float sums in another order may swap two near equals."""
+    counted = shared = 0
+    for ours, theirs in zip(alone.responses, made.responses, strict=True):
+        counted += len(ours)
+        shared += next((place for place, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), len(ours))
+    return shared / counted
 
 
 if __name__ == "__main__":

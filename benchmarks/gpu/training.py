@@ -37,7 +37,7 @@ STORED = 64  # tokens of each of the target's distributions that are stored
 LOSS = SimpleNamespace(temperature=1.0, hard_weight=0.0, divergence="total_variation")
 
 
-def tables(setup: Setup, goals: dict[str, float]) -> Iterator[Table]:
+def training_tables(setup: Setup, goals: dict[str, float]) -> Iterator[Table]:
     """Yield the tables of distillation and of heads; put what was reached into `goals`."""
     timing = [Column("a step", "ms:1"), Column("tokens/s", "fixed:0"), Column("most memory, GiB", "fixed:1")]
     rows = [*Distilling(setup).rows()]

@@ -1,9 +1,10 @@
-"""This project's decoders, or transformers' plain and assisted generation, for `benchmarks/peers.py`; `peer` says which."""
+"""This project's decoders, or transformers' generation, for `benchmarks/decoding.py`; `peer` says which."""
 
 import copy
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,103 +14,95 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import torch
 import transformers
 
-from benchmarks.peer_workers.protocol import Generate, answers, serve, settings
-from specheads import SpeculativeDecoder, Warp, load_head, load_pair
+from benchmarks.peer_workers.processes import Answer, Generate, serve
+from benchmarks.steps import WARPS, target_alone
+from specheads import SpeculativeDecoder, load_head, load_pair
 from specheads.decoding.decoder import Baseline
+from specheads.decoding.records import DecodeStats
 from specheads.decoding.stopping import FixedLength, HeadThreshold
-from specheads.decoding.verification import BlockVerification, TokenVerification
+from specheads.decoding.verification import BlockVerification, SyntheticVerification, TokenVerification, VerificationRule
+from specheads.integrations.transformers import assist
 from specheads.pair.pair import Pair
 
-Decoder = SpeculativeDecoder | Baseline
 
-
-def _specheads_generation(setup: Mapping[str, Any]) -> Generate:
-    """Return what decodes by this project; decoders are made when first asked for, those of a warp share their memory."""
-    pair = load_pair(setup["model"], **setup["pair_keys"])
-
-    @cache
-    def basis(greedy: bool) -> SpeculativeDecoder:
-        return SpeculativeDecoder(pair, warp=Warp(temperature=0) if greedy else Warp(top_k=50), engine=setup["engine"])
+def _specheads(setup: Mapping[str, Any], pair: Pair) -> Generate:
+    """Return what decodes by this project; decoders are made when first asked for, and share their memory."""
+    warp, rate = WARPS["greedy" if setup["greedy"] else "sampled"], setup["rate"]
+    head = load_head(setup["head"]).requires_grad_(False) if setup["head"] else None
+    basis = SpeculativeDecoder(pair, warp=warp, engine=setup["engine"])
 
     @cache
-    def head() -> torch.nn.Module:
-        return load_head(setup["head"]).requires_grad_(False)
-
-    def new(options: Mapping[str, Any], greedy: bool) -> Decoder:
-        verification = BlockVerification() if options.get("verification") == "block" else TokenVerification()
-        match options["rule"]:
+    def decoder_of(rule: str, value: float | None = None, block: bool = False) -> SpeculativeDecoder | Baseline:
+        verification: VerificationRule = BlockVerification() if block else TokenVerification()
+        verification = verification if rate is None else SyntheticVerification(rate)
+        match rule:
             case "alone":
-                return Baseline(pair, basis(greedy).warp, basis(greedy).target_engine)
+                decoder: SpeculativeDecoder | Baseline = target_alone(basis)
             case "fixed":
-                return basis(greedy).with_stopping(FixedLength(options["length"]), verification)
+                decoder = basis.with_stopping(FixedLength(value), verification)
             case "head":
-                return basis(greedy).with_stopping(HeadThreshold(head(), options["threshold"]), verification)
-        raise ValueError(f"rule {options['rule']!r} is not known")
-
-    @cache
-    def warm(options: frozenset[tuple[str, Any]], greedy: bool) -> Decoder:
-        decoder = new(dict(options), greedy)
+                decoder = basis.with_stopping(HeadThreshold(head, value), verification)
+            case _:
+                raise ValueError(f"rule {rule!r} is not known")
         decoder.warm_up()
         return decoder
 
-    def generate(options: Mapping[str, Any], greedy: bool, prompt: list[int], length: int, seed: int) -> tuple[list[int], float]:
-        decoder = warm(frozenset(options.items()), greedy)
+    def generate(options: Mapping[str, Any], prompts: list[list[int]], length: int, seeds: Sequence[int]) -> Answer:
+        decoder = decoder_of(**options)
         start = time.perf_counter()
-        out = decoder.generate(prompt, length, seed=seed, stop_tokens=())
-        seconds = time.perf_counter() - start
-        return out.tokens.tolist(), seconds
+        if len(prompts) > 1:
+            made = dict(decoder.generate_batch(prompts, len(prompts), length, seeds, stop_tokens=()))
+            seconds = time.perf_counter() - start
+            return {"responses": [made[number].tokens.tolist() for number in range(len(prompts))], "seconds": seconds}
+        out = decoder.generate(prompts[0], length, seed=seeds[0], stop_tokens=())
+        answer = {"responses": [out.tokens.tolist()], "seconds": time.perf_counter() - start}
+        stats, stages = DecodeStats.of(out.rounds), ("draft_seconds", "verify_seconds", "commit_seconds")
+        totals = [sum(getattr(each, stage) for each in out.rounds) for stage in stages]
+        return answer | {"totals": [stats.num_target_calls, stats.num_tokens, *totals]}
 
     return generate
 
 
-def transformers_generation(pair: Pair) -> Generate:
-    """Return what decodes by transformers, whose options are settings of the draft; without any, the target decodes alone."""
+def _transformers(setup: Mapping[str, Any], pair: Pair) -> Generate:
+    """Return what decodes by transformers: the target alone, or assisted by the draft with settings for it and maybe a head."""
+    head = load_head(setup["head"]) if setup["head"] else None
+    for model in (pair.target, pair.draft):
+        model.generation_config.eos_token_id = None  # no token ends a response
 
     @cache
-    def assistant(options: frozenset[tuple[str, Any]], greedy: bool) -> Any:
+    def assistant(options: frozenset[tuple[str, Any]]) -> Any:
         """Return the draft's settings, one object for all calls: the heuristic continues from its last length."""
         config = copy.deepcopy(pair.draft.generation_config)
         for name, value in options:
             setattr(config, name, value)
         return config
 
-    def generate(options: Mapping[str, Any], greedy: bool, prompt: list[int], length: int, seed: int) -> tuple[list[int], float]:
-        chosen: dict[str, Any] = {"max_new_tokens": length, "pad_token_id": 0, "do_sample": not greedy}
-        if not greedy:
+    def generate(options: Mapping[str, Any], prompts: list[list[int]], length: int, seeds: Sequence[int]) -> Answer:
+        chosen: dict[str, Any] = {"max_new_tokens": length, "pad_token_id": 0, "do_sample": not setup["greedy"]}
+        if not setup["greedy"]:
             chosen |= {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "repetition_penalty": 1.0}
+        settings = dict(options)
+        threshold = settings.pop("threshold", None)
         if options:
-            pair.draft.generation_config = assistant(frozenset(options.items()), greedy)
+            pair.draft.generation_config = assistant(frozenset(settings.items()))
             chosen["assistant_model"] = pair.draft
-        ids = torch.tensor([prompt], device=pair.target_lm.device)
-        torch.manual_seed(seed)
-        start = time.perf_counter()
-        out = pair.target.generate(ids, attention_mask=torch.ones_like(ids), **chosen)
-        seconds = time.perf_counter() - start
-        return out[0, len(prompt) :].tolist(), seconds
+        ids = torch.tensor(prompts, device=pair.target_lm.device)
+        torch.manual_seed(seeds[0])
+        with nullcontext() if threshold is None else assist(pair.target, pair.draft, head, threshold, any_draft=True):
+            start = time.perf_counter()
+            out = pair.target.generate(ids, attention_mask=torch.ones_like(ids), **chosen)
+            return {"seconds": time.perf_counter() - start, "responses": out[:, ids.shape[1] :].tolist()}
 
     return generate
 
 
-def _endless_generation(setup: Mapping[str, Any]) -> Generate:
-    """Return what decodes by transformers so that no token ends a response."""
-    pair = load_pair(setup["model"], **setup["pair_keys"])
-    pair.target.generation_config.eos_token_id = pair.draft.generation_config.eos_token_id = None
-    return transformers_generation(pair)
-
-
-PEERS: dict[str, tuple[Callable[[Mapping[str, Any]], Generate], Mapping[str, str]]] = {
-    "specheads": (_specheads_generation, {"torch": torch.__version__}),
-    "transformers": (_endless_generation, {"transformers": transformers.__version__}),
-}
-
-
-def main() -> None:
-    setup = settings()
+def _make(setup: Mapping[str, Any]) -> tuple[Mapping[str, str], Generate]:
     torch.set_num_threads(setup["threads"])
-    with answers() as channel:
-        make, versions = PEERS[setup["peer"]]
-        serve(channel, versions, make(setup))
+    pair = load_pair(setup["model"], **setup["pair_keys"])
+    if setup["peer"] == "transformers":
+        return {"transformers": transformers.__version__}, _transformers(setup, pair)
+    return {"torch": torch.__version__}, _specheads(setup, pair)
 
 
 if __name__ == "__main__":
-    main()
+    serve(_make)

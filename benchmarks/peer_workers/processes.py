@@ -1,17 +1,26 @@
-"""Start the peers' processes and ask them one at a time; all others stand still meanwhile."""
+"""The peers' processes, and both ends of what they and the script that asks them say. Needs the standard library alone.
+
+Each line is a JSON object. A worker prints `{"ready": {package: version}}` and then answers requests for prompts that come at
+once:
+
+    {"options": {...}, "prompts": [[1, 2]], "length": 8, "seeds": [0]} -> {"responses": [[3, 4]], "seconds": 0.1}
+"""
 
 import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-FOLDER = Path(__file__).parent
+Answer = dict[str, Any]
+Generate = Callable[..., Answer]  # of the values of a request, by their names
 
 
 class PeerError(RuntimeError):
@@ -20,11 +29,35 @@ class PeerError(RuntimeError):
 
 @dataclass(frozen=True)
 class Command:
-    """How a worker is started: the interpreter, the file in FOLDER, and what it is told."""
+    """How a worker is started: the interpreter, the file next to this one, and what it is told."""
 
     python: str
     file: str
     setup: Mapping[str, Any]
+
+
+class Workers:
+    """The workers of some commands, each started when it is first asked; all others stand still meanwhile."""
+
+    def __init__(self, commands: Mapping[str, Command]) -> None:
+        self.commands = commands
+        self.versions: dict[str, str] = {}
+        self.warnings: list[str] = []  # of the workers that are closed
+        self._running: dict[str, _Worker] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._running.values():
+            self.warnings += worker.close()
+
+    def ask(self, name: str, request: Mapping[str, Any]) -> Answer:
+        """Return the answer of the worker `name`. Raises PeerError where it failed."""
+        if name not in self._running:
+            self._running[name] = _Worker(self.commands[name])
+            self.versions |= self._running[name].versions
+        return self._running[name].ask(request)
 
 
 class _Worker:
@@ -34,7 +67,7 @@ class _Worker:
         self.command = command
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as this object
         self._process = subprocess.Popen(
-            [command.python, str(FOLDER / command.file), json.dumps(command.setup)],
+            [command.python, str(Path(__file__).with_name(command.file)), json.dumps(command.setup)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -43,8 +76,7 @@ class _Worker:
         )
         self.versions: dict[str, str] = self._answer()["ready"]
 
-    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to a request. Raises PeerError where the worker failed."""
+    def ask(self, request: Mapping[str, Any]) -> Answer:
         self._signal(signal.SIGCONT)
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
@@ -61,7 +93,7 @@ class _Worker:
         self._log.seek(0)
         return [line for line in self._log.read().splitlines() if "runs uncompiled" in line]
 
-    def _answer(self) -> dict[str, Any]:
+    def _answer(self) -> Answer:
         line = self._process.stdout.readline()
         if not line:
             self._process.wait()  # until all of its messages are in the log
@@ -69,46 +101,14 @@ class _Worker:
         answer = json.loads(line) if line else {"error": "the process ended\n" + self._log.read()[-3000:]}
         if "error" in answer:
             raise PeerError(f"{self.command.file} failed: {answer['error']}")
-        self._stop()
-        return answer
-
-    def _stop(self) -> None:
-        """Stop the process, and wait until it stands still: a signal takes effect only later."""
         self._signal(signal.SIGSTOP)
         with suppress(ChildProcessError):
-            os.waitpid(self._process.pid, os.WUNTRACED)
+            os.waitpid(self._process.pid, os.WUNTRACED)  # until it stands still: a signal takes effect only later
+        return answer
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
-
-
-class Workers:
-    """The workers of some commands, each started when it is first asked."""
-
-    def __init__(self, commands: Mapping[str, Command]) -> None:
-        self.commands = commands
-        self.versions: dict[str, str] = {}
-        self.warnings: list[str] = []  # of the workers that are closed
-        self._running: dict[str, _Worker] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.keep(())
-
-    def ask(self, name: str, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer of the worker `name`."""
-        if name not in self._running:
-            self._running[name] = _Worker(self.commands[name])
-            self.versions |= self._running[name].versions
-        return self._running[name].ask(request)
-
-    def keep(self, names: Sequence[str]) -> None:
-        """Close all workers but these."""
-        for name in [name for name in self._running if name not in names]:
-            self.warnings += self._running.pop(name).close()
 
 
 def can_import(python: str, package: str) -> bool:
@@ -117,3 +117,20 @@ def can_import(python: str, package: str) -> bool:
         return subprocess.run([python, "-c", f"import {package}"], check=False, capture_output=True).returncode == 0
     except OSError:
         return False
+
+
+def serve(make: Callable[[Mapping[str, Any]], tuple[Mapping[str, str], Generate]]) -> None:
+    """Be a worker: answer requests until standard input ends; what libraries print goes to standard error.
+
+    `make` gets the setup of the command, and returns the versions of the packages that do the work and what answers requests.
+    """
+    with os.fdopen(os.dup(1), "w") as channel:
+        os.dup2(2, 1)
+        versions, generate = make(json.loads(sys.argv[1]))
+        print(json.dumps({"ready": versions}), file=channel, flush=True)
+        for line in sys.stdin:
+            try:
+                answer = generate(**json.loads(line))
+            except Exception:  # noqa: BLE001 - whatever the peer raises is answered
+                answer = {"error": traceback.format_exc()}
+            print(json.dumps(answer), file=channel, flush=True)

@@ -1,4 +1,4 @@
-"""The benchmark of peers: the file for llama.cpp holds the model, and its processes decode as this project does."""
+"""The benchmark of decoding: the file for llama.cpp holds the model, and its processes decode as this project does."""
 
 import shutil
 import sys
@@ -10,15 +10,15 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
 
-from benchmarks import peers
+from benchmarks.decoding import Measured, Setting, all_peers, fastest, measure, same_tokens, speed_table
 from benchmarks.gguf_file import gguf_tensors, interleaved, obstacle, write_gguf
 from benchmarks.peer_workers.processes import Command, PeerError, Workers
-from benchmarks.peers import Setting, all_peers
 from specheads import Warp, generate_baseline
 
 SMALL = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 64}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 SETUP = {"model": "nano", "pair_keys": {"device": "cpu"}, "threads": 1, "engine": "eager"}
+SETUP |= {"greedy": True, "head": None, "rate": None}
 
 
 def small_llama(dtype=torch.float32, **keys):
@@ -62,6 +62,7 @@ def test_rows_are_rotated_as_neighbours():
 
 
 def test_llama3_frequencies_are_those_of_transformers():
+    pytest.importorskip("gguf")
     rope = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     model = small_llama(rope_parameters=rope | {"original_max_position_embeddings": 32})
     factors = dict(gguf_tensors(model))["rope_freqs.weight"]
@@ -75,7 +76,7 @@ def test_models_that_cannot_be_written_have_a_reason():
     assert "architecture is gpt2" in obstacle(other)
     assert "float16" in obstacle(small_llama(torch.float16))
     assert "rope type is yarn" in obstacle(small_llama(rope_parameters=yarn()))
-    assert "other weights" in obstacle(small_llama(attention_bias=True))
+    assert "biases" in obstacle(small_llama(attention_bias=True))
 
 
 def yarn():
@@ -83,51 +84,69 @@ def yarn():
 
 
 def arguments(**values):
-    missing = {"llama_bin": "/nowhere", "vllm_python": "no-python"}
-    return Namespace(
-        **{"model": "nano", "dtype": None, "head": None, "engine": "eager", "threads": 1, "window": 256} | missing | values
-    )
+    given = {"model": "nano", "dtype": None, "device": "cpu", "head": None, "greedy_head": None, "rate": None, "engine": "eager"}
+    given |= {"threads": 1, "window": 256, "at_once": [1], "llama_bin": "/nowhere", "vllm_python": "no-python"}
+    return Namespace(**given | {"vllm_drafts": "greedy", "vllm_eager": False} | values)
 
 
 def test_missing_peers_are_left_out_with_a_line(nano, tmp_path):
-    made = all_peers(nano, arguments(), tmp_path)
-    assert set(made.commands) == {"transformers", "specheads"} and list(tmp_path.iterdir()) == []
+    made = all_peers(nano, arguments(), True, tmp_path)
+    assert set(made.commands) == {"transformers", "this decoder"} and list(tmp_path.iterdir()) == []
     left_out = "\n".join(made.left_out)
     assert "vLLM is left out" in left_out and "the head is left out" in left_out
     assert "--llama-bin" in left_out
 
 
+def test_every_setting_of_vllm_is_a_process_of_its_own_with_its_options(nano, tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmarks.decoding.can_import", lambda python, package: package == "vllm")
+    given = arguments(head="sampled", greedy_head="greedy", at_once=[1, 4], vllm_drafts="probabilistic")
+    for greedy in (True, False):
+        made = all_peers(nano, given, greedy, tmp_path)
+        settings = [setting for setting in made.settings if setting.peer == "vLLM"]
+        assert len({setting.worker for setting in settings}) == len(settings) > 5
+        setups = {setting.name: made.commands[setting.worker].setup for setting in settings}
+        assert setups["vLLM, alone"]["drafted"] == 0 and setups["vLLM, draft model, K=4"]["drafted"] == 4
+        assert setups["vLLM, head on the draft model, threshold 0.5"]["threshold"] == 0.5
+        assert all(each["head"].endswith("/greedy" if greedy else "/sampled") for each in setups.values())
+        assert all(each["requests"] == 4 and each["greedy"] == greedy for each in setups.values())
+        assert all(each["drafts"] == ("greedy" if greedy else "probabilistic") for each in setups.values())
+
+
 def test_processes_decode_as_this_project_and_stand_still_between(nano, prompts):
-    commands = {
-        name: Command(sys.executable, "local_worker.py", SETUP | {"peer": name}) for name in ("specheads", "transformers")
-    }
-    length, request = 12, {"do": "generate", "greedy": True, "prompts": prompts[:2], "seeds": [0, 1], "length": 12}
+    names = ("this decoder", "transformers")
+    commands = {name: Command(sys.executable, "local_worker.py", SETUP | {"peer": name}) for name in names}
+    length = 12
     expected = [generate_baseline(nano, p, length, warp=Warp(temperature=0), stop_tokens=()).tokens.tolist() for p in prompts[:2]]
     assisted = {"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
     with Workers(commands) as workers:
         for name, options in (
-            ("specheads", {"rule": "alone"}),
-            ("specheads", {"rule": "fixed", "length": 3}),
+            ("this decoder", {"rule": "alone"}),
+            ("this decoder", {"rule": "fixed", "value": 3}),
             ("transformers", {}),
             ("transformers", assisted),
         ):
-            answer = workers.ask(name, request | {"options": options})
-            assert answer["responses"] == expected and len(answer["seconds"]) == 2
+            request = {"options": options, "seeds": [0], "length": length}
+            for prompt, response in zip(prompts, expected, strict=False):
+                answer = workers.ask(name, request | {"prompts": [prompt]})
+                assert answer["responses"] == [response] and answer["seconds"] > 0
+        together = {"options": {"rule": "fixed", "value": 3}, "prompts": prompts[:2], "seeds": [0, 1], "length": length}
+        assert workers.ask("this decoder", together)["responses"] == expected
         processes = [worker._process.pid for worker in workers._running.values()]
         if Path("/proc").is_dir():
             assert [Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] for pid in processes] == ["T", "T"]
         with pytest.raises(PeerError, match="rule 'none' is not known"):
-            workers.ask("specheads", request | {"options": {"rule": "none"}})
+            workers.ask("this decoder", together | {"options": {"rule": "none"}})
 
 
 def test_llama_cpp_decodes_as_this_project(nano, prompts, tmp_path):
     if not shutil.which("llama-server"):
         pytest.skip("needs llama-server on the PATH")
     pytest.importorskip("gguf")
-    made = all_peers(nano, arguments(llama_bin=None), tmp_path)
-    request = {"do": "generate", "options": {}, "greedy": True, "prompts": [prompts[0]], "seeds": [0], "length": 24}
+    made = all_peers(nano, arguments(llama_bin=None), True, tmp_path)
+    request = {"options": {}, "prompts": [prompts[0]], "seeds": [0], "length": 24}
     with Workers(made.commands) as workers:
-        responses = [workers.ask(name, request)["responses"][0] for name in ("llama.cpp 0", "llama.cpp 3")]
+        names = ("llama.cpp, alone", "llama.cpp, draft model, K=3")
+        responses = [workers.ask(name, request)["responses"][0] for name in names]
     plain = generate_baseline(nano, prompts[0], 24, warp=Warp(temperature=0), stop_tokens=()).tokens.tolist()
     assert responses == [plain, plain]
 
@@ -135,20 +154,36 @@ def test_llama_cpp_decodes_as_this_project(nano, prompts, tmp_path):
 class FakeWorkers:
     """Settings decode at the speed that their options name."""
 
+    def __init__(self):
+        self.asked = []
+
     def ask(self, name, request):
         count = len(request["prompts"])
-        return {
-            "responses": [[1] * request["length"]] * count,
-            "seconds": [request["length"] / request["options"]["speed"]] * count,
-        }
+        self.asked.append((count, request["seeds"]))
+        seconds = count * request["length"] / request["options"]["speed"]
+        return {"responses": [[1] * request["length"]] * count, "seconds": seconds, "totals": [2, 3, 0.25, 0.5, 0.0]}
 
 
-def test_the_fastest_setting_of_each_line_is_reported(capsys):
-    settings = [Setting("this decoder, alone", "", "a", {"speed": 100}), Setting("transformers, plain", "", "b", {"speed": 50})]
-    settings += [Setting("draft", f"K={length}", "a", {"speed": speed}) for length, speed in ((1, 110), (2, 150), (3, 120))]
-    how = (True, [[1], [2]], 8, 3)
-    chosen = peers.fastest(FakeWorkers(), settings, *how)
-    assert [setting.name for setting in chosen] == ["this decoder, alone", "transformers, plain", "draft, K=2"]
-    table = peers.speed_table(peers.measure(FakeWorkers(), chosen, *how), greedy=True)
-    assert [round(value, 6) for value in table.rows[2][1:]] == [150, 150, 150, 3.0, 1.5, 1.0]
-    assert peers.same_tokens(peers.Measured([], [[1, 2, 3, 4]]), peers.Measured([], [[1, 2, 4, 4]])) == 0.5
+def speed(value):
+    return {"speed": value}
+
+
+def test_the_fastest_setting_of_each_way_is_reported():
+    settings = [Setting("this decoder", "alone", options=speed(100)), Setting("transformers", "alone", options=speed(50))]
+    settings += [Setting("this decoder", "draft", f"K={k}", options=speed(value)) for k, value in ((1, 110), (2, 150), (3, 120))]
+    how = ([[1], [2]], 8, 3)
+    chosen = fastest(FakeWorkers(), settings, *how)
+    assert [setting.name for setting in chosen] == ["this decoder, alone", "transformers, alone", "this decoder, draft, K=2"]
+    table = speed_table(chosen, measure(FakeWorkers(), chosen, *how), "greedy")
+    expected = [150, 150, 150, 3.0, 1.5, 1.0, 1.5, 0.125, 0.25, 0]
+    assert [round(value, 6) for value in table.rows[2][1:]] == expected
+    assert same_tokens(Measured([], [[1, 2, 3, 4]]), Measured([], [[1, 2, 4, 4]])) == 0.5
+
+
+def test_prompts_come_in_groups_after_a_first_that_is_not_counted():
+    workers = FakeWorkers()
+    measured = measure(workers, [Setting("vLLM", "alone", options=speed(100))], [[1]] * 5, 8, 2, at_once=2)
+    counted = [(2, [0, 1]), (2, [2, 3]), (1, [4])]
+    later = [(count, [1000 + seed for seed in seeds]) for count, seeds in counted]
+    assert workers.asked == [counted[0], *counted, later[0], *later]
+    assert measured["vLLM, alone"].speeds == pytest.approx([100, 100]) and len(measured["vLLM, alone"].responses) == 5
