@@ -4,10 +4,11 @@
 the draft samples along them with their acceptance probabilities.
 """
 
-import json
+import contextlib
 import logging
+import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -15,17 +16,16 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from data_gen.progress import Meter, announce
 from data_gen.rows import Shard, label_rows, plan_shards, respond, response_rows
-from data_gen.settings import RESPONSE_LIMITS, SHARD_LIMITS, Generation
-from data_gen.vllm_runner import VllmResponses, responses_provenance
+from data_gen.settings import RESPONSE_LIMITS, Generation
+from data_gen.vllm_runner import responses_provenance, vllm_responses
 from specheads.decoding.responses import Responder, Response
 from specheads.errors import UserError
 from specheads.forecast import progress
 from specheads.pair.pair import Pair
 from specheads.prompts.prompt import SPLITS, Prompt, PromptSource, encode_prompts, response_provenance, unique
 from specheads.storage.data_set import SCHEMA
-from specheads.storage.shards import FORMAT_VERSION, MANIFEST, ShardStore, checksum, fingerprint, read_manifest
+from specheads.storage.shards import MANIFEST, ShardStore, checksum, fingerprint, read_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -34,13 +34,13 @@ Advance = Callable[[int], object]  # takes how many responses are done
 
 def generate_data(
     pair: Pair,
-    source: PromptSource,
+    source: PromptSource | Sequence[Prompt],
     settings: Generation,
     root: Path,
     splits: Collection[str] = SPLITS,
     labelled: bool = True,
 ) -> Path:
-    """Return the folder of the complete cache for these arguments; missing shards are made first.
+    """Return the folder of the complete cache of the prompts of a source, or of given ones; missing shards are made first.
 
     Another process of this machine that makes the same cache is waited for. With `labelled` false, responses are enough: an
     existing cache with labels is used as well.
@@ -48,7 +48,7 @@ def generate_data(
     Raises:
         UserError: no usable prompt.
     """
-    prompts = unique(source.load(pair.chats))
+    prompts = unique(source if isinstance(source, Sequence) else source.load(pair.chats))
     while isinstance(stage := next_stage(pair, prompts, settings, root, splits, labelled), Stage):
         stage.run()
     logger.info("data: complete in %s", stage)
@@ -71,11 +71,10 @@ def next_stage(
         for labels in (True, labelled):
             if folder := _complete(root, cache_provenance(pair, some, settings, labels)):
                 return folder
-    if not labelled:
-        return Responses(pair, wanted, settings, root)
-    for some in (usable, wanted):
-        if folder := _complete(root, cache_provenance(pair, some, settings, labelled=False)):
-            return Labels(pair, wanted, settings, root, folder)
+    if labelled:
+        for some in (usable, wanted):
+            if folder := _complete(root, cache_provenance(pair, some, settings, labelled=False)):
+                return Labels(pair, wanted, settings, root, folder)
     return Responses(pair, wanted, settings, root)
 
 
@@ -91,42 +90,46 @@ class Stage(ABC):
     labelled: bool
 
     def __init__(self, pair: Pair, prompts: Sequence[Prompt], settings: Generation, root: Path) -> None:
-        self.pair, self.settings, self.root = pair, settings, root
+        self.pair, self.prompts, self.settings, self.root = pair, prompts, settings, root
         provenance = cache_provenance(pair, prompts, settings, self.labelled)
         self.store = ShardStore(root / fingerprint(provenance), provenance, SCHEMA)
         self.shards = plan_shards(encode_prompts(pair, prompts, settings.limits), settings)
 
     def run(self) -> None:
         """Make what is missing in this process."""
-        with self.store.missing(list(self.shards)) as missing, self.progress(self.announced(missing)) as advance:
-            for lot in self.lots(missing):
-                self.make(lot, advance)
+        with self.store.missing(list(self.shards)) as missing:
+            self.announce(missing)
+            with progress(self.name, self.num_rows(missing)) as advance:
+                for lot in self.lots(missing):
+                    self.make(lot, advance)
             self.store.complete(list(self.shards))
 
     def num_rows(self, names: Collection[str]) -> int:
         """Return the number of responses in some shards."""
         return sum(len(self.shards[name].prompts) for name in names)
 
-    def announced(self, missing: Collection[str]) -> int:
-        """Log what is to be done; return the number of responses in the missing shards."""
-        announce(self.name, self.store.folder, self.num_rows(self.shards), self.num_rows(missing), self.settings)
-        return self.num_rows(missing)
+    def announce(self, missing: Collection[str]) -> None:
+        """Log how many responses are to be made or labelled, and their size; warn where the disk has less space."""
+        rows, folder = self.num_rows(missing), self.store.folder
+        logger.info("data: %s of %d prompts, %d still to do, in %s", self.name, self.num_rows(self.shards), rows, folder)
+        # Numbers of four bytes, before compression: nine per token and two for every further sample.
+        numbers = 9 + 2 * (self.settings.samples_per_position - 1) if self.labelled else 1
+        size, free = 4 * numbers * self.settings.max_new_tokens * rows / 2**20, shutil.disk_usage(folder).free / 2**20
+        logger.info("data: at most %.0f MiB on disk", size)
+        if size > free:
+            logger.warning("data: only %.0f MiB are free in %s; choose another folder with paths.data=", free, folder)
 
     def lots(self, missing: Collection[str]) -> list[list[str]]:
         """Return the missing shards in the parts in which they are made."""
         return [[name] for name in missing]
 
-    def progress(self, num_rows: int) -> Any:
-        """Return a context manager with a progress bar; it gives what advances it."""
-        return progress(self.name, num_rows)
-
     @abstractmethod
-    def make(self, names: Sequence[str], advance: Any) -> None:
+    def make(self, names: Sequence[str], advance: Advance) -> None:
         """Make some shards."""
 
 
 class Responses(Stage):
-    """The stage that answers the prompts: with responses of another cache, by vLLM, or in this process."""
+    """The stage that answers the prompts: by vLLM, or in this process."""
 
     name, labelled = "responses", False
 
@@ -136,37 +139,39 @@ class Responses(Stage):
             return super().lots(missing)
         names, count = list(self.shards), self.settings.num_lots
         ends = [round(len(names) * number / count) for number in range(count + 1)]
-        return [[name for name in names[first:end] if name in missing] for first, end in pairwise(ends)]
-
-    def progress(self, num_rows: int) -> Any:
-        return Meter(num_rows, self.settings.max_new_tokens)
+        lots = [[name for name in names[first:end] if name in missing] for first, end in pairwise(ends)]
+        return [lot for lot in lots if lot]
 
     @cached_property
-    def reusable(self) -> Path | None:
-        """A cache whose responses are copied."""
-        return None if self.settings.by_vllm else _reusable_cache(self.root, self.store.provenance)
-
-    @cached_property
-    def responder(self) -> Responder:
-        """What makes responses in this process."""
+    def _responder(self) -> Responder:
         lengths = [len(ids) for shard in self.shards.values() for _, ids in shard.prompts]
         return Responder(self.pair, lengths, self.settings.limits)
 
-    def make(self, names: Sequence[str], advance: Callable[[int, int], None]) -> None:
-        """`advance` takes the tokens that were made, and how many responses ended with them."""
-        if self.settings.by_vllm and names:
+    @cached_property
+    def _earlier(self) -> Path | None:
+        """A complete cache with fewer responses to each prompt, which are the first of these."""
+        for count in range(self.settings.responses_per_prompt - 1, 0, -1):
+            settings = self.settings.but(responses_per_prompt=count)
+            if folder := _complete(self.root, cache_provenance(self.pair, self.prompts, settings, labelled=False)):
+                logger.info("data: the first %d responses to each prompt are taken from %s", count, folder)
+                return folder
+        return None
+
+    def make(self, names: Sequence[str], advance: Advance) -> None:
+        """Answer the prompts of some shards."""
+        if self.settings.by_vllm:
             missing = {name: self.shards[name] for name in names}
-            with VllmResponses(self.pair, missing, self.settings, self.store.folder) as vllm:
-                for name in names:
-                    self.store.write(name, response_rows(self.shards[name], vllm.of(name, advance)))
+            with contextlib.closing(vllm_responses(self.pair, missing, self.settings, self.store.folder, advance)) as made:
+                for name, responses in made:
+                    self.store.write(name, response_rows(self.shards[name], responses))
             return
         for name in names:
             shard = self.shards[name]
-            responses = _read_responses(self.reusable, name, shard, self.pair, self.settings) if self.reusable else None
+            responses = _read_responses(self._earlier, name, shard) if self._earlier else None
             if responses is not None:
-                advance(0, len(responses))
+                advance(len(responses))
             else:
-                responses = respond(self.responder, shard, self.settings, advance)
+                responses = respond(self._responder, shard, self.settings, lambda made, ended: ended and advance(ended))
             self.store.write(name, response_rows(shard, responses))
 
 
@@ -180,10 +185,10 @@ class Labels(Stage):
         self.responses = responses
 
     def make(self, names: Sequence[str], advance: Advance) -> None:
-        """`advance` takes how many responses are labelled."""
+        """Label the responses of some shards. Raises UserError if one of them has changed."""
         for name in names:
             shard = self.shards[name]
-            responses = _read_responses(self.responses, name, shard, self.pair, self.settings)
+            responses = _read_responses(self.responses, name, shard)
             if responses is None:
                 raise UserError(f"{name} in {self.responses} has changed since it was written; run the command again.")
             self.store.write(name, label_rows(self.pair, shard, responses, self.settings))
@@ -203,52 +208,12 @@ def cache_provenance(pair: Pair, prompts: Sequence[Prompt], settings: Generation
     }
 
 
-def _reusable_cache(root: Path, provenance: Mapping[str, Any]) -> Path | None:
-    """Return a complete cache in `root` of the same target, prompts and limits, from which responses can be copied, or None."""
-    wanted = json.loads(json.dumps(provenance))
-    candidates = {}
-    for manifest_path in sorted(root.glob("*/manifest.json")):
-        if manifest_path.parent.name == fingerprint(provenance):
-            continue  # the cache itself, whose shards have changed
-        try:
-            manifest = read_manifest(manifest_path.parent)
-        except UserError:
-            continue  # an unreadable cache has nothing to copy
-        if manifest.get("complete") and _has_same_responses(manifest.get("provenance", {}), wanted):
-            candidates[manifest_path.parent] = manifest
-    if not candidates:
-        return None
-    folder = max(candidates, key=lambda path: candidates[path]["provenance"]["settings"].get("responses_per_prompt", 1))
-    manifest = candidates[folder]
-    earlier = "" if manifest.get("format_version") == FORMAT_VERSION else " by an earlier version"
-    logger.info(
-        "data: the target's responses are taken from %s, which was made for %s %s%s",
-        folder,
-        *manifest["provenance"]["draft"],
-        earlier,
-    )
-    return folder
-
-
-def _has_same_responses(theirs: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether two caches of these provenances have the same responses, shard by shard."""
-    if theirs.keys() != wanted.keys() or theirs["dtype"][0] != wanted["dtype"][0]:
-        return False
-    limits = [{name: provenance["settings"].get(name) for name in SHARD_LIMITS} for provenance in (theirs, wanted)]
-    return limits[0] == limits[1] and all(theirs[name] == wanted[name] for name in wanted.keys() - {"draft", "dtype", "settings"})
-
-
-def _read_responses(cache: Path, name: str, shard: Shard, pair: Pair, settings: Generation) -> list[Response] | None:
-    """Return the responses of a shard of a cache; None if that is missing or damaged, or if a window cut them elsewhere."""
+def _read_responses(cache: Path, name: str, shard: Shard) -> list[Response] | None:
+    """Return the responses of a shard of a cache; None if it is missing, damaged or another."""
     entry, path = read_manifest(cache)["shards"].get(name), cache / name
     if entry is None or not path.is_file() or checksum(path) != entry["sha256"]:
         return None
     rows = pq.read_table(path, columns=["prompt_ids", "sample", "response_ids", "finished"]).to_pylist()
     if [(row["prompt_ids"], row["sample"]) for row in rows] != [(ids, shard.sample) for _, ids in shard.prompts]:
         return None
-    responses = [Response(row["response_ids"], row["finished"]) for row in rows]
-    for (_, ids), response in zip(shard.prompts, responses, strict=True):
-        limit = min(settings.max_new_tokens, pair.window - len(ids))
-        if len(response.ids) > limit or (len(response.ids) < limit and not response.finished):
-            return None
-    return responses
+    return [Response(row["response_ids"], row["finished"]) for row in rows]

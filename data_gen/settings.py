@@ -8,9 +8,8 @@ from specheads.prompts.prompt import ResponseLimits
 from specheads.settings import Built, NonNegativeNumber, PositiveCount, Seed, Settings, Text, count, setting
 
 _LARGEST_BATCH = 2**16  # responses; their key-value memory is allocated at once
-# Settings that decide the responses of a shard; the others decide what the draft samples along them.
-SHARD_LIMITS = ("max_new_tokens", "max_prompt_tokens", "batch_size", "rows_per_shard")
-RESPONSE_LIMITS = (*SHARD_LIMITS, "responses_per_prompt")  # the last decides the number of shards, not the content of one
+# Settings that decide responses; the others decide what the draft samples along them.
+RESPONSE_LIMITS = ("max_new_tokens", "max_prompt_tokens", "batch_size", "rows_per_shard", "responses_per_prompt")
 _KEYS_IN_CACHES = {"samples_per_position": "draws_per_position"}  # settings that have an earlier name in the keys of caches
 
 

@@ -9,16 +9,16 @@ import logging
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, cast
 
 from data_gen.rows import Shard, uniforms_of, warp_of
 from data_gen.settings import Generation
 from specheads.decoding.responses import Response
 from specheads.errors import UserError
-from specheads.integrations import vllm_responses
+from specheads.integrations import vllm_responses as answering
 from specheads.integrations.served_target import sampling_params
 from specheads.pair.pair import Pair
 from specheads.pair.revisions import resolve
@@ -26,7 +26,6 @@ from specheads.pair.synthetic import is_synthetic
 
 logger = logging.getLogger(__name__)
 
-_LOG = "vllm.log"
 _FIND_VERSION = (
     "import importlib.metadata as m; names = m.packages_distributions().get('vllm'); print(m.version(names[0]) if names else '')"
 )
@@ -54,77 +53,48 @@ def responses_provenance(settings: Generation) -> dict[str, Any]:
     """Return what decides responses besides the target and the settings of all runners; nothing for those that are made here."""
     if not settings.by_vllm:
         return {}
-    return {"runner": ["vllm", vllm_version(_python_of(settings)), dict(settings.vllm_options)]}
+    return {"runner": ["vllm", vllm_version(settings.vllm_python or sys.executable), dict(settings.vllm_options)]}
 
 
-def _python_of(settings: Generation) -> str:
-    """Return the interpreter that runs vLLM."""
-    return settings.vllm_python or sys.executable
+def vllm_responses(
+    pair: Pair, shards: Mapping[str, Shard], settings: Generation, folder: Path, advance: Callable[[int], object]
+) -> Iterator[tuple[str, list[Response]]]:
+    """Yield the names of some shards with their responses, which vLLM makes all at once and in this order.
 
+    The process of vLLM ends with the iterator; its log goes to `folder`. `advance` is called with 1 for each response that has
+    ended. The pair may be without the target's weights.
 
-class VllmResponses:
-    """The responses to some shards, which vLLM makes all at once and in their order. A context manager: it ends the process."""
-
-    def __init__(self, pair: Pair, shards: Mapping[str, Shard], settings: Generation, folder: Path) -> None:
-        """Start vLLM.
-
-        Args:
-            pair: with or without the target's weights.
-            shards: by name, those that are missing.
-            folder: where vLLM's log goes.
-
-        Raises:
-            UserError: a target that vLLM cannot load from its location.
-        """
-        if is_synthetic(pair.target_id):
-            raise UserError(f"runner=vllm cannot load {pair.target_id}, which is made in memory; leave runner out.")
-        self._shards, self._log = shards, folder / _LOG
-        self._places = [(name, row) for name, shard in shards.items() for row in range(len(shard.prompts))]
-        self._ended: dict[tuple[str, int], Response] = {}
-        requests = [request for shard in shards.values() for request in _requests_of(pair, shard, settings)]
-        content = {"model": _model_of(pair, requests, settings), "requests": requests}
-        self._file = tempfile.NamedTemporaryFile("w", suffix=".json")  # noqa: SIM115  # closed by __exit__
-        json.dump(content, self._file)
-        self._file.flush()
+    Raises:
+        UserError: a target that vLLM cannot load from its location; vLLM ended without all responses.
+    """
+    if is_synthetic(pair.target_id):
+        raise UserError(f"runner=vllm cannot load {pair.target_id}, which is made in memory; leave runner out.")
+    places = [(name, row) for name, shard in shards.items() for row in range(len(shard.prompts))]
+    requests = [request for shard in shards.values() for request in _requests_of(pair, shard, settings)]
+    path, ended = folder / "vllm.log", dict[tuple[str, int], Response]()
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file, path.open("w") as log:
+        json.dump({"model": _model_of(pair, requests, settings), "requests": requests}, file)
+        file.flush()
+        logger.info("responses: vLLM starts with %d prompts; it logs to %s", len(requests), path)
         # -P: the folder of the script is not for imports
-        command = [_python_of(settings), "-P", vllm_responses.__file__, self._file.name]
-        logger.info("responses: vLLM starts with %d prompts; it logs to %s", len(requests), self._log)
-        with self._log.open("w") as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
-
-    def of(self, name: str, on_step: Callable[[int, int], None]) -> list[Response]:
-        """Return the responses to a shard, waiting for them.
-
-        Args:
-            on_step: called for each response that has ended, with its number of tokens and with 1.
-
-        Raises:
-            UserError: vLLM ended without them.
-        """
-        wanted = [(name, row) for row in range(len(self._shards[name].prompts))]
-        output: IO[str] = self._process.stdout  # type: ignore[assignment]  # it is a pipe
-        while any(place not in self._ended for place in wanted):
-            line = output.readline()
-            if not line:
-                said = [each for each in self._log.read_text().splitlines() if each.strip()]
-                raise UserError(
-                    f"vLLM ended without all responses; its log is {self._log}, whose last line is: {said[-1] if said else ''}"
-                )
-            content = json.loads(line)
-            self._ended[self._places[content["request"]]] = Response(content["ids"], content["finished"])
-            on_step(len(content["ids"]), 1)
-        return [self._ended.pop(place) for place in wanted]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._file.close()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
+        command = [settings.vllm_python or sys.executable, "-P", answering.__file__, file.name]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True) as process:
+            try:
+                for name, shard in shards.items():
+                    wanted = [(name, row) for row in range(len(shard.prompts))]
+                    while not all(place in ended for place in wanted):
+                        line = cast(IO[str], process.stdout).readline()
+                        if not line:
+                            said = [each for each in path.read_text().splitlines() if each.strip()] or [""]
+                            raise UserError(
+                                f"vLLM ended without all responses; its log is {path}, whose last line is: {said[-1]}"
+                            )
+                        content = json.loads(line)
+                        ended[places[content["request"]]] = Response(content["ids"], content["finished"])
+                        advance(1)
+                    yield name, [ended.pop(place) for place in wanted]
+            finally:
+                process.kill()
 
 
 def _requests_of(pair: Pair, shard: Shard, settings: Generation) -> list[dict[str, Any]]:

@@ -3,10 +3,8 @@
 import logging
 import time
 
-import numpy as np
 import pytest
 
-from data_gen.progress import Meter
 from specheads.forecast import Forecast, duration, rate
 
 
@@ -48,44 +46,6 @@ def test_a_phase_at_another_pace_is_soon_seen(clock, caplog):
     # Logged at 10, 20, 40, 80 and 160 seconds; from 80 on half of the time is of the slow phase.
     last = caplog.records[-1].message
     assert last.startswith("predicting: 340 of 400") and last.endswith("about 60 s to go")
-
-
-def play(clock, lengths, rows, token_seconds, most, shard=256):
-    """Make responses of these lengths, some rows at a time, shard after shard.
-
-    Returns the time at the end, and the forecasts by time.
-    """
-    left, meter = {}, Meter(len(lengths), most)
-    for start in range(0, len(lengths), shard):
-        waiting, running = lengths[start : start + shard], []
-        while waiting or running:
-            running += [waiting.pop() for _ in range(min(rows - len(running), len(waiting)))]
-            clock[0] += token_seconds
-            running = [length - 1 for length in running]
-            meter.add(len(running), running.count(0))
-            running = [length for length in running if length]
-            left[clock[0]] = meter.left()
-    return clock[0], left
-
-
-@pytest.mark.parametrize("most", [128, 512])
-def test_responses_are_forecast_within_30_percent(clock, most):
-    """Though they end early: from ten seconds on."""
-    lengths = np.random.default_rng(0).geometric(1 / 80, size=4000).clip(max=most).tolist()
-    end, left = play(clock, lengths, 64, 0.02, most)
-    known = {now: seconds for now, seconds in left.items() if 10 < now < 0.8 * end}  # at the end few rows are busy
-    assert len(known) > 1000
-    wrong = {now: (seconds, end - now) for now, seconds in known.items() if abs(seconds - (end - now)) > 0.3 * (end - now)}
-    assert not wrong, (len(wrong), len(known), *list(wrong.items())[:3])
-
-
-def test_copied_responses_do_not_count(clock):
-    meter = Meter(20, 10)
-    meter.add(0, 10)
-    assert meter.left() is None
-    clock[0] += 5.0
-    meter.add(50, 5)
-    assert meter.left() == pytest.approx(5.0)
 
 
 @pytest.mark.parametrize(

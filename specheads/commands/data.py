@@ -14,7 +14,7 @@ from specheads.commands.compose import load_configured_pair, model_config, setti
 from specheads.errors import UserError
 from specheads.pair.pair import Pair
 from specheads.processes import after_first
-from specheads.prompts.prompt import SPLITS, GeneratedData, LoadedPrompts, Prompt, unique
+from specheads.prompts.prompt import SPLITS, GeneratedData, Prompt, unique
 
 
 def data_cache(
@@ -30,39 +30,28 @@ def data_cache(
 
     def make() -> Path:
         if settings.runner == "ray" and isinstance(next_stage(pair, prompts, settings, root, splits, labelled), Stage):
-            _on_workers(cfg, splits, labelled)
-        return generate_data(pair, LoadedPrompts(prompts), settings, root, splits, labelled)
+            _on_workers(cfg, settings, splits, labelled)
+        return generate_data(pair, prompts, settings, root, splits, labelled)
 
     return GeneratedData(after_first(make), prompts, settings.limits)
 
 
-def _on_workers(cfg: DictConfig, splits: Collection[str] = SPLITS, labelled: bool = True) -> str:
+def _on_workers(cfg: DictConfig, settings: Generation, splits: Collection[str] = SPLITS, labelled: bool = True) -> str:
     """Return the folder of a data set that the workers of a Ray cluster make, the responses first."""
     config = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True))
     config["paths"]["data"] = str(Path(cfg.paths.data).absolute())
-    stages = [
-        {"config": config, "splits": list(splits), "labelled": labels} for labels in ((False, True) if labelled else (False,))
-    ]
-    return on_workers(settings_of(Generation, cfg), Path(cfg.paths.data), open_stage, stages)
+    common = {"config": config, "splits": list(splits)}
+    stages = [common | {"labelled": labels} for labels in ((False, True) if labelled else (False,))]
+    return on_workers(settings, Path(cfg.paths.data), _open_stage, stages)
 
 
-def open_stage(argument: dict[str, Any]) -> Path | Stage:
+def _open_stage(argument: dict[str, Any]) -> Path | Stage:
     """Return the stage of an argument of `on_workers`, or its folder if it is done."""
     cfg, labelled = OmegaConf.create(argument["config"]), argument["labelled"]
     settings = settings_of(Generation, cfg)
     pair = load_configured_pair(cfg, only_draft=settings.by_vllm and not labelled)
     prompts = unique(source_of(cfg).load(pair.chats))
     return next_stage(pair, prompts, settings, Path(cfg.paths.data), argument["splits"], labelled)
-
-
-def _made(cfg: DictConfig) -> Path | str:
-    """Return the folder of the data set of a composed config, which this process or workers make."""
-    settings, root = settings_of(Generation, cfg), Path(cfg.paths.data)
-    if settings.runner == "ray":
-        return _on_workers(cfg)
-    if settings.by_vllm:  # its responses first, without another target in memory
-        generate_data(load_configured_pair(cfg, only_draft=True), source_of(cfg), settings, root, labelled=False)
-    return generate_data(load_configured_pair(cfg), source_of(cfg), settings, root)
 
 
 def check_data(cfg: DictConfig) -> None:
@@ -80,4 +69,11 @@ def check_data(cfg: DictConfig) -> None:
 def main(cfg: DictConfig) -> None:
     """Generate the data and print where it is."""
     check_data(cfg)
-    print(f"data: {_made(cfg)}\nnext: {next_command('train')}")
+    settings, root = settings_of(Generation, cfg), Path(cfg.paths.data)
+    if settings.runner == "ray":
+        folder: Path | str = _on_workers(cfg, settings)
+    else:
+        if settings.by_vllm:  # its responses first, without another target in memory
+            generate_data(load_configured_pair(cfg, only_draft=True), source_of(cfg), settings, root, labelled=False)
+        folder = generate_data(load_configured_pair(cfg), source_of(cfg), settings, root)
+    print(f"data: {folder}\nnext: {next_command('train')}")

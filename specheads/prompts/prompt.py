@@ -47,20 +47,6 @@ class PromptSource(Protocol):
         """
 
 
-@dataclass(frozen=True)
-class LoadedPrompts:
-    """Prompts that another source has loaded."""
-
-    prompts: Sequence[Prompt]
-
-    def check(self) -> None:
-        """Accept them: the other source has checked them."""
-
-    def load(self, chats: bool, responses: bool = False) -> Sequence[Prompt]:
-        """Return them as they are."""
-        return self.prompts
-
-
 def unique(prompts: Iterable[Prompt]) -> list[Prompt]:
     """Return the prompts without repeated ids; a text stays in the first split that has it."""
     first: dict[str, Prompt] = {}

@@ -11,7 +11,7 @@ import pytest
 from commands import wait_for
 
 from data_gen import ray_runner
-from data_gen.ray_runner import Driver, UnfitWorker, Worker, on_workers, packages_here
+from data_gen.ray_runner import Crew, Worker, on_workers, packages_here
 from data_gen.settings import Generation
 from specheads.errors import UserError
 
@@ -38,7 +38,7 @@ def check(folder, **changes):
     ],
 )
 def test_a_worker_that_cannot_take_part_says_why(tmp_path, changes, message):
-    with pytest.raises(UnfitWorker, match=message):
+    with pytest.raises(UserError, match=message):
         Worker(lambda argument: pytest.fail("it works"), {}, check(tmp_path, **changes)).begin()
 
 
@@ -52,7 +52,7 @@ def test_a_mistake_of_a_worker_names_its_machine(tmp_path, monkeypatch):
         Worker(fail, {}, check(tmp_path)).begin()
     worker = Worker(lambda argument: argument["folder"], {"folder": tmp_path}, check(tmp_path))  # it is done
     worker.begin()
-    assert worker.folder() == str(tmp_path) and worker.missing() == ("", [])
+    assert worker.folder() == str(tmp_path) and worker.missing() == ("", 0, [])
 
 
 def test_without_ray_the_message_says_how_to_install_it(tmp_path, monkeypatch):
@@ -62,51 +62,42 @@ def test_without_ray_the_message_says_how_to_install_it(tmp_path, monkeypatch):
 
 
 class StandIn:
-    """As much of Ray as a driver meets: a call is done when it is waited for, in the order of the calls."""
+    """As much of Ray as a crew meets: a call is done when it is waited for, in the order of the calls."""
 
     class exceptions:
-        class RayError(Exception):
+        class RayActorError(Exception):
             pass
 
-        class RayActorError(RayError):
-            pass
-
-        class RayTaskError(RayError):
+        class RayTaskError(Exception):
             def __init__(self, cause):
                 self.cause = cause
 
-    def __init__(self, resources):
-        self.resources, self.killed = resources, []
-
-    def wait(self, calls, timeout):
+    def wait(self, calls):
         return calls[:1], calls[1:]
 
     def get(self, call):
         result = call()
-        if isinstance(result, self.exceptions.RayError):
+        if isinstance(result, self.exceptions.RayActorError):
             raise result
         if isinstance(result, Exception):
             raise self.exceptions.RayTaskError(result)
         return result
 
     def kill(self, worker):
-        self.killed.append(worker)
-
-    def cluster_resources(self):
-        return self.resources
+        pass
 
 
-def crew(folder, *fates, lots=4):
-    """Return a driver whose workers meet what `fates` says, (when it begins, at its first lot), and the lots that are made."""
-    ray, made, left = StandIn({}), [], iter(fates)
+def crew(folder, count, *fates, lots=4):
+    """Return a crew whose workers meet what `fates` says, (when it begins, at its first lot), and the lots that are made."""
+    made, left = [], iter(fates)
 
     def new_worker():
         at_begin, at_make = next(left, (None, None))
         answers = {
             "begin": lambda: at_begin,
             "folder": lambda: str(folder),
-            "missing": lambda: ("labels", [([f"{number}"], 1) for number in range(lots)]),
-            "make": lambda lot: at_make or made.append(lot),
+            "missing": lambda: ("labels", lots, [[f"{number}"] for number in range(lots)]),
+            "make": lambda lot: at_make or made.append(lot) or 1,
             "complete": lambda: made.append("complete"),
         }
         return SimpleNamespace(
@@ -116,36 +107,34 @@ def crew(folder, *fates, lots=4):
             }
         )
 
-    return Driver(ray, new_worker), made
+    return Crew(StandIn(), new_worker, count), made
 
 
-def test_lots_of_workers_that_die_or_fail_are_made_by_others(tmp_path, caplog):
-    died, full = StandIn.exceptions.RayActorError(), UserError("node3: No space left on device")
-    driver, made = crew(tmp_path, (None, None), (None, died), (None, full), (died, None))
+def test_lots_of_workers_that_die_are_made_by_others(tmp_path, caplog):
+    died = StandIn.exceptions.RayActorError()
+    workers, made = crew(tmp_path, 3, (None, None), (None, died), (died, None))
     with caplog.at_level(logging.WARNING):
-        assert driver.run(4) == str(tmp_path)
+        assert workers.make_stage() == str(tmp_path)
     assert made[-1] == "complete" and sorted(made[:-1]) == [["0"], ["1"], ["2"], ["3"]]
-    assert "a worker has ended, the others go on: node3: No space left on device" in caplog.text
     assert caplog.text.count("a worker has died, and another one begins") == 2
     assert not list(tmp_path.iterdir())  # the lock is released
 
 
-def test_mistakes_that_all_workers_meet_end_the_run(tmp_path):
+def test_a_mistake_of_a_worker_ends_the_run_and_so_do_workers_that_always_die(tmp_path):
     full = UserError("node3: No space left on device")
-    with pytest.raises(UserError, match="node3: No space left"):
-        crew(tmp_path, (None, full), (None, UserError("another")))[0].run(2)
-    with pytest.raises(UnfitWorker):
-        crew(tmp_path, (UnfitWorker("other versions"), None))[0].run(2)
+    for fates in ([(None, full)], [(full, None)]):
+        with pytest.raises(UserError, match="node3: No space left"):
+            crew(tmp_path, 2, *fates)[0].make_stage()
     with pytest.raises(StandIn.exceptions.RayActorError):
-        crew(tmp_path, *[(StandIn.exceptions.RayActorError(), None)] * 99)[0].run(1)
+        crew(tmp_path, 1, *[(StandIn.exceptions.RayActorError(), None)] * 99)[0].make_stage()
 
 
 def test_a_machine_without_enough_for_a_worker_is_refused_by_the_key():
-    needs = {"num_cpus": 4, "num_gpus": 1}
+    needs = {"ray_cpus_per_worker": 4, "ray_gpus_per_worker": 1}
     for resources, key in (({"CPU": 2, "GPU": 1}, "cpus"), ({"CPU": 4}, "gpus")):
         with pytest.raises(UserError, match=rf"ray\.{key}_per_worker=\d, but this machine has \d"):
-            ray_runner._check_size(StandIn(resources), Generation(runner="ray"), needs)
-        ray_runner._check_size(StandIn(resources), Generation(runner="ray", ray_address="auto"), needs)  # it may grow
+            ray_runner._check_size(resources, Generation(runner="ray", **needs))
+        ray_runner._check_size(resources, Generation(runner="ray", ray_address="auto", **needs))  # it may grow
 
 
 def test_an_address_where_nobody_listens_is_refused_at_once(tmp_path):

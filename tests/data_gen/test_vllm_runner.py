@@ -13,14 +13,14 @@ from omegaconf import OmegaConf
 from warm_processes import run
 
 import data_gen.run
+from data_gen import vllm_runner
 from data_gen.rows import label_responses, uniforms_of
 from data_gen.run import cache_provenance, generate_data
 from data_gen.settings import Generation
-from data_gen.vllm_runner import VllmResponses, vllm_version
+from data_gen.vllm_runner import vllm_version
 from specheads.commands import data as data_command
 from specheads.errors import UserError
 from specheads.pair.sampling import Warp
-from specheads.prompts.prompt import LoadedPrompts
 from specheads.prompts.sources import NanoSource
 
 ROOT = Path(__file__).parents[2]
@@ -86,7 +86,7 @@ def stand_in(tmp_path):
 
 @pytest.fixture(scope="module")
 def prompts(nano):
-    return LoadedPrompts(list(NanoSource(4, 1, 0).load(nano.chats)))
+    return list(NanoSource(4, 1, 0).load(nano.chats))
 
 
 def settings(python, **more):
@@ -125,7 +125,7 @@ def test_version_and_options_are_in_the_key_and_the_interpreter_is_not(nano, pro
     package, python = stand_in
 
     def key(chosen):
-        return cache_provenance(nano, list(prompts.load(False)), chosen, True)
+        return cache_provenance(nano, prompts, chosen, True)
 
     usual = key(settings(python))
     assert usual["runner"] == ["vllm", "9.1", {}]
@@ -152,13 +152,17 @@ def test_what_was_finished_when_vllm_died_is_kept(nano, prompts, stand_in, tmp_p
 def test_all_responses_are_made_before_the_first_label(nano, prompts, stand_in, tmp_path, monkeypatch):
     """So that vLLM's memory is free by then."""
     _, python = stand_in
-    made, running, real, start = [], [], data_gen.run.label_rows, VllmResponses.__enter__
+    made, running, real, start = [], [], data_gen.run.label_rows, vllm_runner.subprocess.Popen
 
     def noted(*arguments):
-        running.append(any(each._process.poll() is None for each in made))
+        running.append(any(each.poll() is None for each in made))
         return real(*arguments)
 
-    monkeypatch.setattr(VllmResponses, "__enter__", lambda self: made.append(self) or start(self))
+    def started(*arguments, **given):
+        made.append(start(*arguments, **given))
+        return made[-1]
+
+    monkeypatch.setattr(vllm_runner.subprocess, "Popen", started)
     monkeypatch.setattr(data_gen.run, "label_rows", noted)
     generate_data(nano, prompts, settings(python), tmp_path / "data")
     assert made and running and not any(running)
@@ -204,7 +208,7 @@ def test_in_vllm_greedy_responses_are_the_targets(nano, prompts, tmp_path):
 @needs_vllm
 def test_in_vllm_sampled_responses_follow_the_targets_distribution(nano, tmp_path):
     """Two samples of each prompt's first two tokens, vLLM's and this project's: chi-square, false alarm 1e-6."""
-    prompts = LoadedPrompts(list(NanoSource(2, 0, 0).load(nano.chats)))
+    prompts = list(NanoSource(2, 0, 0).load(nano.chats))
     sizes = {"responses_per_prompt": 1000, "max_new_tokens": 2, "rows_per_shard": 1000}
     counts = []
     for runner in ("vllm", "local"):
