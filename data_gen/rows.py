@@ -53,10 +53,15 @@ def plan_shards(prompts: Sequence[EncodedPrompt], settings: "Generation") -> dic
 
 
 def respond(
-    responder: Responder, shard: Shard, settings: "Generation", on_step: Callable[[int, int], None] = lambda made, ended: None
+    responder: Responder, shard: Shard, settings: "Generation", advance: Callable[[int], object] = lambda rows: None
 ) -> list[Response]:
-    """Return the target's responses to the prompts of a shard; see `Responder.respond`, whose plan has these prompts."""
+    """Return the target's responses to the prompts of a shard; `advance` takes how many have ended with a step."""
     uniform = np.stack([uniforms_of(settings, prompt.prompt_id, shard.sample)[0] for prompt, _ in shard.prompts])
+
+    def on_step(made: int, ended: int) -> None:
+        if ended:
+            advance(ended)
+
     return responder.respond([ids for _, ids in shard.prompts], uniform, warp_of(settings, shard), on_step)
 
 

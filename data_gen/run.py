@@ -167,11 +167,11 @@ class Responses(Stage):
             return
         for name in names:
             shard = self.shards[name]
-            responses = _read_responses(self._earlier, name, shard) if self._earlier else None
-            if responses is not None:
-                advance(len(responses))
+            if self._earlier and (known := _read_responses(self._earlier, name, shard)):
+                responses = known
+                advance(len(known))
             else:
-                responses = respond(self._responder, shard, self.settings, lambda made, ended: ended and advance(ended))
+                responses = respond(self._responder, shard, self.settings, advance)
             self.store.write(name, response_rows(shard, responses))
 
 

@@ -9,7 +9,7 @@ import logging
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import IO, Any, cast
@@ -58,7 +58,7 @@ def responses_provenance(settings: Generation) -> dict[str, Any]:
 
 def vllm_responses(
     pair: Pair, shards: Mapping[str, Shard], settings: Generation, folder: Path, advance: Callable[[int], object]
-) -> Iterator[tuple[str, list[Response]]]:
+) -> Generator[tuple[str, list[Response]]]:
     """Yield the names of some shards with their responses, which vLLM makes all at once and in this order.
 
     The process of vLLM ends with the iterator; its log goes to `folder`. `advance` is called with 1 for each response that has

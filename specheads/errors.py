@@ -5,27 +5,25 @@ import os
 import sys
 from typing import TypeGuard
 
-# What a user can do about a system call that failed.
-OTHER_FOLDERS = "give other folders with paths.data= and paths.outputs="
-REMEDIES = {
-    errno.ENOSPC: f"the disk is full; free some space, or {OTHER_FOLDERS}",
-    errno.EDQUOT: f"the quota is used up; free some space, or {OTHER_FOLDERS}",
+_OTHER_FOLDERS = "give other folders with paths.data= and paths.outputs="
+_NO_SPACE = f"free some space, or {_OTHER_FOLDERS}"
+# What a user can do about a system call that failed, where it is not to give other folders.
+_REMEDIES = {
+    errno.ENOSPC: f"the disk is full; {_NO_SPACE}",
+    errno.EDQUOT: f"the quota is used up; {_NO_SPACE}",
     errno.ENOMEM: "the system has no memory left; close other programs, or use smaller batches",
     errno.EFBIG: "the file is larger than this process may write; raise the limit (ulimit -f), or write to another disk",
-    errno.EROFS: f"it cannot be written to; {OTHER_FOLDERS}",
-    errno.EACCES: f"there is no permission; {OTHER_FOLDERS}",
-    errno.EPERM: f"there is no permission; {OTHER_FOLDERS}",
-    errno.ENOENT: f"it does not exist and cannot be made there; {OTHER_FOLDERS}",
-    errno.EINVAL: f"the file system does not allow this name or operation; {OTHER_FOLDERS}",
-    errno.ENOTDIR: f"a part of the path is a file; {OTHER_FOLDERS}",
-    errno.EEXIST: f"a file is where a folder should be; {OTHER_FOLDERS}",
+    errno.EROFS: f"it cannot be written to; {_OTHER_FOLDERS}",
+    errno.EACCES: f"there is no permission; {_OTHER_FOLDERS}",
+    errno.EPERM: f"there is no permission; {_OTHER_FOLDERS}",
+    errno.ENOENT: f"it does not exist and cannot be made there; {_OTHER_FOLDERS}",
+    errno.ENOTDIR: f"a part of the path is a file; {_OTHER_FOLDERS}",
+    errno.EEXIST: f"a file is where a folder should be; {_OTHER_FOLDERS}",
     errno.EISDIR: "a folder is where a file should be; move it away",
-    errno.ENAMETOOLONG: f"the name is too long; {OTHER_FOLDERS}",
 }
 # Failures after which the same folders can be used.
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG)
-RESUMES = "The same command with the same folders then resumes from what is finished."
-NO_SPACE = ("No space left on device", "Disk quota exceeded")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG)
+_RESUMES = "The same command with the same folders then resumes from what is finished."
 
 
 class UserError(ValueError):
@@ -49,16 +47,18 @@ def user_error(error: BaseException | None) -> UserError | None:
                 "prompts), shorter responses (data.max_new_tokens=) or a smaller dtype (model.dtype=bfloat16). Finished work is "
                 "kept; other sizes make another cache or run."
             )
-        if isinstance(error, OSError) and error.errno and (error.filename or error.errno in REMEDIES):
+        if isinstance(error, OSError) and error.errno and (error.filename or error.errno in _REMEDIES):
             where = f"{error.filename}: " if error.filename else ""
-            resumes = f" {RESUMES}" if error.errno in FULL else ""
-            return UserError(f"{where}{os.strerror(error.errno)}: {REMEDIES.get(error.errno, OTHER_FOLDERS)}.{resumes}")
+            resumes = f" {_RESUMES}" if error.errno in _FULL else ""
+            return UserError(f"{where}{os.strerror(error.errno)}: {_REMEDIES.get(error.errno, _OTHER_FOLDERS)}.{resumes}")
         if isinstance(error, FileNotFoundError) and str(error):  # from libraries that do not pass the file's name on
             return UserError(
                 f"{str(error).splitlines()[0]}: it was there before; run the same command again, which makes it again."
             )
-        if any(reason in str(error) for reason in NO_SPACE):  # from libraries that do not pass the error number on
-            return UserError(f"{str(error).splitlines()[0]}: {REMEDIES[errno.ENOSPC]}. {RESUMES}")
+        if any(
+            reason in str(error) for reason in ("No space left on device", "Disk quota exceeded")
+        ):  # from libraries that do not pass the error number on
+            return UserError(f"{str(error).splitlines()[0]}: {_REMEDIES[errno.ENOSPC]}. {_RESUMES}")
         error = error.__cause__
     return None
 

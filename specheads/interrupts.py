@@ -28,21 +28,17 @@ class Interrupted(BaseException):
 class Request:
     """The signal that came while signals were deferred, if any."""
 
-    def __init__(self) -> None:
-        self.number: int | None = None
-
-    def obey(self) -> None:
-        """Raise Interrupted if a signal came."""
-        if self.number is not None:
-            raise Interrupted(self.number)
+    number: int | None = None
 
 
 _deferred: Request | None = None
 
 
-def listen() -> None:
+def listen(handler: Callable[[int, FrameType | None], None] | None = None) -> None:
     """Install the handlers, from the main thread; signals that this process ignores from its start stay ignored."""
-    _install(_handle)
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler or _handle)
 
 
 def end_at_once() -> None:
@@ -50,19 +46,13 @@ def end_at_once() -> None:
 
     An exception would not do there: modules that are being imported catch some, or print a traceback of their own.
     """
-    _install(_end)
 
+    def end(number: int, frame: FrameType | None) -> None:
+        interruption = Interrupted(number)
+        os.write(2, f"{interruption}\n".encode())
+        os._exit(interruption.exit_code)
 
-def _install(handler: Callable[[int, FrameType | None], None]) -> None:
-    for number in SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, handler)
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    interruption = Interrupted(number)
-    os.write(2, f"{interruption}\n".encode())
-    os._exit(interruption.exit_code)
+    listen(end)
 
 
 def listen_again(request: Request) -> None:
@@ -84,11 +74,14 @@ def deferred() -> Iterator[Request]:
     """Let the block finish before a signal ends the run; it may check the yielded request. `Interrupted` is raised at its end."""
     global _deferred
     request = _deferred = Request()
+    ended: SystemExit | None = None
     try:
         yield request
-    except SystemExit:  # a library ends the process itself; ours names the signal
-        request.obey()
-        raise
+    except SystemExit as error:  # a library ends the process itself; ours names the signal
+        ended = error
     finally:
         _deferred = None
-    request.obey()
+    if request.number is not None:
+        raise Interrupted(request.number)
+    if ended is not None:
+        raise ended

@@ -26,17 +26,12 @@ _calls = count()  # of `from_first`, which all processes make in the same order
 
 @dataclass(frozen=True)
 class Processes:
-    """Which of the processes of a run this is.
+    """Which of the processes of a run this is. Without a launcher both counts are 1: this process may start others."""
 
-    `launcher` is torchrun, srun, or None where the command itself starts its other processes. `rank` is this process's number
-    among `count`, `local_rank` its number among the `count_here` of this machine; without a launcher both counts are 1, as the
-    command has not started the others yet, or is one of them.
-    """
-
-    launcher: str | None
+    launcher: str | None  # torchrun or srun
     rank: int
     count: int
-    local_rank: int
+    local_rank: int  # the number among the processes of this machine
     count_here: int
     restarts: int = 0  # how often the launcher has started them again
 
@@ -46,11 +41,8 @@ class Processes:
         variables = os.environ if environment is None else environment
 
         def number(name: str, default: int) -> int:
-            text = variables.get(name, str(default))
-            if not text.isdecimal():
-                raise UserError(
-                    f"{name}={text} must be a number; it is set by the launcher of the processes, and must not be changed."
-                )
+            if not (text := variables.get(name, str(default))).isdecimal():
+                raise UserError(f"{name}={text} must be a number, as the launcher of the processes sets it.")
             return int(text)
 
         same = "every machine must have the same number: give"

@@ -8,9 +8,9 @@ import dataclasses
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial, reduce
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, TypeAlias, TypeVar, cast, get_args
 
 from pydantic import (
     BaseModel,
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 else:
     ModelMetaclass = type(BaseModel)  # which pydantic has no public name for
 
-LARGEST_COUNT = 2**31 - 1  # of objects in memory, or of numbered files
-LARGEST_SEED = 2**32 - 1  # the largest that every random generator takes
+_LARGEST_COUNT = 2**31 - 1  # of objects in memory, or of numbered files
+_LARGEST_SEED = 2**32 - 1  # the largest that every random generator takes
 
 
 def _number(expected: str, holds: Callable[[float], bool] = lambda value: True) -> PlainValidator:
@@ -48,7 +48,7 @@ def _number(expected: str, holds: Callable[[float], bool] = lambda value: True) 
     return PlainValidator(check)
 
 
-def count(least: int = 0, most: int = LARGEST_COUNT) -> PlainValidator:
+def count(least: int = 0, most: int = _LARGEST_COUNT) -> PlainValidator:
     """Return a check for integers from `least` to `most`."""
     expected = {0: "a non-negative integer", 1: "a positive integer"}.get(least, f"an integer of at least {least}")
 
@@ -70,7 +70,7 @@ OpenProbability = Annotated[float, _number("a number above 0 and below 1", lambd
 Share = Annotated[float, _number("a number above 0 and at most 1", lambda value: 0 < value <= 1)]
 Count = Annotated[int, count(0)]
 PositiveCount = Annotated[int, count(1)]
-Seed = Annotated[int, count(0, LARGEST_SEED)]
+Seed = Annotated[int, count(0, _LARGEST_SEED)]
 Flag = Annotated[bool, Strict()]
 Text = Annotated[str, Strict()]
 
@@ -147,12 +147,10 @@ class Settings(BaseModel, metaclass=_Checked):
         return {name: getattr(self, name) for name in type(self).model_fields} | dict(self.model_extra or {})
 
 
-@dataclasses.dataclass(frozen=True)
-class _SettingField:
-    """One key of a command, its default and its sentence of help."""
+class _SettingField(NamedTuple):
+    """One key of a command, and its sentence of help."""
 
     key: str
-    default: Any
     help: str
 
 
@@ -164,13 +162,11 @@ def fields_of(cls: type, prefix: str = "") -> Iterator[_SettingField]:
     if not issubclass(cls, Settings):
         sentences = _documented_arguments(inspect.getdoc(cls) or "")
         for argument in dataclasses.fields(cast(Any, cls)):
-            default = None if argument.default is dataclasses.MISSING else argument.default
-            yield _SettingField(_joined(prefix, argument.name), default, sentences.get(argument.name, ""))
+            yield _SettingField(_joined(prefix, argument.name), sentences.get(argument.name, ""))
         return
     for name, field in cls.model_fields.items():
         key = _joined(prefix, key_of(name, field))
-        default = None if field.is_required() else field.get_default(call_default_factory=True)
-        yield _SettingField(key, default, field.description or "")
+        yield _SettingField(key, field.description or "")
         for nested in _classes_in(field.annotation):
             yield from fields_of(nested, key)
 
@@ -213,7 +209,7 @@ def _as_config(value: Any) -> Any:
         return dataclasses.asdict(value)
     if isinstance(value, list | tuple):
         return [_as_config(each) for each in value]
-    return value if value is None or isinstance(value, bool | int | float | str | Mapping) else _NOT_PLAIN
+    return value if isinstance(value, bool | int | float | str | Mapping | None) else _NOT_PLAIN
 
 
 def key_of(name: str, field: FieldInfo) -> str:
@@ -234,37 +230,14 @@ def cache_key(settings: Settings, prefix: str = "") -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """Return a value; for an object, such as a strategy, a text of its class and of its attributes with plain values."""
-    if value is None or isinstance(value, bool | int | float | str | list | tuple | Mapping):
+    if isinstance(value, bool | int | float | str | list | tuple | Mapping | None):
         return value
     attributes = {name: each for name, each in vars(value).items() if isinstance(each, bool | int | float | str | None)}
     return f"{type(value).__module__}.{type(value).__qualname__}({attributes})"
 
 
-def _message_of(error: ValidationError, cls: type[Settings]) -> str:
-    """Return one message about the first mistake: the key, its value, the expected value, and the help of the field."""
-    errors = error.errors(include_url=False)
-    same_field = [each for each in errors if each["loc"][:1] == errors[0]["loc"][:1]]
-    first = max(same_field, key=lambda each: len(each["loc"]))  # of the types of a union, the closest one
-    cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, UserError):
-        return str(cause)
-    path, field, nested = _located(cls, first["loc"])
-    key, value = ".".join(path), shown(first["input"])
-    if first["type"] == "extra_forbidden":
-        known = ", ".join(key_of(*each) for each in nested.model_fields.items())
-        return f"{_joined(key, str(first['loc'][-1]))}={value} is not known; expected one of {known}."
-    about = (field.description or "").rstrip(".") if field is not None else ""
-    if about:  # some explain one value after the other ("true: ...")
-        about = f" ({about})" if about.partition(" ")[0].endswith(":") else f"; it is {about}"
-    if first["type"] == "missing":
-        return f"{key} is missing{about}."
-    message = first["msg"][0].lower() + first["msg"][1:]
-    expected = EXPECTED.get(first["type"], message.replace("{", "{{").replace("}", "}}")).format(**first.get("ctx", {}))
-    return f"{key}={value} {expected}{about}." if key else f"{expected}."
-
-
 # What is said of a value by the types of pydantic's errors; of others, pydantic's message.
-EXPECTED = {
+_EXPECTED = {
     **dict.fromkeys(("int_type", "int_from_float"), "must be an integer"),
     "float_type": "must be a number",
     "bool_type": "must be true or false",
@@ -276,18 +249,31 @@ EXPECTED = {
 }
 
 
-def _located(cls: type[Settings], path: Sequence[object]) -> tuple[list[str], FieldInfo | None, type[Settings]]:
-    """Return the keys on the path of an error, the field at its end, and the class of the settings there, or around it.
-
-    Other parts of a path are numbers in lists, and names of types in a union.
-    """
+def _message_of(error: ValidationError, cls: type[Settings]) -> str:
+    """Return one message about the first mistake: the key, its value, the expected value, and the help of the field."""
+    errors = error.errors(include_url=False)
+    same_field = [each for each in errors if each["loc"][:1] == errors[0]["loc"][:1]]
+    first = max(same_field, key=lambda each: len(each["loc"]))  # of the types of a union, the closest one
+    kind, context = first["type"], first.get("ctx", {})
+    if isinstance(cause := context.get("error"), UserError):
+        return str(cause)
     keys, field = list[str](), None
-    for part in path:
+    for part in first["loc"]:  # other parts are numbers in lists, and names of types in a union
         if isinstance(part, str) and part in cls.model_fields:
             field = cls.model_fields[part]
             keys.append(key_of(part, field))
             cls = next((nested for nested in _classes_in(field.annotation) if issubclass(nested, Settings)), cls)
-    return keys, field, cls
+    key, value = ".".join(keys), shown(first["input"])
+    if kind == "extra_forbidden":
+        known = ", ".join(key_of(*each) for each in cls.model_fields.items())
+        return f"{_joined(key, str(first['loc'][-1]))}={value} is not known; expected one of {known}."
+    about = (field.description or "").rstrip(".") if field is not None else ""
+    if about:  # some explain one value after the other ("true: ...")
+        about = f" ({about})" if about.partition(" ")[0].endswith(":") else f"; it is {about}"
+    if kind == "missing":
+        return f"{key} is missing{about}."
+    expected = _EXPECTED[kind].format(**context) if kind in _EXPECTED else first["msg"][0].lower() + first["msg"][1:]
+    return f"{key}={value} {expected}{about}." if key else f"{expected}."
 
 
 def _classes_in(annotation: Any) -> Iterator[type]:

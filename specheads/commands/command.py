@@ -6,7 +6,6 @@ end a run in order, and the same command resumes it.
 
 import contextlib
 import dataclasses
-import logging
 import os
 import re
 import shlex
@@ -37,9 +36,9 @@ from specheads.settings import Settings, config_of, shown
 from specheads.storage import runs
 
 EXIT_USER_ERROR = 2
-HELP = re.compile(r"-h|--help(=\S*)?")
+_HELP = re.compile(r"-h|--help(=\S*)?")
 # What a head and its evaluation must have in common.
-SHARED_KEYS = ("model", "data", "warp", "generation", "runner", "vllm", "ray", "paths", "seed")
+_SHARED_KEYS = ("model", "data", "warp", "generation", "runner", "vllm", "ray", "paths", "seed")
 
 
 class Command:
@@ -70,14 +69,19 @@ class Command:
         os.environ["HYDRA_FULL_ERROR"] = "1"  # lets composition errors through to here
         words = sys.argv[1:]
         try:
-            self._check_launcher()
-            with _silent_others():
-                if asked := [word for word in words if HELP.fullmatch(word)]:
+            processes = Processes.this()
+            if processes.count > 1 and not self.shared:
+                raise UserError(
+                    f"{processes.launcher} has started {processes.count} processes of this command, which is one process; start "
+                    "it once, with plain python. Only specheads train and distill share their work over processes."
+                )
+            # Only the first process of a launcher prints what is not an error.
+            with contextlib.nullcontext() if processes.is_first or processes.launcher is None else _silence():
+                if asked := [word for word in words if _HELP.fullmatch(word)]:
                     print(help_text(self.name, overrides_of(words), classes=self.classes, of=asked[-1].partition("=")[2]))
                 else:
                     register_resolver()
                     interrupts.listen()
-                    check_experiment(self.name, words)
                     self.hydra_entry()
         except interrupts.Interrupted as interruption:
             self._end(interruption)
@@ -89,15 +93,6 @@ class Command:
         for folder in self.begun | ({run_folders.sweep} if run_folders.sweep else set()):
             runs.finish(folder)
 
-    def _check_launcher(self) -> None:
-        """Raise UserError if a launcher has started this command several times, and it is none that shares its work."""
-        processes = Processes.this()
-        if processes.count > 1 and not self.shared:
-            raise UserError(
-                f"{processes.launcher} has started {processes.count} processes of this command, which is one process; start it "
-                "once, with plain python. Only specheads train and distill share their work over processes."
-            )
-
     def __reduce__(self) -> tuple[Any, ...]:
         """Let a launcher name this command to another process."""
         return run_folders.by_name(self)
@@ -106,9 +101,14 @@ class Command:
         """Run one composed config: the only one, or one of a sweep."""
         self.composed = True
         try:
+            check_experiment(self.name, HydraConfig.get().runtime.choices.get("experiment"))
             _check_resume(cfg)
             check_keys(cfg, self.classes)
-            _prepare_process()
+            if (processes := Processes.this()).launcher is not None:  # each of its processes uses a GPU of its own
+                import torch  # slow, and not every command needs it
+
+                if processes.local_rank < torch.cuda.device_count():
+                    torch.cuda.set_device(processes.local_rank)
             if self._begin():
                 folder = run_folder()
                 # Reports, logs and commands repeat it.
@@ -139,7 +139,7 @@ class Command:
 
     def _tell(self, error: Exception) -> bool:
         """Print the message of a user's mistake; return whether it is one."""
-        message = user_error(error) or composition_error(error, self.name, sys.argv[1:], self.composed)
+        message = user_error(error) or composition_error(error, self.name, sys.argv[1:], self.classes, self.composed)
         if message is None:
             return False
         self.failed = True
@@ -164,10 +164,8 @@ def command(
 ) -> Callable[[Callable[[DictConfig], object]], Command]:
     """Return a decorator that makes a function of a config the command line whose config is conf/<name>.yaml.
 
-    Args:
-        classes: the settings that its keys are the fields of, with their defaults; other keys are refused.
-        folder: the name of the folder of its runs in paths.outputs, by default `name`.
-        shared: torchrun and srun may start it several times.
+    Its keys are the fields of `classes`. Its runs have the folder `folder` (by default `name`) in paths.outputs. With `shared`,
+    torchrun and srun may start it several times.
     """
     return lambda run: Command(name, run, classes, folder or name, shared)
 
@@ -186,30 +184,9 @@ def _fields(cls: type) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _silent_others() -> Iterator[None]:
-    """Let only the first process of a launcher print what is not an error."""
-    processes = Processes.this()
-    if processes.launcher is None or processes.is_first:
-        yield
-        return
+def _silence() -> Iterator[None]:
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         yield
-
-
-def _prepare_process() -> None:
-    """Keep the log of the run to the first process of a launcher, and let each process use a GPU of its own."""
-    processes = Processes.this()
-    if processes.launcher is None:
-        return
-    if not processes.is_first:
-        root = logging.getLogger()
-        for handler in [each for each in root.handlers if isinstance(each, logging.FileHandler)]:
-            root.removeHandler(handler)
-            handler.close()
-    import torch  # slow, and not every command needs it
-
-    if processes.local_rank < torch.cuda.device_count():
-        torch.cuda.set_device(processes.local_rank)
 
 
 def run_folder() -> Path:
@@ -234,7 +211,7 @@ def next_command(verb: str, *overrides: str) -> str:
         given = [(override.lstrip("+").split("=")[0], override) for override in hydra_cfg.overrides.task]
         folders = [source.path for source in hydra_cfg.runtime.config_sources if source.provider == "command-line"]
     replaced = {override.split("=")[0] for override in overrides}
-    kept = [override for key, override in given if key.split(".")[0] in SHARED_KEYS and key not in replaced]
+    kept = [override for key, override in given if key.split(".")[0] in _SHARED_KEYS and key not in replaced]
     config = ["--config-dir", os.path.relpath(folders[0])] if folders else []
     return shlex.join(["specheads", verb, *config, *kept, *overrides])
 

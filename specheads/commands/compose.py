@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SHARED_GROUPS = ("data",)  # groups of keys that are spread over several classes
-OTHER_KEYS = ("model", "data", "logger")  # groups of keys that are not the fields of one class of settings
+_SHARED_GROUPS = ("data",)  # groups of keys that are spread over several classes
+_OTHER_KEYS = ("model", "data", "logger")  # groups of keys that are not the fields of one class of settings
 
 S = TypeVar("S", bound=Settings)
 
 
-class Paths(Settings):
+class _Paths(Settings):
     """The folders of a command."""
 
     data: Text = setting("data", "the folder of generated data, with one folder per fingerprint")
@@ -54,7 +54,7 @@ class RunSettings(Settings):
         "true: resume the newest run of the same command if it is unfinished; false: start again; specheads train also takes a "
         "checkpoint to resume in a new folder",
     )
-    paths: Paths = setting(Paths(), "the folders of a command")
+    paths: _Paths = setting(_Paths(), "the folders of a command")
 
 
 def command_config(name: str, words: Sequence[str] = (), with_hydra: bool = False) -> DictConfig:
@@ -104,9 +104,9 @@ def settings_of(cls: type[S], cfg: DictConfig, **objects: Any) -> S:
         key = key_of(name, field)
         group, _, last = key.rpartition(".")
         groups.setdefault(group, []).append(last)
-        if name not in objects and (value := _selected(cfg, key)) is not MISSING:
+        if name not in objects and (value := _selected(cfg, key)) is not _MISSING:
             values[name] = value
-    for group in sorted(groups.keys() - {"", *SHARED_GROUPS}):
+    for group in sorted(groups.keys() - {"", *_SHARED_GROUPS}):
         _check_known(cfg, group, groups[group])
     return cls(**values)
 
@@ -114,8 +114,8 @@ def settings_of(cls: type[S], cfg: DictConfig, **objects: Any) -> S:
 def check_keys(cfg: DictConfig, classes: Sequence[type]) -> None:
     """Raise UserError for a key of a composed config that is in none of the classes of settings of its command."""
     known = {field.key.partition(".")[0] for cls in (RunSettings, *classes) for field in fields_of(cls)}
-    _check_known(cfg, "", sorted(known | {*OTHER_KEYS}))
-    _check_known(cfg, "paths", [*Paths.model_fields])
+    _check_known(cfg, "", sorted(known | {*_OTHER_KEYS}))
+    _check_known(cfg, "paths", [*_Paths.model_fields])
 
 
 def _check_known(cfg: DictConfig, group: str, known: Sequence[str]) -> None:
@@ -181,15 +181,15 @@ def plain(value: Any) -> Any:
     return instantiate(value, _convert_="all") if isinstance(value, DictConfig | ListConfig) else value
 
 
-MISSING = object()
+_MISSING = object()
 
 
 def _selected(cfg: DictConfig, key: str) -> Any:
     group = key.rpartition(".")[0]
-    node = OmegaConf.select(cfg, group, default=MISSING) if group else MISSING
-    if node is not MISSING and not isinstance(node, DictConfig):
+    node = OmegaConf.select(cfg, group, default=_MISSING) if group else _MISSING
+    if node is not _MISSING and not isinstance(node, DictConfig):
         raise UserError(f"{group}={shown(plain(node))} must be a set of keys; leave it out for the usual ones.")
-    return plain(OmegaConf.select(cfg, key, default=MISSING, throw_on_missing=True))
+    return plain(OmegaConf.select(cfg, key, default=_MISSING, throw_on_missing=True))
 
 
 @contextlib.contextmanager

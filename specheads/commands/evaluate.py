@@ -16,18 +16,11 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from data_gen.settings import Generation
 from specheads.commands.command import command, next_command
-from specheads.commands.compose import (
-    keys_of_choice,
-    load_configured_pair,
-    open_loggers,
-    plain,
-    settings_of,
-    source_of,
-)
+from specheads.commands.compose import keys_of_choice, load_configured_pair, open_loggers, plain, settings_of, source_of
 from specheads.decoding.load_aware import LengthPolicy
 from specheads.decoding.stopping import MAX_TOKENS
 from specheads.decoding.verification import VerificationRule
-from specheads.errors import UserError, is_count
+from specheads.errors import UserError
 from specheads.evaluation.candidates import PolicyChoice, RuleChoice
 from specheads.evaluation.draft_comparison import compared, read_report
 from specheads.evaluation.evaluate import evaluate as evaluate_heads
@@ -56,36 +49,31 @@ def evaluate(cfg: DictConfig) -> Report:
     # Mistakes and failed logins are reported before the models are loaded, which may take minutes.
     settings, data = evaluation_settings(cfg), prompt_data(cfg)
     data.check(settings.split)
-    with open_loggers(cfg, Path(cfg.paths.run)) as loggers:
-        report = _report(cfg, settings, data)
+    data_folder, run = Path(cfg.paths.data), Path(cfg.paths.run)
+    with open_loggers(cfg, run) as loggers:
+        earlier = {where: read_report(where) for where in settings.compare}
+        pair = load_configured_pair(cfg)
+        drafting_pair = settings.drafting.pair(pair)
+
+        def located() -> dict[str, LocatedHead]:
+            return find_heads(settings.head, drafting_pair, Path(cfg.paths.outputs), settings.warp, settings.any_draft)
+
+        heads = located()
+        logger.info("heads: %s", ", ".join(head.where for head in heads.values()) or "none")
+        if settings.calibrate:
+            calibrate_again([head.where for head in heads.values()], drafting_pair, settings, data, data_folder)
+            heads = located()
+        report = evaluate_heads(pair, heads, settings, data, (data_folder, run), earlier, _config_text(cfg))
+        try:
+            report = replace(report, drafts=compared(report, earlier) if earlier else [])
+        finally:  # an evaluation is kept even if it cannot be compared
+            print_report(report)
+            paths = write_report(report, run)
+            print(*paths, f"next: open {paths[0]} in a browser", sep="\n")
         if loggers:
             from specheads.evaluation.report_files import log_report  # imports lightning and wandb
 
             log_report(report, loggers)
-    return report
-
-
-def _report(cfg: DictConfig, settings: Evaluation, data: PromptData) -> Report:
-    """Load the models, evaluate, print and write the report."""
-    earlier = {where: read_report(where) for where in settings.compare}
-    pair = load_configured_pair(cfg)
-    folders, drafting_pair = (Path(cfg.paths.data), Path(cfg.paths.run)), settings.drafting.pair(pair)
-
-    def located() -> dict[str, LocatedHead]:
-        return find_heads(settings.head, drafting_pair, Path(cfg.paths.outputs), settings.warp, settings.any_draft)
-
-    heads = located()
-    logger.info("heads: %s", ", ".join(head.where for head in heads.values()) or "none")
-    if settings.calibrate:
-        calibrate_again([head.where for head in heads.values()], drafting_pair, settings, data, folders[0])
-        heads = located()
-    report = evaluate_heads(pair, heads, settings, data, folders, earlier, _config_text(cfg))
-    try:
-        report = replace(report, drafts=compared(report, earlier) if earlier else [])
-    finally:  # an evaluation is kept even if it cannot be compared
-        print_report(report)
-        paths = write_report(report, folders[1])
-        print(*paths, f"next: open {paths[0]} in a browser", sep="\n")
     return report
 
 
@@ -129,20 +117,16 @@ def evaluation_settings(cfg: DictConfig) -> Evaluation:
         UserError: a value that does not fit, a name that is not in conf/.
     """
     _check_names("live_rules", cfg.live_rules, "stopping")
-    if not is_count(cfg.num_prompts, least=1):  # test sets read it
-        raise UserError(
-            f"num_prompts={cfg.num_prompts} must be a positive integer; it is "
-            f"{Evaluation.model_fields['num_prompts'].description}."
-        )
-    return settings_of(
+    settings = settings_of(
         Evaluation,
         cfg,
         stopping=rule_choices(cfg.get("stopping") or {}),
-        test_sets=named_test_sets(cfg.test_sets, cfg.num_prompts),
+        test_sets=None,
         drafting=instantiate(cfg.drafting),
         verification=instantiate(cfg.verification),
         compare_verification=_verification_rules(cfg.compare_verification),
     )
+    return settings.but(test_sets=named_test_sets(cfg.test_sets, settings.num_prompts))
 
 
 def rule_choices(stopping: DictConfig | Mapping[str, Mapping[str, Any]]) -> dict[str, RuleChoice | PolicyChoice]:
@@ -161,26 +145,24 @@ def rule_choice(rule: Mapping[str, Any]) -> RuleChoice | PolicyChoice:
 def _verification_rules(named: Any) -> dict[str, VerificationRule]:
     """Return rules of conf/verification by name, from a list of names or from {name: {rule: name of a file, key: value}}.
 
-    None: no rules. Without `rule` the name is the file's. Keys that are not given have the values of the file.
+    Without `rule` the name is the file's. Keys that are not given have the values of the file.
 
     Raises:
         UserError: names and keys that are not known.
     """
-    key, values = "compare_verification", plain(named) or {}
+    key, values, rules = "compare_verification", plain(named) or {}, {}
     if not isinstance(values, Mapping):
         _check_names(key, values, "verification")
         values = dict.fromkeys(values)
-    rules = {}
     for name, given in values.items():
         if not isinstance(given, Mapping | None):
             raise UserError(f"{key}.{name}={given} must be a rule with its values, for example {{rule: biased, eps: 0.2}}.")
         arguments = dict(given or {})
-        rule = arguments.pop("rule", name)
-        rules[name] = instantiate(keys_of_choice(f"{key}.{name}", "verification", rule, arguments))
+        rules[name] = instantiate(keys_of_choice(f"{key}.{name}", "verification", arguments.pop("rule", name), arguments))
     return rules
 
 
-def named_test_sets(named: Any, num_prompts: Any) -> dict[str, TestSet] | None:
+def named_test_sets(named: Any, num_prompts: int) -> dict[str, TestSet] | None:
     """Return the sources of more test prompts from {name of conf/data: file}; without a file, that data set's test prompts."""
     if named is None:
         return None
@@ -191,12 +173,9 @@ def named_test_sets(named: Any, num_prompts: Any) -> dict[str, TestSet] | None:
     sets = {}
     for name, path in named.items():
         source = prompt_source(keys_of_choice("test_sets", "data", name, {}))
-        if path is None:
-            sets[name] = TestSet(source)
-        elif isinstance(source, DatasetSource):
-            sets[name] = file_source(source, path, num_prompts)
-        else:
+        if path is not None and not isinstance(source, DatasetSource):
             raise UserError(f"test_sets={{{name}: {path}}}: {name} reads no file; leave it out: test_sets={{{name}: null}}.")
+        sets[name] = TestSet(source) if path is None else file_source(cast(DatasetSource, source), path, num_prompts)
         sets[name].source.check()
     return sets
 
@@ -233,14 +212,11 @@ def probe_pair(cfg: DictConfig) -> Probed:
         server = Server(settings.remote_url, settings.remote_model, settings.remote_requests)
         pair = served_pair(pair, server, settings.warp)
     prompts = [] if cfg.prompts is None else [f"data.path={cfg.prompts}"]  # what comes next is for the same prompts
-    probed = probe(
-        pair,
-        settings,
-        data,
-        Path(cfg.paths.data),
-        lambda verb, *words: without_home(next_command(verb, *prompts, *words)),  # which the report has, too
-        {"config": _config_text(cfg)},
-    )
+
+    def following(verb: str, *words: str) -> str:
+        return without_home(next_command(verb, *prompts, *words))  # which the report has, too
+
+    probed = probe(pair, settings, data, Path(cfg.paths.data), following, {"config": _config_text(cfg)})
     page, numbers = write_probe(probed, Path(cfg.paths.run))
     print_probe(probed)
     print(f"numbers: {numbers}\nreport: {page}\nnext: {probed.answer.command}")

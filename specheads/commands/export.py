@@ -11,13 +11,10 @@ from pydantic import AfterValidator
 from specheads.commands.main import VERBS
 from specheads.errors import UserError
 from specheads.heads.head import AcceptanceHead, load_head
-from specheads.heads.train_prompts import TrainPrompts
 from specheads.integrations.formats import FORMATS
 from specheads.pair.revisions import revision_at
 from specheads.settings import Settings, Text, fields_of, setting
 from specheads.storage.files import without_home
-
-COLUMNS = 80  # of the help text
 
 
 def _format(name: str) -> str:
@@ -45,15 +42,15 @@ def run(words: Sequence[str]) -> str:
     """Run the command line `words`; return the text to print. Raises UserError for a mistake, or a head that is not intact."""
     if {"-h", "--help"} & set(words):
         return help_text()
-    given = dict(word.split("=", 1) for word in words if "=" in word)
     if other := [word for word in words if "=" not in word]:
         known = ", ".join(f"{name}=" for name in Export.model_fields)
         raise UserError(f"specheads export: {other[0]!r} is not known; it takes {known}.")
-    settings = Export(**given)
+    settings = Export(**dict(word.split("=", 1) for word in words))
     head = load_head(settings.head)
-    checked = _checked(settings.head, head, settings.draft)
+    if settings.draft is not None:
+        head.check_trained_for("draft", settings.draft, revision_at(settings.draft))
     if settings.format is None:
-        return f"{_description(head)}\n{'files':<12} {checked}"
+        return _description(head, settings.draft)
     if not Path(settings.head).is_dir():
         raise UserError(f"head={settings.head} is on the hub, and files are written into a local folder; give one.")
     if head.golden_inputs is None:
@@ -66,32 +63,15 @@ def run(words: Sequence[str]) -> str:
 
 def help_text() -> str:
     """Return the help text of the verb."""
-    lines = ["usage: specheads export head=<folder> [key=value ...]", "", f"  {VERBS['export'].about}", ""]
-    for field in fields_of(Export):
-        lines += fill(field.help, COLUMNS, initial_indent=f"  {f'{field.key}=':<10}", subsequent_indent=" " * 12).splitlines()
-        if field.key == "format":
-            for name, entry in FORMATS.items():
-                first = f"{' ' * 12}{name:<14}"
-                lines += fill(entry.about, COLUMNS, initial_indent=first, subsequent_indent=" " * 26).splitlines()
-    return "\n".join(lines)
+    rows = [(f"  {field.key + '=':<10}", field.help) for field in fields_of(Export)]
+    rows[2:2] = [(f"{'':<12}{name:<14}", entry.about) for name, entry in FORMATS.items()]
+    lines = [fill(text, 80, initial_indent=first, subsequent_indent=" " * len(first)) for first, text in rows]
+    return "\n".join(["usage: specheads export head=<folder> [key=value ...]", "", f"  {VERBS['export'].about}", "", *lines])
 
 
-def _checked(where: str, head: AcceptanceHead, draft: str | None) -> str:
-    """Say that the files of a loaded head are intact; with `draft`, check that it was trained for that draft as it is now."""
-    trained = head.config.draft
-    if head.golden_inputs is None:
-        return "a complete checkpoint of the SpecDec++ authors; it names no draft and has no golden vectors to check"
-    if draft is not None and trained.get("revision") != (present := revision_at(draft)):
-        raise UserError(
-            f"{where} was trained for draft {trained.get('id')} at revision {trained.get('revision')}, but {draft} is at "
-            f"revision {present}; train a head for it: specheads train model.draft=..."
-        )
-    return "unchanged since its export" + ("" if draft is None else f", and trained for the present revision of {draft}")
-
-
-def _description(head: AcceptanceHead) -> str:
-    """Return a description of a head, one property per line."""
-    config, size = head.config, sum(weight.numel() for weight in head.parameters())
+def _description(head: AcceptanceHead, draft: str | None) -> str:
+    """Return a description of a head that is intact, one property per line."""
+    config, size, learned = head.config, sum(weight.numel() for weight in head.parameters()), head.train_prompts
     rows = {
         "predicts": f"{config.predicts}, from {', '.join(config.inputs)}",
         "overlap": "predicts the expected acceptance before a token is sampled, too" if config.overlap else "not predicted",
@@ -99,18 +79,19 @@ def _description(head: AcceptanceHead) -> str:
         "trained on": f"{config.label} labels under {_listed(config.warp)}",
         "draft": f"{config.draft.get('id', 'any')} at {config.draft.get('revision', 'any revision')}",
         "target": f"{config.target.get('id', 'any')} at {config.target.get('revision', 'any revision')}",
-        "prompts": _prompts(head.train_prompts),
+        "prompts": "not known",
         "calibrated": "no" if config.calibration is None else f"by {len(config.calibration['slope'])} indices in a round",
         "recommended": _listed(config.recommended or {}) or "nothing yet; specheads evaluate chooses a threshold",
         "held out": _listed(config.train.get("test") or {}) or "not known",
+        "files": "unchanged since its export" + ("" if draft is None else f", and trained for the present revision of {draft}"),
     }
+    if learned is not None:
+        rows["prompts"] = (
+            f"trained on {len(learned.train):,}, calibrated on {len(learned.dev):,}; evaluations do not report on them"
+        )
+    if head.golden_inputs is None:
+        rows["files"] = "a complete checkpoint of the SpecDec++ authors; it names no draft and has no golden vectors to check"
     return "\n".join(f"{name:<12} {value}" for name, value in rows.items())
-
-
-def _prompts(learned: TrainPrompts | None) -> str:
-    if learned is None:
-        return "not known"
-    return f"trained on {len(learned.train):,}, calibrated on {len(learned.dev):,}; evaluations do not report on them"
 
 
 def _listed(values: Mapping[str, Any]) -> str:

@@ -7,10 +7,10 @@ compose gets the closest known spelling.
 import json
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from itertools import groupby, takewhile
+from itertools import takewhile
 from textwrap import TextWrapper
 from typing import Any, cast
 
@@ -24,27 +24,24 @@ from specheads.commands.compose import RunSettings, command_config, names_of
 from specheads.commands.main import PROGRAMS
 from specheads.errors import UserError
 from specheads.pair.config import PairConfig, config_folder
-from specheads.prompts.sources import source_class
+from specheads.prompts.sources import DatasetSource, NanoSource, source_class
 from specheads.settings import fields_of
 
 GROUP, REPRODUCE = "experiment", "reproduce"
-REPRODUCES = re.compile(rf"^command: {REPRODUCE}/", re.MULTILINE)  # to parse the files would take longer than all else here
-MORE = {"--help=all": "explains every key in full", "--help=<key>": "explains the keys of a group"}
-HYDRA = {
-    "+key=value": "adds a key that is not listed; '~key' takes one away",
-    "-m key=a,b": "runs every combination of the values, one after another",
-    "--cfg job": "prints the composed config and ends",
-    "--hydra-help": "lists the options of Hydra",
-}
-RUN_FOLDER = ("${hydra:runtime.output_dir}", "${paths.outputs}/${command}/<date_time>")  # the first is known only within a run
-WORDS = re.compile(r"(?:'[^']*'|\S)+")  # of a command line
-PLAIN = re.compile(r"[^\s\"'{}\[\],]+")  # text that the command line takes without quotes
-NARROWEST, USUAL, WIDEST = 60, 100, 130  # columns of a terminal
-PURPOSES = {REPRODUCE: "repeats", "train": "trains by"}  # of the commands that take experiments
-GIVEN = re.compile(r"\+*experiment=(.*)")
-ALL = "all"  # every key
-MOST_EXAMPLES = 4  # command lines in the help that fits a screen
-Rows = list[tuple[str, str]]  # "key=value", or "key.*" for a group of keys, and its explanation
+_REPRODUCES = re.compile(rf"^command: {REPRODUCE}/", re.MULTILINE)  # to parse the files would take longer than all else here
+_MORE = [("--help=all", "explains every key in full"), ("--help=<key>", "explains the keys of a group")]
+_HYDRA = [
+    ("+key=value", "adds a key that is not listed; '~key' takes one away"),
+    ("-m key=a,b", "runs every combination of the values, one after another"),
+    ("--cfg job", "prints the composed config and ends"),
+    ("--hydra-help", "lists the options of Hydra"),
+]
+_RUN_FOLDER = ("${hydra:runtime.output_dir}", "${paths.outputs}/${command}/<date_time>")  # the first is known only within a run
+_PLAIN = re.compile(r"[^\s\"'{}\[\],]+")  # text that the command line takes without quotes
+_NARROWEST, _USUAL, _WIDEST = 60, 100, 130  # columns of a terminal
+_ALL = "all"  # every key
+_MOST_EXAMPLES = 4  # command lines in the help that fits a screen
+_Rows = list[tuple[str, str]]  # "key=value", or "key.*" for a group of keys, and its explanation
 
 
 @dataclass(frozen=True)
@@ -53,11 +50,11 @@ class _Section:
 
     title: str
     description: str
-    rows: Rows = field(default_factory=list)
+    rows: _Rows = field(default_factory=list)
 
 
 def help_text(
-    command: str, overrides: Sequence[str] = (), width: int | None = None, classes: Sequence[type] = (), of: str = ALL
+    command: str, overrides: Sequence[str] = (), width: int | None = None, classes: Sequence[type] = (), of: str = _ALL
 ) -> str:
     """Return the help of conf/<command>.yaml with the values that `overrides` lead to, for a terminal `width` columns wide.
 
@@ -69,30 +66,29 @@ def help_text(
         HydraException, OmegaConfBaseException: `overrides` do not compose.
         UserError: no key is called `of`.
     """
-    width = max(NARROWEST, width or min(WIDEST, shutil.get_terminal_size((USUAL, 24)).columns))
+    width = max(_NARROWEST, width or min(_WIDEST, shutil.get_terminal_size((_USUAL, 24)).columns))
     cfg, chosen = composed(command, overrides)
     listed = sections(cfg, chosen, classes)
-    if of not in (ALL, ""):
+    if of not in (_ALL, ""):
         return "\n\n".join(_section_texts(_within(listed, of), width))
-    whole, head, examples = of == ALL, _head_of(command), usage_head(command)
-    if not whole and len(examples) > MOST_EXAMPLES:
-        head = head[: head.index(f"  {examples[MOST_EXAMPLES]}")]
-    parts = [f"usage: {PROGRAMS[command]} [key=value ...]", _paragraphs("\n".join(head), width)]
+    whole, about = of == _ALL, [_wrap(line, width) for line in _head_of(command) if not line.startswith(" ")]
+    about += [f"  {line}" for line in usage_head(command)[: None if whole else _MOST_EXAMPLES]]
     groups = [(f"{group}=", _choices(command, group, choice)) for group, choice in chosen.items()]
-    parts.append("\n".join(["config groups, [what is chosen here]", *_lines(groups, width, single=not whole)]))
+    tables = {"config groups, [what is chosen here]": groups}
     if command == REPRODUCE:
-        described = [(name, about.partition("\n")[0]) for name, about in experiments(command).items()]
-        parts.append("\n".join(["experiments", *_lines(described, width, single=not whole)]))
+        tables["experiments"] = [(name, text.partition("\n")[0]) for name, text in experiments(command).items()]
+    rows = [row for section in listed for row in section.rows]
+    names = dict.fromkeys(_key(text).partition(".")[0] for text, _ in rows if "." in text.partition("=")[0])
+    if not whole:
+        tables["keys"] = [row for row in rows if _key(row[0]).partition(".")[0] not in names]
+    parts = [f"usage: {PROGRAMS[command]} [key=value ...]", "\n".join(about)]
+    parts += ["\n".join([title, *_lines(table, width, single=not whole)]) for title, table in tables.items()]
     if whole:
-        parts += _section_texts(listed, width)
+        parts += [*_section_texts(listed, width), "\n".join(["Hydra", *_lines(_HYDRA, width)])]
     else:
-        rows = [row for section in listed for row in section.rows]
-        names = dict.fromkeys(_key(text).partition(".")[0] for text, _ in rows if "." in text.partition("=")[0])
-        keys = [row for row in rows if _key(row[0]).partition(".")[0] not in names]
-        parts.append("\n".join(["keys", *_lines(keys, width, single=True)]))
         parts.append(_wrap("  ".join(f"{name}.*" for name in names), width, "groups of keys\n  ", "  "))
-    more = HYDRA if whole else MORE | HYDRA
-    return "\n\n".join([*parts, "\n".join(["Hydra" if whole else "more", *_lines([*more.items()], width)])])
+        parts.append("\n".join(["more", *_lines(_MORE + _HYDRA, width)]))
+    return "\n\n".join(parts)
 
 
 def usage_head(command: str) -> list[str]:
@@ -118,7 +114,7 @@ def composed(command: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, d
         if isinstance(names, list) and (config_folder() / group).is_dir():
             choices[group] = f"[{','.join(map(str, names))}]"
     groups = [group for group in reversed(choices) if group.isidentifier()]  # not hydra/launcher; Hydra has the last one first
-    cfg = cast(DictConfig, OmegaConf.create(OmegaConf.to_yaml(content).replace(*RUN_FOLDER)))
+    cfg = cast(DictConfig, OmegaConf.create(OmegaConf.to_yaml(content).replace(*_RUN_FOLDER)))
     return cfg, {group: choices[group] for group in sorted(groups, key=lambda group: group != "model")}
 
 
@@ -129,10 +125,9 @@ def sections(cfg: DictConfig, chosen: Mapping[str, str | None], classes: Sequenc
     for group, choice in chosen.items():
         files = {path.stem: path.read_text("utf-8") for path in (config_folder() / group).glob("*.yaml")}
         listed[group] = _Section(f"{group}={choice}", read_head(files.get(str(choice), "")))
-        for name in sorted(files, key=_chosen(choice).__contains__):
+        for name in sorted(files, key=_names_in(choice).__contains__):
             explained |= _comments(files[name], group) if group != GROUP else {}
-    prefixed = [(RunSettings, ""), (PairConfig, "model"), (source_class(cfg.data), "data"), *((cls, "") for cls in classes)]
-    explained |= {each.key: each.help for cls, prefix in prefixed for each in fields_of(cls, prefix) if each.help}
+    explained |= _sentences(classes, source_class(cfg.data))
     for key, value in _walk(cast(Mapping[str, Any], OmegaConf.to_container(cfg))):
         section, explanation = listed.get(key.partition(".")[0], listed[""]), explained.get(key, "")
         if not isinstance(value, Mapping) or not value:
@@ -142,14 +137,28 @@ def sections(cfg: DictConfig, chosen: Mapping[str, str | None], classes: Sequenc
     return list(listed.values())
 
 
+def _sentences(classes: Sequence[type], *sources: type) -> dict[str, str]:
+    """Return the keys of a command with classes of settings and sources of prompts, and their sentences of help."""
+    prefixed = [(RunSettings, ""), (PairConfig, "model"), *((cls, "data") for cls in sources), *((cls, "") for cls in classes)]
+    return {each.key: each.help for cls, prefix in prefixed for each in fields_of(cls, prefix) if each.help}
+
+
 def experiments(command: str) -> dict[str, str]:
     """Return the files of conf/experiment that a command takes: by name the comment at the head of each.
 
     They are recipes of training, or experiments of papers, whose runs have folders of their own: `command: reproduce/<name>`.
     """
     files = {path.stem: path.read_text("utf-8") for path in sorted((config_folder() / GROUP).glob("*.yaml"))}
-    fitting = {name: text for name, text in files.items() if bool(REPRODUCES.search(text)) == (command == REPRODUCE)}
+    fitting = {name: text for name, text in files.items() if bool(_REPRODUCES.search(text)) == (command == REPRODUCE)}
     return {name: read_head(text) for name, text in fitting.items()}
+
+
+def check_experiment(command: str, chosen: str | None) -> None:
+    """Raise UserError if an experiment is for other commands, or if the one that `reproduce` needs is missing."""
+    if (chosen in names_of(GROUP) or (chosen is None and command == REPRODUCE)) and chosen not in (names := experiments(command)):
+        raise UserError(
+            f"experiment={chosen or 'null'} is nothing that {PROGRAMS[command]} takes; use one of {', '.join(names)}."
+        )
 
 
 def read_head(text: str) -> str:
@@ -191,12 +200,12 @@ def _key(text: str) -> str:
 
 def _choices(command: str, group: str, chosen: str | None) -> str:
     """Return the names of a config group, the chosen ones marked and first."""
-    known, marked = choices_of(command, group), _chosen(chosen)
-    names = [*(() if chosen else ("null",)), *known, *(name for name in marked if name not in ("null", *known))]
-    return " | ".join([f"[{name}]" for name in names if name in marked] + [name for name in names if name not in marked])
+    marked = _names_in(chosen)
+    names = dict.fromkeys([*marked, *choices_of(command, group)])
+    return " | ".join(f"[{name}]" if name in marked else name for name in names)
 
 
-def _chosen(choice: str | None) -> list[str]:
+def _names_in(choice: str | None) -> list[str]:
     """Return the names in a choice: one, several ("[a,b]"), or "null"."""
     return (choice or "null").strip("[]").split(",")
 
@@ -219,7 +228,7 @@ def _resolved(cfg: DictConfig, key: str, value: Any) -> Any:
 
 def _shown(value: Any) -> str:
     """Return a value as it is written on the command line."""
-    if isinstance(value, str) and PLAIN.fullmatch(value):
+    if isinstance(value, str) and _PLAIN.fullmatch(value):
         return value
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
 
@@ -240,7 +249,7 @@ def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
-def _lines(rows: Rows, width: int, column: int = 0, single: bool = False) -> list[str]:
+def _lines(rows: _Rows, width: int, column: int = 0, single: bool = False) -> list[str]:
     """Return rows in two columns, the first at least `column` wide; the second is wrapped, or with `single` cut to the line."""
     rows = [(_cut(text, width // 3), why) for text, why in rows] if single else rows
     column = max([column, *(len(text) for text, _ in rows)])
@@ -250,32 +259,14 @@ def _lines(rows: Rows, width: int, column: int = 0, single: bool = False) -> lis
     return [line if len(line) <= width else f"{line[: width - 1]}…" for line in lines]
 
 
-def _paragraphs(text: str, width: int) -> str:
-    """Return `text` wrapped; indented lines are command lines, which a backslash continues."""
-    blocks = [(is_command, [*lines]) for is_command, lines in groupby(text.splitlines(), key=lambda line: line.startswith(" "))]
-    wrapped = [
-        [_command_line(line, width) for line in lines] if is_command else [_wrap(" ".join(lines), width)]
-        for is_command, lines in blocks
-    ]
-    return "\n".join(line for block in wrapped for line in block)
-
-
-def _command_line(line: str, width: int) -> str:
-    """Return a command line as lines of at most `width` columns that a shell reads as one; words in quotes stay whole."""
-    lines = ["  "]
-    for word in WORDS.findall(line):
-        if len(lines[-1]) + len(word) + 3 > width and lines[-1].strip():
-            lines.append("      ")
-        lines[-1] += ("" if lines[-1].isspace() else " ") + word
-    return " \\\n".join(lines)
-
-
 def _wrap(text: str, width: int, first: str = "", indent: str = "") -> str:
     wrapper = TextWrapper(width, initial_indent=first, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     return wrapper.fill(text) or first.rstrip()
 
 
-def composition_error(error: Exception, command: str, words: Sequence[str], composed: bool = False) -> UserError | None:
+def composition_error(
+    error: Exception, command: str, words: Sequence[str], classes: Sequence[type] = (), composed: bool = False
+) -> UserError | None:
     """Return the message for an error that the command line `words` of conf/<command>.yaml raised in Hydra, or None.
 
     `composed`: the config was composed already, so that an error about the text of a file is of no config.
@@ -300,7 +291,7 @@ def composition_error(error: Exception, command: str, words: Sequence[str], comp
     if isinstance(error, ConfigCompositionException) and isinstance(error.__cause__, OmegaConfBaseException):
         key = str(error.__cause__.full_key)
         word = next((word for word in words if word.lstrip("+~").startswith(f"{key}=")), key)
-        close = _closest(key, _known_keys(command, [other for other in words if other != word]))
+        close = _closest(key, list(_sentences(classes, DatasetSource, NanoSource)))
         return UserError(f"{word}: there is no such key; {close}{ask}=all lists every key, and +{word} adds one.")
     if not isinstance(error, HydraException | OmegaConfBaseException):
         return None
@@ -308,36 +299,7 @@ def composition_error(error: Exception, command: str, words: Sequence[str], comp
     return UserError(f"{error}{reason}")
 
 
-def _closest(name: str, known: Iterable[str]) -> str:
+def _closest(name: str, known: Sequence[str]) -> str:
     """Return a question with the known name that is most like `name`, or nothing if none is like it."""
-    close = get_close_matches(name, list(known), 1)
+    close = get_close_matches(name, known, 1)
     return f"did you mean {close[0]}? " if close else ""
-
-
-def _known_keys(command: str, words: Sequence[str]) -> list[str]:
-    """Return the keys of a command with those of the words that compose."""
-    for overrides in ([word for word in words if "=" in word and not word.startswith("-")], []):
-        try:
-            cfg = composed(command, overrides)[0]
-            return [key for key, _ in _walk(cast(Mapping[str, Any], OmegaConf.to_container(cfg)))]
-        except (HydraException, OmegaConfBaseException):
-            continue  # another word is wrong too
-    return []
-
-
-def check_experiment(command: str, words: Sequence[str]) -> None:
-    """Raise UserError if an experiment in the words of a command line is for other commands, or if one is missing."""
-    given = [name for word in words if (match := GIVEN.fullmatch(word)) for name in match[1].split(",")]
-    if command not in PURPOSES or not (given or command == REPRODUCE):
-        return
-    names, purpose = experiments(command), PURPOSES[command]
-    listed = f"use one of {', '.join(names)}."
-    if command == REPRODUCE and not given:
-        raise UserError(f"experiment is missing; it names what {command} {purpose}: {listed}")
-    for name in given:
-        other = REPRODUCE if name in experiments(REPRODUCE) else "train"
-        elsewhere = name not in names and name in experiments(other)  # what is in no list may be in a folder of the user
-        if elsewhere or (name == "null" and command == REPRODUCE):
-            raise UserError(
-                f"experiment={name} is not what {command} {purpose}{f'; {other} takes it' if elsewhere else ''}; {listed}"
-            )

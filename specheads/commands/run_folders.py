@@ -10,13 +10,14 @@ import json
 import logging
 import os
 import sys
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf, read_write
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from specheads import interrupts
 from specheads.errors import UserError
@@ -24,8 +25,8 @@ from specheads.processes import Processes, from_first, is_first_process
 from specheads.storage import runs
 from specheads.storage.files import without_home
 
-WHERE = ("accelerator", "devices", "num_nodes", "strategy")  # arguments of a trainer that do not decide what a run computes
-BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # which runs one job after another in this process
+_WHERE = ("accelerator", "devices", "num_nodes", "strategy")  # arguments of a trainer that do not decide what a run computes
+_BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # which runs one job after another in this process
 
 sweep: Path | None = None  # the folder of the sweep whose jobs run in other processes, in that of the command line
 _is_launched = False
@@ -34,17 +35,20 @@ _is_launched = False
 class NoteRunKey(Callback):
     """Hydra callback that notes the key of the configuration, or of the whole sweep, before this process runs anything.
 
-    It also leaves the user's home folder out of the files that Hydra writes, which the first process alone lets it write.
+    It also leaves the user's home folder out of the files that Hydra writes, and lets the first process alone write files.
     """
 
     key = ""
     resume: bool | str = True
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Note the key of a run; let the first process alone write files."""
         NoteRunKey.key, NoteRunKey.resume = run_key(config), config.resume
         if not is_first_process():
-            with read_write(config):
+            with read_write(config), open_dict(config):
                 config.hydra.output_subdir = None
+                config.hydra.job_logging.root.handlers = ["console"]
+                config.hydra.job_logging.handlers.pop("file", None)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Take the folder of a sweep whose jobs run in other processes.
@@ -53,7 +57,7 @@ class NoteRunKey(Callback):
         """
         global sweep
         NoteRunKey.key, NoteRunKey.resume = run_key(config), config.resume
-        if config.hydra.launcher._target_ != BASIC:
+        if config.hydra.launcher._target_ != _BASIC:
             sweep = Path(config.hydra.sweep.dir)
             try:
                 runs.begin(sweep, NoteRunKey.key, may_resume())
@@ -74,16 +78,17 @@ def may_resume() -> bool:
 
 def register_resolver(folder: Path | None = None) -> None:
     """Make `${run_folder:}` known to configs; all processes of a run get the same folder, which is `folder` if it is known."""
-    chosen = [] if folder is None else [folder]
+
+    @cache
+    def chosen(parent: Path) -> str:
+        return str(folder or from_first(lambda: str(runs.run_folder(parent, NoteRunKey.key, may_resume()))))
 
     def resolve(*, _root_: DictConfig) -> str:
-        parent = Path(_root_.paths.outputs) / _root_.command
+        parent = Path(_root_.paths.outputs, _root_.command)
         try:
-            if not chosen:
-                chosen.append(Path(from_first(lambda: str(runs.run_folder(parent, NoteRunKey.key, may_resume())))))
+            return chosen(parent)
         except OSError:
             return str(parent / "run")  # Hydra raises the same error again, and does not wrap it
-        return str(chosen[0])
 
     OmegaConf.register_new_resolver("run_folder", resolve, replace=True)
 
@@ -91,9 +96,9 @@ def register_resolver(folder: Path | None = None) -> None:
 def run_key(config: DictConfig) -> str:
     """Return a key of a composed configuration; it does not depend on Hydra's folders, on `resume`, or on where it computes."""
     settings = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
-    overrides, ignored = settings.pop("hydra")["overrides"]["task"], {f"trainer.{name}" for name in WHERE}
+    overrides, ignored = settings.pop("hydra")["overrides"]["task"], {f"trainer.{name}" for name in _WHERE}
     if isinstance(trainer := settings.get("trainer"), dict):
-        settings["trainer"] = {name: value for name, value in trainer.items() if name not in WHERE}
+        settings["trainer"] = {name: value for name, value in trainer.items() if name not in _WHERE}
     if isinstance(settings.get("resume"), bool):
         settings.pop("resume")
         ignored.add("resume")

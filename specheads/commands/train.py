@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from omegaconf import DictConfig
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from data_gen.settings import Generation
 from specheads.commands.command import command, next_command
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", HeadTraining, Distillation)
 
-METRICS = {"auroc": "AUROC", "kl": "KL", "brier": "Brier", "ece": "ECE"}
+_METRICS = {"auroc": "AUROC", "kl": "KL", "brier": "Brier", "ece": "ECE"}
 MOST_SHOWN = 20  # heads; a bank may have thousands
-HELD_OUT = ("dev", "test")  # splits that a draft is measured on
+_HELD_OUT = ("dev", "test")  # splits that a draft is measured on
 
 
 @command("train", Generation, HeadTraining, folder="head", shared=True)
@@ -64,8 +64,7 @@ def distill_command(cfg: DictConfig) -> None:
 def train_head(cfg: DictConfig, pair: Pair | None = None) -> "TrainedHeads":
     """Train the heads of a composed config for its pair, which may be loaded already; print how good they are, and return them.
 
-    Raises:
-        UserError: a mistake in the config, its prompts or data; a model that cannot be loaded; see train_heads.
+    Raises UserError for a mistake in the config, its prompts or data, and as `train_heads`.
     """
     settings, run = _checked_settings(HeadTraining, cfg), Path(cfg.paths.run)
     with open_loggers(cfg, run) as loggers:  # a failed login is reported before the models are loaded
@@ -82,9 +81,7 @@ def train_head(cfg: DictConfig, pair: Pair | None = None) -> "TrainedHeads":
 def distill_draft(cfg: DictConfig, pair: Pair | None = None) -> "DistilledDraft":
     """Distil the draft of a composed config's pair, which may be loaded already; print how good it is, and return it.
 
-    Raises:
-        UserError: a mistake in the config or its prompts; a draft whose training does not fit the GPU; a model that cannot be
-            loaded; see distill.
+    Raises UserError for a mistake in the config or its prompts, a draft whose training does not fit the GPU, and as `distill`.
     """
     settings, run = _checked_settings(Distillation, cfg), Path(cfg.paths.run)
     with open_loggers(cfg, run) as loggers:
@@ -117,7 +114,7 @@ def responses_of(cfg: DictConfig, pair: Pair, settings: Distillation) -> Generat
     The prompts have the responses of their source if the draft learns from these.
     """
     prompts = unique(source_of(cfg).load(pair.chats, responses="text" in settings.shares))
-    splits = SPLITS if "target" in settings.shares else HELD_OUT
+    splits = SPLITS if "target" in settings.shares else _HELD_OUT
     return data_cache(cfg, pair, splits=splits, prompts=prompts, labelled=False)
 
 
@@ -126,24 +123,23 @@ def print_heads(trained: "TrainedHeads") -> None:
 
     Of more than MOST_SHOWN heads, those of the lowest KL are shown, the lowest first.
     """
-    console, shown = Console(highlight=False), list(trained.names)
+    names = list(trained.names)
     if trained.num_heads > MOST_SHOWN:
-        shown = sorted(shown, key=lambda name: trained.test[name]["kl"])[:MOST_SHOWN]
+        names = sorted(names, key=lambda name: trained.test[name]["kl"])[:MOST_SHOWN]
+    listed = {name: trained.test[name] for name in [*names, *(name for name in trained.test if name not in trained.names)]}
+    rows = [[name, *(f"{metrics[key]:.3f}" if key in metrics else "-" for key in _METRICS)] for name, metrics in listed.items()]
+    _print_table(["on held-out prompts", *_METRICS.values()], rows)
+    if left_out := trained.num_heads - len(names):
+        print(f"the {len(names)} heads of the lowest KL; {left_out:,} more are in {trained.folder.parent}/test.json")
     rows = []
-    for name in [*shown, *(name for name in trained.test if name not in trained.names)]:
-        metrics = trained.test[name]
-        rows.append([name, *(f"{metrics[key]:.3f}" if key in metrics else "-" for key in METRICS)])
-    console.print("", _table(["on held-out prompts", *METRICS.values()], rows))
-    if left_out := trained.num_heads - len(shown):
-        console.print(f"the {len(shown)} heads of the lowest KL; {left_out:,} more are in {trained.folder.parent}/test.json")
-    rows = []
-    for name, errors in ((name, trained.calibration_errors[name]) for name in shown if trained.calibration_errors):
+    for name in names if trained.calibration_errors else ():
+        errors = trained.calibration_errors[name]
         for label, kind in ((name, ""), (f"{name}, before a token is sampled", "overlap_")):
             if f"{kind}raw" in errors:
                 rows.append([label, *(f"{errors[f'{kind}{key}']:.3f}" for key in ("raw", "cross_fitted"))])
     if rows:
-        table = _table(["in rounds on dev prompts", "ECE", "calibrated"], rows)
-        console.print("", table, "calibrated: fitted on one half of the prompts, measured on the other")
+        _print_table(["in rounds on dev prompts", "ECE", "calibrated"], rows)
+        print("calibrated: fitted on one half of the prompts, measured on the other")
     print(f"\n{'head' if trained.num_heads == 1 else 'heads'}: {trained.folder}")
 
 
@@ -153,18 +149,13 @@ def _print_draft(distilled: "DistilledDraft") -> None:
     for name, after in distilled.after.items():
         before = distilled.before[name]
         rows.append([name, f"{before:.4f}", f"{after:.4f}", f"{after / before - 1:+.1%}" if before else "-"])
-    console = Console(highlight=False)
-    console.print("", _table(["on test prompts", "before", "after", "change"], rows))
-    for name, meaning in MEANINGS.items():
-        console.print(f"{name}: {meaning}", soft_wrap=True)
-    print(f"draft: {distilled.folder}")
+    _print_table(["on test prompts", "before", "after", "change"], rows)
+    print("\n".join(f"{name}: {meaning}" for name, meaning in MEANINGS.items()), f"draft: {distilled.folder}", sep="\n")
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Return a table whose columns after the first are aligned to the right."""
-    table = Table(columns[0], box=box.SIMPLE_HEAD)
-    for column in columns[1:]:
-        table.add_column(column, justify="right")
+def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table whose columns after the first are aligned to the right."""
+    table = Table(columns[0], *(Column(name, justify="right") for name in columns[1:]), box=box.SIMPLE_HEAD)
     for row in rows:
         table.add_row(*row)
-    return table
+    Console(highlight=False).print("", table)

@@ -1,9 +1,13 @@
 """A data set by its path: a file, here or on the web, a folder that `save_to_disk` wrote, or a hub data set; whole, or a split.
 
-Importing this module imports `datasets`, which is slow.
+Local text files are parsed here, because inference of column types would change prompts (a date, a "007" and an "NA" are text in
+a prompt) and because a message can then name the line. Importing this module imports `datasets`, which is slow.
 """
 
 import contextlib
+import csv
+import io
+import json
 import logging
 import os
 import re
@@ -14,59 +18,46 @@ import datasets
 from pyarrow import parquet
 
 from specheads.errors import UserError
-from specheads.prompts.rows import Table, read_file
+from specheads.prompts.rows import Table, kind_of
 
 logger = logging.getLogger(__name__)
 
 # What `datasets` raises for a data set that is missing, damaged or something else; all of these happen.
-UNREADABLE = OSError, ValueError, LookupError, RuntimeError, TypeError, AttributeError, datasets.exceptions.DatasetsError
-SUFFIXES = (".json", ".jsonl", ".csv", ".parquet", ".txt")
-KINDS = "JSON, JSONL, CSV, Parquet or text file"
-WEB = ("https://", "http://")
+_UNREADABLE = OSError, ValueError, LookupError, RuntimeError, TypeError, AttributeError, datasets.exceptions.DatasetsError
+_SUFFIXES = (".json", ".jsonl", ".csv", ".parquet", ".txt")
+_KINDS = "JSON, JSONL, CSV, Parquet or text file"
+_WEB = ("https://", "http://")
+_EXAMPLE = '{"instruction": "..."}'
 
 
 def check_path(path: str) -> None:
     """Raise UserError for a local path that holds nothing to read; nothing is looked up on the hub or the web."""
+    what = f"data.path={path!r}"
     if not isinstance(path, str) or not path:
-        raise UserError(f"data.path={path!r} must be a path; give a {KINDS}, a folder, or a hub data set.")
-    if path.startswith(WEB):
-        _check_suffix(path, Path(path).suffix)
-        return
+        raise UserError(f"{what} must be a path; give a {_KINDS}, a folder, or a hub data set.")
     local = Path(os.path.expanduser(path))
     try:
         if local.is_dir():
-            _check_folder(path, local)
-        elif local.exists():
-            _check_file(path, local)
-        elif local.suffix.lower() in SUFFIXES or path.startswith(("/", "./", "../", "~")):
+            if not any((local / name).is_file() for name in ("dataset_dict.json", "state.json")):
+                raise UserError(
+                    f"{what} is a folder, but no data set that save_to_disk wrote; give such a folder, or a single {_KINDS}."
+                )
+        elif local.exists() or path.startswith(_WEB):
+            if local.suffix.lower() not in _SUFFIXES:
+                raise UserError(
+                    f"{what} ends in {local.suffix or 'no suffix'}, but only {', '.join(_SUFFIXES)} are read; convert it to one "
+                    "of them, or rename it."
+                )
+            if local.exists():
+                with local.open("rb") as stream:
+                    if not stream.read(1):
+                        raise _no_rows(path)
+        elif local.suffix.lower() in _SUFFIXES or path.startswith(("/", "./", "../", "~")):
             raise UserError(
-                f"data.path={path!r}: there is no {local.absolute()}; give a {KINDS}, a folder written by save_to_disk, "
-                "or a hub data set."
+                f"{what}: there is no {local.absolute()}; give a {_KINDS}, a folder written by save_to_disk, or a hub data set."
             )
     except OSError as error:
-        raise UserError(f"data.path={path!r} cannot be read ({error.strerror}); check the path and who may read it.") from None
-
-
-def _check_folder(path: str, folder: Path) -> None:
-    if not any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
-        raise UserError(
-            f"data.path={path!r} is a folder, but no data set that save_to_disk wrote; give such a folder, or a single {KINDS}."
-        )
-
-
-def _check_suffix(path: str, suffix: str) -> None:
-    if suffix.lower() not in SUFFIXES:
-        raise UserError(
-            f"data.path={path!r} ends in {suffix or 'no suffix'}, but only {', '.join(SUFFIXES)} are read; "
-            "convert it to one of them, or rename it."
-        )
-
-
-def _check_file(path: str, file: Path) -> None:
-    _check_suffix(path, file.suffix)
-    with file.open("rb") as stream:
-        if not stream.read(1):
-            raise _no_rows(path)
+        raise UserError(f"{what} cannot be read ({error.strerror}); check the path and who may read it.") from None
 
 
 def check_split(key: str, split: str) -> None:
@@ -92,36 +83,84 @@ def load_tables(path: str, name: str | None, revision: str | None = None) -> Tab
     """
     local = Path(os.path.expanduser(path))
     try:
-        if path.startswith(WEB):
-            local = _downloaded(path)
-        if not local.is_file() or Path(path).suffix.lower() == ".parquet":
-            with _quiet():
-                loaded = _load_with_datasets(path, name, revision, local)
-            return Table(loaded) if isinstance(loaded, datasets.Dataset) else {key: Table(rows) for key, rows in loaded.items()}
-    except UNREADABLE as error:
+        with _quiet():
+            if path.startswith(_WEB):
+                logger.info("data: loading %s, from the web or from the cache of an earlier download", path)
+                local = Path(datasets.DownloadManager().download(path))
+            loaded: datasets.Dataset | datasets.DatasetDict | None = None
+            if local.is_dir():
+                loaded = datasets.load_from_disk(str(local))
+            elif local.is_file() and Path(path).suffix.lower() == ".parquet":
+                loaded = datasets.Dataset(datasets.table.InMemoryTable(parquet.read_table(local)))
+            elif not local.is_file():
+                logger.info("data: loading %s, from the hub or from the cache of an earlier download", path)
+                loaded = datasets.load_dataset(path, name, **({"revision": revision} if revision else {}))
+    except _UNREADABLE as error:
         raise _not_loaded(path, name, local.exists(), error) from error
-    table = read_file(path, local)
-    if not table.rows:
+    if isinstance(loaded, datasets.Dataset):
+        return Table(loaded)
+    if loaded is not None:
+        return {key: Table(rows) for key, rows in loaded.items()}
+    table = _read_file(path, local)
+    if not any(table.rows):
         raise _no_rows(path)
     return table
 
 
-def _downloaded(address: str) -> Path:
-    """Return the local copy of a file of the web, in the cache of `datasets`."""
-    logger.info("data: loading %s, from the web or from the cache of an earlier download", address)
-    with _quiet():
-        return Path(datasets.DownloadManager().download(address))
+def _read_file(path: str, file: Path) -> Table:
+    """Return the rows of a .json, .jsonl, .csv or .txt file; `path` is its name in messages, and has the suffix.
+
+    Raises:
+        UserError: text that is not UTF-8, or not in the format of the suffix; the message names the line.
+    """
+    try:
+        text = file.read_text(encoding="utf-8-sig")  # with or without the mark that Windows puts first
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise _at(path, line, f"not UTF-8 ({error.reason}); save the file as UTF-8") from None
+    suffix = Path(path).suffix.lower()
+    if suffix == ".csv":
+        return _parse_csv(path, text)
+    if suffix == ".txt":
+        return Table([{"text": line} for line in text.removesuffix("\n").split("\n")], row_name="line")
+    return _parse_json(path, text)
 
 
-def _load_with_datasets(
-    path: str, name: str | None, revision: str | None, local: Path
-) -> datasets.Dataset | datasets.DatasetDict:
-    if local.is_dir():
-        return datasets.load_from_disk(str(local))
-    if local.is_file():
-        return datasets.Dataset(datasets.table.InMemoryTable(parquet.read_table(local)))
-    logger.info("data: loading %s, from the hub or from the cache of an earlier download", path)
-    return datasets.load_dataset(path, name, **({"revision": revision} if revision else {}))
+def _parse_csv(path: str, text: str) -> Table:
+    reader = csv.DictReader(io.StringIO(text), strict=True)
+    rows: list[dict] = []
+    try:
+        for row in reader:
+            if None in row:  # where csv puts what is beyond the header
+                expected = len(reader.fieldnames or ())
+                cells = f"{expected + len(row[None])} cells under a header of {expected}"
+                raise _at(path, reader.line_num, f"{cells}; put quotes around texts with commas")
+            rows.append(row)
+    except csv.Error as error:
+        raise _at(path, reader.line_num + 1, f"no CSV ({error}); check its quotes") from None
+    return Table(rows)
+
+
+def _parse_json(path: str, text: str) -> Table:
+    """Parse an array of objects, or one object per line; a blank line is an empty row, so that rows count as lines do."""
+    is_array = text.lstrip().startswith("[")
+    expected = f"expected one object per line, or an array of objects, such as {_EXAMPLE}"
+    rows: list[dict] = []
+    for number, part in enumerate([text] if is_array else text.rstrip().split("\n"), 1):
+        try:
+            value = json.loads(part) if part.strip() else {}
+        except json.JSONDecodeError as error:
+            place = number + error.lineno - 1
+            raise _at(path, place, f"no JSON ({error.msg} at column {error.colno}); {expected}") from None
+        for row in value if is_array else [value]:
+            if not isinstance(row, dict):
+                raise _at(path, len(rows) + 1, f"{kind_of(row)} instead of an object; {expected}", "row" if is_array else "line")
+            rows.append(row)
+    return Table(rows, row_name="row" if is_array else "line")
+
+
+def _at(path: str, number: int, problem: str, row_name: str = "line") -> UserError:
+    return UserError(f"data.path={path!r}, {row_name} {number}: {problem}.")
 
 
 def cut(tables: Table | dict[str, Table], path: str, key: str, split: str) -> list[Table]:
@@ -146,15 +185,14 @@ def cut(tables: Table | dict[str, Table], path: str, key: str, split: str) -> li
 def _quiet() -> Iterator[None]:
     """Hide the progress bars and log messages of `datasets` and its hub client: our messages contain the important parts."""
     hidden = datasets.are_progress_bars_disabled()
-    loggers = [logging.getLogger(name) for name in ("datasets", "huggingface_hub")]
-    levels = [library.level for library in loggers]
+    levels = {library: library.level for library in map(logging.getLogger, ("datasets", "huggingface_hub"))}
     datasets.disable_progress_bars()
-    for library in loggers:
+    for library in levels:
         library.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        for library, level in zip(loggers, levels, strict=True):
+        for library, level in levels.items():
             library.setLevel(level)
         if not hidden:
             datasets.enable_progress_bars()
@@ -162,30 +200,26 @@ def _quiet() -> Iterator[None]:
 
 def _not_loaded(path: str, name: str | None, is_local: bool, error: Exception) -> UserError:
     """Return the message for a data set that `datasets` did not load."""
+    cause = (error.__cause__ or error) if isinstance(error, datasets.exceptions.DatasetGenerationError) else error
+    reason = (str(cause).splitlines() or [type(cause).__name__])[0].rstrip(".")
+    what = f"data.path={path!r}"
     if is_local:
-        return UserError(f"data.path={path!r} cannot be read ({_reason(error)}); write it again.")
+        return UserError(f"{what} cannot be read ({reason}); write it again.")
     if isinstance(error, ValueError):  # it exists, but not with these arguments
         return UserError(
-            f"data.path={path!r} with data.name={name} could not be loaded: {_reason(error)}. "
-            "Give the data.name of a configuration that it has, or data.name=null."
+            f"{what} with data.name={name} could not be loaded: {reason}. Give the data.name of a configuration that it has, or "
+            "data.name=null."
         )
-    if path.startswith(WEB):
+    if path.startswith(_WEB):
         return UserError(
-            f"data.path={path!r} could not be loaded: {_reason(error)}. Check the address; without a network, copy the file here "
-            "and give data.path=<file>."
+            f"{what} could not be loaded: {reason}. Check the address; without a network, copy the file here and give "
+            "data.path=<file>."
         )
     return UserError(
-        f"data.path={path!r} is no local file or folder, and as a hub data set it could not be loaded: {_reason(error)}. "
-        f"Without a network, put the data set into a {KINDS} and give data.path=<file>; or download it where there is a network "
-        "and copy the cache (HF_HOME) here; or use data=nano."
+        f"{what} is no local file or folder, and as a hub data set it could not be loaded: {reason}. Without a network, put the "
+        f"data set into a {_KINDS} and give data.path=<file>; or download it where there is a network and copy the cache "
+        "(HF_HOME) here; or use data=nano."
     )
-
-
-def _reason(error: BaseException) -> str:
-    """Return the first line of an error, or of its cause if the error of `datasets` has no details."""
-    if isinstance(error, datasets.exceptions.DatasetGenerationError):
-        error = error.__cause__ or error
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def _no_rows(path: str) -> UserError:

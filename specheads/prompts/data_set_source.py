@@ -1,94 +1,14 @@
 """Prompts from any data set that `datasets` loads, through a template: how a row becomes the text of a prompt."""
 
 import logging
-import string
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from specheads.errors import UserError
 from specheads.prompts.prompt import FINAL, SCORES, SPLITS, Prompt, check_counts, scaled_down, text_id
-from specheads.prompts.rows import FIELD, Table, check_values, column_of, value_at
+from specheads.prompts.rows import Table, Template, check_values
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Template:
-    """Texts over a row's fields, such as "{instruction}", tried in order; `key` is the config key that messages name.
-
-    A field may be a part of a column that holds several values: "{translation[de]}", "{turns[0]}".
-    """
-
-    key: str
-    texts: tuple[str, ...]
-
-    @classmethod
-    def parse(cls, key: str, value: str | Sequence[str]) -> "Template":
-        """Return the template of a text or a list of texts; raises UserError for anything else and for malformed texts."""
-        texts = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Sequence) else ()
-        if not texts or not all(isinstance(text, str) for text in texts):
-            raise UserError(f"{key}={value!r} must be text or a list of texts, for example '{key}=\"{{instruction}}\"'.")
-        for text in texts:
-            if problem := _problem(text):
-                raise UserError(
-                    f"{key}={text!r}: {problem}; write plain names of fields in braces, such as {{instruction}}, or parts of "
-                    "them, such as {translation[de]} and {turns[0]}, and double a brace that is meant as one."
-                )
-        return cls(key, texts)
-
-    @property
-    def fields(self) -> list[str]:
-        """All that stands in braces: names of columns, and of parts of columns."""
-        return list(dict.fromkeys(field for text in self.texts for field in _fields(text)))
-
-    def restricted(self, known: Collection[str], path: str) -> "Template":
-        """Return the template without texts that name a column which is not `known`; raises UserError if none is left."""
-        lacking = {text: [column for field in _fields(text) if (column := column_of(field)) not in known] for text in self.texts}
-        texts = tuple(text for text in self.texts if not lacking[text])
-        if not texts:
-            text = self.texts[0]
-            raise UserError(
-                f"{self.key}={text!r} names the field {lacking[text][0]!r}, but {path} has {', '.join(known) or 'none'}; "
-                f"give a {self.key} with fields that it has."
-            )
-        for text in set(self.texts) - set(texts):
-            logger.warning("data: %s has no field %r, so %s=%r is not used", path, lacking[text][0], self.key, text)
-        return replace(self, texts=texts)
-
-    def fill(self, row: Mapping) -> str | None:
-        """Return the first text whose fields are all in `row` and not blank, filled in; None if there is no such text."""
-        for text in self.texts:
-            values = {field: value_at(row, field) for field in _fields(text)}
-            if not any(_is_blank(value) for value in values.values()):
-                return "".join(plain if field is None else f"{plain}{values[field]}" for plain, field in _pieces(text))
-        return None
-
-
-def _pieces(text: str) -> list[tuple[str, str | None]]:
-    """Return (plain text, the field after it or None) for all of a template."""
-    return [(plain, field) for plain, field, _, _ in string.Formatter().parse(text)]
-
-
-def _fields(text: str) -> list[str]:
-    return [field for _, field in _pieces(text) if field is not None]
-
-
-def _problem(text: str) -> str | None:
-    """Return the mistake in a template, or None. Formats and attributes are mistakes, because rows hold plain values."""
-    try:
-        pieces = [piece for _, *piece in string.Formatter().parse(text) if piece[0] is not None]
-    except ValueError as error:  # a brace without its partner
-        return str(error)
-    for field, format_spec, conversion in pieces:
-        if not field or field.isdigit():
-            return "a field has no name"
-        if format_spec or conversion or not FIELD.fullmatch(field):
-            return f"the field {field.split('.')[0].split('[')[0]!r} has an attribute, a wrong index or a format"
-    return None if pieces else "it names no field, so all prompts would be the same"
-
-
-def _is_blank(value: object) -> bool:
-    return value is None or not str(value).strip()
 
 
 @dataclass(frozen=True)
@@ -141,28 +61,23 @@ class DatasetSource:
             self._template(chats)
         if self.response_template is not None:
             self._response_template()
-        if self.score is not None:
-            self._check_score()
+        if self.score is not None and self.score not in SCORES:
+            raise UserError(f"data.score={self.score!r} must be {', '.join(SCORES)}, or null for no score.")
+        if self.score is not None and self.response_template is None:
+            raise UserError(
+                f"data.score={self.score} compares responses with those of the data set, but data.response_template=null; say "
+                "where they are, for example 'data.response_template=\"{answer}\"', or use data.score=null."
+            )
         data_set.check_path(self.path)
-        if not isinstance(self.name, str | None):
-            raise UserError(f"data.name={self.name!r} must be text, the name of a configuration, or null.")
-        if not isinstance(self.revision, str | None):
-            raise UserError(f"data.revision={self.revision!r} must be text, a commit, tag or branch of the data set, or null.")
+        meanings = {"name": "the name of a configuration", "revision": "a commit, tag or branch of the data set"}
+        for name, meaning in meanings.items():
+            if not isinstance(value := getattr(self, name), str | None):
+                raise UserError(f"data.{name}={value!r} must be text, {meaning}, or null.")
         if not isinstance(self.shuffled, bool):
             raise UserError(f"data.shuffled={self.shuffled!r} must be true or false.")
         data_set.check_split("data.split", self.split)
         if self.test_split is not None:
             data_set.check_split("data.test_split", self.test_split)
-
-    def _check_score(self) -> None:
-        """Raise UserError for a score that is not known, or that has nothing to compare responses with."""
-        if self.score not in SCORES:
-            raise UserError(f"data.score={self.score!r} must be {', '.join(SCORES)}, or null for no score.")
-        if self.response_template is None:
-            raise UserError(
-                f"data.score={self.score} compares responses with those of the data set, but data.response_template=null; say "
-                "where they are, for example 'data.response_template=\"{answer}\"', or use data.score=null."
-            )
 
     def check_final(self) -> None:
         """Raise UserError unless final prompts are asked for."""
@@ -191,14 +106,14 @@ class DatasetSource:
         self.check()
         tables = data_set.load_tables(self.path, self.name, self.revision)
         splits: tuple[str, ...] = (*SPLITS, FINAL) if self.num_final else SPLITS
-        takes: list[tuple[str, str, tuple[str, ...]]] = [("data.split", self.split, splits)]
+        takes = {"split": splits}
         if self.test_split is not None and not isinstance(tables, Table):
-            takes = [("data.split", self.split, splits[:2]), ("data.test_split", self.test_split, splits[2:])]
+            takes = {"split": splits[:2], "test_split": splits[2:]}
         prompts = []
-        for key, taken, splits in takes:
-            counts = {split: getattr(self, f"num_{split}") for split in splits}
+        for key, taken in takes.items():
+            counts = {split: getattr(self, f"num_{split}") for split in taken}
             if any(counts.values()):
-                rows = data_set.cut(tables, self.path, key, taken)
+                rows = data_set.cut(tables, self.path, f"data.{key}", getattr(self, key))
                 answers = self._response_template() if responses else None
                 texts = self._texts(rows, self._template(chats), answers, limit=sum(counts.values()))
                 names = [split for split, count in self._available(counts, len(texts)).items() for _ in range(count)]
@@ -206,14 +121,6 @@ class DatasetSource:
                     Prompt(text_id(text), split, text, response) for split, (text, response) in zip(names, texts, strict=True)
                 ]
         return prompts
-
-    def _rows(self, tables: Sequence[Table], fields: Sequence[str]) -> Iterator[tuple[str, dict]]:
-        """Yield the rows with their places. Raises UserError for a column that is damaged, which shows only now."""
-        try:
-            for table in tables:
-                yield from table.numbered(fields)
-        except (ValueError, OSError) as error:
-            raise UserError(f"data.path={self.path!r} cannot be read ({error}); write it again.") from error
 
     def _available(self, counts: dict[str, int], num_texts: int) -> dict[str, int]:
         """Return how many of `num_texts` prompts each split gets: as many as asked for, or in that proportion."""
@@ -249,15 +156,20 @@ class DatasetSource:
         texts: list[tuple[str, str | None]] = []
         seen: dict[str, tuple[str, str]] = {}
         num_unfit = 0
-        for place, row in self._rows(tables, fields):
-            if len(texts) == limit and not self.shuffled:
-                break
-            check_values(row, fields, self.path, place, seen)
-            text = template.fill(row)
-            if text is None:
-                num_unfit += 1
-            else:
-                texts.append((text, answers.fill(row) if answers else None))
+        try:
+            for place, row in (each for table in tables for each in table.numbered(fields)):
+                if len(texts) == limit and not self.shuffled:
+                    break
+                check_values(row, fields, self.path, place, seen)
+                text = template.fill(row)
+                if text is None:
+                    num_unfit += 1
+                else:
+                    texts.append((text, answers.fill(row) if answers else None))
+        except UserError:
+            raise
+        except (ValueError, OSError) as error:  # a damaged column, which shows only now
+            raise UserError(f"data.path={self.path!r} cannot be read ({error}); write it again.") from error
         if num_unfit:
             num_read = num_unfit + len(texts)
             logger.info(

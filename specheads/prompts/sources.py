@@ -12,7 +12,7 @@ import sysconfig
 import textwrap
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -23,17 +23,17 @@ from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.prompt import FINAL, SPLITS, Prompt, check_counts, text_id
 from specheads.storage.files import cache_folder, write_whole
 
-DEV_SHARE, TEST_SHARE = 0.50, 0.25  # of the library's files; the embedded pairs were trained on the rest
-DEV_FILES = 0.12  # share of the held-out "dev" files whose prompts are the head's dev set
+_DEV_SHARE, _TEST_SHARE = 0.50, 0.25  # of the library's files; the embedded pairs were trained on the rest
+_DEV_FILES = 0.12  # share of the held-out "dev" files whose prompts are the head's dev set
 
 # Test prompts that recipes were compared on: data.num_test is no more, and the final split begins after them.
 NUM_READ = 300
 FINAL_PER_FILE = 30  # final prompts of one file at most: a few files have hundreds of functions, which resemble each other
 NUM_PARTS = 10
 
-INDENT = "    "
-MAX_PROMPT_CHARS, MAX_BODY_CHARS = 1_000, 4_000
-SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "__pycache__", "lib2to3", "_vendor", "vendored"}
+_INDENT = "    "
+_MAX_PROMPT_CHARS, _MAX_BODY_CHARS = 1_000, 4_000
+_SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "__pycache__", "lib2to3", "_vendor", "vendored"}
 
 
 @dataclass(frozen=True)
@@ -104,43 +104,38 @@ class NanoSource:
         """
         self.check()
         wanted = {"train": self.num_train, "dev": self.num_dev, "test": self.num_test}
-        prompts = _prompts_by_split(responses)
+        prompts = _prompts(responses)
         for split in SPLITS:
-            yield from sorted(prompts[split].values(), key=lambda prompt: prompt.prompt_id)[: wanted[split]]
-        if self.final_parts:
-            yield from self._final(prompts)
-
-    def _final(self, prompts: Mapping[str, Mapping[str, Prompt]]) -> list[Prompt]:
-        """Return the final prompts that are asked for, out of the prompts of all splits by id."""
-        unread = [prompts["test"][prompt_id] for prompt_id in sorted(prompts["test"])[NUM_READ:]]
-        per_file: Counter[str] = Counter()
-        kept = []
-        for prompt in unread:
-            if prompt.prompt_id in prompts["train"] or prompt.prompt_id in prompts["dev"]:
-                continue  # a text that dev files hold too, on which heads are trained
-            file = prompt.group or ""
-            per_file[file] += 1
-            if per_file[file] <= FINAL_PER_FILE and int(prompt.prompt_id, 16) % NUM_PARTS in self.final_parts:
-                kept.append(replace(prompt, split=FINAL))
-        return kept[: self.num_final]
+            yield from prompts[split][: wanted[split]]
+        # A text that dev files hold too, on which heads are trained, is no final prompt.
+        known = {prompt.prompt_id for split in ("train", "dev") for prompt in prompts[split]}
+        per_file: Counter[str | None] = Counter()
+        final = []
+        for prompt in prompts["test"][NUM_READ:]:
+            if prompt.prompt_id not in known:
+                per_file[prompt.group] += 1
+                if per_file[prompt.group] <= FINAL_PER_FILE and int(prompt.prompt_id, 16) % NUM_PARTS in self.final_parts:
+                    final.append(replace(prompt, split=FINAL))
+        yield from final[: self.num_final]
 
 
-def _prompts_by_split(responses: bool) -> dict[str, dict[str, Prompt]]:
-    """Return all prompts of the standard library by split and id."""
+def _prompts(responses: bool) -> dict[str, list[Prompt]]:
+    """Return all prompts of the standard library by split, sorted by their ids."""
     prompts: dict[str, dict[str, Prompt]] = {split: {} for split in SPLITS}
     for side in ("dev", "test"):
         for function in standard_library(side):
-            split = "test" if side == "test" else "dev" if _share(function.source) < DEV_FILES else "train"
+            split = "test" if side == "test" else "dev" if _position("head ", function.source) < _DEV_FILES else "train"
             prompt_id = text_id(function.prompt)
             # A prompt that several files share belongs to the first of them by name, in whatever order they are read.
             known = prompts[split].get(prompt_id)
             group = min(known.group, function.source) if known is not None and known.group else function.source
             prompts[split][prompt_id] = Prompt(prompt_id, split, function.prompt, function.body if responses else None, group)
-    return prompts
+    return {split: [of_split[prompt_id] for prompt_id in sorted(of_split)] for split, of_split in prompts.items()}
 
 
-def _share(name: str) -> float:
-    return int.from_bytes(hashlib.sha256(b"head " + name.encode()).digest()[:4], "big") / 2**32
+def _position(salt: str, name: str) -> float:
+    """Return a number from 0 to 1 that looks random and depends on the two texts alone."""
+    return int.from_bytes(hashlib.sha256(f"{salt}{name}".encode()).digest()[:4], "big") / 2**32
 
 
 @dataclass(frozen=True)
@@ -159,10 +154,10 @@ class Function:
 
 def split_of(module_path: str) -> str:
     """Return `train`, `dev` or `test` for a standard-library file, by a hash of its path (`json/decoder.py`)."""
-    position = int.from_bytes(hashlib.sha256(module_path.encode()).digest()[:4], "big") / 2**32
-    if position < DEV_SHARE:
+    position = _position("", module_path)
+    if position < _DEV_SHARE:
         return "dev"
-    return "test" if position < DEV_SHARE + TEST_SHARE else "train"
+    return "test" if position < _DEV_SHARE + _TEST_SHARE else "train"
 
 
 def functions_in(source: str, name: str) -> Iterator[Function]:
@@ -175,12 +170,9 @@ def functions_in(source: str, name: str) -> Iterator[Function]:
         return
     lines = source.splitlines()
     scopes: list[ast.Module | ast.ClassDef] = [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]
-    for scope in scopes:
-        for node in scope.body:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                function = _function(node, lines, name)
-                if function is not None:
-                    yield function
+    for node in (node for scope in scopes for node in scope.body):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (function := _function(node, lines, name)):
+            yield function
 
 
 def _function(node: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str], name: str) -> Function | None:
@@ -188,43 +180,28 @@ def _function(node: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str], na
     if not docstring or len(node.body) < 2 or node.body[0].lineno == node.lineno:
         return None
     documented, body = node.body[0], node.body[1]
-    if body.lineno == documented.end_lineno or _is_placeholder(node.body[1:]):
+    if body.lineno == documented.end_lineno or _is_placeholder(body):
         return None
     header = textwrap.dedent("\n".join(lines[node.lineno - 1 : documented.lineno - 1])).rstrip()
     code = "\n".join(lines[documented.end_lineno : node.end_lineno])
-    code = textwrap.indent(textwrap.dedent(code).strip("\n"), INDENT, lambda line: bool(line.strip()))
+    code = textwrap.indent(textwrap.dedent(code).strip("\n"), _INDENT, lambda line: bool(line.strip()))
     summary = inspect.cleandoc(docstring).split("\n\n")[0].strip().replace("\\", "\\\\").replace('"""', "'''")
-    quoted = textwrap.indent(f'"""{summary}"""', INDENT)
+    quoted = textwrap.indent(f'"""{summary}"""', _INDENT)
     function = Function(prompt=f"{header}\n{quoted}\n", body=code + "\n", source=name)
-    if len(function.prompt) > MAX_PROMPT_CHARS or len(code) > MAX_BODY_CHARS or not _parses(function):
+    if len(function.prompt) > _MAX_PROMPT_CHARS or len(code) > _MAX_BODY_CHARS:
+        return None
+    try:
+        ast.parse(function.prompt + function.body)
+    except (SyntaxError, ValueError):
         return None
     return function
 
 
-def _is_placeholder(body: list[ast.stmt]) -> bool:
-    """Whether a body is only a placeholder (`pass`, `...`, `raise NotImplementedError`)."""
-    first = body[0]
+def _is_placeholder(first: ast.stmt) -> bool:
+    """Whether a body that begins so is only a placeholder (`pass`, `...`, `raise NotImplementedError`)."""
     if isinstance(first, ast.Raise):
         return "NotImplemented" in ast.dump(first)
     return isinstance(first, ast.Pass) or (isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant))
-
-
-def _parses(function: Function) -> bool:
-    try:
-        ast.parse(function.prompt + function.body)
-    except (SyntaxError, ValueError):
-        return False
-    return True
-
-
-def _read_functions(files: Iterable[tuple[str, Path]]) -> Iterator[Function]:
-    """Yield every documented function of `(name, path)` pairs; files that are not UTF-8 are left out."""
-    for name, path in files:
-        try:
-            source = path.read_text(encoding="utf-8")
-        except (UnicodeDecodeError, OSError):
-            continue
-        yield from functions_in(source, name)
 
 
 def standard_library(split: str) -> Sequence[Function]:
@@ -235,24 +212,23 @@ def standard_library(split: str) -> Sequence[Function]:
 @cache
 def _functions_under(root: Path, split: str) -> tuple[Function, ...]:
     """Return the functions of a split, which are parsed once per machine and then read from the cache folder."""
-    files = []
+    files: dict[str, Path] = {}
     for folder, subfolders, names in os.walk(root):
-        subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS]  # not walked at all: some are large
-        files += [Path(folder) / name for name in names if name.endswith(".py")]
-    named = sorted((path.relative_to(root).as_posix(), path) for path in files)
-    named = [(name, path) for name, path in named if split_of(name) == split]
-    provenance = [
-        sys.version,
-        Path(__file__).read_text(),
-        *((name, path.stat().st_size, path.stat().st_mtime_ns) for name, path in named),
-    ]
-    kept = cache_folder() / "functions" / f"{split}-{hashlib.sha256(repr(provenance).encode()).hexdigest()[:16]}.json"
+        subfolders[:] = [name for name in subfolders if name not in _SKIPPED_FOLDERS]  # not walked at all: some are large
+        paths = [Path(folder, name) for name in names if name.endswith(".py")]
+        files |= {name: path for path in paths if split_of(name := path.relative_to(root).as_posix()) == split}
+    named = sorted(files.items())
+    sizes = [(name, path.stat().st_size, path.stat().st_mtime_ns) for name, path in named]
+    provenance = repr([sys.version, Path(__file__).read_text(), *sizes])
+    kept = cache_folder() / "functions" / f"{split}-{hashlib.sha256(provenance.encode()).hexdigest()[:16]}.json"
     with contextlib.suppress(OSError, ValueError, TypeError):  # missing or damaged
         return tuple(Function(*values) for values in json.loads(kept.read_text()))
     by_body: dict[str, Function] = {}
-    for function in _read_functions(named):
-        with contextlib.suppress(SyntaxError):  # of a body that Python parses only inside its function
-            by_body.setdefault(function.key, function)
+    for name, path in named:
+        with contextlib.suppress(UnicodeDecodeError, OSError):  # a file that is not UTF-8 is left out
+            for function in functions_in(path.read_text(encoding="utf-8"), name):
+                with contextlib.suppress(SyntaxError):  # of a body that Python parses only inside its function
+                    by_body.setdefault(function.key, function)
     functions = tuple(by_body.values())
     with contextlib.suppress(OSError):  # a full disk, or a folder that cannot be written
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -260,26 +236,22 @@ def _functions_under(root: Path, split: str) -> tuple[Function, ...]:
     return functions
 
 
-LIMITS = ("max_new_tokens", "max_prompt_tokens")  # keys of `data` that are the responses', not the source's
+_LIMITS = ("max_new_tokens", "max_prompt_tokens")  # keys of `data` that are the responses', not the source's
+
+
+def source_class(data: Mapping[str, Any]) -> type[NanoSource] | type[DatasetSource]:
+    """Return the class of the source of the keys of `data`: a data set where they have a `path`, or else NanoSource."""
+    return DatasetSource if "path" in data else NanoSource
 
 
 def prompt_source(data: Mapping[str, Any]) -> NanoSource | DatasetSource:
-    """Return the source of the keys of `data`: a data set where it has a `path`, functions of the standard library otherwise.
-
-    Raises:
-        UserError: a key that the source does not have, or a key that is missing.
-    """
+    """Return the source of the keys of `data`. Raises UserError for a key that it does not have, or a key that is missing."""
     kind = source_class(data)
-    values = {name: value for name, value in data.items() if name not in LIMITS}
+    values = {name: value for name, value in data.items() if name not in _LIMITS}
     known = [field.name for field in fields(kind)]
     if unknown := [name for name in values if name not in known]:
-        raise UserError(f"data.{unknown[0]}={values[unknown[0]]} is not known; expected one of {', '.join([*known, *LIMITS])}.")
+        raise UserError(f"data.{unknown[0]}={values[unknown[0]]} is not known; expected one of {', '.join([*known, *_LIMITS])}.")
     try:
         return kind(**values)
     except TypeError as error:
         raise UserError(f"data: {str(error).partition(' ')[2]}; give them, or choose a prompt set with data=.") from None
-
-
-def source_class(data: Mapping[str, Any]) -> type[NanoSource] | type[DatasetSource]:
-    """Return the class of the source of the keys of `data`."""
-    return DatasetSource if "path" in data else NanoSource
