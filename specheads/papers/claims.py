@@ -1,4 +1,4 @@
-"""Claims of papers next to what is computed or measured here, in which way they held, and the sections of the theory's report."""
+"""Claims of papers next to what is computed or measured here, whether they held, and the sections of the theory's report."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,36 +32,21 @@ def direction(low: float, value: float, high: float, expected: Literal["more", "
     return "held weakly" if value > neutral else "did not hold"
 
 
+def computed(claims: tuple[str, ...], says: str, ours: str, published: str | None, holds: bool, why: str = "") -> CheckedClaim:
+    """Return a claim that holds or does not."""
+    return CheckedClaim(claims, says, ours, published, "held" if holds else "did not hold", why=why)
+
+
 def equality(
     claims: tuple[str, ...], says: str, error: float, most: float, published: str = "equality", why: str = ""
 ) -> CheckedClaim:
     """Return a claim that two numbers are equal: held if they differ by at most `most`, the precision they are computed with."""
-    return CheckedClaim(
-        claims, says, f"equal within {error:.0e}", published, "held" if error <= most else "did not hold", why=why
-    )
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line of a figure."""
-
-    name: str
-    x: Sequence[float]
-    y: Sequence[float]
-
-
-@dataclass(frozen=True)
-class Figure:
-    """Lines over common axes."""
-
-    x: str
-    y: str
-    lines: Sequence[Line]
+    return computed(claims, says, f"equal within {error:.0e}", published, error <= most, why)
 
 
 @dataclass(frozen=True)
 class Section:
-    """One subject: a table, whose values are text or numbers, a figure or none, and claims."""
+    """One subject of the theory: a table, whose values are text or numbers, and claims."""
 
     key: str
     title: str
@@ -69,5 +54,4 @@ class Section:
     columns: Sequence[str]
     rows: Sequence[Sequence[str | float]]
     claims: Sequence[CheckedClaim]
-    figure: Figure | None = None
     note: str = ""

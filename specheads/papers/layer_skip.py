@@ -27,7 +27,6 @@ from specheads.forecast import progress
 from specheads.pair.language_model import LanguageModel, place_of_layers
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, check_finite, overlap
-from specheads.papers.theory.rounds import best_length
 from specheads.prompts.prompt import EncodedPrompt
 from specheads.settings import Built, OpenProbability, PositiveCount, Seed, Settings, setting
 from specheads.storage.journal import Journal
@@ -151,6 +150,20 @@ class SkippedLayers:
     cost: float  # of a forward pass of the draft, as a share of one of the target
     length: int  # the best fixed length
     speedup: float  # with drafts of that length
+
+
+def best_length(acceptance: float, cost: float, longest: int) -> tuple[int, float]:
+    """Return the fixed length, of 1 to `longest` tokens, with the most tokens per second, and its speed over the target alone.
+
+    A round of K tokens emits `(1 - a^(K+1)) / (1 - a)` (Leviathan et al. 2023, equation 1).
+
+    Args:
+        acceptance: of each token, independently.
+        cost: of a draft step, as a share of a forward pass of the target.
+    """
+    speeds = {count: sum(acceptance**i for i in range(count + 1)) / (count * cost + 1) for count in range(1, longest + 1)}
+    length = max(speeds, key=speeds.__getitem__)
+    return length, speeds[length]
 
 
 def cost_without(pair: Pair, skipped: Sequence[int]) -> float:

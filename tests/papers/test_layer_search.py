@@ -11,7 +11,7 @@ from specheads.commands.compose import command_config
 from specheads.evaluation.prompt_sets import PromptSet
 from specheads.pair.pair import Pair
 from specheads.papers import layer_skip
-from specheads.papers.layer_skip import cost_without
+from specheads.papers.layer_skip import best_length, cost_without
 from specheads.prompts.prompt import Prompt
 
 
@@ -42,3 +42,13 @@ def test_the_search_skips_layers_that_add_nothing(pair, tmp_path, monkeypatch, c
     monkeypatch.setattr(layer_skip, "is_resumed", lambda folder: True)
     monkeypatch.setattr(layer_skip, "without_layers", lambda *args: pytest.fail("tried again"))
     assert papers.layers_found(cfg) == sets
+
+
+def test_the_best_length_is_where_the_speed_is_largest():
+    assert best_length(0.0, 0.1, 20)[0] == 1 and best_length(1.0, 0.1, 30) == (30, pytest.approx(31 / 4))
+    lengths = [best_length(rate, 0.1, 100)[0] for rate in (0.3, 0.5, 0.7, 0.9)]
+    assert lengths == sorted(lengths) and lengths[0] < lengths[-1]
+    assert best_length(0.7, 0.05, 100)[0] >= best_length(0.7, 0.2, 100)[0]
+    speeds = [(1 - 0.8 ** (count + 1)) / 0.2 / (1 + count / 7) for count in range(30)]
+    best, speed = best_length(0.8, 1 / 7, 100)
+    assert speed == pytest.approx(speeds[best]) == max(speeds)

@@ -16,7 +16,8 @@ from specheads.decoding.verification import BlockVerification, TokenVerification
 from specheads.pair.sampling import accept_prob
 from specheads.papers import BiasedVerification, MultiRound, SpecTr, TreeMatch
 from specheads.papers.block import greedy_block_distribution
-from specheads.papers.theory.rejections import least_bias, total_variation
+from specheads.papers.theory.chains import total_variation
+from specheads.papers.theory.rejections import least_bias
 from specheads.papers.trees.verification import TreeBlock
 
 ROUNDING = 1e-9

@@ -1,36 +1,46 @@
-"""When a draft should end, as a Markov decision process that is solved exactly (SpecDec++, section 3.1).
+"""When a draft should end, as a Markov decision process that is solved exactly, against thresholds and the theorem.
 
 After each drafted token the draft may go on or be verified. What is known of the tokens so far is the probability that all of
-them are accepted, and the newest one's; the next one's follows from the newest one's by a known law. A round earns its accepted
-tokens and the target's one, and costs time. The policy with the highest throughput lambda is the one that maximises tokens minus
-lambda times seconds, where that maximum is zero.
+them are accepted, and the newest one's; the next one's follows from the newest one's by a known distribution. A round earns its
+accepted tokens and the target's one, and costs time. The policy with the highest throughput lambda is the one that maximises
+tokens minus lambda times seconds, where that maximum is zero.
 
-Drafts on which rules that stop at a threshold are counted against that policy are simulated or recorded: the acceptance
-probabilities of their tokens, each given that all before it were accepted. With those known, the accepted tokens of a rule are
+Drafts on which rules are compared are simulated or recorded: the acceptance probabilities of their tokens, each given that all
+before it were accepted, (n, K) float64. Their products are `survival`. With those known, the accepted tokens of a rule are
 expectations, so that only the drafts are random and every rule is counted on the same ones.
 
-Source: SpecDec++ (Huang et al. 2024), section 3.1 and theorem 3.1.
+Source: SpecDec++ (Huang et al. 2024), section 3 and theorem 3.1.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from specheads.decoding.step_costs import StepCosts
+from specheads.papers.claims import CheckedClaim, Section, computed
 
 GRID = torch.linspace(-8.0, 0.0, 161, dtype=torch.float64)  # logarithms of survival at which values are kept
 PRECISION = 1e-9  # of the throughput, relative
+THRESHOLDS = torch.arange(0.02, 1.0, 0.02, dtype=torch.float64).tolist()
+RATIOS, LONGEST = (5, 10, 20), 20
+# Acceptance probabilities of tokens in three made-up texts: independent ones, easy and hard stretches, easy and hard in turns.
+MADE_UP: Mapping[str, tuple[tuple[float, ...], tuple[float, ...], tuple[tuple[float, ...], ...]]] = {
+    "random": ((0.0, 0.3, 0.7, 1.0), (0.2, 0.2, 0.2, 0.4), ((0.2, 0.2, 0.2, 0.4),) * 4),
+    "stretches": ((0.1, 0.5, 0.98), (0.3, 0.3, 0.4), ((0.7, 0.2, 0.1), (0.2, 0.5, 0.3), (0.05, 0.15, 0.8))),
+    "turns": ((0.3, 0.95), (0.5, 0.5), ((0.1, 0.9), (0.8, 0.2))),
+}
 
 
 @dataclass(frozen=True)
 class AcceptanceChain:
-    """The law of acceptance probabilities along a draft, as a Markov chain on bins of them; float64.
+    """The distribution of acceptance probabilities along a draft, as a Markov chain on bins of them; float64.
 
-    `edges` (B - 1,) separate the bins, `values` (B,) are their mean probabilities, `first` (B,) is the law of the first token's
-    bin and `following` (B, B) that of the next token's bin, by the bin of the token before it.
+    `edges` (B - 1,) separate the bins, `values` (B,) are their mean probabilities, `first` (B,) is the distribution of the first
+    token's bin and `following` (B, B) that of the next token's bin, by the bin of the token before it.
     """
 
     edges: Tensor
@@ -39,57 +49,68 @@ class AcceptanceChain:
     following: Tensor
 
     @classmethod
-    def of(cls, first: Tensor, before: Tensor, after: Tensor, num_bins: int = 20) -> "AcceptanceChain":
-        """Return the chain of observed probabilities: of first tokens (n,), and of tokens and their next ones, (m,) each."""
-        everything = torch.cat([first, after]).double()
-        edges = torch.quantile(
-            everything[:: max(1, len(everything) // 100_000)], torch.linspace(0, 1, num_bins + 1).double()[1:-1]
-        )
-        edges = edges.unique()
-        count = len(edges) + 1
-        totals = torch.zeros(count, dtype=torch.float64).index_add_(0, torch.bucketize(everything, edges), everything)
-        number = torch.bincount(torch.bucketize(everything, edges), minlength=count)
-        pairs = torch.bucketize(before.double(), edges) * count + torch.bucketize(after.double(), edges)
+    def known(cls, values: Sequence[float], first: Sequence[float], following: Sequence[Sequence[float]]) -> "AcceptanceChain":
+        """Return the chain of a few probabilities, in ascending order."""
+        each, *probabilities = (torch.tensor(numbers, dtype=torch.float64) for numbers in (values, first, following))
+        return cls((each[1:] + each[:-1]) / 2, each, *probabilities)
+
+    @classmethod
+    def fitted(cls, drafts: Tensor, num_bins: int = 20) -> "AcceptanceChain":
+        """Return the chain that is fitted to drafts."""
+        everything = torch.cat([drafts[:, 0], drafts[:, 1:].flatten()])
+        some = everything[:: max(1, len(everything) // 100_000)]
+        edges = torch.quantile(some, torch.linspace(0, 1, num_bins + 1).double()[1:-1]).unique()
+        count, bins = len(edges) + 1, torch.bucketize(drafts, edges)
+        totals = torch.zeros(count, dtype=torch.float64).index_add_(0, bins.flatten(), drafts.flatten())
+        pairs = (bins[:, :-1] * count + bins[:, 1:]).flatten()
         following = torch.bincount(pairs, minlength=count * count).double().view(count, count) + 1e-6
-        start = torch.bincount(torch.bucketize(first.double().contiguous(), edges), minlength=count).double()
-        return cls(edges, totals / number.clamp_min(1), start / start.sum(), following / following.sum(dim=1, keepdim=True))
+        first, number = (torch.bincount(each, minlength=count).double() for each in (bins[:, 0], bins.flatten()))
+        return cls(edges, totals / number.clamp_min(1), first / first.sum(), following / following.sum(dim=1, keepdim=True))
+
+    def drafts(self, num: int, num_tokens: int, generator: torch.Generator) -> Tensor:
+        """Return simulated drafts (num, num_tokens)."""
+        bins = [torch.multinomial(self.first, num, replacement=True, generator=generator)]
+        while len(bins) < num_tokens:
+            bins.append(torch.multinomial(self.following[bins[-1]], 1, generator=generator).squeeze(1))
+        return self.values[torch.stack(bins, dim=1)]
+
+    def after_one_more(self) -> Callable[[Tensor], Tensor]:
+        """Return the function that reads a table (grid, B) of survivals where one more token of each bin leaves each survival."""
+        earned = GRID.exp()[:, None] * self.values
+        place = ((earned.clamp_min(1e-300).log() - GRID[0]) / (GRID[1] - GRID[0])).clamp(0, len(GRID) - 1)
+        lower = place.floor().long().clamp_max(len(GRID) - 2)
+        part, bins = place - lower, torch.arange(len(self.values)).expand_as(lower)
+        return lambda table: (1 - part) * table[lower, bins] + part * table[lower + 1, bins]
 
 
-@dataclass(frozen=True)
-class _OptimalStopping:
-    """The best policy: it goes on after token j, which is in bin b, where the survival so far exceeds `least_survival[j - 1, b]`.
+class Policy(NamedTuple):
+    """The best policy: it goes on after token j of bin b while the survival so far exceeds `least_survival[j - 1, b]`."""
 
-    `throughput` is its tokens per second; `least_survival` is (max_tokens, B), infinite where it never goes on.
-    """
-
-    throughput: float
-    least_survival: Tensor
+    throughput: float  # tokens per second
+    least_survival: Tensor  # (max_tokens, B), infinite where it never goes on
 
 
-def optimal_stopping(chain: AcceptanceChain, costs: StepCosts, max_tokens: int) -> _OptimalStopping:
+def optimal_stopping(chain: AcceptanceChain, costs: StepCosts, max_tokens: int) -> Policy:
     """Return the best policy among those that draft 1 to `max_tokens` tokens in a round."""
     low, high = 0.0, (max_tokens + 1) / costs.target_seconds
     while high - low > PRECISION * high:
         middle = (low + high) / 2
         worth, _ = _round_worth(chain, costs, max_tokens, middle)
         low, high = (middle, high) if worth > 0 else (low, middle)
-    return _OptimalStopping(low, _round_worth(chain, costs, max_tokens, low)[1])
+    return Policy(low, _round_worth(chain, costs, max_tokens, low)[1])
 
 
 def _round_worth(chain: AcceptanceChain, costs: StepCosts, max_tokens: int, throughput: float) -> tuple[float, Tensor]:
     """Return the most that tokens minus throughput times seconds of a round can be, and the policy's `least_survival`."""
-    price, survival = throughput * costs.draft_seconds, GRID.exp()
-    # What one more token of bin b earns at each survival.
-    earned = survival[:, None] * chain.values
-    lower, part, bins = _after_one_more(chain)
+    price, after_one_more = throughput * costs.draft_seconds, chain.after_one_more()
+    earned = GRID.exp()[:, None] * chain.values  # by one more token of bin b at each survival
     best = torch.zeros(len(GRID), len(chain.values), dtype=torch.float64)  # from now on, after a token of bin b
     rows = [torch.full_like(chain.values, torch.inf)]
     for _ in range(max_tokens - 1):
-        worth = earned + (1 - part) * best[lower, bins] + part * best[lower + 1, bins]
-        going_on = worth @ chain.following.T - price  # (grid, B), rises with survival
+        going_on = (earned + after_one_more(best)) @ chain.following.T - price  # (grid, B), rises with survival
         rows.append(_crossing(going_on))
         best = going_on.clamp_min(0)
-    worth = earned[-1] + (1 - part[-1]) * best[lower[-1], bins[-1]] + part[-1] * best[lower[-1] + 1, bins[-1]]
+    worth = (earned + after_one_more(best))[-1]
     return float(1 - throughput * costs.target_seconds - price + chain.first @ worth), torch.stack(rows[::-1])
 
 
@@ -105,89 +126,39 @@ def _crossing(going_on: Tensor) -> Tensor:
     return torch.where(pays.any(dim=0), log_survival.exp(), torch.inf)
 
 
-def value_of_going_on(chain: AcceptanceChain, policy: _OptimalStopping) -> tuple[Tensor, Tensor]:
+def value_of_going_on(chain: AcceptanceChain, policy: Policy) -> tuple[Tensor, Tensor]:
     """Return what a policy still drafts, by token, survival and bin, (max_tokens - 1, grid, B) each: accepted and drafted tokens.
 
     Accepted tokens are expected given that all tokens so far are accepted; survival, with `GRID`, is what the policy believes.
     """
-    lower, part, bins = _after_one_more(chain)
-    following, values = chain.following, chain.values
-    accepted = drafted = torch.zeros(len(GRID), len(values), dtype=torch.float64)
-    rows = []
+    after_one_more, rows = chain.after_one_more(), []
+    accepted = drafted = torch.zeros(len(GRID), len(chain.values), dtype=torch.float64)
     for least in policy.least_survival[1:].flip(0):
         goes_on = (GRID.exp()[:, None] > least).double()
-        later = [
-            (1 - part) * (goes_on * each)[lower, bins] + part * (goes_on * each)[lower + 1, bins] for each in (accepted, drafted)
-        ]
-        accepted, drafted = (values * (1 + later[0])) @ following.T, (1 + later[1]) @ following.T
-        rows.append((accepted, drafted))
-    return torch.stack([row[0] for row in rows[::-1]]), torch.stack([row[1] for row in rows[::-1]])
+        later = [after_one_more(goes_on * each) for each in (accepted, drafted)]
+        accepted, drafted = (chain.values * (1 + later[0])) @ chain.following.T, (1 + later[1]) @ chain.following.T
+        rows.append(torch.stack([accepted, drafted]))
+    accepted, drafted = torch.stack(rows[::-1], dim=1)
+    return accepted, drafted
 
 
-def _after_one_more(chain: AcceptanceChain) -> tuple[Tensor, Tensor, Tensor]:
-    """Return where one more token of each bin leaves each survival: the place below on the grid, the part above it, the bin."""
-    earned = GRID.exp()[:, None] * chain.values
-    place = ((earned.clamp_min(1e-300).log() - GRID[0]) / (GRID[1] - GRID[0])).clamp(0, len(GRID) - 1)
-    lower = place.floor().long().clamp_max(len(GRID) - 2)
-    return lower, place - lower, torch.arange(len(chain.values)).expand_as(lower)
-
-
-THRESHOLDS = torch.arange(0.02, 1.0, 0.02, dtype=torch.float64)
-
-
-@dataclass(frozen=True)
-class Drafts:
-    """Drafts of K tokens: the acceptance probability of each, given that those before it were accepted; (n, K) float64."""
-
-    acceptance: Tensor
-
-    @classmethod
-    def simulated(cls, chain: AcceptanceChain, num: int, num_tokens: int, generator: torch.Generator) -> "Drafts":
-        """Return drafts whose acceptance probabilities follow a chain."""
-        bins = [torch.multinomial(chain.first, num, replacement=True, generator=generator)]
-        while len(bins) < num_tokens:
-            bins.append(torch.multinomial(chain.following[bins[-1]], 1, generator=generator).squeeze(1))
-        return cls(chain.values[torch.stack(bins, dim=1)])
-
-    @cached_property
-    def survival(self) -> Tensor:
-        """The probability (n, K) that a token and all before it are accepted."""
-        return self.acceptance.cumprod(dim=1)
-
-    def chain(self, num_bins: int = 20) -> AcceptanceChain:
-        """Return a chain fitted to the drafts."""
-        before, after = self.acceptance[:, :-1], self.acceptance[:, 1:]
-        return AcceptanceChain.of(self.acceptance[:, 0], before.flatten(), after.flatten(), num_bins)
-
-
-@dataclass(frozen=True)
-class Speed:
-    """Tokens per second of a rule and its standard error over drafts."""
-
-    value: float
-    error: float
-
-
-def speed(drafts: Drafts, lengths: Tensor, costs: StepCosts) -> Speed:
-    """Return how fast rounds of these lengths (n,) are; a round emits its accepted tokens and the target's."""
-    before_end = torch.arange(drafts.acceptance.shape[1]) < lengths[:, None]
-    tokens = 1 + (drafts.survival * before_end).sum(dim=1)
+def speed(survival: Tensor, lengths: Tensor, costs: StepCosts) -> float:
+    """Return the tokens per second of rounds of these lengths (n,); a round emits its accepted tokens and the target's."""
+    before_end = torch.arange(survival.shape[1]) < lengths[:, None]
+    tokens = 1 + (survival * before_end).sum(dim=1)
     seconds = costs.target_seconds + costs.draft_seconds * lengths.double()
-    value = (tokens.sum() / seconds.sum()).item()
-    error = (tokens - value * seconds).std().item() / seconds.mean().item() / len(lengths) ** 0.5
-    return Speed(value, error)
+    return (tokens.sum() / seconds.sum()).item()
 
 
-def lengths_at(drafts: Drafts, threshold: float) -> Tensor:
+def lengths_at(survival: Tensor, threshold: float) -> Tensor:
     """Return the lengths (n,) of drafts that stop once some token is rejected with a probability above `threshold`."""
-    return _first(1 - drafts.survival > threshold)
+    return _first(1 - survival > threshold)
 
 
-def lengths_of(drafts: Drafts, chain: AcceptanceChain, policy: _OptimalStopping) -> Tensor:
+def lengths_of(drafts: Tensor, chain: AcceptanceChain, policy: Policy) -> Tensor:
     """Return the lengths (n,) of drafts under the best policy for a chain."""
-    bins = torch.bucketize(drafts.acceptance, chain.edges)
-    least = policy.least_survival[torch.arange(bins.shape[1]), bins]
-    return _first(drafts.survival <= least)
+    bins = torch.bucketize(drafts, chain.edges)
+    return _first(drafts.cumprod(dim=1) <= policy.least_survival[torch.arange(bins.shape[1]), bins])
 
 
 def _first(stops: Tensor) -> Tensor:
@@ -196,30 +167,29 @@ def _first(stops: Tensor) -> Tensor:
     return torch.where(stops, number, stops.shape[1]).amin(dim=1)
 
 
-def best_threshold(drafts: Drafts, costs: StepCosts) -> float:
+def best_threshold(survival: Tensor, costs: StepCosts) -> float:
     """Return the threshold at which drafts are fastest."""
-    return max(THRESHOLDS.tolist(), key=lambda threshold: speed(drafts, lengths_at(drafts, threshold), costs).value)
+    return max(THRESHOLDS, key=lambda threshold: speed(survival, lengths_at(survival, threshold), costs))
 
 
-def best_fixed(drafts: Drafts, costs: StepCosts) -> int:
-    """Return the number of tokens with which drafts are fastest."""
-    num, longest = drafts.acceptance.shape
-    return max(range(1, longest + 1), key=lambda count: speed(drafts, torch.full((num,), count), costs).value)
+def best_fixed(survival: Tensor, costs: StepCosts) -> tuple[float, int]:
+    """Return the speed of the number of tokens with which drafts are fastest, and that number."""
+    num, longest = survival.shape
+    return max((speed(survival, torch.full((num,), count), costs), count) for count in range(1, longest + 1))
 
 
-def automatic_threshold(drafts: Drafts, costs: StepCosts) -> float:
+def automatic_threshold(drafts: Tensor, costs: StepCosts) -> float:
     """Return `1 - lambda t_d / m`: where the next token earns less than its time, at the speed lambda that the rule achieves.
 
     m is the mean acceptance probability of a next token; lambda and the threshold are found in turns.
     """
-    mean, threshold = drafts.acceptance.mean().item(), 0.5
+    survival, mean, threshold = drafts.cumprod(dim=1), drafts.mean().item(), 0.5
     for _ in range(20):
-        achieved = speed(drafts, lengths_at(drafts, threshold), costs).value
-        threshold = 1 - achieved * costs.draft_seconds / mean
+        threshold = 1 - speed(survival, lengths_at(survival, threshold), costs) * costs.draft_seconds / mean
     return threshold
 
 
-def theorem_delta(chain: AcceptanceChain, policy: _OptimalStopping, costs: StepCosts) -> float:
+def theorem_delta(chain: AcceptanceChain, policy: Policy, costs: StepCosts) -> float:
     """Return the least constant Delta of theorem 3.1 for the best policy: seconds, at least 0.
 
     If no token so far will be rejected, drafting on saves time. What it saves beyond the forward pass of the target is Delta
@@ -253,3 +223,85 @@ def fewest_calls(disagrees: Sequence[bool]) -> tuple[int, int]:
             options.append((calls + 1, discarded + length - accepted))
         best[start] = min(options)
     return best[0]
+
+
+def thresholds(generator: torch.Generator, num_drafts: int, recorded: Mapping[str, Tensor] | None = None) -> Section:
+    """Return how fast the best policy, the best threshold, the automatic one, the theorem's and the best fixed length are.
+
+    Args:
+        num_drafts: to simulate for each of the three made-up texts.
+        recorded: by name, drafts of a pair with their true acceptance probabilities; chains are fitted to them.
+    """
+    chains = {name: AcceptanceChain.known(*numbers) for name, numbers in MADE_UP.items()}
+    subjects = {name: (chain, chain.drafts(num_drafts, LONGEST, generator)) for name, chain in chains.items()}
+    subjects |= {name: (AcceptanceChain.fitted(drafts), drafts) for name, drafts in (recorded or {}).items()}
+    rows: list[list[str | float]] = []
+    losses: dict[str, float] = dict.fromkeys(subjects, 0.0)  # of the best threshold, at the ratio where it loses most
+    automatic, late, holds = [], [], []
+    for (name, (chain, drafts)), ratio in itertools.product(subjects.items(), RATIOS):
+        costs, survival = StepCosts.at_ratio(ratio), drafts.cumprod(dim=1)
+        policy = optimal_stopping(chain, costs, drafts.shape[1])
+        delta = theorem_delta(chain, policy, costs)
+        chosen = best_threshold(survival, costs), automatic_threshold(drafts, costs), theorem_threshold(delta, costs)
+        best, (fixed, length) = speed(survival, lengths_of(drafts, chain, policy), costs), best_fixed(survival, costs)
+        speeds = [speed(survival, lengths_at(survival, each), costs) / best for each in chosen]
+        holds.append(bool((policy.least_survival[:-1] >= 1 - chosen[2] - 1e-9).all()))
+        losses[name] = max(losses[name], 1 - speeds[0])
+        automatic.append(1 - speeds[1])
+        late.append(1 - speeds[2])
+        texts = [f"{value - 1:+.1%} {each:.2f}" for value, each in zip(speeds, chosen, strict=True)]
+        rows.append([name, ratio, f"{best:.3f}x", *texts, f"{delta * ratio:.1f}", f"{fixed / best - 1:+.1%} {length}"])
+    worst, most = max(losses.values()), ", ".join(f"{loss:.2%} ({name})" for name, loss in losses.items())
+    return Section(
+        key="stopping",
+        title="The best policy's speed-up, and what rules lose to it: the best threshold, the automatic, the theorem's, a length."
+        " Ratio: a target step in draft steps, as Delta",
+        source="SpecDec++ (Huang et al. 2024), section 3 and theorem 3.1",
+        columns=("tokens", "ratio", "best", "threshold", "automatic", "theorem", "Delta", "fixed"),
+        rows=rows,
+        claims=[
+            computed(
+                ("specdecpp_theorem3_1",),
+                "Above a threshold on the probability of a rejection, stopping is better.",
+                f"with the Delta computed, the best policy stops where the theorem says so in {sum(holds)} of {len(holds)} cases",
+                "P(rejection) >= (c2 + Delta) / (c1 + c2 + Delta)",
+                all(holds),
+                why=f"As a rule the theorem's threshold stops too late: it loses {min(late):.1%} to {max(late):.1%}.",
+            ),
+            CheckedClaim(
+                ("specdecpp_section3_1",),
+                "Choosing when to stop is a Markov decision process; a threshold is nearly as good as its best policy.",
+                f"the best threshold loses at most {most}; the automatic one {max(automatic):.1%}",
+                "optimal",
+                "held" if worst < 0.005 else "held weakly" if worst < 0.02 else "did not hold",
+            ),
+        ],
+    )
+
+
+def greedy_oracle(num_tokens: int = 10) -> Section:
+    """Return the fewest target calls of greedy texts, by dynamic programming over all lengths, for every set of disagreements."""
+    by_count: dict[int, list[int]] = {}
+    wrong, discards = 0, 0
+    for disagrees in itertools.product((False, True), repeat=num_tokens):
+        calls, discarded = fewest_calls(disagrees)
+        # The call that emits a last token which differs ends the text, so there is no further call.
+        wrong += calls != sum(disagrees) + 1 - disagrees[-1]
+        discards += discarded
+        by_count.setdefault(sum(disagrees), []).append(calls)
+    claim = computed(
+        ("specdecpp_lemma2_1",),
+        "The best lengths discard nothing and call the target once per disagreement, plus 1.",
+        f"{wrong} exceptions and {discards} discarded tokens in all {2**num_tokens:,} texts",
+        "N_discarded = 0, N_target = |S| + 1",
+        wrong == discards == 0,
+        why="Where the last token differs, its call ends the text, and the 1 falls away.",
+    )
+    return Section(
+        key="oracle",
+        title=f"Fewest target calls for {num_tokens} tokens, by the number of tokens on which greedy models differ",
+        source="SpecDec++ (Huang et al. 2024), lemma 2.1",
+        columns=("differing tokens", "fewest calls", "most"),
+        rows=[[count, min(calls), max(calls)] for count, calls in sorted(by_count.items())],
+        claims=[claim],
+    )

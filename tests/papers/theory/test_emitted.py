@@ -4,34 +4,32 @@ import pytest
 import torch
 
 from specheads import papers, verification
-from specheads.papers.theory.rejections import (
-    Chains,
-    expected_rejections,
-    fewest_rejections,
-    least_bias,
-    total_variation,
-)
-from specheads.papers.theory.rounds import bias_of_batch, bias_of_first_two, most_likely_blocks
+from specheads.papers.theory.chains import Chains, bias, emitted, total_variation
+from specheads.papers.theory.rejections import after_batch, expected_rejections, fewest_rejections, least_bias
+from specheads.papers.theory.rounds import most_likely_blocks
 
 
 def chains(seed, num_positions=4, vocab_size=3):
     return Chains.random(num_positions, vocab_size, torch.Generator().manual_seed(seed), sharpness=1.5)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("num_drafted", [1, 2, 3])
 @pytest.mark.parametrize("rule", [verification.TokenVerification(), verification.BlockVerification()])
-def test_lossless_rules_emit_the_targets_tokens(rule, seed):
-    assert bias_of_first_two(rule, chains(seed)) < 1e-6
+def test_lossless_rules_emit_the_targets_tokens(rule, num_drafted):
+    for seed in range(4):
+        known = chains(seed)
+        assert emitted(rule, known, num_drafted).sum().item() == pytest.approx(1)
+        assert bias(rule, known, num_drafted) < 1e-6
 
 
 def test_a_biased_rule_is_noticed():
-    assert bias_of_first_two(papers.BiasedVerification(eps=0.3), chains(0)) > 0.01
+    assert bias(papers.BiasedVerification(eps=0.3), chains(0), 2) > 0.01
 
 
 @pytest.mark.parametrize("num_drafts", [1, 2, 5])
 def test_batches_emit_the_targets_tokens(num_drafts):
     known = chains(1, vocab_size=6)
-    assert bias_of_batch(known.target[0, 0], known.draft[0, 0], num_drafts) < 1e-12
+    torch.testing.assert_close(sum(after_batch(known.target, known.draft, num_drafts)), known.target)
 
 
 @pytest.mark.parametrize("seed", range(4))

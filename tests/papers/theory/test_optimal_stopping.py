@@ -6,11 +6,7 @@ import torch
 from specheads.decoding.step_costs import StepCosts
 from specheads.papers.theory.stopping import AcceptanceChain, optimal_stopping
 
-
-def chain(values, first, following):
-    values = torch.tensor(values, dtype=torch.float64)
-    edges = (values[1:] + values[:-1]) / 2
-    return AcceptanceChain(edges, values, torch.tensor(first).double(), torch.tensor(following).double())
+chain = AcceptanceChain.known
 
 
 def enumerated(chain, draft_seconds, target_seconds, max_tokens):
@@ -41,7 +37,7 @@ def test_the_best_policy_is_that_of_all_policies_enumerated(values, ratio):
 
 @pytest.mark.parametrize("acceptance", [0.3, 0.6, 0.9])
 def test_independent_tokens_are_best_drafted_in_one_length(acceptance):
-    law, ratio = chain((acceptance,), (1.0,), ((1.0,),)), 8
+    law, ratio = chain([acceptance], [1.0], [[1.0]]), 8
     solved = optimal_stopping(law, StepCosts.at_ratio(ratio), max_tokens=20)
     speeds = [(1 - acceptance ** (k + 1)) / (1 - acceptance) / (1 + k / ratio) for k in range(1, 21)]
     assert solved.throughput == pytest.approx(max(speeds), rel=2e-3)
@@ -56,7 +52,7 @@ def test_a_chain_is_estimated_from_what_it_made():
     generator = torch.Generator().manual_seed(0)
     before = torch.multinomial(law.first, 200_000, replacement=True, generator=generator)
     after = torch.multinomial(law.following[before], 1, generator=generator).squeeze(1)
-    made = AcceptanceChain.of(law.values[before], law.values[before], law.values[after], num_bins=30)
+    made = AcceptanceChain.fitted(law.values[torch.stack([before, after], dim=1)], num_bins=30)
     kept = [int(torch.bucketize(value, made.edges)) for value in law.values]
     assert torch.allclose(made.values[kept], law.values)
     # The largest of nine standard errors of a share: 4.5 of them have a false alarm in 1e-4 runs, and the seed is fixed.

@@ -1,20 +1,13 @@
 """Expected rejections: by enumeration of all texts, by simulation, and the line of biased verification."""
 
 import itertools
+from math import inf
 
 import pytest
 import torch
 
-from specheads.papers.theory.rejections import (
-    Chains,
-    biased_step,
-    expected_rejections,
-    limit_of_rejections,
-    rejected,
-    residual,
-    simulated_rejections,
-    total_variation,
-)
+from specheads.papers.theory.chains import Chains, residual, total_variation
+from specheads.papers.theory.rejections import after_batch, expected_rejections, pareto_front, simulated_rejections
 
 
 def chains(num_positions=50, vocab_size=7, seed=0):
@@ -47,7 +40,7 @@ def test_what_is_rejected_and_what_is_accepted_make_the_target(num_drafts):
             accepted[token] += chance * passes
             chance, left = chance * (1 - passes), residual(left, draft)
         replaced += chance * left
-    torch.testing.assert_close(replaced, rejected(target, draft, num_drafts))
+    torch.testing.assert_close((accepted, replaced), after_batch(target, draft, num_drafts))
     torch.testing.assert_close(accepted + replaced, target)
 
 
@@ -61,11 +54,19 @@ def test_a_million_simulated_tokens_agree(num_drafts):
 
 
 def test_more_drafts_are_rejected_less_down_to_a_limit():
-    known = chains()
+    known = chains(10)
     rejections = [expected_rejections(known, number) for number in (1, 2, 4, 8, 16)]
     assert rejections == sorted(rejections, reverse=True) and rejections[0] > rejections[-1] * 1.05
-    limit = limit_of_rejections(known)
+    limit = expected_rejections(known, inf)
     assert 0 < limit < rejections[-1]  # a draft that goes on alone is still rejected
+    assert expected_rejections(known, 2000) == pytest.approx(limit, rel=1e-3)
+
+
+def test_of_infinitely_many_drafts_those_tokens_are_missing_that_are_never_proposed():
+    target, draft = torch.tensor([[0.5, 0.3, 0.2], [0.0, 0.6, 0.4]], dtype=torch.float64)
+    many, all_of_them = (after_batch(target, draft, number)[1] for number in (500, inf))
+    torch.testing.assert_close(many, all_of_them)
+    assert all_of_them.tolist() == [0.5, 0, 0]
 
 
 def test_equal_models_are_never_rejected():
@@ -76,13 +77,9 @@ def test_equal_models_are_never_rejected():
 
 
 def test_biased_acceptance_trades_rejections_for_bias_one_to_one():
-    generator = torch.Generator().manual_seed(2)
-    target, draft = torch.randn((2, 6), generator=generator, dtype=torch.float64).softmax(dim=-1)
-    distance = total_variation(target, draft).item()
-    steps = [biased_step(target, draft, eps) for eps in (0.0, 0.01, 0.05, 0.1, 1.0)]
-    for step in steps:
-        assert step.rejection + step.bias_opt == pytest.approx(distance)
-        assert step.bias_uno >= step.bias_opt - 1e-12
-    assert steps[0].rejection == pytest.approx(distance) and steps[-1].rejection == pytest.approx(0, abs=1e-12)
-    assert [step.rejection for step in steps] == sorted((step.rejection for step in steps), reverse=True)
-    assert steps[2].bias_uno > steps[2].bias_opt
+    section = pareto_front(torch.Generator().manual_seed(2))
+    eps, rejections, biases, sums, of_uno = zip(*section.rows, strict=True)
+    assert sums == pytest.approx([sums[0]] * len(eps)) and biases[0] == pytest.approx(0, abs=1e-12)
+    assert rejections[-1] == pytest.approx(0, abs=1e-12) and list(rejections) == sorted(rejections, reverse=True)
+    assert all(uno >= opt - 1e-12 for uno, opt in zip(of_uno, biases, strict=True)) and of_uno[3] > biases[3]
+    assert all(claim.outcome == "held" for claim in section.claims)

@@ -10,7 +10,7 @@ from families import family_pair
 
 from specheads import Warp
 from specheads.errors import UserError
-from specheads.papers.theory import report, stopping_sections
+from specheads.papers.theory import report, stopping
 from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay.head_scores import add_predictions
 from specheads.replay.recording import load_recording, make_recording
@@ -34,7 +34,7 @@ def test_claims_hold_and_are_those_of_the_papers(tmp_path, capsys):
     papers = yaml.safe_load(PAPERS.read_text())
     known = {item["id"] for paper in papers for item in paper["items"]}
     assert {name for claim in claims for name in claim["claims"]} <= known
-    assert len(list((tmp_path / "theory").glob("*.png"))) == 4 and "theory.json" in text
+    assert "held" in text and "theory.json" in text
     printed = capsys.readouterr().out
     assert all(section["source"].split(",")[0] in printed for section in written["sections"])
     assert max(map(len, printed.splitlines())) <= 80
@@ -51,10 +51,10 @@ def test_drafts_of_a_recording_are_accepted_as_they_were(tmp_path):
         accepted = recording.accepted[0, first : first + length]
         parts = [accepted[start : start + 4] for start in range(0, length - 3, 4)]
         expected += [int(part.long().cumprod(0).sum()) for part in parts]
-    counts = drafts.survival.sum(dim=1)
+    counts = drafts.cumprod(dim=1).sum(dim=1)
     assert counts.tolist() == expected and 0 in expected and max(expected) > 1
-    assert torch.isin(drafts.acceptance, torch.tensor([0.0, 1.0])).all()
-    section = stopping_sections.thresholds(torch.Generator().manual_seed(0), 200, {"llama": drafts})
+    assert torch.isin(drafts, torch.tensor([0.0, 1.0])).all()
+    section = stopping.thresholds(torch.Generator().manual_seed(0), 200, {"llama": drafts})
     assert any(row[0] == "llama" for row in section.rows)
 
 

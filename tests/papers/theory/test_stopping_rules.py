@@ -6,7 +6,8 @@ import torch
 from specheads.decoding.step_costs import StepCosts
 from specheads.papers.theory.stopping import (
     GRID,
-    Drafts,
+    MADE_UP,
+    AcceptanceChain,
     automatic_threshold,
     best_fixed,
     best_threshold,
@@ -19,13 +20,20 @@ from specheads.papers.theory.stopping import (
     theorem_threshold,
     value_of_going_on,
 )
-from specheads.papers.theory.stopping_sections import known_chains
 
-CHAINS = known_chains()
+CHAINS = {name: AcceptanceChain.known(*numbers) for name, numbers in MADE_UP.items()}
 
 
 def generator(seed=0):
     return torch.Generator().manual_seed(seed)
+
+
+def error_of(survival, lengths, value, costs):
+    """Return the standard error of a speed over drafts."""
+    before_end = torch.arange(survival.shape[1]) < lengths[:, None]
+    tokens = 1 + (survival * before_end).sum(dim=1)
+    seconds = costs.target_seconds + costs.draft_seconds * lengths
+    return (tokens - value * seconds).std().item() / seconds.mean().item() / len(lengths) ** 0.5
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -34,19 +42,21 @@ def test_simulated_drafts_are_as_fast_as_the_solved_policy_says(name, ratio):
     """Wrong in one of a million: 4.9 standard errors, and 0.3 % for the grid of the solution."""
     chain, costs = CHAINS[name], StepCosts.at_ratio(ratio)
     policy = optimal_stopping(chain, costs, 20)
-    drafts = Drafts.simulated(chain, 40_000, 20, generator())
-    best = speed(drafts, lengths_of(drafts, chain, policy), costs)
-    assert abs(best.value - policy.throughput) < 4.9 * best.error + 3e-3 * policy.throughput
-    others = [lengths_at(drafts, best_threshold(drafts, costs)), torch.full((40_000,), best_fixed(drafts, costs))]
-    others.append(lengths_at(drafts, automatic_threshold(drafts, costs)))
-    for lengths in others:
-        assert speed(drafts, lengths, costs).value <= best.value + 4.9 * best.error + 3e-3 * policy.throughput
+    drafts = chain.drafts(20_000, 20, generator())
+    lengths, survival = lengths_of(drafts, chain, policy), drafts.cumprod(dim=1)
+    best = speed(survival, lengths, costs)
+    margin = 4.9 * error_of(survival, lengths, best, costs) + 3e-3 * policy.throughput
+    assert abs(best - policy.throughput) < margin
+    thresholds = best_threshold(survival, costs), automatic_threshold(drafts, costs)
+    others = [speed(survival, lengths_at(survival, each), costs) for each in thresholds]
+    assert max(*others, best_fixed(survival, costs)[0]) <= best + margin
 
 
 def test_lengths_end_with_the_token_that_crosses_the_threshold():
-    drafts = Drafts(torch.tensor([[0.9, 0.5, 0.9], [0.9, 0.9, 0.9], [0.1, 0.9, 0.9]], dtype=torch.float64))
-    assert lengths_at(drafts, 0.5).tolist() == [2, 3, 1]
-    assert speed(drafts, torch.tensor([1, 1, 1]), StepCosts.at_ratio(2)).value == pytest.approx((3 + 1.9) / 4.5)
+    drafts = torch.tensor([[0.9, 0.5, 0.9], [0.9, 0.9, 0.9], [0.1, 0.9, 0.9]], dtype=torch.float64)
+    survival = drafts.cumprod(dim=1)
+    assert lengths_at(survival, 0.5).tolist() == [2, 3, 1]
+    assert speed(survival, torch.tensor([1, 1, 1]), StepCosts.at_ratio(2)) == pytest.approx((3 + 1.9) / 4.5)
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -75,8 +85,7 @@ def test_the_best_policy_stops_wherever_the_theorem_says_so(name, ratio):
 
 
 def test_drafts_fit_the_chain_that_they_come_from():
-    drafts = Drafts.simulated(CHAINS["stretches"], 50_000, 10, generator(1))
-    fitted = drafts.chain()
+    fitted = AcceptanceChain.fitted(CHAINS["stretches"].drafts(50_000, 10, generator(1)))
     costs = StepCosts.at_ratio(10)
     solved = [optimal_stopping(chain, costs, 10).throughput for chain in (CHAINS["stretches"], fitted)]
     assert solved[1] == pytest.approx(solved[0], rel=0.01)
