@@ -3,6 +3,8 @@
 `run.json` in a folder holds the run's key, which identifies its configuration, and whether the run is finished.
 """
 
+import contextlib
+import itertools
 import json
 import logging
 import time
@@ -25,42 +27,28 @@ def run_folder(parent: Path, key: str, resume: bool = True) -> Path:
 
     It is the newest folder with the same key if that run is unfinished and no other process works in it, or else a new one.
     """
-    if resume:
-        states = [(state.parent, read_state(state.parent)) for state in parent.glob(f"*/{STATE}")]
-        same = [folder for folder, state in sorted(states, key=_age) if state.get("key") == key]
-        if same and _is_unfinished(same[-1], key):
-            if take(same[-1]):
-                return same[-1]
-            logger.warning("another process still works in %s, the unfinished run of this command; a new run begins", same[-1])
-    stamp = folder = parent / time.strftime("%Y-%m-%d_%H-%M-%S")
-    number = 1
-    while not _make(folder):  # another run began in the same second
-        number += 1
-        folder = stamp.with_name(f"{stamp.name}-{number}")
-    return folder
-
-
-def _age(run: tuple[Path, dict[str, Any]]) -> tuple[int, str]:
-    """Return what sorts runs from the oldest to the newest: their numbers, as the clock may have been set back between them."""
-    folder, state = run
-    return _number(state), folder.name
+    states = {state.parent: read_state(state.parent) for state in parent.glob(f"*/{STATE}")} if resume else {}
+    same = [folder for folder, state in states.items() if state.get("key") == key]
+    # The clock may have been set back between two runs, so their numbers decide first.
+    newest = max(same, key=lambda folder: (_number(states[folder]), folder.name), default=None)
+    if newest and not states[newest].get("finished"):
+        if take(newest):
+            return newest
+        logger.warning("another process still works in %s, the unfinished run of this command; a new run begins", newest)
+    stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+    for number in itertools.count(1):
+        folder = parent / (stamp if number == 1 else f"{stamp}-{number}")  # another run may have begun in the same second
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            if take(folder):
+                return folder
+    raise AssertionError
 
 
 def _number(state: dict[str, Any]) -> int:
     """Return a run's number among those of its command; 0: of an earlier version."""
     number = state.get("number")
     return number if is_count(number) else 0
-
-
-def _make(folder: Path) -> bool:
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir()
-    except FileExistsError:
-        if not folder.is_dir():
-            raise
-        return False
-    return take(folder)
 
 
 def take(folder: Path) -> bool:
@@ -90,12 +78,6 @@ def read_state(folder: Path) -> dict[str, Any]:
     return state if isinstance(state, dict) else {}
 
 
-def _is_unfinished(folder: Path, key: str) -> bool:
-    """Return whether a run with this key began in `folder` and did not end."""
-    state = read_state(folder)
-    return state.get("key") == key and not state.get("finished")
-
-
 def has_ended(folder: Path, top: Path) -> bool:
     """Return whether all runs that `folder` (below `top`) belongs to are finished; without runs it counts as finished."""
     states = [read_state(parent) for parent in folder.parents if parent.is_relative_to(top)]
@@ -111,11 +93,12 @@ def begin(folder: Path, key: str, resume: bool = True) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if not take(folder):
         raise UserError(f"another run is working in {folder}; wait until it has finished, or use another folder.")
-    resumed = resume and _is_unfinished(folder, key)
+    state = read_state(folder)
+    resumed = resume and state.get("key") == key and not state.get("finished")
     if resumed:
         logger.info("resuming the unfinished run in %s (resume=false starts a new one)", folder)
-    others = [read_state(state.parent) for state in folder.parent.glob(f"*/{STATE}") if state.parent != folder]
-    number = _number(read_state(folder)) or 1 + max(map(_number, others), default=0)
+    others = [read_state(other.parent) for other in folder.parent.glob(f"*/{STATE}") if other.parent != folder]
+    number = _number(state) or 1 + max(map(_number, others), default=0)
     write_json(folder / STATE, {"key": key, "number": number, "finished": False, "resumed": resumed})
 
 

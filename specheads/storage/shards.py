@@ -41,30 +41,25 @@ class ShardStore:
 
     def __init__(self, folder: Path, provenance: Mapping[str, Any], schema: pa.Schema | None = None) -> None:
         self.folder, self.schema = folder, schema
-        self.provenance = json.loads(json.dumps(dict(provenance)))
+        self.provenance = json.loads(json.dumps(dict(provenance)))  # as JSON returns it: tuples become lists
         folder.mkdir(parents=True, exist_ok=True)
         self._checksums: dict[str, tuple[tuple[int, ...], str]] = {}  # by name, for a file's time, size and number
         self._writer = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         self._read()
 
     def _read(self) -> None:
-        """Take over what the manifest says, and what is noted next to shards."""
-        folder, manifest = self.folder, read_manifest(self.folder)
+        manifest = read_manifest(self.folder)
         if manifest and manifest.get("provenance") != self.provenance:
-            logger.warning("data: %s belongs to another cache; its shards will be made again", folder / MANIFEST)
+            logger.warning("data: %s belongs to another cache; its shards will be made again", self.folder / MANIFEST)
             manifest = {}
         self.shards: dict[str, Entry] = manifest.get("shards", {})
         self._is_known = bool(manifest)
         self._declared_complete = manifest.get("complete", False)
 
     def has(self, name: str) -> bool:
-        """Return whether a shard exists with the checksum that its worker noted; a damaged or foreign one counts as missing."""
-        path = self.folder / name
-        for entry in self._entries(name):
-            if path.is_file() and self._checksum(path) == entry["sha256"]:
-                self.shards[name] = entry
-                return True
-        return False
+        """Return whether a shard exists with the checksum that was noted; a damaged or foreign one counts as missing."""
+        path, entry = self.folder / name, self.shards.get(name)
+        return entry is not None and path.is_file() and self._checksum(path) == entry["sha256"]
 
     def _checksum(self, path: Path) -> str:
         """Return the checksum of a shard, which is computed again only if the file is another."""
@@ -121,15 +116,6 @@ class ShardStore:
         for name in names:
             _note_of(self.folder / name).unlink(missing_ok=True)
 
-    def _entries(self, name: str) -> Iterator[Entry]:
-        """Yield what is noted about a shard: in the manifest or by this process, and next to the shard."""
-        known = self.shards.get(name)
-        if known is not None:
-            yield known
-        noted = _noted(self.folder / name)
-        if noted is not None and noted["of"] == fingerprint(self.provenance):
-            yield noted
-
     def _write_manifest(self, complete: bool) -> None:
         shards = {name: {key: entry[key] for key in ("rows", "sha256")} for name, entry in sorted(self.shards.items())}
         content = {"format_version": FORMAT_VERSION, "complete": complete, "provenance": self.provenance, "shards": shards}
@@ -142,14 +128,13 @@ def _note_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.json")
 
 
-def _noted(path: Path) -> Entry | None:
-    """Return what is noted next to a shard; None if nothing is, or if it cannot be read."""
-    try:
-        with os.fdopen(open_inside(_note_of(path), os.O_RDONLY)) as stream:
+def _noted(folder: Path, provenance: Mapping[str, Any]) -> Iterator[tuple[str, Entry]]:
+    """Yield the names of shards of this cache that were finished since its manifest was written, and what is noted about them."""
+    for note in sorted(folder.glob(".*.json")):
+        with contextlib.suppress(OSError, ValueError), os.fdopen(open_inside(note, os.O_RDONLY)) as stream:
             entry = json.loads(stream.read())
-    except (OSError, ValueError):
-        return None
-    return entry if isinstance(entry, dict) and entry.keys() >= {"rows", "sha256", "of"} else None
+            if isinstance(entry, dict) and entry.keys() >= {"rows", "sha256"} and entry.get("of") == fingerprint(provenance):
+                yield note.name[1:].removesuffix(".json"), entry
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -172,10 +157,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         isinstance(entry, dict) and entry.keys() >= {"rows", "sha256"} for entry in shards.values()
     ):
         raise UserError(f"{path} does not list shards with their checksums; delete it, and its shards will be made again.")
-    if not manifest.get("complete"):
-        of = fingerprint(manifest.get("provenance") or {})
-        names = sorted(note.name[1:].removesuffix(".json") for note in folder.glob(".*.json"))
-        shards |= {name: entry for name in names if (entry := _noted(folder / name)) and entry["of"] == of}
+    shards |= _noted(folder, manifest.get("provenance") or {})
     for name in shards:  # someone else's cache must not name files elsewhere
         if name in ("", ".", "..") or "\0" in name or Path(name).name != name or (folder / name).is_symlink():
             raise UserError(
