@@ -92,20 +92,16 @@ class Autoregressive(Drafting):
         warp: Warp,
         memory: DraftMemory,
     ) -> ChainRounds:
-        drafter = _ChainDrafter(engines[1], ChainStep(pair.draft_lm, warp, stopping, memory))
+        make = _SingleDrafter if engines[1].num_rows == 1 else _RowsDrafter
+        drafter = make(engines[1], ChainStep(pair.draft_lm, warp, stopping, memory))
         return ChainRounds(pair, engines, drafter, verification, warp, memory)
 
 
 class ChainState(NamedTuple):
     """The state that each step passes on to the next."""
 
-    drawn: Tensor  # (B, 2) long, the last token and whether the draft ended with it or before; then steps change nothing here
+    stopped: Tensor  # (B,) bool, whether the draft has ended; then steps change nothing here
     rule: Any  # of the stopping rule, tensors (B, ...)
-
-    @property
-    def stopped(self) -> Tensor:
-        """(B,) bool, whether the draft has ended."""
-        return self.drawn[:, 1] > 0
 
 
 class ChainStep:
@@ -142,7 +138,7 @@ class ChainStep:
         features = drafting_features(self.rule.needs, logits, token, hidden, self.lm.embed)
         new, stop = self.rule.step(state.rule, features)
         kept = tree_map(partial(_unless, state.stopped), state.rule, new)
-        return token, probs, ChainState(torch.stack([token, (state.stopped | stop | ends[token]).long()], dim=1), kept)
+        return token, probs, ChainState(state.stopped | stop | ends[token], kept)
 
 
 def _unless(stopped: Tensor, old: Tensor, new: Tensor) -> Tensor:
@@ -175,108 +171,105 @@ class _RowsChainStep:
         logits, hidden = output.logits[last, -1], output.hidden[last, -1]
         token, probs, new = self.step.draw(logits, hidden, uniform, ends, of_rows(state, rows))
         self.step.memory.write(index, token, probs, rows)
-        return new.drawn, with_rows(state, rows, new)
+        return torch.stack([token, new.stopped.long()], dim=1), with_rows(state, rows, new)
 
 
-class _ChainDrafter:
-    """Drafts chains into a memory, each step one token in every row whose draft has not ended. It owns the rule's state."""
+class _SingleDrafter:
+    """Drafts chains of an engine whose memory has one text. It owns the rule's state."""
 
     def __init__(self, engine: Engine, step: ChainStep) -> None:
-        self.rule, device, size = step.rule, engine.lm.device, engine.num_rows
-        self.steps = _SingleSteps(engine, step) if size == 1 else _RowsSteps(engine, step)
-        self._going, self._stopped = (torch.tensor([[0, value]] * size, device=device) for value in (0, 1))
-        self.state: Any = self.rule.start_prompt(size, device)
+        self.rule, self._engine, self._memory, device = step.rule, engine, step.memory, engine.lm.device
+        self.step = engine.compiled_step(step)
+        self._pending = [HostNumbers((1, count), device) for count in PENDING]
+        self._going, self._stopped = torch.tensor([[False], [True]], device=device)
+        self.state: Any = self.rule.start_prompt(1, device)
 
     def warm_up(self, ends: Tensor) -> None:
-        """Prepare the engine for all that drafting runs."""
-        self.steps.warm_up(ends, ChainState(self._going, self.state))
-
-    def start(self, rows: Sequence[Row]) -> None:
-        """Begin other prompts in some rows of the memory."""
-        new = self.rule.start_prompt(len(rows), self._going.device)
-        if len(self._going) == 1:
-            self.state = new
-        else:
-            self.state = with_rows(self.state, torch.tensor([row.place for row in rows], device=self._going.device), new)
-
-    def draft(self, rows: Sequence[Row], ends: Tensor, most: int) -> None:
-        """Draft up to `most` tokens after the committed ones of each row; the result is in the rows and in the memory."""
-        state = ChainState(self._going, self.state)
-        for row in rows:
-            row.begin_round()
-        drafting = [row for row in rows if min(row.most_drafted, most) > 0]
-        while drafting:
-            drawn, state = self.steps.run(drafting, ends, state)
-            for row, (token, _) in zip(drafting, drawn, strict=True):
-                row.drafted.append(token)
-            drafting = [
-                row
-                for row, (_, stopped) in zip(drafting, drawn, strict=True)
-                if not stopped and len(row.drafted) < min(row.most_drafted, most)
-            ]
-        waiting = [row for row in rows if row.num_probs_needed > len(row.drafted)]
-        if waiting:  # only the distributions matter, the state stays as it is
-            _, state = self.steps.run(waiting, ends, ChainState(self._stopped, state.rule))
-            for row in waiting:
-                row.has_next_probs = True
-                row.draft_uniforms.give_back(1)
-        self.state = state.rule
-
-    def keep(self, row: Row, num_accepted: int) -> None:
-        """Forget what a row's draft has read beyond the accepted tokens. Call it before they are committed."""
-        row.num_read = min(row.num_read, len(row.committed) + num_accepted)
-        self.steps.keep(row)
-
-
-class _SingleSteps:
-    """Draft steps of an engine whose memory has one text."""
-
-    def __init__(self, engine: Engine, step: ChainStep) -> None:
-        self._engine, self._memory, self.step = engine, step.memory, engine.compiled_step(step)
-        self._pending = [HostNumbers((1, count), engine.lm.device) for count in PENDING]
-
-    def warm_up(self, ends: Tensor, state: ChainState) -> None:
         uniform = torch.zeros(1, dtype=torch.float64, device=ends.device)
+        state = ChainState(self._going, self.state)
         self._engine.warm_up(self.step, PENDING, self._memory.indices[0], uniform, ends, state)
 
-    def run(self, rows: Sequence[Row], ends: Tensor, state: ChainState) -> tuple[list[list[int]], ChainState]:
-        """Run one step; return each row's token and whether its draft ends with it, and the new state."""
-        (row,) = rows
-        tokens = self._unread(row) if row.num_read < len(row.committed) else self._memory.drafted(len(row.drafted) - 1)
-        state = self.step(tokens, self._memory.indices[len(row.drafted)], row.draft_uniforms.take(1), ends, state)
-        row.num_read += tokens.shape[1]
-        row.num_draft_calls += 1
-        return state.drawn.tolist(), state
+    def start(self, rows: Sequence[Row]) -> None:
+        self.state = self.rule.start_prompt(1, self._going.device)
+
+    def draft(self, rows: Sequence[Row], ends: Tensor, most: int) -> None:
+        row, memory = rows[0], self._memory
+        uniforms, most, count = row.draft_uniforms, min(most, row.most_drafted), 0
+        tokens, state = self._unread(row), ChainState(self._going, self.state)
+        while count < most:
+            state = self.step(tokens, memory.indices[count], uniforms.take(1), ends, state)
+            tokens, count = memory.drafted(count), count + 1
+            if state.stopped.item():
+                break
+        row.num_drafted = row.num_draft_calls = count
+        row.has_next_probs = row.num_probs_needed > count
+        if row.has_next_probs:  # only the distribution matters, the state stays as it is
+            state = self.step(tokens, memory.indices[count], uniforms.take(1), ends, ChainState(self._stopped, state.rule))
+            uniforms.give_back(1)
+            row.num_draft_calls += 1
+        self.state = state.rule
 
     def _unread(self, row: Row) -> Tensor:
         """Return the committed tokens (1, n) that the draft has not read."""
-        unread = row.committed[row.num_read :]
+        unread = row.committed[self._engine.length :]
         if len(unread) not in PENDING:
-            return torch.tensor([unread], device=self._engine.lm.device)
+            return torch.tensor([unread], device=self._going.device)
         pending = self._pending[PENDING.index(len(unread))]
         pending.numbers[0] = unread
         pending.send()
         return pending.tensor
 
-    def keep(self, row: Row) -> None:
-        self._engine.rewind(row.num_read)
+    def keep(self, row: Row, num_accepted: int) -> None:
+        self._engine.rewind(min(self._engine.length, len(row.committed) + num_accepted))
 
 
-class _RowsSteps:
-    """Draft steps of an engine whose memory has several texts."""
+class _RowsDrafter:
+    """Drafts chains of an engine whose memory has several texts, each step one token in every row whose draft has not ended."""
 
     def __init__(self, engine: Engine, step: ChainStep) -> None:
-        self._engine, self._memory, self.step = engine, step.memory, engine.rows_step(_RowsChainStep(step))
+        self.rule, self._engine, self._memory = step.rule, engine, step.memory
+        self._step, device = engine.rows_step(_RowsChainStep(step)), engine.lm.device
+        self._going, self._stopped = torch.tensor([[False], [True]], device=device).repeat(1, engine.num_rows)
+        self.state: Any = self.rule.start_prompt(engine.num_rows, device)
 
-    def warm_up(self, ends: Tensor, state: ChainState) -> None:
-        examples = []
+    def warm_up(self, ends: Tensor) -> None:
+        examples, state = [], ChainState(self._going, self.state)
         for many in (False, True):
             example = RowsExample(self._engine, [ends, *tree_leaves(state), *self._memory.buffers()], many)
             last, rows, index = (example.zeros(example.num_rows) for _ in range(3))
             examples.append(example.arguments(last, rows, index, last.double(), ends, state))
-        self._engine.warm_up_rows(self.step, examples)
+        self._engine.warm_up_rows(self._step, examples)
 
-    def run(self, rows: Sequence[Row], ends: Tensor, state: ChainState) -> tuple[list[list[int]], ChainState]:
+    def start(self, rows: Sequence[Row]) -> None:
+        device = self._going.device
+        new = self.rule.start_prompt(len(rows), device)
+        self.state = with_rows(self.state, torch.tensor([row.place for row in rows], device=device), new)
+
+    def draft(self, rows: Sequence[Row], ends: Tensor, most: int) -> None:
+        state, drafting = ChainState(self._going, self.state), []
+        for row in rows:
+            row.drafted, row.num_draft_calls = [], 0
+            if min(row.most_drafted, most) > 0:
+                drafting.append(row)
+        while drafting:
+            drawn, state = self._run(drafting, ends, state)
+            going = []
+            for row, (token, stopped) in zip(drafting, drawn, strict=True):
+                row.drafted.append(token)
+                if not stopped and len(row.drafted) < min(row.most_drafted, most):
+                    going.append(row)
+            drafting = going
+        for row in rows:
+            row.num_drafted = len(row.drafted)
+            row.has_next_probs = row.num_probs_needed > row.num_drafted
+        waiting = [row for row in rows if row.has_next_probs]
+        if waiting:  # only the distributions matter, the state stays as it is
+            _, state = self._run(waiting, ends, ChainState(self._stopped, state.rule))
+            for row in waiting:
+                row.draft_uniforms.give_back(1)
+        self.state = state.rule
+
+    def _run(self, rows: Sequence[Row], ends: Tensor, state: ChainState) -> tuple[list[list[int]], ChainState]:
         """Run one step; return each row's token and whether its draft ends with it, and the new state."""
         device, least = ends.device, self._engine.padded_rows(len(rows))
         unread = [row.unread for row in rows]
@@ -284,7 +277,7 @@ class _RowsSteps:
         flat = flat_tokens(self._engine, places, unread, starts)
         index = np.array([len(row.drafted) for row in rows])
         uniform = np.array([row.draft_uniforms.number() for row in rows])
-        drawn, state = self.step(
+        drawn, state = self._step(
             flat.tokens,
             flat.end,
             flat.places,
@@ -300,8 +293,9 @@ class _RowsSteps:
             row.num_draft_calls += 1
         return drawn.tolist()[: len(rows)], state
 
-    def keep(self, row: Row) -> None:
-        """Positions beyond what was read are overwritten."""
+    def keep(self, row: Row, num_accepted: int) -> None:
+        # Positions beyond what was read are overwritten.
+        row.num_read = min(row.num_read, len(row.committed) + num_accepted)
 
 
 def default_verification(drafting: Drafting) -> Verification:

@@ -215,7 +215,7 @@ class ChainRounds:
         """Return what drafts bring to each row; the rules learn of it."""
         drafter = self.drafter
         if self._memory is not self.memory:
-            self._memory.copy_(self.memory, max(len(row.drafted) for row in rows))
+            self._memory.copy_(self.memory, max(row.num_drafted for row in rows))
         results, hidden = self.verifier.verify(rows, planned)
         if self._target_hidden is not None:
             self._target_hidden[[row.place for row in rows]] = hidden.to(self._target_hidden)
@@ -224,12 +224,12 @@ class ChainRounds:
         outcomes = []
         for row, result in zip(rows, results, strict=True):
             num_accepted = result.num_accepted
-            counts[0, row.place], counts[1, row.place] = len(row.drafted), num_accepted
+            counts[0, row.place], counts[1, row.place] = row.num_drafted, num_accepted
             row.num_probs_needed = result.num_probs_needed
             drafter.keep(row, num_accepted)
             nan_in = self._pair.draft_id if result.draft_nan else self._pair.target_id if result.target_nan else None
-            tokens = [*row.drafted[:num_accepted], result.next_token]
-            outcomes.append(RowOutcome(tokens, len(row.drafted), num_accepted, row.num_draft_calls, nan_in))
+            tokens = [*result.draft_tokens[:num_accepted], result.next_token]
+            outcomes.append(RowOutcome(tokens, row.num_drafted, num_accepted, row.num_draft_calls, nan_in))
         self._counts.send()
         drafter.state = drafter.rule.end_round(drafter.state, self._num_drafted, self._num_accepted)
         return outcomes

@@ -54,9 +54,10 @@ class Row:
     draft_uniforms: Uniforms
     verify_uniforms: Uniforms
     place: int = 0  # in the engines' memory
-    num_read: int = 0  # positions in the draft's memory
+    num_read: int = 0  # positions in the draft's memory, of steps in rows
     num_probs_needed: int = 0  # coming tokens whose verification needs the draft's distribution
-    drafted: list[int] = field(default_factory=list)  # in this round
+    drafted: list[int] = field(default_factory=list)  # in this round, by steps in rows
+    num_drafted: int = 0  # in this round
     num_draft_calls: int = 0  # in this round
     has_next_probs: bool = False  # whether memory has the draft's distribution after the last token of this round
     rounds: list[Round] = field(default_factory=list)
@@ -91,10 +92,6 @@ class Row:
         """The tokens that the draft has not read yet."""
         committed = self.committed
         return committed[self.num_read :] + self.drafted[max(0, self.num_read - len(committed)) :]
-
-    def begin_round(self) -> None:
-        """Forget the last round."""
-        self.drafted, self.num_draft_calls, self.has_next_probs = [], 0, False
 
     def commit(self, tokens: Sequence[int]) -> list[int]:
         """Append `tokens` up to the first stop token and note whether the response has ended; return the appended ones."""
@@ -262,7 +259,6 @@ class RowsDecoder:
         if failures:
             raise UserError("; ".join(failures))
 
-    @torch.no_grad()
     def decode(self, rows: Iterable[Row], stop_tokens: Iterable[int] | None) -> Iterator[list[Row]]:
         """Yield, after each round, the rows that took it. One that has ended leaves its place to the next.
 
@@ -272,24 +268,26 @@ class RowsDecoder:
         """
         if not self.is_warm:
             self.warm_up()
-        for engine in self.engines:
-            engine.rewind(0)  # notices weights that were moved or changed
+        if not self._single:
+            for engine in self.engines:
+                engine.rewind(0)  # notices weights that were moved or changed
         ends, waiting = self._end_flags(self.pair.stop_tokens if stop_tokens is None else stop_tokens), iter(rows)
         decoding: list[Row] = []
         free = list(range(self.num_rows))[::-1]
         while True:
-            started = list(islice(waiting, len(free)))
-            if started:
+            if free and (started := list(islice(waiting, len(free)))):
                 for row in started:
                     row.place = free.pop()
                 self._start(started)
-            decoding = sorted([*decoding, *started], key=lambda row: row.place)  # in memory's order, which saves engines copies
+                decoding = sorted([*decoding, *started], key=lambda row: row.place)  # in memory's order, which saves copies
             if not decoding:
                 return
-            self._take_round(decoding, ends)
+            with torch.no_grad():
+                self._take_round(decoding, ends)
             yield decoding
-            free += [row.place for row in decoding if row.has_ended]
-            decoding = [row for row in decoding if not row.has_ended]
+            if ended := [row.place for row in decoding if row.has_ended]:
+                free += ended
+                decoding = [row for row in decoding if not row.has_ended]
 
     def _end_flags(self, stop_tokens: Iterable[int]) -> Tensor:
         """Return which tokens end a response, (V,) bool."""
@@ -297,6 +295,7 @@ class RowsDecoder:
         ends[[token for token in stop_tokens if 0 <= token < len(ends)]] = True
         return ends.to(self.engines[-1].lm.device)
 
+    @torch.no_grad()
     def _start(self, rows: Sequence[Row]) -> None:
         """Read all of the rows' prompts but their last tokens."""
         start = self._clock.mark()

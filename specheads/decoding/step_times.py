@@ -145,11 +145,11 @@ def _draft_step(decoder: SpeculativeDecoder, context: int) -> Step:
     drafter, index, device = rounds.drafter, rounds.memory.indices[0], decoder.draft_engine.lm.device
     token, uniform = torch.zeros(1, 1, dtype=torch.long, device=device), torch.zeros(1, dtype=torch.float64, device=device)
     ends = torch.zeros(decoder.pair.vocab_size, dtype=torch.bool, device=device)
-    state = ChainState(torch.zeros(1, 2, dtype=torch.long, device=device), decoder.stopping.start_prompt(1, device))
+    state = ChainState(torch.zeros(1, dtype=torch.bool, device=device), decoder.stopping.start_prompt(1, device))
 
     def step() -> None:
         _place(decoder.draft_engine, context)
-        drafter.steps.step(token, index, uniform, ends, state).drawn.tolist()
+        drafter.step(token, index, uniform, ends, state).stopped.item()
 
     return step
 

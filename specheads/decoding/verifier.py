@@ -149,7 +149,7 @@ class ChainVerifier:
         """
         # The tokens of each draft, the planned ones, and the distributions that there are.
         lengths = [
-            (len(row.drafted), number, len(row.drafted) + row.has_next_probs) for row, number in zip(rows, planned, strict=True)
+            (row.num_drafted, number, row.num_drafted + row.has_next_probs) for row, number in zip(rows, planned, strict=True)
         ]
         return self._verify_single(rows[0], lengths[0]) if self._single else self._verify_rows(rows, lengths)
 

@@ -186,30 +186,35 @@ class Uniforms:
 
     BLOCK = 1024
     LARGEST_PART = 2  # of those that are taken in every round
+    PARTS = 64  # made at a time: one after another, views take several times as long
 
     def __init__(self, device: torch.device, *seed: int) -> None:
         self.device = device
         self._random = np.random.default_rng(seed)
-        self._block, self._next = torch.empty(0), 0
+        self._block, self._next, self._end = torch.empty(0), 0, 0
         self._numbers: list[float] | None = None
-        self._parts: dict[int, tuple[Tensor, ...]] = {}  # the block in parts of one length, made once: a view takes its time
+        self._parts: dict[int, list[Tensor]] = {}  # the block's first numbers in parts of one length
 
     def take(self, count: int) -> Tensor:
         """Return the next numbers (count,), float64 in [0, 1)."""
-        if self._next + count > len(self._block):
+        if self._next + count > self._end:
             self._begin_block(count)
+        place, rest = divmod(self._next, count)
         self._next += count
-        if self._next % count or count > self.LARGEST_PART:
+        if rest or count > self.LARGEST_PART:
             return self._block[self._next - count : self._next]
-        if count not in self._parts:
-            self._parts[count] = self._block.split(count)
-        return self._parts[count][self._next // count - 1]
+        parts = self._parts.get(count)
+        if parts is None:
+            parts = self._parts[count] = []
+        while len(parts) <= place:
+            parts += self._block[len(parts) * count :][: self.PARTS * count].split(count)
+        return parts[place]
 
     def number(self) -> float:
         """Return the next number as a number of the host; the stream's device must be the CPU."""
         numbers = self._numbers
         if numbers is None or self._next >= len(numbers):
-            if self._next >= len(self._block):
+            if self._next >= self._end:
                 self._begin_block(1)
             numbers = self._numbers = self._block.tolist()
         self._next += 1
@@ -221,7 +226,8 @@ class Uniforms:
 
     def _begin_block(self, count: int) -> None:
         drawn = torch.from_numpy(self._draw(max(self.BLOCK, count)))
-        self._block, self._next, self._parts, self._numbers = drawn.to(self.device, non_blocking=True), 0, {}, None
+        self._block, self._next, self._end = drawn.to(self.device, non_blocking=True), 0, len(drawn)
+        self._parts, self._numbers = {}, None
 
     def _draw(self, count: int) -> np.ndarray:
         """Return a new block of at least `count` numbers."""
@@ -233,7 +239,7 @@ class GivenUniforms(Uniforms):
 
     def __init__(self, numbers: np.ndarray) -> None:
         super().__init__(torch.device("cpu"))
-        self._block = torch.from_numpy(np.ascontiguousarray(numbers))
+        self._block, self._end = torch.from_numpy(np.ascontiguousarray(numbers)), len(numbers)
 
     def _draw(self, count: int) -> np.ndarray:
         raise RuntimeError(f"all {len(self._block)} given numbers are taken")

@@ -296,7 +296,7 @@ def test_a_head_that_reads_the_last_of_several_states_does_not_change_the_distri
     for engine in engines:
         engine.rewind(0)
         engine.forward(torch.arange(7)[None] % 3, num_logits=0)
-        state = ChainState(torch.zeros(1, 2, dtype=torch.long), step.rule.start_prompt(1, torch.device("cpu")))
+        state = ChainState(torch.zeros(1, dtype=torch.bool), step.rule.start_prompt(1, torch.device("cpu")))
         uniform, ends = torch.tensor([0.4]).double(), torch.zeros(3, dtype=torch.bool)
         new = engine.compiled_step(step)(tokens, step.memory.indices[1], uniform, ends, state)
         actual.append((step.memory.probs[0, 1].clone(), new.rule.survival.clone()))

@@ -44,7 +44,7 @@ def chain_of(pair, warp, length):
         row = Row(0, list(TEXT), len(TEXT), 20, 20, frozenset(), Uniforms(DEVICE, seed), Uniforms(DEVICE, seed))
         drafter.start([row])
         drafter.draft([row], torch.zeros(VOCAB, dtype=torch.bool), length)
-        return row.drafted, memory.probs[0, : len(row.drafted)]
+        return memory.sequence[0, 1 : row.num_drafted + 1].tolist(), memory.probs[0, : row.num_drafted]
 
     return draft
 

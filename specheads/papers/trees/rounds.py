@@ -152,7 +152,7 @@ class _BeamVerifier:
 
     def verify(self, row: Row, draft: Draft, planned: int) -> Outcome:
         """Verify a draft, and keep the accepted part in memory."""
-        row.drafted = draft.tokens.tolist()
+        row.num_drafted, row.has_next_probs = len(draft.tokens), False
         (result,), hidden = self._chains.verify([row], [planned])
         path = range(result.num_accepted)
         return Outcome(path, result.next_token, hidden, result.draft_nan, result.target_nan, None)
@@ -191,7 +191,6 @@ class _TreeRounds:
 
     def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[RowOutcome], Mark]:
         (row,) = rows
-        row.begin_round()
         self.state = self.stopping.start_round(self.state, self._target_hidden if self.stopping.reads_target else None)
         planned = self.stopping.planned_length(self.state) if getattr(self.verifier.rule, "reads_planned", False) else None
         most = min(row.most_drafted, self.stopping.max_tokens)

@@ -213,7 +213,7 @@ def test_a_traced_step_serves_all_rules_of_its_compile_key(pair):
         state = rule.start_prompt(1, CPU) if seed == 0 else rule.step(rule.start_prompt(1, CPU), random_features(1, generator))[0]
         state = tree_map(torch.clone, state)
         index, ends = torch.tensor([1]), torch.zeros(VOCAB, dtype=torch.bool)
-        return hidden, logits, index, uniform, ends, ChainState(torch.zeros(1, 2, dtype=torch.long), state)
+        return hidden, logits, index, uniform, ends, ChainState(torch.zeros(1, dtype=torch.bool), state)
 
     memory = DraftMemory(4, VOCAB, torch.float32, CPU)
     first, other = (ChainStep(SimpleNamespace(embed=None), Warp(), rule, memory) for rule in pair)
