@@ -14,7 +14,7 @@ from specheads.commands.compose import command_config, plain, settings_of, sourc
 from specheads.commands.evaluate import evaluation_settings
 from specheads.commands.help import PROGRAMS, experiments, help_text
 from specheads.decoding.load_aware import LoadAware
-from specheads.evaluation.candidates import DEFAULT, MEASURED, PolicyChoice
+from specheads.evaluation.candidates import DEFAULT, MEASURED, RuleChoice
 from specheads.pair.config import config_folder
 from specheads.prompts.sources import prompt_source
 from specheads.settings import fields_of
@@ -152,7 +152,7 @@ def test_policies_are_chosen_like_rules(name):
     lines = (config_folder() / "stopping" / f"{name}.yaml").read_text().splitlines()
     assert lines[0] == f"# @package stopping.{name}" and lines[1].startswith("# For batches, see concurrency: ")
     settings = evaluation_settings(composed("evaluate", [f"stopping={name}", "concurrency=[1,4]", "fixed_lengths=[2,5]"]))
-    assert settings.policies == {name: PolicyChoice(cls, arguments)} and settings.rules["fixed_length"].arguments == {
+    assert settings.policies == {name: RuleChoice(cls, arguments)} and settings.rules["fixed_length"].arguments == {
         "num_tokens": [2, 5]
     }
     both = evaluation_settings(composed("evaluate", [f"stopping=[all,{name}]", "concurrency=[4]"]))

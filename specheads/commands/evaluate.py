@@ -17,11 +17,10 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from data_gen.settings import Generation
 from specheads.commands.command import command, next_command
 from specheads.commands.compose import keys_of_choice, load_configured_pair, open_loggers, plain, settings_of, source_of
-from specheads.decoding.load_aware import LengthPolicy
 from specheads.decoding.stopping import MAX_TOKENS
 from specheads.decoding.verification import VerificationRule
 from specheads.errors import UserError
-from specheads.evaluation.candidates import PolicyChoice, RuleChoice
+from specheads.evaluation.candidates import RuleChoice
 from specheads.evaluation.draft_comparison import compared, read_report
 from specheads.evaluation.evaluate import evaluate as evaluate_heads
 from specheads.evaluation.head_folders import LocatedHead, find_heads
@@ -129,17 +128,16 @@ def evaluation_settings(cfg: DictConfig) -> Evaluation:
     return settings.but(test_sets=named_test_sets(cfg.test_sets, settings.num_prompts))
 
 
-def rule_choices(stopping: DictConfig | Mapping[str, Mapping[str, Any]]) -> dict[str, RuleChoice | PolicyChoice]:
+def rule_choices(stopping: DictConfig | Mapping[str, Mapping[str, Any]]) -> dict[str, RuleChoice]:
     """Return the classes of stopping rules and of policies with their arguments, by name."""
     values = OmegaConf.to_container(stopping, resolve=True) if isinstance(stopping, DictConfig) else stopping
     return {name: rule_choice(rule) for name, rule in cast(Mapping[str, Mapping[str, Any]], values).items()}
 
 
-def rule_choice(rule: Mapping[str, Any]) -> RuleChoice | PolicyChoice:
+def rule_choice(rule: Mapping[str, Any]) -> RuleChoice:
     """Return the class of a stopping rule or policy, `_target_`, with its arguments."""
     arguments = dict(rule)
-    cls: Any = get_class(arguments.pop("_target_"))
-    return PolicyChoice(cls, arguments) if issubclass(cls, LengthPolicy) else RuleChoice(cls, arguments)
+    return RuleChoice(get_class(arguments.pop("_target_")), arguments)
 
 
 def _verification_rules(named: Any) -> dict[str, VerificationRule]:

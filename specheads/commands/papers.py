@@ -160,7 +160,7 @@ def _chosen(where: str, group: str, given: Any) -> dict[str, Any]:
 def _rule(where: str, content: Mapping[str, Any]) -> RuleChoice:
     """Return a stopping rule; raises UserError for values that it refuses."""
     choice = rule_choice(content)
-    if not isinstance(choice, RuleChoice) or choice.cls.open_parameters(choice.arguments):
+    if choice.is_policy or choice.cls.open_parameters(choice.arguments):
         name = content["_target_"].rpartition(".")[2]
         raise UserError(f"{where}: {name} has to be fitted, or is for batches; use a rule whose values are given.")
     try:

@@ -20,15 +20,15 @@ from specheads.decoding.load_costs import kept_costs
 from specheads.decoding.records import DecodeStats, Generation
 from specheads.decoding.step_costs import LoadCosts
 from specheads.decoding.stopping import FixedLength
-from specheads.evaluation.candidates import DEFAULT, FIXED, LOAD_AWARE, Policies
-from specheads.evaluation.decode import best_of_kinds, open_journal, sweep_of, window_of
-from specheads.evaluation.intervals import interval, milliseconds, resample_counts, token_seconds
+from specheads.evaluation.candidates import DEFAULT, FIXED, LOAD_AWARE, TARGET_ALONE, Candidate, Rules, fixed_length
+from specheads.evaluation.decode import best_of_kinds, open_journal, sweep_of
+from specheads.evaluation.intervals import interval, milliseconds, resample_counts
 from specheads.evaluation.replayed_sets import Outcome
 from specheads.evaluation.report import BatchRow, BatchTable, rule_fields
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.speculation_profile import accepted_by_place
-from specheads.evaluation.sweep import TARGET_ALONE, Setting, Sweep, response_seed
+from specheads.evaluation.sweep import Sweep, response_seed
 from specheads.forecast import progress
 from specheads.replay.recording import Recording
 from specheads.replay.replay import replay
@@ -64,7 +64,8 @@ class BatchRun:
     @property
     def token_seconds(self) -> np.ndarray:
         """The seconds of each emitted token of all requests."""
-        return token_seconds(*np.array([numbers for response in self.rounds for numbers in response]).T)
+        tokens, seconds = np.array([numbers for response in self.rounds for numbers in response]).T
+        return np.repeat(seconds / tokens, tokens.astype(np.int64))
 
     @property
     def first_token_seconds(self) -> np.ndarray:
@@ -87,13 +88,12 @@ def decode_batches(setup: Setup[Evaluation], outcome: Outcome) -> list[BatchTabl
         how = f"because {len(prompts)} prompts are too few for them: they are repeated, each time with another seed"
         logger.info("batches of %d: %d requests, %s", size, len(made), "each prompt once" if len(made) == len(prompts) else how)
     assert outcome.choices is not None  # rules were replayed
-    lengths = [candidate.rule.max_tokens for candidate in outcome.candidates if candidate.family == FIXED]
+    lengths = [each.rule.max_tokens for each in outcome.candidates if each.family == FIXED and each.rule]
     policies = evaluation.policies or DEFAULT
     longest = max(choice.arguments.get("max_tokens", MAX_TOKENS) for choice in policies.values())
-    costs, dev = _costs(setup, max(requests), max(*lengths, longest)), outcome.recorded[0].recording
+    costs, dev = _costs(setup, max(requests), max(*lengths, longest)), outcome.sets[0].recording
     rules = [rule for rule in best_of_kinds(outcome.choices) if rule.family != FIXED]
-    shared = [Setting(rule.name, rule.family, rule.value, rule.live, **rule_fields(rule)) for rule in rules]
-    shared += load_settings(policies, dev, costs)
+    shared = [*rules, *load_settings(policies, dev, costs)]
     settings = {size: [TARGET_ALONE, best_fixed(dev, costs, lengths, size), *shared] for size in requests}
     total = evaluation.repeats * sum(len(settings[size]) * len(made) for size, made in requests.items())
     logger.info("batches: %d responses of at most %d tokens, into %s", total, evaluation.max_new_tokens, setup.run_folder)
@@ -113,7 +113,7 @@ def requests_of(prompts: Sequence[Sequence[int]], size: int) -> list[Sequence[in
     return [prompts[number % len(prompts)] for number in range(max(len(prompts), REQUESTS_PER_ROW * size))]
 
 
-def best_fixed(dev: Recording, costs: LoadCosts, lengths: Sequence[int], size: int) -> Setting:
+def best_fixed(dev: Recording, costs: LoadCosts, lengths: Sequence[int], size: int) -> Candidate:
     """Return the fixed length with the most tokens per second of `size` rows, as replayed on dev prompts, at these costs."""
     middle = np.mean([len(prompt) for prompt in dev.prompts]) + float(dev.lengths.double().mean()) / 2  # positions of a row
     speeds = {}
@@ -122,7 +122,7 @@ def best_fixed(dev: Recording, costs: LoadCosts, lengths: Sequence[int], size: i
         emitted = counts.tokens.sum() / counts.target_calls.sum()
         speeds[length] = emitted / costs.round_seconds(size, length, round(size * middle))
     length = max(speeds, key=lambda each: speeds[each])
-    return Setting(f"fixed K={length}", FIXED, length, FixedLength(length), rule_name=FIXED)
+    return fixed_length(length)
 
 
 def survival(dev: Recording, max_tokens: int) -> list[float]:
@@ -133,13 +133,13 @@ def survival(dev: Recording, max_tokens: int) -> list[float]:
     return (accepted / np.maximum(reached, 1)).cumprod().tolist()
 
 
-def load_settings(policies: Policies, dev: Recording, costs: LoadCosts) -> list[Setting]:
+def load_settings(policies: Rules, dev: Recording, costs: LoadCosts) -> list[Candidate]:
     """Return the settings that know the load, by the names of their policies."""
     settings = []
     for name, choice in policies.items():
         longest = choice.arguments.get("max_tokens", MAX_TOKENS)
         policy: LengthPolicy = choice.cls(costs=costs, survival=survival(dev, longest), **choice.arguments)
-        settings.append(Setting(name.replace("_", "-"), LOAD_AWARE, None, None, policy=policy, rule_name=name))
+        settings.append(Candidate(LOAD_AWARE, name.replace("_", "-"), None, None, policy=policy, rule_name=name))
     return settings
 
 
@@ -147,7 +147,7 @@ def _costs(setup: Setup[Evaluation], max_batch: int, max_tokens: int) -> LoadCos
     """Return what rounds cost here, as this run first took it: a resumed run must not choose other settings."""
     path, settings = setup.run_folder / "batch-costs.json", setup.settings
     if not (is_resumed(setup.run_folder) and path.is_file()):
-        verification, window = settings.verification, window_of(setup)
+        verification, window = settings.verification, setup.window
         decoder = SpeculativeDecoder(setup.pair, None, None, verification, settings.warp, settings.engine, window)
         kept_costs(decoder, max_batch, max_tokens).write(path)
     return LoadCosts.read(path)
@@ -155,7 +155,7 @@ def _costs(setup: Setup[Evaluation], max_batch: int, max_tokens: int) -> LoadCos
 
 def run_batches(
     sweep: Sweep,
-    settings: Sequence[Setting],
+    settings: Sequence[Candidate],
     requests: Sequence[Sequence[int]],
     size: int,
     journal: Journal | None = None,
@@ -187,16 +187,16 @@ def run_batches(
     return runs
 
 
-def _ready(sweep: Sweep, settings: Sequence[Setting], requests: Sequence[Sequence[int]], size: int) -> list[_DecodeBatch]:
+def _ready(sweep: Sweep, settings: Sequence[Candidate], requests: Sequence[Sequence[int]], size: int) -> list[_DecodeBatch]:
     """Return what decodes with each setting, compiled and warm; those that draft share the memory of rows."""
     start = time.perf_counter()
     shared = SpeculativeDecoder(sweep.pair, warp=sweep.warp, engine=sweep.engine, window=sweep.window)
     alone = Baseline(sweep.pair, sweep.warp, sweep.engine, sweep.window)
 
-    def decoder_of(setting: Setting) -> _DecodeBatch:
+    def decoder_of(setting: Candidate) -> _DecodeBatch:
         if setting.policy is not None:
             return partial(shared.generate_batch, policy=setting.policy)
-        return alone.generate_batch if setting.rule is None else shared.with_stopping(setting.rule).generate_batch
+        return alone.generate_batch if setting.live is None else shared.with_stopping(setting.live).generate_batch
 
     decoders = [decoder_of(setting) for setting in settings]
     captures = isinstance(shared.target_engine, GraphEngine)
@@ -227,7 +227,7 @@ def _decoded(
     return {"seconds": seconds, "stats": [asdict(generation.stats) for generation in ordered], "rounds": rounds}
 
 
-def batch_rows(settings: Sequence[Setting], runs: Sequence[Sequence[BatchRun]], groups: Sequence[Hashable]) -> list[BatchRow]:
+def batch_rows(settings: Sequence[Candidate], runs: Sequence[Sequence[BatchRun]], groups: Sequence[Hashable]) -> list[BatchRow]:
     """Return a row for every setting; the first is the target alone.
 
     Args:

@@ -5,13 +5,14 @@ recording of dev prompts.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specheads.decoding.load_aware import LengthPolicy, LoadAware
 from specheads.decoding.step_costs import LoadCosts, SecondsTable, StepCosts
-from specheads.decoding.stopping import StoppingRule
+from specheads.decoding.stopping import FixedLength, StoppingRule
+from specheads.decoding.verification import BlockVerification, VerificationRule
 from specheads.errors import UserError, is_number
 from specheads.evaluation.report import RuleFields
 from specheads.evaluation.rule_costs import Tuning
@@ -20,29 +21,93 @@ from specheads.replay.replay import GROUND_TRUTH, Ceiling, RecordedHead, recorde
 
 FIXED, CEILING, ORACLE = "fixed_length", "ceiling", "oracle"
 TARGET, LOAD_AWARE = "target", "load-aware"  # of batches besides
+OF_VERIFICATION = "of_verification"  # the family of a verification rule's own stopping rule
+CEILING_THRESHOLDS = [round(0.05 * step, 2) for step in range(1, 20)]
+# Acceptable values in place of those that are measured.
+MEASURED = {"costs": LoadCosts(SecondsTable((1, 2), (1.0, 1.0)), SecondsTable((1, 2), (1.0, 1.0))), "survival": [1.0]}
 
 
 @dataclass(frozen=True)
 class RuleChoice:
-    """A class of stopping rules and its arguments; a list holds the values to try."""
+    """A class of stopping rules with its arguments, in which a list holds the values to try; or a class of policies.
 
-    cls: type[StoppingRule]
-    arguments: Mapping[str, Any]
+    The `costs` and the `survival` of a policy are measured.
+    """
+
+    cls: Any
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_policy(self) -> bool:
+        """Whether it decides for requests that are decoded together."""
+        return issubclass(self.cls, LengthPolicy)
+
+    @property
+    def takes_head(self) -> bool:
+        """Whether it is a rule that takes a head."""
+        return not self.is_policy and self.cls.uses_head
+
+    def samples(self) -> list[Any]:
+        """Return the rule with each combination of its values, or the policy; what is fitted or measured is made up."""
+        if self.is_policy:
+            return [self.cls(**MEASURED, **self.arguments)]
+        cls = self.cls
+        head, rules = RecordedHead("any", "next_token") if self.takes_head else None, []
+        for arguments in _combinations({key: _listed(value) for key, value in self.arguments.items()}):
+            if open_names := cls.open_parameters(arguments):
+                costs = StepCosts.at_ratio(10) if open_names & cls.fitted_to_costs else None
+                arguments = cls.fit(arguments, _SampleFit(), head, costs)
+            rules.append(_made(cls, arguments, head))
+        return rules
+
+
+class _SampleFit:
+    """Acceptable values in place of a fit, while nothing is recorded."""
+
+    mean_acceptance = 0.5
+
+    def logistic(self, names: Sequence[str]) -> dict[str, float]:
+        return dict.fromkeys(names, 0.0)
+
+    def calibration(self, head: Any) -> dict[str, float]:
+        return {"slope": 1.0, "intercept": 0.0}
+
+    def auto_threshold(self, head: Any, max_tokens: int, costs: Any) -> tuple[float, float]:
+        return 0.5, 0.1
+
+    def costs_at(self, cost_ratio: float) -> StepCosts:
+        return StepCosts.at_ratio(10)
+
+
+Rules = Mapping[str, RuleChoice]
+DEFAULT: Rules = {"load_aware": RuleChoice(LoadAware)}  # of batches, if none is named
+
+
+def check_rules(choices: Rules) -> None:
+    """Raise UserError for values that a rule or policy refuses, before anything long begins."""
+    for name, choice in choices.items():
+        if empty := [key for key, value in choice.arguments.items() if value == []]:
+            raise UserError(f"stopping.{name}.{empty[0]}=[] must name at least one value; or leave the rule out of stopping=.")
+        try:
+            choice.samples()
+        except UserError as error:
+            raise UserError(f"stopping.{name}.{error}") from None
+        except TypeError as error:
+            raise UserError(f"stopping.{name} has arguments that its class does not take ({error}); see --help.") from None
 
 
 @dataclass(frozen=True)
 class Candidate(RuleFields):
-    """One rule with its numbers.
+    """One way to decode: a stopping rule with its numbers, a policy, or the target alone, which has neither."""
 
-    `live` is None for a bound that no decoder can reach; `ratio` is None for a rule that suits all ratios.
-    """
-
-    family: str
+    family: str  # a rule's name, TARGET, OF_VERIFICATION, or the name of another verification rule
     name: str
-    rule: StoppingRule  # as it is replayed
+    rule: StoppingRule | None  # as it is replayed
     live: StoppingRule | None  # as it decodes; None for a bound that no decoder can reach
     parameters: Mapping[str, Any] = field(default_factory=dict)
     ratio: str | None = None  # the cost ratio that it was fitted to; None: it suits all
+    verification: VerificationRule | None = None  # None: that of the evaluation
+    policy: LengthPolicy | None = None  # on the load, of batches; then there is no rule
 
     @property
     def value(self) -> float | None:
@@ -50,53 +115,62 @@ class Candidate(RuleFields):
         return next((value for value in self.parameters.values() if is_number(value)), None)
 
     @property
+    def step_kind(self) -> str:
+        """The name of what decides the cost of its draft steps: its class, and its head."""
+        return type(self.rule or self.live).__name__ + (f" of {self.head}" if self.head else "")
+
+    @property
     def kind(self) -> str:
-        """The kind of rule that decides its cost: its class, and its head."""
-        return kind_of(self.rule, self.head)
+        """The name of everything that decides its cost: that of its draft steps, and another verification rule."""
+        return self.step_kind + (f" under {self.verification.label}" if self.verification else "")
+
+    def is_lossless(self, by_default: bool) -> bool:
+        """Whether the output has the target's distribution; `by_default`: whether it has under the evaluation's verification."""
+        if self.live is None:
+            return True
+        return by_default if self.verification is None else self.verification.lossless
 
 
-def kind_of(rule: StoppingRule | None, head: str | None) -> str:
-    """Return the name of a kind of rule; None: of decoding without a draft."""
-    return type(rule).__name__ + (f" of {head}" if head else "")
+TARGET_ALONE = Candidate(TARGET, "target alone", None, None, {"num_tokens": 0})
+ORACLE_BOUND = Candidate(ORACLE, ORACLE, None, None, rule_name=ORACLE, bound=True)  # it knows every outcome
 
 
-# Acceptable values in place of those that are measured.
-MEASURED = {"costs": LoadCosts(SecondsTable((1, 2), (1.0, 1.0)), SecondsTable((1, 2), (1.0, 1.0))), "survival": [1.0]}
+def fixed_length(length: int) -> Candidate:
+    """Return a fixed length."""
+    rule = FixedLength(length)
+    return Candidate(FIXED, f"fixed K={length}", rule, rule, {"num_tokens": length}, rule_name=FIXED)
 
 
-@dataclass(frozen=True)
-class PolicyChoice:
-    """A class of policies and its arguments; `costs` and `survival` are measured."""
+def sweep_settings(
+    rules: Sequence[Candidate], of_verification: StoppingRule | None = None, others: Mapping[str, VerificationRule] | None = None
+) -> list[Candidate]:
+    """Return everything that is decoded.
 
-    cls: Callable[..., LengthPolicy]
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-
-
-Policies = Mapping[str, PolicyChoice]
-DEFAULT: Policies = {"load_aware": PolicyChoice(LoadAware)}  # of batches, if none is named
-
-
-def check_policies(policies: Policies, concurrency: Sequence[int]) -> None:
-    """Raise UserError for arguments that a policy refuses, and for policies where requests are decoded one at a time."""
-    for name, choice in policies.items():
-        try:
-            choice.cls(**MEASURED, **choice.arguments)
-        except UserError as error:
-            raise UserError(f"stopping.{name}.{error}") from None
-        except TypeError as error:
-            raise UserError(f"stopping.{name} has arguments that its class does not take ({error}); see --help.") from None
-    if policies and not concurrency:
-        names = list(policies)
-        raise UserError(
-            f"stopping names {names[0]}, which decides for requests that are decoded together; say how many, for example "
-            "specheads evaluate 'concurrency=[1,4,16,64]', or leave it out of stopping=."
-        )
+    That is the target alone, every candidate that can decode, the verification rule's own stopping rule, and fixed lengths
+    under other verification rules.
+    """
+    settings = [TARGET_ALONE, *(rule for rule in rules if rule.live is not None)]
+    if of_verification is not None:
+        name = str(of_verification.compile_key).replace("_", " ")
+        settings.append(Candidate(OF_VERIFICATION, name, of_verification, of_verification, {"num_tokens": 0}))
+    for name, verification in (others or {}).items():
+        lossy = "" if verification.lossless else ", lossy"
+        for rule in (rule for rule in rules if rule.family == FIXED):
+            settings.append(replace(rule, family=name, name=f"{name} K={rule.value}{lossy}", verification=verification))
+    return settings
 
 
-CEILING_THRESHOLDS = [round(0.05 * step, 2) for step in range(1, 20)]
+def under_block(settings: Sequence[Candidate]) -> list[Candidate]:
+    """Return the settings that draft, under block verification."""
+    rule = BlockVerification()
+    return [
+        replace(setting, family=rule.name, name=f"{setting.name}, {rule.label}", verification=rule)
+        for setting in settings
+        if setting.live is not None
+    ]
 
 
-def candidates(rules: Mapping[str, RuleChoice], heads: Mapping[str, AcceptanceHead], tuning: Tuning | None) -> list[Candidate]:
+def candidates(rules: Rules, heads: Mapping[str, AcceptanceHead], tuning: Tuning | None) -> list[Candidate]:
     """Return all rules with all their values, and the ceiling if the recording has the ground truth.
 
     Args:
@@ -109,10 +183,10 @@ def candidates(rules: Mapping[str, RuleChoice], heads: Mapping[str, AcceptanceHe
     """
     tried: list[Candidate] = []
     for name, choice in rules.items():
-        for head in list(heads) if takes_head(choice) else [None]:
+        for head in list(heads) if choice.takes_head else [None]:
             tried += _family(name, choice, head, heads, tuning)
     if tuning is not None and GROUND_TRUTH in tuning.recording.features:
-        most = min(tuning.recording.max_tokens, max(candidate.rule.max_tokens for candidate in tried))
+        most = min(tuning.recording.max_tokens, max(candidate.rule.max_tokens for candidate in tried if candidate.rule))
         tried += [
             Candidate(CEILING, f"ceiling {t:g}", Ceiling(t, most), None, {"threshold": t}, rule_name=CEILING, bound=True)
             for t in CEILING_THRESHOLDS
@@ -123,8 +197,9 @@ def candidates(rules: Mapping[str, RuleChoice], heads: Mapping[str, AcceptanceHe
 def _family(
     name: str, choice: RuleChoice, head: str | None, heads: Mapping[str, AcceptanceHead], tuning: Tuning | None
 ) -> Iterator[Candidate]:
-    """Yield a rule of the config, with a head if it takes one, with each combination of its values."""
-    cls, live = choice.cls, heads[head] if head is not None else None
+    """Yield a rule with one head, or without one, with all of its values; `auto` ones are a family by themselves."""
+    cls = choice.cls
+    live = None if head is None else heads[head]
     recorded = None if live is None else recorded_head(live)
     title = f"{head} " if head is not None and len(heads) > 1 else ""
     first = next(iter(choice.arguments))
@@ -159,71 +234,16 @@ def _fitted(
     open_names = cls.open_parameters(arguments)
     if not open_names:
         yield None, dict(arguments)
-        return
-    if tuning is None:
+    elif tuning is None:
         raise UserError(
             f"{cls.__name__} leaves {', '.join(sorted(open_names))} to be fitted on recorded dev prompts, but nothing is "
             "recorded here; give a value, or leave this rule out of stopping=."
         )
-    if not open_names & cls.fitted_to_costs:
+    elif open_names & cls.fitted_to_costs:
+        for ratio in tuning.cost_table.costs:
+            yield ratio, cls.fit(arguments, tuning, head, tuning.cost_table.of_head(head_name, ratio))
+    else:
         yield None, cls.fit(arguments, tuning, head, None)
-        return
-    for ratio in tuning.cost_table.costs:
-        yield ratio, cls.fit(arguments, tuning, head, tuning.cost_table.of_head(head_name, ratio))
-
-
-def takes_head(choice: RuleChoice) -> bool:
-    """Return whether a rule takes a head."""
-    return choice.cls.uses_head
-
-
-def check_rules(rules: Mapping[str, RuleChoice]) -> None:
-    """Raise UserError for values that a rule refuses, before anything long begins; open parameters are assumed to fit."""
-    for name, choice in rules.items():
-        for key, value in choice.arguments.items():
-            if value == []:
-                raise UserError(f"stopping.{name}.{key}=[] must name at least one value; or leave the rule out of stopping=.")
-        try:
-            _sample_rules(choice)
-        except UserError as error:
-            raise UserError(f"stopping.{name}.{error}") from None
-        except TypeError as error:
-            raise UserError(f"stopping.{name} has arguments that its class does not take ({error}); see --help.") from None
-
-
-def longest_draft(rules: Mapping[str, RuleChoice]) -> int:
-    """Return the longest draft of any rule."""
-    return max(rule.max_tokens for choice in rules.values() for rule in _sample_rules(choice))
-
-
-class _SampleFit:
-    """Acceptable values in place of a fit, while nothing is recorded."""
-
-    mean_acceptance = 0.5
-
-    def logistic(self, names: Sequence[str]) -> dict[str, float]:
-        return dict.fromkeys(names, 0.0)
-
-    def calibration(self, head: Any) -> dict[str, float]:
-        return {"slope": 1.0, "intercept": 0.0}
-
-    def auto_threshold(self, head: Any, max_tokens: int, costs: Any) -> tuple[float, float]:
-        return 0.5, 0.1
-
-    def costs_at(self, cost_ratio: float) -> StepCosts:
-        return StepCosts.at_ratio(10)
-
-
-def _sample_rules(choice: RuleChoice) -> list[StoppingRule]:
-    """Return a rule with each combination of its values, open parameters at acceptable values."""
-    cls, fit, rules = choice.cls, _SampleFit(), []
-    head = RecordedHead("any", "next_token") if takes_head(choice) else None
-    for arguments in _combinations({key: _listed(value) for key, value in choice.arguments.items()}):
-        if open_names := cls.open_parameters(arguments):
-            costs = fit.costs_at(10) if open_names & cls.fitted_to_costs else None
-            arguments = cls.fit(arguments, fit, head, costs)
-        rules.append(_made(cls, arguments, head))
-    return rules
 
 
 def _made(cls: type[StoppingRule], arguments: Mapping[str, Any], head: AcceptanceHead | RecordedHead | None) -> StoppingRule:

@@ -1,14 +1,13 @@
 """The conclusions of a report: which ratios and rules matter, and the key findings and notes as sentences."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
 from specheads.decoding.records import LARGEST_DRIFT, REMEDY
 from specheads.evaluation.candidates import FIXED, LOAD_AWARE, TARGET
 from specheads.evaluation.intervals import Interval
-from specheads.evaluation.report import MEASURED, BatchRow, BatchTable, DataSet, Report, Winner
-from specheads.replay.cost import CostFit
+from specheads.evaluation.report import MEASURED, DataSet, Report, Winner
 from specheads.replay.response_batch import best_temperature
 
 
@@ -117,68 +116,62 @@ def key_findings(report: Report) -> list[str]:
         ratios = [ratio for ratio in ratios_of(report) if is_trusted(report, ratio)]
         findings = [text for ratio in ratios if (text := _replayed(report, report.data_sets[number], ratio))]
     if report.doubts:
-        return [*findings, *drift(report)]
-    measured = [] if report.recommended else _live(report)
-    return [*_recommendation(report), *findings, *measured, *batch_findings(report), *drift(report)]
+        return [*findings, *_drift(report)]
+    return [*_recommendation(report), *findings, *batch_findings(report), *_drift(report)]
 
 
-def drift(report: Report) -> list[str]:
-    """Return which decoded rules expected another number of accepted tokens than there were, and what to do about it."""
-    sentences = []
+def _drift(report: Report) -> Iterator[str]:
+    """Yield which decoded rules expected another number of accepted tokens than there were, and what to do about it."""
     for row in report.live:
         share = row.accepted_over_expected
-        if share is None or share.low <= 1 + LARGEST_DRIFT and share.high >= 1 - LARGEST_DRIFT:
-            continue
-        remedy = REMEDY if row.head is not None else "fit it again"
-        sentences.append(
-            f"Of the tokens that {row.name} expected to be accepted, {percent(share)} were, so its "
-            f"predictions do not hold on these prompts; {remedy}."
-        )
-    return sentences
+        if share is not None and (share.low > 1 + LARGEST_DRIFT or share.high < 1 - LARGEST_DRIFT):
+            yield (
+                f"Of the tokens that {row.name} expected to be accepted, {percent(share)} were, so its predictions do not hold "
+                f"on these prompts; {REMEDY if row.head is not None else 'fit it again'}."
+            )
 
 
-def _recommendation(report: Report) -> list[str]:
-    """Return the setting that was fastest on dev prompts with its speed on the decoded ones; nothing where none was tried."""
-    row = next((row for row in report.live if row.name == report.recommended), None)
+def _recommendation(report: Report) -> Iterator[str]:
+    """Yield the setting that was fastest on dev prompts with its speed on the decoded ones; where none was tried, the fastest."""
+    rows = [row for row in report.live if row.family != TARGET and row.lossless]
+    chosen = next((row for row in report.live if row.name == report.recommended), None)
+    row = chosen or max(rows, key=lambda row: row.speedup.value, default=None)
     if row is None:
-        return []
-    speed = f"{row.tokens_per_second.value:,.1f} tokens per second"
-    if row.family == TARGET:
-        return [f"For this pair on this machine, use the target alone, {speed}: on dev prompts no setting was faster."]
-    faster = f"{times(row.speedup)} as fast as the target alone"
-    return [f"For this pair on this machine, use {row.name}: it decodes {speed}, {faster} (it was the fastest on dev prompts)."]
+        return
+    speed, faster = f"{row.tokens_per_second.value:,.1f} tokens per second", f"{times(row.speedup)} as fast as the target alone"
+    here = "For this pair on this machine, use"
+    if chosen is None:
+        yield f"Measured: the fastest setting, {row.name}, decodes {speed}, {faster}."
+    elif row.family == TARGET:
+        yield f"{here} the target alone, {speed}: on dev prompts no setting was faster."
+    else:
+        yield f"{here} {row.name}: it decodes {speed}, {faster} (it was the fastest on dev prompts)."
 
 
 def _replayed(report: Report, data_set: DataSet, ratio: str) -> str:
+    """Return what the best rules are predicted to be worth at a ratio; nothing without rules."""
     winners = winners_at(data_set, ratio)
     head, other = best(winners, head=True), best(winners, head=False)
     first, title = (head, "the head") if head else (other, "the best rule")
     if first is None:
         return ""
-    text = f"At {_at(report, ratio)}, {title} ({first.name}) is {times(first.speedup)} as fast as "
-    text += f"the target alone, {_gain(first)} over the best fixed length"
+    number = f" {report.costs.ratio:.1f}" if ratio == MEASURED and report.costs else ""
+    text = f"At {_ratio_name(ratio)}{number}, {title} ({first.name}) is {times(first.speedup)} as fast as "
+    text += f"the target alone, {change(first.gain)} over the best fixed length"
     if first.gap_ceiling is not None and first.gap_ceiling.value > 0:
         text += f", closing {percent(first.gap_ceiling)} of the gap to the informed ceiling"
     if first.gain.low <= 1 <= first.gain.high:
         text += " (an interval that includes no gain)"
     if head and other:
-        text += f"; without a head, {other.name} {'is faster' if other.speedup.value > head.speedup.value else 'reaches'}"
-        text += f"{',' if other.speedup.value > head.speedup.value else ''} {_gain(other)}"
+        verb = "is faster," if other.speedup.value > head.speedup.value else "reaches"
+        text += f"; without a head, {other.name} {verb} {change(other.gain)}"
     return f"{text}."
 
 
-def _gain(row: Winner) -> str:
-    return f"{change(row.gain)}"
-
-
-def _at(report: Report, ratio: str) -> str:
-    if ratio != MEASURED:
-        return f"ratio {ratio}"
-    return f"the measured ratio {report.costs.ratio:.1f}" if report.costs else "the measured ratio"
-
-
-def _assumed_text(report: Report) -> str:
-    """Return which costs predicted speeds at the ratios count besides draft steps and forward passes."""
+def counted_text(report: Report, ratio: str) -> str:
+    """Return which costs predicted speeds at one ratio count."""
+    if ratio == MEASURED:
+        return "costs as measured here" + (", not to be trusted" if report.doubts else "")
     given = report.context.get("costs") or {}
     text = f"verifying one more token costs {share_text(given.get('verified_share', 0))} of a forward pass"
     if not given.get("head_shares"):
@@ -186,18 +179,11 @@ def _assumed_text(report: Report) -> str:
     return f"{text}, heads’ costs are {'counted from their weights' if given.get('counted') else 'as given'}"
 
 
-def counted_text(report: Report, ratio: str) -> str:
-    """Return which costs predicted speeds at one ratio count."""
-    if ratio != MEASURED:
-        return _assumed_text(report)
-    return "costs as measured here" + (", not to be trusted" if report.doubts else "")
-
-
 def costs_text(report: Report) -> str:
     """Return the costs of heads and verification at the ratios, as they were counted, and those that were measured here."""
     shares = ((report.context.get("costs") or {}).get("head_shares") or {}).items()
-    heads = [f"{name}: {share_text(share)}" for name, share in shares]
-    text = f"at the ratios {_assumed_text(report)}{' (as shares of a draft step, ' + ', '.join(heads) + ')' if heads else ''}"
+    heads = ", ".join(f"{name}: {share_text(share)}" for name, share in shares)
+    text = f"at the ratios {counted_text(report, PREFERRED)}{f' (as shares of a draft step, {heads})' if heads else ''}"
     shares = {row.name: row.head_share for data in report.data_sets for row in data.winners if row.ratio == MEASURED}
     measured = [f"{name}: {share_text(share)}" for name, share in shares.items() if share is not None]
     if not measured:
@@ -206,37 +192,25 @@ def costs_text(report: Report) -> str:
     return f"{text}. Measured here, as a share of a draft step{doubtful}, {', '.join(measured)}."
 
 
-def _fit_text(fit: CostFit) -> str:
-    """Return the measured costs as a sentence."""
-    costs = fit.costs
-    text = f"Measured costs, by medians of {fit.num_rounds:,} rounds: draft step {costs.draft_seconds * 1e3:.2f} ms, "
-    text += f"the target's forward pass {costs.target_seconds * 1e3:.2f} ms and "
-    text += f"{costs.verified_seconds * 1e3:.3f} ms more per drafted token, and "
-    text += f"{costs.round_seconds * 1e3:.2f} ms of overhead per round; ratio {costs.ratio:.2f}"
-    if fit.r_squared is None:
-        return f"{text}."
-    r_squared = (
-        f"R\u00b2 {fit.r_squared:.3f} over responses that were not fitted, {fit.round_r_squared or 0:.3f} over their rounds"
-    )
-    return f"{text}; {r_squared}."
-
-
 def live_texts(report: Report) -> list[str]:
     """Return what is to be said of the decoded settings: the costs of their rounds, and the gain of heads."""
-    texts = [_fit_text(report.fit)] if report.fit else []
+    texts, fit = [], report.fit
+    if fit is not None:
+        costs = fit.costs
+        text = f"Measured costs, by medians of {fit.num_rounds:,} rounds: draft step {costs.draft_seconds * 1e3:.2f} ms, "
+        text += f"the target's forward pass {costs.target_seconds * 1e3:.2f} ms and "
+        text += f"{costs.verified_seconds * 1e3:.3f} ms more per drafted token, and "
+        text += f"{costs.round_seconds * 1e3:.2f} ms of overhead per round; ratio {costs.ratio:.2f}"
+        if fit.r_squared is not None:
+            text += (
+                f"; R\u00b2 {fit.r_squared:.3f} over responses that were not fitted, {fit.round_r_squared or 0:.3f} over their "
+            )
+            text += "rounds"
+        texts = [f"{text}."]
     gains = [f"{change(gain)} at {_ratio_name(ratio)}" for ratio, gain in report.gains.items() if gain is not None]
     if gains:
         texts.append(f"The live head over the best live fixed length, cross-fitted: {'; '.join(gains)}.")
     return texts
-
-
-def _live(report: Report) -> list[str]:
-    rows = [row for row in report.live if row.family != TARGET and row.lossless]
-    if not rows:
-        return []
-    row = max(rows, key=lambda row: row.speedup.value)
-    text = f"Measured: the fastest setting, {row.name}, decodes {row.tokens_per_second.value:,.1f} tokens per second, "
-    return [f"{text}{times(row.speedup)} as fast as the target alone."]
 
 
 def batch_findings(report: Report) -> list[str]:
@@ -244,29 +218,22 @@ def batch_findings(report: Report) -> list[str]:
 
     Both are of the tokens of all requests per second, of settings that keep the output distribution.
     """
-    if not report.batches:
-        return []
-    pays: list[str] = []
-    fails: list[str] = []
+    pays, fails, changes = list[str](), list[str](), list[str]()
     for table in report.batches:
-        row = _most_tokens(table, lambda row: row.family != TARGET)
-        (pays if row.over_alone > 1 else fails).append(f"{table.concurrency} ({row.over_alone:.2f}×, {row.name})")
+        rows = sorted((row for row in table.rows if row.lossless), key=lambda row: -row.tokens_per_second)
+        first = next(row for row in rows if row.family != TARGET)
+        (pays if first.over_alone > 1 else fails).append(f"{table.concurrency} ({first.over_alone:.2f}×, {first.name})")
+        other = next(row for row in rows if row.family != LOAD_AWARE)
+        for aware in (row for row in rows if row.family == LOAD_AWARE):
+            changes.append(f"{signed(aware.tokens_per_second / other.tokens_per_second)}\u00a0% with {table.concurrency}")
+    if not pays and not fails:
+        return []
     text = f"In batches, the best setting is faster than the target alone with {', '.join(pays)} requests at once"
     if not pays:
         text = f"In batches, no setting is faster than the target alone: {', '.join(fails)} requests at once"
     elif fails:
         text += f", but not with {', '.join(fails)}"
-    changes = []
-    for table in report.batches:
-        aware = [row for row in table.rows if row.family == LOAD_AWARE]
-        if aware:
-            other = _most_tokens(table, lambda row: row.family != LOAD_AWARE)
-            changes.append(f"{signed(aware[0].tokens_per_second / other.tokens_per_second)}\u00a0% with {table.concurrency}")
     return [f"{text}." + (f" Over the best other setting, {LOAD_AWARE} makes {', '.join(changes)}." if changes else "")]
-
-
-def _most_tokens(table: BatchTable, asked: Callable[[BatchRow], bool]) -> BatchRow:
-    return max((row for row in table.rows if row.lossless and asked(row)), key=lambda row: row.tokens_per_second)
 
 
 def notes_on(report: Report) -> list[str]:
@@ -275,21 +242,34 @@ def notes_on(report: Report) -> list[str]:
     They name heads that do not pay for themselves, rules without a head that are faster, and drafting that does not pay. They
     leave out measured figures where these are not to be trusted.
     """
-    tests = [data_set for data_set in report.data_sets if data_set.role == "test"]
-    winners = [(data_set, row) for data_set in tests for row in data_set.winners if is_trusted(report, row.ratio)]
-    notes = [
-        f"On {data_set.name} prompts, at {_ratio_name(row.ratio)}, {row.name} does not pay for its head: it adds "
-        f"{share_text(row.head_share)} to a draft step and would break even at {share_text(row.break_even.value)}."
-        for data_set, row in winners
-        if row.break_even is not None and row.head_share is not None and row.head_share >= row.break_even.value
-    ]
-    for data_set in tests:
-        for ratio in dict.fromkeys(winner.ratio for winner in data_set.winners if is_trusted(report, winner.ratio)):
+    dear, beaten = [], []
+    for data_set in (data_set for data_set in report.data_sets if data_set.role == "test"):
+        winners = [row for row in data_set.winners if is_trusted(report, row.ratio)]
+        for row in winners:
+            if row.break_even is not None and row.head_share is not None and row.head_share >= row.break_even.value:
+                dear.append(
+                    f"On {data_set.name} prompts, at {_ratio_name(row.ratio)}, {row.name} does not pay for its head: it adds "
+                    f"{share_text(row.head_share)} to a draft step and would break even at {share_text(row.break_even.value)}."
+                )
+        for ratio in dict.fromkeys(row.ratio for row in winners):
             head, other = (best(winners_at(data_set, ratio), with_head, with_fixed=True) for with_head in (True, False))
             if head and other and other.speedup.value > head.speedup.value:
-                text = f"On {data_set.name} prompts, at {_ratio_name(ratio)}, {other.name} ({other.speedup.value:.3f}x) is "
-                notes.append(f"{text}faster than the head ({head.name}, {head.speedup.value:.3f}x).")
-    return notes if report.doubts else notes + _slower(report)
+                beaten.append(
+                    f"On {data_set.name} prompts, at {_ratio_name(ratio)}, {other.name} ({other.speedup.value:.3f}x) is faster "
+                    f"than the head ({head.name}, {head.speedup.value:.3f}x)."
+                )
+    return [*dear, *beaten, *([] if report.doubts else _slower(report))]
+
+
+def _slower(report: Report) -> Iterator[str]:
+    """Yield a note that drafting does not pay here, if no decoded setting is faster than the target alone."""
+    fastest = max((row for row in report.live if row.family != TARGET), key=lambda row: row.speedup.value, default=None)
+    if fastest is not None and fastest.speedup.value < 1:
+        text = f"Speculative decoding makes this pair slower here: the best setting, {fastest.name}, reaches "
+        text += f"{fastest.speedup.value:.2f}x of the target alone"
+        if report.costs is not None and report.costs.draft_seconds:
+            text += f", because a forward pass of the target costs only {report.costs.ratio:.1f} draft steps on this machine"
+        yield f"{text}."
 
 
 def draft_temperature_notes(overlaps: Mapping[float, float]) -> list[str]:
@@ -303,20 +283,6 @@ def draft_temperature_notes(overlaps: Mapping[float, float]) -> list[str]:
     present, best = next(iter(overlaps)), best_temperature(overlaps)
     if overlaps[best] - overlaps[present] < WORTH_A_TRY:
         return []
-    text = (
-        f"At a temperature of {best:g} of its own, the draft's overlap with the target on dev prompts is {overlaps[best]:.3f}, "
-    )
-    text += f"at {present:g} as it is now {overlaps[present]:.3f}: distil it, which fits the temperature, or train a head with "
+    text = f"At a temperature of {best:g} of its own, the draft's overlap with the target on dev prompts is {overlaps[best]:.3f}"
+    text += f", at {present:g} as it is now {overlaps[present]:.3f}: distil it, which fits the temperature, or train a head with "
     return [f"{text}model.draft_temperature={best:g}."]
-
-
-def _slower(report: Report) -> list[str]:
-    """Return a note that drafting does not pay here, if no decoded setting is faster than the target alone."""
-    fastest = max((row for row in report.live if row.family != TARGET), key=lambda row: row.speedup.value, default=None)
-    if fastest is None or fastest.speedup.value >= 1:
-        return []
-    text = f"Speculative decoding makes this pair slower here: the best setting, {fastest.name}, reaches "
-    text += f"{fastest.speedup.value:.2f}x of the target alone"
-    if report.costs is not None and report.costs.draft_seconds:
-        text += f", because a forward pass of the target costs only {report.costs.ratio:.1f} draft steps on this machine"
-    return [f"{text}."]

@@ -13,25 +13,23 @@ from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.drafting import Autoregressive
 from specheads.decoding.engine import resolve_engine
 from specheads.decoding.step_times import step_times
-from specheads.decoding.stopping import FixedLength, HeadThreshold
-from specheads.evaluation.candidates import FIXED, Candidate, RuleChoice, candidates, kind_of
+from specheads.decoding.stopping import HeadThreshold
+from specheads.evaluation.candidates import (
+    FIXED,
+    TARGET_ALONE,
+    Candidate,
+    candidates,
+    fixed_length,
+    sweep_settings,
+    under_block,
+)
 from specheads.evaluation.intervals import resample_counts, sums
 from specheads.evaluation.replayed_sets import Choices, Outcome, choose, replay_all
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.rule_costs import CostTable, Tuning
-from specheads.evaluation.settings import Evaluation, Rules
+from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup, device_name
-from specheads.evaluation.sweep import (
-    FEWEST_GROUPS,
-    TARGET_ALONE,
-    Measured,
-    Setting,
-    Sweep,
-    doubts_of,
-    sweep_settings,
-    under_block,
-    with_measured,
-)
+from specheads.evaluation.sweep import FEWEST_GROUPS, Measured, Sweep, doubts_of, with_measured
 from specheads.forecast import progress
 from specheads.prompts.prompt import EncodedPrompt
 from specheads.replay.head_scores import head_fingerprint
@@ -47,15 +45,17 @@ logger = logging.getLogger(__name__)
 PROBES, NUM_PROBED = (1, 4, 12), 4  # fixed lengths, and the number of dev prompts that they decode
 CONTEXT = 256  # positions in memory while draft steps are timed
 MOST_TURNS = 4  # of choosing rules and decoding with them
+TEXTS_AT_ONCE = 16
+NUM_TRIED = 16  # dev prompts at most, and half as many as are decoded for the report
 
 
 def probe(setup: Setup[Evaluation]) -> list[Measured]:
     """Decode a few dev prompts with fixed lengths, and with the smallest and the largest head."""
-    settings = [TARGET_ALONE, *(Setting(f"fixed K={k}", FIXED, k, FixedLength(k), rule_name=FIXED) for k in PROBES)]
+    name, settings = "head_threshold", [TARGET_ALONE, *map(fixed_length, PROBES)]
     sizes = sorted(setup.heads, key=setup.head_sizes.__getitem__)
-    for name in dict.fromkeys(sizes[:1] + sizes[-1:]):
-        rule = HeadThreshold(setup.heads[name], 0.5)
-        settings.append(Setting(f"head {name}", "head_threshold", 0.5, rule, rule_name="head_threshold", head=name))
+    for head in dict.fromkeys(sizes[:1] + sizes[-1:]):
+        rule = HeadThreshold(setup.heads[head], 0.5)
+        settings.append(Candidate(name, f"head {head}", rule, rule, {"threshold": 0.5}, rule_name=name, head=head))
     return sweep(setup, "costs", settings, setup.prompts.dev.first(NUM_PROBED).prompts)
 
 
@@ -70,16 +70,13 @@ def _timed_shares(setup: Setup, measured: Sequence[Measured]) -> dict[str, float
     Nothing where drafts are no chains of the draft's own tokens, whose steps are those of the decoder's measurer.
     """
     evaluation, shares = setup.settings, setup.step_shares
-    rules = {
-        each.setting.kind: (kind_of(each.setting.rule, each.setting.head), each.setting.rule)
-        for each in measured
-        if each.setting.rule is not None and each.setting.rule_name != FIXED
-    }
+    settings = [each.setting for each in measured if each.setting.rule_name != FIXED]
+    rules = {each.kind: (each.step_kind, each.live) for each in settings if each.live is not None}
     if type(evaluation.drafting) is not Autoregressive or not rules:
         return {}
     untimed = {kind: rule for kind, rule in rules.values() if kind not in shares}
     if untimed:
-        window = window_of(setup)
+        window = setup.window
         decoder = SpeculativeDecoder(setup.pair, warp=evaluation.warp, engine=evaluation.engine, window=window)
         times = step_times(decoder, untimed, min(CONTEXT, window // 2), verified=())
         shares |= {kind: times.share(kind) for kind in untimed}
@@ -104,13 +101,12 @@ def settle(setup: Setup[Evaluation], outcome: Outcome, tuning: Tuning, probed: S
         outcome = replace(outcome, cost_table=costs, measured=measured, decoded_counts=counts)
         if turn == 1:
             outcome = _tuned_again(setup, outcome, tuning)
-        choices = choose(outcome.replayed[0], outcome.candidates, outcome.cost_table)
-        outcome = replace(outcome, choices=choices)
+        outcome = replace(outcome, choices=choose(outcome.sets[0], outcome.candidates, costs))
+        assert outcome.choices is not None
         decoded = {setting.name: setting for setting in settings}
-        chosen = _chosen_settings(evaluation, choices, decoded)
+        chosen = _chosen_settings(evaluation, outcome.choices, decoded)
         missing = [setting for setting in chosen if setting.name not in decoded]
-        fit = outcome.cost_table.fit
-        busy = fit is not None and missing and doubts_of(measured[0], fit, (), len(measured[0].stats))
+        busy = costs.fit is not None and missing and any(doubts_of(measured[0], costs.fit, (), len(measured[0].stats)))
         if evaluation.decodes_all or not missing or busy:
             break
         # Rules that are no longer chosen keep their rounds for the costs, but not under block verification.
@@ -121,10 +117,10 @@ def settle(setup: Setup[Evaluation], outcome: Outcome, tuning: Tuning, probed: S
     return replace(outcome, undecoded=[setting.name for setting in missing])
 
 
-def decoded_counts(outcome: Outcome, settings: Sequence[Setting]) -> dict[str, Counts]:
+def decoded_counts(outcome: Outcome, settings: Sequence[Candidate]) -> dict[str, Counts]:
     """Return by name the replayed counts of the settings that were decoded; those of earlier turns stay as they are."""
     names = {setting.name for setting in settings}
-    counts = zip(outcome.candidates, outcome.replayed[1].counts, strict=False)  # the oracle's come last
+    counts = zip(outcome.candidates, outcome.sets[1].counts, strict=True)
     return {rule.name: of_rule for rule, of_rule in counts if rule.name in names} | dict(outcome.decoded_counts)
 
 
@@ -138,17 +134,17 @@ def _tuned_again(setup: Setup, outcome: Outcome, tuning: Tuning) -> Outcome:
     }
     if not refitted:
         return outcome
-    replayed = [
-        before.with_counts(dict(zip(refitted, after.counts, strict=False)))  # the oracle's come last, and stay
-        for before, after in zip(outcome.replayed, replay_all(outcome.recorded, list(refitted.values())), strict=True)
+    sets = [
+        before.with_counts(dict(zip(refitted, after.counts, strict=True)))
+        for before, after in zip(outcome.sets, replay_all(outcome.sets, list(refitted.values())), strict=True)
     ]
     rules = [refitted.get(number, candidate) for number, candidate in enumerate(outcome.candidates)]
-    return replace(outcome, candidates=rules, replayed=replayed)
+    return replace(outcome, candidates=rules, sets=sets)
 
 
 def _chosen_settings(
-    evaluation: Evaluation, choices: Choices, decoded: Mapping[str, Setting] = MappingProxyType({})
-) -> list[Setting]:
+    evaluation: Evaluation, choices: Choices, decoded: Mapping[str, Candidate] = MappingProxyType({})
+) -> list[Candidate]:
     """Return the settings to decode: the best of each kind at the measured costs, or all rules of `live_rules`.
 
     Those that were `decoded` stay as they are: a rule may have been fitted again since then without another name.
@@ -171,7 +167,7 @@ def best_of_kinds(choices: Choices) -> list[Candidate]:
     return [rules[max(kind, key=speeds.__getitem__)] for kind in kinds if kind]
 
 
-def decode(setup: Setup[Evaluation], settings: Sequence[Setting], name: str = "generations") -> list[Measured]:
+def decode(setup: Setup[Evaluation], settings: Sequence[Candidate], name: str = "generations") -> list[Measured]:
     """Decode the reported prompts with every setting, and by the chosen baseline; `name` is that of the journal."""
     evaluation = setup.settings
     prompts = setup.prompts.decoded(evaluation.num_live_prompts).prompts
@@ -181,7 +177,7 @@ def decode(setup: Setup[Evaluation], settings: Sequence[Setting], name: str = "g
 def sweep(
     setup: Setup[Evaluation],
     name: str,
-    settings: Sequence[Setting],
+    settings: Sequence[Candidate],
     prompts: Sequence[EncodedPrompt],
     keeps_responses: bool = False,
 ) -> list[Measured]:
@@ -212,14 +208,9 @@ def sweep_of(setup: Setup[Evaluation], keeps_responses: bool = False) -> Sweep:
         evaluation.engine,
         evaluation.drafting,
         evaluation.verification,
-        window=window_of(setup),
+        window=setup.window,
         keeps_responses=keeps_responses,
     )
-
-
-def window_of(setup: Setup[Evaluation]) -> int:
-    """Return the memory's positions: enough for every prompt and its response."""
-    return min(setup.pair.window, setup.prompt_data.limits.max_prompt_tokens + setup.settings.max_new_tokens)
 
 
 def open_journal(setup: Setup[Evaluation], name: str, settings: Mapping[str, Any], prompts: Sequence[EncodedPrompt]) -> Journal:
@@ -252,22 +243,6 @@ def _provenance(setup: Setup[Evaluation], prompts: Sequence[EncodedPrompt]) -> d
     }
 
 
-def without_auto(rules: Rules) -> dict[str, RuleChoice]:
-    """Return rules without the value `auto`, which needs a recording."""
-
-    def known(value: Any) -> Any:
-        return [each for each in value if each != "auto"] if isinstance(value, list) else value
-
-    return {
-        name: replace(choice, arguments={key: known(value) for key, value in choice.arguments.items()})
-        for name, choice in rules.items()
-    }
-
-
-TEXTS_AT_ONCE = 16
-NUM_TRIED = 16  # dev prompts at most, and half as many as are decoded for the report
-
-
 def tried_on_dev(setup: Setup[Evaluation], outcome: Outcome) -> dict[str, np.ndarray]:
     """Return the tokens per second (1 + R,) of the decoded settings on dev prompts, the target alone among them.
 
@@ -282,17 +257,10 @@ def tried_on_dev(setup: Setup[Evaluation], outcome: Outcome) -> dict[str, np.nda
         )
         return {}
     lossless = setup.settings.verification.lossless
-    settings = [decoded.setting for decoded in outcome.measured if decoded.setting.rule is None or lossless]
+    settings = [decoded.setting for decoded in outcome.measured if decoded.setting.live is None or lossless]
     resamples = resample_counts(dev.groups)
     tried = sweep(setup, "dev-trial", settings, dev.prompts)
-    speeds = {decoded.setting.name: sums(decoded.stats, resamples).tokens_per_second for decoded in tried}
-    logger.info("on dev prompts %s is the fastest", fastest(speeds))
-    return speeds
-
-
-def fastest(speeds: Mapping[str, np.ndarray]) -> str:
-    """Return the name of the setting with the largest estimate."""
-    return max(speeds, key=lambda name: speeds[name][0])
+    return {decoded.setting.name: sums(decoded.stats, resamples).tokens_per_second for decoded in tried}
 
 
 def draft_overlaps(setup: Setup[Evaluation], recording: Recording) -> dict[float, float]:

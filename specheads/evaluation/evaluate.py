@@ -12,8 +12,8 @@ from typing import Any
 
 from specheads.errors import UserError
 from specheads.evaluation.batches import decode_batches
-from specheads.evaluation.candidates import candidates
-from specheads.evaluation.decode import decode, draft_overlaps, measured_costs, probe, settle, tried_on_dev, without_auto
+from specheads.evaluation.candidates import ORACLE_BOUND, RuleChoice, candidates, sweep_settings
+from specheads.evaluation.decode import decode, draft_overlaps, measured_costs, probe, settle, tried_on_dev
 from specheads.evaluation.draft_comparison import check_context
 from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.live_rows import response_quality
@@ -25,7 +25,6 @@ from specheads.evaluation.rule_costs import Tuning
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.speculation_profile import write_profiles
-from specheads.evaluation.sweep import sweep_settings
 from specheads.heads.head import AcceptanceHead
 from specheads.pair.pair import Pair
 
@@ -83,13 +82,14 @@ def _replay_and_decode(setup: Setup[Evaluation]) -> Outcome:
     probed = probe(setup) if settings.live != "none" else []
     cost_table = measured_costs(setup, probed) if probed else setup.counted_costs()
     tuning = Tuning(recorded[0].recording, cost_table)
-    rules = candidates(setup.rules, setup.heads, tuning)
+    rules = [*candidates(setup.rules, setup.heads, tuning), ORACLE_BOUND]
     replayed = replay_all(recorded, rules)
-    outcome = Outcome(rules, cost_table, recorded, replayed, choose(replayed[0], rules, cost_table))
+    outcome = Outcome(rules, cost_table, replayed, choose(replayed[0], rules, cost_table))
     outcome = replace(outcome, draft_overlaps=draft_overlaps(setup, recorded[0].recording))
     outcome = settle(setup, outcome, tuning, probed) if probed else outcome
     if probed and not settings.decodes_all:
         outcome = replace(outcome, tried=tried_on_dev(setup, outcome))
+        logger.info("on dev prompts %s is the fastest", outcome.recommended or "nothing")
     return replace(outcome, batches=decode_batches(setup, outcome)) if settings.concurrency else outcome
 
 
@@ -101,7 +101,16 @@ def _decode_only(setup: Setup[Evaluation]) -> Outcome:
     )
     if settings.live == "none":
         raise UserError(f"live=none, but {settings.method} can only be decoded; use live=all.")
-    chosen = {name: choice for name, choice in setup.rules.items() if name in settings.live_rules}
-    rules = candidates(without_auto(chosen), setup.heads, None)
+    chosen = {name: _without_auto(choice) for name, choice in setup.rules.items() if name in settings.live_rules}
+    rules = candidates(chosen, setup.heads, None)
     measured = decode(setup, sweep_settings(rules, settings.verification.stopping, settings.compare_verification))
     return Outcome(rules, measured_costs(setup, measured), measured=measured)
+
+
+def _without_auto(choice: RuleChoice) -> RuleChoice:
+    """Return a choice without the value `auto`, which needs a recording."""
+
+    def known(value: Any) -> Any:
+        return [each for each in value if each != "auto"] if isinstance(value, list) else value
+
+    return replace(choice, arguments={key: known(value) for key, value in choice.arguments.items()})

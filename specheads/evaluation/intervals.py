@@ -15,6 +15,7 @@ from specheads.replay.replay import Counts
 
 NUM_RESAMPLES = 2_000
 LEVEL = 0.95
+LEVELS = (50, 90, 99)  # percentiles of times
 
 
 @dataclass(frozen=True)
@@ -43,14 +44,9 @@ class Sums:
 
     tokens: np.ndarray
     drafted: np.ndarray
-    accepted: np.ndarray
     discarded: np.ndarray
     target_calls: np.ndarray
     seconds: np.ndarray | None = None  # None where it was replayed
-
-    @property
-    def discard_rate(self) -> np.ndarray:
-        return self.discarded / self.tokens
 
     @property
     def verification_rate(self) -> np.ndarray:
@@ -59,6 +55,16 @@ class Sums:
     @property
     def tokens_per_second(self) -> np.ndarray:
         return self.tokens / self.seconds
+
+    def rates(self) -> dict[str, Any]:
+        """Return the rates that rows of reports have, by name."""
+        drafted, discarded = self.drafted[0], self.discarded[0]
+        return {
+            "discard_rate": interval(self.discarded / self.tokens),
+            "verification_rate": interval(self.verification_rate),
+            "block_efficiency": float(1 / self.verification_rate[0]),
+            "acceptance_rate": float((drafted - discarded) / drafted) if drafted else None,
+        }
 
 
 Groups = Sequence[Hashable] | int  # the group of each prompt, or the number of prompts that are each a group by themselves
@@ -102,18 +108,14 @@ def resample_counts(groups: Groups, seed: int = 0) -> np.ndarray:
     return np.concatenate([np.ones((1, len(number))), resampled[:, number]])
 
 
-def sums(stats: Sequence[DecodeStats], counts: np.ndarray) -> Sums:
-    """Return one setting's sums under each row of `counts`."""
-    columns = ("num_tokens", "num_drafted", "num_accepted", "num_discarded", "num_target_calls")
-    rows = [[*(getattr(part, name) for name in columns), part.decode_seconds] for part in stats]
-    table = np.array(rows, dtype=float)
-    return Sums(*(counts @ table).T)
-
-
-def replayed_sums(spent: Counts, resamples: np.ndarray) -> Sums:
-    """Return one replayed rule's sums under each row of `resamples`."""
-    columns = (spent.tokens, spent.drafted, spent.accepted, spent.discarded, spent.target_calls)
-    return Sums(*(resamples @ np.stack(columns, axis=1)).T)
+def sums(spent: Counts | Sequence[DecodeStats], resamples: np.ndarray) -> Sums:
+    """Return one setting's sums under each row of `resamples`, of what was replayed or decoded."""
+    if isinstance(spent, Counts):
+        table = np.stack([spent.tokens, spent.drafted, spent.discarded, spent.target_calls], axis=1)
+    else:
+        names = ("num_tokens", "num_drafted", "num_discarded", "num_target_calls", "decode_seconds")
+        table = np.array([[getattr(part, name) for name in names] for part in spent], dtype=float)
+    return Sums(*(resamples @ table).T)
 
 
 def interval(values: np.ndarray) -> Interval:
@@ -142,17 +144,6 @@ def cross_fitted_gain(ours: np.ndarray, theirs: np.ndarray, groups: Groups | Non
             totals += family[np.argmin(seconds / tokens)] @ (counts * ~half).T
         seconds_per_token.append(totals[1] / totals[0])
     return interval(seconds_per_token[1] / seconds_per_token[0])
-
-
-LEVELS = (50, 90, 99)
-
-
-def token_seconds(tokens: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """Return the seconds of each emitted token, from the tokens (R,) and the seconds (R,) of rounds.
-
-    The tokens of a round arrive together; the seconds of the round are shared equally among them.
-    """
-    return np.repeat(seconds / tokens, tokens.astype(np.int64))
 
 
 def milliseconds(seconds: np.ndarray) -> dict[str, float]:

@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.step_costs import StepCosts
 from specheads.errors import UserError
-from specheads.evaluation.candidates import FIXED
+from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate
 from specheads.evaluation.intervals import (
     Groups,
     Interval,
@@ -27,13 +28,15 @@ from specheads.evaluation.report import MEASURED, LiveRow, QualityRow, rule_fiel
 from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup
-from specheads.evaluation.sweep import TARGET_ALONE, Measured, Setting
+from specheads.evaluation.sweep import Measured
 from specheads.forecast import progress
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import BATCH_TOKENS, SLICE_ELEMENTS, batches_of_tokens, right_padded, slices
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import nan_message
 from specheads.prompts.prompt import SCORES, EncodedPrompt
+
+logger = logging.getLogger(__name__)
 
 
 def live_rows(
@@ -52,107 +55,69 @@ def live_rows(
         groups: the group of each prompt; None: each prompt is a group by itself.
     """
     resamples = resample_counts(groups or len(measured[0].stats))
-    alone = sums(measured[0].stats, resamples).tokens_per_second
+    totals = [sums(each.stats, resamples) for each in measured]
+    alone = totals[0].tokens_per_second
     plain = {
-        id(decoded.setting.rule): sums(decoded.stats, resamples)
-        for decoded in measured
-        if decoded.setting.rule is not None and decoded.setting.verification is None
+        id(each.setting.live): total for each, total in zip(measured, totals, strict=True) if each.setting.verification is None
     }
     rows = []
-    for decoded in measured:
-        setting, other = decoded.setting, decoded.setting.verification
-        row = _live_row(decoded, resamples, alone, cost_table, (replayed or {}).get(setting.name))
-        row = replace(row, lossless=setting.is_lossless(lossless))
-        if other:
-            gain = plain[id(setting.rule)].verification_rate / sums(decoded.stats, resamples).verification_rate
-            row = replace(row, efficiency_gain=interval(gain))
+    for each, total in zip(measured, totals, strict=True):
+        setting, other, predicted, speedups = each.setting, each.setting.verification, None, {}
+        if setting.live is not None:
+            halves = cost_table.for_prompts(setting, len(each.stats))
+            predicted = float(_predicted_speed(each, halves, resamples)[0])
+            for ratio in cost_table.costs:
+                speed = _predicted_speed(each, [cost_table.of(setting, ratio)] * len(each.stats), resamples)
+                speedups[ratio] = interval(speed / (cost_table.alone if ratio == MEASURED else 1.0))
+        expected = [part.num_expected for part in each.stats]
+        row = LiveRow(
+            name=setting.name,
+            family=setting.family,
+            value=setting.value,
+            tokens_per_second=interval(total.tokens_per_second),
+            speedup=interval(total.tokens_per_second / alone),
+            **total.rates(),
+            milliseconds=milliseconds(each.token_seconds),
+            predicted_tokens_per_second=predicted,
+            replayed_tokens_per_second=(replayed or {}).get(setting.name),
+            predicted_speedup=speedups,
+            lossless=setting.is_lossless(lossless),
+            efficiency_gain=interval(plain[id(setting.live)].verification_rate / total.verification_rate) if other else None,
+            verification=other.name if other else None,
+            **rule_fields(setting),
+            accepted_over_expected=_ratio([part.num_accepted for part in each.stats], expected, resamples)
+            if DecodeStats.total(each.stats).num_expected
+            else None,
+        )
         rows.append(row)
     return rows
 
 
-def _live_row(
-    measured: Measured, resamples: np.ndarray, alone: np.ndarray, cost_table: CostTable, replayed: float | None
-) -> LiveRow:
-    """Return a row, as if its verification rule were lossless and the only one."""
-    setting, total = measured.setting, DecodeStats.total(measured.stats)
-    rates = sums(measured.stats, resamples)
-    predicted, predicted_speedup = None, {}
-    if setting.rule is not None:
-        costs = cost_table.for_prompts(setting, len(measured.stats))
-        predicted = float(_predicted_speed(measured, costs, resamples)[0])
-        for ratio in cost_table.costs:
-            speed = _predicted_speed(measured, cost_table.of(setting, ratio), resamples)
-            predicted_speedup[ratio] = interval(speed / (cost_table.alone if ratio == MEASURED else 1.0))
-    return LiveRow(
-        name=setting.name,
-        family=setting.family,
-        value=setting.value,
-        tokens_per_second=interval(rates.tokens_per_second),
-        speedup=interval(rates.tokens_per_second / alone),
-        discard_rate=interval(rates.discard_rate),
-        verification_rate=interval(rates.verification_rate),
-        block_efficiency=total.block_efficiency,
-        acceptance_rate=total.acceptance_rate,
-        milliseconds=milliseconds(measured.token_seconds),
-        predicted_tokens_per_second=predicted,
-        replayed_tokens_per_second=replayed,
-        predicted_speedup=predicted_speedup,
-        lossless=True,
-        efficiency_gain=None,
-        verification=setting.verification.name if setting.verification else None,
-        **rule_fields(setting),
-        accepted_over_expected=interval(_over_expected(measured.stats, resamples)) if total.num_expected else None,
-    )
-
-
-def _over_expected(stats: Sequence[DecodeStats], resamples: np.ndarray) -> np.ndarray:
-    """Return accepted over expected tokens (R,) in each resample."""
-    counts = np.array([[part.num_accepted, part.num_expected] for part in stats], dtype=np.float64)
-    accepted, expected = (resamples @ counts).T
-    return accepted / np.maximum(expected, 1e-12)
-
-
-def _predicted_speed(measured: Measured, costs: StepCosts | Sequence[StepCosts], resamples: np.ndarray) -> np.ndarray:
-    """Return the tokens per second (R,) that costs, one for all prompts or one for each, predict from a decoded setting's counts.
-
-    One entry for each row of `resamples` (R, P).
-    """
-    tokens = np.array([part.num_tokens for part in measured.stats], dtype=float)
-    seconds = measured.predicted_seconds(costs) if isinstance(costs, StepCosts) else _by_prompt(measured, costs)
-    return (resamples @ tokens) / (resamples @ seconds)
-
-
-def _by_prompt(measured: Measured, costs: Sequence[StepCosts]) -> np.ndarray:
-    """Return the seconds (P,) of each prompt, each with its own costs."""
+def _predicted_speed(measured: Measured, costs: Sequence[StepCosts], resamples: np.ndarray) -> np.ndarray:
+    """Return the tokens per second (1 + R,) that costs, one for each prompt, predict from a decoded setting's counts."""
     seconds = {cost: measured.predicted_seconds(cost) for cost in dict.fromkeys(costs)}
-    return np.array([seconds[cost][prompt] for prompt, cost in enumerate(costs)])
+    by_prompt = np.array([seconds[cost][prompt] for prompt, cost in enumerate(costs)])
+    return (resamples @ np.array([part.num_tokens for part in measured.stats], dtype=float)) / (resamples @ by_prompt)
 
 
 def gain_over_fixed(
-    measured: Sequence[Measured], costs_of: Callable[[Setting], StepCosts], groups: Groups | None = None
+    measured: Sequence[Measured], costs_of: Callable[[Candidate], StepCosts], groups: Groups | None = None
 ) -> Interval | None:
     """Return the head's predicted throughput over that of the best fixed length, as a ratio; None without settings of both kinds.
 
     `costs_of` returns the costs of a setting's rule; `groups` are those of the prompts; None: each prompt is a group by itself.
     """
-    plain = [each for each in measured if each.setting.verification is None]
-    families = (
-        [each for each in plain if each.setting.rule_name == FIXED],
-        [each for each in plain if each.setting.head is not None],
-    )
     groups = len(measured[0].stats) if groups is None else groups
+    families: list[list[Any]] = [[], []]  # of fixed lengths and of heads, the tokens and seconds of each prompt
+    for each in measured:
+        setting = each.setting
+        if setting.verification is None and (setting.rule_name == FIXED or setting.head is not None):
+            numbers = [part.num_tokens for part in each.stats], each.predicted_seconds(costs_of(setting))
+            families[setting.head is not None].append(numbers)
     if not all(families) or len(set(numbered(groups))) < 4:
         return None
-    fixed, head = (
-        np.array(
-            [[[part.num_tokens for part in m.stats], m.predicted_seconds(costs_of(m.setting))] for m in members], dtype=float
-        )
-        for members in families
-    )
+    fixed, head = (np.array(family, dtype=float) for family in families)
     return cross_fitted_gain(head, fixed, groups)
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -247,24 +212,20 @@ def with_quality(
         rivals = [
             earlier.name
             for earlier, other in zip(new, measured, strict=False)
-            if not row.lossless and not earlier.lossless and other.setting.rule is setting.rule is not None
+            if not row.lossless and not earlier.lossless and other.setting.live is setting.live is not None
         ]
         references = [] if setting == TARGET_ALONE else [TARGET_ALONE.name, *rivals]
         tokens = np.array([stats.num_tokens for stats in decoded.stats])
         rejections = np.array([stats.num_rejections for stats in decoded.stats])
+        scores = ours.scores
         quality = QualityRow(
-            perplexity=perplexity(ours.nats.sum(axis=1), tokens, resamples),
-            rejections_per_token=None if setting.rule is None else ratio(rejections, tokens, resamples),
+            perplexity=interval(np.exp((resamples @ ours.nats.sum(axis=1)) / (resamples @ tokens))),
+            rejections_per_token=None if setting.live is None else _ratio(rejections, tokens, resamples),
             win_rates={name: win_rate(ours, responses[name], resamples) for name in references},
-            score=score(ours, resamples),
+            score=None if scores is None else _ratio(scores.mean(axis=1), np.ones(len(scores)), resamples[:, ours.scored]),
         )
         new.append(replace(row, quality=quality))
     return new
-
-
-def perplexity(nats: np.ndarray, num_tokens: np.ndarray, resamples: np.ndarray) -> Interval:
-    """Return the perplexity of all tokens, from the nats (P,) and the tokens (P,) of each prompt."""
-    return interval(np.exp((resamples @ nats) / (resamples @ num_tokens)))
 
 
 def win_rate(ours: ResponseQuality, theirs: ResponseQuality, resamples: np.ndarray) -> Interval:
@@ -274,17 +235,9 @@ def win_rate(ours: ResponseQuality, theirs: ResponseQuality, resamples: np.ndarr
     but a reward model decides who wins; here it is the likelihood under the target.
     """
     one_by_one = np.sign(ours.mean_log_likelihood - theirs.mean_log_likelihood)
-    return ratio((1 + one_by_one.mean(axis=1)) / 2, np.ones(len(one_by_one)), resamples)
+    return _ratio((1 + one_by_one.mean(axis=1)) / 2, np.ones(len(one_by_one)), resamples)
 
 
-def score(responses: ResponseQuality, resamples: np.ndarray) -> Interval | None:
-    """Return the mean score over prompts, None where responses are not scored."""
-    if responses.scores is None:
-        return None
-    means = responses.scores.mean(axis=1)
-    return ratio(means, np.ones(len(means)), resamples[:, responses.scored])
-
-
-def ratio(over: np.ndarray, under: np.ndarray, resamples: np.ndarray) -> Interval:
+def _ratio(over: Sequence[float] | np.ndarray, under: Any, resamples: np.ndarray) -> Interval:
     """Return a ratio of sums over prompts, of columns (P,); 0 in resamples where both are 0."""
-    return interval((resamples @ over) / np.maximum(resamples @ under, 1e-12))
+    return interval((resamples @ np.asarray(over)) / np.maximum(resamples @ np.asarray(under), 1e-12))

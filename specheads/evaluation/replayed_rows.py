@@ -6,104 +6,77 @@ import numpy as np
 import torch
 
 from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, Candidate
-from specheads.evaluation.intervals import Interval, Sums, interval, replayed_sums
-from specheads.evaluation.replayed_sets import Choices, ReplayedSet
-from specheads.evaluation.report import (
-    BankRow,
-    DataSet,
-    Positions,
-    Reliability,
-    RuleFields,
-    RuleRow,
-    TextSample,
-    Winner,
-    rule_fields,
-)
+from specheads.evaluation.intervals import Interval, interval, sums
+from specheads.evaluation.replayed_sets import Choices, RecordedSet
+from specheads.evaluation.report import BankRow, DataSet, Positions, Reliability, RuleRow, TextSample, Winner, rule_fields
 from specheads.heads.calibration import IndexCalibration, in_rounds
 from specheads.heads.metrics import auroc, binary_kl, calibration, ece_by_index
 from specheads.pair.pair import Pair
 from specheads.replay.recording import Recording
 from specheads.replay.replay import RecordedHead, Replayed, head_logits
 
-ORACLE_FIELDS = RuleFields(rule_name=ORACLE, bound=True)
+NUM_TEXTS = 3  # responses whose rounds are shown in color
 
 
-def data_set(replayed: ReplayedSet, choices: Choices) -> DataSet:
+def data_set(replayed: RecordedSet, choices: Choices) -> DataSet:
     """Return the rates and speed-ups of all rules on one set of prompts, without reliability and texts."""
     recording, resamples, cost_table = replayed.recording, replayed.resamples, choices.cost_table
-    rules: list[Candidate | None] = [*choices.candidates, None]  # None: the oracle
+    counted = list(zip(choices.candidates, replayed.counts, strict=True))
     speeds = {
-        ratio: [cost_table.speedup(counts, resamples, rule, ratio) for counts, rule in zip(replayed.counts, rules, strict=True)]
-        for ratio in cost_table.costs
+        ratio: [cost_table.speedup(counts, resamples, rule, ratio) for rule, counts in counted] for ratio in cost_table.costs
     }
-    rows = []
-    for number, rule in enumerate(rules):
-        sums = replayed_sums(replayed.counts[number], resamples)
-        meant_for = [ratio for ratio in cost_table.costs if rule is None or rule.ratio in (None, ratio)]
-        rows.append(
-            RuleRow(
-                family=rule.family if rule else ORACLE,
-                name=rule.name if rule else ORACLE,
-                parameters=dict(rule.parameters) if rule else {},
-                value=rule.value if rule else None,
-                discard_rate=interval(sums.discard_rate),
-                verification_rate=interval(sums.verification_rate),
-                block_efficiency=float(1 / sums.verification_rate[0]),
-                acceptance_rate=_acceptance_rate(sums),
-                speedup={ratio: interval(speeds[ratio][number]) for ratio in meant_for},
-                **rule_fields(rule or ORACLE_FIELDS),
-            )
+    rows = [
+        RuleRow(
+            family=rule.family,
+            name=rule.name,
+            parameters=dict(rule.parameters),
+            value=rule.value,
+            **sums(counts, resamples).rates(),
+            speedup={ratio: interval(speeds[ratio][number]) for ratio in cost_table.costs if rule.ratio in (None, ratio)},
+            **rule_fields(rule),
         )
+        for number, (rule, counts) in enumerate(counted)
+    ]
     winners = [winner for ratio in choices.best for winner in _winners(replayed, choices, ratio, speeds[ratio])]
     sizes = recording.num_prompts, int(recording.lengths.sum()), recording.num_samples
     return DataSet(replayed.name, replayed.role, *sizes, rows, winners)
 
 
-def _acceptance_rate(sums: Sums) -> float | None:
-    return float(sums.accepted[0] / sums.drafted[0]) if sums.drafted[0] else None
-
-
-def _winners(replayed: ReplayedSet, choices: Choices, ratio: str, speeds: Sequence[np.ndarray]) -> list[Winner]:
+def _winners(replayed: RecordedSet, choices: Choices, ratio: str, speeds: Sequence[np.ndarray]) -> list[Winner]:
     """Return the best of each family at one ratio, and the best fixed length in hindsight: the one that is fastest on this set.
 
     Args:
         speeds: every candidate's speed-ups (1 + R,) on this set.
     """
-    candidates, cost_table, choice = choices.candidates, choices.cost_table, choices.best[ratio]
-    fixed, ceiling = (speeds[choice[family]] if family in choice else None for family in (FIXED, CEILING))
-    lengths = [number for number, candidate in enumerate(candidates) if candidate.family == FIXED]
-    chosen = [(family, number, False) for family, number in choice.items()]
+    choice = choices.best[ratio]
+    fixed, ceiling, oracle = (speeds[choice[family]] if family in choice else None for family in (FIXED, CEILING, ORACLE))
+    lengths = [number for number, candidate in enumerate(choices.candidates) if candidate.family == FIXED]
+    chosen = list(choice.items())
     if lengths:
-        chosen.insert(1, (f"{FIXED} in hindsight", max(lengths, key=lambda number: speeds[number][0]), True))
-    winners = []
-    for family, number, in_hindsight in chosen:
-        rule = candidates[number] if number < len(candidates) else None
-        fields = rule_fields(rule or ORACLE_FIELDS)
-        break_even = _break_even(replayed, choices, number, ratio, fixed)
-        winners.append(
-            Winner(
-                family=family,
-                name=rule.name if rule else ORACLE,
-                ratio=ratio,
-                speedup=interval(speeds[number]),
-                gain=interval(speeds[number] / (1 if fixed is None else fixed)),
-                gap_ceiling=_gap(speeds[number], fixed, ceiling),
-                gap_oracle=_gap(speeds[number], fixed, speeds[choice[ORACLE]]),
-                dev_speedup=float(choices.speeds[ratio][number]),
-                head_share=cost_table.head_share(rule, ratio),
-                break_even=break_even,
-                **(fields | {"bound": fields["bound"] or in_hindsight}),
-            )
+        chosen.insert(1, (f"{FIXED} in hindsight", max(lengths, key=lambda number: speeds[number][0])))
+    named = [(family, number, choices.candidates[number]) for family, number in chosen]
+    return [
+        Winner(
+            family=family,
+            name=rule.name,
+            ratio=ratio,
+            speedup=interval(speeds[number]),
+            gain=interval(speeds[number] / (1 if fixed is None else fixed)),
+            gap_ceiling=_gap(speeds[number], fixed, ceiling),
+            gap_oracle=_gap(speeds[number], fixed, oracle),
+            dev_speedup=float(choices.speeds[ratio][number]),
+            head_share=choices.cost_table.head_share(rule, ratio),
+            break_even=_break_even(replayed, choices, number, ratio, fixed),
+            **(rule_fields(rule) | {"bound": rule.bound or family != rule.family}),
         )
-    return winners
+        for family, number, rule in named
+    ]
 
 
-def _break_even(replayed: ReplayedSet, choices: Choices, number: int, ratio: str, fixed: np.ndarray | None) -> Interval | None:
+def _break_even(replayed: RecordedSet, choices: Choices, number: int, ratio: str, fixed: np.ndarray | None) -> Interval | None:
     """Return the cost of its head at which a candidate would be as fast as the best fixed length, if there are both."""
-    if fixed is None:
-        return None
-    rule = choices.candidates[number] if number < len(choices.candidates) else None
-    share = choices.cost_table.break_even(replayed.counts[number], replayed.resamples, rule, ratio, fixed)
+    rule, counts = choices.candidates[number], replayed.counts[number]
+    share = None if fixed is None else choices.cost_table.break_even(counts, replayed.resamples, rule, ratio, fixed)
     return None if share is None else interval(share)
 
 
@@ -114,43 +87,40 @@ def _gap(speeds: np.ndarray, fixed: np.ndarray | None, best: np.ndarray | None) 
     return interval((speeds - fixed) / (best - fixed))
 
 
-def bank(heads: Mapping[str, RecordedHead], reported: Sequence[ReplayedSet], choices: Choices) -> list[BankRow]:
+def bank(heads: Mapping[str, RecordedHead], reported: Sequence[RecordedSet], choices: Choices) -> list[BankRow]:
     """Return the heads of a bank, the fastest first at the middle ratio; all but the KL is of the first reported set."""
-    rows = []
+    test, rows = reported[0], []
     for name, head in heads.items():
         best = {ratio: number for ratio in choices.best if (number := choices.best_threshold(name, ratio)) is not None}
-        if best.keys() == choices.best.keys():  # else no threshold of this head was to be tried
-            rows.append(_bank_row(name, head, reported, choices, best))
+        if best.keys() != choices.best.keys():  # no threshold of this head was to be tried
+            continue
+        predicted = {each.name: _logits_in_rounds(each.recording, head)[1:3] for each in reported}
+        logits, labels = predicted[test.name]
+        speeds, break_evens = {}, {}
+        for ratio, number in best.items():
+            speeds[ratio] = interval(_speed(test, choices, number, ratio))
+            fixed = choices.best[ratio].get(FIXED)
+            if fixed is not None:
+                break_evens[ratio] = _break_even(test, choices, number, ratio, _speed(test, choices, fixed, ratio))
+        row = BankRow(
+            head=name,
+            auroc=auroc(logits, labels),
+            kl={where: binary_kl(*tokens).item() for where, tokens in predicted.items()},
+            ece=calibration(torch.sigmoid(logits), labels).ece,
+            speedup=speeds,
+            threshold={ratio: choices.candidates[number].value for ratio, number in best.items()},
+            head_share={
+                ratio: choices.cost_table.head_share(choices.candidates[number], ratio) for ratio, number in best.items()
+            },
+            break_even=break_evens,
+        )
+        rows.append(row)
     return sorted(rows, key=lambda row: -row.speedup[choices.middle].value)
 
 
-def _bank_row(
-    name: str, head: RecordedHead, reported: Sequence[ReplayedSet], choices: Choices, best: Mapping[str, int]
-) -> BankRow:
-    """Return one head with its best candidate at each ratio, given by number."""
-    test = reported[0]
-    predicted = {each.name: _logits_in_rounds(each.recording, head)[1:3] for each in reported}
-    logits, labels = predicted[test.name]
-    candidates, cost_table, resamples = choices.candidates, choices.cost_table, test.resamples
-    speeds, break_evens, thresholds, shares = {}, {}, {}, {}
-    for ratio, number in best.items():
-        rule = candidates[number]
-        speeds[ratio] = interval(cost_table.speedup(test.counts[number], resamples, rule, ratio))
-        thresholds[ratio], shares[ratio] = rule.value, cost_table.head_share(rule, ratio)
-        fixed = choices.best[ratio].get(FIXED)
-        if fixed is not None:
-            fixed_speeds = cost_table.speedup(test.counts[fixed], resamples, candidates[fixed], ratio)
-            break_evens[ratio] = _break_even(test, choices, number, ratio, fixed_speeds)
-    return BankRow(
-        head=name,
-        auroc=auroc(logits, labels),
-        kl={where: binary_kl(*tokens).item() for where, tokens in predicted.items()},
-        ece=calibration(torch.sigmoid(logits), labels).ece,
-        speedup=speeds,
-        threshold=thresholds,
-        head_share=shares,
-        break_even=break_evens,
-    )
+def _speed(replayed: RecordedSet, choices: Choices, number: int, ratio: str) -> np.ndarray:
+    """Return a candidate's speed-up (1 + R,)."""
+    return choices.cost_table.speedup(replayed.counts[number], replayed.resamples, choices.candidates[number], ratio)
 
 
 def reliability(recording: Recording, heads: Mapping[str, RecordedHead]) -> list[Reliability]:
@@ -193,9 +163,6 @@ def _reliability(name: str, probs: torch.Tensor, labels: torch.Tensor, index: to
         ece_by_index=ece_by_index(probs, labels, index),
         auroc=auroc(probs, labels),
     )
-
-
-NUM_TEXTS = 3  # responses whose rounds are shown in color
 
 
 def positions(candidate: Candidate, rounds: Replayed) -> Positions:

@@ -1,14 +1,14 @@
-"""The counts of each candidate on each recorded set of prompts, and the choice of the best of each family on dev prompts."""
+"""The recorded sets of prompts, the counts of each candidate on them, and the best of each family on dev prompts."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from specheads.decoding.stopping import MAX_TOKENS, HeadThreshold
-from specheads.evaluation.candidates import ORACLE, Candidate, longest_draft
-from specheads.evaluation.intervals import Groups, resample_counts
+from specheads.evaluation.candidates import Candidate
+from specheads.evaluation.intervals import resample_counts
 from specheads.evaluation.live_rows import ResponseQuality
 from specheads.evaluation.report import MEASURED, BatchTable
 from specheads.evaluation.rule_costs import CostTable
@@ -27,12 +27,22 @@ from specheads.replay.response_tree import RecordSettings
 
 @dataclass(frozen=True)
 class RecordedSet:
-    """The recording of one set of prompts."""
+    """The recording of one set of prompts, and the counts of each candidate on it once they are replayed."""
 
     name: str
     role: str  # dev: rules are tuned on it; test: they are not
     recording: Recording
-    groups: Groups  # the group of each prompt
+    counts: Sequence[Counts] = ()
+    groups: Sequence[Hashable] | None = None  # the group of each prompt; None: each prompt is a group by itself
+
+    @property
+    def resamples(self) -> np.ndarray:
+        """The number of times that each prompt is in each resample; see `resample_counts`."""
+        return resample_counts(self.groups or self.recording.num_prompts)
+
+    def with_counts(self, changed: Mapping[int, Counts]) -> "RecordedSet":
+        """Return the set with other counts of some candidates, by number."""
+        return replace(self, counts=[changed.get(number, counts) for number, counts in enumerate(self.counts)])
 
 
 @dataclass(frozen=True)
@@ -71,73 +81,53 @@ class Recorder:
 def record(setup: Setup) -> list[RecordedSet]:
     """Return the recordings of all sets of prompts of an evaluation, dev prompts first."""
     settings, sets = setup.settings, setup.prompts.recorded()
-    longest = max(longest_draft(setup.rules), MAX_TOKENS)  # so that fewer rules need no other recording
+    rules = [rule for choice in setup.rules.values() for rule in choice.samples()]
+    longest = max(
+        MAX_TOKENS, *(rule.max_tokens for rule in rules)
+    )  # at least so many, so that fewer rules need no other recording
     amounts = RecordSettings(settings.record.num_samples, longest, settings.record.batch_size)
     limits = replace(setup.prompt_data.limits, max_new_tokens=settings.max_new_tokens)
     recorder = Recorder(setup.pair, settings.warp, limits, amounts, settings.seed, setup.data_folder)
     prompts = {name: prompt_set.prompts for name, prompt_set in sets.items()}
     recordings = recorder.record(prompts, list(setup.heads.values()), settings.record.ground_truth)
     return [
-        RecordedSet(name, sets[name].role, recording, setup.prompts.groups_of(recording.prompt_ids))
+        RecordedSet(name, sets[name].role, recording, groups=setup.prompts.groups_of(recording.prompt_ids))
         for name, recording in recordings.items()
     ]
 
 
-Advance = Callable[[int], None]
+def counts_of(
+    recording: Recording, candidates: Sequence[Candidate], advance: Callable[[int], object] = lambda count: None
+) -> list[Counts]:
+    """Replay candidates, the oracle among them; `advance` is called with the number of candidates that are done."""
+    counts: dict[int, Counts] = {}
+    # By compile key, so that no more rounds are in memory at once than one group of rules has.
+    keys = [None if candidate.rule is None else candidate.rule.compile_key for candidate in candidates]
+    for key in dict.fromkeys(keys):
+        numbers = [number for number, other in enumerate(keys) if other == key]
+        rules = [rule for number in numbers if (rule := candidates[number].rule) is not None]
+        for number, rounds in zip(numbers, replay(recording, rules) if rules else [oracle(recording)], strict=True):
+            counts[number] = rounds.per_prompt(recording.num_prompts)
+        advance(len(numbers))
+    return [counts[number] for number in range(len(candidates))]
 
 
-@dataclass(frozen=True)
-class ReplayedSet:
-    """A recording of one set of prompts, and the counts of each candidate on it; those of the oracle come last."""
-
-    name: str
-    role: str
-    recording: Recording
-    counts: Sequence[Counts]
-    groups: Groups | None = None  # the group of each prompt; None: each prompt is a group by itself
-
-    @property
-    def resamples(self) -> np.ndarray:
-        """The number of times that each prompt is in each resample; see `resample_counts`."""
-        return resample_counts(self.groups or self.recording.num_prompts)
-
-    @classmethod
-    def of(cls, recorded: RecordedSet, candidates: Sequence[Candidate], advance: Advance = lambda count: None) -> "ReplayedSet":
-        """Replay all candidates; `advance` is called with the number of candidates that are done."""
-        recording, counts = recorded.recording, {}
-        # By compile key, so that no more rounds are in memory at once than one group of rules has.
-        for key in dict.fromkeys(candidate.rule.compile_key for candidate in candidates):
-            numbers = [number for number, candidate in enumerate(candidates) if candidate.rule.compile_key == key]
-            for number, rounds in zip(numbers, replay(recording, [candidates[number].rule for number in numbers]), strict=True):
-                counts[number] = rounds.per_prompt(recording.num_prompts)
-            advance(len(numbers))
-        counts[len(candidates)] = oracle(recording).per_prompt(recording.num_prompts)
-        return cls(recorded.name, recorded.role, recording, [counts[n] for n in range(len(counts))], recorded.groups)
-
-    def with_counts(self, changed: Mapping[int, Counts]) -> "ReplayedSet":
-        """Return the set with other counts of some candidates, by number."""
-        return replace(self, counts=[changed.get(number, counts) for number, counts in enumerate(self.counts)])
-
-
-def replay_all(recorded: Sequence[RecordedSet], candidates: Sequence[Candidate]) -> list[ReplayedSet]:
-    """Return the counts of every candidate on every recorded set."""
-    with progress("replaying", len(recorded) * len(candidates)) as advance:
-        return [ReplayedSet.of(recording, candidates, advance) for recording in recorded]
-
-
-Choice = dict[str, int]  # family -> number of the best candidate
+def replay_all(sets: Sequence[RecordedSet], candidates: Sequence[Candidate]) -> list[RecordedSet]:
+    """Return every recorded set with the counts of every candidate."""
+    with progress("replaying", len(sets) * len(candidates)) as advance:
+        return [replace(each, counts=counts_of(each.recording, candidates, advance)) for each in sets]
 
 
 @dataclass(frozen=True)
 class Choices:
-    """By ratio the best candidate of every family on dev prompts, and the oracle; and every candidate's speed-up there.
+    """By ratio the number of the best candidate of every family on dev prompts, and every candidate's speed-up there.
 
     `candidates` and `cost_table` are those of the choice.
     """
 
     candidates: Sequence[Candidate]
     cost_table: CostTable
-    best: Mapping[str, Choice]
+    best: Mapping[str, Mapping[str, int]]
     speeds: Mapping[str, Sequence[float]]
 
     @property
@@ -157,41 +147,36 @@ class Choices:
 
     def achievable(self, ratio: str) -> list[int]:
         """Return the numbers of the best candidates of all families at a ratio that a decoder can use."""
-        numbers = [number for number in self.best[ratio].values() if number < len(self.candidates)]
-        return [number for number in numbers if not self.candidates[number].bound]
+        return [number for number in self.best[ratio].values() if not self.candidates[number].bound]
 
 
-def choose(dev: ReplayedSet, candidates: Sequence[Candidate], cost_table: CostTable) -> Choices:
+def choose(dev: RecordedSet, candidates: Sequence[Candidate], cost_table: CostTable) -> Choices:
     """Return the fastest candidate of each family on the prompts of `dev`; rules are reported on other prompts."""
     once = np.ones((1, dev.recording.num_prompts))
-    choices: dict[str, Choice] = {}
+    best: dict[str, dict[str, int]] = {}
     speeds: dict[str, list[float]] = {}
     for ratio in cost_table.costs:
-        speeds[ratio] = [
-            float(cost_table.speedup(counts, once, candidate, ratio)[0])
-            for counts, candidate in zip(dev.counts, [*candidates, None], strict=True)
-        ]
-        best: Choice = {}
+        counted = zip(dev.counts, candidates, strict=True)
+        speeds[ratio] = [float(cost_table.speedup(counts, once, candidate, ratio)[0]) for counts, candidate in counted]
+        best[ratio] = {}
         for number, candidate in enumerate(candidates):
-            so_far = best.get(candidate.family)
+            so_far = best[ratio].get(candidate.family)
             is_faster = so_far is None or speeds[ratio][number] > speeds[ratio][so_far]
             if candidate.ratio in (None, ratio) and is_faster:
-                best[candidate.family] = number
-        choices[ratio] = best | {ORACLE: len(candidates)}
-    return Choices(candidates, cost_table, choices, speeds)
+                best[ratio][candidate.family] = number
+    return Choices(candidates, cost_table, best, speeds)
 
 
 @dataclass(frozen=True)
 class Outcome:
     """All candidates and their costs, what was replayed and decoded of them, and which are best.
 
-    Recorded and replayed sets begin with that of dev prompts; `choices` is None where nothing was replayed.
+    The recorded sets begin with that of dev prompts; `choices` is None where nothing was replayed.
     """
 
     candidates: Sequence[Candidate]
     cost_table: CostTable
-    recorded: Sequence[RecordedSet] = ()
-    replayed: Sequence[ReplayedSet] = ()
+    sets: Sequence[RecordedSet] = ()
     choices: Choices | None = None
     measured: Sequence[Measured] = ()  # the target alone comes first
     # By name, the replayed counts of each rule that was decoded, on the test prompts. A candidate that was fitted again since
@@ -205,3 +190,8 @@ class Outcome:
         default_factory=dict
     )  # on dev prompts, by the draft's temperature, its own first
     undecoded: Sequence[str] = ()  # names of rules that are best at the measured costs, but were not decoded
+
+    @property
+    def recommended(self) -> str | None:
+        """The name of the setting that was fastest on dev prompts; None where none was tried there."""
+        return max(self.tried, key=lambda name: self.tried[name][0], default=None)

@@ -1,42 +1,33 @@
 """A report as files (`report.html`, `report.json`, `report.csv`, plots), on the console, and on Weights & Biases."""
 
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from specheads.evaluation.conclusions import (
-    batch_findings,
-    costs_text,
-    is_trusted,
-    live_texts,
-    preferred,
-    ratios_of,
-)
+from specheads.evaluation.conclusions import batch_findings, costs_text, is_trusted, live_texts, preferred, ratios_of
 from specheads.evaluation.report import MEASURED, BatchRow, LiveRow, Report, RuleRow, rule_fields
 from specheads.evaluation.tables import (
     ABOUT_QUALITY,
     QUALITY_TITLE,
     Table,
-    bank_table,
     batch_table,
     comparisons,
-    drafts_table,
     live_table,
     quality_table,
+    ratio_tables,
     terminal,
-    winners_table,
 )
 from specheads.storage.files import write_json, write_whole
 
 
 def write_report(report: Report, folder: Path) -> list[Path]:
-    """Write report.html, report.json, report.csv and plots; return their paths."""
+    """Write report.html, report.json, report.csv and a plot of what was replayed; return their paths."""
     from specheads.evaluation.page.document import write_page  # imports plotly
-    from specheads.evaluation.page.figures import plot_pareto, plot_speed  # imports matplotlib
+    from specheads.evaluation.page.figures import plot_pareto  # imports matplotlib
 
     folder.mkdir(parents=True, exist_ok=True)
     written = [folder / name for name in ("report.html", "report.json", "report.csv")]
@@ -46,9 +37,6 @@ def write_report(report: Report, folder: Path) -> list[Path]:
     if report.data_sets:
         written.append(folder / "pareto.png")
         plot_pareto(report, written[-1])
-    if report.live:
-        written.append(folder / "speed.png")
-        plot_speed(report, written[-1])
     return written
 
 
@@ -88,46 +76,32 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def print_report(report: Report, console: Console | None = None) -> None:
-    """Print the tables of a report, and its notes."""
+    """Print the tables of a report, and its notes: at the measured costs, and at the ratio that the page shows first."""
     console = console or Console()
-    for doubt in report.doubts:
-        console.print(doubt, highlight=False, markup=False, style="bold")
-    console.print(f"Costs: {costs_text(report)}", highlight=False, markup=False)
-    for ratio, table in _replayed(report):
-        _show(console, table, is_trusted(report, ratio))
-    trusted = is_trusted(report, MEASURED)
+
+    def say(texts: Iterable[str], style: str = "") -> None:
+        for text in texts:
+            console.print(text, highlight=False, markup=False, style=style)
+
+    def show(table: Table, is_trusted: bool = True) -> None:
+        for part in terminal(table, console.width, "" if is_trusted else "dim"):
+            console.print(part)
+
+    trusted, every = is_trusted(report, MEASURED), ratios_of(report)
+    say(report.doubts, "bold")
+    say([f"Costs: {costs_text(report)}"])
+    for _, ratio, table in ratio_tables(report, [ratio for ratio in every if ratio in (MEASURED, preferred(every))]):
+        show(table, is_trusted(report, ratio))
     if report.live:
-        _show(console, live_table(report), trusted)
-        for text in live_texts(report):
-            console.print(text, highlight=False, markup=False, style="" if trusted else "dim")
+        show(live_table(report), trusted)
+        say(live_texts(report), "" if trusted else "dim")
     if quality := quality_table(report):
-        console.print(QUALITY_TITLE, style="bold")
-        _show(console, quality)
-        for text in [*comparisons(report), ABOUT_QUALITY]:
-            console.print(text, highlight=False, markup=False)
+        say([QUALITY_TITLE], "bold")
+        show(quality)
+        say([*comparisons(report), ABOUT_QUALITY])
     for batches in report.batches:
-        _show(console, batch_table(report, batches), trusted)
-    for text in [*(batch_findings(report) if trusted else []), *report.notes]:
-        console.print(text, highlight=False, markup=False)
-
-
-def _replayed(report: Report) -> Iterator[tuple[str, Table]]:
-    """Yield the tables of predicted speeds, each with its ratio: of test prompts, of heads and of drafts.
-
-    They are those at the measured costs and at the ratio that the page shows first.
-    """
-    every = ratios_of(report)
-    ratios = [ratio for ratio in every if ratio in (MEASURED, preferred(every))]
-    for data in report.data_sets:
-        if data.role == "test":
-            yield from ((r, winners_table(report, data, r)) for r in ratios if any(row.ratio == r for row in data.winners))
-    yield from ((r, bank_table(report, r)) for r in ratios if any(r in row.speedup for row in report.bank))
-    yield from ((r, drafts_table(report, r)) for r in ratios if any(r in row.speedup for row in report.drafts))
-
-
-def _show(console: Console, table: Table, is_trusted: bool = True) -> None:
-    for part in terminal(table, console.width, "" if is_trusted else "dim"):
-        console.print(part)
+        show(batch_table(report, batches), trusted)
+    say([*(batch_findings(report) if trusted else []), *report.notes])
 
 
 def log_report(report: Report, loggers: Sequence[Any]) -> None:
@@ -142,45 +116,34 @@ def log_report(report: Report, loggers: Sequence[Any]) -> None:
 
 
 def contents(report: Report) -> dict[str, Any]:
-    """Return the logged tables and the figures.
-
-    Tables are of winners for each data set, heads, drafts, live measurements, quality, candidates and batches.
-
-    Where measured figures are not to be trusted, the reasons are logged in their place.
-    """
+    """Return the logged tables and figures, without measured figures that are not to be trusted: then the doubts are logged."""
     import wandb
 
     from specheads.evaluation.page.figures import DOUBTFUL, figures_of  # imports plotly
 
-    tables = {name: wandb.Table(columns=list(columns), data=rows) for name, (columns, rows) in _tables(report).items() if rows}
+    ratios = [ratio for ratio in ratios_of(report) if is_trusted(report, ratio)]
+    parts: dict[str, list[tuple[str, Table]]] = {}
+    for name, ratio, table in ratio_tables(report, ratios, roles=("dev", "test")):
+        parts.setdefault(name, []).append((ratio, table))
+    if quality := quality_table(report):
+        parts["quality"] = [("decoded", quality)]
+    if report.live and not report.doubts:
+        parts["live"] = [("decoded", live_table(report))]
+    if report.batches and not report.doubts:
+        parts["batches"] = [(f"{batches.concurrency} at once", batch_table(report, batches)) for batches in report.batches]
+    logged = {name: _logged(tables) for name, tables in parts.items()}
+    if report.doubts:
+        logged["doubts"] = (["what was measured is not to be trusted"], [[doubt] for doubt in report.doubts])
     drawn = {
-        f"{name}/{key}": figure
+        f"{name}/{key}": wandb.Plotly(figure)
         for name, some in figures_of(report).items()
         for key, figure in some.items()
         if figure.layout.meta != DOUBTFUL
     }
-    return tables | {name: wandb.Plotly(figure) for name, figure in drawn.items()}
+    return {name: wandb.Table(columns=list(columns), data=rows) for name, (columns, rows) in logged.items()} | drawn
 
 
-def _tables(report: Report) -> dict[str, tuple[list[str], list[list[Any]]]]:
-    """Return columns and rows of every table by name; those without rows are not logged."""
-    ratios = [ratio for ratio in ratios_of(report) if is_trusted(report, ratio)]
-    tables: dict[str, list[tuple[str, Table]]] = {
-        f"replay/{data.name}": [(ratio, winners_table(report, data, ratio)) for ratio in ratios] for data in report.data_sets
-    }
-    tables["heads"] = [(ratio, bank_table(report, ratio)) for ratio in ratios]
-    tables["drafts"] = [(ratio, drafts_table(report, ratio)) for ratio in ratios]
-    if report.live and not report.doubts:
-        tables["live"] = [("decoded", live_table(report))]
-    if quality := quality_table(report):
-        tables["quality"] = [("decoded", quality)]
-    if not report.doubts:
-        tables["batches"] = [(f"{batches.concurrency} at once", batch_table(report, batches)) for batches in report.batches]
-    logged = {name: _plain_rows(parts) for name, parts in tables.items() if parts}
-    return logged | {"doubts": (["what was measured is not to be trusted"], [[doubt] for doubt in report.doubts])}
-
-
-def _plain_rows(parts: Sequence[tuple[str, Table]]) -> tuple[list[str], list[list[Any]]]:
+def _logged(parts: Sequence[tuple[str, Table]]) -> tuple[Sequence[str], list[list[Any]]]:
     """Return columns and rows of tables of equal columns as plain values; the first column says which table a row is of.
 
     A value is the number that a cell is sorted by, next to its limits where a column has any.

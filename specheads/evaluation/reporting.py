@@ -12,42 +12,41 @@ import yaml
 
 from specheads.decoding.stopping import HeadThreshold
 from specheads.decoding.verification import TokenVerification
-from specheads.evaluation.candidates import FIXED, Candidate
+from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate
 from specheads.evaluation.conclusions import draft_temperature_notes, notes_on
-from specheads.evaluation.decode import fastest
 from specheads.evaluation.head_folders import store_in_config
 from specheads.evaluation.intervals import Interval, interval
 from specheads.evaluation.live_rows import gain_over_fixed, live_rows, with_quality
 from specheads.evaluation.replayed_rows import bank, data_set, positions, reliability, text_samples
-from specheads.evaluation.replayed_sets import Choices, Outcome, ReplayedSet
-from specheads.evaluation.report import MEASURED, BankRow, DataSet, LiveRow, Report
+from specheads.evaluation.replayed_sets import Choices, Outcome, RecordedSet
+from specheads.evaluation.report import MEASURED, DataSet, LiveRow, Report
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup, device_name, load_average, versions
-from specheads.evaluation.sweep import REMEDY, TARGET_ALONE, Setting, doubts_of
+from specheads.evaluation.sweep import REMEDY, doubts_of
 from specheads.pair.pair import Pair
 from specheads.replay.replay import recorded_head, replay
 from specheads.storage.files import without_home
 
 NUM_OTHERS = 2  # rules without a head whose drafts are shown in detail
 
+logger = logging.getLogger(__name__)
+
 
 def report_of(setup: Setup[Evaluation], outcome: Outcome, config: str | None = None) -> Report:
     """Return the report; `config` is the text of the configuration, None: the settings."""
-    groups = setup.prompts.decoded(setup.settings.num_live_prompts).groups if outcome.measured else []
-    live = _live(setup, outcome, groups)
+    measured, choices = outcome.measured, outcome.choices
+    groups = setup.prompts.decoded(setup.settings.num_live_prompts).groups if measured else []
+    live = _live(setup, outcome, groups) if measured else []
     heads = {name: recorded_head(head) for name, head in setup.heads.items()}
-    sets: list[DataSet] = []
-    ranking: list[BankRow] = []
-    if outcome.choices is not None:
-        for replayed in outcome.replayed:
-            data = data_set(replayed, outcome.choices)
-            sets.append(replace(data, reliability=reliability(replayed.recording, heads)))
-        sets[1] = _detailed(setup.pair, outcome.choices, sets[1], outcome.replayed[1])
+    sets, ranking = [], []
+    if choices is not None:
+        sets = [replace(data_set(each, choices), reliability=reliability(each.recording, heads)) for each in outcome.sets]
+        sets[1] = _detailed(setup.pair, choices, sets[1], outcome.sets[1])
         if len(heads) > 1:
             trained = {name: head.config.train.get("kl", {}) for name, head in setup.heads.items()}
-            ranking = [replace(row, trained_kl=trained[row.head]) for row in bank(heads, outcome.replayed[1:], outcome.choices)]
+            ranking = [replace(row, trained_kl=trained[row.head]) for row in bank(heads, outcome.sets[1:], choices)]
     report = Report(
-        context_of(setup, config, num_decoded=len(outcome.measured[0].stats) if outcome.measured else 0),
+        context_of(setup, config, num_decoded=len(measured[0].stats) if measured else 0),
         outcome.cost_table.fit,
         _doubts(outcome, live, groups),
         live,
@@ -55,19 +54,16 @@ def report_of(setup: Setup[Evaluation], outcome: Outcome, config: str | None = N
         sets,
         ranking,
         batches=outcome.batches,
-        recommended=fastest(outcome.tried) if outcome.tried else None,
+        recommended=outcome.recommended,
     )
     return replace(report, notes=[*notes_on(report), *draft_temperature_notes(outcome.draft_overlaps), *setup.prompts.notes()])
 
 
 def _live(setup: Setup[Evaluation], outcome: Outcome, groups: Sequence[Hashable]) -> list[LiveRow]:
     """Return a row for every setting that was decoded."""
-    measured = outcome.measured
-    if not measured:
-        return []
-    predictable = outcome.replayed and len(measured[0].stats) <= outcome.replayed[1].recording.num_prompts
-    speeds = _replayed_speeds(setup, outcome) if predictable else {}
-    lossless = setup.settings.verification.lossless
+    measured, lossless, speeds = outcome.measured, setup.settings.verification.lossless, {}
+    if outcome.sets and len(measured[0].stats) <= outcome.sets[1].recording.num_prompts:
+        speeds = _replayed_speeds(setup, outcome)
     rows = live_rows(measured, outcome.cost_table, lossless, speeds, groups)
     return with_quality(rows, measured, outcome.responses, groups)
 
@@ -78,11 +74,8 @@ def _replayed_speeds(setup: Setup[Evaluation], outcome: Outcome) -> dict[str, fl
     for decoded in outcome.measured:
         counts = outcome.decoded_counts.get(decoded.setting.name)
         if counts is not None and decoded.setting.verification is None:
-            costs_by_prompt = outcome.cost_table.for_prompts(decoded.setting, len(decoded.stats))
-            seconds = [
-                float(costs.seconds(counts.drafted[prompt], counts.rounds[prompt]))
-                for prompt, costs in enumerate(costs_by_prompt)
-            ]
+            costs_by_prompt = enumerate(outcome.cost_table.for_prompts(decoded.setting, len(decoded.stats)))
+            seconds = [float(costs.seconds(counts.drafted[n], counts.rounds[n])) for n, costs in costs_by_prompt]
             speeds[decoded.setting.name] = counts.tokens[first].sum() / sum(seconds)
     return speeds
 
@@ -102,29 +95,28 @@ def _doubts(outcome: Outcome, live: Sequence[LiveRow], groups: Sequence[Hashable
     fit = outcome.cost_table.fit
     if not outcome.measured or fit is None:
         return []
-    doubts = doubts_of(outcome.measured[0], fit, live, len(set(groups)))
+    doubts = [*doubts_of(outcome.measured[0], fit, live, len(set(groups)))]
     if outcome.undecoded:
         doubts.append(f"The measured costs did not settle, so {', '.join(outcome.undecoded)} were not decoded; {REMEDY}.")
     return doubts
 
 
-def _detailed(pair: Pair, choices: Choices, data: DataSet, replayed: ReplayedSet) -> DataSet:
-    """Return `data` with drafts by position and responses in color, for the best rules of each kind."""
-    shown, recording = _shown(choices), replayed.recording
-    walked = list(zip(shown, replay(recording, [candidate.rule for candidate in shown]), strict=True))
+def _detailed(pair: Pair, choices: Choices, data: DataSet, replayed: RecordedSet) -> DataSet:
+    """Return `data` with drafts by position and responses in color, for the best rules of each kind.
+
+    They are the best fixed length, the best rule with a head, and the best ones without.
+    """
+    rules, ratio, recording = choices.candidates, choices.middle, replayed.recording
+    best = choices.achievable(ratio)
+    order = sorted(best, key=lambda number: -choices.speeds[ratio][number])
+    others = [number for number in order if rules[number].family != FIXED]
+    shown = [number for number in best if rules[number].family == FIXED]
+    shown += [number for number in others if rules[number].head is not None][:1]
+    shown += [number for number in others if rules[number].head is None][:NUM_OTHERS]
+    replays = replay(recording, [rule for number in shown if (rule := rules[number].rule)])
+    walked = [(rules[number], rounds) for number, rounds in zip(shown, replays, strict=True)]
     texts = [sample for candidate, rounds in walked for sample in text_samples(pair, recording, candidate, rounds)]
     return replace(data, positions=[positions(candidate, rounds) for candidate, rounds in walked], texts=texts)
-
-
-def _shown(choices: Choices) -> list[Candidate]:
-    """Return the best fixed length, the best rule with a head, and the best ones without."""
-    rules, ratio = choices.candidates, choices.middle
-    best = choices.achievable(ratio)
-    fixed = [number for number in best if rules[number].family == FIXED]
-    order = sorted(set(best) - set(fixed), key=lambda number: -choices.speeds[ratio][number])
-    heads = [number for number in order if rules[number].head is not None][:1]
-    others = [number for number in order if rules[number].head is None][:NUM_OTHERS]
-    return [rules[number] for number in fixed + heads + others]
 
 
 def context_of(setup: Setup[Evaluation], config: str | None = None, num_decoded: int = 0) -> dict[str, Any]:
@@ -172,9 +164,6 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | None) else repr(value)
 
 
-logger = logging.getLogger(__name__)
-
-
 def recommend(setup: Setup[Evaluation], outcome: Outcome, report: Report) -> None:
     """Store the best setting in each local head, or None where something else was clearly faster.
 
@@ -209,7 +198,7 @@ def recommendations(setup: Setup[Evaluation], outcome: Outcome, report: Report) 
         if not Path(located.where).is_dir():
             continue
         tried = [each.setting for each in outcome.measured if each.setting.name in outcome.tried]
-        of_head = [setting for setting in tried if isinstance(setting.rule, HeadThreshold) and setting.head == name]
+        of_head = [setting for setting in tried if isinstance(setting.live, HeadThreshold) and setting.head == name]
         if of_head:
             recommended[Path(located.where)] = _tried(outcome, report, of_head, [each for each in tried if each not in of_head])
         elif (number := outcome.choices.best_threshold(name, _ratio(outcome.choices))) is not None:
@@ -217,20 +206,20 @@ def recommendations(setup: Setup[Evaluation], outcome: Outcome, report: Report) 
     return recommended
 
 
-def _tried(outcome: Outcome, report: Report, of_head: Sequence[Setting], others: Sequence[Setting]) -> dict[str, Any] | None:
+def _tried(outcome: Outcome, report: Report, of_head: Sequence[Candidate], others: Sequence[Candidate]) -> dict[str, Any] | None:
     """Return the fastest setting of a head on dev prompts; None if another one is faster by more than the prompts' chance."""
     speeds = outcome.tried
     best = max(of_head, key=lambda setting: speeds[setting.name][0])
     if any(interval(speeds[other.name] / speeds[best.name]).low > 1 for other in others):
         return None
-    assert isinstance(best.rule, HeadThreshold)
+    assert isinstance(best.live, HeadThreshold)
     verification = TokenVerification.name if best.verification is None else best.verification.name
     measured = {"verification": verification, "measured_speedup": (speeds[best.name] / speeds[TARGET_ALONE.name])[0]}
-    plain = next(each.name for each in of_head if each.rule is best.rule and each.verification is None)
+    plain = next(each.name for each in of_head if each.live is best.live and each.verification is None)
     predicted = next((row.speedup for row in report.data_sets[1].rules if row.name == plain), {})
     if MEASURED in predicted:
         measured["predicted_speedup"] = predicted[MEASURED].value
-    return _values(best.rule) | measured
+    return _values(best.live) | measured
 
 
 def _replayed(outcome: Outcome, choices: Choices, report: Report, number: int) -> dict[str, Any] | None:

@@ -24,12 +24,11 @@ class _Costed(Protocol):
     """A rule with its numbers: its kind and its head, if any, decide its costs."""
 
     @property
-    def kind(self) -> str:
-        """The name of the kind of rule."""
-
+    def rule(self) -> Any: ...
     @property
-    def head(self) -> str | None:
-        """The name of its head; None if it has none."""
+    def kind(self) -> str: ...
+    @property
+    def head(self) -> str | None: ...
 
 
 @dataclass(frozen=True)
@@ -63,28 +62,28 @@ class CostTable:
             step = self.measured_heads.get(head, step)
         return costs.with_rule(RuleCosts(step_seconds=step))
 
-    def of(self, rule: _Costed | None, ratio: str) -> StepCosts:
-        """Return the costs of a rule at a ratio; None stands for the oracle."""
-        if rule is None:
+    def of(self, rule: _Costed, ratio: str) -> StepCosts:
+        """Return the costs of a rule at a ratio."""
+        if rule.rule is None:  # the oracle
             return self.costs[ratio]
         if ratio == MEASURED and self.fit is not None and rule.kind in self.fit.rules:
             return self.costs[ratio].with_rule(self.fit.rules[rule.kind])
         costs = self.of_head(rule.head, ratio)
         return costs.with_rule(self.untimed.get(rule.head is not None, RuleCosts())) if ratio == MEASURED else costs
 
-    def head_share(self, rule: _Costed | None, ratio: str) -> float | None:
+    def head_share(self, rule: _Costed, ratio: str) -> float | None:
         """Return a head's cost at a ratio, as a share of a draft step; None without a head or a draft step."""
-        if rule is None or rule.head is None or not self.costs[ratio].draft_seconds:
+        if rule.head is None or not self.costs[ratio].draft_seconds:
             return None
         return self.of(rule, ratio).draft_seconds / self.costs[ratio].draft_seconds - 1
 
-    def speedup(self, counts: Counts, resamples: np.ndarray, rule: _Costed | None, ratio: str) -> np.ndarray:
+    def speedup(self, counts: Counts, resamples: np.ndarray, rule: _Costed, ratio: str) -> np.ndarray:
         """Return the speed-up over the target alone (R,) under each row of `resamples` (R, P)."""
         seconds = self.of(rule, ratio).seconds(counts.drafted, counts.rounds)
         return (resamples @ counts.tokens) / (resamples @ seconds) / (self.alone if ratio == MEASURED else 1.0)
 
     def break_even(
-        self, counts: Counts, resamples: np.ndarray, rule: _Costed | None, ratio: str, fixed: np.ndarray
+        self, counts: Counts, resamples: np.ndarray, rule: _Costed, ratio: str, fixed: np.ndarray
     ) -> np.ndarray | None:
         """Return the share of a draft step (R,) at which a head's rule would be as fast as the best fixed length.
 

@@ -10,7 +10,7 @@ from specheads.decoding.engine import resolve_engine
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold
 from specheads.decoding.verification import TokenVerification, VerificationRule
 from specheads.errors import UserError, is_number
-from specheads.evaluation.candidates import FIXED, Policies, PolicyChoice, RuleChoice, check_policies, check_rules, takes_head
+from specheads.evaluation.candidates import FIXED, RuleChoice, Rules, check_rules
 from specheads.pair.sampling import Warp
 from specheads.settings import (
     Built,
@@ -40,7 +40,6 @@ def _ratio(value: float) -> float:
 Threshold = Annotated[Any, AfterValidator(_threshold)]
 Ratio = Annotated[Number, AfterValidator(_ratio)]
 EngineName = Annotated[Text, AfterValidator(lambda name: resolve_engine(name) and name)]
-Rules = Mapping[str, RuleChoice]
 
 
 class RecordingSettings(Settings):
@@ -71,7 +70,7 @@ class ReplaySettings(Settings):
 
     seed: Seed = setting(0, "seed of everything that is sampled")
     warp: Built[Warp] = setting(Warp(top_k=50), "how draft and target turn logits into probabilities")
-    stopping: SkipValidation[Mapping[str, RuleChoice | PolicyChoice]] | None = setting(
+    stopping: SkipValidation[Mapping[str, RuleChoice]] | None = setting(
         None,
         "the stopping rules, by name; null: fixed lengths and head thresholds, with the values of the two keys below; those for "
         "batches alone (load_aware) are compared with the fixed lengths",
@@ -111,13 +110,13 @@ class ReplaySettings(Settings):
                 "stopping leaves out fixed_length, over which every gain is stated; add it, for example "
                 "'stopping=[fixed_length,head_threshold]', or use stopping=all."
             )
-        check_rules(self.rules)
+        check_rules({**self.rules, **self.policies})
         return self
 
     @property
     def rules(self) -> Rules:
         """The stopping rules by name, with all values that are tried."""
-        named = {name: choice for name, choice in (self.stopping or {}).items() if isinstance(choice, RuleChoice)}
+        named = {name: choice for name, choice in (self.stopping or {}).items() if not choice.is_policy}
         if named or (self.stopping is not None and not self.policies):
             return named
         fixed = {FIXED: RuleChoice(FixedLength, {"num_tokens": list(self.fixed_lengths)})}
@@ -132,9 +131,9 @@ class ReplaySettings(Settings):
         return False
 
     @property
-    def policies(self) -> Policies:
+    def policies(self) -> Rules:
         """The policies that `stopping` names, which decide for requests that are decoded together."""
-        return {name: choice for name, choice in (self.stopping or {}).items() if isinstance(choice, PolicyChoice)}
+        return {name: choice for name, choice in (self.stopping or {}).items() if choice.is_policy}
 
 
 class Evaluation(ReplaySettings):
@@ -230,7 +229,11 @@ class Evaluation(ReplaySettings):
 
     def _check_concurrency(self) -> None:
         """Raise UserError for batches that cannot be decoded, or whose settings cannot be chosen."""
-        check_policies(self.policies, self.concurrency)
+        if self.policies and not self.concurrency:
+            raise UserError(
+                f"stopping names {next(iter(self.policies))}, which decides for requests that are decoded together; say how "
+                "many, for example specheads evaluate 'concurrency=[1,4,16,64]', or leave it out of stopping=."
+            )
         if others := [name for name in self.live_rules if name in self.policies]:
             raise UserError(f"live_rules names {others[0]}, which decodes batches only; leave it out, and keep it in stopping=.")
         asked = f"concurrency={list(self.concurrency)}"
@@ -252,7 +255,7 @@ class Evaluation(ReplaySettings):
         """
         lengths = set()
         for name, choice in self.rules.items():
-            if name in self.live_rules and (self.head is not None or not takes_head(choice)):
+            if name in self.live_rules and (self.head is not None or not choice.takes_head):
                 lengths |= _draft_lengths(choice)
         if self.verification.stopping is not None:
             lengths.add(None)

@@ -13,11 +13,11 @@ import torch
 
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.step_times import counted_share
-from specheads.evaluation.candidates import takes_head
+from specheads.evaluation.candidates import Rules
 from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.prompt_sets import PromptData, PromptSets
 from specheads.evaluation.rule_costs import CostTable
-from specheads.evaluation.settings import ReplaySettings, Rules
+from specheads.evaluation.settings import ReplaySettings
 from specheads.heads.head import AcceptanceHead
 from specheads.pair.pair import Pair
 from specheads.storage.files import read_json
@@ -72,7 +72,7 @@ class Setup(Generic[Replay_co]):
     @cached_property
     def rules(self) -> Rules:
         """The stopping rules; without a head, only those that need none."""
-        return {name: choice for name, choice in self.settings.rules.items() if self.heads or not takes_head(choice)}
+        return {name: choice for name, choice in self.settings.rules.items() if self.heads or not choice.takes_head}
 
     @cached_property
     def head_sizes(self) -> dict[str, float]:
@@ -83,6 +83,11 @@ class Setup(Generic[Replay_co]):
     def step_shares(self) -> dict[str, float]:
         """By the kind of a rule what it adds to a draft step, as a share of the step: those that this run timed so far."""
         return read_json(self.step_shares_path) if is_resumed(self.run_folder) and self.step_shares_path.is_file() else {}
+
+    @property
+    def window(self) -> int:
+        """The memory's positions for decoding: enough for every prompt and its response."""
+        return min(self.pair.window, self.prompt_data.limits.max_prompt_tokens + self.settings.max_new_tokens)
 
     @property
     def step_shares_path(self) -> Path:

@@ -16,15 +16,14 @@ from typing import Any
 import numpy as np
 
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength
-from specheads.evaluation.intervals import Groups, interval, resample_counts
+from specheads.evaluation.intervals import interval
 from specheads.evaluation.replayed_rows import reliability
-from specheads.evaluation.replayed_sets import Outcome
+from specheads.evaluation.replayed_sets import Outcome, RecordedSet
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup, versions
 from specheads.heads.head import AcceptanceHead, load_head
 from specheads.heads.head_folder import PROFILE_FILE
 from specheads.heads.portable.standalone_head import bounds_of
-from specheads.replay.recording import Recording
 from specheads.replay.replay import Replayed, recorded_head, recorded_threshold, replay
 from specheads.storage.files import write_json
 
@@ -34,7 +33,7 @@ FORMAT, FILE = 1, PROFILE_FILE
 VERIFICATION = "token"  # the numbers are those of token verification
 
 
-def set_profile(name: str, prompts: Mapping[str, Any], recording: Recording, groups: Groups) -> dict[str, Any]:
+def set_profile(prompts: Mapping[str, Any], recorded: RecordedSet) -> dict[str, Any]:
     """Return the numbers of one recorded set of prompts, without a head; entry k of each list is about k + 1 drafted tokens.
 
     `acceptance` is of a token whose draft is accepted up to it, in rounds of MAX_TOKENS drafted tokens, `survival` the chance
@@ -42,15 +41,14 @@ def set_profile(name: str, prompts: Mapping[str, Any], recording: Recording, gro
 
     Args:
         prompts: what the file says of the prompts.
-        groups: the group of each prompt, which the intervals resample.
     """
-    resamples = resample_counts(groups)
+    recording, resamples = recorded.recording, recorded.resamples
     rounds = replay(recording, [FixedLength(length) for length in range(1, MAX_TOKENS + 1)])
     tried, accepted = accepted_by_place(rounds[-1], recording.num_prompts, MAX_TOKENS)
     with np.errstate(invalid="ignore", divide="ignore"):
         shares = np.nan_to_num((resamples @ accepted) / (resamples @ tried))
     return {
-        "name": name,
+        "name": recorded.name,
         "prompts": prompts,
         "num_tokens": int(recording.lengths.sum()),
         "acceptance": [interval(share) for share in shares.T],
@@ -81,13 +79,13 @@ def _per_round(rounds: Replayed, num_prompts: int, resamples: np.ndarray) -> tup
     return (resamples @ counts.tokens) / number, (resamples @ counts.drafted) / number
 
 
-def _head_profile(recording: Recording, groups: Groups, head: AcceptanceHead) -> dict[str, Any]:
+def _head_profile(recorded: RecordedSet, head: AcceptanceHead) -> dict[str, Any]:
     """Return the numbers of a head with predictions in the recording, at the threshold and the bounds that it recommends."""
-    bounds, recorded = bounds_of(head.config.to_dict()), recorded_head(head)
+    bounds, recording, logits = bounds_of(head.config.to_dict()), recorded.recording, recorded_head(head)
     most = min(bounds["max_tokens"], MAX_TOKENS)
-    (rounds,) = replay(recording, [recorded_threshold(recorded, bounds["threshold"], most)])
-    tokens, drafted = _per_round(rounds, recording.num_prompts, resample_counts(groups))
-    curve = [row for row in reliability(recording, {"head": recorded}) if row.predictor.startswith("head")][-1]
+    (rounds,) = replay(recording, [recorded_threshold(logits, bounds["threshold"], most)])
+    tokens, drafted = _per_round(rounds, recording.num_prompts, recorded.resamples)
+    curve = [row for row in reliability(recording, {"head": logits}) if row.predictor.startswith("head")][-1]
     return {
         "threshold": bounds["threshold"],
         "max_tokens": most,
@@ -105,11 +103,11 @@ def write_profiles(setup: Setup[Evaluation], outcome: Outcome) -> None:
 
     Of several heads, those without a local folder get none. Without a recording there is nothing to write.
     """
-    recorded, pair, settings = outcome.recorded[1:], setup.pair, setup.settings
+    recorded, pair, settings = outcome.sets[1:], setup.pair, setup.settings
     if not recorded:
         return
     prompts = setup.prompts.recorded()
-    plain = [set_profile(each.name, prompts[each.name].provenance(), each.recording, each.groups) for each in recorded]
+    plain = [set_profile(prompts[each.name].provenance(), each) for each in recorded]
     models = {
         "draft": {"id": pair.draft_id, "revision": pair.draft_revision, "dtype": str(pair.draft.dtype)},
         "target": {"id": pair.target_id, "revision": pair.target_revision, "dtype": str(pair.target.dtype)},
@@ -130,7 +128,7 @@ def write_profiles(setup: Setup[Evaluation], outcome: Outcome) -> None:
             continue
         head = load_head(located.where) if is_local else located.head  # what it recommends may have changed
         described = models | {"head": {"id": Path(located.where).name, "inputs": list(head.config.inputs)}}
-        of_head = [_head_profile(each.recording, each.groups, head) for each in recorded]
+        of_head = [_head_profile(each, head) for each in recorded]
         try:
             sets = [known | {"head": numbers} for known, numbers in zip(plain, of_head, strict=True)]
             write(Path(located.where) if is_local else setup.run_folder, described, sets)

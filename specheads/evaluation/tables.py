@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rich import box
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from specheads.evaluation.candidates import CEILING, FIXED, ORACLE
+from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, TARGET_ALONE
 from specheads.evaluation.conclusions import (
     Shown,
     change,
@@ -21,7 +22,6 @@ from specheads.evaluation.conclusions import (
 )
 from specheads.evaluation.intervals import LEVELS, Interval
 from specheads.evaluation.report import BatchRow, BatchTable, DataSet, LiveRow, QualityRow, Report, Winner
-from specheads.evaluation.sweep import TARGET_ALONE
 
 SCORE_TITLES = {"exact_number": "right numbers", "rouge_l": "ROUGE-L"}
 QUALITY_TITLE = "Quality of responses"
@@ -31,6 +31,7 @@ ABOUT_QUALITY = (
     "ties count half. It is about 0.5 where the target's distribution is kept. Rejections: rounds in which a drafted "
     "token was rejected, per emitted token."
 )
+BEST_FIXED = "best fixed length"
 
 
 @dataclass(frozen=True)
@@ -72,20 +73,27 @@ class Table:
     rows: Sequence[Row]
     sorted_by: int | None = None
 
-
-def _titled(caption: str, columns: Sequence[str], rows: Sequence[Row], sorted_by: int | None = None) -> Table:
-    """Return a table in whose caption percent signs stay next to their numbers."""
-    return Table(caption.replace(" %", "\u00a0%"), columns, rows, sorted_by)
-
-
-def named(text: str, tag: str | None = None, lossy: bool = False, breaks: bool = False) -> Cell:
-    """Return a text that is sorted by itself."""
-    return Cell(text, text, tag=tag, lossy=lossy, breaks=breaks)
+    @classmethod
+    def of(
+        cls,
+        caption: str,
+        columns: Mapping[str, Callable[[Any], Cell]],
+        rows: Sequence[Any],
+        kind: Callable[[Any], str] = lambda row: "",
+        sorted_by: int | None = None,
+    ) -> "Table":
+        """Return a table of records: by column the cell of a record, and the kind of each record's row."""
+        made = [Row([cell(row) for cell in columns.values()], kind(row)) for row in rows]
+        return cls(caption.replace(" %", "\u00a0%"), tuple(columns), made, sorted_by)
 
 
 def estimate_cell(show: Callable[[Interval], Shown], estimate: Interval | None) -> Cell:
     """Return an estimate with its interval, as `show` writes it."""
     return Cell(None) if estimate is None else Cell(show(estimate).text, estimate.value, show(estimate).limits)
+
+
+def _named(text: str, **remarks: Any) -> Cell:
+    return Cell(text, text, **remarks)
 
 
 def _number(value: float | None, digits: int) -> Cell:
@@ -111,158 +119,178 @@ def _speed(each: Interval) -> Shown:
     return Shown(f"{each.value:,.1f}", f"[{each.low:,.1f}, {each.high:,.1f}]")
 
 
+def _at(report: Report, ratio: str, ending: str = "") -> str:
+    return f"ratio {ratio_text(report, ratio)}{ending}; {counted_text(report, ratio)}"
+
+
+def _trust(report: Report) -> str:
+    return "; not to be trusted" if report.doubts else ""
+
+
+def ratio_tables(report: Report, ratios: Sequence[str], roles: Sequence[str] = ("test",)) -> Iterator[tuple[str, str, Table]]:
+    """Yield the tables of predicted speeds that are not empty, each with its name and its ratio: of data sets, heads, drafts."""
+    for data_set in (each for each in report.data_sets if each.role in roles):
+        name = f"replay/{data_set.name}"
+        yield from ((name, ratio, winners_table(report, data_set, ratio)) for ratio in ratios if winners_at(data_set, ratio))
+    yield from (("heads", r, bank_table(report, r)) for r in ratios if any(r in row.speedup for row in report.bank))
+    yield from (("drafts", r, drafts_table(report, r)) for r in ratios if any(r in row.speedup for row in report.drafts))
+
+
 def winners_table(report: Report, data_set: DataSet, ratio: str) -> Table:
     """Return the best rule of each family on a data set at a ratio."""
     winners = winners_at(data_set, ratio)
     top = next((row for row in winners if not row.bound), None)
-    gaps = ("over best fixed", "of gap to ceiling", "of gap to oracle")
-    columns = ("family", "rule", "speed-up", *gaps, "head’s cost", "break-even")
-    caption = f"{data_set.name}, ratio {ratio_text(report, ratio)}: the best of each family; {counted_text(report, ratio)}"
-    return _titled(caption, columns, [_winner(row, row is top) for row in winners])
+    notes = {FIXED: "baseline", CEILING: "bound", ORACLE: "bound"}
 
+    def gain(show: Callable[[Interval], Shown], row: Winner, estimate: Interval | None) -> Cell:
+        return estimate_cell(show, None if row.family == FIXED else estimate)
 
-def _winner(row: Winner, best: bool) -> Row:
-    note = "best" if best else {FIXED: "baseline", CEILING: "bound", ORACLE: "bound"}.get(row.family)
-    gaps = [estimate_cell(percent, gap) for gap in (row.gap_ceiling, row.gap_oracle)]
-    gains = [Cell(None)] * 3 if row.family == FIXED else [estimate_cell(change, row.gain), *gaps]
-    cells = [named(row.family, note, breaks=True), named(row.name), estimate_cell(times, row.speedup), *gains]
-    cells += [_cost(row.head_share), estimate_cell(percent, row.break_even)]
-    return Row(cells, "best" if best else "bound" if row.bound else "")
+    columns: dict[str, Callable[[Winner], Cell]] = {
+        "family": lambda row: _named(row.family, tag="best" if row is top else notes.get(row.family), breaks=True),
+        "rule": lambda row: _named(row.name),
+        "speed-up": lambda row: estimate_cell(times, row.speedup),
+        "over best fixed": lambda row: gain(change, row, row.gain),
+        "of gap to ceiling": lambda row: gain(percent, row, row.gap_ceiling),
+        "of gap to oracle": lambda row: gain(percent, row, row.gap_oracle),
+        "head’s cost": lambda row: _cost(row.head_share),
+        "break-even": lambda row: estimate_cell(percent, row.break_even),
+    }
+    caption = f"{data_set.name}, {_at(report, ratio, ': the best of each family')}"
+    return Table.of(caption, columns, winners, lambda row: "best" if row is top else "bound" if row.bound else "")
 
 
 def across_table(report: Report, ratio: str) -> Table:
     """Return the gain of each family over the best fixed length on every data set at a ratio."""
-    gains: dict[str, dict[int, Interval]] = {}
+    won = [{row.family: row for row in winners_at(data_set, ratio) if row.family != FIXED} for data_set in report.data_sets]
     bounds = {row.family for data_set in report.data_sets for row in data_set.winners if row.bound}
-    for number, data_set in enumerate(report.data_sets):
-        for row in winners_at(data_set, ratio):
-            if row.family != FIXED:
-                gains.setdefault(row.family, {})[number] = row.gain
-    rows = []
-    for family, by_set in gains.items():
-        cells = [estimate_cell(change, by_set.get(number)) for number in range(len(report.data_sets))]
-        rows.append(Row([named(family, breaks=True), *cells], "bound" if family in bounds else ""))
-    caption = f"Gain over the best fixed length on every data set, ratio {ratio_text(report, ratio)}; "
-    names = [f"{data_set.name} ({data_set.role})" for data_set in report.data_sets]
-    return _titled(caption + counted_text(report, ratio), ("family", *names), rows)
+
+    def gain(number: int) -> Callable[[str], Cell]:
+        return lambda family: estimate_cell(change, won[number][family].gain if family in won[number] else None)
+
+    columns = {"family": lambda family: _named(family, breaks=True)}
+    columns |= {f"{data_set.name} ({data_set.role})": gain(number) for number, data_set in enumerate(report.data_sets)}
+    families = list(dict.fromkeys(family for of_set in won for family in of_set))
+    caption = f"Gain over the best fixed length on every data set, {_at(report, ratio)}"
+    return Table.of(caption, columns, families, lambda family: "bound" if family in bounds else "")
 
 
 def live_table(report: Report) -> Table:
     """Return measured speeds next to those that the costs predict."""
-    gains = ["block eff. gain"] if any(row.efficiency_gain for row in report.live) else []
-    columns = ["setting", "tok/s", "speed-up", "by costs", "by replay", "discard", "verif.", "block eff.", "accepted"]
     fastest = max((row for row in report.live if row.lossless), key=lambda row: row.speedup.value, default=None)
-    rows = []
-    for row in report.live:
-        cells = _live(row, row is fastest) + [estimate_cell(change, row.efficiency_gain)] * len(gains)
-        rows.append(Row(cells, "best" if row is fastest else ""))
-    caption = "Measured speed, and tokens per second as the fitted costs predict them"
-    caption += "; not to be trusted" if report.doubts else ""
-    return _titled(caption, [*columns, "ms p50 / p90 / p99", *gains], rows, sorted_by=-1)
 
+    def predicted(row: LiveRow, value: float | None) -> Cell:
+        error = "" if value is None else minus(f"({value / row.tokens_per_second.value - 1:+.1%})").replace("%", "\u00a0%")
+        return replace(_number(value, 1), limits=error or None)
 
-def _live(row: LiveRow, fastest: bool) -> list[Cell]:
-    accepted, measured = _number(row.acceptance_rate, 2), row.tokens_per_second
-    if row.accepted_over_expected is not None:
-        accepted = replace(accepted, limits=f"{row.accepted_over_expected.value:.0%} of expected")
-    return [
-        named(row.name, "fastest" if fastest else None, not row.lossless),
-        estimate_cell(_speed, measured),
-        estimate_cell(times, row.speedup),
-        _predicted(row.predicted_tokens_per_second, measured.value),
-        _predicted(row.replayed_tokens_per_second, measured.value),
-        estimate_cell(_spread(3), row.discard_rate),
-        estimate_cell(_spread(3), row.verification_rate),
-        _number(row.block_efficiency, 2),
-        accepted,
-        _levels(row.milliseconds),
-    ]
+    def accepted(row: LiveRow) -> Cell:
+        expected = row.accepted_over_expected
+        limits = None if expected is None else f"{expected.value:.0%} of expected"
+        return replace(_number(row.acceptance_rate, 2), limits=limits)
 
-
-def _predicted(value: float | None, measured: float) -> Cell:
-    if value is None:
-        return Cell(None)
-    return Cell(f"{value:,.1f}", value, minus(f"({value / measured - 1:+.1%})").replace("%", "\u00a0%"))
+    columns: dict[str, Callable[[LiveRow], Cell]] = {
+        "setting": lambda row: _named(row.name, tag="fastest" if row is fastest else None, lossy=not row.lossless),
+        "tok/s": lambda row: estimate_cell(_speed, row.tokens_per_second),
+        "speed-up": lambda row: estimate_cell(times, row.speedup),
+        "by costs": lambda row: predicted(row, row.predicted_tokens_per_second),
+        "by replay": lambda row: predicted(row, row.replayed_tokens_per_second),
+        "discard": lambda row: estimate_cell(_spread(3), row.discard_rate),
+        "verif.": lambda row: estimate_cell(_spread(3), row.verification_rate),
+        "block eff.": lambda row: _number(row.block_efficiency, 2),
+        "accepted": accepted,
+        "ms p50 / p90 / p99": lambda row: _levels(row.milliseconds),
+    }
+    if any(row.efficiency_gain for row in report.live):
+        columns["block eff. gain"] = lambda row: estimate_cell(change, row.efficiency_gain)
+    caption = f"Measured speed, and tokens per second as the fitted costs predict them{_trust(report)}"
+    return Table.of(caption, columns, report.live, lambda row: "best" if row is fastest else "", sorted_by=-1)
 
 
 def batch_table(report: Report, batches: BatchTable) -> Table:
     """Return what batches of one size decoded; the setting with the highest throughput is marked."""
-    speeds = ("tok/s in all", "over target", "tok/s of a request", "speed-up")
-    columns = ("setting", *speeds, "ms p50 / p90 / p99", "first ms p50 / p90 / p99", "tok/round")
-    caption = f"{batches.concurrency} at once: {batches.num_requests} requests"
-    caption += "; not to be trusted" if report.doubts else ""
     fastest = max((row for row in batches.rows if row.lossless), key=lambda row: row.tokens_per_second)
-    rows = [Row(_batch(row, row is fastest), "best" if row is fastest else "") for row in batches.rows]
-    return _titled(caption, columns, rows, sorted_by=-1)
+    columns: dict[str, Callable[[BatchRow], Cell]] = {
+        "setting": lambda row: _named(row.name, tag="fastest" if row is fastest else None, lossy=not row.lossless),
+        "tok/s in all": lambda row: _number(row.tokens_per_second, 1),
+        "over target": lambda row: Cell(f"{row.over_alone:.2f}×", row.over_alone),
+        "tok/s of a request": lambda row: _number(row.request_tokens_per_second, 1),
+        "speed-up": lambda row: estimate_cell(times, row.speedup),
+        "ms p50 / p90 / p99": lambda row: _levels(row.token_ms),
+        "first ms p50 / p90 / p99": lambda row: _levels(row.first_token_ms),
+        "tok/round": lambda row: _number(row.tokens_per_round, 2),
+    }
+    caption = f"{batches.concurrency} at once: {batches.num_requests} requests{_trust(report)}"
+    return Table.of(caption, columns, batches.rows, lambda row: "best" if row is fastest else "", sorted_by=-1)
 
 
-def _batch(row: BatchRow, fastest: bool) -> list[Cell]:
-    return [
-        named(row.name, "fastest" if fastest else None, not row.lossless),
-        _number(row.tokens_per_second, 1),
-        Cell(f"{row.over_alone:.2f}×", row.over_alone),
-        _number(row.request_tokens_per_second, 1),
-        estimate_cell(times, row.speedup),
-        _levels(row.token_ms),
-        _levels(row.first_token_ms),
-        _number(row.tokens_per_round, 2),
-    ]
+def loads_of(report: Report) -> dict[str, dict[str, BatchRow]]:
+    """Return the rows of batches by load and name; the best fixed length, another one for each load, has one name."""
+
+    def name(row: BatchRow) -> str:
+        return BEST_FIXED + row.family.removeprefix(FIXED) if row.rule_name == FIXED else row.name
+
+    return {f"{table.concurrency} at once": {name(row): row for row in table.rows} for table in report.batches}
 
 
-def loads_table(report: Report, loads: Mapping[str, Mapping[str, BatchRow]]) -> Table:
+def loads_table(report: Report) -> Table:
     """Return the tokens per second of all loads in all, and in brackets those of a request."""
-    rows = []
-    for name in dict.fromkeys(name for of_load in loads.values() for name in of_load):
-        shown = [of_load.get(name) for of_load in loads.values()]
-        speeds = [(row.tokens_per_second, row.request_tokens_per_second) if row else None for row in shown]
-        rows.append(
-            Row(
-                [named(name), *(Cell(f"{each[0]:,.0f}", each[0], f"({each[1]:,.1f})") if each else Cell(None) for each in speeds)]
-            )
-        )
-    caption = "Tokens per second of all requests together, and in brackets of one"
-    return Table(caption + ("; not to be trusted" if report.doubts else ""), ("", *loads), rows)
+    loads = loads_of(report)
+
+    def speed(rows: Mapping[str, BatchRow]) -> Callable[[str], Cell]:
+        def cell(name: str) -> Cell:
+            row = rows.get(name)
+            if row is None:
+                return Cell(None)
+            return replace(_number(row.tokens_per_second, 0), limits=f"({row.request_tokens_per_second:,.1f})")
+
+        return cell
+
+    columns = {"": _named} | {load: speed(rows) for load, rows in loads.items()}
+    names = list(dict.fromkeys(name for rows in loads.values() for name in rows))
+    return Table.of(f"Tokens per second of all requests together, and in brackets of one{_trust(report)}", columns, names)
 
 
 def bank_table(report: Report, ratio: str) -> Table:
     """Return the heads of the bank at a ratio, the fastest first."""
     heads = sorted((row for row in report.bank if ratio in row.speedup), key=lambda row: -row.speedup[ratio].value)
-    rows: list[Row] = []
-    for row in heads:
-        costs = [_cost(row.head_share.get(ratio)), estimate_cell(percent, row.break_even.get(ratio))]
-        numbers = [_number(row.threshold.get(ratio), 2), _number(row.auroc, 4), _number(row.ece, 4)]
-        cells = [named(row.head), estimate_cell(times, row.speedup[ratio]), *costs, *numbers]
-        rows.append(Row(cells, "" if rows else "best"))
-    columns = ("head", "speed-up", "head’s cost", "break-even", "threshold", "AUROC", "ECE")
-    return _titled(f"Heads, ratio {ratio_text(report, ratio)}; {counted_text(report, ratio)}", columns, rows, sorted_by=1)
+    columns = {
+        "head": lambda row: _named(row.head),
+        "speed-up": lambda row: estimate_cell(times, row.speedup[ratio]),
+        "head’s cost": lambda row: _cost(row.head_share.get(ratio)),
+        "break-even": lambda row: estimate_cell(percent, row.break_even.get(ratio)),
+        "threshold": lambda row: _number(row.threshold.get(ratio), 2),
+        "AUROC": lambda row: _number(row.auroc, 4),
+        "ECE": lambda row: _number(row.ece, 4),
+    }
+    return Table.of(f"Heads, {_at(report, ratio)}", columns, heads, lambda row: "best" if row is heads[0] else "", sorted_by=1)
 
 
 def divergence_table(report: Report) -> Table:
     """Return the KL divergence of every head of the bank on the prompts of its training, and on all that are reported."""
-    splits = [split for split in ("train", "dev") if any(split in row.trained_kl for row in report.bank)]
-    sets = list(dict.fromkeys(name for row in report.bank for name in row.kl))
-    rows = []
-    for row in report.bank:
-        values = [*(row.trained_kl.get(split) for split in splits), *(row.kl.get(name) for name in sets)]
-        rows.append(Row([named(row.head), *(_number(value, 4) for value in values)]))
-    columns = ("head", *(f"{split}, in training" for split in splits), *sets)
-    return _titled("KL divergence of the predictions, nats", columns, rows)
+    columns: dict[str, Callable[[Any], Cell]] = {"head": lambda row: _named(row.head)}
+    for split in ("train", "dev"):
+        if any(split in row.trained_kl for row in report.bank):
+            columns[f"{split}, in training"] = lambda row, split=split: _number(row.trained_kl.get(split), 4)  # type: ignore[misc]
+    for name in dict.fromkeys(name for row in report.bank for name in row.kl):
+        columns[name] = lambda row, name=name: _number(row.kl.get(name), 4)  # type: ignore[misc]
+    return Table.of("KL divergence of the predictions, nats", columns, report.bank)
 
 
 def drafts_table(report: Report, ratio: str) -> Table:
     """Return the speed-up of each draft with each kind of rule at a ratio; the fastest is marked."""
     drafts = [row for row in report.drafts if ratio in row.speedup]
-    top = max(drafts, key=lambda row: row.speedup[ratio].value, default=None)
-    decoded = "doubtful" if report.doubts else ""
-    rows = []
-    for row in drafts:
-        names = [named(row.draft), named(row.kind), named(row.rules[ratio])]
-        speeds = [estimate_cell(times, row.speedup[ratio]), _number(row.block_efficiency[ratio], 2)]
-        measured = replace(estimate_cell(_speed, row.tokens_per_second), kind=decoded)
-        rows.append(Row([*names, *speeds, measured], "best" if row is top else ""))
-    columns = ("draft", "with", "rule", "speed-up", "block eff.", f"tok/s, decoded{', doubtful' if decoded else ''}")
-    caption = f"Drafts and what stops them, ratio {ratio_text(report, ratio)}; {counted_text(report, ratio)}"
-    return _titled(caption, columns, rows)
+    top, doubtful = max(drafts, key=lambda row: row.speedup[ratio].value, default=None), "doubtful" if report.doubts else ""
+    columns = {
+        "draft": lambda row: _named(row.draft),
+        "with": lambda row: _named(row.kind),
+        "rule": lambda row: _named(row.rules[ratio]),
+        "speed-up": lambda row: estimate_cell(times, row.speedup[ratio]),
+        "block eff.": lambda row: _number(row.block_efficiency[ratio], 2),
+        f"tok/s, decoded{', doubtful' if doubtful else ''}": lambda row: replace(
+            estimate_cell(_speed, row.tokens_per_second), kind=doubtful
+        ),
+    }
+    caption = f"Drafts and what stops them, {_at(report, ratio)}"
+    return Table.of(caption, columns, drafts, lambda row: "best" if row is top else "")
 
 
 def quality_table(report: Report) -> Table | None:
@@ -270,20 +298,20 @@ def quality_table(report: Report) -> Table | None:
     measured = [row.quality for row in report.live if row.quality]
     if not measured:
         return None
-    columns: dict[str, Callable[[QualityRow], Interval | None]] = {
-        "perplexity": lambda quality: quality.perplexity,
-        "win rate": lambda quality: quality.win_rates.get(TARGET_ALONE.name),
-        "rejections per token": lambda quality: quality.rejections_per_token,
+
+    def cell(value: Callable[[QualityRow], Interval | None], digits: int = 3) -> Callable[[LiveRow], Cell]:
+        return lambda row: estimate_cell(_spread(digits), value(row.quality) if row.quality else None)
+
+    columns: dict[str, Callable[[LiveRow], Cell]] = {
+        "setting": lambda row: _named(row.name, lossy=not row.lossless),
+        "perplexity": cell(lambda quality: quality.perplexity, digits=2),
+        "win rate": cell(lambda quality: quality.win_rates.get(TARGET_ALONE.name)),
+        "rejections per token": cell(lambda quality: quality.rejections_per_token),
     }
     if any(quality.score for quality in measured):
         name = report.context["score"]
-        columns[SCORE_TITLES.get(name, name)] = lambda quality: quality.score
-    rows = []
-    for row in report.live:
-        values = {name: value(row.quality) if row.quality else None for name, value in columns.items()}
-        cells = [estimate_cell(_spread(2 if name == "perplexity" else 3), value) for name, value in values.items()]
-        rows.append(Row([named(row.name, lossy=not row.lossless), *cells]))
-    return Table("How likely responses are under the target", ["setting", *columns], rows, sorted_by=-1)
+        columns[SCORE_TITLES.get(name, name)] = cell(lambda quality: quality.score)
+    return Table.of("How likely responses are under the target", columns, report.live, sorted_by=-1)
 
 
 def comparisons(report: Report) -> list[str]:

@@ -82,7 +82,7 @@ def test_times_that_contradict_decoding_are_doubted():
     from specheads.evaluation.probe.timing import LiveCheck
 
     live = LiveCheck(4, 3, 100.0, 150.0, Overheads())
-    assert doubts_of(TIMES, live, known(fixed=1.6)) == []
+    assert list(doubts_of(TIMES, live, known(fixed=1.6))) == []
     (doubt,) = doubts_of(TIMES, live, known(fixed=0.7))
     assert "0.70 times" in doubt and "1.50 times" in doubt
 

@@ -4,7 +4,7 @@ import pytest
 
 from specheads.decoding.records import DecodeStats
 from specheads.evaluation.batches import BatchRun, batch_rows
-from specheads.evaluation.sweep import TARGET_ALONE, Setting
+from specheads.evaluation.candidates import TARGET_ALONE, Candidate
 
 
 def run(seconds, *responses):
@@ -22,7 +22,7 @@ MIDDLE = run(2.0, (0.1, [(2, 0.9)]), (0.2, [(2, 0.3)]))
 
 
 def test_the_numbers_of_rows_are_those_computed_by_hand():
-    settings = [TARGET_ALONE, Setting("fast", "load-aware", None, None)]
+    settings = [TARGET_ALONE, Candidate("load-aware", "fast", None, None)]
     alone, fast = batch_rows(settings, [[SLOW, SLOW], [FAST, MIDDLE]], ["a", "b"])
     assert (alone.tokens_per_second, alone.over_alone, alone.tokens_per_round) == (1.0, 1.0, 1.0)
     assert fast.tokens_per_second == (4 + 2) / 2  # the median of two runs
@@ -42,6 +42,6 @@ def test_the_numbers_of_rows_are_those_computed_by_hand():
 
 def test_repeated_prompts_are_resampled_together():
     """Where both requests are of one prompt there is nothing to resample."""
-    settings = [TARGET_ALONE, Setting("fast", "fixed_length", None, None)]
+    settings = [TARGET_ALONE, Candidate("fixed_length", "fast", None, None)]
     _, one = batch_rows(settings, [[SLOW], [FAST]], ["a"])
     assert one.speedup.low == one.speedup.value == one.speedup.high

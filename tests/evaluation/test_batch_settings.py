@@ -6,7 +6,7 @@ from specheads import SpeculativeDecoder, Warp
 from specheads.decoding.load_aware import LoadAware
 from specheads.decoding.step_costs import LoadCosts, SecondsTable
 from specheads.evaluation.batches import best_fixed, load_settings, survival
-from specheads.evaluation.candidates import LOAD_AWARE, PolicyChoice
+from specheads.evaluation.candidates import LOAD_AWARE, RuleChoice
 from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay.recording import load_recording, make_recording
 from specheads.replay.response_tree import RecordSettings
@@ -34,7 +34,7 @@ def test_policies_decode_with_what_was_measured(tmp_path):
     dev = recorded(pair, tmp_path)
     shares = survival(dev, 20)
     assert len(shares) == 8 and shares == sorted(shares, reverse=True) and 0 < shares[0] < 1
-    (setting,) = load_settings({"load_aware": PolicyChoice(LoadAware, {"max_tokens": 3})}, dev, COSTS)
+    (setting,) = load_settings({"load_aware": RuleChoice(LoadAware, {"max_tokens": 3})}, dev, COSTS)
     assert (setting.name, setting.family, setting.policy.max_tokens) == ("load-aware", LOAD_AWARE, 3)
     decoder = SpeculativeDecoder(pair, engine="eager")
     done = dict(decoder.generate_batch([[1], [2, 3], [4]], 2, 10, policy=setting.policy))

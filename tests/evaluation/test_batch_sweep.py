@@ -3,11 +3,12 @@
 import pytest
 from fakes import tiny_pair
 
-from specheads import SpeculativeDecoder, Warp, stopping
+from specheads import SpeculativeDecoder, Warp
 from specheads.decoding.load_aware import LengthPolicy
 from specheads.evaluation import batches
 from specheads.evaluation.batches import requests_of, run_batches
-from specheads.evaluation.sweep import TARGET_ALONE, Setting, Sweep, response_seed
+from specheads.evaluation.candidates import TARGET_ALONE, Candidate, fixed_length
+from specheads.evaluation.sweep import Sweep, response_seed
 from specheads.storage.journal import Journal
 
 
@@ -17,8 +18,8 @@ class Always(LengthPolicy):
 
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 0]]
-FIXED = Setting("fixed K=2", "fixed_length", 2, stopping.FixedLength(2))
-SETTINGS = [TARGET_ALONE, FIXED, Setting("policy", "load-aware", None, None, policy=Always(3))]
+FIXED = fixed_length(2)
+SETTINGS = [TARGET_ALONE, FIXED, Candidate("load-aware", "policy", None, None, policy=Always(3))]
 
 
 def run(*kept, repeats=2):

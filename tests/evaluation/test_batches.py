@@ -12,7 +12,7 @@ from specheads import AcceptanceHead, HeadConfig, UserError, papers, verificatio
 from specheads.decoding.load_aware import LoadAware
 from specheads.decoding.step_costs import LoadCosts, SecondsTable
 from specheads.evaluation import batches, report_files
-from specheads.evaluation.candidates import PolicyChoice
+from specheads.evaluation.candidates import RuleChoice
 from specheads.evaluation.evaluate import evaluate
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.report_files import print_report
@@ -95,7 +95,7 @@ def test_batches_of_every_size_are_decoded_reported_and_kept(call, measured_rows
 
 
 def test_policies_are_chosen_without_a_head(call):
-    chosen = {"load_aware": PolicyChoice(LoadAware, {"max_tokens": 2})}
+    chosen = {"load_aware": RuleChoice(LoadAware, {"max_tokens": 2})}
     (table,) = call(with_head=False, concurrency=(2,), stopping=chosen).batches
     assert [row.name for row in table.rows] == ["target alone", table.rows[1].name, "load-aware"]
     assert all(row.lossless and row.tokens_per_second > 0 for row in table.rows)

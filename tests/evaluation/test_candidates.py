@@ -11,7 +11,7 @@ from specheads import AcceptanceHead, HeadConfig, UserError, Warp, stopping
 from specheads.commands.compose import command_config
 from specheads.commands.evaluate import rule_choices
 from specheads.decoding.step_costs import StepCosts
-from specheads.evaluation.candidates import FIXED, Candidate, RuleChoice, candidates, check_rules, longest_draft
+from specheads.evaluation.candidates import FIXED, Candidate, RuleChoice, candidates, check_rules
 from specheads.evaluation.rule_costs import CostTable, Tuning
 from specheads.pair.config import config_folder
 from specheads.prompts.prompt import Prompt, ResponseLimits
@@ -58,7 +58,7 @@ def test_every_rule_of_the_config_is_replayed_with_every_value(tuning, heads):
     rules = all_rules()
     files = {path.stem for path in (config_folder() / "stopping").glob("*.yaml")}
     files -= {"all", "load_aware"}  # the policies of batches
-    assert set(rules) == files and longest_draft(rules) == 20
+    assert set(rules) == files and max(rule.max_tokens for choice in rules.values() for rule in choice.samples()) == 20
     tried = candidates(rules, heads, tuning)
     families = {candidate.family for candidate in tried}
     for name in files:
@@ -185,7 +185,7 @@ class EveryOther(stopping.FixedLength):
 def test_a_rule_outside_the_package_is_fitted_titled_and_checked_like_the_others(tuning):
     rules = {"mine": RuleChoice(EveryOther, {"ratio": None, "max_tokens": [4, 6]})}
     check_rules(rules)
-    assert longest_draft(rules) == 6
+    assert max(rule.max_tokens for rule in rules["mine"].samples()) == 6
     tried = [candidate for candidate in candidates(rules, {}, tuning) if candidate.family == "mine"]
     assert [(candidate.name, candidate.rule.ratio) for candidate in tried] == [
         (f"every other {length} at ratio {name}", costs.target_seconds / costs.draft_seconds)

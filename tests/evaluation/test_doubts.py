@@ -7,9 +7,9 @@ import pytest
 from report_example import about, report_example
 
 from specheads.decoding.records import DecodeStats
-from specheads.decoding.stopping import FixedLength
+from specheads.evaluation.candidates import TARGET_ALONE, fixed_length
 from specheads.evaluation.intervals import Interval
-from specheads.evaluation.sweep import TARGET_ALONE, Measured, Setting, alone_steps, doubts_of, kinds_of, round_times
+from specheads.evaluation.sweep import Measured, doubts_of, kinds_of, round_times
 from specheads.replay.cost import fit_costs
 
 NUM_PROMPTS, TOKENS = 16, 60
@@ -29,7 +29,7 @@ def decoded(k, slow, rng):
         prompts.append(rows)
         drafted = (k or 0) * len(rows)
         stats.append(DecodeStats(tokens, drafted, 0, drafted, len(rows), drafted, sum(r[3] + r[4] for r in rows), 0.0))
-    setting = TARGET_ALONE if k is None else Setting(f"fixed K={k}", "fixed_length", k, FixedLength(k))
+    setting = TARGET_ALONE if k is None else fixed_length(k)
     return Measured(setting, stats, prompts)
 
 
@@ -44,7 +44,7 @@ def fit_of(measured):
 
 def doubts(slow, live=(), num_groups=NUM_PROMPTS):
     measured = sweep(slow)
-    return doubts_of(measured[0], fit_of(measured), live, num_groups)
+    return list(doubts_of(measured[0], fit_of(measured), live, num_groups))
 
 
 def test_a_quiet_machine_raises_no_doubt():
@@ -60,7 +60,7 @@ def test_one_slow_round_in_ten_is_noticed():
 
 def test_the_steps_of_the_target_alone_are_per_token():
     measured = sweep(0.0)[0]
-    assert np.median(alone_steps(measured)) == pytest.approx(PASS, rel=0.02)
+    assert np.median(measured.pace) == pytest.approx(PASS, rel=0.02)
 
 
 def test_a_speed_that_is_hardly_known_is_named():

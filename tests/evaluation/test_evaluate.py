@@ -18,14 +18,13 @@ from specheads.decoding.stopping import FixedLength
 from specheads.decoding.verification import BlockVerification
 from specheads.evaluation import conclusions, decode, report_files
 from specheads.evaluation import evaluate as evaluation
-from specheads.evaluation.candidates import Candidate
+from specheads.evaluation.candidates import Candidate, sweep_settings
 from specheads.evaluation.draft_comparison import compared, read_report
 from specheads.evaluation.page import figures
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.replayed_sets import Outcome
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.settings import Evaluation, RecordingSettings
-from specheads.evaluation.sweep import sweep_settings
 from specheads.pair.sampling import Warp
 from specheads.replay.response_batch import TEMPERATURES
 
@@ -179,7 +178,7 @@ def test_the_drafts_own_temperature_comes_first(call, monkeypatch, nano):
 def test_the_counts_of_a_decoded_rule_stay_when_it_is_fitted_again():
     """Under an unchanged name, too: the seconds that a rule was fitted to are not in its name."""
     rules = [Candidate("online", name, FixedLength(1), FixedLength(1)) for name in ("first", "second", "not decoded")]
-    outcome = Outcome(rules, None, replayed=[SimpleNamespace(counts=[]), SimpleNamespace(counts=[10, 20, 30, "oracle"])])
+    outcome = Outcome(rules, None, [SimpleNamespace(counts=[]), SimpleNamespace(counts=[10, 20, 30])])
     settings = sweep_settings(rules[:2])
     assert decode.decoded_counts(outcome, settings[:2]) == {"first": 10}
     later = replace(outcome, decoded_counts={"first": 1})
@@ -197,7 +196,7 @@ def test_other_prompts_are_refused_before_anything_is_recorded(call, tmp_path):
     earlier = {"there": read_report(tmp_path / "earlier")}
     assert len(compared(call(with_head=False, live="none", earlier=earlier), earlier)) == 2
     before = sorted((tmp_path / "data").rglob("*"))
-    with pytest.raises(UserError, match="compare=there cannot be compared.*its prompts are 4 prompts"):
+    with pytest.raises(UserError, match="compare=there cannot be compared.*its set of prompts is 4 prompts"):
         call(with_head=False, live="none", num_prompts=3, earlier=earlier)
     assert sorted((tmp_path / "data").rglob("*")) == before
 

@@ -3,9 +3,10 @@ import pytest
 
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.step_costs import StepCosts
+from specheads.evaluation.candidates import Candidate
 from specheads.evaluation.intervals import cross_fitted_gain, halves, interval, resample_counts, sums
 from specheads.evaluation.live_rows import gain_over_fixed
-from specheads.evaluation.sweep import Measured, Setting
+from specheads.evaluation.sweep import Measured
 
 
 def measured(family, value, rounds_of):
@@ -17,7 +18,7 @@ def measured(family, value, rounds_of):
         lengths = [drafted // number + (place < drafted % number) for place in range(number)]
         rounds.append([[0, length, length, 0.0, 0.0] for length in lengths])
     head = "mine" if family == "head_threshold" else None
-    return Measured(Setting(f"{family} {value}", family, value, None, rule_name=family, head=head), parts, rounds)
+    return Measured(Candidate(family, f"{family} {value}", None, None, rule_name=family, head=head), parts, rounds)
 
 
 def at_ten(setting):
@@ -105,7 +106,7 @@ def test_rates_are_ratios_of_sums():
     result = sums(measured("fixed_length", 2, lambda i: (10 + i, 20 + i, 10)).stats, resample_counts(40))
     tokens = sum(20 + i for i in range(40))
     assert result.verification_rate[0] == pytest.approx(sum(10 + i for i in range(40)) / tokens)
-    assert result.discard_rate[0] == pytest.approx(sum(10 + i for i in range(40)) / tokens)
+    assert result.rates()["discard_rate"].value == pytest.approx(sum(10 + i for i in range(40)) / tokens)
 
 
 def test_the_gain_of_a_better_rule_is_its_true_ratio():

@@ -1,12 +1,14 @@
 import numpy as np
 import pytest
 
-from specheads.evaluation.intervals import milliseconds, token_seconds
+from specheads.evaluation.candidates import TARGET_ALONE
+from specheads.evaluation.intervals import milliseconds
+from specheads.evaluation.sweep import Measured
 
 
 def test_the_tokens_of_a_round_share_its_seconds_equally():
-    seconds = token_seconds(np.array([3.0, 1.0, 2.0]), np.array([0.6, 0.5, 0.2]))
-    assert seconds == pytest.approx([0.2, 0.2, 0.2, 0.5, 0.1, 0.1])
+    measured = Measured(TARGET_ALONE, rounds=[[[3, 0, 0, 0.2, 0.4], [1, 0, 0, 0.1, 0.4]], [[2, 0, 0, 0.0, 0.2]]])
+    assert measured.token_seconds == pytest.approx([0.2, 0.2, 0.2, 0.5, 0.1, 0.1])
 
 
 def test_percentiles_are_interpolated_between_the_values():

@@ -20,7 +20,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 from specheads.evaluation.candidates import CEILING, FIXED, ORACLE
 from specheads.evaluation.conclusions import key_findings, main_data_set, ratios_of
 from specheads.evaluation.page.document import html_of, resource, write_page
-from specheads.evaluation.page.figures import DOUBTFUL, figures_of, loads_of
+from specheads.evaluation.page.figures import DOUBTFUL, figures_of
 from specheads.evaluation.report import MEASURED, DataSet, Report
 from specheads.evaluation.tables import bank_table, divergence_table, loads_table
 
@@ -143,7 +143,7 @@ def test_no_achievable_point_beats_one_of_the_front(report, page):
 def test_the_table_of_all_loads_has_each_setting_once_and_leaves_out_what_is_not_known(report):
     small, large = report.batches
     missing = replace(report, batches=[small, replace(large, rows=large.rows[:-1])])
-    table = loads_table(missing, loads_of(missing))
+    table = loads_table(missing)
     assert table.columns == ("", "1 at once", "16 at once")
     assert [row.cells[0].text for row in table.rows] == ["target alone", "best fixed length", "load-<aware>"]
     assert table.rows[0].cells[1].text == f"{small.rows[0].tokens_per_second:,.0f}" and table.rows[-1].cells[2].text is None

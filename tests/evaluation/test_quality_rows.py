@@ -15,14 +15,15 @@ from rich.console import Console
 from specheads import papers
 from specheads.evaluation import evaluate as evaluation
 from specheads.evaluation import report_files
+from specheads.evaluation.candidates import TARGET_ALONE, Candidate
 from specheads.evaluation.intervals import resample_counts
-from specheads.evaluation.live_rows import ResponseQuality, score, win_rate, with_quality
+from specheads.evaluation.live_rows import ResponseQuality, win_rate, with_quality
 from specheads.evaluation.page.document import html_of
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.report import LiveRow
 from specheads.evaluation.report_files import print_report
 from specheads.evaluation.settings import Evaluation, RecordingSettings
-from specheads.evaluation.sweep import TARGET_ALONE, Measured, Setting
+from specheads.evaluation.sweep import Measured
 from specheads.evaluation.tables import comparisons
 from specheads.prompts.data_set_source import DatasetSource
 
@@ -62,15 +63,17 @@ def test_intervals_resample_groups():
 
 def test_scores_are_means_over_prompts_with_a_reference():
     scored = np.array([True, False, True, False])
-    estimate = score(responses([[0, 0]] * 4, scores=np.array([[1, 0], [1, 1]]), scored=scored), AS_THEY_ARE)
-    assert estimate.value == (0.5 + 1) / 2
-    assert score(responses([[0]] * 4), AS_THEY_ARE) is None
+    measured = [Measured(TARGET_ALONE, [SimpleNamespace(num_tokens=1, num_rejections=0)] * 4)]
+    row = replace(report_example().live[1], name=TARGET_ALONE.name)
+    for scores, expected in (({"scores": np.array([[1, 0], [1, 1]]), "scored": scored}, (0.5 + 1) / 2), ({}, None)):
+        (made,) = with_quality([row], measured, {TARGET_ALONE.name: responses([[0, 0]] * 4, **scores)}, list("abcd"))
+        assert (made.quality.score and made.quality.score.value) == expected
 
 
 def test_lossy_rules_are_compared_where_drafts_stop_alike():
     four, eight = object(), object()
-    settings = [TARGET_ALONE, Setting("plain", "fixed_length", 4, four)]
-    settings += [Setting(f"{name} {rule}", name, 0, rule) for name in ("opt", "uno") for rule in (four, eight)]
+    settings = [TARGET_ALONE, Candidate("fixed_length", "plain", four, four)]
+    settings += [Candidate(name, f"{name} {rule}", rule, rule) for name in ("opt", "uno") for rule in (four, eight)]
     stats = SimpleNamespace(num_tokens=1, num_rejections=1)
     measured = [Measured(setting, [stats]) for setting in settings]
     rows = [replace(plain_row(), name=each.name, lossless=number < 2) for number, each in enumerate(settings)]

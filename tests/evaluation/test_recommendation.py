@@ -7,17 +7,18 @@ import pytest
 
 from specheads import AcceptanceHead, HeadConfig
 from specheads.decoding.stopping import FixedLength, HeadThreshold
-from specheads.evaluation.candidates import Candidate
+from specheads.evaluation.candidates import TARGET_ALONE, Candidate, fixed_length, under_block
 from specheads.evaluation.replayed_sets import Choices
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.reporting import recommendations
-from specheads.evaluation.sweep import TARGET_ALONE, Measured, Setting, under_block
+from specheads.evaluation.sweep import Measured
 
 HEAD, OTHER = (AcceptanceHead(HeadConfig(8, 0)) for _ in range(2))
+RULES = [HeadThreshold(HEAD, 0.4, max_tokens=8), HeadThreshold(HEAD, 0.53)]
 SETTINGS = [
-    Setting("head 0.4", "head_threshold", 0.4, HeadThreshold(HEAD, 0.4, max_tokens=8), head="mine"),
-    Setting("head 0.53 (auto)", "head_threshold auto", 0.53, HeadThreshold(HEAD, 0.53), head="mine"),
-    Setting("fixed K=2", "fixed_length", 2, FixedLength(2)),
+    Candidate("head_threshold", "head 0.4", RULES[0], RULES[0], head="mine"),
+    Candidate("head_threshold auto", "head 0.53 (auto)", RULES[1], RULES[1], head="mine"),
+    fixed_length(2),
 ]
 BLOCK = ", block verification"
 

@@ -15,14 +15,14 @@ from rich.console import Console
 from specheads import AcceptanceHead, HeadConfig, Warp, papers, stopping, verification
 from specheads.decoding.step_costs import StepCosts
 from specheads.evaluation import report_files as module
-from specheads.evaluation.candidates import RuleChoice, candidates
+from specheads.evaluation.candidates import RuleChoice, candidates, sweep_settings
 from specheads.evaluation.conclusions import notes_on
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.live_rows import gain_over_fixed, live_rows
 from specheads.evaluation.report import Report
 from specheads.evaluation.report_files import contents, print_report, write_report
 from specheads.evaluation.rule_costs import CostTable
-from specheads.evaluation.sweep import Sweep, round_times, sweep_settings, with_measured
+from specheads.evaluation.sweep import Sweep, round_times, with_measured
 
 ALONE = 900.0  # tokens per second
 SCHEMA = json.loads((Path(module.__file__).parent / "report.schema.json").read_text())
@@ -100,14 +100,13 @@ def test_a_row_has_the_counts_of_its_setting(measured, report):
 
 def test_the_files_hold_the_report(report, tmp_path):
     paths = write_report(report, tmp_path / "new")
-    assert [p.name for p in paths] == ["report.html", "report.json", "report.csv", "speed.png"]
+    assert [p.name for p in paths] == ["report.html", "report.json", "report.csv"]
     content = json.loads(paths[1].read_text())
     assert content["fit"]["costs"]["draft_seconds"] == report.costs.draft_seconds
     assert [row["name"] for row in content["live"]] == [row.name for row in report.live]
     with paths[2].open() as stream:
         rows = list(csv.DictReader(stream))
     assert float(rows[3]["predicted_speedup.10.value"]) == report.live[3].predicted_speedup["10"].value
-    assert paths[3].read_bytes().startswith(b"\x89PNG")
 
 
 def test_live_rows_resample_groups(measured):

@@ -6,10 +6,10 @@ import pytest
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping import DraftProduct, FixedLength, Heuristic
-from specheads.evaluation.candidates import Candidate
+from specheads.evaluation.candidates import TARGET_ALONE, Candidate
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.rule_costs import CostTable
-from specheads.evaluation.sweep import TARGET_ALONE, Measured, Setting, with_measured
+from specheads.evaluation.sweep import Measured, with_measured
 
 STEP, PASS, NUM_PROMPTS = 0.001, 0.004, 8
 SIZES = {"small": 0.01, "middle": 0.02, "large": 0.05}
@@ -23,7 +23,7 @@ def decoded(name, rule, family, more=0.0, head=None, learning=0.0):
         lengths = [0] * 10 if rule is None else np.random.default_rng(prompt).integers(1, 7, 30).tolist()
         prompts.append([[1, n, n, (STEP + more) * n, PASS + 0.0001 * n + learning] for n in lengths])
     stats = [DecodeStats(len(rows), 0, 0, 0, len(rows), sum(r[2] for r in rows), 1.0, 0.0) for rows in prompts]
-    setting = TARGET_ALONE if rule is None else Setting(name, family, 1, rule, head=head)
+    setting = TARGET_ALONE if rule is None else Candidate(family, name, rule, rule, head=head)
     return Measured(setting, stats, prompts)
 
 

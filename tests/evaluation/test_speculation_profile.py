@@ -15,6 +15,7 @@ from specheads.evaluation import speculation_profile
 from specheads.evaluation.evaluate import evaluate
 from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.prompt_sets import PromptData
+from specheads.evaluation.replayed_sets import RecordedSet
 from specheads.evaluation.settings import Evaluation, RecordingSettings
 from specheads.evaluation.speculation_profile import FILE, set_profile
 from specheads.heads.head import load_head, save_head
@@ -31,7 +32,7 @@ def away(each, value):
 def independent():
     """The profile of drafts whose tokens are accepted with probability 0.6, whatever came before."""
     recording = random_recording(num_prompts=150, num_samples=3, max_tokens=MAX_TOKENS, acceptance=0.6, longest=200)
-    return set_profile("any", {"role": "test"}, recording, recording.num_prompts)
+    return set_profile({"role": "test"}, RecordedSet("any", "test", recording))
 
 
 def test_independent_tokens_follow_the_formulas(independent):
@@ -46,7 +47,7 @@ def test_independent_tokens_follow_the_formulas(independent):
 
 def test_intervals_are_over_groups(independent):
     recording = random_recording(num_prompts=150, num_samples=3, max_tokens=MAX_TOKENS, acceptance=0.6, longest=200)
-    grouped = set_profile("any", {}, recording, [number // 75 for number in range(150)])
+    grouped = set_profile({}, RecordedSet("any", "test", recording, groups=[number // 75 for number in range(150)]))
     assert grouped["acceptance"][0].value == independent["acceptance"][0].value
     assert (
         grouped["acceptance"][0].high - grouped["acceptance"][0].low

@@ -4,10 +4,11 @@ Everything that a model or a config wrote reaches the page through templates tha
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -16,30 +17,21 @@ from markupsafe import Markup
 from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
-from specheads.evaluation.conclusions import (
-    costs_text,
-    key_findings,
-    live_texts,
-    main_data_set,
-    preferred,
-    ratio_text,
-    ratios_of,
-)
-from specheads.evaluation.page.figures import ALL, Figures, figures_of, loads_of
+from specheads.evaluation.conclusions import costs_text, key_findings, live_texts, main_data_set, preferred, ratio_text, ratios_of
+from specheads.evaluation.page.figures import ALL, Figures, figures_of
 from specheads.evaluation.report import MEASURED, Report, TextSample
 from specheads.evaluation.tables import (
     ABOUT_QUALITY,
     QUALITY_TITLE,
     Table,
     across_table,
-    bank_table,
     batch_table,
     comparisons,
     divergence_table,
-    drafts_table,
     live_table,
     loads_table,
     quality_table,
+    ratio_tables,
     winners_table,
 )
 from specheads.storage.files import write_whole
@@ -72,17 +64,19 @@ def write_page(report: Report, path: Path) -> None:
 
 def html_of(report: Report) -> str:
     """Return the page as text."""
-    figures, ratios = figures_of(report), ratios_of(report)
+    figures, ratios, context = figures_of(report), ratios_of(report), report.context
+    pair = " → ".join(str(context[key]) for key in ("draft", "target") if context.get(key))
+    number = main_data_set(report)
     return rendered(
         figures,
-        title=_title(report),
+        title=f"Speculative decoding: {context.get('model') or pair or 'evaluation'}",
         doubts=report.doubts,
         overview=_overview(report),
-        findings_title=_findings_title(report),
+        findings_title="Key findings" if number is None else f"Key findings, on {report.data_sets[number].name}",
         findings=key_findings(report),
         notes=report.notes,
         data_sets=[f"{data_set.name} ({data_set.role})" for data_set in report.data_sets],
-        main_set=main_data_set(report),
+        main_set=number,
         ratios=[(ratio, ratio_text(report, ratio)) for ratio in ratios],
         main_ratio=preferred(ratios),
         sections=list(_sections(report, figures)),
@@ -99,7 +93,8 @@ def rendered(figures: Mapping[str, Figures], **content: Any) -> str:
         lstrip_blocks=True,
     )
     return environment.get_template("page.html").render(
-        figures=_json(figures),
+        # Without a `<` no text within can end the script early.
+        figures=Markup(to_json_plotly(figures).replace("<", "\\u003c")),
         plotly=Markup(get_plotlyjs()) if figures else "",
         style=Markup(resource("page.css")),
         script=Markup(resource("page.js")),
@@ -110,17 +105,6 @@ def rendered(figures: Mapping[str, Figures], **content: Any) -> str:
 def resource(name: str) -> str:
     """Return the text of a file next to this one."""
     return files("specheads.evaluation.page").joinpath(name).read_text(encoding="utf-8")
-
-
-def _json(figures: object) -> Markup:
-    """Return figures as JSON that no text within can end early: without a `<` there is no `</script>`."""
-    return Markup(to_json_plotly(figures).replace("<", "\\u003c"))
-
-
-def _title(report: Report) -> str:
-    context = report.context
-    pair = " → ".join(str(context[key]) for key in ("draft", "target") if context.get(key))
-    return f"Speculative decoding: {context.get('model') or pair or 'evaluation'}"
 
 
 def _overview(report: Report) -> list[tuple[str, str]]:
@@ -139,84 +123,51 @@ def _overview(report: Report) -> list[tuple[str, str]]:
     return rows
 
 
-def _findings_title(report: Report) -> str:
-    number = main_data_set(report)
-    return "Key findings" if number is None else f"Key findings, on {report.data_sets[number].name}"
-
-
 def _sections(report: Report, figures: Mapping[str, Figures]) -> Iterator[dict[str, Any]]:
     """Yield the sections of the report that are not empty, each with its template and the values that this needs."""
+    sets, ratios = list(enumerate(report.data_sets)), ratios_of(report)
+    selected = {"set": main_data_set(report), "ratio": preferred(ratios), "load": ALL}
+
+    def panel(table: Table | None, prompts: Mapping[str, Sequence[TextSample]] = MappingProxyType({}), **values: Any) -> Panel:
+        is_shown = all(selected[name] == value for name, value in values.items())
+        return Panel(values, is_shown, table, bool(report.doubts) and values.get("ratio", MEASURED) == MEASURED, prompts)
+
     if any(data_set.winners for data_set in report.data_sets):
-        across = _ratio_panels(report, ratios_of(report), across_table) if len(report.data_sets) > 1 else []
-        winners = {"panels": _winner_panels(report), "across": across}
-        yield {"key": "winners", "title": "The best of each family", "template": "winners.html", **winners}
+        pairs = [(number, data, r) for number, data in sets for r in ratios if any(row.ratio == r for row in data.winners)]
+        across = [panel(across_table(report, r), ratio=r) for r in ratios] if len(sets) > 1 else []
+        panels = [panel(winners_table(report, data, r), set=number, ratio=r) for number, data, r in pairs]
+        yield _section("winners", "The best of each family", panels=panels, across=across)
     for name in (name for name in figures if name in PLOTS):
         title, by = PLOTS[name]
-        yield {"key": name, "title": title, "template": "plot.html", "by": by}
+        yield _section(name, title, "plot.html", by=by)
     if report.live:
-        live = {"texts": live_texts(report), "table": live_table(report)}
-        yield {"key": "live", "title": "Live measurements", "template": "live.html", **live}
+        yield _section("live", "Live measurements", texts=live_texts(report), table=live_table(report))
         if quality := quality_table(report):
-            shown = {"texts": [ABOUT_QUALITY, *comparisons(report)], "tables": [quality]}
-            yield {"key": "quality", "title": QUALITY_TITLE, "template": "quality.html", **shown}
+            yield _section("quality", QUALITY_TITLE, texts=[ABOUT_QUALITY, *comparisons(report)], tables=[quality])
     if report.batches:
-        loads, doubtful = loads_of(report), bool(report.doubts)
-        panels = [Panel({"load": ALL}, True, loads_table(report, loads), doubtful)]
-        panels += [Panel({"load": n}, False, batch_table(report, each), doubtful) for n, each in enumerate(report.batches)]
-        choices = [(ALL, "all"), *((str(number), load) for number, load in enumerate(loads))]
-        batches = {"choices": choices, "panels": panels}
-        yield {"key": "batches", "title": "Batches", "template": "batches.html", **batches}
+        panels = [panel(loads_table(report), load=ALL)]
+        panels += [panel(batch_table(report, each), load=number) for number, each in enumerate(report.batches)]
+        choices = [(ALL, "all"), *((str(n), f"{each.concurrency} at once") for n, each in enumerate(report.batches))]
+        yield _section("batches", "Batches", choices=choices, panels=panels)
+    tables = [(name, panel(table, ratio=ratio)) for name, ratio, table in ratio_tables(report, ratios, roles=())]
     if report.bank:
-        ratios = [ratio for ratio in ratios_of(report) if any(ratio in row.speedup for row in report.bank)]
-        tables = _ratio_panels(report, ratios, bank_table)
-        heads = {"panels": tables, "divergences": divergence_table(report)}
-        yield {"key": "bank", "title": "Heads compared", "template": "bank.html", **heads}
+        panels = [each for name, each in tables if name == "heads"]
+        yield _section("bank", "Heads compared", panels=panels, divergences=divergence_table(report))
     if report.drafts:
-        ratios = [ratio for ratio in ratios_of(report) if any(ratio in row.speedup for row in report.drafts)]
-        tables = _ratio_panels(report, ratios, drafts_table)
-        yield {"key": "drafts", "title": "Drafts compared", "template": "drafts.html", "panels": tables}
+        yield _section("drafts", "Drafts compared", panels=[each for name, each in tables if name == "drafts"])
     if any(data_set.texts for data_set in report.data_sets):
-        texts = _text_panels(report)
-        yield {"key": "texts", "title": "What became of each token", "template": "texts.html", "panels": texts}
+        panels = []
+        for number, data_set in sets:
+            prompts: dict[str, list[TextSample]] = {}
+            for sample in data_set.texts:
+                prompts.setdefault(sample.prompt, []).append(sample)
+            panels.append(panel(None, prompts, set=number))
+        yield _section("texts", "What became of each token", panels=panels)
     yield from context_section(report.context)
 
 
-def _winner_panels(report: Report) -> list[Panel]:
-    ratios = ratios_of(report)
-    first = (main_data_set(report), preferred(ratios))
-    return [
-        Panel(
-            {"set": number, "ratio": ratio},
-            (number, ratio) == first,
-            winners_table(report, data_set, ratio),
-            _is_doubtful(report, ratio),
-        )
-        for number, data_set in enumerate(report.data_sets)
-        for ratio in ratios
-        if any(row.ratio == ratio for row in data_set.winners)
-    ]
-
-
-def _ratio_panels(report: Report, ratios: Sequence[str], table_of: Callable[[Report, str], Table]) -> list[Panel]:
-    """Return a table for every ratio; the page shows that of the selected one."""
-    first = preferred(ratios)
-    return [Panel({"ratio": ratio}, ratio == first, table_of(report, ratio), _is_doubtful(report, ratio)) for ratio in ratios]
-
-
-def _is_doubtful(report: Report, ratio: str) -> bool:
-    """Whether a table at a ratio is greyed: at the measured one if measured figures are not to be trusted."""
-    return bool(report.doubts) and ratio == MEASURED
-
-
-def _text_panels(report: Report) -> list[Panel]:
-    """Return the responses of each data set, by prompt."""
-    panels = []
-    for number, data_set in enumerate(report.data_sets):
-        prompts: dict[str, list[TextSample]] = {}
-        for sample in data_set.texts:
-            prompts.setdefault(sample.prompt, []).append(sample)
-        panels.append(Panel({"set": number}, number == main_data_set(report), prompts=prompts))
-    return panels
+def _section(key: str, title: str, template: str | None = None, **content: Any) -> dict[str, Any]:
+    return {"key": key, "title": title, "template": template or f"{key}.html", **content}
 
 
 def context_section(context: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -228,7 +179,7 @@ def context_section(context: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         "Context": _yaml(rest),
     }
     if shown := [(title, str(text)) for title, text in parts.items() if text]:
-        yield {"key": "context", "title": "Configuration and versions", "template": "context.html", "parts": shown}
+        yield _section("context", "Configuration and versions", parts=shown)
 
 
 def _yaml(content: object) -> str:

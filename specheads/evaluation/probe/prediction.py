@@ -1,7 +1,7 @@
 """What each way to decode would be worth, from recorded prompts and measured steps; every choice is made on other prompts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -10,54 +10,61 @@ from torch import Tensor
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.step_times import StepTimes
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, Logistic
-from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, Candidate, RuleChoice, candidates
+from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, ORACLE_BOUND, Candidate, RuleChoice, candidates, fixed_length
 from specheads.evaluation.intervals import Interval, interval, resample_counts
+from specheads.evaluation.replayed_sets import RecordedSet, counts_of
 from specheads.evaluation.rule_costs import CostTable, Tuning
 from specheads.integrations.served_target import ServedModel
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, check_finite, overlap
 from specheads.replay.recording import Recording
-from specheads.replay.replay import Counts, oracle, replay, rounds_by_length
+from specheads.replay.replay import Counts
 from specheads.replay.response_batch import ResponseBatch
+
+PLAIN, FIXED_NAME, LOGISTIC = "the target alone", "fixed length", "logistic"
+BETTER, HEAD = "a better draft", "head of width "  # the last is followed by the width
+HERE = "here"  # the name of the measured costs
+LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(2, 20))
+RULES = {
+    FIXED: RuleChoice(FixedLength, {"num_tokens": list(LENGTHS)}),
+    LOGISTIC: RuleChoice(
+        Logistic,
+        {"threshold": list(THRESHOLDS), "weights": {"logit_max_prob": None, "bias": None}, "max_tokens": MAX_TOKENS},
+    ),
+}
+# Of the way from the best fixed length to the informed ceiling, what trained heads closed on mini at ratios 5 to 20, with less
+# than 1 % of a draft step for their cost: the least and the most on two sets of prompts, and a value between them
+# (docs/measurements/rules.md, rules_sampled and rules_greedy). A probe of mini itself is therefore no test of them.
+HEAD_SHARES = {False: (0.29, 0.32, 0.37), True: (0.38, 0.43, 0.52)}  # by whether decoding is greedy
+MORE_OVERLAP = 0.1  # half of what distillation added to the overlap of nano's and mini's drafts
 
 
 @dataclass(frozen=True)
 class Agreement:
     """Draft and target along the responses of P prompts: by prompt, one number for each token of its response."""
 
-    overlaps: Sequence[np.ndarray]  # of the two distributions, before each token
-    draft_logprob: Sequence[np.ndarray]  # of the response's tokens under the warped draft
-    target_logprob: Sequence[np.ndarray]
-    unknown: Sequence[np.ndarray]  # the target's probability of tokens that the draft does not know
-    left_out: Sequence[np.ndarray] = ()  # that of tokens that a server which runs the target does not name
-
-    @property
-    def sums(self) -> np.ndarray:
-        """The sum of overlaps and the number of tokens by prompt, (P, 2)."""
-        return np.array([[each.sum(), len(each)] for each in self.overlaps])
+    overlaps: list[np.ndarray] = field(default_factory=list)  # of the two distributions, before each token
+    unknown: list[np.ndarray] = field(default_factory=list)  # the target's probability of tokens that the draft does not know
+    left_out: list[np.ndarray] = field(default_factory=list)  # that of tokens that a server which runs the target does not name
 
 
 @torch.no_grad()
 def agreement(pair: Pair, recording: Recording, warp: Warp) -> Agreement:
     """Return how far a pair agrees along the responses of a recording."""
-    columns: list[list[np.ndarray]] = [[], [], [], []]
-    left_out: list[np.ndarray] = []
-    known = pair.known_to_draft
-    unknown = torch.zeros(pair.vocab_size, dtype=torch.bool) if known is None else ~known
-    unknown = unknown.to(pair.draft_lm.device)
+    agreed, device, known = Agreement(), pair.draft_lm.device, pair.known_to_draft
+    unknown = (torch.zeros(pair.vocab_size, dtype=torch.bool) if known is None else ~known).to(device)
     for number, prompt in enumerate(recording.prompts):
-        batch = ResponseBatch.of([np.array(prompt)], [np.array(recording.response(number))], pair.draft_lm.device)
-        said = batch.response_tokens[:, None]
+        batch = ResponseBatch.of([np.array(prompt)], [np.array(recording.response(number))], device)
         states = {lm: batch.states(lm) for lm in (pair.draft_lm, pair.target_lm)}
-        probs = [warp(lm.logits(each)).to(pair.draft_lm.device) for lm, each in states.items()]
+        probs = [warp(lm.logits(each)).to(device) for lm, each in states.items()]
         for model_id, each in zip((pair.draft_id, pair.target_id), probs, strict=True):
             check_finite(model_id, each)
-        values = [overlap(*probs), *(each.gather(1, said).squeeze(1).log() for each in probs), (probs[1] * unknown).sum(dim=1)]
-        for column, value in zip(columns, values, strict=True):
-            column.append(value.double().cpu().numpy())
+        agreed.overlaps.append(overlap(*probs).double().cpu().numpy())
+        agreed.unknown.append((probs[1] * unknown).sum(dim=1).double().cpu().numpy())
         if isinstance(pair.target_lm, ServedModel):
-            left_out.append(pair.target_lm.left_out(states[pair.target_lm]).double().numpy())
-    return replace(Agreement(*columns), left_out=left_out)
+            agreed.left_out.append(pair.target_lm.left_out(states[pair.target_lm]).double().numpy())
+    return agreed
 
 
 def survival(recording: Recording, longest: int) -> list[float]:
@@ -78,11 +85,6 @@ def _runs_from(recording: Recording) -> Tensor:
     return runs[accepted | (recording.branch_length > 0)]
 
 
-def fixed_counts(recording: Recording, lengths: Sequence[int]) -> list[Counts]:
-    """Return the counts of fixed lengths under token verification."""
-    return [rounds.per_prompt(recording.num_prompts) for rounds in replay(recording, [FixedLength(each) for each in lengths])]
-
-
 def better_draft(recording: Recording, gain: float, seed: int = 0) -> Recording:
     """Return the recording of a draft whose tokens are accepted more often by a share `gain`, for fixed lengths only.
 
@@ -92,84 +94,6 @@ def better_draft(recording: Recording, gain: float, seed: int = 0) -> Recording:
     flipped = min(1.0, share * gain / max(1e-9, 1 - share))
     uniform = torch.rand(recording.accepted.shape, generator=torch.Generator().manual_seed(seed))
     return replace(recording, accepted=recording.accepted | (uniform < flipped))
-
-
-def chance_accepted(draft_logprob: Tensor, target_logprob: Tensor) -> Tensor:
-    """Return the chance that at least 1, 2, ... N tokens were accepted in a round that begins with the first, (..., N).
-
-    Block verification's output follows the target whatever is drafted, so rounds can be drawn after the response. Write D and T
-    for the probabilities of a draft's first n tokens under the draft and the target. A path is drafted and at least n of its
-    tokens are accepted with probability D p_n, where p_n = min(1, p_{n-1} t / d); that is min(D_n, D_{n-1} p_{n-1} t). Divided by
-    T, the chance of the path in the output, it is the smallest D / T so far, at most 1. The law is ours.
-
-    Args:
-        draft_logprob, target_logprob: (..., N), of a response's tokens.
-    """
-    ratio = (draft_logprob - target_logprob).cumsum(dim=-1)
-    return ratio.cummin(dim=-1).values.clamp_max(0).exp()
-
-
-def block_counts(recording: Recording, agreed: Agreement, lengths: Sequence[int], seed: int = 0) -> list[Counts]:
-    """Return the counts of fixed lengths under block verification; each sample of the recording is another draw of the rounds."""
-    rng = np.random.default_rng(seed)
-    uniforms = [rng.random((recording.num_samples, int(length))) for length in recording.lengths]
-    return [_block_counts(recording, agreed, length, uniforms) for length in lengths]
-
-
-def _block_counts(recording: Recording, agreed: Agreement, length: int, uniforms: Sequence[np.ndarray]) -> Counts:
-    rows = []
-    for prompt, (draft, target) in enumerate(zip(agreed.draft_logprob, agreed.target_logprob, strict=True)):
-        total, limit = int(recording.lengths[prompt]), int(recording.limits[prompt])
-        # From every position, the chances that the next tokens are accepted; beyond the response's end, never.
-        chance = np.zeros((total, length))
-        for start in range(total):
-            window = slice(start, start + length)
-            known = chance_accepted(torch.from_numpy(draft[window]), torch.from_numpy(target[window])).numpy()
-            chance[start, : len(known)] = known
-        for uniform in uniforms[prompt]:
-            start = 0
-            while start < total:
-                drafted = min(length, limit - start - 1)
-                # An end of the response that was drafted ends the draft too.
-                accepted = int((chance[start, :drafted] > uniform[start]).sum())
-                if bool(recording.finished[prompt]) and start + accepted >= total:
-                    accepted = drafted = total - start
-                tokens = min(accepted + 1, total - start)
-                rows.append((prompt, drafted, accepted, tokens))
-                start += tokens
-    prompt_of, *columns = (np.array(column) for column in zip(*rows, strict=True))
-    drafted_of, accepted_of, tokens_of = (
-        np.bincount(prompt_of, weights=column, minlength=recording.num_prompts) for column in columns
-    )
-    return Counts(tokens_of, drafted_of, accepted_of, rounds_by_length(prompt_of, columns[0], recording.num_prompts))
-
-
-PLAIN, FIXED_NAME, LOGISTIC = "the target alone", "fixed length", "logistic"
-BLOCK, BETTER, HEAD = "block verification", "a better draft", "head of width "  # the last is followed by the width
-HERE = "here"  # the name of the measured costs
-LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
-THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(2, 20))
-RULES = {
-    FIXED: RuleChoice(FixedLength, {"num_tokens": list(LENGTHS)}),
-    LOGISTIC: RuleChoice(
-        Logistic,
-        {"threshold": list(THRESHOLDS), "weights": {"logit_max_prob": None, "bias": None}, "max_tokens": MAX_TOKENS},
-    ),
-}
-# Of the way from the best fixed length to the informed ceiling, what trained heads closed on mini at ratios 5 to 20, with less
-# than 1 % of a draft step for their cost: the least and the most on two sets of prompts, and a value between them
-# (docs/measurements/rules.md, rules_sampled and rules_greedy). A probe of mini itself is therefore no test of them.
-HEAD_SHARES = {False: (0.29, 0.32, 0.37), True: (0.38, 0.43, 0.52)}  # by whether decoding is greedy
-MORE_OVERLAP = 0.1  # half of what distillation added to the overlap of nano's and mini's drafts
-
-
-@dataclass(frozen=True)
-class Half:
-    """The recording of one half of the prompts, with what both models say along the responses."""
-
-    recording: Recording
-    agreed: Agreement
-    groups: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -192,7 +116,7 @@ class Option:
     width: int | None = None  # of its head
 
 
-def predict(halves: Sequence[Half], times: StepTimes, greedy: bool, overheads: Overheads = Overheads()) -> list[Option]:
+def predict(halves: Sequence[RecordedSet], times: StepTimes, greedy: bool, overheads: Overheads = Overheads()) -> list[Option]:
     """Return every option, the target alone first.
 
     Lengths and thresholds are chosen on one half of the prompts and counted on the other, both ways.
@@ -200,26 +124,24 @@ def predict(halves: Sequence[Half], times: StepTimes, greedy: bool, overheads: O
     costs = replace(times.costs, round_seconds=overheads.round_seconds)
     alone = costs.target_seconds + overheads.alone_seconds
     more = {LOGISTIC: times.rules[LOGISTIC].step_seconds}  # seconds that a family of rules adds to a draft step
-    resamples = resample_counts([group for half in halves for group in half.groups])
-    lengths = [_lengths_counted(half, greedy) for half in halves]
+    resamples = resample_counts([group for half in halves for group in half.groups or ()])
+    better = [better_draft(half.recording, MORE_OVERLAP) for half in halves]
     counted: dict[str, list[tuple[Counts, str]]] = {}  # by option, of each half its counts at what the other half chose
     for number, half in enumerate(halves):
         for family, candidate in _best_rules(halves[1 - number].recording, costs, more).items():
-            rounds = replay(half.recording, [candidate.rule])[0]
-            counted.setdefault(family, []).append((rounds.per_prompt(half.recording.num_prompts), candidate.name))
-        for name, by_length in lengths[1 - number].items():
-            best = max(LENGTHS, key=lambda length, known=by_length: _throughput([known[length]], costs)[0])  # type: ignore[misc]
-            counted.setdefault(name, []).append((lengths[number][name][best], f"fixed K={best}"))
-        counted.setdefault(ORACLE, []).append((oracle(half.recording).per_prompt(half.recording.num_prompts), ""))
+            counted.setdefault(family, []).append((counts_of(half.recording, [candidate])[0], candidate.name))
+        chosen = fixed_length(_best_length([better[1 - number]], costs))
+        counted.setdefault(BETTER, []).append((counts_of(better[number], [chosen])[0], chosen.name))
+        counted.setdefault(ORACLE, []).append((counts_of(half.recording, [ORACLE_BOUND])[0], ""))
     speeds = {
         name: _throughput([counts for counts, _ in made], costs, more.get(name, 0.0), resamples) * alone
         for name, made in counted.items()
     }
     options = [Option(PLAIN, Interval(1.0, 1.0, 1.0), interval(1 / speeds[FIXED]))]
     for name, samples in speeds.items():
-        chosen = " or ".join(dict.fromkeys(value for _, value in counted[name]))
+        value = " or ".join(dict.fromkeys(value for _, value in counted[name]))
         title, is_bound = name.replace("_", " "), name in (CEILING, ORACLE)
-        options.append(Option(title, interval(samples), interval(samples / speeds[FIXED]), chosen, is_bound))
+        options.append(Option(title, interval(samples), interval(samples / speeds[FIXED]), value, is_bound))
     ceiling = [counts for counts, _ in counted[CEILING]]
     # A head's rule drafts about as much per emitted token as the ceiling's.
     drafted = sum(each.drafted.sum() for each in ceiling) / sum(each.tokens.sum() for each in ceiling)
@@ -230,16 +152,15 @@ def predict(halves: Sequence[Half], times: StepTimes, greedy: bool, overheads: O
     return options
 
 
-def fixed_of(options: Sequence[Option]) -> Option:
-    """Return the best fixed length of some options."""
-    return next(option for option in options if option.name == FIXED_NAME)
-
-
-def best_length(halves: Sequence[Half], times: StepTimes) -> int:
+def best_length(halves: Sequence[RecordedSet], times: StepTimes) -> int:
     """Return the fixed length that is the fastest on all prompts."""
-    counts = zip(*(fixed_counts(half.recording, LENGTHS) for half in halves), strict=True)
-    costs = replace(times.costs, round_seconds=0.0)
-    return LENGTHS[int(np.argmax([_throughput(of_halves, costs)[0] for of_halves in counts]))]
+    return _best_length([half.recording for half in halves], replace(times.costs, round_seconds=0.0))
+
+
+def _best_length(recordings: Sequence[Recording], costs: StepCosts) -> int:
+    lengths = [fixed_length(length) for length in LENGTHS]
+    by_length = zip(*(counts_of(recording, lengths) for recording in recordings), strict=True)
+    return LENGTHS[int(np.argmax([_throughput(counts, costs)[0] for counts in by_length]))]
 
 
 def _throughput(counts: Sequence[Counts], costs: StepCosts, more: float = 0.0, resamples: np.ndarray | None = None) -> np.ndarray:
@@ -250,20 +171,11 @@ def _throughput(counts: Sequence[Counts], costs: StepCosts, more: float = 0.0, r
     return (resamples @ tokens) / (resamples @ seconds)
 
 
-def _lengths_counted(half: Half, greedy: bool) -> dict[str, dict[int, Counts]]:
-    """Return by length the counts of fixed lengths with a better draft, and under block verification."""
-    counts = {BETTER: fixed_counts(better_draft(half.recording, MORE_OVERLAP), LENGTHS)}
-    if not greedy:  # else it is token verification
-        counts = {BLOCK: block_counts(half.recording, half.agreed, LENGTHS)} | counts
-    return {name: dict(zip(LENGTHS, each, strict=True)) for name, each in counts.items()}
-
-
 def _best_rules(recording: Recording, costs: StepCosts, more: Mapping[str, float]) -> dict[str, Candidate]:
     """Return the fastest candidate of each family on a recording, to which open parameters are fitted."""
     rules = candidates(RULES, {}, Tuning(recording, CostTable({HERE: costs})))
     best: dict[str, tuple[float, Candidate]] = {}
-    for candidate, rounds in zip(rules, replay(recording, [rule.rule for rule in rules]), strict=True):
-        counts = rounds.per_prompt(recording.num_prompts)
+    for candidate, counts in zip(rules, counts_of(recording, rules), strict=True):
         speed = _throughput([counts], costs, more.get(candidate.family, 0.0))[0]
         if candidate.family not in best or speed > best[candidate.family][0]:
             best[candidate.family] = (speed, candidate)

@@ -2,7 +2,7 @@
 
 import logging
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,24 +16,21 @@ from specheads.errors import UserError
 from specheads.evaluation.intervals import Interval, halves, interval, resample_counts
 from specheads.evaluation.probe.prediction import (
     BETTER,
-    BLOCK,
     FIXED_NAME,
     HEAD,
     LOGISTIC,
     MORE_OVERLAP,
     PLAIN,
-    Half,
     Option,
     Overheads,
     agreement,
     best_length,
-    fixed_of,
     predict,
     survival,
 )
 from specheads.evaluation.probe.timing import LiveCheck, live_check, parameter_ratio, served_times
 from specheads.evaluation.prompt_sets import PromptData
-from specheads.evaluation.replayed_sets import Recorder
+from specheads.evaluation.replayed_sets import RecordedSet, Recorder
 from specheads.evaluation.settings import EngineName
 from specheads.evaluation.setup import versions
 from specheads.evaluation.sweep import LARGEST_SPREAD
@@ -87,11 +84,9 @@ REMEDY = "probe again on a quiet machine, or with more repeats (repeats=, num_li
 SURVIVAL = 8  # places in a draft whose acceptance is reported
 
 
-# Of speed, what a more complicated way to decode must gain over the simpler one, by what it has to do. Decoded next to predicted
-# gains of the embedded pairs (docs/measurements/archive.md): block verification up to 2 % less, rules and heads 2 to 6 % less.
-NOTICEABLE = {FIXED_NAME: 0.01, BLOCK: 0.02, LOGISTIC: 0.05}
-WORTH_TRAINING = 0.05  # the same for a head
-WORTH_DISTILLING = 0.05  # and for a draft
+# Of speed, what a more complicated way to decode must gain over the simpler one. Decoded next to predicted gains of the embedded
+# pairs (docs/measurements/archive.md): rules and heads 2 to 6 % less.
+NOTICEABLE, WORTH_A_RULE, WORTH_TRAINING, WORTH_DISTILLING = 0.01, 0.05, 0.05, 0.05
 
 
 @dataclass(frozen=True)
@@ -110,45 +105,27 @@ CommandLine = Callable[..., str]  # of a verb and its words
 def answer_of(options: Sequence[Option], command_line: CommandLine) -> Answer:
     """Return the answer that options give; `command_line` writes the command that comes next, with the pair."""
     known = {option.name: option for option in options}
+    chosen, better = known[PLAIN], known[BETTER]
+    ladder = [(known[FIXED_NAME], NOTICEABLE), (known[LOGISTIC], WORTH_A_RULE)]
     heads = [option for option in options if option.width is not None]
-    ladder = [known[PLAIN], known[FIXED_NAME]]
-    ladder += [known[name] for name in (BLOCK, LOGISTIC) if name in known]
-    chosen = ladder[0]
-    for option in ladder[1:]:
-        if option.speedup.value > chosen.speedup.value * (1 + NOTICEABLE[option.name]):
+    ladder += [(max(heads, key=lambda option: option.speedup.value), WORTH_TRAINING)] if heads else []
+    for option, least in ladder:
+        if option.speedup.value > chosen.speedup.value * (1 + least):
             chosen = option
-    head = max(heads, key=lambda option: option.speedup.value) if heads else None
-    if head is not None and head.speedup.value > chosen.speedup.value * (1 + WORTH_TRAINING):
-        chosen = head
-    text = f"{_said(chosen)}: {_times(chosen.speedup)} the speed of the target alone"
+    evaluate = ("evaluate", "head=null")
+    said, following = {
+        PLAIN: ("Do not speculate with this draft", evaluate),
+        FIXED_NAME: (f"Draft a fixed number of tokens ({chosen.value})", evaluate),
+        LOGISTIC: (f"Stop by a logistic ({chosen.value})", (*evaluate, "stopping=[fixed_length,logistic]")),
+    }.get(chosen.name, (f"Train a head ({chosen.width} wide)", ("train", f"head.width={chosen.width}")))
+    text = f"{said}: {_times(chosen.speedup)} the speed of the target alone"
     if chosen.name not in (PLAIN, FIXED_NAME):
         gain = chosen.gain
         text += f", {gain.value - 1:+.1%} [{gain.low - 1:+.1%}, {gain.high - 1:+.1%}] over the best fixed length"
-    better = known[BETTER]
-    distil = better.gain.value > 1 + WORTH_DISTILLING and better.speedup.value > chosen.speedup.value
-    if distil:
+    if better.gain.value > 1 + WORTH_DISTILLING and better.speedup.value > chosen.speedup.value:
         text += f". A draft with {MORE_OVERLAP:.0%} more overlap would bring {_times(better.speedup)} by itself: distil it first"
-    return Answer(chosen.name, chosen.speedup, f"{text}.", command_line(*_next(chosen, distil)))
-
-
-def _next(chosen: Option, distil: bool) -> tuple[str, ...]:
-    """Return the verb that comes next, and its words besides the pair."""
-    if distil:
-        return ("distill",)
-    if chosen.width is not None:
-        return "train", f"head.width={chosen.width}"
-    rules = {BLOCK: ("compare_verification=[block]",), LOGISTIC: ("stopping=[fixed_length,logistic]",)}
-    return "evaluate", "head=null", *rules.get(chosen.name, ())
-
-
-def _said(chosen: Option) -> str:
-    if chosen.name == PLAIN:
-        return "Do not speculate with this draft"
-    if chosen.name == FIXED_NAME:
-        return f"Draft a fixed number of tokens ({chosen.value})"
-    if chosen.width is not None:
-        return f"Train a head ({chosen.width} wide)"
-    return {BLOCK: f"Use block verification ({chosen.value})", LOGISTIC: f"Stop by a logistic ({chosen.value})"}[chosen.name]
+        following = ("distill",)
+    return Answer(chosen.name, chosen.speedup, f"{text}.", command_line(*following))
 
 
 def _times(speedup: Interval) -> str:
@@ -198,52 +175,49 @@ def probe(
         UserError: too few prompts.
     """
     prompts = _prompts(pair, settings, data)
-    greedy, warp = settings.warp.greedy, settings.warp
     logger.info("probe: %d prompts; recording their responses, then timing steps", len(prompts))
     recorded = _recorded(pair, settings, data, data_folder, prompts)
-    times, live, not_measured = _measured(pair, settings, recorded, prompts)
-    options = predict(recorded, times, greedy, Overheads() if live is None else live.overheads)
-    agreed = np.concatenate([half.agreed.sums for half in recorded])
-    resamples = resample_counts([group for half in recorded for group in half.groups])
-    overlaps = (resamples @ agreed[:, 0]) / (resamples @ agreed[:, 1])
+    agreed = [agreement(pair, half.recording, settings.warp) for half in recorded]
+    positions = min(settings.context, pair.window // 2)
+    lm, widths = pair.target_lm, settings.widths or _widths(pair.draft_lm.hidden_size)
+    not_measured: list[str] = []
+    if isinstance(lm, ServedModel):
+        ratio, live = settings.remote_ratio or parameter_ratio(pair), None
+        logger.info("probe: timing steps of the target on the server at %s", lm.server.url)
+        times = served_times(lm, ratio, (LOGISTIC, f"{HEAD}{widths[0]}"), positions, settings.repeats)
+        not_measured = not_known(settings, ratio, _mean([each for half in agreed for each in half.left_out]))
+    else:
+        logger.info("probe: timing draft steps, verifications and heads of width %s", ", ".join(map(str, widths)))
+        decoder = SpeculativeDecoder(pair, stopping=FixedLength(LONGEST), warp=settings.warp, engine=settings.engine)
+        times = step_times(decoder, _timed_rules(pair, widths), positions, settings.repeats)
+        length = best_length(recorded, times)
+        ids = [ids for _, ids in prompts[: settings.num_live_prompts]]
+        logger.info("probe: decoding %d prompts as a check", len(ids))
+        live = live_check(pair, ids, settings.warp, times.costs, length, settings.max_new_tokens, settings.engine, settings.seed)
+    options = predict(recorded, times, settings.warp.greedy, Overheads() if live is None else live.overheads)
+    overlaps = [each for half in agreed for each in half.overlaps]
+    resamples = resample_counts([group for half in recorded for group in half.groups or ()])
+    sums, lengths = np.array([[each.sum(), len(each)] for each in overlaps]).T
     survived = np.mean([survival(half.recording, SURVIVAL) for half in recorded], axis=0)
     return Probed(
         pair=pair.name or f"{pair.draft_id} for {pair.target_id}",
         num_prompts=len(prompts),
-        num_tokens=int(agreed[:, 1].sum()),
-        overlap=interval(overlaps),
-        unknown=None if pair.known_to_draft is None else _mean_unknown(recorded),
+        num_tokens=int(lengths.sum()),
+        overlap=interval((resamples @ sums) / (resamples @ lengths)),
+        unknown=None if pair.known_to_draft is None else _mean([each for half in agreed for each in half.unknown]),
         survival=survived.round(4).tolist(),
         times=times,
         live=live,
         options=options,
         answer=answer_of(options, command_line),
-        doubts=doubts_of(times, live, options),
+        doubts=[*doubts_of(times, live, options)],
         not_measured=not_measured,
-        context={"warp": asdict(warp), "versions": versions(), **(context or {})},
+        context={"warp": asdict(settings.warp), "versions": versions(), **(context or {})},
     )
 
 
-def _measured(
-    pair: Pair, settings: Probe, recorded: Sequence[Half], prompts: Sequence[EncodedPrompt]
-) -> tuple[StepTimes, LiveCheck | None, list[str]]:
-    """Return the times of steps, what decoding some prompts took, and what could not be measured."""
-    positions = min(settings.context, pair.window // 2)
-    lm, widths = pair.target_lm, settings.widths or _widths(pair.draft_lm.hidden_size)
-    if isinstance(lm, ServedModel):
-        ratio = settings.remote_ratio or parameter_ratio(pair)
-        logger.info("probe: timing steps of the target on the server at %s", lm.server.url)
-        times = served_times(lm, ratio, (LOGISTIC, f"{HEAD}{widths[0]}"), positions, settings.repeats)
-        left_out = np.concatenate([each for half in recorded for each in half.agreed.left_out])
-        return times, None, not_known(settings, ratio, float(left_out.mean()))
-    logger.info("probe: timing draft steps, verifications and heads of width %s", ", ".join(map(str, widths)))
-    decoder = SpeculativeDecoder(pair, stopping=FixedLength(LONGEST), warp=settings.warp, engine=settings.engine)
-    times = step_times(decoder, _timed_rules(pair, widths), positions, settings.repeats)
-    length = best_length(recorded, times)
-    ids = [ids for _, ids in prompts[: settings.num_live_prompts]]
-    logger.info("probe: decoding %d prompts as a check", len(ids))
-    live = live_check(pair, ids, settings.warp, times.costs, length, settings.max_new_tokens, settings.engine, settings.seed)
-    return times, live, []
+def _mean(numbers: Sequence[np.ndarray]) -> float:
+    return float(np.concatenate(numbers).mean())
 
 
 def not_known(settings: Probe, ratio: float, left_out: float) -> list[str]:
@@ -258,26 +232,18 @@ def not_known(settings: Probe, ratio: float, left_out: float) -> list[str]:
     return lines
 
 
-def doubts_of(times: StepTimes, live: LiveCheck | None, options: Sequence[Option]) -> list[str]:
-    """Return the reasons why times, and the predictions from them, are not to be trusted; none if they are."""
-    doubts = []
+def doubts_of(times: StepTimes, live: LiveCheck | None, options: Sequence[Option]) -> Iterator[str]:
+    """Yield the reasons why times, and the predictions from them, are not to be trusted; none if they are."""
     spread = times.costs.spread[TARGET]
     if spread > LARGEST_SPREAD:
-        doubts.append(
-            f"The machine was busy: a step of the target took {spread:.2f} times its median on average, normally at most "
-            f"{LARGEST_SPREAD}; {REMEDY}."
-        )
-    predicted = fixed_of(options).speedup.value
+        what = f"a step of the target took {spread:.2f} times its median on average"
+        yield f"The machine was busy: {what}, normally at most {LARGEST_SPREAD}; {REMEDY}."
+    predicted = next(option.speedup.value for option in options if option.name == FIXED_NAME)
     if live is not None and not 1 / LARGEST_ERROR < predicted / live.speedup < LARGEST_ERROR:
-        doubts.append(
+        yield (
             f"The best fixed length is predicted to be {predicted:.2f} times as fast as the target alone, but K={live.length} "
             f"was {live.speedup:.2f} times as fast when {live.num_prompts} prompts were decoded; {REMEDY}."
         )
-    return doubts
-
-
-def _mean_unknown(recorded: Sequence[Half]) -> float:
-    return float(np.concatenate([each for half in recorded for each in half.agreed.unknown]).mean())
 
 
 def _timed_rules(pair: Pair, widths: Sequence[int]) -> dict[str, StoppingRule]:
@@ -307,7 +273,7 @@ def _prompts(pair: Pair, settings: Probe, data: PromptData) -> list[EncodedPromp
     return prompts
 
 
-def _recorded(pair: Pair, settings: Probe, data: PromptData, folder: Path, prompts: Sequence[EncodedPrompt]) -> list[Half]:
+def _recorded(pair: Pair, settings: Probe, data: PromptData, folder: Path, prompts: Sequence[EncodedPrompt]) -> list[RecordedSet]:
     """Return the recordings of the two halves of the prompts."""
     limits = replace(data.limits, max_new_tokens=settings.max_new_tokens)
     # A server reads every rejected branch as a text from its beginning, so there is one sample.
@@ -316,13 +282,9 @@ def _recorded(pair: Pair, settings: Probe, data: PromptData, folder: Path, promp
     recorder = Recorder(pair, settings.warp, limits, amounts, settings.seed, folder)
     groups = groups_of([prompt for prompt, _ in prompts])
     first = halves(groups)
-    parts = {
-        name: [number for number in range(len(prompts)) if first[number] == is_first]
-        for name, is_first in (("first", True), ("second", False))
-    }
+    parts = {name: np.flatnonzero(half).tolist() for name, half in (("first", first), ("second", ~first))}
     sets = {name: [prompts[number] for number in part] for name, part in parts.items()}
-    recordings = recorder.record(sets, [], ground_truth=True)
     return [
-        Half(recording, agreement(pair, recording, settings.warp), [str(groups[number]) for number in parts[name]])
-        for name, recording in recordings.items()
+        RecordedSet(name, "dev", recording, groups=[groups[number] for number in parts[name]])
+        for name, recording in recorder.record(sets, [], ground_truth=True).items()
     ]

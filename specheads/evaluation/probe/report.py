@@ -70,20 +70,11 @@ def _options(probed: Probed) -> Table:
     return Table("Speed over the target alone, predicted, with 95 % intervals over prompts", columns, rows)
 
 
-ABOUT = (
-    "Speed-ups are predicted from recorded responses and from the steps as they were timed here; lengths and thresholds were "
-    "chosen on one half of the prompts and counted on the other. Heads are not trained: they are taken to close as much of the "
-    "way from the best fixed length to the informed ceiling as heads of the embedded pairs do, less what a head of random "
-    "weights takes here. The better draft has its rejections turned into acceptances at random. In italics: bounds, which no "
-    "decoder can reach."
-)
-
-
 def html_of(probed: Probed) -> str:
     """Return the page as text."""
     from specheads.evaluation.page.document import Panel, context_section, rendered  # imports jinja and plotly
 
-    section = {"key": "options", "title": "What each way to decode is worth", "template": "probe.html", "about": ABOUT}
+    section = {"key": "options", "title": "What each way to decode is worth", "template": "probe.html"}
     return rendered(
         {},
         title=f"Probe: {probed.pair}",

@@ -11,7 +11,7 @@ from specheads.decoding.drafting import Drafting
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.verification import Verification
 from specheads.errors import UserError
-from specheads.evaluation.candidates import RuleChoice, takes_head
+from specheads.evaluation.candidates import RuleChoice
 from specheads.evaluation.settings import EngineName
 from specheads.pair.sampling import Warp
 from specheads.papers.reproduction.measures import DRAFT_COUNTS
@@ -110,7 +110,7 @@ class Method(Settings):
     @property
     def needs_head(self) -> bool:
         """Whether the stopping rule takes a head."""
-        return self.stopping is not None and takes_head(self.stopping)
+        return self.stopping is not None and self.stopping.takes_head
 
 
 class Comparison(Settings):

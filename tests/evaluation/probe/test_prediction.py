@@ -1,30 +1,27 @@
 """What ways to decode are predicted to be worth, and the answer that follows."""
 
-import numpy as np
 import pytest
 import torch
 from random_recording import random_recording
 
 from specheads.decoding.step_costs import RuleCosts
 from specheads.decoding.step_times import LONGEST, TARGET, StepTimes, step_costs
+from specheads.evaluation.candidates import fixed_length
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.probe.prediction import (
     BETTER,
-    BLOCK,
     FIXED_NAME,
     HEAD,
     HEAD_SHARES,
     LOGISTIC,
     PLAIN,
-    Agreement,
-    Half,
     Option,
     Overheads,
     best_length,
-    fixed_counts,
     predict,
 )
 from specheads.evaluation.probe.probe import answer_of
+from specheads.evaluation.replayed_sets import RecordedSet, counts_of
 from specheads.replay.recording import GROUND_TRUTH
 
 QUIET = {TARGET: 1.0}
@@ -37,8 +34,7 @@ def half(seed, acceptance=0.7):
     recording.features[GROUND_TRUTH] = torch.where(
         torch.rand(len(recording.tokens), generator=torch.Generator().manual_seed(seed)) < 0.5, 0.5, 0.9
     )
-    numbers = [np.zeros(length) for length in recording.lengths.tolist()]
-    return Half(recording, Agreement(numbers, numbers, numbers, numbers), [f"{seed} {number}" for number in range(20)])
+    return RecordedSet("half", "dev", recording, groups=[f"{seed} {number}" for number in range(20)])
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +49,7 @@ def options(halves):
 
 def test_a_fixed_length_is_chosen_on_one_half_and_counted_on_the_other(halves, options):
     lengths = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
-    counts = [dict(zip(lengths, fixed_counts(each.recording, lengths), strict=True)) for each in halves]
+    counts = [dict(zip(lengths, counts_of(each.recording, [fixed_length(k) for k in lengths]), strict=True)) for each in halves]
 
     def seconds(each):
         return each.target_calls.sum() + 0.1 * each.drafted.sum()
@@ -90,10 +86,6 @@ def test_a_head_closes_a_part_of_the_gap_and_pays_for_its_steps(options):
     assert slow.value < free.value and free.low < free.value < free.high
 
 
-def test_the_same_verification_is_not_named_twice_in_greedy_decoding(halves):
-    assert BLOCK not in {option.name for option in predict(halves, TIMES, greedy=True)}
-
-
 def test_overheads_of_rounds_slow_down_drafts_and_those_of_tokens_the_target_alone(halves, options):
     slower = {o.name: o.speedup.value for o in predict(halves, TIMES, False, Overheads(round_seconds=0.2))}
     faster = {o.name: o.speedup.value for o in predict(halves, TIMES, False, Overheads(alone_seconds=0.5))}
@@ -108,8 +100,8 @@ def test_verification_is_linear_between_what_was_timed():
 
 
 def known(**speeds):
-    names = {"plain": PLAIN, "fixed": FIXED_NAME, "block": BLOCK, "logistic": LOGISTIC, "better": BETTER, "head": f"{HEAD}20"}
-    speeds = {"plain": 1.0, "block": 0.0, "logistic": 0.0, "better": 0.0, "head": 0.0} | speeds
+    names = {"plain": PLAIN, "fixed": FIXED_NAME, "logistic": LOGISTIC, "better": BETTER, "head": f"{HEAD}20"}
+    speeds = {"plain": 1.0, "logistic": 0.0, "better": 0.0, "head": 0.0} | speeds
     fixed = speeds["fixed"]
     return [
         Option(
@@ -127,10 +119,9 @@ def known(**speeds):
     ("speeds", "choice", "command"),
     [
         ({"fixed": 0.9}, PLAIN, "specheads evaluate head=null"),
-        ({"fixed": 1.5, "block": 1.51, "logistic": 1.5}, FIXED_NAME, "specheads evaluate head=null"),
-        ({"fixed": 1.5, "block": 1.55}, BLOCK, "specheads evaluate head=null compare_verification=[block]"),
+        ({"fixed": 1.5, "logistic": 1.5}, FIXED_NAME, "specheads evaluate head=null"),
         (
-            {"fixed": 1.5, "block": 1.55, "logistic": 1.65},
+            {"fixed": 1.5, "logistic": 1.65},
             LOGISTIC,
             "specheads evaluate head=null stopping=[fixed_length,logistic]",
         ),
