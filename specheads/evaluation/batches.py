@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,19 +19,17 @@ from specheads.decoding.load_aware import MAX_TOKENS, LengthPolicy
 from specheads.decoding.load_costs import kept_costs
 from specheads.decoding.records import DecodeStats, Generation
 from specheads.decoding.step_costs import LoadCosts
-from specheads.decoding.stopping import FixedLength
 from specheads.evaluation.candidates import DEFAULT, FIXED, LOAD_AWARE, TARGET_ALONE, Candidate, Rules, fixed_length
 from specheads.evaluation.decode import best_of_kinds, open_journal, sweep_of
 from specheads.evaluation.intervals import interval, milliseconds, resample_counts
-from specheads.evaluation.replayed_sets import Outcome
+from specheads.evaluation.replayed_sets import Outcome, counts_of
 from specheads.evaluation.report import BatchRow, BatchTable, rule_fields
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup
-from specheads.evaluation.speculation_profile import accepted_by_place
+from specheads.evaluation.speculation_profile import survival
 from specheads.evaluation.sweep import Sweep, response_seed
 from specheads.forecast import progress
 from specheads.replay.recording import Recording
-from specheads.replay.replay import replay
 from specheads.storage.journal import Entry, Journal
 from specheads.storage.runs import is_resumed
 
@@ -51,15 +49,10 @@ class BatchRun:
     stats: Sequence[DecodeStats]  # their seconds: from the moment that a request gets a row to its last token
     rounds: Sequence[Sequence[Sequence[float]]]  # by response: tokens and seconds of rounds, with the wait before
 
-    @cached_property
-    def total(self) -> DecodeStats:
-        """The counts of all requests."""
-        return DecodeStats.total(self.stats)
-
     @property
     def tokens_per_second(self) -> float:
         """The tokens of all requests per second of the whole run, with the reading of prompts."""
-        return self.total.num_tokens / self.seconds
+        return sum(part.num_tokens for part in self.stats) / self.seconds
 
     @property
     def token_seconds(self) -> np.ndarray:
@@ -68,10 +61,9 @@ class BatchRun:
         return np.repeat(seconds / tokens, tokens.astype(np.int64))
 
     @property
-    def first_token_seconds(self) -> np.ndarray:
-        """The seconds (n,) from the moment that a request gets a row to its first tokens: the prompt, and a round."""
-        first = [response[0][1] for response in self.rounds]
-        return np.array([part.prefill_seconds for part in self.stats]) + np.array(first)
+    def first_token_seconds(self) -> list[float]:
+        """The seconds from the moment that a request gets a row to its first tokens: the prompt, and a round."""
+        return [part.prefill_seconds + rounds[0][1] for part, rounds in zip(self.stats, self.rounds, strict=True)]
 
 
 def decode_batches(setup: Setup[Evaluation], outcome: Outcome) -> list[BatchTable]:
@@ -92,8 +84,7 @@ def decode_batches(setup: Setup[Evaluation], outcome: Outcome) -> list[BatchTabl
     policies = evaluation.policies or DEFAULT
     longest = max(choice.arguments.get("max_tokens", MAX_TOKENS) for choice in policies.values())
     costs, dev = _costs(setup, max(requests), max(*lengths, longest)), outcome.sets[0].recording
-    rules = [rule for rule in best_of_kinds(outcome.choices) if rule.family != FIXED]
-    shared = [*rules, *load_settings(policies, dev, costs)]
+    shared = [rule for rule in best_of_kinds(outcome.choices) if rule.family != FIXED] + load_settings(policies, dev, costs)
     settings = {size: [TARGET_ALONE, best_fixed(dev, costs, lengths, size), *shared] for size in requests}
     total = evaluation.repeats * sum(len(settings[size]) * len(made) for size, made in requests.items())
     logger.info("batches: %d responses of at most %d tokens, into %s", total, evaluation.max_new_tokens, setup.run_folder)
@@ -109,35 +100,26 @@ def decode_batches(setup: Setup[Evaluation], outcome: Outcome) -> list[BatchTabl
 
 
 def requests_of(prompts: Sequence[Sequence[int]], size: int) -> list[Sequence[int]]:
-    """Return the requests of batches of `size` rows: every prompt, and again from the first if those are too few."""
+    """Return the prompts, repeated until there are enough of them for so many rows."""
     return [prompts[number % len(prompts)] for number in range(max(len(prompts), REQUESTS_PER_ROW * size))]
 
 
 def best_fixed(dev: Recording, costs: LoadCosts, lengths: Sequence[int], size: int) -> Candidate:
-    """Return the fixed length with the most tokens per second of `size` rows, as replayed on dev prompts, at these costs."""
+    """Return the fixed length with the most tokens per second in `size` rows, as replayed on dev prompts, at these costs."""
     middle = np.mean([len(prompt) for prompt in dev.prompts]) + float(dev.lengths.double().mean()) / 2  # positions of a row
-    speeds = {}
-    for length, rounds in zip(lengths, replay(dev, [FixedLength(length) for length in lengths]), strict=True):
-        counts = rounds.per_prompt(dev.num_prompts)
-        emitted = counts.tokens.sum() / counts.target_calls.sum()
-        speeds[length] = emitted / costs.round_seconds(size, length, round(size * middle))
-    length = max(speeds, key=lambda each: speeds[each])
-    return fixed_length(length)
-
-
-def survival(dev: Recording, max_tokens: int) -> list[float]:
-    """Return the probability that the first 1, 2, ... tokens of a draft are all accepted, as replayed on dev prompts."""
-    max_tokens = min(max_tokens, dev.max_tokens)
-    (rounds,) = replay(dev, [FixedLength(max_tokens)])
-    reached, accepted = (counts.sum(axis=0) for counts in accepted_by_place(rounds, dev.num_prompts, max_tokens))
-    return (accepted / np.maximum(reached, 1)).cumprod().tolist()
+    rules = [fixed_length(length) for length in lengths]
+    speeds = [
+        counts.tokens.sum() / counts.target_calls.sum() / costs.round_seconds(size, length, round(size * middle))
+        for length, counts in zip(lengths, counts_of(dev, rules), strict=True)
+    ]
+    return rules[int(np.argmax(speeds))]
 
 
 def load_settings(policies: Rules, dev: Recording, costs: LoadCosts) -> list[Candidate]:
     """Return the settings that know the load, by the names of their policies."""
     settings = []
     for name, choice in policies.items():
-        longest = choice.arguments.get("max_tokens", MAX_TOKENS)
+        longest = min(choice.arguments.get("max_tokens", MAX_TOKENS), dev.max_tokens)
         policy: LengthPolicy = choice.cls(costs=costs, survival=survival(dev, longest), **choice.arguments)
         settings.append(Candidate(LOAD_AWARE, name.replace("_", "-"), None, None, policy=policy, rule_name=name))
     return settings
@@ -147,8 +129,7 @@ def _costs(setup: Setup[Evaluation], max_batch: int, max_tokens: int) -> LoadCos
     """Return what rounds cost here, as this run first took it: a resumed run must not choose other settings."""
     path, settings = setup.run_folder / "batch-costs.json", setup.settings
     if not (is_resumed(setup.run_folder) and path.is_file()):
-        verification, window = settings.verification, setup.window
-        decoder = SpeculativeDecoder(setup.pair, None, None, verification, settings.warp, settings.engine, window)
+        decoder = SpeculativeDecoder(setup.pair, None, None, settings.verification, settings.warp, settings.engine, setup.window)
         kept_costs(decoder, max_batch, max_tokens).write(path)
     return LoadCosts.read(path)
 
@@ -192,13 +173,12 @@ def _ready(sweep: Sweep, settings: Sequence[Candidate], requests: Sequence[Seque
     start = time.perf_counter()
     shared = SpeculativeDecoder(sweep.pair, warp=sweep.warp, engine=sweep.engine, window=sweep.window)
     alone = Baseline(sweep.pair, sweep.warp, sweep.engine, sweep.window)
-
-    def decoder_of(setting: Candidate) -> _DecodeBatch:
+    decoders: list[_DecodeBatch] = []
+    for setting in settings:
         if setting.policy is not None:
-            return partial(shared.generate_batch, policy=setting.policy)
-        return alone.generate_batch if setting.live is None else shared.with_stopping(setting.live).generate_batch
-
-    decoders = [decoder_of(setting) for setting in settings]
+            decoders.append(partial(shared.generate_batch, policy=setting.policy))
+        else:
+            decoders.append((shared.with_stopping(setting.live) if setting.live else alone).generate_batch)
     captures = isinstance(shared.target_engine, GraphEngine)
     for decode in decoders:
         _decoded(sweep, decode, requests if captures else requests[:size], size, 0)
@@ -216,14 +196,13 @@ def _decoded(
 ) -> Entry:
     """Return a run as a journal holds it."""
     seeds = [response_seed(sweep.seed, number, repeat) for number in range(len(requests))]
-    generations: dict[int, Generation] = {}
+    made: dict[int, Generation] = {}
     start = time.perf_counter()
     for number, generation in decode(requests, size, sweep.max_new_tokens, seeds):
-        generations[number] = generation
+        made[number] = generation
         on_generation(1)
-    seconds = time.perf_counter() - start
-    ordered = [generations[number] for number in range(len(requests))]
-    rounds = [[[len(made.tokens), made.seconds] for made in generation.rounds] for generation in ordered]
+    seconds, ordered = time.perf_counter() - start, [made[number] for number in range(len(requests))]
+    rounds = [[[len(each.tokens), each.seconds] for each in generation.rounds] for generation in ordered]
     return {"seconds": seconds, "stats": [asdict(generation.stats) for generation in ordered], "rounds": rounds}
 
 
@@ -244,6 +223,7 @@ def batch_rows(settings: Sequence[Candidate], runs: Sequence[Sequence[BatchRun]]
 
     rows = []
     for setting, made in zip(settings, runs, strict=True):
+        stats = [part for run in made for part in run.stats]
         ratios = [run.tokens_per_second / alone.tokens_per_second for run, alone in zip(made, runs[0], strict=True)]
         row = BatchRow(
             name=setting.name,
@@ -252,11 +232,11 @@ def batch_rows(settings: Sequence[Candidate], runs: Sequence[Sequence[BatchRun]]
             lossless=True,
             tokens_per_second=float(np.median([run.tokens_per_second for run in made])),
             over_alone=float(np.median(ratios)),
-            request_tokens_per_second=float(np.median([part.num_tokens / part.seconds for run in made for part in run.stats])),
+            request_tokens_per_second=float(np.median([part.num_tokens / part.seconds for part in stats])),
             speedup=interval(row_speed(made) / row_speed(runs[0])),
             token_ms=milliseconds(np.concatenate([run.token_seconds for run in made])),
             first_token_ms=milliseconds(np.concatenate([run.first_token_seconds for run in made])),
-            tokens_per_round=DecodeStats.total([run.total for run in made]).block_efficiency,
+            tokens_per_round=DecodeStats.total(stats).block_efficiency,
         )
         rows.append(row)
     return rows

@@ -70,37 +70,11 @@ class TestSet:
 
     __test__ = False  # pytest must not collect it
 
-    def load(self, name: str, pair: Pair, count: int) -> list[Prompt]:
-        """Return the test prompts, of a file `count`; raises UserError if there are none."""
-        if not self.is_file:
-            return split_of(self.source, pair, "test", f"give a file: test_sets={{{name}: <file>}}")
-        assert isinstance(self.source, DatasetSource)  # of `file_source`
-        return split_of(replace(self.source, num_test=count), pair, "test", "give a file with more rows")
-
 
 def file_source(source: DatasetSource, path: str, count: int) -> TestSet:
     """Return the first `count` rows of a file as test prompts, with the templates of a source."""
     file = replace(source, path=path, revision=None, test_split=None)
-    rows = replace(file, num_train=0, num_dev=0, num_test=count, num_final=0)
-    return TestSet(rows, is_file=True)
-
-
-def split_of(source: PromptSource, pair: Pair, split: str, remedy: str, responses: bool = False) -> list[Prompt]:
-    """Return the prompts of one split of a source, with `responses` also those in the data set.
-
-    Raises:
-        UserError: there are none; the message ends with the remedy.
-    """
-    loaded = source.load(pair.chats, responses=True) if responses else source.load(pair.chats)
-    prompts = [prompt for prompt in unique(loaded) if prompt.split == split]
-    if not prompts:
-        raise UserError(f"the data set has no {split} prompts; {remedy}.")
-    return prompts
-
-
-def _missing_remedy(split: str) -> str:
-    """Return the remedy for a split of `data` that has no prompts, or too few."""
-    return f"set data.num_{split}, or use a data set with more rows"
+    return TestSet(replace(file, num_train=0, num_dev=0, num_test=count, num_final=0), is_file=True)
 
 
 logger = logging.getLogger(__name__)
@@ -167,15 +141,14 @@ class PromptSets:
     @cached_property
     def dev(self) -> PromptSet:
         """All dev prompts that no head learned from."""
-        prompts = split_of(self.data.source, self.pair, "dev", _missing_remedy("dev"))
+        prompts = self._split(self.data.source, "dev")
         return self._set(f"{self.name}, dev", "dev", self.data.source, prompts, self._numbers("train"), "data.num_dev")
 
     @cached_property
     def reported(self) -> PromptSet:
         """All prompts of the split that `split=` names, except those that a head learned from or was calibrated on."""
-        split = self.settings.split
-        score = self.data.score if self.settings.measures_quality else None
-        prompts = split_of(self.data.source, self.pair, split, _missing_remedy(split), responses=score is not None)
+        split, score = self.settings.split, self.data.score if self.settings.measures_quality else None
+        prompts = self._split(self.data.source, split, with_responses=score is not None)
         if score is not None:
             check_references(score, [prompt.response for prompt in prompts])
         name = self.name if split == "test" else f"{self.name}, {split}"
@@ -221,13 +194,23 @@ class PromptSets:
         left_out = [f"{_counted(reduced.num_left_out, reduced.name)} left out: {WHY}." for reduced in sets.values()]
         return left_out + ([_silence(self.silent)] if self.silent else [])
 
+    def _split(self, source: PromptSource, split: str, remedy: str | None = None, with_responses: bool = False) -> list[Prompt]:
+        """Return the prompts of one split of a source; raises UserError, which ends with the remedy, if there are none."""
+        loaded = source.load(self.pair.chats, with_responses)
+        prompts = [prompt for prompt in unique(loaded) if prompt.split == split]
+        if not prompts:
+            remedy = remedy or f"set data.num_{split}, or use a data set with more rows"
+            raise UserError(f"the data set has no {split} prompts; {remedy}.")
+        return prompts
+
     def _more(self, title: str, name: str, test_set: TestSet, known: set[int]) -> PromptSet:
         """Return the first prompts of one of test_sets that are not `known`, as many as settings ask for."""
-        count = self.settings.num_prompts
-        prompts = test_set.load(name, self.pair, count)
+        count, source, key = self.settings.num_prompts, test_set.source, f"test_sets={{{name}: <file>}}"
+        prompts = self._split(source, "test", f"give {'a file with more rows' if test_set.is_file else f'a file: {key}'}")
         if test_set.is_file and not known.isdisjoint(_numbers_of(prompts)):
-            prompts = test_set.load(name, self.pair, count + len(known))
-        return self._set(title, "test", test_set.source, prompts, known, f"test_sets={{{name}: <file>}}").first(count)
+            assert isinstance(source, DatasetSource)  # of `file_source`
+            prompts = self._split(replace(source, num_test=count + len(known)), "test")
+        return self._set(title, "test", source, prompts, known, key).first(count)
 
     def _set(
         self, name: str, role: str, source: _ReportedSource, prompts: Sequence[Prompt], known: set[int], key: str
@@ -237,9 +220,7 @@ class PromptSets:
         num_left_out = len(prompts) - len(kept)
         if not kept:
             numbers = _numbers_of(prompts)
-            heads = [
-                name for name, known_to in self.learned.items() if numbers & {*known_to.train.tolist(), *known_to.dev.tolist()}
-            ]
+            heads = [head for head, of_head in self.learned.items() if numbers & {*of_head.train.tolist(), *of_head.dev.tolist()}]
             raise UserError(
                 f"{name} cannot be reported on: all {num_left_out} of its prompts would be left out, because {WHY} "
                 f"(head={', '.join(heads) or None}); give other prompts by {key}, or a head that was trained on others."

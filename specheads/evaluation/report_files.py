@@ -25,18 +25,14 @@ from specheads.storage.files import write_json, write_whole
 
 
 def write_report(report: Report, folder: Path) -> list[Path]:
-    """Write report.html, report.json, report.csv and a plot of what was replayed; return their paths."""
+    """Write report.html, report.json, report.csv; return their paths."""
     from specheads.evaluation.page.document import write_page  # imports plotly
-    from specheads.evaluation.page.figures import plot_pareto  # imports matplotlib
 
     folder.mkdir(parents=True, exist_ok=True)
     written = [folder / name for name in ("report.html", "report.json", "report.csv")]
     write_page(report, written[0])
     write_json(written[1], asdict(report))
     write_whole(written[2], lambda path: _write_csv(report, path))
-    if report.data_sets:
-        written.append(folder / "pareto.png")
-        plot_pareto(report, written[-1])
     return written
 
 

@@ -16,21 +16,20 @@ from typing import Any
 import numpy as np
 
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength
-from specheads.evaluation.intervals import interval
+from specheads.evaluation.candidates import fixed_length
+from specheads.evaluation.intervals import Interval, interval
 from specheads.evaluation.replayed_rows import reliability
-from specheads.evaluation.replayed_sets import Outcome, RecordedSet
+from specheads.evaluation.replayed_sets import Outcome, RecordedSet, counts_of
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup, versions
 from specheads.heads.head import AcceptanceHead, load_head
 from specheads.heads.head_folder import PROFILE_FILE
 from specheads.heads.portable.standalone_head import bounds_of
-from specheads.replay.replay import Replayed, recorded_head, recorded_threshold, replay
+from specheads.replay.recording import Recording
+from specheads.replay.replay import Counts, recorded_head, recorded_threshold, replay
 from specheads.storage.files import write_json
 
 logger = logging.getLogger(__name__)
-
-FORMAT, FILE = 1, PROFILE_FILE
-VERIFICATION = "token"  # the numbers are those of token verification
 
 
 def set_profile(prompts: Mapping[str, Any], recorded: RecordedSet) -> dict[str, Any]:
@@ -43,40 +42,45 @@ def set_profile(prompts: Mapping[str, Any], recorded: RecordedSet) -> dict[str, 
         prompts: what the file says of the prompts.
     """
     recording, resamples = recorded.recording, recorded.resamples
-    rounds = replay(recording, [FixedLength(length) for length in range(1, MAX_TOKENS + 1)])
-    tried, accepted = accepted_by_place(rounds[-1], recording.num_prompts, MAX_TOKENS)
+    reached, accepted = _by_place(recording, MAX_TOKENS)
     with np.errstate(invalid="ignore", divide="ignore"):
-        shares = np.nan_to_num((resamples @ accepted) / (resamples @ tried))
+        shares = np.nan_to_num((resamples @ accepted) / (resamples @ reached))
+    counts = counts_of(recording, [fixed_length(length) for length in range(1, MAX_TOKENS + 1)])
     return {
         "name": recorded.name,
         "prompts": prompts,
         "num_tokens": int(recording.lengths.sum()),
         "acceptance": [interval(share) for share in shares.T],
         "survival": [interval(survival) for survival in shares.cumprod(axis=1).T],
-        "tokens_per_round": [interval(_per_round(each, recording.num_prompts, resamples)[0]) for each in rounds],
+        "tokens_per_round": [_per_round(each, "tokens", resamples) for each in counts],
         "head": None,
     }
 
 
-def accepted_by_place(rounds: Replayed, num_prompts: int, num_places: int) -> tuple[np.ndarray, np.ndarray]:
+def survival(recording: Recording, num_places: int) -> list[float]:
+    """Return the probability that the first 1, 2, ... tokens of a draft are all accepted."""
+    reached, accepted = (counts.sum(axis=0) for counts in _by_place(recording, num_places))
+    return (accepted / np.maximum(reached, 1)).cumprod().tolist()
+
+
+def _by_place(recording: Recording, num_places: int) -> tuple[np.ndarray, np.ndarray]:
     """Return, by prompt and place in a draft, how many tokens had only accepted ones before them, and how many were accepted too.
 
-    Shapes: (P, N) each.
+    The drafts are of `num_places` tokens. Shapes: (P, N) each.
     """
+    (rounds,) = replay(recording, [FixedLength(num_places)])
     place = np.arange(num_places)
     passed = rounds.accepted[:, None] > place
     reached = (rounds.accepted[:, None] >= place) & (rounds.drafted[:, None] > place)
-    sums = np.zeros((2, num_prompts, num_places))
+    sums = np.zeros((2, recording.num_prompts, num_places))
     for part, values in zip(sums, (reached, passed), strict=True):
         np.add.at(part, rounds.prompt.astype(int), values)
     return sums[0], sums[1]
 
 
-def _per_round(rounds: Replayed, num_prompts: int, resamples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tokens and the drafted tokens of a round, (1 + R,) each."""
-    counts = rounds.per_prompt(num_prompts)
-    number = resamples @ counts.target_calls
-    return (resamples @ counts.tokens) / number, (resamples @ counts.drafted) / number
+def _per_round(counts: Counts, name: str, resamples: np.ndarray) -> Interval:
+    """Return how many tokens of some kind a round has."""
+    return interval((resamples @ getattr(counts, name)) / (resamples @ counts.target_calls))
 
 
 def _head_profile(recorded: RecordedSet, head: AcceptanceHead) -> dict[str, Any]:
@@ -84,13 +88,13 @@ def _head_profile(recorded: RecordedSet, head: AcceptanceHead) -> dict[str, Any]
     bounds, recording, logits = bounds_of(head.config.to_dict()), recorded.recording, recorded_head(head)
     most = min(bounds["max_tokens"], MAX_TOKENS)
     (rounds,) = replay(recording, [recorded_threshold(logits, bounds["threshold"], most)])
-    tokens, drafted = _per_round(rounds, recording.num_prompts, recorded.resamples)
+    counts, resamples = rounds.per_prompt(recording.num_prompts), recorded.resamples
     curve = [row for row in reliability(recording, {"head": logits}) if row.predictor.startswith("head")][-1]
     return {
         "threshold": bounds["threshold"],
         "max_tokens": most,
-        "tokens_per_round": interval(tokens),
-        "drafted_per_round": interval(drafted),
+        "tokens_per_round": _per_round(counts, "tokens", resamples),
+        "drafted_per_round": _per_round(counts, "drafted", resamples),
         "expected_calibration_error": curve.ece,
         "predicted": curve.predicted,
         "observed": curve.observed,
@@ -103,34 +107,29 @@ def write_profiles(setup: Setup[Evaluation], outcome: Outcome) -> None:
 
     Of several heads, those without a local folder get none. Without a recording there is nothing to write.
     """
-    recorded, pair, settings = outcome.sets[1:], setup.pair, setup.settings
-    if not recorded:
-        return
-    prompts = setup.prompts.recorded()
-    plain = [set_profile(prompts[each.name].provenance(), each) for each in recorded]
+    pair, settings, prompts = setup.pair, setup.settings, setup.prompts.recorded() if outcome.sets else {}
+    plain = [set_profile(prompts[each.name].provenance(), each) for each in outcome.sets[1:]]
     models = {
         "draft": {"id": pair.draft_id, "revision": pair.draft_revision, "dtype": str(pair.draft.dtype)},
         "target": {"id": pair.target_id, "revision": pair.target_revision, "dtype": str(pair.target.dtype)},
     }
+    sizes = {"seed": settings.seed, "num_samples": settings.record.num_samples, "max_new_tokens": settings.max_new_tokens}
 
     def write(folder: Path, described: Mapping[str, Any], sets: Sequence[Mapping[str, Any]]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        sizes = {"seed": settings.seed, "num_samples": settings.record.num_samples, "max_new_tokens": settings.max_new_tokens}
-        content = {"format": FORMAT, "verification": VERIFICATION, "pair": described, "warp": asdict(settings.warp)}
-        values = content | {"settings": sizes, "sets": sets, "versions": versions()}
-        write_json(folder / FILE, json.loads(json.dumps(values, default=vars)))
+        content = {"format": 1, "verification": "token", "pair": described, "warp": asdict(settings.warp), "settings": sizes}
+        write_json(folder / PROFILE_FILE, json.loads(json.dumps(content | {"sets": sets, "versions": versions()}, default=vars)))
 
-    if not setup.located_heads:
+    if plain and not setup.located_heads:
         write(setup.run_folder, models, plain)
-    for located in setup.located_heads.values():
+    for located in setup.located_heads.values() if plain else ():
         is_local = Path(located.where).is_dir() and not settings.any_draft
         if not is_local and len(setup.located_heads) > 1:
             continue
         head = load_head(located.where) if is_local else located.head  # what it recommends may have changed
         described = models | {"head": {"id": Path(located.where).name, "inputs": list(head.config.inputs)}}
-        of_head = [_head_profile(each, head) for each in recorded]
         try:
-            sets = [known | {"head": numbers} for known, numbers in zip(plain, of_head, strict=True)]
+            sets = [known | {"head": _head_profile(each, head)} for known, each in zip(plain, outcome.sets[1:], strict=True)]
             write(Path(located.where) if is_local else setup.run_folder, described, sets)
         except OSError as error:
-            logger.warning("no %s could be written into %s (%s)", FILE, located.where, error.strerror)
+            logger.warning("no %s could be written into %s (%s)", PROFILE_FILE, located.where, error.strerror)

@@ -46,12 +46,6 @@ class Cell:
     lossy: bool = False
     breaks: bool = False  # whether the text may break after an underscore
 
-    @property
-    def parts(self) -> list[str]:
-        """The text in parts, between which a line may break."""
-        text = self.text or ""
-        return text.replace("_", "_\n").split("\n") if self.breaks and "\n" not in text else [text]
-
 
 @dataclass(frozen=True)
 class Row:

@@ -5,8 +5,9 @@ from fakes import tiny_pair
 from specheads import SpeculativeDecoder, Warp
 from specheads.decoding.load_aware import LoadAware
 from specheads.decoding.step_costs import LoadCosts, SecondsTable
-from specheads.evaluation.batches import best_fixed, load_settings, survival
+from specheads.evaluation.batches import best_fixed, load_settings
 from specheads.evaluation.candidates import LOAD_AWARE, RuleChoice
+from specheads.evaluation.speculation_profile import survival
 from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay.recording import load_recording, make_recording
 from specheads.replay.response_tree import RecordSettings
@@ -32,7 +33,7 @@ def test_more_rows_have_shorter_drafts(tmp_path):
 def test_policies_decode_with_what_was_measured(tmp_path):
     pair = tiny_pair(7, scale=2.0)
     dev = recorded(pair, tmp_path)
-    shares = survival(dev, 20)
+    shares = survival(dev, 8)
     assert len(shares) == 8 and shares == sorted(shares, reverse=True) and 0 < shares[0] < 1
     (setting,) = load_settings({"load_aware": RuleChoice(LoadAware, {"max_tokens": 3})}, dev, COSTS)
     assert (setting.name, setting.family, setting.policy.max_tokens) == ("load-aware", LOAD_AWARE, 3)

@@ -17,8 +17,9 @@ from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.replayed_sets import RecordedSet
 from specheads.evaluation.settings import Evaluation, RecordingSettings
-from specheads.evaluation.speculation_profile import FILE, set_profile
+from specheads.evaluation.speculation_profile import set_profile
 from specheads.heads.head import load_head, save_head
+from specheads.heads.head_folder import PROFILE_FILE
 
 SCHEMA = json.loads((Path(speculation_profile.__file__).parent / "speculation_profile.schema.json").read_text())
 
@@ -65,7 +66,7 @@ def test_an_evaluation_writes_it_next_to_the_head_or_into_its_own_folder(nano, t
     settings = Evaluation(**small, live="none", ratios=(10,), record=RecordingSettings(num_samples=2))
     located = {"mine": LocatedHead(load_head(folder), str(folder))}
     evaluate(nano, located, settings, PromptData(FewPrompts()), (tmp_path / "data", tmp_path / "run"))
-    content = json.loads((folder / FILE).read_text())
+    content = json.loads((folder / PROFILE_FILE).read_text())
     Draft202012Validator.check_schema(SCHEMA)
     Draft202012Validator(SCHEMA).validate(content)
     assert content.keys() == SCHEMA["properties"].keys()
@@ -81,5 +82,5 @@ def test_an_evaluation_writes_it_next_to_the_head_or_into_its_own_folder(nano, t
     assert 1 <= known["tokens_per_round"]["value"] <= 1 + known["drafted_per_round"]["value"]
     assert 0 <= known["expected_calibration_error"] <= 1 and sum(known["share"]) == pytest.approx(1)
     evaluate(nano, {}, settings, PromptData(FewPrompts()), (tmp_path / "data", tmp_path / "run"))
-    alone = json.loads((tmp_path / "run" / FILE).read_text())
+    alone = json.loads((tmp_path / "run" / PROFILE_FILE).read_text())
     assert alone["sets"] == [of_set | {"head": None}] and alone["pair"].keys() == {"draft", "target"}

@@ -2,11 +2,9 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import plotly.graph_objects as go
-from matplotlib.figure import Figure
 
 from specheads.evaluation.candidates import CEILING, FIXED, ORACLE
 from specheads.evaluation.conclusions import (
@@ -305,39 +303,3 @@ def _draw_setting(figure: go.Figure, number: int, name: str, shown: Sequence[tup
     dash = "solid" if all(row.lossless for _, row in shown) else "dash"
     look = {"marker": style.marker(9), "line": {"color": style.color, "width": 1.5, "dash": dash}, "uid": f"setting{number}"}
     _draw(figure, users, totals, hover, mode=mode, name=escape(name), **look)
-
-
-_SHOWN = {  # families of the picture that the README has, with their colours and titles there
-    FIXED: ("tab:blue", "fixed K"),
-    "head_threshold": ("tab:orange", "head, threshold"),
-    CEILING: ("tab:green", "informed ceiling"),
-    ORACLE: ("0.4", "oracle"),
-}
-
-
-def plot_pareto(report: Report, path: Path) -> None:
-    """Plot both rates of the main families on the first test set: the picture for a README."""
-    data = next((data for data in report.data_sets if data.role == "test"), report.data_sets[0])
-    figure = Figure(figsize=(6.4, 4.8), layout="constrained")
-    axes = figure.subplots()
-    for family, (color, title) in _SHOWN.items():
-        rows = sorted((row for row in data.rules if row.family == family), key=lambda row: row.discard_rate.value)
-        if not rows:
-            continue
-        pairs = [[row.discard_rate for row in rows], [row.verification_rate for row in rows]]
-        x, y = ([rate.value for rate in column] for column in pairs)
-        errors = [[[r.value - r.low for r in column], [r.high - r.value for r in column]] for column in pairs]
-        look: dict[str, Any] = {"marker": "o", "ms": 4, "lw": 1.2, "elinewidth": 0.6, "color": color, "label": title}
-        axes.errorbar(x, y, xerr=errors[0], yerr=errors[1], **look)
-        for row, point in zip(rows, zip(x, y, strict=True), strict=True):
-            if row.value is not None and family != CEILING:
-                below: dict[str, Any] = {"textcoords": "offset points", "xytext": (5, 4), "fontsize": 8}
-                axes.annotate(f"{row.value:g}", point, **below, color=color)
-    axes.set(
-        xlabel="discard rate (drafted tokens thrown away per token)",
-        ylabel="verification rate (forward passes of the target per token)",
-        title=f"{report.context['model']}, {data.name} prompts: lower left is better",
-    )
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path, dpi=150)

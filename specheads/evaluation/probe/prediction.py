@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.step_times import StepTimes
@@ -65,24 +64,6 @@ def agreement(pair: Pair, recording: Recording, warp: Warp) -> Agreement:
         if isinstance(pair.target_lm, ServedModel):
             agreed.left_out.append(pair.target_lm.left_out(states[pair.target_lm]).double().numpy())
     return agreed
-
-
-def survival(recording: Recording, longest: int) -> list[float]:
-    """Return the chance that at least 1, 2, ... `longest` tokens of a draft are accepted, from any position of the responses."""
-    runs = _runs_from(recording)
-    return [float((runs >= length).double().mean()) for length in range(1, longest + 1)]
-
-
-def _runs_from(recording: Recording) -> Tensor:
-    """Return how many drafted tokens are accepted from each position on at which a draft may begin, (n,)."""
-    accepted, ends = recording.accepted, torch.zeros(recording.accepted.shape[1], dtype=torch.bool)
-    ends[recording.first + recording.lengths - 1] = True
-    runs = torch.zeros(accepted.shape, dtype=torch.long)
-    after = torch.zeros(len(accepted), dtype=torch.long)
-    for position in range(accepted.shape[1] - 1, -1, -1):
-        after = torch.where(accepted[:, position], 1 + (0 if ends[position] else after), 0)
-        runs[:, position] = after
-    return runs[accepted | (recording.branch_length > 0)]
 
 
 def better_draft(recording: Recording, gain: float, seed: int = 0) -> Recording:

@@ -26,13 +26,13 @@ from specheads.evaluation.probe.prediction import (
     agreement,
     best_length,
     predict,
-    survival,
 )
 from specheads.evaluation.probe.timing import LiveCheck, live_check, parameter_ratio, served_times
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.replayed_sets import RecordedSet, Recorder
 from specheads.evaluation.settings import EngineName
 from specheads.evaluation.setup import versions
+from specheads.evaluation.speculation_profile import survival
 from specheads.evaluation.sweep import LARGEST_SPREAD
 from specheads.heads.config import HeadConfig
 from specheads.heads.head import AcceptanceHead
