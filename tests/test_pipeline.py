@@ -54,6 +54,8 @@ def test_evaluate_replays_every_rule_and_decodes_the_best(folder):
     words = [
         "num_prompts=5",
         "num_live_prompts=3",
+        "fixed_lengths=[2,4]",
+        "thresholds=[auto,0.5]",
         "logger=wandb",
         "logger.wandb.offline=true",
         "test_sets={humaneval: more.jsonl}",

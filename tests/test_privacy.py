@@ -19,7 +19,6 @@ from specheads.storage.files import without_home
 USER, TOKEN, KEY = "gundula-mustermann", "hf_NotForOthersNotForOthers", "0123456789abcdef0123456789abcdef01234567"
 SECRETS = {"user name": USER, "token": TOKEN, "key": KEY}
 SMALL = ["data.max_new_tokens=8", "trainer.max_epochs=1"]
-RULES = "fixed_length,head_threshold"
 REPLAYED = ["num_prompts=3", "num_live_prompts=1", "max_new_tokens=8"]
 
 
@@ -49,7 +48,13 @@ def commands(tmp_path_factory):
     ]
     lines = {
         "train": [*shared, *SMALL],
-        "evaluate": [*REPLAYED, "num_dev_prompts=3", "fixed_lengths=[1,2]", "thresholds=[0.5]"],
+        "evaluate": [
+            *REPLAYED,
+            "num_dev_prompts=3",
+            "stopping=[fixed_length,head_threshold]",
+            "fixed_lengths=[1,2]",
+            "thresholds=[0.5]",
+        ],
         "probe": [*shared, *REPLAYED, "repeats=1", "widths=[8]", "num_samples=1"],
         "export": ["head={head}", "format=standalone"],
         "distill": [*shared, *SMALL],
