@@ -6,6 +6,7 @@ to a draft step, because their seconds vary by more than that. Where nothing is 
 batch size 1 a model reads each weight and multiplies by it once per token.
 """
 
+import math
 import random
 import statistics
 import time
@@ -24,6 +25,7 @@ from specheads.decoding.stopping import FixedLength, StoppingRule
 from specheads.heads.head import AcceptanceHead
 from specheads.pair.language_model import LanguageModel
 
+FEWEST = 8  # times that each step is timed, however slow it is
 IN_A_ROW = 4  # draft steps after each step of the target
 LONGEST = 16  # drafted tokens of the longest verification
 VERIFIED = (2, 4, 8, LONGEST)  # drafted tokens of the verifications that are timed
@@ -67,6 +69,7 @@ def step_times(
     context: int = 256,
     repeats: int = 40,
     verified: Sequence[int] = VERIFIED,
+    patience: float = math.inf,
 ) -> StepTimes:
     """Return the times of a decoder's steps, and what rules would add to its draft steps.
 
@@ -74,8 +77,9 @@ def step_times(
         decoder: of chains; its own stopping rule is not timed.
         rules: by name, those whose steps are timed next to those of a rule that only counts.
         context: positions in memory.
-        repeats: times that each step is timed.
+        repeats: times that each step is timed, at most.
         verified: numbers of drafted tokens whose verification is timed.
+        patience: seconds after which slow steps are not repeated any more.
     """
     decoders = {name: decoder.with_stopping(rule) for name, rule in {PLAIN: FixedLength(LONGEST), **rules}.items()}
     alone = Baseline(decoder.pair, decoder.warp, decoder.target_engine)
@@ -86,7 +90,7 @@ def step_times(
     first = _target_step(alone, context)
     drafts = {name: _draft_step(each, context) for name, each in decoders.items()}
     others = {TARGET: first} | {f"{count} verified": _verification_step(decoders[PLAIN], count, context) for count in verified}
-    taken = _timed(first, drafts, others, repeats, decoder.pair.target_lm.device)
+    taken = _timed(first, drafts, others, repeats, patience, decoder.pair.target_lm.device)
     seconds = {name: statistics.median(each) for name, each in taken.items()}
     verification = {0: seconds[TARGET]} | {count: seconds[f"{count} verified"] for count in verified}
     spread = {name: statistics.mean(taken[name]) / seconds[name] for name in (PLAIN, *others)}
@@ -95,13 +99,18 @@ def step_times(
 
 
 def _timed(
-    first: Step, drafts: Mapping[str, Step], others: Mapping[str, Step], repeats: int, device: torch.device
+    first: Step, drafts: Mapping[str, Step], others: Mapping[str, Step], repeats: int, patience: float, device: torch.device
 ) -> dict[str, list[float]]:
-    """Return the seconds of steps: `drafts` run several in a row, `others` once, each after the step `first`."""
+    """Return the seconds of steps: `drafts` run several in a row, `others` once, each after the step `first`.
+
+    Slow steps, whose times vary less, are repeated `FEWEST` times, and then until `patience` seconds have passed.
+    """
     steps = {**drafts, **others}
     taken = {name: list[float]() for name in steps}
-    order = random.Random(0)
-    for _ in range(repeats):
+    order, began = random.Random(0), _now(device)
+    for repeat in range(repeats):
+        if repeat >= FEWEST and _now(device) - began > patience:
+            break
         for name in order.sample(list(taken), len(taken)):
             step, count = steps[name], IN_A_ROW if name in drafts else 1
             first()

@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 PROBES, NUM_PROBED = (1, 4, 12), 4  # fixed lengths, and the number of dev prompts that they decode
 CONTEXT = 256  # positions in memory while draft steps are timed
+PATIENCE = 3.0  # seconds after which slow steps are timed no more often
 MOST_TURNS = 4  # of choosing rules and decoding with them
 TEXTS_AT_ONCE = 16
 NUM_TRIED = 16  # dev prompts at most, and half as many as are decoded for the report
@@ -78,7 +79,7 @@ def _timed_shares(setup: Setup, measured: Sequence[Measured]) -> dict[str, float
     if untimed:
         window = setup.window
         decoder = SpeculativeDecoder(setup.pair, warp=evaluation.warp, engine=evaluation.engine, window=window)
-        times = step_times(decoder, untimed, min(CONTEXT, window // 2), verified=())
+        times = step_times(decoder, untimed, min(CONTEXT, window // 2), verified=(), patience=PATIENCE)
         shares |= {kind: times.share(kind) for kind in untimed}
         write_json(setup.step_shares_path, shares)
     return {under_verification: shares[kind] for under_verification, (kind, _) in rules.items()}
