@@ -38,9 +38,11 @@ def test_a_head_adds_the_median_of_its_steps_over_those_without_one(monkeypatch)
 
     drafts = {name: step(name) for name in seconds}
     monkeypatch.setattr(module, "IN_A_ROW", 1)
-    taken = module._timed(lambda: None, drafts, {}, 101, None)
+    taken = module._timed(lambda: None, drafts, {}, 101, 1e9, None)
     median = {name: sorted(each)[50] for name, each in taken.items()}
     assert median["head"] / median["plain"] - 1 == pytest.approx(0.17)
+    slow = module._timed(lambda: None, drafts, {}, 101, patience=0.0, device=None)
+    assert {len(each) for each in slow.values()} == {module.FEWEST}
 
 
 def test_verifications_between_those_timed_are_on_a_line():
