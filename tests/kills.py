@@ -34,10 +34,10 @@ DISTILLED = [
     "samples=mixed",
     "refresh_every=4",
     "trainer.max_epochs=1",
-    "validation={num_prompts: 4, live_prompts: 1, live_tokens: 8}",
+    "validation={num_prompts: 4, live_prompts: 1}",
 ]
 DECODED = ["verification=block", "fixed_lengths=[1,2,4]", "thresholds=[0.5]", "num_live_prompts=6"]
-PROBED = ["num_prompts=8", "num_samples=2", "num_live_prompts=2", "repeats=2", "widths=[8]", "generation.batch_size=4"]
+PROBED = ["num_prompts=8", "num_samples=2", "num_live_prompts=2", "repeats=2", "generation.batch_size=4"]
 WRITTEN = ("data", "outputs")
 
 

@@ -36,7 +36,7 @@ BASE = Distillation(
     optimizer={"lr": 1e-2},
     warp=Warp(1.0, top_k=6),
     refresh_every=2,
-    validation={"live_prompts": 1, "live_tokens": 4},
+    validation={"live_prompts": 1},
     trainer=TRAINER,
 )
 MIXED = BASE.but(samples="mixed", mixed={"text": 1, "target": 1, "on_policy": 2})

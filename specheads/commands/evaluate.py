@@ -92,7 +92,7 @@ def calibrate_again(
             f"head={elsewhere[0]} is on the hub, and a calibration is written into a local folder; download it first."
         )
     limits = replace(data.limits, max_new_tokens=settings.max_new_tokens)
-    amounts = RecordSettings(settings.record.num_samples, MAX_TOKENS, settings.record.batch_size)
+    amounts = RecordSettings(settings.record.num_samples, MAX_TOKENS, limits.batch_size)
     recorder = Recorder(pair, settings.warp, limits, amounts, settings.seed, data_folder)
     errors = calibrate(settings.num_dev_prompts, recorder, unique(data.source.load(pair.chats)), folders)
     for folder, (name, error) in zip(folders, errors.items(), strict=True):

@@ -85,8 +85,8 @@ def record(setup: Setup) -> list[RecordedSet]:
     longest = max(
         MAX_TOKENS, *(rule.max_tokens for rule in rules)
     )  # at least so many, so that fewer rules need no other recording
-    amounts = RecordSettings(settings.record.num_samples, longest, settings.record.batch_size)
     limits = replace(setup.prompt_data.limits, max_new_tokens=settings.max_new_tokens)
+    amounts = RecordSettings(settings.record.num_samples, longest, limits.batch_size)
     recorder = Recorder(setup.pair, settings.warp, limits, amounts, settings.seed, setup.data_folder)
     prompts = {name: prompt_set.prompts for name, prompt_set in sets.items()}
     recordings = recorder.record(prompts, list(setup.heads.values()), settings.record.ground_truth)

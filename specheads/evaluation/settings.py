@@ -46,11 +46,6 @@ class RecordingSettings(Settings):
     """How much of each response is recorded."""
 
     num_samples: PositiveCount = setting(4, "acceptance samples of each response; more make smaller errors")
-    batch_size: PositiveCount = setting(
-        64,
-        "rejected branches of the longest text that the draft reads together; fewer take less memory",
-        config="${generation.batch_size}",
-    )
     ground_truth: Flag = setting(True, "let the target score rejected branches too, for the informed ceiling")
 
 

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from specheads.decoding.decoder import Baseline
 from specheads.decoding.drafting import Autoregressive
+from specheads.decoding.stopping import MAX_TOKENS
 from specheads.errors import UserError, is_count
 from specheads.evaluation.settings import EngineName
 from specheads.forecast import progress
@@ -137,7 +138,6 @@ class LayerSearch(Settings):
     num_dev_prompts: PositiveCount = setting(8, "dev prompts that the target answers; drafts are compared along its responses")
     max_new_tokens: PositiveCount = setting(512, "longest response, in tokens", config="${data.max_new_tokens}")
     most_skipped: OpenProbability = setting(0.7, "largest share of the target's layers to leave out")
-    max_tokens: PositiveCount = setting(20, "longest draft to consider, in tokens")
     engine: EngineName = setting("auto", "how the target answers: auto (the fastest here), eager, compiled or cuda_graph")
 
 
@@ -205,7 +205,7 @@ def search(pair: Pair, prompts: Sequence[EncodedPrompt], settings: LayerSearch, 
                 if number not in journal.entries:
                     journal.add(number, {"acceptance": _mean_overlap(pair, candidate, texts, targets, settings.warp)})
                 acceptance, cost = journal.entries[number]["acceptance"], cost_without(pair, candidate)
-                tried.append(SkippedLayers(candidate, acceptance, cost, *best_length(acceptance, cost, settings.max_tokens)))
+                tried.append(SkippedLayers(candidate, acceptance, cost, *best_length(acceptance, cost, MAX_TOKENS)))
                 number += 1
                 advance(1)
             best.append(max(tried, key=lambda layers: (layers.speedup, layers.acceptance)))

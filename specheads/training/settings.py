@@ -11,7 +11,6 @@ from specheads.processes import Processes
 from specheads.settings import (
     Count,
     NonNegativeNumber,
-    Number,
     PositiveCount,
     PositiveNumber,
     Probability,
@@ -68,9 +67,6 @@ class TrainerSettings(Settings):
         1, "the number of batches per optimizer step; all of their positions have equal weights"
     )
     check_val_every_n_epoch: PositiveCount = setting(1, "the number of epochs between two validations")
-    val_check_interval: Number | None = setting(
-        None, "the number of steps, or the share of an epoch, between two validations; null: validate at the end of an epoch"
-    )
     log_every_n_steps: PositiveCount = setting(10, "the number of optimizer steps between two lines in the logs")
 
     @model_validator(mode="after")

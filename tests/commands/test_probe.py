@@ -15,7 +15,6 @@ SMALL = [
     "num_live_prompts=1",
     "repeats=2",
     "max_new_tokens=16",
-    "widths=[8]",
     "engine=eager",
     "num_samples=1",
 ]

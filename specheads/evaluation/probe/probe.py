@@ -55,17 +55,9 @@ class Probe(Settings):
     )
     num_prompts: PositiveCount = setting(48, "prompts to record; half of them choose for the others")
     num_live_prompts: PositiveCount = setting(4, "prompts to decode as a check")
-    widths: tuple[PositiveCount, ...] | None = setting(
-        None, "widths of the heads to time; null: a sixteenth of the draft's hidden size, an eighth and all of it"
-    )
     context: PositiveCount = setting(256, "positions in memory while steps are timed")
     repeats: PositiveCount = setting(40, "times that each step is timed")
     num_samples: PositiveCount = setting(4, "acceptance samples of each response; more make smaller errors")
-    batch_size: PositiveCount = setting(
-        64,
-        "rejected branches of the longest text that the draft reads together; fewer take less memory",
-        config="${generation.batch_size}",
-    )
     max_new_tokens: PositiveCount = setting(512, "longest response, in tokens", config="${data.max_new_tokens}")
 
     remote_url: Text | None = setting(
@@ -179,7 +171,7 @@ def probe(
     recorded = _recorded(pair, settings, data, data_folder, prompts)
     agreed = [agreement(pair, half.recording, settings.warp) for half in recorded]
     positions = min(settings.context, pair.window // 2)
-    lm, widths = pair.target_lm, settings.widths or _widths(pair.draft_lm.hidden_size)
+    lm, widths = pair.target_lm, _widths(pair.draft_lm.hidden_size)
     not_measured: list[str] = []
     if isinstance(lm, ServedModel):
         ratio, live = settings.remote_ratio or parameter_ratio(pair), None
@@ -278,7 +270,7 @@ def _recorded(pair: Pair, settings: Probe, data: PromptData, folder: Path, promp
     limits = replace(data.limits, max_new_tokens=settings.max_new_tokens)
     # A server reads every rejected branch as a text from its beginning, so there is one sample.
     samples = 1 if isinstance(pair.target_lm, ServedModel) else settings.num_samples
-    amounts = RecordSettings(samples, MAX_TOKENS, settings.batch_size)
+    amounts = RecordSettings(samples, MAX_TOKENS, limits.batch_size)
     recorder = Recorder(pair, settings.warp, limits, amounts, settings.seed, folder)
     groups = groups_of([prompt for prompt, _ in prompts])
     first = halves(groups)

@@ -23,6 +23,7 @@ from specheads.training.distill.settings import Validation
 logger = logging.getLogger(__name__)
 
 BLOCK = 4  # drafted tokens per round of the block efficiencies that are recorded
+LIVE_TOKENS = 64  # of each prompt that is decoded
 MEANINGS = {
     "overlap": "the share of drafted tokens that the target accepts",
     "kl": "KL(target || draft) in nats, of the whole distributions",
@@ -87,7 +88,7 @@ def live_quality(pair: Pair, samples: HeldOutSamples, warp: Warp, validation: Va
     was_training = pair.draft.training
     pair.draft.eval()
     decoder = SpeculativeDecoder(pair, stopping=FixedLength(BLOCK), warp=warp, engine="eager")
-    stats = [decoder.generate(prompt, validation.live_tokens, seed=number).stats for number, prompt in enumerate(prompts)]
+    stats = [decoder.generate(prompt, LIVE_TOKENS, seed=number).stats for number, prompt in enumerate(prompts)]
     pair.draft.train(was_training)
     calls = sum(each.num_target_calls for each in stats)
     return {f"live_block_efficiency_{BLOCK}": sum(each.num_tokens for each in stats) / calls}

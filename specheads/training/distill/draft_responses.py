@@ -63,7 +63,7 @@ class DraftResponses:
         was_training = model.training
         model.eval()
         self.responses = {}
-        limits = ResponseLimits(self.max_new_tokens, batch_size=self.settings.write_batch_size)
+        limits = ResponseLimits(self.max_new_tokens)
         lengths = [len(sample.prompt) for sample in samples]
         # Weights change from call to call: code that was compiled for them, and packed copies, would be made for one call.
         responder = Responder(self.pair, lengths, limits, self.pair.draft_lm, engine="eager")

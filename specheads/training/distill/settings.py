@@ -74,8 +74,7 @@ class Validation(Settings):
     """What the draft is measured on after each epoch."""
 
     num_prompts: PositiveCount = setting(100, "dev prompts whose responses the draft is measured on, after each epoch")
-    live_prompts: Count = setting(4, "dev prompts to decode as well, with drafts of four tokens; 0: none")
-    live_tokens: PositiveCount = setting(64, "tokens to decode for each of them")
+    live_prompts: Count = setting(4, "dev prompts to decode as well, 64 tokens of each with drafts of four; 0: none")
 
 
 class DraftLoader(Loader):
@@ -107,7 +106,6 @@ class Distillation(Settings):
     refresh_every: PositiveCount = setting(
         16, "optimizer steps for which the draft writes its responses in advance, with the weights of the first of these steps"
     )
-    write_batch_size: PositiveCount = setting(64, "prompts that the draft responds to together; fewer take less memory")
     init: Literal["draft", "layers", "fresh"] = setting(
         "draft", "where training starts: draft (the pair's), layers (some of the target's) or fresh (random weights)"
     )

@@ -113,7 +113,7 @@ def _calibrated(
     amounts: Calibration, settings: HeadTraining, pair: Pair, data: GeneratedData, folders: Sequence[Path]
 ) -> dict[str, dict[str, float]]:
     """Calibrate heads on dev prompts of their data set; return the errors by head."""
-    record = RecordSettings(amounts.num_samples, MAX_TOKENS, amounts.batch_size)
+    record = RecordSettings(amounts.num_samples, MAX_TOKENS, data.limits.batch_size)
     recorder = Recorder(pair, settings.warp, data.limits, record, settings.seed, data.folder.parent)
     return calibrate(amounts.num_prompts, recorder, data.prompts, folders)
 

@@ -27,7 +27,6 @@ from specheads.settings import (
     Settings,
     Text,
     cache_key,
-    count,
     setting,
     shown,
 )
@@ -123,11 +122,6 @@ class Calibration(Settings):
     num_samples: PositiveCount = setting(
         4,
         "the number of acceptance samples of each response; evaluations with the same record.num_samples reuse the recording",
-    )
-    batch_size: Annotated[int, count(1, 2**16)] = setting(
-        64,
-        "the number of branches of the longest text that the draft reads together; fewer take less memory",
-        config="${generation.batch_size}",
     )
 
 

@@ -35,9 +35,8 @@ RESPONSES = {
 SETTINGS = Distillation(
     optimizer={"lr": 1e-2},
     warp=WARP,
-    write_batch_size=4,
     refresh_every=3,
-    validation={"live_prompts": 2, "live_tokens": 8},
+    validation={"live_prompts": 2},
 )
 ON_POLICY = SETTINGS.but(samples="on_policy")
 MIXED = SETTINGS.but(samples="mixed", mixed={"text": 1, "target": 1, "on_policy": 2})

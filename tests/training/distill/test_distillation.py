@@ -28,7 +28,7 @@ SMALL += [
     "data.max_prompt_tokens=200",
     "trainer.max_epochs=2",
     "loader.batch_size=4",
-    "validation={num_prompts: 3, live_prompts: 1, live_tokens: 8}",
+    "validation={num_prompts: 3, live_prompts: 1}",
 ]
 
 pytestmark = [
@@ -244,7 +244,7 @@ def test_the_library_call_is_the_command(cfg, tmp_path):
     settings = specheads.Distillation(
         trainer={"max_epochs": 1},
         loader={"batch_size": 4},
-        validation={"num_prompts": 3, "live_prompts": 1, "live_tokens": 8},
+        validation={"num_prompts": 3, "live_prompts": 1},
     )
     assert settings == settings_of(Distillation, composed_cfg)
     data = responses_of(composed_cfg, pair, settings)

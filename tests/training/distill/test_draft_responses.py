@@ -24,8 +24,8 @@ def unanswered(epoch=0, rows=range(4)):
     return [Sample((epoch, row), "on_policy", np.array(PROMPTS[row], dtype=np.int32), None) for row in rows]
 
 
-def writer(pair, warp=None, batch_size=2, seed=0):
-    settings = Distillation(warp=warp or Warp(1.0), write_batch_size=batch_size, seed=seed)
+def writer(pair, warp=None, seed=0):
+    settings = Distillation(warp=warp or Warp(1.0), seed=seed)
     return DraftResponses(pair, settings, max_new_tokens=6)
 
 
@@ -37,9 +37,9 @@ def answered(responses, samples, upcoming=None):
 
 
 def test_responses_are_the_drafts_whatever_batch_they_are_in(pair):
-    whole = answered(writer(pair, batch_size=4), unanswered())
+    whole = answered(writer(pair), unanswered())
     for row, sample in enumerate(whole):
-        (alone,) = answered(writer(pair, batch_size=1), unanswered(rows=[row]))
+        (alone,) = answered(writer(pair), unanswered(rows=[row]))
         assert alone.response.tolist() == sample.response.tolist() and len(alone.response) == 6
         # Each token by inverting the draft's cumulative distribution at the uniform number of its position.
         uniforms = np.random.default_rng([0, 0, row, 3]).random(6)

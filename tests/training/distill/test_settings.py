@@ -16,7 +16,6 @@ MISTAKES = [
     ({"mixed": "half"}, "mixed=half must be a set of keys"),
     ({"samples": "mixed", "mixed": {"target": 0, "on_policy": 0}}, "samples=mixed: all shares are 0"),
     ({"refresh_every": 0}, "refresh_every=0 must be a positive integer"),
-    ({"write_batch_size": 0}, "write_batch_size=0 must be a positive integer"),
     ({"loss": {"divergence": "kl"}}, "loss.divergence=kl must be one of 'forward_kl'"),
     ({"loss": {"beta": 1}}, "loss.beta=1 must be a number above 0 and below 1"),
     ({"loss": {"temperature": 0}}, "loss.temperature=0 must be a finite number above 0"),
