@@ -6,7 +6,6 @@ the draft samples along them with their acceptance probabilities.
 
 import contextlib
 import logging
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
@@ -25,6 +24,7 @@ from specheads.forecast import progress
 from specheads.pair.pair import Pair
 from specheads.prompts.prompt import SPLITS, Prompt, PromptSource, encode_prompts, response_provenance, unique
 from specheads.storage.data_set import SCHEMA
+from specheads.storage.files import log_space
 from specheads.storage.shards import MANIFEST, ShardStore, checksum, fingerprint, read_manifest
 
 logger = logging.getLogger(__name__)
@@ -114,10 +114,7 @@ class Stage(ABC):
         logger.info("data: %s of %d prompts, %d still to do, in %s", self.name, self.num_rows(self.shards), rows, folder)
         # Numbers of four bytes, before compression: nine per token and two for every further sample.
         numbers = 9 + 2 * (self.settings.samples_per_position - 1) if self.labelled else 1
-        size, free = 4 * numbers * self.settings.max_new_tokens * rows / 2**20, shutil.disk_usage(folder).free / 2**20
-        logger.info("data: at most %.0f MiB on disk", size)
-        if size > free:
-            logger.warning("data: only %.0f MiB are free in %s; choose another folder with paths.data=", free, folder)
+        log_space(folder, 4 * numbers * self.settings.max_new_tokens * rows, "data")
 
     def lots(self, missing: Collection[str]) -> list[list[str]]:
         """Return the missing shards in the parts in which they are made."""

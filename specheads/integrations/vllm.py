@@ -35,7 +35,7 @@ from specheads.errors import UserError
 from specheads.heads.features import drafting_features, reads_target
 from specheads.heads.head import load_head
 from specheads.heads.portable.standalone_head import bounds_of
-from specheads.pair.revisions import DRAFT_TEMPERATURE, revision_at
+from specheads.pair.revisions import draft_temperature, revision_at
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ class DraftStopping:
             )
         self.head.check_trained_for("draft", location, "" if self.any_draft else revision_at(location))
         self.head.to(device).requires_grad_(False).eval()
-        self.draft_temperature = float(getattr(config.get_text_config(), DRAFT_TEMPERATURE, 1.0))
+        self.draft_temperature = draft_temperature(config)
         ends = getattr(draft.config, "eos_token_id", None)
         ends = torch.tensor([] if ends is None else [ends] if isinstance(ends, int) else ends, dtype=torch.long)
         self._embed = draft.embed_input_ids

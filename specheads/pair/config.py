@@ -144,16 +144,6 @@ def config_folder() -> Path:
     return source_tree if (source_tree / "model").is_dir() else package / "conf"
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid YAML ({' '.join(str(error).split())}).") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path} must hold the keys of a pair, such as draft and target.")
-    return content
-
-
 def pair_config(name: str | None = None, **keys: Any) -> PairConfig:
     """Return the config of conf/model/<name>.yaml with `keys` in place of its own, or of `keys` alone.
 
@@ -166,8 +156,14 @@ def pair_config(name: str | None = None, **keys: Any) -> PairConfig:
     if name is None or (not path.is_file() and None not in (keys.get("draft"), keys.get("target"))):
         values = {"name": name} | keys
     elif path.is_file():
+        try:
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise UserError(f"{path} is not valid YAML ({' '.join(str(error).split())}).") from None
+        if not isinstance(content, dict):
+            raise UserError(f"{path} must hold the keys of a pair, such as draft and target.")
         # Hydra alone reads the defaults list, which chooses the prompts that suit the pair.
-        values = {key: value for key, value in _read(path).items() if key != "defaults"} | keys
+        values = {key: value for key, value in content.items() if key != "defaults"} | keys
     else:
         known = ", ".join(sorted(file.stem for file in path.parent.glob("*.yaml")))
         raise UserError(f"there is no model config {name!r}; known: {known}; or give draft= and target=.")

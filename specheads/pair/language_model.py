@@ -24,7 +24,7 @@ from transformers import (
 from specheads.errors import UserError, is_out_of_memory
 from specheads.pair.config import ModelSource
 from specheads.pair.quantization import QUANTIZATIONS, quantize
-from specheads.pair.revisions import DRAFT_TEMPERATURE, from_pretrained, resolve
+from specheads.pair.revisions import from_pretrained, resolve
 from specheads.pair.sampling import at_least_float32
 from specheads.pair.synthetic import is_synthetic, synthetic_model, synthetic_tokenizer
 
@@ -124,16 +124,6 @@ def place_of_layers(model: PreTrainedModel) -> str:
         if isinstance(part, nn.ModuleList) and len(part) == count:
             return name
     raise UserError(f"the layers of {type(model).__name__} are not found.")
-
-
-def draft_temperature(draft: PreTrainedModel) -> float:
-    """Return the number that divides this draft's logits, and no target's: `draft_temperature` of its config, or else 1."""
-    return getattr(draft.config.get_text_config(), DRAFT_TEMPERATURE, 1.0)
-
-
-def set_draft_temperature(draft: PreTrainedModel, temperature: float) -> None:
-    """Write a temperature into the draft's config, with which it is saved; a pair's `draft_lm` of before keeps its own."""
-    setattr(draft.config.get_text_config(), DRAFT_TEMPERATURE, float(temperature))
 
 
 def _avoid_cudnn_attention() -> None:

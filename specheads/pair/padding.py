@@ -18,12 +18,6 @@ def by_length(lengths: Sequence[int]) -> list[int]:
     return sorted(range(len(lengths)), key=lengths.__getitem__)
 
 
-def batches_of_rows(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
-    """Return batches of `batch_size` rows of similar length; the last batch may have fewer."""
-    order = by_length(lengths)
-    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-
-
 def batches_of_tokens(lengths: Sequence[int], max_tokens: int, num_texts: Sequence[int] | None = None) -> list[list[int]]:
     """Return batches of rows of similar length whose padded size is at most `max_tokens`, unless a single row is larger.
 

@@ -15,16 +15,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specheads.errors import UserError
 from specheads.pair.config import INSTRUCTION, ModelSource, PairConfig, checked_dtype, pair_config
-from specheads.pair.language_model import (
-    LanguageModel,
-    draft_temperature,
-    load_model,
-    load_tokenizer,
-    set_draft_temperature,
-    weightless_model,
-)
-from specheads.pair.quantization import revision_with
-from specheads.pair.revisions import resolve, revision_of
+from specheads.pair.language_model import LanguageModel, load_model, load_tokenizer, weightless_model
+from specheads.pair.quantization import is_quantized
+from specheads.pair.revisions import draft_temperature, resolve, revision_of, set_draft_temperature
 from specheads.storage.files import without_home
 
 logger = logging.getLogger(__name__)
@@ -61,7 +54,7 @@ class Pair:
     @cached_property
     def draft_lm(self) -> LanguageModel:
         """The draft in two steps, over the vocabulary of the tokenizer, at its own temperature."""
-        return LanguageModel(self.draft, self.vocab_size, draft_temperature(self.draft), self.known_to_draft)
+        return LanguageModel(self.draft, self.vocab_size, draft_temperature(self.draft.config), self.known_to_draft)
 
     @property
     def window(self) -> int:
@@ -148,15 +141,12 @@ class Pair:
 
 
 class NewDraft(Protocol):
-    """A draft that is made from the target instead of loaded."""
+    """A draft that is made from the target instead of loaded; `name` is that of its architecture."""
 
     @property
-    def name(self) -> str:
-        """The name of its architecture."""
+    def name(self) -> str: ...
 
-    def make(self, target: PreTrainedModel) -> PreTrainedModel:
-        """Return the draft for `target`."""
-        ...
+    def make(self, target: PreTrainedModel) -> PreTrainedModel: ...
 
 
 def load_pair(name: str | None = None, *, only_draft: bool = False, new_draft: NewDraft | None = None, **keys: Any) -> Pair:
@@ -194,9 +184,9 @@ def load_pair(name: str | None = None, *, only_draft: bool = False, new_draft: N
         tokenizer=tokenizer,
         name=config.name or f"{Path(draft_id).name}-to-{Path(config.target).name}",
         target_id=without_home(str(config.target)),
-        target_revision=revision_with(revision_of(target, config.target), config.quantization),
+        target_revision=revision_of(target, config.target, config.quantization),
         draft_id=without_home(draft_id),
-        draft_revision="not saved" if new_draft else revision_with(revision_of(draft, draft_id), config.draft_quantization),
+        draft_revision="not saved" if new_draft else revision_of(draft, draft_id, config.draft_quantization),
         chat=config.chat,
         instruction_format=config.instruction_format,
         known_to_draft=known,
@@ -255,7 +245,7 @@ def load_draft(location: str | Path, pair: Pair, dtype: str | torch.dtype = "aut
     """Return another draft for a pair, on its draft's device. Raises UserError if it cannot be loaded or does not fit."""
     model = load_model(ModelSource(location, dtype=checked_dtype(dtype), device=str(pair.draft_lm.device)))
     check_vocabulary(replace(pair, draft=model))
-    return LanguageModel(model, pair.vocab_size, draft_temperature(model))
+    return LanguageModel(model, pair.vocab_size, draft_temperature(model.config))
 
 
 def check_spread(device_map: Mapping[str, Any], target_id: str) -> None:
@@ -297,9 +287,8 @@ def check_vocabulary(pair: Pair) -> None:
 def known_tokens(draft: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase, draft_id: str, target_id: str) -> Tensor | None:
     """Return which tokens of the target's vocabulary the draft knows, (V,) bool; None where it knows all.
 
-    Vocabularies may differ at the edge, in added tokens that only one of the two knows. Such a draft never proposes a token that
-    it does not know, so the output's distribution stays the target's, and the target's probability of these tokens is lost to
-    acceptance. Sizes of embeddings do not matter.
+    Vocabularies may differ in added tokens that only one of the two knows. A draft never proposes a token that it does not know,
+    so the output's distribution stays the target's. Sizes of embeddings do not matter.
 
     Raises:
         UserError: tokenizers that differ in more than added tokens.
@@ -308,22 +297,19 @@ def known_tokens(draft: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase
     moved = sorted((token for token in of_draft.keys() & of_target.keys() if of_draft[token] != of_target[token]), key=str)
     single = of_draft.keys() ^ of_target.keys()
     added = {token for tokenizer in (draft, target) for token in getattr(tokenizer, "get_added_vocab", dict)()}
-    if moved or single - added:
-        differing = moved or sorted(single - added, key=str)
-        raise _different(draft_id, target_id, f"{len(moved) + len(single - added)} tokens differ, for example {differing[0]!r}")
-    ids = [tokenizer(_TEXT, add_special_tokens=False)["input_ids"] for tokenizer in (draft, target)]
-    if ids[0] != ids[1]:
-        raise _different(draft_id, target_id, "the same text gets other ids")
+    example = ""
+    if differing := [*moved, *sorted(single - added, key=str)]:
+        example = f"{len(differing)} tokens differ, for example {differing[0]!r}"
+    elif len({tuple(tokenizer(_TEXT, add_special_tokens=False)["input_ids"]) for tokenizer in (draft, target)}) > 1:
+        example = "the same text gets other ids"
+    if example:
+        raise UserError(
+            f"draft {draft_id} and target {target_id} have different tokenizers ({example}); speculative decoding needs a draft "
+            "with the target's own tokenizer, which may lack added tokens of it, or have others."
+        )
     known = torch.zeros(max(of_target.values()) + 1, dtype=torch.bool)
     known[[place for token, place in of_target.items() if token in of_draft]] = True
     return None if known.all() or not single else known
-
-
-def _different(draft_id: str, target_id: str, example: str) -> UserError:
-    return UserError(
-        f"draft {draft_id} and target {target_id} have different tokenizers ({example}); speculative decoding needs a draft with "
-        "the target's own tokenizer, which may lack added tokens of it, or have others."
-    )
 
 
 @torch.no_grad()
@@ -337,7 +323,7 @@ def fit_to_vocabulary(draft: PreTrainedModel, known: Tensor) -> None:
         UserError: a quantized draft, whose embeddings cannot grow.
     """
     if draft.get_input_embeddings().weight.shape[0] < len(known):
-        if getattr(draft.config, "quantization_config", None) is not None:
+        if is_quantized(draft):
             raise UserError(
                 f"the quantized draft has {draft.get_input_embeddings().weight.shape[0]} embeddings, and the target knows "
                 f"{len(known)} tokens; use it without quantization."

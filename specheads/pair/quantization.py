@@ -3,8 +3,8 @@
 Only the weights of linear layers are quantized; embeddings and the output embedding keep their type.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,48 +19,33 @@ if TYPE_CHECKING:
 # Imports inside functions: the packages are optional, and they and transformers take seconds to import, also for `--help`.
 
 
-def _torchao(name: str) -> Callable[[], Any]:
-    """Return a function that makes transformers' config of one of torchao's."""
-
-    def make() -> Any:
-        import torchao.quantization
-        from transformers import TorchAoConfig
-
-        return TorchAoConfig(getattr(torchao.quantization, name)())
-
-    return make
-
-
-def _bitsandbytes(**keys: Any) -> Callable[[], Any]:
-    """Return a function that makes transformers' config of bitsandbytes."""
-
-    def make() -> Any:
-        from transformers import BitsAndBytesConfig
-
-        return BitsAndBytesConfig(**keys)
-
-    return make
-
-
 @dataclass(frozen=True)
 class _Quantization:
-    """A way to store weights: the package that does it, bytes per weight, and what makes transformers' config."""
+    """A way to store weights: the package that does it, bytes per weight, and what its config is made of."""
 
     package: str
     num_bytes: float
-    make: Callable[[], Any]
+    config: str  # the class of torchao's config, or a key of bitsandbytes' that is true
+    others: Mapping[str, Any] = field(default_factory=dict)  # more keys of bitsandbytes' config
+
+    def make(self) -> Any:
+        """Return transformers' config for it."""
+        import transformers
+
+        if self.package == "bitsandbytes":
+            return transformers.BitsAndBytesConfig(**{self.config: True, **self.others})
+        import torchao.quantization
+
+        return transformers.TorchAoConfig(getattr(torchao.quantization, self.config)())
 
 
+_NF4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.bfloat16}
 QUANTIZATIONS = {
-    "int8": _Quantization("torchao", 1, _torchao("Int8WeightOnlyConfig")),
-    "fp8": _Quantization("torchao", 1, _torchao("Float8WeightOnlyConfig")),
-    "int4": _Quantization("torchao", 0.5, _torchao("Int4WeightOnlyConfig")),
-    "nf4": _Quantization(  # Dettmers et al. 2023
-        "bitsandbytes",
-        0.5,
-        _bitsandbytes(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16),
-    ),
-    "llm_int8": _Quantization("bitsandbytes", 1, _bitsandbytes(load_in_8bit=True)),  # Dettmers et al. 2022
+    "int8": _Quantization("torchao", 1, "Int8WeightOnlyConfig"),
+    "fp8": _Quantization("torchao", 1, "Float8WeightOnlyConfig"),
+    "int4": _Quantization("torchao", 0.5, "Int4WeightOnlyConfig"),
+    "nf4": _Quantization("bitsandbytes", 0.5, "load_in_4bit", _NF4),  # Dettmers et al. 2023
+    "llm_int8": _Quantization("bitsandbytes", 1, "load_in_8bit"),  # Dettmers et al. 2022
 }
 
 
@@ -102,11 +87,6 @@ def quantize(model: "PreTrainedModel", name: str) -> "PreTrainedModel":
 def is_quantized(model: "PreTrainedModel") -> bool:
     """Whether a model's weights are quantized."""
     return getattr(model.config, "quantization_config", None) is not None
-
-
-def revision_with(revision: str, name: str | None) -> str:
-    """Return the revision of a model that is loaded in a quantization, which every cache key then has."""
-    return revision if name is None else f"{revision}-{name}"
 
 
 def stored_bytes(weight: torch.Tensor) -> int:

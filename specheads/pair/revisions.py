@@ -18,7 +18,7 @@ from transformers.utils.hub import extract_commit_hash
 from specheads.errors import UserError, is_out_of_memory
 
 EMBEDDED = "embedded:"  # models that ship inside the package, `embedded:nano/target`
-DRAFT_TEMPERATURE = "draft_temperature"  # a key of a draft's config.json: what divides its logits
+_DRAFT_TEMPERATURE = "draft_temperature"  # a key of a draft's config.json: what divides its logits
 MOST_REASON = 300  # characters of another library's message
 PIECE_BYTES, NUM_PIECES = 2**16, 64  # what is read of each weight file
 
@@ -114,26 +114,35 @@ def without_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def revision_of(model: PreTrainedModel, location: str | Path) -> str:
-    """Return the version of a loaded model: the hub commit, or the `folder_revision` of a local folder, and its temperature."""
+def draft_temperature(config: PreTrainedConfig) -> float:
+    """Return the number that divides a draft's logits, and no target's: `draft_temperature` of its config, or else 1."""
+    return float(getattr(config.get_text_config(), _DRAFT_TEMPERATURE, 1.0))
+
+
+def set_draft_temperature(draft: PreTrainedModel, temperature: float) -> None:
+    """Write a temperature into the draft's config, with which it is saved; a pair's `draft_lm` of before keeps its own."""
+    setattr(draft.config.get_text_config(), _DRAFT_TEMPERATURE, float(temperature))
+
+
+def revision_of(model: PreTrainedModel, location: str | Path, quantization: str | None = None) -> str:
+    """Return the version of a loaded model: the hub commit or `folder_revision`, its temperature, how its weights are stored."""
     revision = getattr(model.config, "_commit_hash", None) or folder_revision(location)
-    return _at_temperature(revision, getattr(model.config.get_text_config(), DRAFT_TEMPERATURE, 1.0))
+    revision = _at_temperature(revision, draft_temperature(model.config))
+    return revision if quantization is None else f"{revision}-{quantization}"
 
 
 def revision_at(location: str | Path) -> str:
     """Return `revision_of` a model that is not loaded. Raises UserError if it cannot be found."""
     folder = Path(resolve(location))
-    if folder.is_dir() or str(location).startswith(".") or str(location).count("/") != 1:
-        file = folder / "config.json"
-        revision = _cached_commit(location) or folder_revision(location)
-        try:
-            content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-            temperature = float(content.get("text_config", content).get(DRAFT_TEMPERATURE, 1.0))
-        except (ValueError, AttributeError, TypeError) as error:
-            raise UserError(f"{file} is no config of a model ({error}); save the model again.") from None
-        return _at_temperature(revision, temperature)
-    config = from_pretrained(AutoConfig, location)
-    return _at_temperature(config._commit_hash or "not known", getattr(config.get_text_config(), DRAFT_TEMPERATURE, 1.0))
+    if not folder.is_dir() and not str(location).startswith(".") and str(location).count("/") == 1:
+        config = from_pretrained(AutoConfig, location)
+        return _at_temperature(config._commit_hash or "not known", draft_temperature(config))
+    file, revision = folder / "config.json", _cached_commit(location) or folder_revision(location)
+    try:
+        content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        return _at_temperature(revision, float(content.get("text_config", content).get(_DRAFT_TEMPERATURE, 1.0)))
+    except (ValueError, AttributeError, TypeError) as error:
+        raise UserError(f"{file} is no config of a model ({error}); save the model again.") from None
 
 
 def _at_temperature(revision: str, temperature: float) -> str:

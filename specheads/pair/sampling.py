@@ -1,10 +1,7 @@
 """Logits -> probabilities -> tokens: the only place in the project where either happens.
 
-Draft, target, training labels and decoding all use the same `Warp`, so a head is used with the distributions that it was
-trained on. Sampling inverts the cumulative distribution at a given uniform number, so a token depends on that number alone,
-not on the other rows or on the size of the batch.
-
-What takes longest in it, in attention and in heads is an object, `Operations`: torch's, or those that an engine was given.
+Sampling inverts the cumulative distribution at a given uniform number, so a token depends on that number alone, not on the other
+rows or on the size of the batch. What takes longest in it, in attention and in heads is an object, `Operations`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -235,7 +232,7 @@ class Uniforms:
 
 
 class GivenUniforms(Uniforms):
-    """A stream, on the host, of numbers (n,) that were drawn before; it does not go on after the last."""
+    """A stream, on the host, of numbers (n,) that were made before; it does not go on after the last."""
 
     def __init__(self, numbers: np.ndarray) -> None:
         super().__init__(torch.device("cpu"))

@@ -1,8 +1,4 @@
-"""The costs of live rounds: step costs, fitted to decoded rounds.
-
-They are fitted by medians, because on a busy machine a few rounds are very slow, and are tested on responses that they were not
-fitted to.
-"""
+"""Step costs, fitted to decoded rounds by medians, because on a busy machine a few rounds are very slow."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -114,10 +110,15 @@ def _fit(times: RoundTimes, rules: Mapping[str, bool], shares: Mapping[str, floa
     return CostFit(costs, added, num_rounds=len(times.drafted))
 
 
+def _by_number(number: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return each number that rounds (R,) have, in order, which of them each round has, their counts, and median seconds."""
+    numbers, which, counts = np.unique(number, return_inverse=True, return_counts=True)
+    return numbers, which, counts, np.array([np.median(seconds[which == index]) for index in range(len(numbers))])
+
+
 def _spread(number: np.ndarray, seconds: np.ndarray) -> float:
     """Return the mean of seconds over the mean of the medians for the same number of steps or tokens."""
-    _, which = np.unique(number, return_inverse=True)
-    medians = np.array([np.median(seconds[which == index]) for index in range(which.max() + 1)])
+    _, which, _, medians = _by_number(number, seconds)
     return float(seconds.mean() / medians[which].mean()) if medians[which].any() else 1.0
 
 
@@ -143,8 +144,7 @@ def _medians(number: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, np.nd
 
     Rare numbers are left out if enough others remain.
     """
-    numbers, which, counts = np.unique(number, return_inverse=True, return_counts=True)
-    medians = np.array([np.median(seconds[which == index]) for index in range(len(numbers))])
+    numbers, _, counts, medians = _by_number(number, seconds)
     often = counts >= LEAST_ROUNDS
     often = often if often.sum() >= 2 else np.ones_like(often)
     return numbers[often].astype(int), medians[often], counts[often]

@@ -8,10 +8,10 @@ the node's token, `overlap_predictor` of it the expected acceptance before that 
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,10 +22,11 @@ from specheads.heads.batch import HeadBatch, target_states
 from specheads.heads.features import ROUND_INPUTS, drafting_features, reads_logits, reads_target
 from specheads.heads.head import AcceptanceHead
 from specheads.pair.language_model import LanguageModel
+from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, accept_prob, check_finite, check_numbers
 from specheads.replay.recording import GROUND_TRUTH, Advance, NodeIndices, branches_of
-from specheads.replay.response_tree import SLICE_ELEMENTS, node_states
+from specheads.replay.response_tree import node_states
 from specheads.storage.shards import ShardStore, made_manifest
 
 logger = logging.getLogger(__name__)
@@ -42,9 +43,9 @@ def add_predictions(
     for the target, also where nothing was missing.
     """
     manifest = made_manifest(folder)
-    warp, num_rows = Warp(**manifest["provenance"]["warp"]), _num_rows(manifest["shards"])
-    predictors = dict(_predictors(heads))
-    stores = {name: _store(folder, name, reads_rounds(predictor.head)) for name, predictor in predictors.items()}
+    warp, num_rows = Warp(**manifest["provenance"]["warp"]), sum(shard["rows"] for shard in manifest["shards"].values())
+    predictors = _predictors(heads)
+    stores = {name: _store(folder, name, reads_rounds(head)) for name, (head, _) in predictors.items()}
     missing = {name: store for name, store in stores.items() if not store.is_complete()}
     if missing:
         asked = [predictors[name] for name in missing]
@@ -58,28 +59,22 @@ def add_predictions(
         advance(num_rows)
 
 
-def _num_rows(shards: Mapping[str, Mapping[str, int]]) -> int:
-    return sum(shard["rows"] for shard in shards.values())
+_Predictor = tuple[AcceptanceHead, Callable[[Mapping[str, Tensor]], Tensor]]  # a head, and what computes one of its logits
 
 
-class _Predictor(NamedTuple):
-    """A read-out of a head."""
-
-    head: AcceptanceHead
-    logit: Callable[[Mapping[str, Tensor]], Tensor]
-
-
-def _predictors(heads: Mapping[str, AcceptanceHead]) -> Iterator[tuple[str, _Predictor]]:
-    """Yield the read-outs of heads with their names."""
+def _predictors(heads: Mapping[str, AcceptanceHead]) -> dict[str, _Predictor]:
+    """Return the read-outs of heads (by fingerprint) by the names of their predictions."""
+    predictors: dict[str, _Predictor] = {}
     for name, head in heads.items():
-        yield name, _Predictor(head, head)
+        predictors[name] = head, head
         if head.config.overlap:
-            yield overlap_predictor(name), _Predictor(head, head.overlap_logit)
+            predictors[overlap_predictor(name)] = head, head.overlap_logit
+    return predictors
 
 
 def predictor_names(heads: Mapping[str, AcceptanceHead]) -> list[str]:
     """Return the names of all predictions of `heads` (by fingerprint) in a recording."""
-    return [name for name, _ in _predictors(heads)]
+    return list(_predictors(heads))
 
 
 def overlap_predictor(name: str) -> str:
@@ -104,7 +99,7 @@ def _predict(folder: Path, lm: LanguageModel, stores: Sequence[ShardStore], scor
     shards, settings = manifest["shards"], manifest["provenance"]["settings"]
     branch_columns = [f"branch_{name}" for name in ("draw", "start", "length", "ids")]
     columns = ["prompt_ids", "response_ids", "accepted", *branch_columns, "law_prob"]
-    logger.info("predicting: %d values of each token of %d prompts, in %s", len(stores), _num_rows(shards), folder)
+    logger.info("predicting: %d values of each token of %d shards of prompts, in %s", len(stores), len(shards), folder)
     with ExitStack() as stack:
         missing = [stack.enter_context(store.missing(sorted(shards))) for store in sorted(stores, key=lambda each: each.folder)]
         for shard in sorted(shards):
@@ -114,8 +109,14 @@ def _predict(folder: Path, lm: LanguageModel, stores: Sequence[ShardStore], scor
             predictions: list[list[dict[str, Any]]] = [[] for _ in stores]
             for row in pq.read_table(folder / shard, columns=columns).to_pylist():
                 score.begin(row, NodeIndices.of(row, settings["num_samples"], settings["max_tokens"]))
-                for rows, values in zip(predictions, _row_scores(row, lm, score, len(stores), settings), strict=True):
-                    rows.append({"values": values.numpy()})
+                branches, scores = branches_of(row, settings["max_tokens"]), list[list[Tensor]]()
+                done = 0
+                for tokens, hidden in node_states(lm, row["prompt_ids"], row["response_ids"], branches, settings["batch_size"]):
+                    for piece in slices(len(tokens), lm.vocab_size, SLICE_ELEMENTS):
+                        scores.append(score(done + piece.start, tokens[piece], hidden[piece]))
+                    done += len(tokens)
+                for rows, values in zip(predictions, zip(*scores, strict=True), strict=True):
+                    rows.append({"values": torch.cat([each.float().cpu() for each in values]).numpy()})
                 advance(1)
             for store, rows in zip(stores, predictions, strict=True):
                 store.write(shard, rows)
@@ -123,32 +124,15 @@ def _predict(folder: Path, lm: LanguageModel, stores: Sequence[ShardStore], scor
             store.complete(sorted(shards))
 
 
-def _row_scores(
-    row: Mapping[str, Any],
-    lm: LanguageModel,
-    score: "_Scores",
-    num_predictors: int,
-    settings: Mapping[str, Any],
-) -> list[Tensor]:
-    """Return each predictor's values for all nodes of a response, whose turn it is."""
-    branches, done = branches_of(row, settings["max_tokens"]), 0
-    parts: list[list[Tensor]] = [[] for _ in range(num_predictors)]
-    for tokens, hidden in node_states(lm, row["prompt_ids"], row["response_ids"], branches, settings["batch_size"]):
-        for part, values in zip(parts, score(done, tokens, hidden), strict=True):
-            part.append(values.float().cpu())
-        done += len(tokens)
-    return [torch.cat(part) for part in parts]
-
-
 class _HeadScores:
     """Logits of several heads: one for every node, or with inputs of the round one for every (node, round index) pair."""
 
     def __init__(self, pair: Pair, predictors: Sequence[_Predictor]) -> None:
-        self.pair, self.lm, self.target_lm, self.predictors = pair, pair.draft_lm, pair.target_lm, predictors
-        inputs = {name for predictor in predictors for name in predictor.head.config.inputs}
-        self.in_rounds = any(reads_rounds(predictor.head) for predictor in predictors)
-        for predictor in predictors:
-            predictor.head.to(self.lm.device)
+        self.pair, self.lm, self.predictors = pair, pair.draft_lm, predictors
+        inputs = {name for head, _ in predictors for name in head.config.inputs}
+        self.in_rounds = any(reads_rounds(head) for head, _ in predictors)
+        for head, _ in predictors:
+            head.to(self.lm.device)
         self.needs, self.reads_target = frozenset(inputs - set(ROUND_INPUTS)), reads_target(inputs)
 
     @torch.no_grad()
@@ -160,46 +144,40 @@ class _HeadScores:
             prompt, response = row["prompt_ids"], row["response_ids"]
             text, at = torch.tensor([[*prompt, *response]]), len(prompt) + torch.arange(len(response))
             batch = HeadBatch(text, torch.zeros_like(at), at, at, {}, at)
-            self.states = target_states(self.target_lm, batch, at).to(self.lm.device)
+            self.states = target_states(self.pair.target_lm, batch, at).to(self.lm.device)
             check_numbers(self.pair.target_id, self.states)
 
     @torch.no_grad()
     def __call__(self, first: int, tokens: Tensor, hidden: Tensor) -> list[Tensor]:
         """Return each predictor's values for nodes `first`, ..., with `tokens` (n,), drafted from the states `hidden` (n, H)."""
-        pieces = torch.arange(len(tokens), device=tokens.device).split(max(1, SLICE_ELEMENTS // self.lm.vocab_size))
-        parts: list[list[Tensor]] = [[] for _ in self.predictors]
-        for piece in pieces:
-            logits = self.lm.logits(hidden[piece]) if reads_logits(self.needs) else hidden[piece]
-            features = drafting_features(self.needs, logits, tokens[piece], hidden[piece], self.lm.embed)
-            check_numbers(self.pair.draft_id, *features.values())
-            node, index, start = (value.to(tokens.device) for value in self.pairs.split(first + int(piece[0]), len(piece)))
-            in_pairs = {name: value[node] for name, value in features.items()} if self.in_rounds else {}
-            in_pairs |= {} if self.states is None else {"target_hidden": self.states[start]}
-            for (head, logit), part in zip(self.predictors, parts, strict=True):
-                late = int(head.config.predicts == "input_token")  # it predicts for the token before
-                part.append(logit(in_pairs | {"index": (index - late).clamp_min(0)} if reads_rounds(head) else features))
-        return [torch.cat(part) for part in parts]
+        logits = self.lm.logits(hidden) if reads_logits(self.needs) else hidden
+        features = drafting_features(self.needs, logits, tokens, hidden, self.lm.embed)
+        check_numbers(self.pair.draft_id, *features.values())
+        node, index, start = (value.to(tokens.device) for value in self.pairs.split(first, len(tokens)))
+        in_pairs = {name: value[node] for name, value in features.items()} if self.in_rounds else {}
+        in_pairs |= {} if self.states is None else {"target_hidden": self.states[start]}
+        values = []
+        for head, logit in self.predictors:
+            late = int(head.config.predicts == "input_token")  # it predicts for the token before
+            values.append(logit(in_pairs | {"index": (index - late).clamp_min(0)} if reads_rounds(head) else features))
+        return values
 
 
 class _GroundTruthScores:
     """The probability that token verification accepts each node after all nodes before it were accepted."""
 
     def __init__(self, pair: Pair, warp: Warp) -> None:
-        self.pair, self.lm, self.warp = pair, pair.target_lm, warp
+        self.pair, self.warp = pair, warp
 
     def begin(self, row: Mapping[str, Any], pairs: NodeIndices) -> None:
         self.draft_prob = torch.tensor(row["law_prob"])  # the draft's
 
     @torch.no_grad()
     def __call__(self, first: int, tokens: Tensor, hidden: Tensor) -> list[Tensor]:
-        probs = []
-        for piece in torch.arange(len(tokens), device=tokens.device).split(max(1, SLICE_ELEMENTS // self.lm.vocab_size)):
-            distribution = self.warp(self.lm.logits(hidden[piece]))
-            check_finite(self.pair.target_id, distribution)
-            target_prob = distribution.gather(1, tokens[piece, None]).squeeze(1)
-            draft_prob = self.draft_prob[first + piece.cpu()].to(target_prob)
-            probs.append(accept_prob(target_prob, draft_prob))
-        return [torch.cat(probs)]
+        probs = self.warp(self.pair.target_lm.logits(hidden))
+        check_finite(self.pair.target_id, probs)
+        target_prob = probs.gather(1, tokens[:, None]).squeeze(1)
+        return [accept_prob(target_prob, self.draft_prob[first : first + len(tokens)].to(target_prob))]
 
 
 _Scores = _HeadScores | _GroundTruthScores

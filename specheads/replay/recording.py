@@ -5,7 +5,6 @@ place and have checksums; a restart makes the missing ones.
 """
 
 import logging
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,7 +24,8 @@ from specheads.pair.padding import BATCH_TOKENS, batches_of_tokens
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp
 from specheads.prompts.prompt import EncodedPrompt, ResponseLimits, response_provenance
-from specheads.replay.response_tree import COLUMNS, RecordSettings, ResponseToRecord, ResponseUniforms, record_responses
+from specheads.replay.response_tree import COLUMNS, RecordSettings, ResponseToRecord, record_responses
+from specheads.storage.files import log_space
 from specheads.storage.shards import ShardStore, fingerprint, made_manifest
 
 logger = logging.getLogger(__name__)
@@ -198,7 +198,9 @@ def make_recording(
         advance(len(prompts))
         return folder
     shards = {f"{start:06d}.parquet": prompts[start : start + ROWS_PER_SHARD] for start in range(0, len(prompts), ROWS_PER_SHARD)}
-    _announce(folder, len(prompts), generation.max_new_tokens, settings)
+    logger.info("recording: %d prompts, %d samples each, in %s", len(prompts), settings.num_samples, folder)
+    num_nodes = len(prompts) * generation.max_new_tokens * (1 + settings.num_samples * settings.max_tokens)
+    log_space(folder, num_nodes * BYTES_PER_NODE, "recording")
     responder = _responder(pair, [len(ids) for _, ids in prompts], generation)
     with store.missing(list(shards)) as missing:
         advance(sum(len(part) for name, part in shards.items() if name not in missing))
@@ -228,30 +230,18 @@ def _record(
     """Yield the finished rows of one shard, whose responses have `most` tokens or fewer."""
     pair, ids = responder.pair, [ids for _, ids in prompts]
     uniform = np.stack([row_uniforms(seed, prompt.prompt_id, most)[0] for prompt, _ in prompts])
-    responses = responder.respond(ids, uniform, warp)
-    texts = []
-    for (prompt, prompt_ids), response in zip(prompts, responses, strict=True):
-        uniforms = ResponseUniforms.of(seed, prompt.prompt_id, settings.num_samples, len(response.ids), settings.max_tokens)
-        texts.append(ResponseToRecord(prompt_ids, response.ids, min(most, pair.window - len(prompt_ids)), uniforms))
+    texts = [
+        ResponseToRecord.of(prompt_ids, response.ids, min(most, pair.window - len(prompt_ids)), settings, seed, prompt.prompt_id)
+        for (prompt, prompt_ids), response in zip(prompts, responder.respond(ids, uniform, warp), strict=True)
+    ]
+    # As much memory as the branches of the longest text take.
+    num_positions = settings.batch_size * (responder.capacity + settings.max_tokens)
     rows: dict[int, dict[str, Any]] = {}
     for batch in batches_of_tokens([len(text.read) for text in texts], BATCH_TOKENS):
-        # As much memory as the branches of the longest text take.
-        num_positions = settings.batch_size * (responder.capacity + settings.max_tokens)
-        recorded = record_responses(pair, [texts[row] for row in batch], warp, settings, num_positions)
-        rows |= zip(batch, recorded, strict=True)
+        rows |= zip(batch, record_responses(pair, [texts[row] for row in batch], warp, num_positions), strict=True)
         advance(len(batch))
     for row, (prompt, prompt_ids) in enumerate(prompts):
         yield {"prompt_id": prompt.prompt_id, "prompt_ids": prompt_ids, **rows[row]}
-
-
-def _announce(folder: Path, num_prompts: int, num_tokens: int, settings: RecordSettings) -> None:
-    nodes = num_prompts * num_tokens * (1 + settings.num_samples * settings.max_tokens)
-    size, free = nodes * BYTES_PER_NODE / 2**20, shutil.disk_usage(folder).free / 2**20
-    logger.info(
-        "recording: %d prompts, %d samples each, at most %.0f MiB, in %s", num_prompts, settings.num_samples, size, folder
-    )
-    if size > free:
-        logger.warning("recording: only %.0f MiB are free there; paths.data= puts it elsewhere", free)
 
 
 def branches_of(row: Mapping[str, Any], max_tokens: int) -> Branches:

@@ -8,6 +8,7 @@ token per step.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -69,25 +70,17 @@ def rounds_by_length(prompt: np.ndarray, drafted: np.ndarray, num_prompts: int) 
     return np.bincount(place, minlength=num_prompts * (longest + 1)).reshape(num_prompts, longest + 1)
 
 
-@dataclass(frozen=True)
-class _RecordedConfig:
-    """The parts of a head's config that stopping rules read."""
-
-    predicts: str
-    inputs: tuple[str, ...]
-    calibration: Mapping[str, Any] | None = None
-    recommended: None = None
-
-
 class RecordedHead:
-    """A head's logits as a recording has them, with its calibration, in place of the head."""
+    """A head's logits as a recording has them, with its calibration, in place of the head; or the true chances of acceptance."""
 
     def __init__(self, name: str, predicts: str, calibration: Mapping[str, Any] | None = None) -> None:
         self.name = name
-        self.config = _RecordedConfig(predicts, (name,), calibration)
+        # The parts of a head's config that stopping rules read.
+        self.config = SimpleNamespace(predicts=predicts, inputs=(name,), calibration=calibration, recommended=None)
 
     def __call__(self, features: dict[str, Tensor]) -> Tensor:
-        return features[self.name]
+        values = features[self.name]
+        return values.double().logit() if self.name == GROUND_TRUTH else values
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RecordedHead):
@@ -98,14 +91,15 @@ class RecordedHead:
         return hash(self.name)
 
 
-def recorded_head(head: AcceptanceHead) -> RecordedHead:
-    """Return the replacement for `head` in rules that are replayed; `add_predictions` must have added it to the recording."""
-    return RecordedHead(head_fingerprint(head), head.config.predicts, head.config.calibration)
+def recorded_head(head: AcceptanceHead, overlap: bool = False) -> RecordedHead:
+    """Return the replacement for `head` in rules that are replayed; `add_predictions` must have added it to the recording.
 
-
-def recorded_overlap(head: AcceptanceHead) -> RecordedHead:
-    """Return the replacement for the read-out `overlap` of a head: the expected acceptance of a token before it was sampled."""
-    return RecordedHead(overlap_predictor(head_fingerprint(head)), head.config.predicts, head.config.overlap_calibration)
+    `overlap`: for its read-out of the expected acceptance of a token before it was sampled.
+    """
+    name, config = head_fingerprint(head), head.config
+    if overlap:
+        return RecordedHead(overlap_predictor(name), config.predicts, config.overlap_calibration)
+    return RecordedHead(name, config.predicts, config.calibration)
 
 
 def recorded_threshold(head: RecordedHead, threshold: float, max_tokens: int) -> HeadThreshold:
@@ -118,18 +112,8 @@ class Ceiling(HeadThreshold):
     """The informed ceiling: a head that knows the true acceptance probability of every drafted token. For replay only."""
 
     def __init__(self, threshold: float = 0.7, max_tokens: int = 20) -> None:
-        head: Any = _RecordedGroundTruth()  # in place of a head
+        head: Any = RecordedHead(GROUND_TRUTH, "next_token")
         super().__init__(head, threshold, min_tokens=1, max_tokens=max_tokens)
-
-
-class _RecordedGroundTruth(RecordedHead):
-    """The true acceptance probabilities of a recording as logits."""
-
-    def __init__(self) -> None:
-        super().__init__(GROUND_TRUTH, "next_token")
-
-    def __call__(self, features: dict[str, Tensor]) -> Tensor:
-        return features[GROUND_TRUTH].double().logit()
 
 
 def head_logits(recording: Recording, head: RecordedHead) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,7 +10,7 @@ A *node* is a drafted token with its features: first the response's tokens in or
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,11 +20,10 @@ from specheads.decoding.branches import Branches, ReadTexts
 from specheads.heads.features import RECORDED, drafting_features
 from specheads.integrations.served_target import ServedModel
 from specheads.pair.language_model import LanguageModel
-from specheads.pair.padding import right_padded
+from specheads.pair.padding import SLICE_ELEMENTS, right_padded
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, accept_prob, check_finite, sample
 
-SLICE_ELEMENTS = 2**24  # probabilities held at once per model
 COLUMNS = (*RECORDED, "law_prob")  # per node; law_prob: the token's probability under the draft's warped distribution
 
 
@@ -38,22 +37,6 @@ class RecordSettings:
 
 
 @dataclass(frozen=True)
-class ResponseUniforms:
-    """Uniform numbers of one response: for the acceptance of its tokens (Q, N), rejected tokens (Q, N) and branches (Q, N, K)."""
-
-    accept: Tensor
-    reject: Tensor
-    branch: Tensor
-
-    @classmethod
-    def of(cls, seed: int, prompt_id: str, num_samples: int, num_tokens: int, max_tokens: int) -> "ResponseUniforms":
-        """Return the numbers of a prompt; they do not depend on other prompts."""
-        rng = np.random.default_rng([seed, int(prompt_id, 16), 1])
-        shapes = (num_samples, num_tokens), (num_samples, num_tokens), (num_samples, num_tokens, max_tokens)
-        return cls(*(torch.from_numpy(rng.random(shape)) for shape in shapes))
-
-
-@dataclass(frozen=True)
 class ResponseToRecord:
     """A response to a prompt, ids of both, with its uniform numbers.
 
@@ -63,7 +46,18 @@ class ResponseToRecord:
     prompt: Sequence[int]
     response: Sequence[int]
     limit: int
-    uniforms: ResponseUniforms
+    accept: Tensor  # (Q, N), the numbers for the acceptance of its tokens
+    reject: Tensor  # (Q, N), for the tokens that are rejected in their place
+    branch: Tensor  # (Q, N, K), for the branches
+
+    @classmethod
+    def of(
+        cls, prompt: Sequence[int], response: Sequence[int], limit: int, settings: RecordSettings, seed: int, prompt_id: str
+    ) -> "ResponseToRecord":
+        """Return a response with numbers that do not depend on other prompts."""
+        rng, shape = np.random.default_rng([seed, int(prompt_id, 16), 1]), (settings.num_samples, len(response))
+        numbers = [rng.random(each) for each in (shape, shape, (*shape, settings.max_tokens))]
+        return cls(prompt, response, limit, *map(torch.from_numpy, numbers))
 
     @property
     def read(self) -> list[int]:
@@ -72,9 +66,7 @@ class ResponseToRecord:
 
 
 @torch.no_grad()
-def record_responses(
-    pair: Pair, texts: Sequence[ResponseToRecord], warp: Warp, settings: RecordSettings, num_positions: int
-) -> list[dict[str, Any]]:
+def record_responses(pair: Pair, texts: Sequence[ResponseToRecord], warp: Warp, num_positions: int) -> list[dict[str, Any]]:
     """Return the columns of each response; see `recording.SCHEMA`. Their branches are drafted together.
 
     Args:
@@ -83,122 +75,101 @@ def record_responses(
     read = right_padded([text.read for text in texts])
     draft_read = ReadTexts.of(pair.draft_lm, read)
     target_hidden = pair.target_lm.hidden_states(read.to(pair.target_lm.device), use_cache=False)
-    starts = [
-        _start(pair, number, text, (draft_read.hidden[number], target_hidden[number]), warp, settings)
-        for number, text in enumerate(texts)
-    ]
+    hidden = zip(draft_read.hidden, target_hidden, strict=True)
+    starts = [_start(pair, number, text, *next(hidden), warp) for number, text in enumerate(texts)]
     begun = Branches(*(torch.cat(values) for values in zip(*(vars(start.begun).values() for start in starts), strict=True)))
     first_values = torch.cat([start.first_values for start in starts], dim=1)
-    branch_values = first_values.new_zeros((*first_values.shape, settings.max_tokens))
+    branch_values = first_values.new_zeros((*first_values.shape, texts[0].branch.shape[-1]))
     branch_values[:, :, 0] = first_values
 
     def keep(rows: Tensor, depth: int, logits: Tensor, distribution: Tensor, sampled: Tensor) -> None:
         branch_values[:, rows, depth] = _values(logits, distribution, sampled)
 
     uniform = torch.cat([start.uniform for start in starts])
-    branches = draft_read.grow(pair, begun, uniform, warp, num_positions, keep)
-    columns, first = [], 0
-    for text, start in zip(texts, starts, strict=True):
-        rows = slice(first, first + len(start.sample))
-        columns.append(start.columns(pair, text, branches.rows(rows), branch_values[:, rows]))
-        first = rows.stop
+    grown = draft_read.grow(pair, begun, uniform, warp, num_positions, keep)
+    columns: list[dict[str, Any]] = []
+    ends = np.cumsum([len(start.sample) for start in starts]).tolist()
+    for text, start, first, end in zip(texts, starts, [0, *ends], ends, strict=False):
+        branches = grown.rows(slice(first, end))
+        values = torch.cat([start.values, branch_values[:, first:end][:, branches.used]], dim=1)
+        tensors = {
+            "accepted": start.accepted.flatten(),
+            "branch_draw": start.sample,
+            "branch_start": start.begun.prefix - len(text.prompt),
+            "branch_length": branches.lengths,
+            "branch_ids": branches.tokens[branches.used],
+            **dict(zip(COLUMNS, values, strict=True)),
+        }
+        response = {"response_ids": list(text.response), "limit": text.limit, "finished": text.response[-1] in pair.stop_tokens}
+        columns.append(response | {name: column.cpu().numpy() for name, column in tensors.items()})
     return columns
 
 
-@dataclass(frozen=True)
-class _Start:
-    """What follows from the states along one response: its outcomes, and the first tokens of its b branches.
+class _Start(NamedTuple):
+    """What follows from the states along one response: its outcomes, and the first tokens of its b branches."""
 
-    `accepted` (Q, N) bool and the columns `values` (C, N) of its tokens; `sample` (b,) and `position` (b,) of the branches in
-    `begun`, the columns `first_values` (C, b) of their first tokens, and their numbers `uniform` (b, K).
-    """
-
-    accepted: Tensor
-    values: Tensor
-    sample: Tensor
-    position: Tensor
+    accepted: Tensor  # (Q, N) bool
+    values: Tensor  # (C, N), the columns of its tokens
+    sample: Tensor  # (b,), of the branches in `begun`
     begun: Branches
-    first_values: Tensor
-    uniform: Tensor
-
-    def columns(self, pair: Pair, text: ResponseToRecord, branches: Branches, branch_values: Tensor) -> dict[str, Any]:
-        """Return the columns of the response from its grown branches and their columns (C, b, K)."""
-        return {
-            "response_ids": list(text.response),
-            "limit": text.limit,
-            "finished": text.response[-1] in pair.stop_tokens,
-            "accepted": self.accepted.flatten().cpu().numpy(),
-            "branch_draw": self.sample.cpu().numpy(),
-            "branch_start": self.position.cpu().numpy(),
-            "branch_length": branches.lengths.cpu().numpy(),
-            "branch_ids": branches.tokens[branches.used].cpu().numpy(),
-            **dict(zip(COLUMNS, torch.cat([self.values, branch_values[:, branches.used]], dim=1).cpu().numpy(), strict=True)),
-        }
+    first_values: Tensor  # (C, b), the columns of their first tokens
+    uniform: Tensor  # (b, K), their numbers
 
 
-def _start(
-    pair: Pair,
-    number: int,
-    text: ResponseToRecord,
-    hidden: tuple[Tensor, Tensor],
-    warp: Warp,
-    settings: RecordSettings,
-) -> _Start:
-    """Return the start of recording the response in row `number` of a batch.
-
-    Args:
-        hidden: the states (T, H) of the draft and of the target in that row; those after its end mean nothing.
-    """
+def _start(pair: Pair, number: int, text: ResponseToRecord, draft_hidden: Tensor, target_hidden: Tensor, warp: Warp) -> _Start:
+    """Return the start of recording the response in row `number` of a batch, from the states (T, H) of both models there."""
     used = slice(len(text.prompt) - 1, len(text.prompt) + len(text.response) - 1)
-    draft_hidden, target_hidden = (each[used] for each in hidden)
-    tokens = torch.tensor(list(text.response), device=pair.draft_lm.device)
-    uniforms = ResponseUniforms(*(value.to(tokens.device) for value in vars(text.uniforms).values()))
+    draft_hidden, target_hidden = draft_hidden[used], target_hidden[used]
+    tokens, num_samples = torch.tensor(list(text.response), device=pair.draft_lm.device), len(text.accept)
+    accept, reject, branch = (numbers.to(tokens.device) for numbers in (text.accept, text.reject, text.branch))
     parts = []
-    for piece in torch.arange(len(tokens), device=tokens.device).split(_slice_size(pair, settings)):
+    for piece in torch.arange(len(tokens), device=tokens.device).split(max(1, SLICE_ELEMENTS // pair.vocab_size // num_samples)):
         draft_logits = pair.draft_lm.logits(draft_hidden[piece])
-        target_logits = pair.target_lm.logits(target_hidden[piece.to(target_hidden.device)]).to(tokens.device)
-        parts.append(_outcomes(pair, draft_logits, target_logits, tokens[piece], piece, text.limit, warp, uniforms))
+        target_probs = warp(pair.target_lm.logits(target_hidden[piece.to(target_hidden.device)]).to(tokens.device))
+        draftable = piece < text.limit - 1
+        sampled = _outcomes(pair, draft_logits, target_probs, tokens[piece], draftable, warp, accept[:, piece], reject[:, piece])
+        accepted, values, sample_of, row, *others = sampled
+        parts.append((accepted, values, sample_of, piece[row], *others))
     accepted, values, draft_sample, start, first, first_values = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
-    order = torch.argsort(start * settings.num_samples + draft_sample)  # branches are stored by position
+    order = torch.argsort(start * num_samples + draft_sample)  # branches are stored by position
     draft_sample, start = draft_sample[order], start[order]
-    lengths = (text.limit - 1 - start).clamp_max(settings.max_tokens)
+    lengths = (text.limit - 1 - start).clamp_max(branch.shape[-1])
     begun = Branches(torch.full_like(start, number), len(text.prompt) + start, first[order, None], lengths)
-    return _Start(accepted, values, draft_sample, start, begun, first_values[:, order], uniforms.branch[draft_sample, start])
-
-
-def _slice_size(pair: Pair, settings: RecordSettings) -> int:
-    return max(1, SLICE_ELEMENTS // pair.vocab_size // settings.num_samples)
+    return _Start(accepted, values, draft_sample, begun, first_values[:, order], branch[draft_sample, start])
 
 
 def _outcomes(
     pair: Pair,
     draft_logits: Tensor,
-    target_logits: Tensor,
+    target_probs: Tensor,
     tokens: Tensor,
-    positions: Tensor,
-    limit: int,
+    draftable: Tensor,
     warp: Warp,
-    uniforms: ResponseUniforms,
+    accept: Tensor,
+    reject: Tensor,
 ) -> tuple[Tensor, ...]:
-    """Sample the outcomes of drafts at a slice of `positions` (n,), where the response has `tokens` (n,).
+    """Sample the outcomes of drafts at some positions of a response, where it has `tokens` (n,).
 
     Returns whether the tokens were accepted (Q, n) and their columns (C, n); then, of the tokens that were rejected in their
-    place, the sample, the position, the token (b,) and the columns (C, b).
+    place, the sample, the position among these, the token (b,) and the columns (C, b).
+
+    Args:
+        draft_logits, target_probs: (n, V).
+        draftable: (n,) bool, where a draft can begin.
+        accept, reject: (Q, n), uniform numbers.
     """
-    draft_probs, target_probs = warp(draft_logits), warp(target_logits)
+    draft_probs = warp(draft_logits)
     check_finite(pair.draft_id, draft_probs)
     check_finite(pair.target_id, target_probs)
     # The share of the target's probability of a token that comes from an accepted draft token: min(d, t) / t.
-    came_from_draft = accept_prob(
-        *(distribution.gather(1, tokens[:, None]).squeeze(1) for distribution in (draft_probs, target_probs))
-    )
+    came_from_draft = accept_prob(*(probs.gather(1, tokens[:, None]).squeeze(1) for probs in (draft_probs, target_probs)))
     residual = (draft_probs - target_probs).clamp_min(0)
     # Where rounding leaves nothing that could have been rejected, the two distributions are the same.
-    accepted = (uniforms.accept[:, positions] < came_from_draft) | (residual.sum(dim=1) <= 0)
-    draft_sample, row = (~accepted & (positions < limit - 1)).nonzero(as_tuple=True)
-    rejected = sample(residual[row], uniforms.reject[draft_sample, positions[row]])
+    accepted = (accept < came_from_draft) | (residual.sum(dim=1) <= 0)
+    draft_sample, row = (~accepted & draftable).nonzero(as_tuple=True)
+    rejected = sample(residual[row], reject[draft_sample, row])
     columns, rejected_columns = _values(draft_logits, draft_probs, tokens), _values(draft_logits[row], draft_probs[row], rejected)
-    return accepted, columns, draft_sample, positions[row], rejected, rejected_columns
+    return accepted, columns, draft_sample, row, rejected, rejected_columns
 
 
 def _values(logits: Tensor, distribution: Tensor, tokens: Tensor) -> Tensor:

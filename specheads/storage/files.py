@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,6 +40,14 @@ def write_whole(path: Path, write: Callable[[Path], object], writer: str = "") -
 def cache_folder() -> Path:
     """Return the folder for files that may be removed, as they can be made again: `$SPECHEADS_CACHE` or `~/.cache/specheads`."""
     return Path(os.environ.get("SPECHEADS_CACHE") or Path.home() / ".cache" / "specheads")
+
+
+def log_space(folder: Path, num_bytes: float, what: str) -> None:
+    """Log the bytes that `what` takes at most in a folder, and warn where the disk has less."""
+    size, free = num_bytes / 2**20, shutil.disk_usage(folder).free / 2**20
+    logger.info("%s: at most %.0f MiB on disk", what, size)
+    if size > free:
+        logger.warning("%s: only %.0f MiB are free in %s; choose another folder with paths.data=", what, free, folder)
 
 
 def without_home(text: str) -> str:

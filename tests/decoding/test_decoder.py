@@ -8,7 +8,7 @@ from statistics_helper import chi_square_p_value
 
 from specheads import SpeculativeDecoder, UserError, Warp, generate_baseline, papers, stopping, verification
 from specheads.heads.batch import HeadBatch, head_features
-from specheads.pair.language_model import set_draft_temperature
+from specheads.pair.revisions import set_draft_temperature
 
 ALL_FEATURES = frozenset({"hidden", "embedding", "draft_prob", "max_prob", "entropy", "second_prob"})
 GREEDY = Warp(temperature=0)

@@ -28,7 +28,7 @@ from specheads.errors import UserError
 from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
 from specheads.heads.portable.loaders import CUSTOM_GENERATE, loader_source, write_loader
 from specheads.integrations.transformers import assist
-from specheads.pair.language_model import set_draft_temperature
+from specheads.pair.revisions import set_draft_temperature
 from specheads.prompts.sources import NanoSource
 
 BOUNDS = {"threshold": 0.6, "max_tokens": 7}

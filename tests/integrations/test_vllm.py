@@ -13,7 +13,6 @@ from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_hea
 from specheads.integrations.vllm import DraftStopping, check_supported, proposer_class
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import right_padded
-from specheads.pair.revisions import DRAFT_TEMPERATURE
 from specheads.pair.sampling import Warp
 
 LONGEST, THRESHOLD = 6, 0.6
@@ -81,7 +80,7 @@ class StandIn:
 def made(pair, head=None, end=None, longest=LONGEST, temperature=None, **given):
     """Return a proposer with its draft loaded, and settings like vLLM's."""
     spec = SimpleNamespace(num_speculative_tokens=longest, pair=pair, end=end)
-    text = SimpleNamespace(**({} if temperature is None else {DRAFT_TEMPERATURE: temperature}))
+    text = SimpleNamespace(**({} if temperature is None else {"draft_temperature": temperature}))
     spec.draft_model_config = SimpleNamespace(
         model="embedded:nano/draft", hf_config=SimpleNamespace(get_text_config=lambda: text)
     )

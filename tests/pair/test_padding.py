@@ -6,21 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from specheads.pair.padding import batches_of_rows, batches_of_tokens, by_length, right_padded, slices
+from specheads.pair.padding import batches_of_tokens, by_length, right_padded, slices
 
 
 def test_rows_of_equal_length_keep_their_order():
     assert by_length([3, 1, 3, 1, 2]) == [1, 3, 4, 0, 2] == by_length(np.array([3, 1, 3, 1, 2]))
-
-
-@pytest.mark.parametrize(("count", "batch_size"), [(1, 4), (7, 3), (12, 4), (5, 100), (9, 1)])
-def test_batches_of_rows_hold_every_row_once_and_similar_lengths_together(count, batch_size):
-    lengths = np.random.default_rng(count).integers(1, 6, size=count).tolist()
-    batches = batches_of_rows(lengths, batch_size)
-    order = [row for batch in batches for row in batch]
-    assert sorted(order) == list(range(count))
-    assert [len(batch) for batch in batches[:-1]] == [batch_size] * (len(batches) - 1) and 1 <= len(batches[-1]) <= batch_size
-    assert [lengths[row] for row in order] == sorted(lengths)
 
 
 @pytest.mark.parametrize("max_tokens", [1, 9, 20, 1000])
@@ -39,7 +29,7 @@ def test_batches_of_tokens_are_as_large_as_the_limit_allows(max_tokens, counted)
 
 
 def test_no_rows_make_no_batches():
-    assert batches_of_rows([], 4) == batches_of_tokens([], 4) == []
+    assert batches_of_tokens([], 4) == []
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 7, 1000])

@@ -12,9 +12,9 @@ from transformers import PreTrainedTokenizerFast
 
 from specheads import UserError, load_pair
 from specheads.pair.config import PairConfig, checked_device, config_folder, pair_config
-from specheads.pair.language_model import LanguageModel, set_draft_temperature
+from specheads.pair.language_model import LanguageModel
 from specheads.pair.pair import check_spread, check_vocabulary, known_tokens, load_draft
-from specheads.pair.revisions import resolve, revision_at, revision_of
+from specheads.pair.revisions import resolve, revision_at, revision_of, set_draft_temperature
 
 
 @pytest.fixture

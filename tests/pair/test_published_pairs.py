@@ -47,14 +47,14 @@ def test_every_published_model_of_a_config_is_known():
 
 @pytest.mark.parametrize("location", PUBLISHED)
 def test_a_published_model_has_as_many_parameters_as_its_shape(location):
-    assert PUBLISHED[location].num_parameters == weightless(SHAPES[location]).num_parameters()
+    assert PUBLISHED[location] == weightless(SHAPES[location]).num_parameters()
 
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_both_models_of_a_pair_have_one_vocabulary_size_and_the_draft_is_smaller(name):
     draft, target = PAIRS[name]
     assert SHAPES[draft].vocab_size == SHAPES[target].vocab_size
-    assert PUBLISHED[draft].num_parameters < PUBLISHED[target].num_parameters
+    assert PUBLISHED[draft] < PUBLISHED[target]
 
 
 def test_a_pair_of_these_shapes_decodes_as_transformers_generates(folders):

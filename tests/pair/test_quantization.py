@@ -12,7 +12,8 @@ from specheads.decoding.engine.artefacts import name_of
 from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.stopping import FixedLength
 from specheads.pair.config import PairConfig
-from specheads.pair.quantization import QUANTIZATIONS, check_quantization, is_quantized, revision_with, stored_bytes
+from specheads.pair.quantization import QUANTIZATIONS, check_quantization, is_quantized, stored_bytes
+from specheads.pair.revisions import revision_of
 from specheads.prompts.prompt import response_provenance
 from specheads.training.distill.distillation import distill
 from specheads.training.distill.initial_draft import TargetLayers
@@ -39,8 +40,8 @@ def test_a_missing_package_is_refused_with_the_line_that_installs_it(name, monke
     check_quantization("model.quantization", name)
 
 
-def test_a_revision_names_the_quantization():
-    assert revision_with("abc", None) == "abc" and revision_with("abc", "int8") == "abc-int8"
+def test_a_revision_names_the_quantization(nano):
+    assert revision_of(nano.draft, nano.draft_id, "int8") == f"{nano.draft_revision}-int8"
 
 
 def test_stored_bytes_are_those_of_ordinary_weights():

@@ -12,18 +12,9 @@ from properties.strategies import tries
 
 from specheads import forecast
 from specheads.forecast import Forecast, duration, rate
-from specheads.pair.padding import batches_of_rows, batches_of_tokens, by_length, right_padded, slices
+from specheads.pair.padding import batches_of_tokens, by_length, right_padded, slices
 
 lengths = st.lists(st.integers(0, 40), max_size=30)
-
-
-@tries(5)
-@given(lengths, st.integers(1, 12))
-def test_batches_of_rows_hold_every_row_once_the_shortest_first(sizes, batch_size):
-    batches = batches_of_rows(sizes, batch_size)
-    order = [row for batch in batches for row in batch]
-    assert order == by_length(sizes) == sorted(range(len(sizes)), key=lambda row: (sizes[row], row))
-    assert all(len(batch) == batch_size for batch in batches[:-1]) and all(0 < len(batch) <= batch_size for batch in batches)
 
 
 @tries(5)
@@ -31,7 +22,8 @@ def test_batches_of_rows_hold_every_row_once_the_shortest_first(sizes, batch_siz
 def test_batches_of_tokens_hold_every_row_once_and_are_as_large_as_the_limit_allows(sizes, limit, data):
     counts = data.draw(st.none() | st.lists(st.integers(1, 4), min_size=len(sizes), max_size=len(sizes)))
     batches = batches_of_tokens(sizes, limit, counts)
-    assert [row for batch in batches for row in batch] == by_length(sizes)
+    order = [row for batch in batches for row in batch]
+    assert order == by_length(sizes) == sorted(range(len(sizes)), key=lambda row: (sizes[row], row))
 
     def padded(batch):
         return sum(1 if counts is None else counts[row] for row in batch) * max(sizes[row] for row in batch)

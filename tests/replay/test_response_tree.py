@@ -14,7 +14,6 @@ from specheads.replay.response_tree import (
     COLUMNS,
     RecordSettings,
     ResponseToRecord,
-    ResponseUniforms,
     node_states,
     record_responses,
 )
@@ -24,9 +23,8 @@ PROMPT, RESPONSE = [2, 0, 1], [1, 1, 0, 2, 0, 1, 2, 2, 0, 1]
 
 def record(pair, warp, response=RESPONSE, prompt=PROMPT, num_samples=3, max_tokens=5, batch_size=4, limit=None, seed=0):
     settings = RecordSettings(num_samples, max_tokens, batch_size)
-    uniforms = ResponseUniforms.of(seed, "ab", num_samples, len(response), max_tokens)
-    text = ResponseToRecord(prompt, response, limit or len(response), uniforms)
-    (row,) = record_responses(pair, [text], warp, settings, batch_size * (len(text.read) + max_tokens))
+    text = ResponseToRecord.of(prompt, response, limit or len(response), settings, seed, "ab")
+    (row,) = record_responses(pair, [text], warp, batch_size * (len(text.read) + max_tokens))
     return row
 
 
@@ -170,19 +168,21 @@ def test_responses_that_are_recorded_together_are_recorded_as_alone(name, num_po
     pair, generator, settings = family_pair(name), np.random.default_rng(6), RecordSettings(8, 4, 8)
     lengths = [(3, 9), (11, 1), (6, 13), (1, 2)]
     texts = [
-        ResponseToRecord(
+        ResponseToRecord.of(
             generator.integers(29, size=before).tolist(),
             generator.integers(29, size=after).tolist(),
             max(2, after),
-            ResponseUniforms.of(number, "ab", 8, after, 4),
+            settings,
+            number,
+            "ab",
         )
         for number, (before, after) in enumerate(lengths)
     ]
     texts.append(replace(texts[0], response=texts[0].response[:1], limit=1))  # what the limit ends is not drafted
-    together = record_responses(pair, texts, Warp(0.8), settings, num_positions)
+    together = record_responses(pair, texts, Warp(0.8), num_positions)
     assert len(together) == 5 and not len(together[4]["branch_ids"]) and len(together[0]["branch_ids"])
     for text, row in zip(texts, together, strict=True):
-        (alone,) = record_responses(pair, [text], Warp(0.8), settings, 100)
+        (alone,) = record_responses(pair, [text], Warp(0.8), 100)
         assert row.keys() == alone.keys()
         for column, values in alone.items():
             tolerance = 1e-6 if column in COLUMNS else 0

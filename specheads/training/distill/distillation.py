@@ -15,10 +15,10 @@ from transformers import PreTrainedModel
 
 from specheads.errors import UserError
 from specheads.interrupts import deferred
-from specheads.pair.language_model import LanguageModel, draft_temperature, short_name
+from specheads.pair.language_model import LanguageModel, short_name
 from specheads.pair.pair import Pair, load_draft
 from specheads.pair.quantization import is_quantized
-from specheads.pair.revisions import revision_of, without_bars
+from specheads.pair.revisions import draft_temperature, revision_of, without_bars
 from specheads.prompts.prompt import GeneratedData
 from specheads.settings import cache_key
 from specheads.storage.files import write_json
@@ -263,7 +263,11 @@ def export(
     finished = replace(pair, draft=load_draft(temporary, pair, dtype).model)
     after = finish(finished)
     finished.draft.config.save_pretrained(temporary)
-    content = {**description, "temperature": draft_temperature(finished.draft), "test": {**description["test"], "after": after}}
+    content = {
+        **description,
+        "temperature": draft_temperature(finished.draft.config),
+        "test": {**description["test"], "after": after},
+    }
     write_json(temporary / DESCRIPTION, content)
     (temporary / "README.md").write_text(_model_card(content))
     shutil.rmtree(folder, ignore_errors=True)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.stopping import FixedLength
-from specheads.pair.language_model import set_draft_temperature
 from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
+from specheads.pair.revisions import set_draft_temperature
 from specheads.pair.sampling import Warp, check_numbers, overlap
 from specheads.replay.response_batch import best_temperature, overlaps_at
 from specheads.training.distill.distill_loss import forward_kl

@@ -18,7 +18,7 @@ from specheads.heads.head_folder import PROFILE_FILE
 from specheads.heads.metrics import calibration
 from specheads.heads.train_prompts import numbers_of
 from specheads.prompts.prompt import EncodedPrompt, Prompt, encode_prompts, groups_of
-from specheads.replay.replay import head_logits, predicted_nodes, recorded_head, recorded_overlap
+from specheads.replay.replay import head_logits, predicted_nodes, recorded_head
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def calibrate(
     forecast = Forecast("calibrating heads")
     for number, (folder, head) in enumerate(heads.items()):
         forecast.update(number, len(heads))
-        read_outs = {"": recorded_head(head)} | ({"overlap_": recorded_overlap(head)} if head.config.overlap else {})
+        read_outs = {"": recorded_head(head)} | ({"overlap_": recorded_head(head, overlap=True)} if head.config.overlap else {})
         fitted, errors[folder.name] = {}, {}
         for prefix, recorded in read_outs.items():
             tokens = head_logits(recording, recorded)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from fakes import tiny_pair
 
-from specheads.pair.language_model import set_draft_temperature
+from specheads.pair.revisions import set_draft_temperature
 from specheads.pair.sampling import Warp
 from specheads.training.distill.draft_quality import draft_quality, with_fitted_temperature
 from specheads.training.distill.samples import HeldOutSamples, Ragged
