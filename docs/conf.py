@@ -14,8 +14,8 @@ from data_gen.settings import Generation
 from specheads.commands import export, papers
 from specheads.commands.help import REPRODUCE, composed, experiments, read_head, sections, usage_head
 from specheads.commands.main import PROGRAMS, VERBS
-from specheads.pair.config import config_folder, pair_config
-from specheads.pair.needs import PUBLISHED, memory_text, model_needs, size_text
+from specheads.pair.config import checked_dtype, config_folder, pair_config
+from specheads.pair.needs import amount
 
 project, copyright, author = "specheads", "the specheads authors", "the specheads authors"
 version = release = specheads.__version__
@@ -74,17 +74,15 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 def pair_table() -> str:
     """Return the table of the pairs on the hub: models, sizes, memory, licences."""
-    rows = []
+    rows, known = [], yaml.safe_load((HERE / "published_models.yaml").read_text())
     for path in sorted((config_folder() / "model").glob("*.yaml")):
         config = pair_config(path.stem)
-        if {config.draft, config.target} <= PUBLISHED.keys():
-            models = [model_needs(role, config) for role in ("draft", "target")]
-            cells = [f"[{model.location}](https://huggingface.co/{model.location})" for model in models]
-            sizes = [size_text(model.num_parameters) for model in models]
-            licences = dict.fromkeys(
-                f"{known.licence}{', gated' * known.gated}" for m in models if (known := PUBLISHED[m.location])
-            )
-            memory = memory_text(sum(model.num_bytes for model in models))
+        models = [str(config.draft), str(config.target)]
+        if known.keys() >= set(models):
+            cells = [f"[{model}](https://huggingface.co/{model})" for model in models]
+            sizes = [amount(known[model][0], "billion", "million") for model in models]
+            memory = amount(sum(known[model][0] for model in models) * checked_dtype(config.dtype).itemsize, "GB", "MB")
+            licences = dict.fromkeys(known[model][1] for model in models)
             rows.append([f"`{path.stem}`", cells[0], sizes[0], cells[1], sizes[1], memory, "; ".join(licences)])
     return table(["`model=`", "draft", "parameters", "target", "parameters", "memory of weights", "licence"], rows)
 

@@ -169,25 +169,3 @@ class Generation:
     rounds: Sequence[Round]
     stats: DecodeStats
     finish_reason: str  # stop | length (max_new_tokens) | context (the models' window is full)
-
-
-@dataclass
-class Drift:
-    """Accepted tokens and those that a head expected, over the rounds of many requests; counted again after every report."""
-
-    every: int = 2000  # rounds of a report; the ratio of fewer is uncertain by more than it may differ from 1
-    rounds: int = 0
-    accepted: int = 0
-    expected: float = 0.0
-
-    def add(self, accepted: int, expected: float) -> tuple[str, bool] | None:
-        """Take in a round; return a report once there were enough, and whether predictions do not hold."""
-        self.rounds, self.accepted, self.expected = self.rounds + 1, self.accepted + accepted, self.expected + expected
-        if self.rounds < self.every or not self.expected:
-            return None
-        share = self.accepted / self.expected
-        text = f"{self.accepted} tokens were accepted in {self.rounds} rounds, {share:.0%} of those that the head expected"
-        self.rounds, self.accepted, self.expected = 0, 0, 0.0
-        if abs(share - 1) <= LARGEST_DRIFT:
-            return text, False
-        return f"{text}: its predictions do not hold on these prompts; {REMEDY}", True

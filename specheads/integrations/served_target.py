@@ -86,23 +86,21 @@ class Server:
             with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
-            text = error.read().decode(errors="replace")
+            text = error.read().decode(errors="replace")[:300]
             if error.code == REFUSED:
-                raise _Refusal(f"the server at {self.url} refuses a request to {path}: {text[:300]}") from None
-            raise self._no_answer(path, f"it answers {error.code}: {text[:300]}") from None
+                raise _Refusal(f"the server at {self.url} refuses a request to {path}: {text}") from None
+            reason = f"it answers {error.code}: {text}"
         except (OSError, ValueError) as error:  # refused connections, timeouts, addresses that are none, no JSON
-            raise self._no_answer(path, str(getattr(error, "reason", error))) from None
+            reason = str(getattr(error, "reason", error))
+        raise UserError(
+            f"remote.url={self.url}: {path} gives no answer ({reason}); start a server with vllm serve <target>, and give its "
+            "address, for example http://localhost:8000."
+        )
 
     def complete(self, ids: Sequence[int], params: Mapping[str, Any]) -> dict[str, Any]:
         """Return the completion of a text; raises what `ask` raises."""
         body = {"model": self.model, "prompt": list(ids), "return_token_ids": True, **params}
         return self.ask("/v1/completions", body)["choices"][0]
-
-    def _no_answer(self, path: str, reason: str) -> UserError:
-        return UserError(
-            f"remote.url={self.url}: {path} gives no answer ({reason}); start a server with vllm serve <target>, and give its "
-            "address, for example http://localhost:8000."
-        )
 
 
 class ServedModel(LanguageModel):

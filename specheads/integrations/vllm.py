@@ -3,12 +3,11 @@
     speculative_config={"method": "draft_model", "model": "<the draft>", "num_speculative_tokens": 8}
     additional_config={"specheads": {"head": "<folder or hub id>"}}
 
-vLLM finds this module by the entry point `vllm.general_plugins` of an installed specheads. The draft runs in vLLM's runner and
-paged memory, for all requests together; after each of its steps the head looks at its last hidden states. A request's draft
-ends by the threshold, and the drafting of all ends once the mean of their survival, 0 where a draft has ended, is below what
-the threshold asks of one request: a step then adds less for its time than a new round. So requests get drafts of different
-lengths. Drafts by argmax and drafts that are sampled (`draft_sample_method="probabilistic"`) are both lossless. Without
-`specheads` in `additional_config` nothing changes.
+vLLM finds this module by the entry point `vllm.general_plugins` of an installed specheads. After each step of the draft, which
+reads all requests together, the head looks at its last hidden states. A request's draft ends by the threshold, and the drafting
+of all ends once the mean of their survival, 0 where a draft has ended, is below what the threshold asks of one request: a step
+then adds less for its time than a new round. So requests get drafts of different lengths. Drafts by argmax and drafts that are
+sampled (`draft_sample_method="probabilistic"`) are both lossless. Without `specheads` in `additional_config` nothing changes.
 
 Keys: `head`; `threshold`, `min_tokens` and `max_tokens` of HeadThreshold (by default what the head recommends, or else the usual
 ones), where vLLM's num_speculative_tokens is an upper bound; `any_draft`, which accepts a head of another draft.
@@ -19,7 +18,7 @@ device.
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
@@ -29,7 +28,6 @@ import torch
 from torch import Tensor, nn
 
 from specheads.decoding.engine.compiled_program import CPU_OPTIONS, OPTIONS, CompiledProgram
-from specheads.decoding.records import Drift
 from specheads.decoding.stopping import HeadThreshold
 from specheads.errors import UserError
 from specheads.heads.features import drafting_features, reads_target
@@ -54,7 +52,6 @@ class Progress(NamedTuple):
     state: Any  # of the stopping rule
     lengths: Tensor  # (R,) long; those of ended drafts stay
     going: Tensor  # (R,) bool
-    expected: Tensor  # (R,) float64, how many of these tokens the head expects to be accepted
 
 
 class _AfterStep(nn.Module):
@@ -76,18 +73,18 @@ class _AfterStep(nn.Module):
             logits, hidden: (R, V) and (R, H), from which the tokens were taken.
             rest: the tokens' embedding (R, E), and the progress before them.
         """
-        embedding, (state, lengths, going, expected) = rest
+        embedding, (state, lengths, going) = rest
         features = drafting_features(self.rule.needs, logits, token, hidden, lambda _: embedding)
         state, stop = self.rule.step(state, features)
         still = going & ~stop & ~torch.isin(token, self.ends)
         # A draft step takes about as long for few requests as for many, so what it adds to all of them has to pay for it.
         pays = (still * state.survival).mean() >= 1 - state.threshold[0]
         pays = still.any() & (pays | (state.num_drafted[0] < state.min_tokens[0]))
-        return Progress(state, lengths + going, still, expected + going * state.survival), pays
+        return Progress(state, lengths + going, still), pays
 
 
 class DraftStopping:
-    """A head with its rule, for the drafts of all requests: `begin`, `step` until _DraftsEnded, `drafts`, `compare`.
+    """A head with its rule, for the drafts of all requests: `begin`, `step` until _DraftsEnded, `drafts`.
 
     Args:
         given: what `additional_config` has under `specheads`.
@@ -111,11 +108,9 @@ class DraftStopping:
         bounds = {name: given.get(name) for name in BOUNDS}
         most = min(bounds_of(config.to_dict(), **bounds)["max_tokens"], longest)
         self.rule = HeadThreshold(self.head, **bounds_of(config.to_dict(), **bounds | {"max_tokens": most}))
-        self.drift = Drift()
         self.draft_temperature = 1.0  # which vLLM does not know; heads learned from logits that it divides
         self.probs: list[Tensor] = []  # (R, V) for each step, where drafts are sampled
         self._start = cache(self._new_progress)
-        self._expected: dict[str, tuple[int, float]] = {}  # by request: the length of its last draft, and its expected tokens
 
     def prepare(self, draft: Any, config: Any, location: str, hidden_size: int, device: torch.device) -> None:
         """Fit the head to the draft, vLLM's model with the config of transformers, and compile what follows its steps.
@@ -159,8 +154,8 @@ class DraftStopping:
     def _new_progress(self, num_requests: int, device: torch.device) -> Progress:
         """Return the progress of drafts without a token; nothing writes into it."""
         state = self.rule.start_round(self.rule.start_prompt(num_requests, device))
-        zeros = torch.zeros(num_requests, dtype=torch.long, device=device)
-        return Progress(state, zeros, torch.ones(num_requests, dtype=torch.bool, device=device), zeros.double())
+        lengths = torch.zeros(num_requests, dtype=torch.long, device=device)
+        return Progress(state, lengths, torch.ones_like(lengths, dtype=torch.bool))
 
     def _known(self, logits: Tensor) -> Tensor:
         """Return the logits of the vocabulary that the head was trained on; vLLM may pad it."""
@@ -169,7 +164,7 @@ class DraftStopping:
 
     def begin(self, num_requests: int, device: torch.device) -> None:
         """Begin the drafts of a round."""
-        self._progress, self._expected = self._start(num_requests, device), {}
+        self._progress = self._start(num_requests, device)
         self._tokens: list[Tensor] = []  # (R,) for each step
         self.probs = []
 
@@ -185,33 +180,10 @@ class DraftStopping:
         if len(self._tokens) >= min(longest, self.rule.max_tokens) or not goes_on:
             raise _DraftsEnded
 
-    def drafts(self, requests: Sequence[str], all_greedy: bool) -> list[list[int]]:
-        """Return the draft of each request, named in the order of the rows, and note what the head expects of it.
-
-        A head speaks of greedy drafts of a greedy target if it learned from those; of requests that are sampled vLLM knows more
-        settings than heads do, so nothing is said of them.
-        """
-        lengths, config = self._progress.lengths.tolist(), self.head.config
-        if all_greedy and not self.probs and config.warp.get("temperature") == 0 and config.predicts == "next_token":
-            expected = zip(lengths, self._progress.expected.tolist(), strict=True)
-            self._expected = dict(zip(requests, expected, strict=False))
+    def drafts(self) -> list[list[int]]:
+        """Return the draft of each request, in the order of the rows."""
         tokens = torch.stack(self._tokens, dim=1).tolist()
-        return [row[:length] for row, length in zip(tokens, lengths, strict=True)]
-
-    def compare(self, requests: Sequence[str], lengths: Sequence[int], counts: Tensor) -> None:
-        """Compare what was accepted of the last drafts with what the head expected, and log it now and then.
-
-        Args:
-            lengths: by request the tokens that were verified.
-            counts: (R,), by request the tokens that verification kept, its own included.
-        """
-        if not self._expected:
-            return
-        for name, length, count in zip(requests, lengths, counts.tolist(), strict=False):
-            drafted, expected = self._expected.get(name, (0, 0.0))
-            if length and length == drafted and (report := self.drift.add(count - 1, expected)):  # vLLM may have cut it
-                text, drifted = report
-                logger.log(logging.WARNING if drifted else logging.INFO, "%s", text)
+        return [row[:length] for row, length in zip(tokens, self._progress.lengths.tolist(), strict=True)]
 
 
 def _checked(given: Any) -> dict[str, Any]:
@@ -252,7 +224,7 @@ def proposer_class(base: type) -> type:
                 check_supported(vllm_config)
                 self.stopping = DraftStopping(given, vllm_config.speculative_config.num_speculative_tokens)
             super().__init__(vllm_config, device, runner)
-            self.runner, self.drafting = runner, False
+            self.drafting = False
 
         def load_model(self, target_model: Any) -> None:
             super().load_model(target_model)
@@ -270,12 +242,7 @@ def proposer_class(base: type) -> type:
                 super().propose(**given)
             self.drafting, probs = False, self.stopping.probs
             self._last_draft_probs = torch.stack(probs, dim=1).contiguous() if probs else None
-            return self.stopping.drafts(self.runner.input_batch.req_ids, given["sampling_metadata"].all_greedy)
-
-        def prepare_inputs_padded(self, common_attn_metadata: Any, spec_decode_metadata: Any, counts: Tensor) -> Any:
-            if self.stopping is not None:
-                self.stopping.compare(self.runner.input_batch.req_ids, spec_decode_metadata.num_draft_tokens, counts)
-            return super().prepare_inputs_padded(common_attn_metadata, spec_decode_metadata, counts)
+            return self.stopping.drafts()
 
         def _sample_draft_tokens(self, hidden_states: Tensor, sampling_metadata: Any) -> tuple[Tensor, Tensor | None]:
             """Return a token for each request, and show it to the head."""

@@ -4,7 +4,7 @@ import pytest
 from fakes import constant_head, tiny_pair
 
 from specheads import SpeculativeDecoder
-from specheads.decoding.records import DecodeStats, Drift
+from specheads.decoding.records import DecodeStats
 from specheads.decoding.stopping import DraftProduct, ExpectedThroughput, FixedLength, HeadThreshold, Logistic, OnlineLogistic
 from specheads.decoding.verification import BlockVerification
 
@@ -74,14 +74,3 @@ def test_the_total_is_known_if_every_part_is():
     assert (total.num_expected, total.accepted_over_expected) == (3.0, pytest.approx(4 / 3))
     assert DecodeStats.total([known, unknown]).num_expected is None
     assert unknown.accepted_over_expected is None
-
-
-@pytest.mark.parametrize(("accepted", "warned"), [(18, False), (19, False), (16, True), (24, True)])
-def test_a_server_reports_every_so_often_and_says_what_to_do(accepted, warned):
-    drift = Drift(every=10)
-    for _ in range(2):  # each report counts its own rounds
-        reports = [drift.add(accepted // 10 + (number < accepted % 10), 2.0) for number in range(10)]
-        assert reports[:-1] == [None] * 9
-        text, drifted = reports[-1]
-        assert f"{accepted} tokens were accepted in 10 rounds, {accepted / 20:.0%} of those" in text
-        assert drifted == ("specheads evaluate head=<folder> calibrate=true" in text) == warned

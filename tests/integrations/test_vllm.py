@@ -45,9 +45,6 @@ class StandIn:
         self.num_speculative_tokens = self.speculative_config.num_speculative_tokens
         self._last_draft_probs, self.steps = None, 0
 
-    def prepare_inputs_padded(self, common_attn_metadata, spec_decode_metadata, counts):
-        return "what vLLM does"
-
     def load_model(self, target_model):
         lm: LanguageModel = self.speculative_config.pair.draft_lm
         self.lm, self.hidden_size = lm, lm.hidden_size
@@ -88,8 +85,7 @@ def made(pair, head=None, end=None, longest=LONGEST, temperature=None, **given):
     vllm_config = SimpleNamespace(
         speculative_config=spec, scheduler_config=SimpleNamespace(async_scheduling=False), additional_config=additional
     )
-    runner = SimpleNamespace(input_batch=SimpleNamespace(req_ids=list("abcd")))
-    proposer = proposer_class(StandIn)(vllm_config, torch.device("cpu"), runner)
+    proposer = proposer_class(StandIn)(vllm_config, torch.device("cpu"))
     proposer.load_model(None)
     return proposer
 
@@ -249,23 +245,6 @@ def test_where_nothing_can_be_compiled_the_head_runs_as_it_is(nano, folder, text
     monkeypatch.setattr("specheads.integrations.vllm.CompiledProgram.compile", broken)
     assert proposed(made(nano, folder), texts) == expected
     assert "No working C++ compiler found" in caplog.text
-
-
-def test_accepted_tokens_are_counted_beside_those_that_the_head_expected(nano, folder, texts):
-    proposer = made(nano, folder)
-    drafts, survivals = proposed(proposer, texts), by_the_rule(nano, folder, texts)[1]
-    lengths = [len(draft) for draft in drafts]
-    proposer.runner.input_batch.req_ids = ["d", "c", "a", "new"]  # rows move, b has gone, vLLM cut the draft of c
-    verified = SimpleNamespace(num_draft_tokens=[lengths[3], lengths[2] - 1, lengths[0], 2])
-    assert proposer.prepare_inputs_padded(None, verified, torch.tensor([1, 1, lengths[0] + 1, 3])) == "what vLLM does"
-    drift = proposer.stopping.drift
-    if load_head(folder).config.predicts == "input_token":  # the last token of a draft has no prediction then
-        assert drift.rounds == 0
-        return
-    expected = sum(sum(survivals[row][: lengths[row]]) for row in (0, 3))
-    assert (drift.rounds, drift.accepted) == (2, lengths[0]) and drift.expected == pytest.approx(expected, rel=1e-5)
-    proposed(proposer, texts, all_greedy=False, generator=torch.Generator().manual_seed(0))
-    assert proposer.stopping._expected == {}  # of sampled drafts the head says nothing
 
 
 def test_a_head_that_reads_the_target_is_refused(tmp_path):

@@ -5,16 +5,30 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+import torch
 from commands import run
+from published_shapes import SHAPES as SHAPES_ON_HUB
+from published_shapes import weightless
 
 from specheads.pair.config import pair_config
-from specheads.pair.needs import memory_text, pair_needs, size_text
+from specheads.pair.needs import amount, pair_needs
 from specheads.pair.synthetic import SHAPES
+
+
+@pytest.fixture
+def published(monkeypatch):
+    """Let the configs of published models be known, as on a machine that reaches the hub."""
+
+    def weightless_model(source):
+        return weightless(SHAPES_ON_HUB[source.location]).to(torch.bfloat16 if source.dtype == "auto" else source.dtype)
+
+    monkeypatch.setattr("specheads.pair.needs.weightless_model", weightless_model)
+
 
 LLAMA = "https://huggingface.co/meta-llama/Llama-2"
 
 
-def test_the_papers_pair_is_described_without_a_network():
+def test_the_papers_pair_is_described(published):
     models, memory, access = pair_needs(pair_config("llama2-7b"))
     assert models == (
         "pair llama2-7b: draft meta-llama/Llama-2-7b-chat-hf (6.74 billion parameters) for target "
@@ -29,7 +43,7 @@ def test_the_papers_pair_is_described_without_a_network():
     )
 
 
-def test_memory_follows_types_and_quantization(monkeypatch):
+def test_memory_follows_types_and_quantization(monkeypatch, published):
     monkeypatch.setattr("specheads.pair.quantization.is_usable", lambda package: True)
     # 0.596 billion parameters of 4 bytes, 8.19 billion of half a byte
     memory = pair_needs(pair_config("qwen3-0.6b-to-qwen3-8b", dtype="float32", quantization="int4"))[1]
@@ -40,7 +54,7 @@ def test_memory_follows_types_and_quantization(monkeypatch):
     assert memory.startswith("it needs 17 GB of memory (596 MB + 16.4 GB) for weights in int8 and bfloat16,")
 
 
-def test_a_target_without_weights_takes_no_memory():
+def test_a_target_without_weights_takes_no_memory(published):
     lines = pair_needs(pair_config("smollm2-135m-to-smollm2-1.7b"), only_draft=True)
     assert "for target HuggingFaceTB/SmolLM2-1.7B-Instruct" in lines[0]
     assert lines[1].startswith("it needs 269 MB of memory for weights in bfloat16") and len(lines) == 2
@@ -57,8 +71,8 @@ def test_sizes_of_other_pairs_are_those_of_their_configs():
     layer = 4 * shape["hidden_size"] ** 2 + 3 * shape["hidden_size"] * shape["intermediate_size"] + 2 * shape["hidden_size"]
     rows = 2 * shape["vocab_size"] * shape["hidden_size"]
     draft = rows + shape["num_hidden_layers"] * layer + shape["hidden_size"]
-    assert f"draft synthetic:llama-1m ({size_text(draft)} parameters)" in lines[0]
-    assert f"({memory_text(4 * draft)} + " in lines[1] and "in float32," in lines[1]
+    assert f"draft synthetic:llama-1m ({amount(draft, 'billion', 'million')} parameters)" in lines[0]
+    assert f"({amount(4 * draft, 'GB', 'MB')} + " in lines[1] and "in float32," in lines[1]
 
 
 def test_a_pair_of_which_nothing_is_known_is_named():
@@ -66,14 +80,15 @@ def test_a_pair_of_which_nothing_is_known_is_named():
     assert pair_needs(config) == ["pair mine: draft someone/draft for target someone/target"]
 
 
-def test_a_type_that_is_the_checkpoints_is_taken_for_16_bits_until_it_is_known():
-    memory = pair_needs(pair_config("pythia-70m-to-pythia-2.8b", dtype="auto"))[1]
-    assert memory.startswith("it needs 5.69 GB of memory (141 MB + 5.55 GB) for weights in the type of the checkpoint,")
+def test_access_to_a_gated_pair_is_told_before_its_configs_can_be_read():
+    models, access = pair_needs(pair_config("llama2-7b"))
+    assert models == "pair llama2-7b: draft meta-llama/Llama-2-7b-chat-hf for target meta-llama/Llama-2-70b-chat-hf"
+    assert access.startswith("gated (Llama 2 Community License): accept the licence at https://huggingface.co/meta-llama/")
 
 
 @pytest.mark.parametrize(("number", "text"), [(999_000, "0.999 million"), (6_738_415_616, "6.74 billion"), (69e9, "69 billion")])
 def test_sizes_have_three_digits(number, text):
-    assert size_text(number) == text
+    assert amount(number, "billion", "million") == text
 
 
 @pytest.fixture
@@ -104,7 +119,7 @@ def gate():
     [
         pytest.param(
             ["evaluate.py", "model=llama2-7b", "head=null"],
-            "pair llama2-7b: draft meta-llama/Llama-2-7b-chat-hf (6.74 billion",
+            "pair llama2-7b: draft meta-llama/Llama-2-7b-chat-hf for target",
             marks=pytest.mark.full,
         ),
         (
