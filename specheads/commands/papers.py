@@ -25,7 +25,7 @@ from specheads.errors import UserError
 from specheads.evaluation.candidates import RuleChoice, check_rules
 from specheads.evaluation.head_folders import LocatedHead, find_heads
 from specheads.evaluation.prompt_sets import PromptSet, PromptSets
-from specheads.evaluation.settings import ReplaySettings
+from specheads.evaluation.settings import Evaluation
 from specheads.pair.pair import Pair
 from specheads.papers.layer_skip import LayerSearch, SkippedLayers, print_sets, search
 from specheads.papers.reproduction.decoding import decode
@@ -51,7 +51,7 @@ def reproduced(cfg: DictConfig) -> Reproduced:
     pair, run = load_configured_pair(cfg), Path(cfg.paths.run)
     head = _located_head(settings, pair, Path(cfg.paths.outputs))
     heads = {} if head is None else {Path(head.where).name: head}
-    sets = PromptSets(data, pair, heads, ReplaySettings(split="final" if settings.split == "final" else "test"))
+    sets = PromptSets(data, pair, heads, Evaluation(split="final" if settings.split == "final" else "test"))
     prompts = (sets.dev if settings.split == "dev" else sets.reported).first(settings.num_prompts)
     tallies = decode(pair, settings, prompts.prompts, run, head)
     result = Reproduced(

@@ -20,11 +20,10 @@ from specheads.decoding.load_costs import kept_costs
 from specheads.decoding.records import DecodeStats, Generation
 from specheads.decoding.step_costs import LoadCosts
 from specheads.evaluation.candidates import DEFAULT, FIXED, LOAD_AWARE, TARGET_ALONE, Candidate, Rules, fixed_length
-from specheads.evaluation.decode import best_of_kinds, open_journal, sweep_of
+from specheads.evaluation.decode import best_of_kinds, open_journal
 from specheads.evaluation.intervals import interval, milliseconds, resample_counts
 from specheads.evaluation.replayed_sets import Outcome, counts_of
 from specheads.evaluation.report import BatchRow, BatchTable, rule_fields
-from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.speculation_profile import survival
 from specheads.evaluation.sweep import Sweep, response_seed
@@ -66,7 +65,7 @@ class BatchRun:
         return [part.prefill_seconds + rounds[0][1] for part, rounds in zip(self.stats, self.rounds, strict=True)]
 
 
-def decode_batches(setup: Setup[Evaluation], outcome: Outcome) -> list[BatchTable]:
+def decode_batches(setup: Setup, outcome: Outcome) -> list[BatchTable]:
     """Return a table for every number of rows.
 
     Each has the target alone, the best fixed length for this size, the best rules with and without a head, and the policies that
@@ -94,7 +93,7 @@ def decode_batches(setup: Setup[Evaluation], outcome: Outcome) -> list[BatchTabl
             policy_lengths = [setting.policy and setting.policy.max_tokens for setting in settings[size]]
             decided = {"settings": [setting.name for setting in settings[size]], "longest": policy_lengths, "rows": size}
             journal = open_journal(setup, f"batches-{size}", decided | {"costs": asdict(costs)}, decoded.prompts)
-            runs = run_batches(sweep_of(setup), settings[size], made, size, journal, advance)
+            runs = run_batches(Sweep(setup.pair, evaluation, setup.window), settings[size], made, size, journal, advance)
             tables.append(BatchTable(size, len(made), batch_rows(settings[size], runs, decoded.groups)))
     return tables
 
@@ -125,7 +124,7 @@ def load_settings(policies: Rules, dev: Recording, costs: LoadCosts) -> list[Can
     return settings
 
 
-def _costs(setup: Setup[Evaluation], max_batch: int, max_tokens: int) -> LoadCosts:
+def _costs(setup: Setup, max_batch: int, max_tokens: int) -> LoadCosts:
     """Return what rounds cost here, as this run first took it: a resumed run must not choose other settings."""
     path, settings = setup.run_folder / "batch-costs.json", setup.settings
     if not (is_resumed(setup.run_folder) and path.is_file()):
@@ -153,9 +152,9 @@ def run_batches(
     """
     done = {} if journal is None else journal.entries
     on_generation(len(done) * len(requests))
-    decoders = _ready(sweep, settings, requests, size) if len(done) < sweep.repeats * len(settings) else []
+    decoders = _ready(sweep, settings, requests, size) if len(done) < sweep.settings.repeats * len(settings) else []
     runs: list[list[BatchRun]] = [[] for _ in settings]
-    for repeat in range(sweep.repeats):
+    for repeat in range(sweep.settings.repeats):
         for turn in range(len(settings)):
             index = (turn + repeat) % len(settings)
             number = repeat * len(settings) + index
@@ -171,8 +170,8 @@ def run_batches(
 def _ready(sweep: Sweep, settings: Sequence[Candidate], requests: Sequence[Sequence[int]], size: int) -> list[_DecodeBatch]:
     """Return what decodes with each setting, compiled and warm; those that draft share the memory of rows."""
     start = time.perf_counter()
-    shared = SpeculativeDecoder(sweep.pair, warp=sweep.warp, engine=sweep.engine, window=sweep.window)
-    alone = Baseline(sweep.pair, sweep.warp, sweep.engine, sweep.window)
+    shared = SpeculativeDecoder(sweep.pair, warp=sweep.settings.warp, engine=sweep.settings.engine, window=sweep.window)
+    alone = Baseline(sweep.pair, sweep.settings.warp, sweep.settings.engine, sweep.window)
     decoders: list[_DecodeBatch] = []
     for setting in settings:
         if setting.policy is not None:
@@ -195,10 +194,10 @@ def _decoded(
     on_generation: _Advance = lambda count: None,
 ) -> Entry:
     """Return a run as a journal holds it."""
-    seeds = [response_seed(sweep.seed, number, repeat) for number in range(len(requests))]
+    seeds = [response_seed(sweep.settings.seed, number, repeat) for number in range(len(requests))]
     made: dict[int, Generation] = {}
     start = time.perf_counter()
-    for number, generation in decode(requests, size, sweep.max_new_tokens, seeds):
+    for number, generation in decode(requests, size, sweep.settings.max_new_tokens, seeds):
         made[number] = generation
         on_generation(1)
     seconds, ordered = time.perf_counter() - start, [made[number] for number in range(len(requests))]

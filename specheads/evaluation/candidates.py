@@ -47,6 +47,14 @@ class RuleChoice:
         """Whether it is a rule that takes a head."""
         return not self.is_policy and self.cls.uses_head
 
+    def without_auto(self) -> "RuleChoice":
+        """Return the choice without the value `auto`, which needs a recording."""
+        known = {
+            key: [each for each in value if each != "auto"] if isinstance(value, list) else value
+            for key, value in self.arguments.items()
+        }
+        return replace(self, arguments=known)
+
     def samples(self) -> list[Any]:
         """Return the rule with each combination of its values, or the policy; what is fitted or measured is made up."""
         if self.is_policy:

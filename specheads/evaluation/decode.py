@@ -50,7 +50,7 @@ TEXTS_AT_ONCE = 16
 NUM_TRIED = 16  # dev prompts at most, and half as many as are decoded for the report
 
 
-def probe(setup: Setup[Evaluation]) -> list[Measured]:
+def probe(setup: Setup) -> list[Measured]:
     """Decode a few dev prompts with fixed lengths, and with the smallest and the largest head."""
     name, settings = "head_threshold", [TARGET_ALONE, *map(fixed_length, PROBES)]
     sizes = sorted(setup.heads, key=setup.head_sizes.__getitem__)
@@ -85,7 +85,7 @@ def _timed_shares(setup: Setup, measured: Sequence[Measured]) -> dict[str, float
     return {under_verification: shares[kind] for under_verification, (kind, _) in rules.items()}
 
 
-def settle(setup: Setup[Evaluation], outcome: Outcome, tuning: Tuning, probed: Sequence[Measured]) -> Outcome:
+def settle(setup: Setup, outcome: Outcome, tuning: Tuning, probed: Sequence[Measured]) -> Outcome:
     """Decode the chosen rules, fit the costs to their rounds, and choose again, until every chosen rule was decoded.
 
     All settings of a turn are decoded side by side, so that a slow minute slows all of them. Values that rules take from the
@@ -168,23 +168,21 @@ def best_of_kinds(choices: Choices) -> list[Candidate]:
     return [rules[max(kind, key=speeds.__getitem__)] for kind in kinds if kind]
 
 
-def decode(setup: Setup[Evaluation], settings: Sequence[Candidate], name: str = "generations") -> list[Measured]:
+def decode(setup: Setup, settings: Sequence[Candidate], name: str = "generations") -> list[Measured]:
     """Decode the reported prompts with every setting, and by the chosen baseline; `name` is that of the journal."""
-    evaluation = setup.settings
-    prompts = setup.prompts.decoded(evaluation.num_live_prompts).prompts
-    return sweep(setup, name, settings, prompts, evaluation.measures_quality)
+    prompts = setup.prompts.decoded(setup.settings.num_live_prompts).prompts
+    return sweep(setup, name, settings, prompts, setup.settings.measures_quality)
 
 
 def sweep(
-    setup: Setup[Evaluation],
+    setup: Setup,
     name: str,
     settings: Sequence[Candidate],
     prompts: Sequence[EncodedPrompt],
     keeps_responses: bool = False,
 ) -> list[Measured]:
     """Decode with every setting; finished prompts are kept in the journal `name`, with `keeps_responses` their responses, too."""
-    evaluation = setup.settings
-    most, repeats = evaluation.max_new_tokens, evaluation.repeats
+    most, repeats = setup.settings.max_new_tokens, setup.settings.repeats
     total = len(settings) * len(prompts) * repeats
     logger.info(
         "%s: %d settings x %d prompts x %d repeats = %d responses of at most %d tokens, into %s",
@@ -193,40 +191,18 @@ def sweep(
     names = [(setting.name, repr(setting.verification and setting.verification.compile_key)) for setting in settings]
     more = {"responses": True} if keeps_responses else {}
     journal = open_journal(setup, name, {"settings": names, **more}, prompts)
+    how = Sweep(setup.pair, setup.settings, setup.window, keeps_responses)
     with progress("decoding", total) as advance:
-        return sweep_of(setup, keeps_responses).run(settings, [ids for _, ids in prompts], journal, advance)
+        return how.run(settings, [ids for _, ids in prompts], journal, advance)
 
 
-def sweep_of(setup: Setup[Evaluation], keeps_responses: bool = False) -> Sweep:
-    """Return how an evaluation decodes prompts."""
-    evaluation = setup.settings
-    return Sweep(
-        setup.pair,
-        evaluation.warp,
-        evaluation.max_new_tokens,
-        evaluation.repeats,
-        evaluation.seed,
-        evaluation.engine,
-        evaluation.drafting,
-        evaluation.verification,
-        window=setup.window,
-        keeps_responses=keeps_responses,
-    )
-
-
-def open_journal(setup: Setup[Evaluation], name: str, settings: Mapping[str, Any], prompts: Sequence[EncodedPrompt]) -> Journal:
+def open_journal(setup: Setup, name: str, settings: Mapping[str, Any], prompts: Sequence[EncodedPrompt]) -> Journal:
     """Return the journal `name` of this run, empty unless the run is resumed; `settings` is what decides its content besides."""
-    path = setup.run_folder / f"{name}.jsonl"
+    path, evaluation, pair = setup.run_folder / f"{name}.jsonl", setup.settings, setup.pair
     if not is_resumed(setup.run_folder):
         path.unlink(missing_ok=True)
     path.parent.mkdir(parents=True, exist_ok=True)
-    return Journal(path, {**settings, **_provenance(setup, prompts)})
-
-
-def _provenance(setup: Setup[Evaluation], prompts: Sequence[EncodedPrompt]) -> dict[str, Any]:
-    """Return the provenance that all journals of an evaluation share."""
-    evaluation, pair = setup.settings, setup.pair
-    return {
+    provenance = {
         "prompts": [ids for _, ids in prompts],
         "seed": evaluation.seed,
         "pair": [pair.target_revision, pair.draft_revision],
@@ -242,9 +218,10 @@ def _provenance(setup: Setup[Evaluation], prompts: Sequence[EncodedPrompt]) -> d
         "verification": evaluation.verification.label,
         "dtype": [str(pair.target.dtype), str(pair.draft.dtype)],
     }
+    return Journal(path, {**settings, **provenance})
 
 
-def tried_on_dev(setup: Setup[Evaluation], outcome: Outcome) -> dict[str, np.ndarray]:
+def tried_on_dev(setup: Setup, outcome: Outcome) -> dict[str, np.ndarray]:
     """Return the tokens per second (1 + R,) of the decoded settings on dev prompts, the target alone among them.
 
     The first entry is the estimate, the others are resamples of the prompts, the same for all settings. Nothing is tried where
@@ -264,7 +241,7 @@ def tried_on_dev(setup: Setup[Evaluation], outcome: Outcome) -> dict[str, np.nda
     return {decoded.setting.name: sums(decoded.stats, resamples).tokens_per_second for decoded in tried}
 
 
-def draft_overlaps(setup: Setup[Evaluation], recording: Recording) -> dict[float, float]:
+def draft_overlaps(setup: Setup, recording: Recording) -> dict[float, float]:
     """Return the draft's overlap with the target along recorded responses by its temperature; the present one comes first.
 
     Nothing where no temperature matters: greedily, and for a draft that is made of the target.

@@ -12,7 +12,7 @@ from typing import Any
 
 from specheads.errors import UserError
 from specheads.evaluation.batches import decode_batches
-from specheads.evaluation.candidates import ORACLE_BOUND, RuleChoice, candidates, sweep_settings
+from specheads.evaluation.candidates import ORACLE_BOUND, candidates, sweep_settings
 from specheads.evaluation.decode import decode, draft_overlaps, measured_costs, probe, settle, tried_on_dev
 from specheads.evaluation.draft_comparison import check_context
 from specheads.evaluation.head_folders import LocatedHead
@@ -75,7 +75,7 @@ def evaluate(
     return report
 
 
-def _replay_and_decode(setup: Setup[Evaluation]) -> Outcome:
+def _replay_and_decode(setup: Setup) -> Outcome:
     """Record, replay every rule, choose the best of each family on dev prompts, decode what `live` and `concurrency` ask for."""
     settings = setup.settings
     recorded = record(setup)
@@ -93,7 +93,7 @@ def _replay_and_decode(setup: Setup[Evaluation]) -> Outcome:
     return replace(outcome, batches=decode_batches(setup, outcome)) if settings.concurrency else outcome
 
 
-def _decode_only(setup: Setup[Evaluation]) -> Outcome:
+def _decode_only(setup: Setup) -> Outcome:
     """Decode every rule of `live_rules` without a recording, which predicts only chains under token verification."""
     settings = setup.settings
     logger.info(
@@ -101,16 +101,7 @@ def _decode_only(setup: Setup[Evaluation]) -> Outcome:
     )
     if settings.live == "none":
         raise UserError(f"live=none, but {settings.method} can only be decoded; use live=all.")
-    chosen = {name: _without_auto(choice) for name, choice in setup.rules.items() if name in settings.live_rules}
+    chosen = {name: choice.without_auto() for name, choice in setup.rules.items() if name in settings.live_rules}
     rules = candidates(chosen, setup.heads, None)
     measured = decode(setup, sweep_settings(rules, settings.verification.stopping, settings.compare_verification))
     return Outcome(rules, measured_costs(setup, measured), measured=measured)
-
-
-def _without_auto(choice: RuleChoice) -> RuleChoice:
-    """Return a choice without the value `auto`, which needs a recording."""
-
-    def known(value: Any) -> Any:
-        return [each for each in value if each != "auto"] if isinstance(value, list) else value
-
-    return replace(choice, arguments={key: known(value) for key, value in choice.arguments.items()})

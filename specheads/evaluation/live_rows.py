@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,15 +26,13 @@ from specheads.evaluation.intervals import (
 )
 from specheads.evaluation.report import MEASURED, LiveRow, QualityRow, rule_fields
 from specheads.evaluation.rule_costs import CostTable
-from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.sweep import Measured
 from specheads.forecast import progress
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import BATCH_TOKENS, SLICE_ELEMENTS, batches_of_tokens, right_padded, slices
-from specheads.pair.pair import Pair
 from specheads.pair.sampling import nan_message
-from specheads.prompts.prompt import SCORES, EncodedPrompt
+from specheads.prompts.prompt import SCORES
 
 logger = logging.getLogger(__name__)
 
@@ -126,8 +124,7 @@ class ResponseQuality:
 
     nats: np.ndarray  # the negative log-likelihood of each response under the target
     lengths: np.ndarray  # in tokens
-    scores: np.ndarray | None = None  # of prompts (Q, R) with a response in the data set; None where responses are not scored
-    scored: np.ndarray | None = None  # (P,) bool, which prompts these are
+    scores: Mapping[int, float] = field(default_factory=dict)  # the mean of each prompt with a response in the data set
 
     @property
     def mean_log_likelihood(self) -> np.ndarray:
@@ -135,40 +132,27 @@ class ResponseQuality:
         return -self.nats / self.lengths
 
 
-def response_quality(setup: Setup[Evaluation], measured: Sequence[Measured]) -> dict[str, ResponseQuality]:
+def response_quality(setup: Setup, measured: Sequence[Measured]) -> dict[str, ResponseQuality]:
     """Return the quality of every setting's responses, by its name: one more forward pass of the target over each response."""
-    prompts = setup.prompts.decoded(setup.settings.num_live_prompts).prompts
+    prompts, pair = setup.prompts.decoded(setup.settings.num_live_prompts).prompts, setup.pair
+    score = SCORES[setup.prompt_data.score] if setup.prompt_data.score else None
     nats = []  # by prompt (settings, R)
     logger.info("quality: the target reads the responses to %d prompts once more", len(prompts))
     with progress("reading responses", len(prompts)) as advance:
         for number, (_, ids) in enumerate(prompts):
             responses = [response for decoded in measured for response in decoded.responses[number]]
-            nats.append(np.reshape(response_nats(setup.pair.target_lm, ids, responses), (len(measured), -1)))
+            nats.append(np.reshape(response_nats(pair.target_lm, ids, responses), (len(measured), -1)))
             advance(1)
-    scores = [_response_scores(setup.pair, prompts, decoded, setup.prompt_data.score) for decoded in measured]
-    return {
-        decoded.setting.name: ResponseQuality(
-            np.stack([of_prompt[number] for of_prompt in nats]),
-            np.array([[len(response) for response in of_prompt] for of_prompt in decoded.responses]),
-            **scores[number],
-        )
-        for number, decoded in enumerate(measured)
-    }
-
-
-def _response_scores(
-    pair: Pair, prompts: Sequence[EncodedPrompt], decoded: Measured, score: str | None
-) -> Mapping[str, np.ndarray]:
-    """Return `scores` and `scored` of one setting's responses by the score of this name; nothing without one."""
-    scored = np.array([prompt.response is not None for prompt, _ in prompts])
-    if score is None or not scored.any():  # of all prompts some have a reference, but maybe none of the decoded ones
-        return {}
-    rows = [
-        [SCORES[score](pair.decode(response), prompt.response) for response in responses]
-        for (prompt, _), responses in zip(prompts, decoded.responses, strict=True)
-        if prompt.response is not None
-    ]
-    return {"scores": np.array(rows), "scored": scored}
+    quality = {}
+    for setting, decoded in enumerate(measured):
+        scores = {
+            number: float(np.mean([score(pair.decode(response), prompt.response) for response in decoded.responses[number]]))
+            for number, (prompt, _) in enumerate(prompts)
+            if score is not None and prompt.response is not None
+        }
+        lengths = np.array([[len(response) for response in of_prompt] for of_prompt in decoded.responses])
+        quality[decoded.setting.name] = ResponseQuality(np.stack([each[setting] for each in nats]), lengths, scores)
+    return quality
 
 
 @torch.no_grad()
@@ -217,12 +201,12 @@ def with_quality(
         references = [] if setting == TARGET_ALONE else [TARGET_ALONE.name, *rivals]
         tokens = np.array([stats.num_tokens for stats in decoded.stats])
         rejections = np.array([stats.num_rejections for stats in decoded.stats])
-        scores = ours.scores
+        numbers, scores = list(ours.scores), list(ours.scores.values())
         quality = QualityRow(
             perplexity=interval(np.exp((resamples @ ours.nats.sum(axis=1)) / (resamples @ tokens))),
             rejections_per_token=None if setting.live is None else _ratio(rejections, tokens, resamples),
             win_rates={name: win_rate(ours, responses[name], resamples) for name in references},
-            score=None if scores is None else _ratio(scores.mean(axis=1), np.ones(len(scores)), resamples[:, ours.scored]),
+            score=_ratio(scores, np.ones(len(scores)), resamples[:, numbers]) if scores else None,
         )
         new.append(replace(row, quality=quality))
     return new

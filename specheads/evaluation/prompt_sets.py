@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from specheads.errors import UserError
 from specheads.evaluation.head_folders import LocatedHead
-from specheads.evaluation.settings import ReplaySettings
+from specheads.evaluation.settings import Evaluation
 from specheads.heads.train_prompts import numbers_of
 from specheads.pair.pair import Pair
 from specheads.prompts.data_set_source import DatasetSource
@@ -126,9 +126,9 @@ class PromptSets:
     """All sets of prompts of one evaluation of `heads`; each is loaded when it is first needed."""
 
     def __init__(
-        self, data: PromptData, pair: Pair, heads: Mapping[str, LocatedHead], settings: ReplaySettings | None = None
+        self, data: PromptData, pair: Pair, heads: Mapping[str, LocatedHead], settings: Evaluation | None = None
     ) -> None:
-        self.data, self.pair, self.settings = data, pair, settings or ReplaySettings()
+        self.data, self.pair, self.settings = data, pair, settings or Evaluation()
         self.name = data.name or Path(pair.name).stem
         self.learned = {
             name: located.head.train_prompts for name, located in heads.items() if located.head.train_prompts is not None

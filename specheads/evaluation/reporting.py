@@ -1,5 +1,6 @@
 """The report of an evaluation, from the outcome of its steps."""
 
+import json
 import logging
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, replace
@@ -20,7 +21,6 @@ from specheads.evaluation.live_rows import gain_over_fixed, live_rows, with_qual
 from specheads.evaluation.replayed_rows import bank, data_set, positions, reliability, text_samples
 from specheads.evaluation.replayed_sets import Choices, Outcome, RecordedSet
 from specheads.evaluation.report import MEASURED, DataSet, LiveRow, Report
-from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup, device_name, load_average, versions
 from specheads.evaluation.sweep import REMEDY, doubts_of
 from specheads.pair.pair import Pair
@@ -32,7 +32,7 @@ NUM_OTHERS = 2  # rules without a head whose drafts are shown in detail
 logger = logging.getLogger(__name__)
 
 
-def report_of(setup: Setup[Evaluation], outcome: Outcome, config: str | None = None) -> Report:
+def report_of(setup: Setup, outcome: Outcome, config: str | None = None) -> Report:
     """Return the report; `config` is the text of the configuration, None: the settings."""
     measured, choices = outcome.measured, outcome.choices
     groups = setup.prompts.decoded(setup.settings.num_live_prompts).groups if measured else []
@@ -59,7 +59,7 @@ def report_of(setup: Setup[Evaluation], outcome: Outcome, config: str | None = N
     return replace(report, notes=[*notes_on(report), *draft_temperature_notes(outcome.draft_overlaps), *setup.prompts.notes()])
 
 
-def _live(setup: Setup[Evaluation], outcome: Outcome, groups: Sequence[Hashable]) -> list[LiveRow]:
+def _live(setup: Setup, outcome: Outcome, groups: Sequence[Hashable]) -> list[LiveRow]:
     """Return a row for every setting that was decoded."""
     measured, lossless, speeds = outcome.measured, setup.settings.verification.lossless, {}
     if outcome.sets and len(measured[0].stats) <= outcome.sets[1].recording.num_prompts:
@@ -68,7 +68,7 @@ def _live(setup: Setup[Evaluation], outcome: Outcome, groups: Sequence[Hashable]
     return with_quality(rows, measured, outcome.responses, groups)
 
 
-def _replayed_speeds(setup: Setup[Evaluation], outcome: Outcome) -> dict[str, float]:
+def _replayed_speeds(setup: Setup, outcome: Outcome) -> dict[str, float]:
     """Return by setting its tokens per second on the decoded prompts, from replayed counts and measured costs."""
     first, speeds = slice(0, setup.settings.num_live_prompts), {}
     for decoded in outcome.measured:
@@ -80,7 +80,7 @@ def _replayed_speeds(setup: Setup[Evaluation], outcome: Outcome) -> dict[str, fl
     return speeds
 
 
-def _gains(setup: Setup[Evaluation], outcome: Outcome, groups: Sequence[Hashable]) -> dict[str, Interval | None]:
+def _gains(setup: Setup, outcome: Outcome, groups: Sequence[Hashable]) -> dict[str, Interval | None]:
     """Return by ratio the gain of the decoded heads over the decoded fixed lengths."""
     if not outcome.measured:
         return {}
@@ -119,9 +119,10 @@ def _detailed(pair: Pair, choices: Choices, data: DataSet, replayed: RecordedSet
     return replace(data, positions=[positions(candidate, rounds) for candidate, rounds in walked], texts=texts)
 
 
-def context_of(setup: Setup[Evaluation], config: str | None = None, num_decoded: int = 0) -> dict[str, Any]:
+def context_of(setup: Setup, config: str | None = None, num_decoded: int = 0) -> dict[str, Any]:
     """Return the description of the evaluation for its report; `num_decoded` prompts were decoded."""
     settings, pair = setup.settings, setup.pair
+    plain = json.loads(json.dumps(dict(settings), default=repr))  # rules and other objects as Python shows them
     return {
         "model": pair.name,
         "target": pair.target_id,
@@ -148,23 +149,11 @@ def context_of(setup: Setup[Evaluation], config: str | None = None, num_decoded:
         "load": {"start": setup.load, "end": load_average()},
         "versions": versions(),
         **setup.prompts.context(),
-        "config": config or _settings_text(settings),
+        "config": config or yaml.safe_dump(plain, sort_keys=False, allow_unicode=True),
     }
 
 
-def _settings_text(settings: Evaluation) -> str:
-    """Return settings as YAML; rules and other objects as Python shows them."""
-    plain = {name: getattr(settings, name) for name in type(settings).model_fields}
-    return yaml.safe_dump({name: _plain(value) for name, value in plain.items()}, sort_keys=False, allow_unicode=True)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return value if isinstance(value, str | int | float | None) else repr(value)
-
-
-def recommend(setup: Setup[Evaluation], outcome: Outcome, report: Report) -> None:
+def recommend(setup: Setup, outcome: Outcome, report: Report) -> None:
     """Store the best setting in each local head, or None where something else was clearly faster.
 
     Nothing is stored where the measured costs are doubtful.
@@ -185,7 +174,7 @@ def recommend(setup: Setup[Evaluation], outcome: Outcome, report: Report) -> Non
             logger.info("%s now recommends threshold %g, for threshold=auto%s", folder, values["threshold"], verification)
 
 
-def recommendations(setup: Setup[Evaluation], outcome: Outcome, report: Report) -> dict[Path, dict[str, Any] | None]:
+def recommendations(setup: Setup, outcome: Outcome, report: Report) -> dict[Path, dict[str, Any] | None]:
     """Return by local folder the best setting of each head: threshold, lengths, verification, and how fast it is.
 
     Of a head that was tried on dev prompts it is the fastest setting there, of another one the threshold that is predicted to be

@@ -60,8 +60,8 @@ class CostSettings(Settings):
     )
 
 
-class ReplaySettings(Settings):
-    """Settings of every command that records prompts and replays stopping rules."""
+class Evaluation(Settings):
+    """Settings of `specheads evaluate`."""
 
     seed: Seed = setting(0, "seed of everything that is sampled")
     warp: Built[Warp] = setting(Warp(top_k=50), "how draft and target turn logits into probabilities")
@@ -96,44 +96,6 @@ class ReplaySettings(Settings):
         "costs that are counted at these ratios besides draft steps and forward passes; they do not apply to measured costs",
     )
     max_new_tokens: PositiveCount = setting(512, "longest response, in tokens", config="${data.max_new_tokens}")
-
-    @model_validator(mode="after")
-    def _rules_are_sound(self) -> Self:
-        """Every gain is stated over the best fixed length, so there must be some."""
-        if FIXED not in self.rules:
-            raise UserError(
-                "stopping leaves out fixed_length, over which every gain is stated; add it, for example "
-                "'stopping=[fixed_length,head_threshold]', or use stopping=all."
-            )
-        check_rules({**self.rules, **self.policies})
-        return self
-
-    @property
-    def rules(self) -> Rules:
-        """The stopping rules by name, with all values that are tried."""
-        named = {name: choice for name, choice in (self.stopping or {}).items() if not choice.is_policy}
-        if named or (self.stopping is not None and not self.policies):
-            return named
-        fixed = {FIXED: RuleChoice(FixedLength, {"num_tokens": list(self.fixed_lengths)})}
-        if self.policies:
-            return fixed
-        threshold = {"threshold": list(self.thresholds), "min_tokens": None, "max_tokens": MAX_TOKENS}
-        return {**fixed, "head_threshold": RuleChoice(HeadThreshold, threshold)}
-
-    @property
-    def measures_quality(self) -> bool:
-        """Whether the quality of decoded responses is measured."""
-        return False
-
-    @property
-    def policies(self) -> Rules:
-        """The policies that `stopping` names, which decide for requests that are decoded together."""
-        return {name: choice for name, choice in (self.stopping or {}).items() if choice.is_policy}
-
-
-class Evaluation(ReplaySettings):
-    """Settings of `specheads evaluate`."""
-
     head: Text | None = setting(
         "latest",
         "a folder of a head or of several, a hub id, latest (the newest of this pair in paths.outputs), or null for rules "
@@ -181,6 +143,13 @@ class Evaluation(ReplaySettings):
 
     @model_validator(mode="after")
     def _something_can_be_compared(self) -> Self:
+        """Raise UserError for values that do not fit together."""
+        if FIXED not in self.rules:
+            raise UserError(
+                "stopping leaves out fixed_length, over which every gain is stated; add it, for example "
+                "'stopping=[fixed_length,head_threshold]', or use stopping=all."
+            )
+        check_rules({**self.rules, **self.policies})
         if self.live == "none" and not self.ratios:
             raise UserError(
                 "live=none with ratios=[] leaves no costs to predict speeds with; give some, for example ratios=[5,10,20]."
@@ -193,6 +162,23 @@ class Evaluation(ReplaySettings):
         if not self.can_replay:
             self._check_decoded()
         return self
+
+    @property
+    def rules(self) -> Rules:
+        """The stopping rules by name, with all values that are tried."""
+        named = {name: choice for name, choice in (self.stopping or {}).items() if not choice.is_policy}
+        if named or (self.stopping is not None and not self.policies):
+            return named
+        fixed = {FIXED: RuleChoice(FixedLength, {"num_tokens": list(self.fixed_lengths)})}
+        if self.policies:
+            return fixed
+        threshold = {"threshold": list(self.thresholds), "min_tokens": None, "max_tokens": MAX_TOKENS}
+        return {**fixed, "head_threshold": RuleChoice(HeadThreshold, threshold)}
+
+    @property
+    def policies(self) -> Rules:
+        """The policies that `stopping` names, which decide for requests that are decoded together."""
+        return {name: choice for name, choice in (self.stopping or {}).items() if choice.is_policy}
 
     @property
     def can_replay(self) -> bool:
@@ -248,35 +234,21 @@ class Evaluation(ReplaySettings):
 
         Only rounds that draft different numbers of tokens separate the costs of draft and target.
         """
-        lengths = set()
-        for name, choice in self.rules.items():
-            if name in self.live_rules and (self.head is not None or not choice.takes_head):
-                lengths |= _draft_lengths(choice)
+        chosen = [choice for name, choice in self.rules.items() if name in self.live_rules]
+        rules = [rule for each in chosen if self.head or not each.takes_head for rule in each.without_auto().samples()]
+        lengths = {rule.max_tokens if isinstance(rule, FixedLength) else None for rule in rules}
         if self.verification.stopping is not None:
             lengths.add(None)
-        names = list(self.live_rules)
+        names, how = list(self.live_rules), f"{self.method} are only decoded, rule by rule of live_rules"
         if not lengths:
             without = ", and none of them drafts without a head" if self.head is None else ""
             raise UserError(
-                f"live_rules={names} leaves nothing to decode but the target alone: {self.method} are only decoded, rule by "
-                f"rule of live_rules, with the values that stopping= gives{without}; take for example "
-                "'live_rules=[fixed_length]'."
+                f"live_rules={names} leaves nothing to decode but the target alone: {how}, with the values that stopping= "
+                f"gives{without}; take for example 'live_rules=[fixed_length]'."
             )
         if self.drafting.reads_draft and len(lengths) == 1 and lengths != {None}:
             raise UserError(
                 f"live_rules={names} drafts {lengths.pop()} tokens in every round, so the costs of draft and target cannot be "
-                f"told apart: {self.method} are only decoded, rule by rule of live_rules; give at least two lengths, for "
-                "example 'fixed_lengths=[4,8]', or add a rule of varying length."
+                f"told apart: {how}; give at least two lengths, for example 'fixed_lengths=[4,8]', or add a rule of varying "
+                "length."
             )
-
-
-def _draft_lengths(choice: RuleChoice) -> set[int | None]:
-    """Return how many tokens a rule drafts in a round, for each of its values; None where that varies."""
-    lists = {
-        key: [each for each in value if each != "auto"] for key, value in choice.arguments.items() if isinstance(value, list)
-    }
-    if not all(lists.values()):  # nothing but auto, which needs a recording
-        return set()
-    if choice.cls is FixedLength:
-        return set(lists.get("num_tokens", [choice.arguments["num_tokens"]]))
-    return {None}

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
-from typing import Generic, TypeVar
 
 import torch
 
@@ -17,13 +16,11 @@ from specheads.evaluation.candidates import Rules
 from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.prompt_sets import PromptData, PromptSets
 from specheads.evaluation.rule_costs import CostTable
-from specheads.evaluation.settings import ReplaySettings
+from specheads.evaluation.settings import Evaluation
 from specheads.heads.head import AcceptanceHead
 from specheads.pair.pair import Pair
 from specheads.storage.files import read_json
 from specheads.storage.runs import is_resumed
-
-Replay_co = TypeVar("Replay_co", bound=ReplaySettings, covariant=True)
 
 
 def device_name(pair: Pair) -> str:
@@ -45,7 +42,7 @@ def load_average() -> float | None:
 
 
 @dataclass(frozen=True)
-class Setup(Generic[Replay_co]):
+class Setup:
     """The heads, the pair, the settings and the prompts of one evaluation.
 
     `data_folder` holds recordings, which other commands read again; `run_folder` holds journals of decoding.
@@ -53,7 +50,7 @@ class Setup(Generic[Replay_co]):
 
     pair: Pair
     located_heads: Mapping[str, LocatedHead]
-    settings: Replay_co
+    settings: Evaluation
     prompt_data: PromptData
     data_folder: Path
     run_folder: Path

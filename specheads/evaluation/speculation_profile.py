@@ -20,7 +20,6 @@ from specheads.evaluation.candidates import fixed_length
 from specheads.evaluation.intervals import Interval, interval
 from specheads.evaluation.replayed_rows import reliability
 from specheads.evaluation.replayed_sets import Outcome, RecordedSet, counts_of
-from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup, versions
 from specheads.heads.head import AcceptanceHead, load_head
 from specheads.heads.head_folder import PROFILE_FILE
@@ -102,7 +101,7 @@ def _head_profile(recorded: RecordedSet, head: AcceptanceHead) -> dict[str, Any]
     }
 
 
-def write_profiles(setup: Setup[Evaluation], outcome: Outcome) -> None:
+def write_profiles(setup: Setup, outcome: Outcome) -> None:
     """Write the profile of each head into its folder, or into the run's folder where that is on the hub or there is no head.
 
     Of several heads, those without a local folder get none. Without a recording there is nothing to write.

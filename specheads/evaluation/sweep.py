@@ -8,16 +8,14 @@ from dataclasses import asdict, dataclass, field, replace
 import numpy as np
 
 from specheads.decoding.decoder import Baseline, SpeculativeDecoder
-from specheads.decoding.drafting import Drafting
 from specheads.decoding.engine import compile_ahead
 from specheads.decoding.records import DecodeStats, Generation
 from specheads.decoding.step_costs import RuleCosts, StepCosts
-from specheads.decoding.verification import VerificationRule
 from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate
 from specheads.evaluation.report import MEASURED, LiveRow
 from specheads.evaluation.rule_costs import CostTable
+from specheads.evaluation.settings import Evaluation
 from specheads.pair.pair import Pair
-from specheads.pair.sampling import Warp
 from specheads.replay.cost import CostFit, RoundTimes, fit_costs, fits_of_halves
 from specheads.replay.replay import rounds_by_length
 from specheads.storage.journal import Entry, Journal
@@ -64,13 +62,7 @@ class Sweep:
     """How prompts are decoded, the same for all settings."""
 
     pair: Pair
-    warp: Warp
-    max_new_tokens: int
-    repeats: int = 1  # of each prompt, each with another seed, which all settings share
-    seed: int = 0
-    engine: str = "auto"
-    drafting: Drafting | None = None
-    verification: VerificationRule | None = None
+    settings: Evaluation  # repeats decode each prompt again with another seed, which all settings share
     # The memory's positions, enough for every prompt and its response; compiled steps depend on it, so sweeps with the same
     # window share them. None: as few as are enough.
     window: int | None = None
@@ -98,10 +90,10 @@ class Sweep:
             decoder.warm_up()
         logger.info("the engine was ready after %.1f s, which no figure contains", time.perf_counter() - start)
         for decoder in decoders:
-            decoder.generate(prompts[0], self.max_new_tokens, self.seed)
+            decoder.generate(prompts[0], self.settings.max_new_tokens, self.settings.seed)
         measured = [Measured(setting) for setting in settings]
         done = {} if journal is None else journal.entries
-        on_generation(len(done) * self.repeats * len(settings))
+        on_generation(len(done) * self.settings.repeats * len(settings))
         for number, prompt in enumerate(prompts):
             if number in done:
                 entry = done[number]
@@ -122,11 +114,11 @@ class Sweep:
         """Return the results of every setting for prompt `number`: `rounds`, and of each repeat `stats` and what else is kept."""
         names = ["responses"] * self.keeps_responses
         kept: Entry = {name: [[] for _ in decoders] for name in ("stats", "rounds", *names)}
-        for repeat in range(self.repeats):
-            seed = response_seed(self.seed, number, repeat)
+        for repeat in range(self.settings.repeats):
+            seed = response_seed(self.settings.seed, number, repeat)
             for turn in range(len(decoders)):
                 index = (turn + number + repeat) % len(decoders)
-                generation: Generation = decoders[index].generate(prompt, self.max_new_tokens, seed)
+                generation: Generation = decoders[index].generate(prompt, self.settings.max_new_tokens, seed)
                 kept["stats"][index].append(asdict(generation.stats))
                 kept["rounds"][index] += [
                     [len(r.tokens), r.num_drafted, r.num_draft_calls, r.draft_seconds, r.verify_seconds + r.commit_seconds]
@@ -139,10 +131,11 @@ class Sweep:
 
     def _decoders(self, settings: Sequence[Candidate], prompts: Sequence[Sequence[int]]) -> list[Decoder]:
         """Return one decoder per setting; all share memory that is large enough for the longest drafts."""
-        window = self.window or min(self.pair.window, max(map(len, prompts)) + self.max_new_tokens)
+        window = self.window or min(self.pair.window, max(map(len, prompts)) + self.settings.max_new_tokens)
         longest = max((each.live for each in settings if each.live), key=lambda rule: rule.max_tokens, default=None)
-        shared = SpeculativeDecoder(self.pair, self.drafting, longest, self.verification, self.warp, self.engine, window)
-        baseline = Baseline(self.pair, self.warp, shared.target_engine)
+        how = self.settings
+        shared = SpeculativeDecoder(self.pair, how.drafting, longest, how.verification, how.warp, how.engine, window)
+        baseline = Baseline(self.pair, how.warp, shared.target_engine)
         return [shared.with_stopping(each.live, each.verification) if each.live else baseline for each in settings]
 
 

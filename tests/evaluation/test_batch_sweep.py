@@ -8,6 +8,7 @@ from specheads.decoding.load_aware import LengthPolicy
 from specheads.evaluation import batches
 from specheads.evaluation.batches import requests_of, run_batches
 from specheads.evaluation.candidates import TARGET_ALONE, Candidate, fixed_length
+from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.sweep import Sweep, response_seed
 from specheads.storage.journal import Journal
 
@@ -23,7 +24,7 @@ SETTINGS = [TARGET_ALONE, FIXED, Candidate("load-aware", "policy", None, None, p
 
 
 def run(*kept, repeats=2):
-    sweep = Sweep(tiny_pair(7, scale=2.0), Warp(), 12, repeats=repeats, engine="eager", window=32)
+    sweep = Sweep(tiny_pair(7, scale=2.0), Evaluation(warp=Warp(), max_new_tokens=12, repeats=repeats, engine="eager"), 32)
     return run_batches(sweep, SETTINGS, requests_of(PROMPTS, 2), 2, *kept)
 
 

@@ -62,10 +62,9 @@ def test_intervals_resample_groups():
 
 
 def test_scores_are_means_over_prompts_with_a_reference():
-    scored = np.array([True, False, True, False])
     measured = [Measured(TARGET_ALONE, [SimpleNamespace(num_tokens=1, num_rejections=0)] * 4)]
     row = replace(report_example().live[1], name=TARGET_ALONE.name)
-    for scores, expected in (({"scores": np.array([[1, 0], [1, 1]]), "scored": scored}, (0.5 + 1) / 2), ({}, None)):
+    for scores, expected in (({"scores": {0: 0.5, 2: 1.0}}, (0.5 + 1) / 2), ({}, None)):
         (made,) = with_quality([row], measured, {TARGET_ALONE.name: responses([[0, 0]] * 4, **scores)}, list("abcd"))
         assert (made.quality.score and made.quality.score.value) == expected
 

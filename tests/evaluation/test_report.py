@@ -22,6 +22,7 @@ from specheads.evaluation.live_rows import gain_over_fixed, live_rows
 from specheads.evaluation.report import Report
 from specheads.evaluation.report_files import contents, print_report, write_report
 from specheads.evaluation.rule_costs import CostTable
+from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.sweep import Sweep, round_times, with_measured
 
 ALONE = 900.0  # tokens per second
@@ -45,7 +46,7 @@ def small_head():
 @pytest.fixture(scope="module")
 def measured():
     settings = sweep_settings(rules([1, 3], [0.3, 0.6]))
-    return Sweep(tiny_pair(5), Warp(), max_new_tokens=12, repeats=2).run(settings, [[0], [1, 2], [3], [4, 4]])
+    return Sweep(tiny_pair(5), Evaluation(warp=Warp(), max_new_tokens=12, repeats=2)).run(settings, [[0], [1, 2], [3], [4, 4]])
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,9 @@ def test_every_setting_decoded_every_prompt_as_often_as_asked(measured):
 
 
 def test_the_counts_do_not_depend_on_the_other_settings_of_a_sweep(measured):
-    alone = Sweep(tiny_pair(5), Warp(), 12, repeats=2).run([measured[2].setting], [[0], [1, 2], [3], [4, 4]])[0]
+    alone = Sweep(tiny_pair(5), Evaluation(warp=Warp(), max_new_tokens=12, repeats=2)).run(
+        [measured[2].setting], [[0], [1, 2], [3], [4, 4]]
+    )[0]
     names = ("num_tokens", "num_drafted", "num_accepted", "num_target_calls")
     for stats, other in zip(alone.stats, measured[2].stats, strict=True):
         assert [getattr(stats, n) for n in names] == [getattr(other, n) for n in names]
@@ -249,7 +252,7 @@ def test_other_verification_rules_are_compared_at_equal_lengths():
     names = ["target alone", "fixed K=2", "fixed K=4", "max probability", "block K=2", "block K=4", "biased K=2, lossy"]
     assert [setting.name for setting in settings][:-1] == names
     prompts = [[0], [1, 2], [3], [4, 4], [2, 2], [1, 1]]
-    measured = Sweep(tiny_pair(5), Warp(), max_new_tokens=40, repeats=2).run(settings, prompts)
+    measured = Sweep(tiny_pair(5), Evaluation(warp=Warp(), max_new_tokens=40, repeats=2)).run(settings, prompts)
     cost_table = with_measured(CostTable({}), measured, {})
     live = live_rows(measured, cost_table, True)
     rows = {row.name: row for row in live}

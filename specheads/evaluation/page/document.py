@@ -136,25 +136,25 @@ def _sections(report: Report, figures: Mapping[str, Figures]) -> Iterator[dict[s
         pairs = [(number, data, r) for number, data in sets for r in ratios if any(row.ratio == r for row in data.winners)]
         across = [panel(across_table(report, r), ratio=r) for r in ratios] if len(sets) > 1 else []
         panels = [panel(winners_table(report, data, r), set=number, ratio=r) for number, data, r in pairs]
-        yield _section("winners", "The best of each family", panels=panels, across=across)
+        yield section("winners", "The best of each family", panels=panels, across=across)
     for name in (name for name in figures if name in PLOTS):
         title, by = PLOTS[name]
-        yield _section(name, title, "plot.html", by=by)
+        yield section(name, title, "plot.html", by=by)
     if report.live:
-        yield _section("live", "Live measurements", texts=live_texts(report), table=live_table(report))
+        yield section("live", "Live measurements", texts=live_texts(report), table=live_table(report))
         if quality := quality_table(report):
-            yield _section("quality", QUALITY_TITLE, texts=[ABOUT_QUALITY, *comparisons(report)], tables=[quality])
+            yield section("quality", QUALITY_TITLE, texts=[ABOUT_QUALITY, *comparisons(report)], tables=[quality])
     if report.batches:
         panels = [panel(loads_table(report), load=ALL)]
         panels += [panel(batch_table(report, each), load=number) for number, each in enumerate(report.batches)]
         choices = [(ALL, "all"), *((str(n), f"{each.concurrency} at once") for n, each in enumerate(report.batches))]
-        yield _section("batches", "Batches", choices=choices, panels=panels)
+        yield section("batches", "Batches", choices=choices, panels=panels)
     tables = [(name, panel(table, ratio=ratio)) for name, ratio, table in ratio_tables(report, ratios, roles=())]
     if report.bank:
         panels = [each for name, each in tables if name == "heads"]
-        yield _section("bank", "Heads compared", panels=panels, divergences=divergence_table(report))
+        yield section("bank", "Heads compared", panels=panels, divergences=divergence_table(report))
     if report.drafts:
-        yield _section("drafts", "Drafts compared", panels=[each for name, each in tables if name == "drafts"])
+        yield section("drafts", "Drafts compared", panels=[each for name, each in tables if name == "drafts"])
     if any(data_set.texts for data_set in report.data_sets):
         panels = []
         for number, data_set in sets:
@@ -162,11 +162,12 @@ def _sections(report: Report, figures: Mapping[str, Figures]) -> Iterator[dict[s
             for sample in data_set.texts:
                 prompts.setdefault(sample.prompt, []).append(sample)
             panels.append(panel(None, prompts, set=number))
-        yield _section("texts", "What became of each token", panels=panels)
+        yield section("texts", "What became of each token", panels=panels)
     yield from context_section(report.context)
 
 
-def _section(key: str, title: str, template: str | None = None, **content: Any) -> dict[str, Any]:
+def section(key: str, title: str, template: str | None = None, **content: Any) -> dict[str, Any]:
+    """Return a section of the page: its key, title and template with the values that this needs."""
     return {"key": key, "title": title, "template": template or f"{key}.html", **content}
 
 
@@ -179,7 +180,7 @@ def context_section(context: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         "Context": _yaml(rest),
     }
     if shown := [(title, str(text)) for title, text in parts.items() if text]:
-        yield _section("context", "Configuration and versions", parts=shown)
+        yield section("context", "Configuration and versions", parts=shown)
 
 
 def _yaml(content: object) -> str:

@@ -6,9 +6,9 @@ from rich.console import Console
 
 from specheads.decoding.step_times import VERIFIED
 from specheads.evaluation.conclusions import change, percent, times
-from specheads.evaluation.probe.prediction import BETTER, HEAD, MORE_OVERLAP
+from specheads.evaluation.probe.prediction import BETTER, HEAD, MORE_OVERLAP, Option
 from specheads.evaluation.probe.probe import Probed
-from specheads.evaluation.tables import Cell, Row, Table, estimate_cell, terminal
+from specheads.evaluation.tables import Cell, Table, estimate_cell, terminal
 from specheads.storage.files import write_json, write_whole
 
 MICRO = 1e6
@@ -17,8 +17,8 @@ MICRO = 1e6
 def print_probe(probed: Probed, console: Console | None = None) -> None:
     """Print what was measured, what each way to decode is predicted to be worth, and the answer."""
     console = console or Console()
-    for line in measured(probed):
-        console.print(f"{line[0]}: {line[1]}", highlight=False)
+    for name, text in _measured(probed):
+        console.print(f"{name}: {text}", highlight=False)
     for part in terminal(_options(probed), console.width):
         console.print(part)
     for assumption in probed.not_measured:
@@ -28,7 +28,7 @@ def print_probe(probed: Probed, console: Console | None = None) -> None:
     console.print(probed.answer.text, highlight=False, style="bold")
 
 
-def measured(probed: Probed) -> list[tuple[str, str]]:
+def _measured(probed: Probed) -> list[tuple[str, str]]:
     """Return what was measured, as names with texts."""
     costs, live = probed.times.costs, probed.live
     verified = ", ".join(f"{count} {costs.verification[count] / costs.target_seconds:.2f}x" for count in VERIFIED)
@@ -59,32 +59,37 @@ def measured(probed: Probed) -> list[tuple[str, str]]:
 
 def _options(probed: Probed) -> Table:
     """Return the table of what each way to decode is predicted to be worth."""
-    rows = []
-    for option in probed.options:
-        name = f"{option.name} (a bound)" if option.is_bound else option.name
-        title = f"{option.name} ({MORE_OVERLAP:+.0%} overlap)" if option.name == BETTER else name
-        speeds = [estimate_cell(times, option.speedup), estimate_cell(change, option.gain)]
-        kind = "best" if option.name == probed.answer.choice else "bound" if option.is_bound else ""
-        rows.append(Row([Cell(title, option.name), Cell(option.value or None), *speeds], kind))
-    columns = ("way to decode", "chosen", "speed-up", "over the fixed length")
-    return Table("Speed over the target alone, predicted, with 95 % intervals over prompts", columns, rows)
+
+    def title(option: Option) -> str:
+        more = f" ({MORE_OVERLAP:+.0%} overlap)" if option.name == BETTER else " (a bound)" if option.is_bound else ""
+        return option.name + more
+
+    columns = {
+        "way to decode": lambda option: Cell(title(option), option.name),
+        "chosen": lambda option: Cell(option.value or None),
+        "speed-up": lambda option: estimate_cell(times, option.speedup),
+        "over the fixed length": lambda option: estimate_cell(change, option.gain),
+    }
+    kinds = {option.name: "bound" for option in probed.options if option.is_bound} | {probed.answer.choice: "best"}
+    caption = "Speed over the target alone, predicted, with 95 % intervals over prompts"
+    return Table.of(caption, columns, probed.options, lambda option: kinds.get(option.name, ""))
 
 
 def html_of(probed: Probed) -> str:
     """Return the page as text."""
-    from specheads.evaluation.page.document import Panel, context_section, rendered  # imports jinja and plotly
+    from specheads.evaluation.page.document import Panel, context_section, rendered, section  # imports jinja and plotly
 
-    section = {"key": "options", "title": "What each way to decode is worth", "template": "probe.html"}
+    options = section("options", "What each way to decode is worth", "probe.html", panels=[Panel({}, True, _options(probed))])
     return rendered(
         {},
         title=f"Probe: {probed.pair}",
         doubts=probed.doubts,
-        overview=measured(probed),
+        overview=_measured(probed),
         findings_title="Answer",
         findings=[probed.answer.text, f"Next: {probed.answer.command}"],
         notes=probed.not_measured,
         data_sets=[],
-        sections=[section | {"panels": [Panel({}, True, _options(probed))]}, *context_section(probed.context)],
+        sections=[options, *context_section(probed.context)],
     )
 
 
