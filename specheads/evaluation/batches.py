@@ -74,7 +74,8 @@ def decode_batches(setup: Setup, outcome: Outcome) -> list[BatchTable]:
     evaluation = setup.settings
     decoded = setup.prompts.decoded(evaluation.num_live_prompts)
     prompts = [ids for _, ids in decoded.prompts]
-    requests = {size: requests_of(prompts, size) for size in dict.fromkeys(evaluation.concurrency)}
+    counts = {size: max(len(prompts), REQUESTS_PER_ROW * size) for size in evaluation.concurrency}
+    requests = {size: [prompts[number % len(prompts)] for number in range(count)] for size, count in counts.items()}
     for size, made in requests.items():
         how = f"because {len(prompts)} prompts are too few for them: they are repeated, each time with another seed"
         logger.info("batches of %d: %d requests, %s", size, len(made), "each prompt once" if len(made) == len(prompts) else how)
@@ -96,11 +97,6 @@ def decode_batches(setup: Setup, outcome: Outcome) -> list[BatchTable]:
             runs = run_batches(Sweep(setup.pair, evaluation, setup.window), settings[size], made, size, journal, advance)
             tables.append(BatchTable(size, len(made), batch_rows(settings[size], runs, decoded.groups)))
     return tables
-
-
-def requests_of(prompts: Sequence[Sequence[int]], size: int) -> list[Sequence[int]]:
-    """Return the prompts, repeated until there are enough of them for so many rows."""
-    return [prompts[number % len(prompts)] for number in range(max(len(prompts), REQUESTS_PER_ROW * size))]
 
 
 def best_fixed(dev: Recording, costs: LoadCosts, lengths: Sequence[int], size: int) -> Candidate:

@@ -131,6 +131,15 @@ class ResponseQuality:
         """The mean log-likelihood per token of each response (P, R), in nats."""
         return -self.nats / self.lengths
 
+    def win_rate(self, other: "ResponseQuality", resamples: np.ndarray) -> Interval:
+        """Return the share of prompts on which these responses have the larger mean log-likelihood; ties count half.
+
+        The repeats of a prompt are compared one by one, and share its weight. Yin et al. 2024 compare lossy rules by win rates,
+        too, but a reward model decides who wins; here it is the likelihood under the target.
+        """
+        one_by_one = np.sign(self.mean_log_likelihood - other.mean_log_likelihood)
+        return _ratio((1 + one_by_one.mean(axis=1)) / 2, np.ones(len(one_by_one)), resamples)
+
 
 def response_quality(setup: Setup, measured: Sequence[Measured]) -> dict[str, ResponseQuality]:
     """Return the quality of every setting's responses, by its name: one more forward pass of the target over each response."""
@@ -205,21 +214,11 @@ def with_quality(
         quality = QualityRow(
             perplexity=interval(np.exp((resamples @ ours.nats.sum(axis=1)) / (resamples @ tokens))),
             rejections_per_token=None if setting.live is None else _ratio(rejections, tokens, resamples),
-            win_rates={name: win_rate(ours, responses[name], resamples) for name in references},
+            win_rates={name: ours.win_rate(responses[name], resamples) for name in references},
             score=_ratio(scores, np.ones(len(scores)), resamples[:, numbers]) if scores else None,
         )
         new.append(replace(row, quality=quality))
     return new
-
-
-def win_rate(ours: ResponseQuality, theirs: ResponseQuality, resamples: np.ndarray) -> Interval:
-    """Return the share of prompts on which our response has the larger mean log-likelihood; ties count half.
-
-    The repeats of a prompt are compared one by one, and share its weight. Yin et al. 2024 compare lossy rules by win rates, too,
-    but a reward model decides who wins; here it is the likelihood under the target.
-    """
-    one_by_one = np.sign(ours.mean_log_likelihood - theirs.mean_log_likelihood)
-    return _ratio((1 + one_by_one.mean(axis=1)) / 2, np.ones(len(one_by_one)), resamples)
 
 
 def _ratio(over: Sequence[float] | np.ndarray, under: Any, resamples: np.ndarray) -> Interval:

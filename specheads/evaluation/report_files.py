@@ -37,28 +37,22 @@ def write_report(report: Report, folder: Path) -> list[Path]:
 
 
 def _write_csv(report: Report, path: Path) -> None:
-    """Write a row for every rule of every data set and every setting that was decoded, alone and in batches."""
-    replayed = [{"data_set": data.name, "how": "replayed"} | _values(row) for data in report.data_sets for row in data.rules]
-    decoded = [{"how": "decoded"} | _values(row) for row in report.live]
-    batches = [
-        {"how": "decoded in batches", "concurrency": table.concurrency, "num_requests": table.num_requests} | _values(row)
-        for table in report.batches
-        for row in table.rows
-    ]
-    _write_rows([*replayed, *decoded, *batches], path)
+    """Write a row for every rule of every data set and every setting that was decoded, alone and in batches.
 
+    There is a column for every key; keys of nested mappings are named `outer.inner`.
+    """
 
-def _values(row: RuleRow | LiveRow | BatchRow) -> dict[str, Any]:
-    """Return the values of a row, without what the family says."""
-    left_out = {*rule_fields(row), "verification"}
-    return {name: value for name, value in asdict(row).items() if name not in left_out}
+    def row(values: RuleRow | LiveRow | BatchRow, **where: Any) -> dict[str, Any]:
+        left_out = {*rule_fields(values), "verification"}  # the family says it
+        return where | _flat({name: value for name, value in asdict(values).items() if name not in left_out})
 
-
-def _write_rows(content: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Write a CSV file with a column for every key; keys of nested mappings are named `outer.inner`."""
-    rows = [_flat(row) for row in content]
+    rows = [row(rule, data_set=data.name, how="replayed") for data in report.data_sets for rule in data.rules]
+    rows += [row(setting, how="decoded") for setting in report.live]
+    for table in report.batches:
+        sizes = {"concurrency": table.concurrency, "num_requests": table.num_requests}
+        rows += [row(setting, how="decoded in batches", **sizes) for setting in table.rows]
     with path.open("w", newline="") as stream:
-        writer = csv.DictWriter(stream, fieldnames=list(dict.fromkeys(key for row in rows for key in row)))
+        writer = csv.DictWriter(stream, fieldnames=list(dict.fromkeys(key for each in rows for key in each)))
         writer.writeheader()
         writer.writerows(rows)
 

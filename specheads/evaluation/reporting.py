@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -34,9 +34,18 @@ logger = logging.getLogger(__name__)
 
 def report_of(setup: Setup, outcome: Outcome, config: str | None = None) -> Report:
     """Return the report; `config` is the text of the configuration, None: the settings."""
-    measured, choices = outcome.measured, outcome.choices
-    groups = setup.prompts.decoded(setup.settings.num_live_prompts).groups if measured else []
-    live = _live(setup, outcome, groups) if measured else []
+    measured, choices, cost_table = outcome.measured, outcome.choices, outcome.cost_table
+    live, gains, doubts = list[LiveRow](), dict[str, Interval | None](), list[str]()
+    if measured:
+        groups = setup.prompts.decoded(setup.settings.num_live_prompts).groups
+        rows = live_rows(measured, cost_table, setup.settings.verification.lossless, _replayed_speeds(setup, outcome), groups)
+        live = with_quality(rows, measured, outcome.responses, groups)
+        # The winners at the measured ratio are not those of others.
+        ratios = [MEASURED] if choices is not None and not setup.settings.decodes_all else cost_table.costs
+        gains = {ratio: gain_over_fixed(measured, partial(cost_table.of, ratio=ratio), groups) for ratio in ratios}
+        doubts = [] if cost_table.fit is None else [*doubts_of(measured[0], cost_table.fit, live, len(set(groups)))]
+        if outcome.undecoded:
+            doubts.append(f"The measured costs did not settle, so {', '.join(outcome.undecoded)} were not decoded; {REMEDY}.")
     heads = {name: recorded_head(head) for name, head in setup.heads.items()}
     sets, ranking = [], []
     if choices is not None:
@@ -45,60 +54,27 @@ def report_of(setup: Setup, outcome: Outcome, config: str | None = None) -> Repo
         if len(heads) > 1:
             trained = {name: head.config.train.get("kl", {}) for name, head in setup.heads.items()}
             ranking = [replace(row, trained_kl=trained[row.head]) for row in bank(heads, outcome.sets[1:], choices)]
-    report = Report(
-        context_of(setup, config, num_decoded=len(measured[0].stats) if measured else 0),
-        outcome.cost_table.fit,
-        _doubts(outcome, live, groups),
-        live,
-        _gains(setup, outcome, groups),
-        sets,
-        ranking,
-        batches=outcome.batches,
-        recommended=outcome.recommended,
-    )
-    return replace(report, notes=[*notes_on(report), *draft_temperature_notes(outcome.draft_overlaps), *setup.prompts.notes()])
-
-
-def _live(setup: Setup, outcome: Outcome, groups: Sequence[Hashable]) -> list[LiveRow]:
-    """Return a row for every setting that was decoded."""
-    measured, lossless, speeds = outcome.measured, setup.settings.verification.lossless, {}
-    if outcome.sets and len(measured[0].stats) <= outcome.sets[1].recording.num_prompts:
-        speeds = _replayed_speeds(setup, outcome)
-    rows = live_rows(measured, outcome.cost_table, lossless, speeds, groups)
-    return with_quality(rows, measured, outcome.responses, groups)
+    context = context_of(setup, config, num_decoded=len(measured[0].stats) if measured else 0)
+    report = Report(context, cost_table.fit, doubts, live, gains, sets, ranking, batches=outcome.batches)
+    notes = [*notes_on(report), *draft_temperature_notes(outcome.draft_overlaps), *setup.prompts.notes()]
+    return replace(report, recommended=outcome.recommended, notes=notes)
 
 
 def _replayed_speeds(setup: Setup, outcome: Outcome) -> dict[str, float]:
-    """Return by setting its tokens per second on the decoded prompts, from replayed counts and measured costs."""
-    first, speeds = slice(0, setup.settings.num_live_prompts), {}
-    for decoded in outcome.measured:
+    """Return by setting its tokens per second on the decoded prompts, from replayed counts and measured costs.
+
+    Nothing where more prompts were decoded than replayed.
+    """
+    first, speeds, measured = slice(0, setup.settings.num_live_prompts), dict[str, float](), outcome.measured
+    if not outcome.sets or len(measured[0].stats) > outcome.sets[1].recording.num_prompts:
+        return speeds
+    for decoded in measured:
         counts = outcome.decoded_counts.get(decoded.setting.name)
         if counts is not None and decoded.setting.verification is None:
             costs_by_prompt = enumerate(outcome.cost_table.for_prompts(decoded.setting, len(decoded.stats)))
             seconds = [float(costs.seconds(counts.drafted[n], counts.rounds[n])) for n, costs in costs_by_prompt]
             speeds[decoded.setting.name] = counts.tokens[first].sum() / sum(seconds)
     return speeds
-
-
-def _gains(setup: Setup, outcome: Outcome, groups: Sequence[Hashable]) -> dict[str, Interval | None]:
-    """Return by ratio the gain of the decoded heads over the decoded fixed lengths."""
-    if not outcome.measured:
-        return {}
-    # The winners at the measured ratio are not those of others.
-    winners_only = outcome.choices is not None and not setup.settings.decodes_all
-    ratios = [MEASURED] if winners_only else outcome.cost_table.costs
-    return {ratio: gain_over_fixed(outcome.measured, partial(outcome.cost_table.of, ratio=ratio), groups) for ratio in ratios}
-
-
-def _doubts(outcome: Outcome, live: Sequence[LiveRow], groups: Sequence[Hashable]) -> list[str]:
-    """Return the reasons why the measured times are not to be trusted."""
-    fit = outcome.cost_table.fit
-    if not outcome.measured or fit is None:
-        return []
-    doubts = [*doubts_of(outcome.measured[0], fit, live, len(set(groups)))]
-    if outcome.undecoded:
-        doubts.append(f"The measured costs did not settle, so {', '.join(outcome.undecoded)} were not decoded; {REMEDY}.")
-    return doubts
 
 
 def _detailed(pair: Pair, choices: Choices, data: DataSet, replayed: RecordedSet) -> DataSet:

@@ -182,29 +182,25 @@ def doubts_of(alone: Measured, fit: CostFit, live: Sequence[LiveRow], num_groups
         yield f"The interval of the speed of {widest} is ±{width:.0%}, {limit}."
 
 
-def kinds_of(measured: Sequence[Measured]) -> dict[str, bool]:
-    """Return the kinds of rules that were decoded, and whether each is a fixed length under the sweep's verification rule."""
-    drafting = [decoded.setting for decoded in measured if decoded.setting.live is not None]
-    return {setting.kind: setting.family == FIXED and setting.verification is None for setting in drafting}
+def round_times(measured: Sequence[Measured]) -> tuple[RoundTimes, dict[str, bool]]:
+    """Return the times of the rounds of all settings that draft, and the kinds of their rules in the order of their numbers.
 
-
-def round_times(measured: Sequence[Measured]) -> RoundTimes:
-    """Return the times of the rounds of all settings that draft; those of the target alone say nothing about a round's costs.
-
-    Responses to the same prompt have numbers of the same parity, so that both halves of the responses have every setting.
+    The rounds of the target alone say nothing about a round's costs. A kind is True if it is a fixed length under the sweep's
+    verification rule. Responses to the same prompt have numbers of the same parity, so that both halves of the responses have
+    every setting.
     """
-    kinds = {kind: number for number, kind in enumerate(kinds_of(measured))}
     drafting = [decoded for decoded in measured if decoded.setting.live is not None]
-    most = 2 * max(len(decoded.rounds) for decoded in drafting)
+    kinds = {each.setting.kind: each.setting.family == FIXED and each.setting.verification is None for each in drafting}
+    numbered, most = list(kinds), 2 * max(len(decoded.rounds) for decoded in drafting)
     rows = [
-        (*numbers[1:], kinds[decoded.setting.kind], number * most + place)
+        (*numbers[1:], numbered.index(decoded.setting.kind), number * most + place)
         for number, decoded in enumerate(drafting)
         for place, prompt in enumerate(decoded.rounds)
         for numbers in prompt
     ]
     drafted, draft_calls, draft_seconds, target_seconds, rule, response = np.array(rows).T
     draft_calls, drafted, rule, response = (column.astype(int) for column in (draft_calls, drafted, rule, response))
-    return RoundTimes(draft_calls, drafted, draft_seconds, target_seconds, rule, response)
+    return RoundTimes(draft_calls, drafted, draft_seconds, target_seconds, rule, response), kinds
 
 
 def with_measured(
@@ -218,7 +214,7 @@ def with_measured(
             sizes.
         shares: by the kind of a rule, what it adds to a draft step as a share of the step, where steps were timed.
     """
-    times, kinds, shares = round_times(measured), kinds_of(measured), shares or {}
+    (times, kinds), shares = round_times(measured), shares or {}
     # Untimed rules are replayed under the sweep's verification, so what was decoded under another one says nothing of them.
     heads = {each.setting.kind: each.setting.head for each in measured if each.setting.verification is None}
     alone = np.concatenate([decoded.pace for decoded in measured if decoded.setting == TARGET_ALONE])

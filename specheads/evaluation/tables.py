@@ -127,7 +127,7 @@ def ratio_tables(report: Report, ratios: Sequence[str], roles: Sequence[str] = (
         name = f"replay/{data_set.name}"
         yield from ((name, ratio, winners_table(report, data_set, ratio)) for ratio in ratios if winners_at(data_set, ratio))
     yield from (("heads", r, bank_table(report, r)) for r in ratios if any(r in row.speedup for row in report.bank))
-    yield from (("drafts", r, drafts_table(report, r)) for r in ratios if any(r in row.speedup for row in report.drafts))
+    yield from (("drafts", r, _drafts_table(report, r)) for r in ratios if any(r in row.speedup for row in report.drafts))
 
 
 def winners_table(report: Report, data_set: DataSet, ratio: str) -> Table:
@@ -269,7 +269,7 @@ def divergence_table(report: Report) -> Table:
     return Table.of("KL divergence of the predictions, nats", columns, report.bank)
 
 
-def drafts_table(report: Report, ratio: str) -> Table:
+def _drafts_table(report: Report, ratio: str) -> Table:
     """Return the speed-up of each draft with each kind of rule at a ratio; the fastest is marked."""
     drafts = [row for row in report.drafts if ratio in row.speedup]
     top, doubtful = max(drafts, key=lambda row: row.speedup[ratio].value, default=None), "doubtful" if report.doubts else ""

@@ -9,7 +9,7 @@ from report_example import about, report_example
 from specheads.decoding.records import DecodeStats
 from specheads.evaluation.candidates import TARGET_ALONE, fixed_length
 from specheads.evaluation.intervals import Interval
-from specheads.evaluation.sweep import Measured, doubts_of, kinds_of, round_times
+from specheads.evaluation.sweep import Measured, doubts_of, round_times
 from specheads.replay.cost import fit_costs
 
 NUM_PROMPTS, TOKENS = 16, 60
@@ -39,7 +39,7 @@ def sweep(slow):
 
 
 def fit_of(measured):
-    return fit_costs(round_times(measured), kinds_of(measured))
+    return fit_costs(*round_times(measured))
 
 
 def doubts(slow, live=(), num_groups=NUM_PROMPTS):

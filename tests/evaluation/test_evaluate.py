@@ -102,7 +102,8 @@ def test_a_rule_of_the_user_that_asks_a_head_is_told_as_one_with_a_head(call, tm
     assert any(f"the head ({rows[0].name.split()[0]}" in text for text in conclusions.key_findings(trusted))
     assert [row.head for row in report.live] == [None, None, "mine"]
     assert {row.kind for row in compared(report, {}) if "10" in row.rules} == {"fixed length", "head"}
-    assert figures.styles_of(report)["doubtful"].color == figures.RED
+    drawn = {trace.name: trace.marker.color for trace in figures.figures_of(report)["pareto"]["1"].data}
+    assert drawn["doubtful"] == figures.RED
 
 
 def test_the_best_rules_are_decoded_and_their_counts_are_kept(call, tmp_path):

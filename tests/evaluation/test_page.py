@@ -19,11 +19,12 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from specheads.evaluation.candidates import CEILING, FIXED, ORACLE
 from specheads.evaluation.conclusions import key_findings, main_data_set, ratios_of
-from specheads.evaluation.page.document import html_of, resource, write_page
+from specheads.evaluation.page.document import html_of, write_page
 from specheads.evaluation.page.figures import DOUBTFUL, figures_of
 from specheads.evaluation.report import MEASURED, DataSet, Report
 from specheads.evaluation.tables import bank_table, divergence_table, loads_table
 
+FOLDER = resources.files("specheads.evaluation.page")
 CHROMIUM, CHROMEDRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 FLAGS = (
     "--headless",
@@ -172,8 +173,8 @@ def test_doubts_come_first_and_measured_figures_are_greyed(report, html):
     assert html.count('<td class="doubtful"') == decoded
     assert "measured (5.4), doubtful" in html
     trusted = html_of(replace(report, doubts=[]))
-    assert "doubtful" not in trusted.replace(get_plotlyjs(), "").replace(resource("page.css"), "").replace(
-        resource("page.js"), ""
+    assert "doubtful" not in trusted.replace(get_plotlyjs(), "").replace(FOLDER.joinpath("page.css").read_text(), "").replace(
+        FOLDER.joinpath("page.js").read_text(), ""
     )
     assert "not to be trusted" not in trusted
 

@@ -17,7 +17,7 @@ from specheads.evaluation import evaluate as evaluation
 from specheads.evaluation import report_files
 from specheads.evaluation.candidates import TARGET_ALONE, Candidate
 from specheads.evaluation.intervals import resample_counts
-from specheads.evaluation.live_rows import ResponseQuality, win_rate, with_quality
+from specheads.evaluation.live_rows import ResponseQuality, with_quality
 from specheads.evaluation.page.document import html_of
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.report import LiveRow
@@ -37,27 +37,27 @@ def responses(nats, lengths=None, **scores):
 
 def test_a_win_is_a_larger_mean_log_likelihood_and_a_tie_half():
     ours, theirs = responses([[1], [2], [3], [4]]), responses([[2], [2], [2], [5]])
-    assert win_rate(ours, theirs, AS_THEY_ARE).value == (1 + 0.5 + 0 + 1) / 4
-    assert win_rate(theirs, ours, AS_THEY_ARE).value == 1.5 / 4
-    assert win_rate(ours, ours, AS_THEY_ARE).value == 0.5
+    assert ours.win_rate(theirs, AS_THEY_ARE).value == (1 + 0.5 + 0 + 1) / 4
+    assert theirs.win_rate(ours, AS_THEY_ARE).value == 1.5 / 4
+    assert ours.win_rate(ours, AS_THEY_ARE).value == 0.5
 
 
 def test_likelihoods_are_compared_per_token():
     ours = responses([[6], [6], [6], [6]], [[6], [4], [3], [2]])  # 1, 1.5, 2 and 3 nats per token
     theirs = responses([[4]] * 4, [[2]] * 4)  # 2
-    assert win_rate(ours, theirs, AS_THEY_ARE).value == (1 + 1 + 0.5 + 0) / 4
+    assert ours.win_rate(theirs, AS_THEY_ARE).value == (1 + 1 + 0.5 + 0) / 4
 
 
 def test_the_repeats_of_a_prompt_share_its_weight():
     ours, theirs = responses([[1, 9], [1, 1]]), responses([[2, 2], [2, 2]])
-    assert win_rate(ours, theirs, np.ones((2, 2))).value == (0.5 + 1) / 2
+    assert ours.win_rate(theirs, np.ones((2, 2))).value == (0.5 + 1) / 2
 
 
 def test_intervals_resample_groups():
     wins = [[1]] * 20 + [[3]] * 20  # alike in all ten prompts of a file
     ours, theirs = responses(wins * 2), responses([[2]] * 80)
-    alone = win_rate(ours, theirs, resample_counts(80))
-    by_file = win_rate(ours, theirs, resample_counts([f"file {number // 10}" for number in range(80)]))
+    alone = ours.win_rate(theirs, resample_counts(80))
+    by_file = ours.win_rate(theirs, resample_counts([f"file {number // 10}" for number in range(80)]))
     assert alone.value == by_file.value == 0.5 and by_file.high - by_file.low > 2 * (alone.high - alone.low)
 
 

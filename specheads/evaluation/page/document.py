@@ -92,19 +92,15 @@ def rendered(figures: Mapping[str, Figures], **content: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    folder = files("specheads.evaluation.page")
     return environment.get_template("page.html").render(
         # Without a `<` no text within can end the script early.
         figures=Markup(to_json_plotly(figures).replace("<", "\\u003c")),
         plotly=Markup(get_plotlyjs()) if figures else "",
-        style=Markup(resource("page.css")),
-        script=Markup(resource("page.js")),
+        style=Markup(folder.joinpath("page.css").read_text(encoding="utf-8")),
+        script=Markup(folder.joinpath("page.js").read_text(encoding="utf-8")),
         **content,
     )
-
-
-def resource(name: str) -> str:
-    """Return the text of a file next to this one."""
-    return files("specheads.evaluation.page").joinpath(name).read_text(encoding="utf-8")
 
 
 def _overview(report: Report) -> list[tuple[str, str]]:

@@ -52,7 +52,7 @@ Styles = Mapping[str, _PlotStyle]
 
 def figures_of(report: Report) -> dict[str, Figures]:
     """Return every figure that there is data for, by name."""
-    styles, ratios = styles_of(report), ratios_of(report)
+    styles, ratios = _styles_of(report), ratios_of(report)
     drawn: dict[str, dict[str, go.Figure | None]] = {"pareto": {}, "threshold": {}, "gap": {}, "reliability": {}, "positions": {}}
     for number, data_set in enumerate(report.data_sets):
         main = _main_families(data_set, preferred(ratios))
@@ -69,7 +69,7 @@ def figures_of(report: Report) -> dict[str, Figures]:
     return {name: figures for name, figures in shown.items() if figures}
 
 
-def styles_of(report: Report) -> Styles:
+def _styles_of(report: Report) -> Styles:
     """Return how each family is drawn: fixed lengths blue, heads red and purple, the bounds grey."""
     styles = {
         FIXED: _PlotStyle("fixed", BLUE, "circle"),
