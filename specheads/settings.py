@@ -67,7 +67,6 @@ PositiveNumber = Annotated[float, _number("a finite number above 0", lambda valu
 NonNegativeNumber = Annotated[float, _number("a finite number of at least 0", lambda value: value >= 0)]
 Probability = Annotated[float, _number("a number from 0 to 1", lambda value: 0 <= value <= 1)]
 OpenProbability = Annotated[float, _number("a number above 0 and below 1", lambda value: 0 < value < 1)]
-Share = Annotated[float, _number("a number above 0 and at most 1", lambda value: 0 < value <= 1)]
 Count = Annotated[int, count(0)]
 PositiveCount = Annotated[int, count(1)]
 Seed = Annotated[int, count(0, _LARGEST_SEED)]

@@ -31,10 +31,10 @@ SHARDS = ["generation.batch_size=8", "generation.rows_per_shard=8"]
 REPLAYED = ["num_prompts=8", "num_dev_prompts=8", "stopping=[fixed_length,head_threshold]", "fixed_lengths=[1,2,4]"]
 TRAINED = ["checkpoint.every_steps=3", "trainer.log_every_n_steps=1", "loader.batch_size=8"]
 DISTILLED = [
-    "samples=mixed",
+    "samples={target: 0.5, on_policy: 0.5}",
     "refresh_every=4",
     "trainer.max_epochs=1",
-    "validation={num_prompts: 4, live_prompts: 1}",
+    "validation.num_prompts=4",
 ]
 DECODED = ["verification=block", "fixed_lengths=[1,2,4]", "thresholds=[0.5]", "num_live_prompts=6"]
 PROBED = ["num_prompts=8", "num_samples=2", "num_live_prompts=2", "repeats=2", "generation.batch_size=4"]
@@ -52,7 +52,7 @@ class Trial:
 
 TRIALS = {
     "data": Trial(("data", *PAIR, *SHARDS)),
-    "train": Trial(("train", *PAIR, *SHARDS, *TRAINED, "trainer.max_epochs=4", "calibration.num_prompts=8"), ("data",)),
+    "train": Trial(("train", *PAIR, *SHARDS, *TRAINED, "trainer.max_epochs=4", "calibration=8"), ("data",)),
     "distill": Trial(("distill", *PAIR, *SHARDS, *TRAINED, *DISTILLED), ("data",)),
     "evaluate": Trial(("evaluate", *PAIR, *SHARDS, *REPLAYED, "thresholds=[0.3,0.6]", "live=none"), WRITTEN),
     "evaluate, decoded": Trial(("evaluate", *PAIR, *SHARDS, *DECODED), WRITTEN),

@@ -12,46 +12,40 @@ from pathlib import Path
 import lightning as L
 import numpy as np
 import torch
-from fakes import tiny_llama, tiny_pair
+from fakes import tiny_pair
 
 from specheads import Warp
 from specheads.interrupts import Interrupted, Request
-from specheads.pair.language_model import LanguageModel
+from specheads.prompts.prompt import ResponseLimits
 from specheads.training.distill.distill_module import DistillModule
-from specheads.training.distill.samples import HeldOutSamples, Ragged, Responses, TrainSamples
+from specheads.training.distill.samples import Samples, held_out
 from specheads.training.distill.settings import Distillation
 from specheads.training.loaders import ResumableData
-from specheads.training.trainer import new_trainer, seeded_training
+from specheads.training.trainer import new_trainer
 
 VOCAB, ROWS, BATCH, STOP = 10, 9, 4, 3  # the last batch of an epoch has one row: of two processes, one has none
 RANDOM = np.random.default_rng(0)
-PROMPTS = Ragged([RANDOM.integers(0, VOCAB, size) for size in RANDOM.integers(2, 6, ROWS)])
-ANSWERS = Ragged([RANDOM.integers(0, VOCAB, size) for size in RANDOM.integers(1, 9, ROWS)])
-RESPONSES = {
-    name: Responses(ANSWERS, [[row] for row in order])
-    for name, order in {"target": range(ROWS), "text": reversed(range(ROWS))}.items()
-}
+PROMPTS = [RANDOM.integers(0, VOCAB, size) for size in RANDOM.integers(2, 6, ROWS)]
+ANSWERS = [RANDOM.integers(0, VOCAB, size) for size in RANDOM.integers(1, 9, ROWS)]
+RESPONSES = {"target": [[answer] for answer in ANSWERS], "text": [[answer] for answer in reversed(ANSWERS)]}
 TRAINER = {"max_epochs": 2, "accelerator": "cpu", "precision": "32-true", "log_every_n_steps": 1, "gradient_clip_val": 0.3}
 BASE = Distillation(
     optimizer={"lr": 1e-2},
     warp=Warp(1.0, top_k=6),
     refresh_every=2,
-    validation={"live_prompts": 1},
     trainer=TRAINER,
 )
-MIXED = BASE.but(samples="mixed", mixed={"text": 1, "target": 1, "on_policy": 2})
-CHOSEN = BASE.but(loss={"token_share": 0.4}, reference="another draft")
+MIXED = BASE.but(samples={"text": 1, "target": 1, "on_policy": 2})
 ACCUMULATED = BASE.but(trainer={**TRAINER, "accumulate_grad_batches": 2})
 # Plain gradient descent without a limit: steps of AdamW and limited ones hide a gradient that is too large.
 PLAIN = BASE.but(trainer={**TRAINER, "gradient_clip_val": None})
 FSDP2_PLAIN = BASE.but(trainer={**TRAINER, "gradient_clip_val": None, "strategy": "fsdp2"})
 FSDP2 = BASE.but(trainer={**TRAINER, "strategy": "fsdp2"})
-SETTINGS = {"target": BASE, "mixed": MIXED, "chosen": CHOSEN, "accumulated": ACCUMULATED, "plain": PLAIN}
+SETTINGS = {"target": BASE, "mixed": MIXED, "accumulated": ACCUMULATED, "plain": PLAIN}
 # By name: the settings, whether the run stops, and the run that it resumes. Runs named `one_` are of one process.
 SHARED = {
     "two_target": (BASE, False, None),
     "two_mixed": (MIXED, False, None),
-    "two_chosen": (CHOSEN, False, None),
     "two_accumulated": (ACCUMULATED, False, None),
     "fsdp2_target": (FSDP2, False, None),
     "two_plain": (PLAIN, False, None),
@@ -82,26 +76,22 @@ def curve(folder, name, settings, stops=False, resumes=None):
     """Train; return the points (step, values) of the curve, without their epochs, and the sum of each weight's entries."""
     pair = tiny_pair(VOCAB, scale=2.0)
     pair.draft.requires_grad_(True).train()
-    reference = LanguageModel(tiny_llama(VOCAB, seed=9, scale=2.0), VOCAB) if settings.reference else None
-    module = DistillModule(pair, settings, max_new_tokens=6, reference=reference)
+    module = DistillModule(pair, settings, ResponseLimits(6))
     if settings.trainer.gradient_clip_val is None:
         module.configure_optimizers = lambda: torch.optim.SGD(module.draft.parameters(), lr=0.1)
-    held_out = HeldOutSamples(PROMPTS, ANSWERS)
-    splits = {"train": TrainSamples(PROMPTS, RESPONSES, settings.shares, 0), "dev": held_out, "test": held_out}
+    others = held_out(PROMPTS, ANSWERS)
+    splits = {"train": Samples(PROMPTS, RESPONSES, settings.shares), "dev": others, "test": others}
     data = ResumableData(splits, BATCH, 0, seed=0, collate=list)
-    with seeded_training(0):
-        trainer, checkpoints = new_trainer(settings.trainer, settings.checkpoint, folder / name, [], "cpu")
-        checkpoints.request = Request()
-        if stops:
-            trainer.callbacks.append(StopAt(STOP, checkpoints.request))
-        try:
-            trainer.fit(module, data, ckpt_path=checkpoint_of(folder, resumes) if resumes else None)
-        except Interrupted:
-            return None
-        weights = trainer.strategy.lightning_module_state_dict()
-    # Figures of decoding a few prompts are those of a whole draft only.
-    points = [(step, {key: value for key, value in each.items() if "live" not in key}) for step, each in module.history]
-    return {"points": points, "weights": {key: weight.double().flatten().tolist() for key, weight in weights.items()}}
+    trainer, checkpoints = new_trainer(settings, folder / name, [], "cpu", provenance={})
+    checkpoints.request = Request()
+    if stops:
+        trainer.callbacks.append(StopAt(STOP, checkpoints.request))
+    try:
+        trainer.fit(module, data, ckpt_path=checkpoint_of(folder, resumes) if resumes else None)
+    except Interrupted:
+        return None
+    weights = trainer.strategy.lightning_module_state_dict()
+    return {"points": module.history, "weights": {key: weight.double().flatten().tolist() for key, weight in weights.items()}}
 
 
 def main(folder):

@@ -95,7 +95,7 @@ def test_every_key_has_a_sentence_of_help():
 def test_nested_objects_of_the_trainer_are_instantiated():
     strategy = "+trainer.strategy={_target_: lightning.pytorch.strategies.SingleDeviceStrategy, device: cpu}"
     settings = settings_of(HeadTraining, composed("train", [strategy]))
-    assert type(settings.trainer.arguments()["strategy"]).__name__ == "SingleDeviceStrategy"
+    assert type(settings.trainer.values()["strategy"]).__name__ == "SingleDeviceStrategy"
     again = settings_of(HeadTraining, composed("train", [strategy]))
     assert settings.cache_key() == again.cache_key() == HeadTraining().cache_key()  # it says where a run trains
     profiler = "+trainer.profiler={_target_: lightning.pytorch.profilers.PassThroughProfiler}"

@@ -133,7 +133,7 @@ def test_a_mistake_ends_with_one_message_and_exit_code_two(tmp_path):
 
 def test_a_bank_is_trained_in_one_pass_exported_head_by_head_and_ranked(folder):
     words = ["experiment=specdecpp_grid", "head.depth=[0,2]", "loss.reject_weight=[1,6]", "trainer.max_epochs=1"]
-    words += ["calibration={num_prompts: 2, num_samples: 1}"]
+    words += ["calibration=2"]
     done = run(folder, "train.py", *SMALL, *words)
     assert done.returncode == 0, done.stderr
     bank = Path(re.search(r"^heads: (.*)$", done.stdout, re.MULTILINE)[1])

@@ -87,13 +87,13 @@ def test_two_processes_distil_one_draft_and_resume_after_a_kill(tmp_path):
         "specheads",
         "distill",
         *SMALL,
-        "samples=mixed",
+        "samples={target: 0.5, on_policy: 0.5}",
         "refresh_every=3",
         "trainer.max_epochs=2",
         "loader.batch_size=6",
     ]
     words += ["trainer.devices=2", "trainer.accelerator=cpu", "checkpoint.every_steps=2", "trainer.log_every_n_steps=1"]
-    words += ["validation={num_prompts: 4, live_prompts: 1}"]
+    words += ["validation.num_prompts=4"]
     process = start(tmp_path, *words)
     wait_for(lambda: list(tmp_path.glob("outputs/distill/*/checkpoints/last.ckpt")) or process.poll() is not None)
     os.killpg(process.pid, signal.SIGKILL)

@@ -24,7 +24,7 @@ from specheads.pair.revisions import revision_at, revision_of
 from specheads.training.checkpoints import Checkpoints
 from specheads.training.distill.distillation import draft_provenance
 from specheads.training.distill.settings import Distillation
-from specheads.training.heads.settings import HeadLoss, HeadShape, head_specs
+from specheads.training.heads.settings import HeadTraining
 from specheads.training.trainer import checkpoint_to_resume
 
 ROOT = Path(__file__).parents[1]
@@ -185,7 +185,7 @@ def test_exports_name_the_commits_of_both_models(from_hub, tmp_path):
     assert (from_hub.draft_revision, from_hub.target_revision) == (COMMITS["draft"], COMMITS["target"])
     assert revision_of(from_hub.draft, "somebody/draft") == revision_at("somebody/draft") == COMMITS["draft"]
     expected = {role: {"id": f"somebody/{role}", "revision": commit} for role, commit in COMMITS.items()}
-    (spec,) = head_specs(HeadShape(), HeadLoss(), Warp(), from_hub)
+    (spec,) = HeadTraining(warp=Warp()).specs(from_hub)
     head = AcceptanceHead(spec.config)
     folder = save_head(head, tmp_path / "head", torch.randn(4, head.config.input_size))
     written = json.loads((folder / "config.json").read_text())

@@ -1,7 +1,7 @@
 """What does a training step of 20 heads cost next to one of a single head, and what share of the peak does distillation reach?
 
 Heads are the paper's grid (five depths, four weights of rejection) on drafts of the shapes of Llama 2 7B and Llama 3.2 1B; a step
-reads the draft's states, as with features=recomputed. Distillation trains a draft of 1B for a target of 8B. Weights and texts are
+reads the draft's states, as with features_budget=0. Distillation trains a draft of 1B for a target of 8B. Weights and texts are
 random. The steps are the package's losses and modules in a plain loop, without Lightning.
 """
 

@@ -32,7 +32,6 @@ from specheads.prompts.prompt import SPLITS, GeneratedData, unique
 from specheads.training.distill.draft_quality import MEANINGS
 from specheads.training.distill.settings import Distillation
 from specheads.training.heads.settings import HeadTraining
-from specheads.training.settings import check_processes
 
 if TYPE_CHECKING:
     from specheads.training.distill.distillation import DistilledDraft
@@ -104,7 +103,7 @@ def _checked_settings(cls: type[T], cfg: DictConfig) -> T:
     check_data(cfg)
     settings = settings_of(cls, cfg)
     check_every_split(cfg)
-    check_processes(settings.trainer, settings.loader)
+    settings.check_processes()
     return settings
 
 

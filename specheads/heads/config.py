@@ -49,22 +49,10 @@ class HeadConfig:
 
     def __post_init__(self) -> None:
         """Check the values and fill in the defaults that depend on others."""
-        for name, (expected, holds) in EXPECTED.items():
+        for name, (expected, holds) in _EXPECTED.items():
             if not holds(value := getattr(self, name)):
                 raise UserError(f"the head's {name}={value!r} must be {expected}.")
-        if self.predicts not in KNOWN_INPUTS:
-            raise UserError(f"head.predicts={self.predicts!r} is not known; use one of {', '.join(KNOWN_INPUTS)}.")
-        if not is_count(self.depth) or self.depth > LARGEST_DEPTH:
-            raise UserError(
-                f"head.depth={self.depth} must be 0 (a linear head) or a positive integer of at most {LARGEST_DEPTH}, the number "
-                "of residual blocks."
-            )
-        if self.width is not None and not _is_size(self.width):
-            raise UserError(
-                f"head.width={self.width} must be a positive integer of at most {LARGEST_SIZE}; use null for the usual width."
-            )
-        inputs = tuple(self.inputs) or DEFAULT_INPUTS[self.predicts]
-        known = KNOWN_INPUTS[self.predicts]
+        inputs, known = tuple(self.inputs) or DEFAULT_INPUTS[self.predicts], KNOWN_INPUTS[self.predicts]
         if unknown := [name for name in inputs if name not in known]:
             raise UserError(
                 f"head.inputs names {unknown[0]!r}; a head with predicts={self.predicts} can read {', '.join(known)}."
@@ -74,21 +62,13 @@ class HeadConfig:
                 f"overlap=true, but a head with predicts={self.predicts} that reads {', '.join(inputs)} knows nothing of the "
                 "next token before it is sampled; use predicts=next_token and an input such as hidden, or overlap=false."
             )
-        self._check_sizes(inputs)
+        if reads_target(inputs) and self.target_size is None:
+            raise UserError("target_size=null must be a positive integer, because the head reads the target's hidden state.")
         narrow = min(max(self.hidden_size // NEXT_TOKEN_SHARE, LEAST_WIDTH), LARGEST_WIDTH)
         default_width = self.hidden_size if self.predicts == "input_token" else narrow
         object.__setattr__(self, "inputs", inputs)
         object.__setattr__(self, "width", self.width or default_width)
         object.__setattr__(self, "embedding_size", self.embedding_size or self.hidden_size)
-
-    def _check_sizes(self, inputs: tuple[str, ...]) -> None:
-        """Raise UserError for a size that is not a positive integer."""
-        if reads_target(inputs) and self.target_size is None:
-            raise UserError("target_size=null must be a positive integer, because the head reads the target's hidden state.")
-        for name in ("hidden_size", "embedding_size", "target_size", "vocab_size"):
-            size = getattr(self, name)
-            if not _is_size(size) and not (size is None and name != "hidden_size"):
-                raise UserError(f"the head's {name}={size!r} must be a positive integer of at most {LARGEST_SIZE}.")
 
     @property
     def input_size(self) -> int:
@@ -142,8 +122,12 @@ def _is_size(value: object) -> bool:
     return is_count(value, least=1) and value <= LARGEST_SIZE
 
 
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
 def _is_list_of_texts(value: object) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
+    return isinstance(value, list | tuple) and all(map(_is_text, value))
 
 
 def _is_real(value: object) -> bool:
@@ -151,7 +135,11 @@ def _is_real(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_set_of(holds: Callable[[object], bool]) -> Callable[[object], bool]:
+def _or_none(holds: Callable[[Any], bool]) -> Callable[[object], bool]:
+    return lambda value: value is None or holds(value)
+
+
+def _is_set_of(holds: Callable[[Any], bool]) -> Callable[[object], bool]:
     """Return a check for mappings whose values pass a check."""
     return lambda value: isinstance(value, Mapping) and all(map(holds, value.values()))
 
@@ -161,24 +149,27 @@ def _is_train(value: object) -> bool:
     if not isinstance(value, Mapping):
         return False
     counts, metrics = ([value.get(name) for name in names] for names in (("num_prompts", "num_responses"), ("test", "dev_ece")))
-    return all(x is None or is_count(x) for x in counts) and all(x is None or _is_set_of(_is_real)(x) for x in metrics)
+    return all(map(_or_none(is_count), counts)) and all(map(_or_none(_is_set_of(_is_real)), metrics))
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-TEXT, TEXTS = ("text", _is_text), ("a set of texts", _is_set_of(lambda value: value is None or _is_text(value)))
+_SIZE = f"a positive integer of at most {LARGEST_SIZE}"
 # What each value must be, and whether it is.
-EXPECTED: dict[str, tuple[str, Callable[[object], bool]]] = {
-    **dict.fromkeys(("predicts", "label", "tap"), TEXT),
-    **dict.fromkeys(("draft", "target"), TEXTS),
+_EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "hidden_size": (_SIZE, _is_size),
+    **dict.fromkeys(("embedding_size", "target_size", "vocab_size", "width"), (f"{_SIZE}, or null", _or_none(_is_size))),
+    "depth": (
+        f"0 (a linear head) or a positive integer of at most {LARGEST_DEPTH}, the number of residual blocks",
+        lambda value: is_count(value) and value <= LARGEST_DEPTH,
+    ),
+    "predicts": (f"one of {', '.join(KNOWN_INPUTS)}", lambda value: _is_text(value) and value in KNOWN_INPUTS),
+    **dict.fromkeys(("label", "tap"), ("text", _is_text)),
+    **dict.fromkeys(("draft", "target"), ("a set of texts", _is_set_of(_or_none(_is_text)))),
     "inputs": ("a list of features", _is_list_of_texts),
     "warp": ("a set of numbers", _is_set_of(is_number)),
     "overlap": ("true or false", lambda value: isinstance(value, bool)),
     "recommended": (
         "a set of numbers and texts, or null",
-        lambda value: value is None or _is_set_of(lambda each: is_number(each) or _is_text(each))(value),
+        _or_none(_is_set_of(lambda each: is_number(each) or _is_text(each))),
     ),
     "train": ("a set of values, with counts of prompts and numbers in test and dev_ece", _is_train),
 }

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from specheads.errors import UserError
 from specheads.heads.config import HeadConfig
 from specheads.heads.features import reads_target
-from specheads.heads.head_folder import Golden, HeadFiles, read_files, write_files
+from specheads.heads.head_folder import HeadFiles, read_files, write_files
 from specheads.heads.portable.network import HeadNetwork, load_tensors
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.pair.pair import Pair
@@ -43,8 +43,6 @@ class AcceptanceHead(HeadNetwork, PyTorchModelHubMixin):
         self.config = config
         self.golden_inputs: Tensor | None = None  # (N, input_size), on which a loaded head was checked
         self.train_prompts: TrainPrompts | None = None  # None: not known, for heads that were exported without them
-        self.profile: str | None = None  # the text of its speculation_profile.json
-        self.folder: Path | None = None  # that it was loaded from, where exported files of it may be
 
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:
         """Return logits (...) for the features named in `inputs`."""
@@ -54,33 +52,7 @@ class AcceptanceHead(HeadNetwork, PyTorchModelHubMixin):
         return active().head_logits(self._overlap(), features)
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        self.write(save_directory)
-
-    def write(self, folder: Path, golden_inputs: Tensor | None = None) -> Path:
-        """Write this head to `folder`; see `specheads.save_head`."""
-        head = copy.deepcopy(self).cpu().eval()  # this one may be decoding
-        inputs = self.golden_inputs if golden_inputs is None else golden_inputs
-        inputs = (head.random_inputs(NUM_GOLDEN) if inputs is None else inputs)[:NUM_GOLDEN].float().cpu().contiguous()
-        with torch.no_grad():
-            golden = Golden(inputs, head.score(inputs), head.overlap_score(inputs) if self.config.overlap else None)
-        files = HeadFiles(
-            self.config, head.state_dict(), golden, self.train_prompts, self.profile, exported=head.exported_folder()
-        )
-        return write_files(folder, files)
-
-    def exported_folder(self) -> Path | None:
-        """Return the folder that this head was loaded from, if it is there and this head still computes what its files say."""
-        if self.folder is None or not self.folder.is_dir():
-            return None
-        try:
-            files, state = read_files(self.folder, {}), self.state_dict()
-        except UserError:  # what is there by now is no head
-            return None
-        same = files.tensors.keys() == state.keys() and all(
-            torch.equal(tensor, state[name]) for name, tensor in files.tensors.items()
-        )
-        calibrations = [(config.calibration, config.overlap_calibration) for config in (files.config, self.config)]
-        return self.folder if same and calibrations[0] == calibrations[1] else None
+        save_head(self, save_directory)
 
     @classmethod
     def from_pretrained(  # type: ignore[override]  # the mixin names the hub's arguments, which are passed on by `hub` here
@@ -94,24 +66,25 @@ class AcceptanceHead(HeadNetwork, PyTorchModelHubMixin):
         except ValueError as error:
             raise UserError(f"{files.folder}/model.safetensors: {error}; export it again.") from None
         if files.golden is not None:
-            head.check_golden(files.golden, str(files.folder))
-            head.golden_inputs = files.golden.inputs
-        head.train_prompts, head.profile, head.folder = files.train_prompts, files.profile, files.folder
+            head._check_golden(files.golden, str(files.folder))
+            head.golden_inputs = files.golden["inputs"]
+        head.train_prompts = files.train_prompts
         return head
 
-    def check_golden(self, golden: Golden, where: str) -> None:
+    def _check_golden(self, golden: Mapping[str, Tensor], where: str) -> None:
         """Raise UserError unless this head computes the golden logits, and they are not all the same."""
-        if golden.inputs.shape != (len(golden.logits), self.config.input_size):
+        inputs, logits = golden["inputs"], golden["logits"]
+        if inputs.shape != (len(logits), self.config.input_size):
             raise UserError(
-                f"{where}/golden.safetensors: inputs have shape {tuple(golden.inputs.shape)} for {tuple(golden.logits.shape)} "
-                f"logits of a head that reads {self.config.input_size} numbers; the files are damaged, export the head again."
+                f"{where}/golden.safetensors: inputs have shape {tuple(inputs.shape)} for {tuple(logits.shape)} logits of a head "
+                f"that reads {self.config.input_size} numbers; the files are damaged, export the head again."
             )
-        if (difference := self.deviation(golden.inputs, golden.tensors())) is not None:
+        if (difference := self.deviation(inputs, golden)) is not None:
             raise UserError(
                 f"{where}: outputs differ from the golden vectors by {difference:.3g}; the files are damaged, export the head "
                 "again."
             )
-        if golden.logits.std().item() < LEAST_SPREAD:
+        if logits.std().item() < LEAST_SPREAD:
             raise UserError(
                 f"{where}: this head predicts a constant, so no threshold can separate drafts; train it longer or on more "
                 "prompts."
@@ -126,12 +99,6 @@ class AcceptanceHead(HeadNetwork, PyTorchModelHubMixin):
         """Return what the layers do not show; names of compiled code depend on it."""
         weight, config = self.readout.weight, self.config
         return f"predicts={config.predicts}, inputs={config.inputs}, {weight.dtype}, {weight.device}, training={self.training}"
-
-    def standardise(self, inputs: Tensor) -> None:
-        """Set the shift and scale of the inputs from a sample (N, input_size), so that all enter with unit variance."""
-        set_scale(self, inputs)
-        if self.overlap is not None:
-            set_scale(self.overlap, inputs[:, self.overlap_columns])
 
     def check_fits(self, pair: Pair) -> None:
         """Raise UserError unless this head was trained for the pair's draft, and for its target if it reads that."""
@@ -172,7 +139,14 @@ def save_head(head: AcceptanceHead, folder: Path, golden_inputs: Tensor | None =
     `golden_inputs` are assembled inputs (N, input_size) of real tokens; by default those that the head was loaded with, or random
     inputs of its scale.
     """
-    return head.write(folder, golden_inputs)
+    same = copy.deepcopy(head).cpu().eval()  # this one may be decoding
+    inputs = head.golden_inputs if golden_inputs is None else golden_inputs
+    inputs = (same.random_inputs(NUM_GOLDEN) if inputs is None else inputs)[:NUM_GOLDEN].float().cpu().contiguous()
+    with torch.no_grad():
+        golden = {"inputs": inputs, "logits": same.score(inputs)}
+        if head.config.overlap:
+            golden["overlap_logits"] = same.overlap_score(inputs)
+    return write_files(folder, HeadFiles(head.config, same.state_dict(), golden, head.train_prompts))
 
 
 def load_head(location: str | Path, any_draft: bool = False, **hub: Any) -> AcceptanceHead:

@@ -1,14 +1,12 @@
 """A head's folder: `config.json` (head.schema.json), `model.safetensors`, `golden.safetensors`, a card and transformers' loader.
 
-The folder of a trained head has `train_prompts.safetensors`, too, and after `specheads evaluate` what it is worth on some data,
-`speculation_profile.json`, which is kept as it is. What `specheads export` writes (EXPORTED) stays with the head. The golden
-vectors are inputs with the logits that the head computed when it was saved: they show at once if a head is computed differently.
-Files of tensors have a checksum, too.
+The folder of a trained head has `train_prompts.safetensors`, too, after `specheads evaluate` what it is worth on some data,
+`speculation_profile.json`, and what `specheads export` wrote (EXPORTED). The golden vectors are inputs with the logits that the
+head computed when it was saved: they show at once if a head is computed differently. Files of tensors have a checksum, too.
 """
 
 import json
 import logging
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -37,65 +35,35 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Golden:
-    """Assembled inputs (N, input_size) of a head and the logits (N,) that it computed from them when it was saved."""
-
-    inputs: Tensor
-    logits: Tensor
-    overlap_logits: Tensor | None = None  # None: a head without this read-out
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the content of the file by name."""
-        return {name: value for name, value in vars(self).items() if value is not None}
-
-
-@dataclass(frozen=True)
 class HeadFiles:
     """The content of a head's folder."""
 
     config: HeadConfig
     tensors: Mapping[str, Tensor]
-    golden: Golden | None  # None: a checkpoint of the SpecDec++ authors, which has none
+    golden: Mapping[str, Tensor] | None  # `inputs` and `logits`; None: a checkpoint of the SpecDec++ authors, which has none
     train_prompts: TrainPrompts | None
-    profile: str | None = None  # the text of its speculation profile
     folder: Path | None = None  # where it was read
-    exported: Path | None = None  # a folder with exported files of just this head
 
 
 def write_files(folder: Path, files: HeadFiles) -> Path:
     """Write a head's folder, which is made, or whose files are replaced one by one; return it."""
     folder.mkdir(parents=True, exist_ok=True)
-    golden = {} if files.golden is None else files.golden.tensors()
+    for name in (PROFILE_FILE, *EXPORTED):  # of the head that this one replaces
+        (folder / name).unlink(missing_ok=True)
+    write_loader(folder, CUSTOM_GENERATE)
+    if files.train_prompts is None:
+        (folder / train_prompts.FILE).unlink(missing_ok=True)
+    else:
+        files.train_prompts.write(folder)
     writers: dict[str, Callable[[Path], object]] = {
         "model.safetensors": partial(write_tensors, files.tensors),
-        "golden.safetensors": partial(write_tensors, golden),
+        "golden.safetensors": partial(write_tensors, files.golden or {}),
         "README.md": partial(_write_text, card(files.config)),
         "config.json": partial(_write_text, json.dumps(files.config.to_dict(), indent=2) + "\n"),
     }
-    write_loader(folder, CUSTOM_GENERATE)
-    if files.train_prompts is None:
-        (folder / train_prompts.FILE).unlink(missing_ok=True)  # of another head, which this one replaces
-    else:
-        files.train_prompts.write(folder)
-    if files.profile is None:
-        (folder / PROFILE_FILE).unlink(missing_ok=True)
-    else:
-        write_whole(folder / PROFILE_FILE, partial(_write_text, files.profile))
-    _write_exported(folder, files.exported)
     for name, write in writers.items():  # the config last: a folder with one is complete
         write_whole(folder / name, write)
     return folder
-
-
-def _write_exported(folder: Path, source: Path | None) -> None:
-    """Copy what was exported in a folder of the same head; remove what was exported of the one that this head replaces."""
-    for name in EXPORTED:
-        path = folder / name
-        if source is None or not (source / name).is_file():
-            path.unlink(missing_ok=True)
-        elif not (path.exists() and path.samefile(source / name)):
-            path.parent.mkdir(exist_ok=True)
-            write_whole(path, partial(shutil.copyfile, source / name))
 
 
 def drop_graphs(folder: Path) -> None:
@@ -122,7 +90,7 @@ def read_files(location: str | Path, hub: Mapping[str, Any]) -> HeadFiles:
     values = _read_json(folder / "config.json")
     if _is_theirs(values):
         config, tensors = _converted(values, _read_tensors(folder / "model.safetensors"), folder)
-        return HeadFiles(config, tensors, None, None, folder=folder)
+        return HeadFiles(config, tensors, None, None, folder)
     config = HeadConfig.from_dict(values, str(folder / "config.json"))
     tensors, golden = (_read_tensors(folder / name) for name in ("model.safetensors", "golden.safetensors"))
     expected = ["inputs", "logits", *(["overlap_logits"] if config.overlap else [])]
@@ -133,9 +101,7 @@ def read_files(location: str | Path, hub: Mapping[str, Any]) -> HeadFiles:
         )
     prompts = folder / train_prompts.FILE
     learned = TrainPrompts.from_tensors(_read_tensors(prompts), str(prompts)) if prompts.exists() else None
-    profile = folder / PROFILE_FILE
-    kept = _read_text(profile) if profile.exists() else None
-    return HeadFiles(config, tensors, Golden(**golden), learned, kept, folder)
+    return HeadFiles(config, tensors, golden, learned, folder)
 
 
 def _folder(location: str | Path, hub: Mapping[str, Any]) -> Path:
@@ -149,19 +115,12 @@ def _folder(location: str | Path, hub: Mapping[str, Any]) -> Path:
         values = _read_json(Path(snapshot_download(str(location), allow_patterns=["config.json"], **hub)) / "config.json")
         if not _is_theirs(values):
             HeadConfig.from_dict(values, f"{location}/config.json")
-        return Path(snapshot_download(str(location), allow_patterns=[*FILES, train_prompts.FILE, PROFILE_FILE], **hub))
+        return Path(snapshot_download(str(location), allow_patterns=[*FILES, train_prompts.FILE], **hub))
     except (OSError, ValueError) as error:
         raise UserError(
             f"{str(location)!r} is no local folder, and no head of that name could be loaded from the hub: "
             f"{str(error).splitlines()[0]}. Train one with specheads train, or use head=latest."
         ) from error
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 ({error.reason}); remove it, or write it again by specheads evaluate.") from None
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -30,16 +30,30 @@ UNREADABLE = (
     *(pickle.UnpicklingError, zipfile.BadZipFile, zlib.error, struct.error),
 )
 
+# Settings of earlier versions, at the only values that are left.
+RETIRED = {
+    "trainer.check_val_every_n_epoch": 1,
+    "trainer.val_check_interval": None,
+    "write_batch_size": 64,
+    "init": "draft",
+    "init_config": None,
+    "loss.beta": 0.5,
+    "loss.token_share": 1.0,
+    "mixed.text": 0.0,
+    "mixed.target": 0.5,
+    "mixed.on_policy": 0.5,
+}
+
 
 class Checkpoints(L.Callback):
     """Writes `path` every so many optimiser steps, at the end of every epoch, and when the run is asked to stop.
 
-    `provenance` and `request` are set before training starts. `seconds` is the training time so far, in all sessions.
+    `request` is set before training starts. `seconds` is the training time so far, in all sessions.
     """
 
-    def __init__(self, path: Path, every_steps: int) -> None:
-        self.path, self.every_steps = path, every_steps
-        self.provenance: dict[str, Any] = {}
+    def __init__(self, path: Path, every_steps: int, provenance: Mapping[str, Any]) -> None:
+        """Write `provenance`, which may be added to before training starts, into every checkpoint."""
+        self.path, self.every_steps, self.provenance = path, every_steps, dict(provenance)
         self.request = Request()
         self.saved_step = 0
         self.earlier_seconds = 0.0
@@ -156,4 +170,5 @@ def differences(checkpoint: Path, provenance: Mapping[str, Any]) -> list[str]:
             f"{checkpoint} is not a checkpoint that specheads train can resume ({type(error).__name__}); expected "
             "outputs/<task>/<date_time>/checkpoints/last.ckpt of an earlier run, or resume=false to start again."
         ) from None
-    return sorted(name for name in saved.keys() | provenance.keys() if saved.get(name) != provenance.get(name))
+    saved, present = RETIRED | saved, RETIRED | dict(provenance)
+    return sorted(name for name in saved.keys() | present.keys() if saved.get(name) != present.get(name))

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 
-from specheads.training.settings import DraftOptimizer, Optimizer
+from specheads.training.settings import Optimizer
 
 
 class CurveModule(L.LightningModule):
@@ -63,9 +63,9 @@ class CurveModule(L.LightningModule):
     def _first_weights(self) -> Tensor:
         return _or_one(self._sums[0][1, : self._num_losses])
 
-    def adamw(self, weights: Iterable[Tensor], settings: Optimizer | DraftOptimizer) -> dict[str, Any]:
+    def adamw(self, weights: Iterable[Tensor], settings: Optimizer) -> dict[str, Any]:
         """Return AdamW of weights with its schedule, for `configure_optimizers`."""
-        optimizer = torch.optim.AdamW(weights, lr=float(settings.lr or 0), weight_decay=settings.weight_decay)
+        optimizer = torch.optim.AdamW(weights, lr=settings.lr, weight_decay=settings.weight_decay)
         share = cosine_after_warmup(self.trainer.estimated_stepping_batches, settings.warmup_share)
         return {
             "optimizer": optimizer,

@@ -2,16 +2,16 @@
 
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any
 
 import lightning as L
 import numpy as np
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Sampler
 
 from specheads import interrupts
 from specheads.storage import runs
 
-Key = TypeVar("Key")
+Key = tuple[int, int]  # epoch and row
 
 
 class EpochSampler(Sampler):
@@ -30,7 +30,7 @@ class EpochSampler(Sampler):
         self.batch_size = batch_size or world_size
         self.epoch = 0
         self.start = 0  # rows of this process to skip, because the interrupted run has used them
-        self._known: dict[int, list[tuple[int, int]]] = {}  # the keys of the last epoch that was asked for
+        self._known: dict[int, list[Key]] = {}  # the keys of the last epoch that was asked for
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, as Lightning does before each."""
@@ -38,9 +38,9 @@ class EpochSampler(Sampler):
 
     def __len__(self) -> int:
         whole, rest = divmod(self.num_rows, self.batch_size)
-        return whole * (self.batch_size // self.world_size) + len(self.part(range(rest)))
+        return whole * (self.batch_size // self.world_size) + len(self.part([(0, row) for row in range(rest)]))
 
-    def all_keys(self, epoch: int) -> list[tuple[int, int]]:
+    def keys(self, epoch: int) -> list[Key]:
         """Return the keys of an epoch for all processes."""
         epoch = epoch if self.shuffle else 0
         if epoch not in self._known:
@@ -49,21 +49,13 @@ class EpochSampler(Sampler):
             self._known = {epoch: [(epoch, int(row)) for row in order]}
         return self._known[epoch]
 
-    def part(self, batch: Sequence[Key]) -> Sequence[Key]:
-        """Return this process's part of a batch."""
-        return batch[self.rank :: self.world_size] or batch[:1]
-
-    def parts(self, keys: Sequence[Key]) -> list[Key]:
+    def part(self, keys: Sequence[Key]) -> list[Key]:
         """Return this process's part of `keys`, which begin with a batch."""
-        starts = range(0, len(keys), self.batch_size)
-        return [key for start in starts for key in self.part(keys[start : start + self.batch_size])]
+        batches = (keys[start : start + self.batch_size] for start in range(0, len(keys), self.batch_size))
+        return [key for batch in batches for key in batch[self.rank :: self.world_size] or batch[:1]]
 
-    def order(self, epoch: int) -> list[tuple[int, int]]:
-        """Return this process's keys of an epoch."""
-        return self.parts(self.all_keys(epoch))
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        return iter(self.order(self.epoch)[self.start :])
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self.part(self.keys(self.epoch))[self.start :])
 
 
 class ResumableLoader(DataLoader):
@@ -97,26 +89,13 @@ def _begin_worker(worker: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-class Rows(Protocol):
-    """The rows of a split, whose keys are (epoch, row)."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, key: tuple[int, int]) -> Any: ...
-
-
 class ResumableData(L.LightningDataModule):
     """Batches from the rows of the splits `train`, `dev` and `test`."""
 
     def __init__(
-        self,
-        splits: Mapping[str, Rows],
-        batch_size: int,
-        num_workers: int,
-        seed: int,
-        collate: Callable[[list], Any],
+        self, splits: Mapping[str, Any], batch_size: int, num_workers: int, seed: int, collate: Callable[[list], Any]
     ) -> None:
-        """`batch_size` is the number of rows per batch of all processes together."""
+        """Load the rows of `splits`, whose keys are (epoch, row); `batch_size` is that of all processes together."""
         super().__init__()
         self.splits, self.batch_size, self.num_workers, self.seed = splits, batch_size, num_workers, seed
         self.collate = collate
@@ -132,7 +111,7 @@ class ResumableData(L.LightningDataModule):
         data = self.splits[split]
         sampler = EpochSampler(len(data), self.seed, shuffle, rank, world_size, self.batch_size)
         return ResumableLoader(
-            cast(Dataset, data),  # torch takes any object with these two methods
+            data,
             batch_size=self.batch_size // world_size,
             sampler=sampler,
             collate_fn=self.collate,
@@ -148,21 +127,18 @@ class ResumableData(L.LightningDataModule):
         """Return whether this process's part of a batch is its own; if not, it is a row of another process and must not count."""
         return batch_index * self.batch_size + self._place_among_processes()[0] < len(self.splits[split])
 
-    def upcoming(self, key: tuple[int, int], num_batches: int) -> list[tuple[int, int]]:
-        """Return the keys of training's next batches, for all processes, from that with `key`; fewer at an epoch's end."""
-        keys = self._sampler.all_keys(key[0])
-        first = keys.index((key[0], key[1])) // self.batch_size * self.batch_size
-        return keys[first : first + num_batches * self.batch_size]
+    def upcoming(self, key: Key, num_batches: int) -> tuple[list[Key], list[Key]]:
+        """Return the keys of training's next batches from that with `key`, for all processes and for this one.
 
-    def part_of(self, keys: Sequence[Key]) -> list[Key]:
-        """Return what this process reads of some batches of training."""
-        return self._sampler.parts(keys)
-
-    @property
-    def _sampler(self) -> EpochSampler:
+        They are fewer at an epoch's end.
+        """
         if self._train is None:
             raise RuntimeError("training has not begun, so no keys are upcoming")
-        return self._train.sampler
+        sampler = self._train.sampler
+        keys = sampler.keys(key[0])
+        first = keys.index((key[0], key[1])) // self.batch_size * self.batch_size
+        everywhere = keys[first : first + num_batches * self.batch_size]
+        return everywhere, sampler.part(everywhere)
 
     def train_dataloader(self) -> ResumableLoader:
         self._train = self.loader("train", shuffle=True)

@@ -7,14 +7,19 @@ import torch
 from pydantic import ConfigDict, model_validator
 
 from specheads.errors import UserError
+from specheads.pair.sampling import Warp
 from specheads.processes import Processes
 from specheads.settings import (
+    Built,
     Count,
+    Flag,
     NonNegativeNumber,
     PositiveCount,
     PositiveNumber,
     Probability,
+    Seed,
     Settings,
+    Text,
     cache_key,
     setting,
     shown,
@@ -24,7 +29,7 @@ WHERE = ("num_nodes", "strategy")  # other arguments that say where a run trains
 # Arguments that no command line gives.
 MADE_HERE = (
     *("logger", "callbacks", "plugins", "enable_checkpointing", "enable_model_summary", "default_root_dir"),
-    *("num_sanity_val_steps", "use_distributed_sampler", "reload_dataloaders_every_n_epochs"),
+    *("num_sanity_val_steps", "use_distributed_sampler", "reload_dataloaders_every_n_epochs", "check_val_every_n_epoch"),
 )
 
 
@@ -34,14 +39,6 @@ class Loader(Settings):
     batch_size: PositiveCount = setting(32, "the number of rows per batch, of all processes together: each takes an equal part")
     num_workers: Count = setting(
         0, "the number of processes that load batches; 0: the training process loads them itself", decides=False
-    )
-
-
-class Checkpointing(Settings):
-    """When checkpoints are written."""
-
-    every_steps: PositiveCount = setting(
-        200, "the number of optimizer steps between two checkpoints; one more is written at the end of every epoch", decides=False
     )
 
 
@@ -66,7 +63,6 @@ class TrainerSettings(Settings):
     accumulate_grad_batches: PositiveCount = setting(
         1, "the number of batches per optimizer step; all of their positions have equal weights"
     )
-    check_val_every_n_epoch: PositiveCount = setting(1, "the number of epochs between two validations")
     log_every_n_steps: PositiveCount = setting(10, "the number of optimizer steps between two lines in the logs")
 
     @model_validator(mode="after")
@@ -87,17 +83,10 @@ class TrainerSettings(Settings):
         """Return an argument of lightning.Trainer that is no field of these settings."""
         return (self.model_extra or {}).get(name, default)
 
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments of lightning.Trainer."""
-        return self.values()
-
     def cache_key(self) -> dict[str, Any]:
         """Return the arguments that decide numbers, by their keys on the command line; how many processes compute does not."""
         where = {f"trainer.{name}" for name in WHERE}
         return {key: value for key, value in cache_key(self, "trainer").items() if key not in where}
-
-
-LR_TIMES_WIDTH = 0.16  # the learning rate that was best for nano's draft, times its width; updates of wider layers add up
 
 
 class Optimizer(Settings):
@@ -108,24 +97,41 @@ class Optimizer(Settings):
     warmup_share: Probability = setting(0.03, "the share of all steps in which the learning rate rises; 0: none")
 
 
-class DraftOptimizer(Settings):
-    """The same for a whole draft, whose default learning rate depends on its width."""
+class Training(Settings):
+    """What the settings of heads' training and of distillation have in common. Raises UserError for the first mistake."""
 
-    lr: PositiveNumber | None = setting(
-        None, "AdamW's highest learning rate; it falls to 0 as a cosine; null: 0.16 / the draft's hidden size"
+    seed: Seed = setting(0, "the seed of everything that is random")
+    warp: Built[Warp] = setting(
+        Warp(1.0, top_k=50),
+        "how draft and target turn logits into probabilities, in training and decoding",
+        decides=False,  # part of the data set's provenance
     )
-    weight_decay: NonNegativeNumber = setting(0.0, "AdamW's weight decay; 0: none")
-    warmup_share: Probability = setting(0.03, "the share of all steps in which the learning rate rises; 0: none")
+    loader: Loader = setting(Loader(), "how batches are loaded")
+    trainer: TrainerSettings = setting(
+        TrainerSettings(), "the arguments of lightning.Trainer", decides=False
+    )  # see TrainerSettings.cache_key
+    checkpoint_steps: PositiveCount = setting(
+        200,
+        "the number of optimizer steps between two checkpoints; one more is written at the end of every epoch",
+        key="checkpoint.every_steps",
+        decides=False,
+    )
+    resume: Flag | Text = setting(
+        True,
+        "true: resume the newest run of the same command if it is unfinished; false: start again; or a checkpoint to resume in a "
+        "new folder",
+        decides=False,
+    )
 
-    def for_width(self, width: int) -> "DraftOptimizer":
-        """Return the settings for a model whose hidden states have `width` numbers."""
-        return self.but(lr=LR_TIMES_WIDTH / width) if self.lr is None else self
-
-
-def check_processes(settings: TrainerSettings, loader: Loader) -> None:
-    """Raise UserError for settings that contradict the launcher, and batches that the processes cannot share."""
-    check_launcher(settings, Processes.this())
-    check_batches(loader.batch_size, num_processes(settings, settings.accelerator))
+    def check_processes(self, count: int | None = None) -> None:
+        """Raise UserError for settings that contradict the launcher, and for batches that `count` processes cannot share."""
+        check_launcher(self.trainer, Processes.this())
+        count, batch_size = count or num_processes(self.trainer, self.trainer.accelerator), self.loader.batch_size
+        if batch_size % count:
+            raise UserError(
+                f"loader.batch_size={batch_size} rows cannot be split over {count} processes; give a multiple of {count}, for "
+                f"example loader.batch_size={-(-batch_size // count) * count}, or another number of processes."
+            )
 
 
 def num_processes(settings: TrainerSettings, accelerator: str, processes: Processes | None = None) -> int:
@@ -160,26 +166,4 @@ def check_launcher(settings: TrainerSettings, processes: Processes) -> None:
         raise UserError(
             f"trainer.devices={shown(settings.devices)}, but {processes.launcher} has started {processes.count_here} processes "
             "on each machine; leave it out."
-        )
-
-
-def check_devices(processes: Processes, accelerator: str) -> None:
-    """Raise UserError if a process has no GPU to train on."""
-    count = torch.cuda.device_count()
-    if accelerator in ("cuda", "gpu") and count < processes.count_here:
-        option = "--nproc-per-node" if processes.launcher == "torchrun" else "--ntasks-per-node"
-        raise UserError(
-            f"{processes.launcher} has started {processes.count_here} processes on this machine, and each sees {count} GPUs; "
-            f"start one process per GPU ({option}={count}), and let every process see all of them "
-            f"(srun --gres=gpu:{processes.count_here}, not --gpus-per-task)."
-        )
-
-
-def check_batches(batch_size: int, num_processes: int) -> None:
-    """Raise UserError for batches that cannot be split over the processes."""
-    if batch_size % num_processes:
-        raise UserError(
-            f"loader.batch_size={batch_size} rows cannot be split over {num_processes} processes; give a multiple of "
-            f"{num_processes}, for example loader.batch_size={-(-batch_size // num_processes) * num_processes}, or another "
-            "number of processes."
         )

@@ -20,7 +20,7 @@ from specheads.errors import UserError
 from specheads.processes import Processes
 from specheads.storage.runs import is_resumed
 from specheads.training.checkpoints import Checkpoints, TimeToGo, differences
-from specheads.training.settings import Checkpointing, TrainerSettings, check_devices, check_launcher, num_processes
+from specheads.training.settings import TrainerSettings, Training, check_launcher, num_processes
 
 if TYPE_CHECKING:
     from lightning.pytorch.plugins.environments import ClusterEnvironment
@@ -38,17 +38,6 @@ CHATTER = (  # Lightning's messages about itself
 
 
 @contextlib.contextmanager
-def seeded_training(seed: int) -> Iterator[None]:
-    """Seed all random generators, and hide Lightning's messages about itself."""
-    for name in ("pytorch.utilities.rank_zero", "fabric.utilities.distributed"):
-        logging.getLogger(f"lightning.{name}").setLevel(logging.WARNING)
-    for message in CHATTER:
-        warnings.filterwarnings("ignore", message)
-    L.seed_everything(seed, workers=True, verbose=False)
-    yield
-
-
-@contextlib.contextmanager
 def fast_products(precision: str, device_type: str) -> Iterator[None]:
     """Let a GPU multiply float32 matrices in TF32 while the block runs, if `precision` is half anyway."""
     before = torch.get_float32_matmul_precision()
@@ -61,21 +50,33 @@ def fast_products(precision: str, device_type: str) -> Iterator[None]:
 
 
 def new_trainer(
-    settings: TrainerSettings, checkpointing: Checkpointing, run: Path, loggers: Sequence[Logger], device_type: str
+    settings: Training,
+    run: Path,
+    loggers: Sequence[Logger],
+    device_type: str,
+    provenance: Mapping[str, Any],
+    of_data: Collection[str] = ("data",),
 ) -> tuple[L.Trainer, Checkpoints]:
-    """Return a trainer, and the callback that writes its checkpoints into the folder of the run.
+    """Seed all random generators; return a trainer, and the callback that writes its checkpoints into the folder of the run.
 
     Args:
         device_type: the device of the models, for `trainer.accelerator=auto`: they may be on a CPU, and Apple's GPUs have no
             float64.
+        provenance: what decides the numbers of the run, except for its data. A checkpoint that the settings name must have it.
+        of_data: the names of what is added to the provenance once there is data.
 
     Raises:
-        UserError: see `placement`; batches are accumulated under a strategy that averages them itself.
+        UserError: see `placement`; batches that cannot be split over processes, or that are accumulated under a strategy that
+            averages them itself; a checkpoint of other settings.
     """
-    checkpoints = Checkpoints(run / "checkpoints" / "last.ckpt", checkpointing.every_steps)
-    arguments = settings.arguments() | placement(settings, device_type)
+    for name in ("pytorch.utilities.rank_zero", "fabric.utilities.distributed"):
+        logging.getLogger(f"lightning.{name}").setLevel(logging.WARNING)
+    for message in CHATTER:
+        warnings.filterwarnings("ignore", message)
+    L.seed_everything(settings.seed, workers=True, verbose=False)
+    checkpoints = Checkpoints(run / "checkpoints" / "last.ckpt", settings.checkpoint_steps, provenance)
     trainer = L.Trainer(
-        **arguments,
+        **settings.trainer.values() | placement(settings.trainer, device_type),
         default_root_dir=str(run),
         num_sanity_val_steps=0,
         use_distributed_sampler=False,  # EpochSampler splits rows over processes
@@ -87,14 +88,20 @@ def new_trainer(
     if trainer.accumulate_grad_batches > 1 and trainer.strategy.handles_gradient_accumulation:
         raise UserError(
             f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches} with "
-            f"trainer.strategy={settings.other('strategy')}, which averages the batches of a step itself, however many tokens "
-            "each has; use a larger loader.batch_size, or another strategy, for example +trainer.strategy=ddp."
+            f"trainer.strategy={settings.trainer.other('strategy')}, which averages the batches of a step itself, however many "
+            "tokens each has; use a larger loader.batch_size, or another strategy, for example +trainer.strategy=ddp."
         )
+    settings.check_processes(trainer.world_size)
+    _named_checkpoint(settings.resume, checkpoints.provenance, of_data)  # before hours of generating data
     return trainer, checkpoints
 
 
 def checkpoint_to_resume(resume: bool | str, checkpoints: Checkpoints) -> Path | None:
-    """Return the checkpoint to resume: that of this folder's interrupted run, or the one that `resume` names."""
+    """Return the checkpoint to resume: that of this folder's interrupted run, or the one that `resume` names.
+
+    Raises:
+        UserError: `resume` names a checkpoint of other settings or data.
+    """
     path = checkpoints.path
     if path.is_file() and is_resumed(path.parents[1]):
         try:
@@ -104,18 +111,19 @@ def checkpoint_to_resume(resume: bool | str, checkpoints: Checkpoints) -> Path |
             logger.warning("training starts again: %s was written with another %s", path, ", ".join(changed))
         except UserError as error:
             logger.warning("training starts again: %s", error)
-    check_named_checkpoint(resume, checkpoints.provenance)
-    return Path(resume) if isinstance(resume, str) else None
+    return _named_checkpoint(resume, checkpoints.provenance)
 
 
-def check_named_checkpoint(resume: bool | str, provenance: Mapping[str, Any], but: Collection[str] = ()) -> None:
-    """Raise UserError unless the checkpoint that `resume` names, if it names one, is of the same settings, leaving out `but`."""
-    changed = [name for name in differences(Path(resume), provenance) if name not in but] if isinstance(resume, str) else []
-    if changed:
+def _named_checkpoint(resume: bool | str, provenance: Mapping[str, Any], but: Collection[str] = ()) -> Path | None:
+    """Return the checkpoint that `resume` names, if any; raise UserError if it is of other settings, leaving out `but`."""
+    if not isinstance(resume, str):
+        return None
+    if changed := [name for name in differences(Path(resume), provenance) if name not in but]:
         raise UserError(
             f"resume={resume} is of a run with another {', '.join(changed)}; give the same settings as that run had, "
             "or resume=false to start again."
         )
+    return Path(resume)
 
 
 FSDP2 = "fsdp2"  # our name for a strategy that Lightning has no name for
@@ -143,7 +151,7 @@ def placement(settings: TrainerSettings, device_type: str, processes: Processes 
     if processes.launcher is None:
         arguments = {"devices": settings.devices}
     else:
-        check_devices(processes, accelerator)
+        _check_devices(processes, accelerator)
         _join_again(processes, accelerator)
         arguments = {"devices": processes.count_here, "num_nodes": processes.num_machines}
     if settings.other("strategy") == FSDP2:
@@ -155,6 +163,18 @@ def placement(settings: TrainerSettings, device_type: str, processes: Processes 
         size = num_processes(settings, accelerator, processes)
         arguments["strategy"] = ModelParallelStrategy(size, tensor_parallel_size=1, save_distributed_checkpoint=False)
     return arguments | {"accelerator": accelerator, "plugins": [_environment_of(processes)]}
+
+
+def _check_devices(processes: Processes, accelerator: str) -> None:
+    """Raise UserError if a process has no GPU to train on."""
+    count = torch.cuda.device_count()
+    if accelerator in ("cuda", "gpu") and count < processes.count_here:
+        option = "--nproc-per-node" if processes.launcher == "torchrun" else "--ntasks-per-node"
+        raise UserError(
+            f"{processes.launcher} has started {processes.count_here} processes on this machine, and each sees {count} GPUs; "
+            f"start one process per GPU ({option}={count}), and let every process see all of them "
+            f"(srun --gres=gpu:{processes.count_here}, not --gpus-per-task)."
+        )
 
 
 def _join_again(processes: Processes, accelerator: str) -> None:

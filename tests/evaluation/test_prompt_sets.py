@@ -211,7 +211,7 @@ def test_a_trained_head_is_evaluated_on_rows_that_it_never_saw(folder, nano, mon
         "trainer.accelerator=cpu",
         "head.depth=0",
         "head.width=8",
-        "calibration.num_prompts=2",
+        "calibration=2",
     ]
     exported = train_head(command_config("train", [*small, *head, "paths.run=trained"]), nano).folder
     rules = ["stopping=[fixed_length,head_threshold]", "fixed_lengths=[1,2]", "thresholds=[0.5]", "live=none", "ratios=[10]"]

@@ -95,7 +95,7 @@ def test_a_training_step_of_heads(pairs, device):
         features = head_features(pair.draft_lm, batch, bank.predicts, bank.needs)
         bank.standardise(features)
         before = copy.deepcopy(bank.state_dict())
-        sums, weights = bank.losses(bank(features), batch.labels, batch.alive)
+        sums, weights = bank.losses(bank(features), batch.labels)
         (sums / weights).sum().backward()
         bank.clip_gradients(0.1)
         torch.optim.SGD(bank.parameters(), lr=1.0).step()  # a step as long as the gradient, which AdamW would hide
@@ -118,11 +118,11 @@ def test_a_step_of_distillation(pairs, texts, device, divergence, hard_weight):
     from specheads.training.distill.settings import Distillation
 
     settings = Distillation(loss={"divergence": divergence, "hard_weight": hard_weight}, warp=Warp())
-    samples = [Sample((0, row), "target", *map(np.array, text), number=row) for row, text in enumerate(zip(*texts, strict=True))]
+    samples = [Sample((0, row), *map(np.array, text)) for row, text in enumerate(zip(*texts, strict=True))]
     gradients = []
     for pair, place in zip(pairs, (CPU, device), strict=True):
         pair.draft.requires_grad_(True).train()
-        module = DistillModule(pair, settings, NUM_TOKENS).to(place)
+        module = DistillModule(pair, settings, ResponseLimits(NUM_TOKENS)).to(place)
         losses, overlaps = module.losses(samples)
         losses.mean().backward()
         weights = {name: weight.grad.cpu() for name, weight in pair.draft.named_parameters()}

@@ -8,8 +8,8 @@ from specheads.errors import UserError
 from specheads.heads import batch as batch_module
 from specheads.heads.batch import HeadBatch, collate, head_features
 from specheads.training.heads.mixed_responses import MixedResponses, checked_share
+from specheads.training.heads.settings import HeadTraining
 from specheads.training.loaders import EpochSampler, ResumableData
-from specheads.training.settings import check_batches
 
 KINDS = ["input_token", "next_token"]
 ALL = frozenset({"hidden", "embedding", "draft_prob", "max_prob", "entropy", "second_prob"})
@@ -187,9 +187,9 @@ def test_a_batch_tells_whether_its_rows_are_those_of_this_process():
 
 
 def test_batches_that_cannot_be_split_are_refused():
-    check_batches(6, 3)
+    HeadTraining(loader={"batch_size": 6}).check_processes(3)
     with pytest.raises(UserError, match=r"loader.batch_size=16 rows .* over 3 processes; .* loader.batch_size=18"):
-        check_batches(16, 3)
+        HeadTraining(loader={"batch_size": 16}).check_processes(3)
 
 
 def test_a_shuffling_sampler_has_a_new_order_and_the_epochs_number_every_epoch():

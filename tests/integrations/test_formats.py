@@ -8,7 +8,7 @@ import torch
 from head_kinds import KINDS
 
 from specheads.errors import UserError
-from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
+from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head, set_scale
 from specheads.integrations import formats
 from specheads.integrations.formats import FORMATS, run_session, write_onnx, write_program
 
@@ -62,7 +62,7 @@ def test_a_head_of_a_large_draft_is_tested_at_the_scale_of_its_inputs(tmp_path):
     head = AcceptanceHead(HeadConfig(hidden_size=2048, width=256))
     inputs = torch.randn(64, head.config.input_size)
     inputs[:, 2048:4096] *= 0.02
-    head.standardise(inputs)
+    set_scale(head, inputs)
     for parameter in head.parameters():
         parameter.data += 0.03 * torch.randn_like(parameter)
     for write in (write_onnx, write_program):

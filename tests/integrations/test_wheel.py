@@ -102,9 +102,7 @@ def test_every_command_runs_in_an_empty_folder(environment, server, tmp_path):
     assert "report.html" in specheads("evaluate", *sizes, "head=latest", *few)
     assert "next: specheads" in specheads("probe", *sizes, "num_prompts=4", "num_live_prompts=1", "repeats=2")
     assert "written" in specheads("export", f"head={head}", "format=standalone")
-    assert "next: specheads train" in specheads(
-        "distill", *sizes, "trainer.max_epochs=1", "validation.num_prompts=2", "validation.live_prompts=1"
-    )
+    assert "next: specheads train" in specheads("distill", *sizes, "trainer.max_epochs=1", "validation.num_prompts=2")
     assert not [path for path in tmp_path.iterdir() if path.name not in ("data", "outputs")]
 
 

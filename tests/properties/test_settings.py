@@ -74,7 +74,6 @@ NUMBERS = {
     "NonNegativeNumber": numbers(lambda value: value >= 0, 0),
     "Probability": numbers(lambda value: 0 <= value <= 1, 0, 1),
     "OpenProbability": numbers(lambda value: 0 < value < 1, 0, 1),
-    "Share": numbers(lambda value: 0 < value <= 1, 0, 1),
 }
 BY_CHECK = {getattr(module, name).__metadata__[0].func: domain for name, domain in NUMBERS.items()}
 ENGINES = ("auto", "compiled", "cuda_graph", "eager")
@@ -163,7 +162,7 @@ def made_or_error(cls, values):
 
 def test_most_fields_have_a_constraint_that_is_tried_here():
     count = sum(len(cls.model_fields) for cls in CLASSES)
-    assert len(CLASSES) > 30 and len(DOMAINS) > 0.85 * count
+    assert len(CLASSES) > 25 and len(DOMAINS) > 0.85 * count
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)

@@ -18,9 +18,10 @@ from specheads.training.checkpoints import Checkpoints, differences
 from specheads.training.heads.bank import HeadBank, HeadSpec
 from specheads.training.heads.head_module import HeadModule
 from specheads.training.heads.mixed_responses import MixedResponses
+from specheads.training.heads.settings import HeadTraining
 from specheads.training.loaders import EpochSampler, ResumableData, ResumableLoader
 from specheads.training.settings import Optimizer
-from specheads.training.trainer import check_named_checkpoint, checkpoint_to_resume
+from specheads.training.trainer import checkpoint_to_resume, new_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:Experiment logs directory")
 
@@ -70,8 +71,7 @@ def attempt(nano, rows, folder, predicts, moment=None, request=None, num_workers
     )
     spec = HeadSpec("head", HeadConfig(hidden_size=nano.draft_lm.hidden_size, predicts=predicts, depth=1))
     module = HeadModule(HeadBank([spec], seed=0), nano.draft_lm, Optimizer(lr=1e-2))
-    checkpoints = Checkpoints(folder / "last.ckpt", EVERY)
-    checkpoints.provenance = {"data": "rows"}
+    checkpoints = Checkpoints(folder / "last.ckpt", EVERY, {"data": "rows"})
     checkpoints.request = request or Request()
     killer = KillAt(moment, request)
     trainer = L.Trainer(
@@ -254,6 +254,13 @@ def test_a_checkpoint_has_its_provenance(tmp_path):
     assert differences(tmp_path / "last.ckpt", {"data": "b", "heads": []}) == ["data", "heads", "seed"]
 
 
+def test_settings_that_earlier_versions_had_are_compared_with_what_is_left_of_them(tmp_path):
+    torch.save({"provenance": {"seed": 1, "init": "draft", "loss.beta": 0.5}}, tmp_path / "last.ckpt")
+    assert differences(tmp_path / "last.ckpt", {"seed": 1}) == []
+    torch.save({"provenance": {"seed": 1, "init": "fresh", "loss.beta": 0.5}}, tmp_path / "last.ckpt")
+    assert differences(tmp_path / "last.ckpt", {"seed": 1}) == ["init"]
+
+
 def test_a_checkpoint_with_a_changed_bit_is_named(tmp_path):
     torch.save({"provenance": {}, "weight": torch.ones(1000)}, tmp_path / "last.ckpt")
     content = bytearray((tmp_path / "last.ckpt").read_bytes())
@@ -287,9 +294,7 @@ def stopped(tmp_path):
     torch.save({"provenance": HERE}, path)
     write_json(tmp_path / "run" / "run.json", {"resumed": True})
     torch.save({"provenance": HERE}, tmp_path / "named.ckpt")
-    checkpoints = Checkpoints(path, every_steps=1)
-    checkpoints.provenance = dict(HERE)
-    return checkpoints, str(tmp_path / "named.ckpt")
+    return Checkpoints(path, 1, HERE), str(tmp_path / "named.ckpt")
 
 
 def test_an_interrupted_run_resumes_from_its_checkpoint_rather_than_a_named_one(stopped):
@@ -325,6 +330,7 @@ def test_a_named_checkpoint_of_other_settings_is_refused(stopped):
     checkpoints.path.unlink()
     with pytest.raises(UserError, match=r"named\.ckpt is of a run with another data, seed"):
         checkpoint_to_resume(named, checkpoints)
+    settings = HeadTraining(resume=named, trainer={"accelerator": "cpu"})
     with pytest.raises(UserError, match=r"named\.ckpt is of a run with another seed;"):
-        check_named_checkpoint(named, {"seed": 2}, but=["data"])
-    check_named_checkpoint(named, {"seed": 1}, but=["data"])
+        new_trainer(settings, checkpoints.path.parent, [], "cpu", {"seed": 2})
+    new_trainer(settings, checkpoints.path.parent, [], "cpu", {"seed": 1})  # data will be added

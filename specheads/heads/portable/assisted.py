@@ -24,7 +24,7 @@ REPLACED = "_get_candidate_generator"  # a method of a target, not part of trans
 _LOCK = threading.Lock()
 
 
-class Tap:
+class _Tap:
     """Keeps the last input of a model's output embedding, `hidden` (1, T, H), and its `logits` (1, T, V), within a `with`.
 
     A draft's temperature, which its config may name, divides the logits that the model returns meanwhile. Calls in other threads
@@ -77,14 +77,14 @@ class HeadCandidates(AssistedCandidateGenerator):
         self.generation_config.assistant_confidence_threshold = 0.0  # switches off its rule; None would mean the default
         self.generation_config.stop_strings = None  # the target looks for them, as it has the tokenizer
         self._target_hidden: Tensor | None = None
-        self._target_tap = Tap(assisted.target)
+        self._target_tap = _Tap(assisted.target)
 
     def get_candidates(self, input_ids: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """Return the text (1, T) followed by a draft, and the logits that the draft was sampled from."""
         if self._assisted.reads_target and self._target_hidden is None:
             self._target_hidden = self._assisted.state_before(input_ids, self.assistant_kwargs.get("attention_mask"))
         temperature = getattr(self.assistant_model.config, "draft_temperature", 1.0)
-        self._round, self._tap = self._assisted.new_round(), Tap(self.assistant_model, temperature)
+        self._round, self._tap = self._assisted.new_round(), _Tap(self.assistant_model, temperature)
         with self._tap:
             candidates = super().get_candidates(input_ids, **kwargs)
         if self._assisted.reads_target:

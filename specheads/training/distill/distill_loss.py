@@ -1,8 +1,8 @@
 """The loss of a draft on the tokens of responses, and the divergences that it is made of."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,12 +17,7 @@ if TYPE_CHECKING:
     from specheads.training.distill.settings import DistillLoss  # a computation of the loss needs no pydantic
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
-FLOOR = -60.0  # replaces minus infinity where it is multiplied by a draft's probability: e^-60 is negligible
-
-
-def finite(target: Tensor) -> Tensor:
-    """Return log-probabilities with FLOOR in place of smaller ones, minus infinity included."""
-    return target.clamp_min(FLOOR)
+FLOOR = -60.0  # replaces smaller log-probabilities where they are multiplied by a draft's probability: e^-60 is negligible
 
 
 def forward_kl(target: Tensor, draft: Tensor) -> Tensor:
@@ -30,40 +25,29 @@ def forward_kl(target: Tensor, draft: Tensor) -> Tensor:
     return torch.where(target > -torch.inf, target.exp() * (target - draft), 0.0).sum(dim=-1)
 
 
-def reverse_kl(target: Tensor, draft: Tensor) -> Tensor:
+def _reverse_kl(target: Tensor, draft: Tensor) -> Tensor:
     """Return KL(d || t) = sum d log(d / t); what the target rules out counts as e^FLOOR."""
-    return (draft.exp() * (draft - finite(target))).sum(dim=-1)
+    return (draft.exp() * (draft - target.clamp_min(FLOOR))).sum(dim=-1)
 
 
-def jensen_shannon(target: Tensor, draft: Tensor, beta: float = 0.5) -> Tensor:
-    """Return beta KL(t || m) + (1 - beta) KL(d || m) with m = beta t + (1 - beta) d (GKD: Agarwal et al. 2024)."""
-    target = finite(target)
-    log_weights = torch.tensor([beta, 1 - beta], dtype=draft.dtype, device=draft.device).log()
-    mixture = torch.logaddexp(target + log_weights[0], draft + log_weights[1])
-    return (beta * target.exp() * (target - mixture) + (1 - beta) * draft.exp() * (draft - mixture)).sum(dim=-1)
+def _jensen_shannon(target: Tensor, draft: Tensor) -> Tensor:
+    """Return KL(t || m) / 2 + KL(d || m) / 2 with m = (t + d) / 2; what the target rules out counts as e^FLOOR."""
+    target = target.clamp_min(FLOOR)
+    mixture = torch.logaddexp(target + math.log(0.5), draft + math.log(0.5))
+    return (0.5 * target.exp() * (target - mixture) + 0.5 * draft.exp() * (draft - mixture)).sum(dim=-1)
 
 
-def acceptance(target: Tensor, draft: Tensor) -> Tensor:
-    """Return the overlap, sum min(t, d): the probability that token verification accepts a token of the draft."""
-    return overlap(target.exp(), draft.exp())
-
-
-def total_variation(target: Tensor, draft: Tensor) -> Tensor:
+def _total_variation(target: Tensor, draft: Tensor) -> Tensor:
     """Return 1 - overlap: the probability of a rejection (DistillSpec: Zhou et al. 2024)."""
     return (target.exp() - draft.exp()).abs().sum(dim=-1) / 2
 
 
 DIVERGENCES: dict[str, Divergence] = {
     "forward_kl": forward_kl,
-    "reverse_kl": reverse_kl,
-    "jensen_shannon": jensen_shannon,
-    "total_variation": total_variation,
+    "reverse_kl": _reverse_kl,
+    "jensen_shannon": _jensen_shannon,
+    "total_variation": _total_variation,
 }
-
-
-def divergence_of(loss: "DistillLoss") -> Divergence:
-    """Return the divergence that a loss names, as a function of log-probabilities."""
-    return partial(jensen_shannon, beta=loss.beta) if loss.divergence == "jensen_shannon" else DIVERGENCES[loss.divergence]
 
 
 @dataclass(frozen=True)
@@ -78,13 +62,13 @@ class TargetDistributions:
 
     def same_outcomes(self, log_probs: Tensor) -> Tensor:
         """Return the log-probabilities of the same outcomes from those of all tokens (n, V)."""
-        return log_probs if self.ids is None else with_rest(log_probs.gather(1, self.ids))
+        return log_probs if self.ids is None else _with_rest(log_probs.gather(1, self.ids))
 
 
 DistributionSource = Callable[[slice], TargetDistributions]  # returns the distributions of a slice of the N tokens
 
 
-def with_rest(log_probs: Tensor) -> Tensor:
+def _with_rest(log_probs: Tensor) -> Tensor:
     """Return log-probabilities (n, k) of some tokens, followed by that of all other tokens, (n, k + 1)."""
     rest = (1 - log_probs.exp().sum(dim=-1, keepdim=True)).clamp_min(0)
     # Rounding may leave a small rest where there is none: a rest of that size counts as none, and has no gradient.
@@ -95,7 +79,7 @@ def with_rest(log_probs: Tensor) -> Tensor:
 def most_likely(log_probs: Tensor, count: int) -> TargetDistributions:
     """Return distributions (n, V) reduced to their `count` most likely tokens and the rest."""
     top = log_probs.topk(min(count, log_probs.shape[-1]), dim=-1)
-    return TargetDistributions(with_rest(top.values), top.indices)
+    return TargetDistributions(_with_rest(top.values), top.indices)
 
 
 def computed_distributions(target: LanguageModel, hidden: Tensor, loss: "DistillLoss") -> DistributionSource:
@@ -123,16 +107,15 @@ def token_losses(
         distributions: of the target at the same positions.
         tokens: (N,), those of the responses.
     """
-    divergence = divergence_of(loss)
 
     def of(hidden: Tensor, piece: slice) -> tuple[Tensor, Tensor]:
         logits, distribution = draft.logits(hidden), distributions(piece)
         target = distribution.log_probs.to(hidden.device)
         log_probs = distribution.same_outcomes((logits / loss.temperature).log_softmax(dim=-1))
-        losses = divergence(target, log_probs)
+        losses = DIVERGENCES[loss.divergence](target, log_probs)
         if loss.hard_weight:
             losses = losses - loss.hard_weight * logits.log_softmax(dim=-1).gather(1, tokens[piece, None])[:, 0]
-        return losses, acceptance(target, log_probs.detach())
+        return losses, overlap(target.exp(), log_probs.detach().exp())
 
     pieces = slices(len(tokens), draft.vocab_size, SLICE_ELEMENTS)
     if len(pieces) == 1:
@@ -140,9 +123,3 @@ def token_losses(
     # Distributions are computed again for the gradient: kept, they would be larger than the draft.
     losses, overlaps = zip(*(checkpoint(of, hidden[piece], piece, use_reentrant=False) for piece in pieces), strict=True)
     return torch.cat(losses), torch.cat(overlaps)
-
-
-def most_to_gain(gains: Tensor, share: float) -> Tensor:
-    """Return which tokens (N,) bool are the `share` of them with the largest gains: where the loss exceeds a reference's most."""
-    count = max(1, round(share * len(gains)))
-    return torch.zeros_like(gains, dtype=torch.bool).index_fill(0, gains.topk(min(count, len(gains))).indices, True)

@@ -5,7 +5,6 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,23 +14,20 @@ from transformers import PreTrainedModel
 
 from specheads.errors import UserError
 from specheads.interrupts import deferred
-from specheads.pair.language_model import LanguageModel, short_name
+from specheads.pair.language_model import short_name
 from specheads.pair.pair import Pair, load_draft
 from specheads.pair.quantization import is_quantized
-from specheads.pair.revisions import draft_temperature, revision_of, without_bars
+from specheads.pair.revisions import draft_temperature, without_bars
 from specheads.prompts.prompt import GeneratedData
-from specheads.settings import cache_key
+from specheads.settings import shown
 from specheads.storage.files import write_json
 from specheads.training.distill.distill_module import DistillModule, shards_weights
-from specheads.training.distill.draft_quality import draft_quality, live_quality, with_fitted_temperature
-from specheads.training.distill.memory import Plan, check_trainable, chosen_precision, plan_of
-from specheads.training.distill.placement import TargetPlace
-from specheads.training.distill.sample_splits import OF_DATA, Splits, TrainTexts, load_splits
-from specheads.training.distill.samples import HeldOutSamples
+from specheads.training.distill.draft_quality import draft_quality, with_fitted_temperature
+from specheads.training.distill.memory import check_trainable, chosen_precision, layers_run_again
+from specheads.training.distill.samples import OF_DATA, Samples, load_splits, train_samples
 from specheads.training.distill.settings import Distillation
 from specheads.training.loaders import ResumableData
-from specheads.training.settings import check_batches
-from specheads.training.trainer import check_named_checkpoint, checkpoint_to_resume, fast_products, new_trainer, seeded_training
+from specheads.training.trainer import checkpoint_to_resume, fast_products, new_trainer
 
 if TYPE_CHECKING:
     from lightning import Trainer
@@ -72,40 +68,45 @@ def distill(
         UserError: settings that do not fit the pair, the data or the machine.
     """
     run = Path(run)
-    with seeded_training(settings.seed):
-        check_initial_draft(settings, pair)
-        check_trainable(is_quantized(pair.draft), pair.draft_id)
-        settings = with_precision(settings, pair)
-        device_type, dtype = pair.draft_lm.device.type, pair.draft.dtype
-        trainer, checkpoints = new_trainer(settings.trainer, settings.checkpoint, run, loggers, device_type)
-        check_processes(settings, pair, trainer)
-        check_batches(settings.loader.batch_size, trainer.world_size)
-        reference = load_draft(settings.reference, pair, dtype) if settings.reference else None
-        checkpoints.provenance = run_provenance(settings, pair, reference)
-        check_named_checkpoint(settings.resume, checkpoints.provenance, but=OF_DATA)
-        data = data() if callable(data) else data
-        texts = TrainTexts.of(data, pair, settings)
-        plan = plan_of(pair, settings, texts.longest, texts.can_be_stored(settings.target_probs))
-        splits, provenance = load_splits(data, texts, settings, plan.target_leaves, shards_weights(trainer.strategy))
-        checkpoints.provenance |= provenance
-        earlier = checkpoint_to_resume(settings.resume, checkpoints)
-        announce(pair, settings, texts, plan, run)
-        before = measured(pair, splits.test, settings)
-        module = _prepared_module(pair, settings, splits.dev, data.limits.max_new_tokens, reference, plan)
-        batches = ResumableData(vars(splits), **settings.loader.values(), seed=settings.seed, collate=list)
-        with deferred() as checkpoints.request, fast_products(settings.trainer.precision, device_type), module.target_place:
-            weights = _trained_weights(trainer, module, batches, earlier)
-        if not trainer.is_global_zero:
-            return DistilledDraft(run / "draft")  # the first process of a distributed run writes for all
-        description = draft_provenance(pair, settings, data.folder, len(splits.train))
-        description |= {"steps": trainer.global_step, "seconds": round(checkpoints.seconds, 1), "test": {"before": before}}
-        after = export(pair, weights, dtype, run / "draft", description, partial(finished, splits=splits, settings=settings))
-        for each in trainer.loggers:
-            each.log_metrics({f"test/{name}": value for name, value in after.items()}, trainer.global_step)
-        return DistilledDraft(run / "draft", before, after)
+    _check_initial_draft(settings, pair)
+    check_trainable(is_quantized(pair.draft), pair.draft_id)
+    settings = _with_precision(settings, pair)
+    device, dtype = pair.draft_lm.device, pair.draft.dtype
+    trainer, checkpoints = new_trainer(settings, run, loggers, device.type, _provenance(settings, pair), of_data=OF_DATA)
+    check_strategy(settings, pair, trainer)
+    data = data() if callable(data) else data
+    train = train_samples(data, pair, settings)
+    longest = min(train.longest(data.limits.max_new_tokens), pair.window)
+    run_again = layers_run_again(pair, settings, longest)
+    splits, provenance = load_splits(data, pair, train, settings, alike=shards_weights(trainer.strategy))
+    checkpoints.provenance |= provenance
+    earlier = checkpoint_to_resume(settings.resume, checkpoints)
+    _announce(pair, settings, len(train), run_again, run)
+    module = DistillModule(pair, settings, data.limits)
+    before, module.before = (
+        draft_quality(pair, splits[name], settings.warp, settings.loader.batch_size) for name in ("test", "dev")
+    )
+    prepare(pair.draft, run_again)
+    batches = ResumableData(splits, **settings.loader.values(), seed=settings.seed, collate=list)
+    with deferred() as checkpoints.request, fast_products(settings.trainer.precision, device.type):
+        if earlier:
+            logger.info("resuming %s", earlier)
+        trainer.fit(module, batches, ckpt_path=earlier)
+        if not shards_weights(trainer.strategy):
+            module.draft.to(device)  # from the CPU, where Lightning leaves it: it is measured next
+        states = trainer.strategy.lightning_module_state_dict()  # gathered from all processes
+    if not trainer.is_global_zero:
+        return DistilledDraft(run / "draft")  # the first process of a distributed run writes for all
+    weights = {name.removeprefix("draft."): weight.to(dtype) for name, weight in states.items() if name.startswith("draft.")}
+    description = draft_provenance(pair, settings, data.folder, len(train))
+    description |= {"steps": trainer.global_step, "seconds": round(checkpoints.seconds, 1), "test": {"before": before}}
+    after = _export(pair, weights, dtype, run / "draft", description, splits, settings)
+    for each in trainer.loggers:
+        each.log_metrics({f"test/{name}": value for name, value in after.items()}, trainer.global_step)
+    return DistilledDraft(run / "draft", before, after)
 
 
-def with_precision(settings: Distillation, pair: Pair) -> Distillation:
+def _with_precision(settings: Distillation, pair: Pair) -> Distillation:
     """Return settings whose `trainer.precision` is not auto."""
     if settings.trainer.precision != "auto":
         return settings
@@ -113,42 +114,6 @@ def with_precision(settings: Distillation, pair: Pair) -> Distillation:
     precision = chosen_precision("auto", dtype, device_type)
     logger.info("trainer.precision=auto: %s, as the draft is in %s on %s", precision, short_name(dtype), device_type)
     return settings.but(trainer=settings.trainer.but(precision=precision))
-
-
-def measured(pair: Pair, split: HeldOutSamples, settings: Distillation) -> dict[str, float]:
-    """Return the quality of a pair's draft on a split."""
-    return draft_quality(pair, split, settings.warp, settings.loader.batch_size)
-
-
-def finished(pair: Pair, splits: Splits, settings: Distillation) -> dict[str, float]:
-    """Fit the temperature of a trained draft on dev prompts; return its quality on test prompts."""
-    fitted = with_fitted_temperature(pair, splits.dev, settings.warp, settings.loader.batch_size)
-    return measured(fitted, splits.test, settings)
-
-
-def _prepared_module(
-    pair: Pair, settings: Distillation, dev: HeldOutSamples, max_new_tokens: int, reference: LanguageModel | None, plan: Plan
-) -> DistillModule:
-    """Return the module to train, with the draft's quality on dev prompts before training; the draft is ready to be trained."""
-    place = TargetPlace(pair.target, plan.target_leaves)
-    module = DistillModule(pair, settings, max_new_tokens, reference, place)
-    module.before = measured(pair, dev, settings) | live_quality(pair, dev, settings.warp, settings.validation)
-    prepare(pair.draft, plan.gradient_checkpointing)
-    return module
-
-
-def _trained_weights(
-    trainer: "Trainer", module: DistillModule, data: ResumableData, earlier: Path | None
-) -> dict[str, torch.Tensor]:
-    """Train the module, from a checkpoint if there is one; return the draft's weights, gathered from all processes."""
-    if earlier:
-        logger.info("resuming %s", earlier)
-    device = module.pair.draft_lm.device
-    trainer.fit(module, data, ckpt_path=earlier)
-    if not shards_weights(trainer.strategy):
-        module.draft.to(device)  # from the CPU, where Lightning leaves it: it is measured next
-    states = trainer.strategy.lightning_module_state_dict()
-    return {name.removeprefix("draft."): weight for name, weight in states.items() if name.startswith("draft.")}
 
 
 def prepare(draft: PreTrainedModel, gradient_checkpointing: bool = False) -> None:
@@ -168,32 +133,27 @@ def prepare(draft: PreTrainedModel, gradient_checkpointing: bool = False) -> Non
             draft.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
-def run_provenance(settings: Distillation, pair: Pair, reference: LanguageModel | None) -> dict[str, Any]:
+def _provenance(settings: Distillation, pair: Pair) -> dict[str, Any]:
     """Return what decides the numbers of a run, besides its data: a run is resumed only if none of it has changed."""
-    provenance = {
+    return {
         "draft": [pair.draft_id, pair.draft_revision],
         "target": [pair.target_id, pair.target_revision],
         "dtype": [str(pair.target.dtype), str(pair.draft.dtype)],
-        **cache_key(settings),
-        **cache_key(settings.optimizer.for_width(pair.draft_lm.hidden_size), "optimizer"),
-        **settings.trainer.cache_key(),
+        **settings.cache_key(pair.draft_lm.hidden_size),
     }
-    if reference and settings.reference:
-        provenance["reference"] = revision_of(reference.model, settings.reference)
-    return provenance
 
 
-def check_initial_draft(settings: Distillation, pair: Pair) -> None:
-    """Raise UserError unless the pair's draft is the one that `init` asks for."""
+def _check_initial_draft(settings: Distillation, pair: Pair) -> None:
+    """Raise UserError unless the pair's draft is the one that `init_layers` asks for."""
     initial = settings.initial_draft
     if initial is not None and pair.draft_id != initial.name:
         raise UserError(
-            f"init={settings.init} trains a new draft, but the pair has the draft {pair.draft_id}; load the pair with "
-            "load_pair(..., new_draft=settings.initial_draft)."
+            f"init_layers={shown(settings.init_layers)} trains a new draft, but the pair has the draft {pair.draft_id}; load the "
+            "pair with load_pair(..., new_draft=settings.initial_draft)."
         )
 
 
-def check_processes(settings: Distillation, pair: Pair, trainer: "Trainer") -> None:
+def check_strategy(settings: Distillation, pair: Pair, trainer: "Trainer") -> None:
     """Raise UserError for what several processes cannot do."""
     strategy = settings.trainer.other("strategy")
     if shards_weights(trainer.strategy):
@@ -215,61 +175,54 @@ def check_processes(settings: Distillation, pair: Pair, trainer: "Trainer") -> N
         )
 
 
-def announce(pair: Pair, settings: Distillation, texts: TrainTexts, plan: Plan, run: Path) -> None:
+def _announce(pair: Pair, settings: Distillation, num_prompts: int, run_again: bool, run: Path) -> None:
     """Log what is trained, on what, and the memory that it takes."""
-    shares = settings.shares
-    if settings.samples == "mixed" and len(shares) == 1:
-        logger.warning("samples=mixed contains only %s samples", *shares)
     logger.info(
         "distilling %s for %s: %d prompts, responses %s, %d epochs, into %s",
         pair.draft_id,
         pair.target_id,
-        len(texts.prompts),
-        ", ".join(f"{share:.0%} {kind}" for kind, share in shares.items()),
+        num_prompts,
+        _listed(settings.shares),
         settings.trainer.max_epochs,
         run,
     )
-    if plan.gradient_checkpointing:
+    if run_again:
         logger.info("the draft's layers run again for the gradient, which takes less memory and a third more time")
-    if plan.target_leaves:
-        logger.info("the target's distributions are stored, and the target leaves the GPU while the draft trains")
     logger.info("measuring the draft before training")
 
 
-DESCRIPTION = "distill.json"  # where the draft comes from, and its quality before and after
+def _listed(shares: Mapping[str, float]) -> str:
+    return ", ".join(f"{share:.0%} {kind}" for kind, share in shares.items())
 
 
-def export(
+def _export(
     pair: Pair,
     weights: Mapping[str, torch.Tensor],
     dtype: torch.dtype,
     folder: Path,
-    description: Mapping[str, Any],
-    finish: Callable[[Pair], dict[str, float]],
+    description: dict[str, Any],
+    splits: Mapping[str, Samples],
+    settings: Distillation,
 ) -> dict[str, float]:
-    """Write the pair's draft, with `weights` in `dtype`, as a folder; return its quality.
+    """Write the pair's draft, with `weights` in `dtype`, as a folder; return its quality on test prompts.
 
-    Args:
-        description: for `distill.json`; its entry "test" has the quality before training, under "before".
-        finish: returns the quality of a pair's draft, and may change its config. It gets the draft as the folder has it.
+    It has the best temperature on dev prompts. `description` is for `distill.json`; its entry "test" has the quality before
+    training.
     """
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     with without_bars():
-        pair.draft.save_pretrained(temporary, state_dict={name: weight.to(dtype) for name, weight in weights.items()})
+        pair.draft.save_pretrained(temporary, state_dict=weights)
     pair.draft.config.dtype = dtype  # save_pretrained has set it to that of the weights in training
     pair.draft.config.save_pretrained(temporary)
     pair.tokenizer.save_pretrained(temporary)
-    finished = replace(pair, draft=load_draft(temporary, pair, dtype).model)
-    after = finish(finished)
-    finished.draft.config.save_pretrained(temporary)
-    content = {
-        **description,
-        "temperature": draft_temperature(finished.draft.config),
-        "test": {**description["test"], "after": after},
-    }
-    write_json(temporary / DESCRIPTION, content)
-    (temporary / "README.md").write_text(_model_card(content))
+    measured = settings.warp, settings.loader.batch_size
+    exported = replace(pair, draft=load_draft(temporary, pair, dtype).model)
+    after = draft_quality(with_fitted_temperature(exported, splits["dev"], *measured), splits["test"], *measured)
+    exported.draft.config.save_pretrained(temporary)
+    description |= {"temperature": draft_temperature(exported.draft.config), "test": {**description["test"], "after": after}}
+    write_json(temporary / "distill.json", description)
+    (temporary / "README.md").write_text(_model_card(description))
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(temporary, folder)
     return after
@@ -277,15 +230,13 @@ def export(
 
 def draft_provenance(pair: Pair, settings: Distillation, data: Path, num_prompts: int) -> dict[str, Any]:
     """Return where a distilled draft comes from: models, settings, data."""
-    samples = {"samples": settings.samples, "mixed": settings.mixed.values(), "refresh_every": settings.refresh_every}
-    init = {"init": settings.init, "layers": settings.init_layers, "config": settings.init_config or {}, "seed": settings.seed}
     return {
         "name": pair.name,
         "draft": {"id": pair.draft_id, "revision": pair.draft_revision},
         "target": {"id": pair.target_id, "revision": pair.target_revision},
-        "init": init,
+        "init": {"layers": settings.init_layers},
         "loss": settings.loss.values(),
-        "samples": samples,
+        "samples": {"samples": settings.samples, "shares": settings.shares, "refresh_every": settings.refresh_every},
         "optimizer": settings.optimizer.for_width(pair.draft_lm.hidden_size).values(),
         "warp": asdict(settings.warp),
         "data": data.name,
@@ -296,13 +247,11 @@ def draft_provenance(pair: Pair, settings: Distillation, data: Path, num_prompts
 
 def _model_card(description: Mapping[str, Any]) -> str:
     """Return the model card of a draft from the content of its `distill.json`."""
-    target, draft, loss, samples = (description[name] for name in ("target", "draft", "loss", "samples"))
-    shares = ", ".join(f"{kind} {share:g}" for kind, share in samples["mixed"].items())
+    target, draft, loss = (description[name] for name in ("target", "draft", "loss"))
     rows = {
         "target": f"{target['id']} (revision {target['revision']})",
         "initial draft": f"{draft['id']} (revision {draft['revision']})",
-        "trained on": f"{samples['samples']} responses{f' ({shares})' if samples['samples'] == 'mixed' else ''} to "
-        f"{description['num_prompts']:,} prompts",
+        "trained on": f"responses to {description['num_prompts']:,} prompts: {_listed(description['samples']['shares'])}",
         "loss": ", ".join(f"{name} {value}" for name, value in loss.items()),
         "steps": f"{description['steps']:,} in {description['seconds']:,} s",
         "draft temperature": f"{description['temperature']:g}, fitted on dev prompts",

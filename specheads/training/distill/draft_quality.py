@@ -8,22 +8,18 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from specheads.decoding.decoder import SpeculativeDecoder
-from specheads.decoding.stopping import FixedLength
 from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
 from specheads.pair.revisions import set_draft_temperature
 from specheads.pair.sampling import Warp, check_numbers, overlap
 from specheads.replay.response_batch import best_temperature, overlaps_at
 from specheads.training.distill.distill_loss import forward_kl
-from specheads.training.distill.placement import is_sharded
-from specheads.training.distill.samples import HeldOutSamples, Sample, batch_of
-from specheads.training.distill.settings import Validation
+from specheads.training.distill.samples import Sample, Samples, batch_of
+from specheads.training.distill.sharding import is_sharded
 
 logger = logging.getLogger(__name__)
 
 BLOCK = 4  # drafted tokens per round of the block efficiencies that are recorded
-LIVE_TOKENS = 64  # of each prompt that is decoded
 MEANINGS = {
     "overlap": "the share of drafted tokens that the target accepts",
     "kl": "KL(target || draft) in nats, of the whole distributions",
@@ -68,7 +64,7 @@ def quality_of(sums: Tensor) -> dict[str, float]:
     return {"overlap": share, "kl": divergence, "agreement": agreement, f"block_efficiency_{BLOCK}": block_efficiency(share)}
 
 
-def draft_quality(pair: Pair, samples: HeldOutSamples, warp: Warp, batch_size: int) -> dict[str, float]:
+def draft_quality(pair: Pair, samples: Samples, warp: Warp, batch_size: int) -> dict[str, float]:
     """Return the figures of a pair's draft, with its present weights, over all samples."""
     device, was_training = pair.draft_lm.device, pair.draft.training
     pair.draft.eval()
@@ -79,25 +75,10 @@ def draft_quality(pair: Pair, samples: HeldOutSamples, warp: Warp, batch_size: i
     return quality_of(reduce(torch.add, sums))
 
 
-@torch.no_grad()
-def live_quality(pair: Pair, samples: HeldOutSamples, warp: Warp, validation: Validation) -> dict[str, float]:
-    """Return the block efficiency, by name, of decoding the first prompts with drafts of BLOCK tokens; {} for no prompts."""
-    prompts = [samples[0, row].prompt.tolist() for row in range(min(validation.live_prompts, len(samples)))]
-    if not prompts:
-        return {}
-    was_training = pair.draft.training
-    pair.draft.eval()
-    decoder = SpeculativeDecoder(pair, stopping=FixedLength(BLOCK), warp=warp, engine="eager")
-    stats = [decoder.generate(prompt, LIVE_TOKENS, seed=number).stats for number, prompt in enumerate(prompts)]
-    pair.draft.train(was_training)
-    calls = sum(each.num_target_calls for each in stats)
-    return {f"live_block_efficiency_{BLOCK}": sum(each.num_tokens for each in stats) / calls}
-
-
-def with_fitted_temperature(pair: Pair, samples: HeldOutSamples, warp: Warp, batch_size: int) -> Pair:
+def with_fitted_temperature(pair: Pair, samples: Samples, warp: Warp, batch_size: int) -> Pair:
     """Write the best temperature into the config of the pair's draft; return the pair that drafts at it."""
-    texts = [(samples.prompts[row], samples.responses[row]) for row in range(len(samples))]
-    overlaps = overlaps_at(pair, texts, warp, batch_size)
+    responses = [response for (response,) in samples.answers["target"]]
+    overlaps = overlaps_at(pair, list(zip(samples.prompts, responses, strict=True)), warp, batch_size)
     best = best_temperature(overlaps)
     set_draft_temperature(pair.draft, best)
     logger.info("draft temperature %g: overlap %.4f on dev prompts, %.4f at 1", best, overlaps[best], overlaps[1.0])

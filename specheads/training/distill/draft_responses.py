@@ -6,7 +6,7 @@ a resumed run no longer has the weights that wrote them.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,9 +15,9 @@ from torch import Tensor
 
 from specheads.decoding.responses import Responder
 from specheads.pair.pair import Pair
+from specheads.pair.sampling import Warp
 from specheads.prompts.prompt import ResponseLimits
-from specheads.training.distill.samples import Ragged, Sample
-from specheads.training.distill.settings import Distillation
+from specheads.training.distill.samples import Sample
 
 logger = logging.getLogger(__name__)
 
@@ -29,10 +29,10 @@ class DraftResponses:
     processes that have responses somewhere.
     """
 
-    def __init__(self, pair: Pair, settings: Distillation, max_new_tokens: int) -> None:
+    def __init__(self, pair: Pair, warp: Warp, limits: ResponseLimits, seed: int) -> None:
         """Sample with the warp of decoding; a greedy draft would always write the same, so it samples at temperature 1."""
-        self.pair, self.settings, self.max_new_tokens = pair, settings, max_new_tokens
-        self.warp = replace(settings.warp, temperature=1.0) if settings.warp.greedy else settings.warp
+        self.pair, self.limits, self.seed = pair, limits, seed
+        self.warp = replace(warp, temperature=1.0) if warp.greedy else warp
         self.responses: dict[tuple[int, int], np.ndarray] = {}
         self.covered: set[tuple[int, int]] = set()
         self.announced = False
@@ -62,42 +62,32 @@ class DraftResponses:
         start, model = time.perf_counter(), self.pair.draft
         was_training = model.training
         model.eval()
-        self.responses = {}
-        limits = ResponseLimits(self.max_new_tokens)
         lengths = [len(sample.prompt) for sample in samples]
         # Weights change from call to call: code that was compiled for them, and packed copies, would be made for one call.
-        responder = Responder(self.pair, lengths, limits, self.pair.draft_lm, engine="eager")
-        uniform = np.stack([self._uniforms(sample) for sample in samples])
+        responder = Responder(self.pair, lengths, self.limits, self.pair.draft_lm, engine="eager")
+        most = self.limits.max_new_tokens
+        uniform = np.stack([np.random.default_rng([self.seed, *sample.key, 3]).random(most) for sample in samples])
         responses = responder.respond([sample.prompt.tolist() for sample in samples], uniform, self.warp)
-        for sample, response in zip(samples, responses, strict=True):
-            self.responses[sample.key] = np.array(response.ids, dtype=np.int32)
+        keys = [sample.key for sample in samples]
+        self.responses = {key: np.array(each.ids, dtype=np.int32) for key, each in zip(keys, responses, strict=True)}
         model.train(was_training)
         if not self.announced:
             self.announced = True
             tokens, seconds = sum(map(len, self.responses.values())), time.perf_counter() - start
             logger.info("on-policy: the draft wrote %d responses, %d tokens, in %.1f s", len(samples), tokens, seconds)
 
-    def _uniforms(self, sample: Sample) -> np.ndarray:
-        """Return the numbers (max_new_tokens,) of a sample's response."""
-        return np.random.default_rng([self.settings.seed, *sample.key, 3]).random(self.max_new_tokens)
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the present responses, for a checkpoint."""
-        tokens = Ragged(list(self.responses.values()))
-        keys = torch.tensor(list(self.responses), dtype=torch.long).reshape(-1, 2)
-        return {"keys": keys, "tokens": torch.from_numpy(tokens.values.copy()), "ends": torch.from_numpy(tokens.ends.copy())}
-
-    def load(self, state: dict[str, Tensor]) -> None:
+    def load(self, state: Mapping[str, Tensor]) -> None:
         """Restore the responses of a checkpoint, those of all processes."""
         texts = np.split(state["tokens"].numpy(), state["ends"].numpy()[:-1]) if len(state["ends"]) else []
         self.responses = {(epoch, row): text for (epoch, row), text in zip(state["keys"].tolist(), texts, strict=True)}
         self.covered = set(self.responses)
 
 
-def merged(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the state of all processes from those of each."""
+def state_of(responses: Mapping[tuple[int, int], np.ndarray]) -> dict[str, Tensor]:
+    """Return responses by (epoch, prompt) for a checkpoint: their keys, all tokens, and where each ends."""
+    tokens = np.concatenate([np.zeros(0, np.int32), *responses.values()])
     return {
-        "keys": torch.cat([state["keys"] for state in states]),
-        "tokens": torch.cat([state["tokens"] for state in states]),
-        "ends": torch.cat([state["ends"].diff(prepend=state["ends"].new_zeros(1)) for state in states]).cumsum(0),
+        "keys": torch.tensor(list(responses), dtype=torch.long).reshape(-1, 2),
+        "tokens": torch.from_numpy(tokens),
+        "ends": torch.tensor([len(text) for text in responses.values()], dtype=torch.long).cumsum(0),
     }

@@ -1,10 +1,11 @@
-"""Whether training a draft fits a GPU, and what is given up where it does not.
+"""Whether training a draft fits a GPU, and whether its layers run again for the gradient because it would not otherwise.
 
 A step takes 16 bytes per weight: the weight, its gradient and AdamW's two moments in float32 (Rajbhandari et al. 2020). What a
 layer keeps of a token for the gradient was counted on Llama, whose layers have a gated network, and rounded up; others take less.
 """
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from transformers import PreTrainedModel
@@ -14,7 +15,7 @@ from specheads.pair.config import PairConfig, checked_device
 from specheads.pair.language_model import LanguageModel, weightless_model
 from specheads.pair.padding import BATCH_TOKENS, SLICE_ELEMENTS
 from specheads.pair.pair import Pair
-from specheads.pair.quantization import QUANTIZATIONS, is_quantized, stored_bytes
+from specheads.pair.quantization import QUANTIZATIONS, stored_bytes
 from specheads.training.distill.settings import Distillation
 from specheads.training.settings import num_processes
 
@@ -26,15 +27,7 @@ SHARDED = ("fsdp", "deepspeed", "model_parallel")  # how the strategies begin th
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How a draft is trained: whether its layers run again for the gradient, and whether the target leaves the device."""
-
-    gradient_checkpointing: bool = False
-    target_leaves: bool = False
-
-
-@dataclass(frozen=True)
-class Needs:
+class _Needs:
     """Bytes that training takes on the draft's device; where layers run again, `inputs` are kept in place of `activations`."""
 
     state: int
@@ -42,34 +35,26 @@ class Needs:
     inputs: int
     target: int
 
-    def total(self, plan: Plan) -> int:
-        """Return the most that a plan takes: in a step, or while the draft is measured, for which the target comes back."""
-        step = self.state + (self.inputs if plan.gradient_checkpointing else self.activations)
-        return max(step + (0 if plan.target_leaves else self.target), self.state + self.target)
+    def total(self, runs_again: bool) -> int:
+        """Return the most that a step takes; `runs_again`: layers run again for the gradient."""
+        return self.state + self.target + (self.inputs if runs_again else self.activations)
 
 
-def planned(needs: Needs, usable: float, can_leave: bool, gradient_checkpointing: bool | None = None) -> Plan:
-    """Return the first plan that fits `usable` bytes: the target leaves before layers run again, which takes a third more time.
-
-    Args:
-        can_leave: whether the target may leave, as its distributions can be stored.
-        gradient_checkpointing: what was asked for; None: what fits.
+def runs_again(needs: _Needs, usable: float, asked: bool | Literal["auto"] = "auto") -> bool:
+    """Return whether layers run again for the gradient, so that training fits `usable` bytes; `asked`: what the settings say.
 
     Raises:
-        UserError: nothing fits; the message has the arithmetic.
+        UserError: it does not fit; the message has the arithmetic.
     """
-    flags = (False, True) if gradient_checkpointing is None else (gradient_checkpointing,)
-    plans = [Plan(flag, leaves) for flag in flags for leaves in ((False, True) if can_leave else (False,))]
-    for plan in plans:
-        if needs.total(plan) <= usable:
-            return plan
-    smallest = min(plans, key=needs.total)
-    kept = needs.inputs if smallest.gradient_checkpointing else needs.activations
+    for choice in (False, True) if asked == "auto" else (asked,):
+        if needs.total(choice) <= usable:
+            return choice
+    kept = needs.inputs if choice else needs.activations
     raise UserError(
-        f"training the draft does not fit the GPU: at least {needs.total(smallest) / GIB:.1f} GiB, of which "
+        f"training the draft does not fit the GPU: at least {needs.total(choice) / GIB:.1f} GiB, of which "
         f"{needs.state / GIB:.1f} for its weights with gradients and AdamW's state, {kept / GIB:.1f} for what the gradient reads "
         f"and {needs.target / GIB:.1f} for the target, but {usable / GIB:.1f} GiB can be used, {USABLE:.0%} of what is free. "
-        "Train a smaller draft (init=layers, init=fresh, or another model.draft=), use a smaller loader.batch_size= with "
+        "Train a smaller draft (init_layers=, or another model.draft=), use a smaller loader.batch_size= with "
         "trainer.accumulate_grad_batches=, shorter texts (data.max_prompt_tokens=, data.max_new_tokens=), or spread the draft "
         "with trainer.devices= and +trainer.strategy=fsdp2."
     )
@@ -77,7 +62,7 @@ def planned(needs: Needs, usable: float, can_leave: bool, gradient_checkpointing
 
 def needs_of(
     draft: PreTrainedModel, target: PreTrainedModel, settings: Distillation, longest: int, device: torch.device
-) -> Needs:
+) -> _Needs:
     """Return what training takes with models that need not have weights, and texts of up to `longest` tokens.
 
     The target's part on other devices than `device` is left out.
@@ -89,9 +74,8 @@ def needs_of(
     kept = 35 * hidden + 8 * inner if half else 41 * hidden + 16 * inner  # of a token by a layer
     again = 2 * min(num_tokens, max(longest, BATCH_TOKENS)) * kept  # by the layer that runs again, with the gradients of that
     loss = 4 * LOSS_COPIES * min(SLICE_ELEMENTS, num_tokens * config.vocab_size)
-    reference = num_weights * draft.dtype.itemsize if settings.reference else 0
-    return Needs(
-        state=(STATE + (2 if half else 0)) * num_weights + loss + reference,
+    return _Needs(
+        state=(STATE + (2 if half else 0)) * num_weights + loss,
         activations=num_tokens * config.num_hidden_layers * kept,
         inputs=num_tokens * config.num_hidden_layers * 4 * hidden + again,
         target=sum(stored_bytes(weight) for weight in target.parameters() if weight.device == device or weight.is_meta),
@@ -120,32 +104,13 @@ def chosen_precision(precision: str, dtype: torch.dtype, device_type: str) -> st
     return "bf16-mixed" if half else "32-true"
 
 
-def _may_leave(settings: Distillation) -> bool:
-    """Whether the distributions that are learned can all be stored before training."""
-    return settings.target_probs.keep != "recomputed" and "on_policy" not in settings.shares
-
-
-def _asked(settings: Distillation) -> bool | None:
-    return None if settings.gradient_checkpointing == "auto" else settings.gradient_checkpointing
-
-
-def plan_of(pair: Pair, settings: Distillation, longest: int, can_store: bool) -> Plan:
-    """Return how the draft of a loaded pair is trained; `can_store`: the target's distributions fit where they are stored.
-
-    Raises:
-        UserError: training does not fit the GPU.
-    """
-    device = pair.draft_lm.device
+def layers_run_again(pair: Pair, settings: Distillation, longest: int) -> bool:
+    """Return whether layers of a loaded pair's draft run again for the gradient. Raises UserError: see `runs_again`."""
+    device, asked = pair.draft_lm.device, settings.gradient_checkpointing
     usable = usable_memory(device, settings)
     if usable is None:
-        return Plan(gradient_checkpointing=settings.gradient_checkpointing is True)
-    can_leave = can_store and _may_leave(settings) and is_movable(pair.target)
-    return planned(needs_of(pair.draft, pair.target, settings, longest, device), usable, can_leave, _asked(settings))
-
-
-def is_movable(target: PreTrainedModel) -> bool:
-    """Whether a target is on one device and can go to another."""
-    return not getattr(target, "hf_device_map", None) and not is_quantized(target)
+        return asked is True
+    return runs_again(needs_of(pair.draft, pair.target, settings, longest, device), usable, asked)
 
 
 def check_trainable(quantized: bool, draft_id: str) -> None:
@@ -171,9 +136,10 @@ def check_config(config: PairConfig, settings: Distillation, longest: int) -> No
     else:
         with torch.device("meta"):
             draft = initial.make(target)
-    needs = needs_of(draft, target, settings, min(longest, LanguageModel(draft).window, LanguageModel(target).window), device)
+    longest = min(longest, LanguageModel(draft).window, LanguageModel(target).window)
+    needs = needs_of(draft, target, settings, longest, device)
     if config.device_map:  # how much of it comes to this device is known once it is loaded
         needs = replace(needs, target=0)
     if config.quantization:
         needs = replace(needs, target=int(QUANTIZATIONS[config.quantization].num_bytes / target.dtype.itemsize * needs.target))
-    planned(needs, usable, _may_leave(settings), _asked(settings))
+    runs_again(needs, usable, settings.gradient_checkpointing)

@@ -1,40 +1,28 @@
 """The settings of a distillation: every key of `specheads distill`, with its constraint and its sentence of help."""
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import model_validator
 
 from specheads.errors import UserError
-from specheads.pair.sampling import Warp
 from specheads.settings import (
-    Built,
     Count,
     Flag,
     NonNegativeNumber,
-    OpenProbability,
     PositiveCount,
     PositiveNumber,
-    Seed,
+    Probability,
     Settings,
-    Share,
-    Text,
+    cache_key,
     setting,
-    shown,
 )
-from specheads.training.settings import Checkpointing, DraftOptimizer, Loader, TrainerSettings
+from specheads.training.settings import Loader, Optimizer, TrainerSettings, Training
 
 if TYPE_CHECKING:
-    from specheads.training.distill.initial_draft import InitialDraft
+    from specheads.training.distill.initial_draft import TargetLayers
 
-KINDS = ("text", "target", "on_policy")  # of responses: the data set's, the target's, the draft's
-
-
-class Mixture(Settings):
-    """The share of each kind of response in mixed samples."""
-
-    text: NonNegativeNumber = setting(0.0, "the share of the data set's own responses")
-    target: NonNegativeNumber = setting(0.5, "the share of the target's responses")
-    on_policy: NonNegativeNumber = setting(0.5, "the share of the draft's own responses")
+Kind = Literal["text", "target", "on_policy"]  # of responses: the data set's, the target's, the draft's
+LR_TIMES_WIDTH = 0.16  # the learning rate that was best for nano's draft, times its width; updates of wider layers add up
 
 
 class DistillLoss(Settings):
@@ -45,45 +33,33 @@ class DistillLoss(Settings):
         "the divergence of the draft's distribution from the target's, for each token: forward_kl, reverse_kl, jensen_shannon or "
         "total_variation",
     )
-    beta: OpenProbability = setting(0.5, "the target's weight in jensen_shannon")
     temperature: PositiveNumber = setting(1.0, "the number that the logits of both models are divided by")
     hard_weight: NonNegativeNumber = setting(
         0.0, "the weight of the cross-entropy of the text's tokens, added to the divergence; 0: none"
     )
-    token_share: Share = setting(
-        1.0,
-        "the share of each batch's tokens to learn from, those where the draft's loss exceeds the reference's most "
-        "(AdaSPEC: Hu et al. 2025); 1: all",
+
+
+class _DraftOptimizer(Settings):
+    """AdamW as for heads, with a default learning rate that depends on the draft's width."""
+
+    lr: PositiveNumber | None = setting(
+        None, "AdamW's highest learning rate; it falls to 0 as a cosine; null: 0.16 / the draft's hidden size"
     )
+    weight_decay: NonNegativeNumber = setting(0.0, "AdamW's weight decay; 0: none")
+    warmup_share: Probability = setting(0.03, "the share of all steps in which the learning rate rises; 0: none")
+
+    def for_width(self, width: int) -> Optimizer:
+        """Return the settings for a model whose hidden states have `width` numbers."""
+        return Optimizer(**self.values() | {"lr": LR_TIMES_WIDTH / width if self.lr is None else self.lr})
 
 
-class TargetStorage(Settings):
-    """Whether the target's distributions along responses that stay the same are stored."""
-
-    keep: Literal["auto", "cached", "recomputed"] = setting(
-        "auto",
-        "where the target's distributions come from; cached: the most likely tokens and the rest are stored on disk; recomputed: "
-        "a target forward pass per text and epoch; auto: cached if they fit the budget and are read again, or if the GPU has no "
-        "memory for the target while the draft trains",
-    )
-    top_k: PositiveCount = setting(64, "the number of tokens of each distribution that are stored, at 6 bytes each")
-    budget: NonNegativeNumber = setting(16, "the largest size of the store, in GiB")
-
-
-class Validation(Settings):
-    """What the draft is measured on after each epoch."""
-
-    num_prompts: PositiveCount = setting(100, "dev prompts whose responses the draft is measured on, after each epoch")
-    live_prompts: Count = setting(4, "dev prompts to decode as well, 64 tokens of each with drafts of four; 0: none")
-
-
-class DraftLoader(Loader):
+class _DraftLoader(Loader):
     """How texts are loaded."""
 
     batch_size: PositiveCount = setting(16, "texts per batch, of all processes together: each takes an equal part")
 
 
-class DraftTrainer(TrainerSettings):
+class _DraftTrainer(TrainerSettings):
     """Arguments of lightning.Trainer for a whole draft."""
 
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "auto"] = setting(
@@ -94,106 +70,64 @@ class DraftTrainer(TrainerSettings):
     )
 
 
-class Distillation(Settings):
+class Distillation(Training):
     """The settings of a distillation. Raises UserError for the first mistake."""
 
-    samples: Literal["text", "target", "on_policy", "mixed"] = setting(
+    samples: Kind | dict[Kind, NonNegativeNumber] = setting(
         "target",
         "whose responses to the train prompts the draft learns from: text (the data set's own), target (the target's), on_policy "
-        "(those that the draft writes during training) or mixed",
+        "(those that the draft writes during training), or the share of each, '{target: 0.5, on_policy: 0.5}'",
     )
-    mixed: Mixture = setting(Mixture(), "the share of each kind of response, for samples=mixed")
     refresh_every: PositiveCount = setting(
         16, "optimizer steps for which the draft writes its responses in advance, with the weights of the first of these steps"
     )
-    init: Literal["draft", "layers", "fresh"] = setting(
-        "draft", "where training starts: draft (the pair's), layers (some of the target's) or fresh (random weights)"
-    )
     init_layers: PositiveCount | tuple[Count, ...] | None = setting(
-        None, "the target's layers to take for init=layers, [0,3,5], or how many, spread evenly; null: a quarter of them"
-    )
-    init_config: dict[str, Any] | None = setting(
-        None, "what differs from the target's config.json for init=fresh, '{num_hidden_layers: 2}'"
+        None,
+        "the target's layers that the draft begins with, [0,3,5], or how many, spread evenly; null: it begins as it is",
     )
     loss: DistillLoss = setting(DistillLoss(), "what is learned for each token")
-    reference: Text | None = setting(
-        None, "a draft that was distilled before, a folder or hub id, for loss.token_share below 1", decides=False
-    )  # its revision decides
-    target_probs: TargetStorage = setting(
-        TargetStorage(), "how the target's distributions along text and target responses are kept", decides=False
-    )  # which responses are read from the store decides, see sample_splits.py
+    target_probs_budget: NonNegativeNumber = setting(
+        16,
+        "the largest size, in GiB, of the target's distributions that are stored if they are read again (the 64 most likely "
+        "tokens of each, and the rest); larger ones, and those of responses by the draft, take a forward pass of the target per "
+        "text and epoch; 0: none are stored",
+        decides=False,  # which responses are read from the store decides, see load_splits
+    )
     gradient_checkpointing: Flag | Literal["auto"] = setting(
         "auto",
         "whether the draft's layers run again for the gradient, which takes less memory and a third more time; auto: if they do "
         "not fit a GPU otherwise",
         decides=False,
     )
-    optimizer: DraftOptimizer = setting(DraftOptimizer(), "how weights are updated")
-    loader: DraftLoader = setting(DraftLoader(), "how texts are loaded")
-    validation: Validation = setting(Validation(), "what the draft is measured on", decides=False)
-    trainer: DraftTrainer = setting(
-        DraftTrainer(), "arguments of lightning.Trainer", decides=False
-    )  # see TrainerSettings.cache_key
-    checkpoint: Checkpointing = setting(Checkpointing(), "when checkpoints are written")
-    warp: Built[Warp] = setting(
-        Warp(1.0, top_k=50), "how draft and target turn logits into probabilities, in training and decoding", decides=False
-    )  # part of the data set's provenance
-    seed: Seed = setting(0, "seed of everything that is random")
-    resume: Flag | Text = setting(
-        True,
-        "true: resume the newest run of the same command if it is unfinished; false: start again; or a checkpoint to resume in a "
-        "new folder",
-        decides=False,
+    optimizer: _DraftOptimizer = setting(_DraftOptimizer(), "how weights are updated")
+    loader: _DraftLoader = setting(_DraftLoader(), "how texts are loaded")
+    num_dev_prompts: PositiveCount = setting(
+        100, "dev prompts on whose responses the draft is measured after each epoch", key="validation.num_prompts", decides=False
     )
+    trainer: _DraftTrainer = setting(_DraftTrainer(), "arguments of lightning.Trainer", decides=False)
 
     @property
     def shares(self) -> dict[str, float]:
         """The probability of each kind of response that occurs."""
-        shares: dict[str, float] = self.mixed.values() if self.samples == "mixed" else {self.samples: 1.0}
+        given = self.samples if isinstance(self.samples, dict) else {self.samples: 1.0}
+        shares = {str(kind): share for kind, share in given.items()}
         total = sum(shares.values())
-        return {kind: shares[kind] / total for kind in KINDS if shares.get(kind, 0) > 0}
+        return {kind: shares[kind] / total for kind in get_args(Kind) if shares.get(kind, 0) > 0}
 
     @property
-    def initial_draft(self) -> "InitialDraft | None":
+    def initial_draft(self) -> "TargetLayers | None":
         """What makes the draft before training; None: it is the pair's."""
-        from specheads.training.distill.initial_draft import (
-            RandomDraft,
-            TargetLayers,
-        )  # imports transformers, which takes seconds
+        from specheads.training.distill.initial_draft import TargetLayers  # imports transformers, which takes seconds
 
-        if self.init == "layers":
-            return TargetLayers(self.init_layers)
-        return RandomDraft(self.init_config or {}, self.seed) if self.init == "fresh" else None
+        return None if self.init_layers is None else TargetLayers(self.init_layers)
 
     @model_validator(mode="after")
     def check_samples(self) -> "Distillation":
-        """Refuse mixed samples whose shares are all zero."""
-        if self.samples == "mixed" and not sum(self.mixed.values().values()) > 0:
-            raise UserError("samples=mixed: all shares are 0; give for example mixed.target=0.5 mixed.on_policy=0.5.")
+        """Refuse samples whose shares are all zero."""
+        if isinstance(self.samples, dict) and not sum(self.samples.values()) > 0:
+            raise UserError(f"samples={self.samples}: all shares are 0; give for example 'samples={{target: 1, on_policy: 1}}'.")
         return self
 
-    @model_validator(mode="after")
-    def check_initial_draft(self) -> "Distillation":
-        """Refuse settings of an initial draft that `init` does not read, and fresh drafts that are as large as the target."""
-        if self.init == "fresh" and not self.init_config:
-            raise UserError(
-                "init=fresh needs init_config: what makes it smaller than the target, for example "
-                "'init_config={num_hidden_layers: 2, hidden_size: 512}'."
-            )
-        for init, key, value in (("layers", "init_layers", self.init_layers), ("fresh", "init_config", self.init_config or None)):
-            if value is not None and self.init != init:
-                raise UserError(
-                    f"{key}={shown(value)} is for init={init}, but init={self.init}; leave it out, or give init={init}."
-                )
-        return self
-
-    @model_validator(mode="after")
-    def check_reference(self) -> "Distillation":
-        """Refuse a share of the tokens without a reference that chooses them, and a reference that chooses nothing."""
-        if (self.loss.token_share < 1) != (self.reference is not None):
-            raise UserError(
-                f"loss.token_share={self.loss.token_share} and reference={shown(self.reference)} go together: the tokens to "
-                "learn from are those where the draft's loss exceeds that of a reference, a draft that was distilled before. "
-                "Give both, for example loss.token_share=0.4 reference=outputs/distill/<date_time>/draft, or neither."
-            )
-        return self
+    def cache_key(self, width: int) -> dict[str, Any]:
+        """Return the settings that decide the result of a training for a draft of this width, except for models and data."""
+        return cache_key(self) | cache_key(self.optimizer.for_width(width), "optimizer") | self.trainer.cache_key()

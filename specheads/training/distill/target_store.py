@@ -4,8 +4,7 @@ A draft is compared with them on those tokens, and on all other tokens as one ou
 """
 
 import hashlib
-import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,117 +12,89 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specheads.errors import UserError
 from specheads.pair.padding import BATCH_TOKENS, SLICE_ELEMENTS, batches_of_tokens, slices
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import check_numbers
 from specheads.replay.response_batch import ResponseBatch
-from specheads.storage.shards import fingerprint
-from specheads.storage.tensor_shards import GIB, ShardReader, make_missing, packed, spans
 from specheads.training.distill.distill_loss import most_likely
-from specheads.training.distill.samples import Ragged, Responses
-from specheads.training.distill.settings import DistillLoss, TargetStorage
+from specheads.training.row_store import RowStore
 
+NUM_KEPT = 64  # tokens of each distribution, at 6 bytes each
 FOLDER = "target_probs"
 
+Answers = Sequence[Sequence[np.ndarray]]  # the responses to each prompt, ids (R,) each
 
-def texts_fingerprint(prompts: Ragged, responses: Mapping[str, Responses]) -> str:
+
+def texts_fingerprint(prompts: Sequence[np.ndarray], answers: Mapping[str, Answers]) -> str:
     """Return a hash of prompts and their responses from before training, by kind."""
-    digest = hashlib.sha256(prompts.values.tobytes() + prompts.ends.tobytes())
-    for kind, known in responses.items():
-        digest.update(f"{kind} {[list(numbers) for numbers in known.of_prompt]}".encode())
-        digest.update(known.tokens.values.tobytes() + known.tokens.ends.tobytes())
+    digest = hashlib.sha256(_bytes_of(prompts))
+    for kind, rows in answers.items():
+        numbers = iter(range(sum(map(len, rows))))
+        digest.update(f"{kind} {[[next(numbers) for _ in row] for row in rows]}".encode())
+        digest.update(_bytes_of([response for row in rows for response in row]))
     return digest.hexdigest()[:16]
 
 
-class TargetStore:
+def _bytes_of(texts: Sequence[np.ndarray]) -> bytes:
+    """Return the bytes of all tokens, then of the places where texts end."""
+    values = np.concatenate([np.zeros(0, np.int32), *texts]).astype(np.int32)
+    return values.tobytes() + np.cumsum([len(text) for text in texts], dtype=np.int64).tobytes()
+
+
+class TargetStore(RowStore):
     """The distributions along all responses of one kind."""
 
-    def __init__(self, root: Path, pair: Pair, prompts: Ragged, responses: Responses, loss: DistillLoss, top_k: int) -> None:
-        """Plan the store in a folder below `root`; `top_k` tokens of each distribution are kept."""
-        self.target, self.prompts, self.responses, self.loss = pair.target_lm, prompts, responses, loss
-        self.num_kept = min(top_k, self.target.vocab_size)
-        self.prompt_of = np.zeros(len(responses.tokens), dtype=np.int64)
-        for row, numbers in enumerate(responses.of_prompt):
-            self.prompt_of[list(numbers)] = row
-        self.provenance = {
+    def __init__(
+        self,
+        root: Path,
+        pair: Pair,
+        prompts: Sequence[np.ndarray],
+        answers: Answers,
+        temperature: float = 1.0,
+        num_kept: int = NUM_KEPT,
+    ) -> None:
+        """Plan the store in a folder below `root`; `temperature` divides the target's logits."""
+        self.target: Any = pair.target_lm
+        self.temperature, self.num_kept = temperature, min(num_kept, pair.target_lm.vocab_size)
+        self.texts = [(prompt, response) for prompt, row in zip(prompts, answers, strict=True) for response in row]
+        self.firsts = np.cumsum([0, *map(len, answers)])  # the number of each prompt's first response
+        provenance = {
             "target": [pair.target_id, pair.target_revision, str(pair.target.dtype)],
-            "texts": texts_fingerprint(prompts, {"": responses}),
-            "distribution": [loss.temperature, self.num_kept],
+            "texts": texts_fingerprint(prompts, {"": answers}),
+            "distribution": [temperature, self.num_kept],
         }
-        self.root, self.folder = root, root / FOLDER / fingerprint(self.provenance)
-        self.parts = {f"{first:08d}.safetensors": (first, count) for first, count in spans(self.sizes)}
-        self.firsts = np.array([first for first, _ in self.parts.values()])
-        self.reader = ShardReader(self.folder)
+        # For each token an id and a log-probability for each that is kept, and the log-probability of the rest.
+        sizes = np.array([len(response) for _, response in self.texts], dtype=np.int64) * (6 * self.num_kept + 2)
+        super().__init__(root / FOLDER, provenance, {"": sizes}, "the target's distributions")
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"target": None}  # a loader's process reads the store, and does not make it
 
-    @property
-    def text_lengths(self) -> np.ndarray:
-        """Tokens of each response with its prompt."""
-        return self.prompts.lengths[self.prompt_of] + self.responses.tokens.lengths
-
-    @property
-    def sizes(self) -> np.ndarray:
-        """Bytes of each response; per position, an id and a log-probability for each kept token, and one log-probability."""
-        return self.responses.tokens.lengths * (6 * self.num_kept + 2)
-
-    def bytes(self) -> int:
-        """Return the size of the whole store."""
-        return int(self.sizes.sum())
-
-    def fits(self, storage: TargetStorage) -> bool:
-        """Return whether the distributions may be kept: they fit the budget and the disk.
-
-        Raises:
-            UserError: `cached`, but they do not fit the budget or the disk.
-        """
-        self.root.mkdir(parents=True, exist_ok=True)
-        size, free = self.bytes() / GIB, shutil.disk_usage(self.root).free / GIB
-        present = sum(path.stat().st_size for path in self.folder.glob("*.safetensors")) / GIB
-        fits = size <= storage.budget and size - present <= free
-        if storage.keep == "cached" and not fits:
-            raise UserError(
-                f"target_probs.keep=cached would take {size:.1f} GiB, but target_probs.budget={storage.budget:g} and {self.root} "
-                f"has {free:.1f} GiB free; raise the budget, keep fewer tokens (target_probs.top_k), or use "
-                "target_probs.keep=recomputed."
-            )
-        return fits and storage.keep != "recomputed"
-
-    def is_wanted(self, storage: TargetStorage, num_reads: float, target_leaves: bool = False) -> bool:
-        """Return whether to keep the distributions: `auto` does if they are read again, or if the target leaves its device.
-
-        Raises:
-            UserError: see `fits`.
-        """
-        return self.fits(storage) and (storage.keep == "cached" or target_leaves or num_reads > 1)
+    def __getitem__(self, key: tuple[int, int]) -> Mapping[str, Tensor]:
+        """Return `ids` (R, k) int32 and `log_probs` (R, k + 1) half of a prompt's response, by the numbers of both."""
+        prompt, response = key
+        return self.row("", int(self.firsts[prompt]) + response)
 
     def make(self) -> None:
         """Compute what is missing."""
-        num_rows = {name: count for name, (_, count) in self.parts.items()}
-        make_missing(self.folder, self.provenance, num_rows, self._computed, "the target's distributions", self.bytes() / GIB)
+        self.fill(self._computed)
 
-    def _computed(self, name: str) -> dict[str, Tensor]:
-        """Return the tensors of a shard."""
-        first, count = self.parts[name]
-        numbers = range(first, first + count)
+    def _computed(self, start: str, numbers: range) -> list[dict[str, Tensor]]:
+        """Return the tensors of some responses from the target."""
         rows: list[dict[str, Tensor]] = [{} for _ in numbers]
-        prompts = [self.prompts[self.prompt_of[number]] for number in numbers]
-        responses = [self.responses.tokens[number] for number in numbers]
-        lengths = [len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)]
-        for batch in batches_of_tokens(lengths, BATCH_TOKENS):
-            computed = self._distributions([prompts[row] for row in batch], [responses[row] for row in batch])
-            for row, tensors in zip(batch, computed, strict=True):
+        texts = [self.texts[number] for number in numbers]
+        for batch in batches_of_tokens([len(prompt) + len(response) for prompt, response in texts], BATCH_TOKENS):
+            for row, tensors in zip(batch, self._distributions([texts[row] for row in batch]), strict=True):
                 rows[row] = tensors
-        return packed(rows)
+        return rows
 
     @torch.no_grad()
-    def _distributions(self, prompts: list[np.ndarray], responses: list[np.ndarray]) -> list[dict[str, Tensor]]:
-        """Return `ids` and `log_probs` of each of some responses, which the target reads together."""
+    def _distributions(self, texts: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[dict[str, Tensor]]:
+        """Return the tensors of some responses, which the target reads together."""
+        prompts, responses = zip(*texts, strict=True)
         hidden = ResponseBatch.of(prompts, responses, self.target.device).states(self.target)
         distributions = [
-            most_likely((self.target.logits(hidden[piece]) / self.loss.temperature).log_softmax(dim=-1), self.num_kept)
+            most_likely((self.target.logits(hidden[piece]) / self.temperature).log_softmax(dim=-1), self.num_kept)
             for piece in slices(len(hidden), self.target.vocab_size, SLICE_ELEMENTS)
         ]
         check_numbers(self.target.name, *(distribution.log_probs for distribution in distributions))
@@ -132,9 +103,3 @@ class TargetStore:
         counts = [len(response) for response in responses]
         columns = zip(ids.split(counts), log_probs.split(counts), strict=True)
         return [{"ids": row_ids, "log_probs": row_log_probs} for row_ids, row_log_probs in columns]
-
-    def __getitem__(self, number: int) -> Mapping[str, Tensor]:
-        """Return `ids` (R, k) int32 and `log_probs` (R, k + 1) half of a response."""
-        place = int(np.searchsorted(self.firsts, number, side="right")) - 1
-        first = int(self.firsts[place])
-        return self.reader.row(f"{first:08d}.safetensors", number - first)

@@ -70,55 +70,50 @@ class HeadStack(nn.Module):
         self.register_buffer("input_scale", ordered[0].get_buffer("input_scale").clone())
         self.projected = isinstance(ordered[0].projection, nn.Linear)
         if self.projected:
-            self.projection = Stacked([_linear_of(network.projection) for network in ordered])
+            self.projection = _Stacked(ordered, "projection")
         depths = [len(network.blocks) for network in ordered]
         self.num_deep = [sum(depth > level for depth in depths) for level in range(depths[0])]  # networks with a block there
-        self.blocks = nn.ModuleList(
-            Stacked([_linear_of(network.blocks[level].linear) for network in ordered[:count]])
-            for level, count in enumerate(self.num_deep[:1] if tied else self.num_deep)
-        )
-        self.readout = Stacked([network.readout for network in ordered])
+        counts = self.num_deep[:1] if tied else self.num_deep
+        self.blocks = nn.ModuleList(_Stacked(ordered[:count], f"blocks.{level}.linear") for level, count in enumerate(counts))
+        self.readout = _Stacked(ordered, "readout")
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return logits (G, N), in the order in which the networks were given, of assembled inputs (N, input_size)."""
         x = (inputs - self.input_mean) * self.input_scale
         x = self.projection.shared(x) if self.projected else x.expand(len(self.order), *x.shape)
-        for block, count in zip(self.levels, self.num_deep, strict=True):
+        for block, count in zip(self._levels(), self.num_deep, strict=True):
             deep, shallow = x[:count], x[count:]
             deep = deep + silu(block(deep))
             x = torch.cat([deep, shallow]) if len(shallow) else deep
-        logits = self.readout(x).squeeze(-1)
-        return logits[self._places(logits.device)]
+        return self.readout(x).squeeze(-1)[torch.tensor(self.order, device=x.device).argsort()]
 
-    @property
-    def levels(self) -> list["Stacked"]:
-        """What computes the first block of the networks, the second, and so on."""
-        blocks = cast(list[Stacked], list(self.blocks))
-        return blocks if len(blocks) == len(self.num_deep) else blocks * len(self.num_deep)
-
-    def _places(self, device: torch.device) -> Tensor:
-        return torch.tensor(self.order, device=device).argsort()
+    def _levels(self) -> list[nn.Module]:
+        """Return what computes the first block of the networks, the second, and so on."""
+        return list(self.blocks) if len(self.blocks) == len(self.num_deep) else [self.blocks[0]] * len(self.num_deep)
 
     def lend(self, networks: Sequence[Network]) -> None:
         """Let networks of the shapes and order of the given ones share this stack's memory, so that changes appear in both."""
+        parts: dict[str, nn.Module] = {"readout": self.readout}
+        if self.projected:
+            parts["projection"] = self.projection
         for place, number in enumerate(self.order):
-            network = networks[number].requires_grad_(False).train(self.training)
-            network.input_mean, network.input_scale = self.input_mean, self.input_scale
-            if self.projected:
-                self.projection.lend(_linear_of(network.projection), place)
-            for stacked, block in zip(self.levels, network.blocks, strict=False):  # a shallow network has fewer
-                stacked.lend(_linear_of(block.linear), place)
-            self.readout.lend(network.readout, place)
-
-    def scale_gradients(self, factors: Tensor) -> None:
-        """Multiply each network's gradient by its factor (G,), in the order in which the networks were given."""
-        self._scale_gradients(factors[self.order])
+            network = networks[number]
+            levels = {f"blocks.{level}.linear": block for level, block in enumerate(self._levels()[: len(network.blocks)])}
+            state = {
+                f"{name}.{kind}": values.detach()[place]
+                for name, part in (parts | levels).items()
+                for kind, values in part.named_parameters()
+            }
+            state |= {"input_mean": self.input_mean, "input_scale": self.input_scale}
+            network.load_state_dict(state, strict=False, assign=True)  # the network of a head may have another one in it
+            network.requires_grad_(False).train(self.training)
 
     @torch.no_grad()
-    def _scale_gradients(self, factors: Tensor) -> None:
+    def scale_gradients(self, factors: Tensor) -> None:
+        """Multiply each network's gradient by its factor (G,), in the order in which the networks were given."""
         for parameter in self.parameters():
             if parameter.grad is not None:
-                scales = factors[: len(parameter)].to(parameter.grad.dtype)
+                scales = factors[self.order[: len(parameter)]].to(parameter.grad.dtype)
                 parameter.grad.mul_(scales.reshape(-1, *[1] * (parameter.grad.dim() - 1)))
 
     @torch.no_grad()
@@ -127,33 +122,25 @@ class HeadStack(nn.Module):
         squares = torch.zeros(len(self.order), dtype=torch.float64, device=self.input_mean.device)
         for parameter in self.parameters():
             if parameter.grad is not None:
-                squares[: len(parameter)] += parameter.grad.flatten(1).double().square().sum(dim=1)
-        self._scale_gradients((largest / (squares.sqrt() + 1e-6)).clamp_max(1.0))
+                squares[self.order[: len(parameter)]] += parameter.grad.flatten(1).double().square().sum(dim=1)
+        self.scale_gradients((largest / (squares.sqrt() + 1e-6)).clamp_max(1.0))
 
 
 @torch.no_grad()
 def tie_blocks(network: Network) -> None:
     """Give all blocks of a network the same random weights (the code of SpecDec++'s authors, specdec_pp/wrap_model.py)."""
-    maps = [_linear_of(block.linear) for block in network.blocks]
-    for number, linear_map in enumerate(maps):
-        if number:
-            linear_map.load_state_dict(maps[0].state_dict())
-        else:
-            linear_map.reset_parameters()
+    for block in network.blocks[:1]:
+        cast(nn.Linear, block.linear).reset_parameters()
+    for block in network.blocks[1:]:
+        block.load_state_dict(network.blocks[0].state_dict())
 
 
-def _linear_of(module: nn.Module | Tensor) -> nn.Linear:
-    """Return a part of a head that is a linear map; raises TypeError for any other part."""
-    if not isinstance(module, nn.Linear):
-        raise TypeError(f"expected a linear map, not {type(module).__name__}")
-    return module
+class _Stacked(nn.Module):
+    """The linear maps of one name and shape (I -> O) in G networks, of which the first ones may be computed alone."""
 
-
-class Stacked(nn.Module):
-    """Linear maps of one shape (I -> O), G of them, of which the first ones may be computed alone."""
-
-    def __init__(self, maps: Sequence[nn.Linear]) -> None:
+    def __init__(self, networks: Sequence[Network], name: str) -> None:
         super().__init__()
+        maps = [cast(nn.Linear, network.get_submodule(name)) for network in networks]
         self.weight = nn.Parameter(torch.stack([linear_map.weight.detach() for linear_map in maps]))  # (G, O, I)
         self.bias = nn.Parameter(torch.stack([linear_map.bias.detach() for linear_map in maps]))  # (G, O)
 
@@ -165,11 +152,6 @@ class Stacked(nn.Module):
         """Return (G, N, O) of inputs (N, I) that all maps share: one product."""
         product = linear(x, self.weight.flatten(0, 1), self.bias.flatten())
         return product.unflatten(1, self.bias.shape).transpose(0, 1)
-
-    def lend(self, to: nn.Linear, place: int) -> None:
-        """Let a linear map share the memory of the map number `place`."""
-        to.weight = nn.Parameter(self.weight.detach()[place], requires_grad=False)
-        to.bias = nn.Parameter(self.bias.detach()[place], requires_grad=False)
 
 
 class HeadBank(nn.Module):

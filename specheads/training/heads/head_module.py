@@ -114,8 +114,15 @@ class HeadModule(CurveModule):
             self.test_results[head][metric] = value
         loader = self.trainer.datamodule.loader("train", shared=False)
         train = [batch.to(self.device) for batch, _ in zip(loader, range(TRAIN_BATCHES), strict=False)]
-        self.test_results |= self._rivals(torch.cat(rivals), labels[0], train)
-        self.divergences = {name: self._divergences(name, kl) for name, kl in self._train_kl(train).items()}
+        known = torch.cat([batch.label.cpu() for batch in train])
+        inputs = torch.cat([self.rival_features(batch).cpu() for batch in train])
+        self.test_results |= _rivals(torch.cat(rivals), labels[0], fit_logistic(inputs, known))
+        predicted = torch.cat([self.bank(self.features(batch)).cpu() for batch in train], dim=1)
+        last = {name: value for _, metrics in self.history for name, value in metrics.items()}  # of the last validation
+        for spec, row in zip(self.bank.specs, predicted, strict=False):
+            self.divergences[spec.name] = {"train": binary_kl(row, known).item()}
+            if (dev := last.get(f"dev/{spec.name}/kl")) is not None:
+                self.divergences[spec.name]["dev"] = dev
         for name, metrics in self.test_results.items():
             self.log_dict({f"test/{name}/{metric}": value for metric, value in metrics.items()})
 
@@ -132,29 +139,6 @@ class HeadModule(CurveModule):
         features = self.features(batch, frozenset(RECORDED), "next_token")
         columns = [features["draft_prob"].clamp_min(1e-12).log(), features["max_prob"], features["entropy"]]
         return torch.stack(columns, dim=1)
-
-    def _train_kl(self, train: Sequence[HeadBatch]) -> dict[str, float]:
-        """Return each head's KL on drafted tokens of training batches."""
-        logits = torch.cat([self.bank(self.features(batch)).cpu() for batch in train], dim=1)
-        labels = torch.cat([batch.label.cpu() for batch in train])
-        return {spec.name: binary_kl(row, labels).item() for spec, row in zip(self.bank.specs, logits, strict=False)}
-
-    def _divergences(self, name: str, train_kl: float) -> dict[str, float]:
-        """Return the KL of a head by split; that on dev prompts is of its last validation."""
-        of_dev = [metrics[f"dev/{name}/kl"] for _, metrics in self.history if f"dev/{name}/kl" in metrics]
-        return {"train": train_kl} | ({"dev": of_dev[-1]} if of_dev else {})
-
-    def _rivals(self, features: Tensor, labels: Tensor, train: Sequence[HeadBatch]) -> dict[str, dict[str, float]]:
-        """Return metrics on the same tokens without a head: of the draft's numbers, and of a logistic fitted on training rows."""
-        inputs = torch.cat([self.rival_features(batch).cpu() for batch in train])
-        weights = fit_logistic(inputs, torch.cat([batch.label.cpu() for batch in train]))
-        logistic = features.double() @ weights[:-1] + weights[-1]
-        return {
-            "draft probability": {"auroc": auroc(features[:, 0], labels)},
-            "max probability": {"auroc": auroc(features[:, 1], labels)},
-            "entropy": {"auroc": auroc(-features[:, 2], labels)},
-            "logistic of the three": prediction_metrics(logistic.float(), labels),
-        }
 
     def _collect(self, batch: HeadBatch, logits: Tensor, more: Tensor) -> None:
         """Keep logits (read-outs, n), labels (2, n) (acceptance probabilities and overlaps) and `more` until the epoch ends."""
@@ -182,3 +166,14 @@ class HeadModule(CurveModule):
                         f"head {name} predicts a constant, or NaN, after training; train longer (trainer.max_epochs), on more "
                         "prompts (data.num_train), or with another learning rate (optimizer.lr). Its checkpoint is kept."
                     )
+
+
+def _rivals(features: Tensor, labels: Tensor, weights: Tensor) -> dict[str, dict[str, float]]:
+    """Return metrics on the same tokens without a head: of the draft's numbers (n, 3), and of their logistic."""
+    logistic = features.double() @ weights[:-1] + weights[-1]
+    return {
+        "draft probability": {"auroc": auroc(features[:, 0], labels)},
+        "max probability": {"auroc": auroc(features[:, 1], labels)},
+        "entropy": {"auroc": auroc(-features[:, 2], labels)},
+        "logistic of the three": prediction_metrics(logistic.float(), labels),
+    }

@@ -22,19 +22,16 @@ from specheads.prompts.prompt import SPLITS, GeneratedData
 from specheads.replay.response_tree import RecordSettings
 from specheads.storage.data_set import load_split
 from specheads.storage.files import write_json
-from specheads.training.checkpoints import Checkpoints
-from specheads.training.heads.bank import HeadBank, HeadSpec
+from specheads.training.heads.bank import HeadBank
 from specheads.training.heads.calibrate import calibrate
 from specheads.training.heads.feature_store import FeatureStore
 from specheads.training.heads.head_module import HeadModule
 from specheads.training.heads.mixed_responses import MixedResponses
-from specheads.training.heads.settings import Calibration, HeadTraining
+from specheads.training.heads.settings import HeadTraining
 from specheads.training.loaders import ResumableData
-from specheads.training.settings import check_batches
-from specheads.training.trainer import FSDP2, check_named_checkpoint, checkpoint_to_resume, new_trainer, seeded_training
+from specheads.training.trainer import FSDP2, checkpoint_to_resume, new_trainer
 
 if TYPE_CHECKING:
-    from lightning import Trainer
     from lightning.pytorch.loggers import Logger
 
 logger = logging.getLogger(__name__)
@@ -77,87 +74,56 @@ def train_heads(
         UserError: a checkpoint of other settings, a data set without one of the splits, heads that learned nothing.
     """
     run = Path(run)
-    with seeded_training(settings.seed):
-        _check_strategy(settings)
-        specs = settings.specs(pair)
-        trainer, checkpoints = new_trainer(settings.trainer, settings.checkpoint, run, loggers, pair.draft_lm.device.type)
-        check_batches(settings.loader.batch_size, trainer.world_size)
-        checkpoints.provenance = _provenance(settings, specs)
-        check_named_checkpoint(settings.resume, checkpoints.provenance, but=["data"])  # before hours of generating data
-        data = data() if callable(data) else data
-        checkpoints.provenance["data"] = data.folder.name
-        module = HeadModule(HeadBank(specs, settings.seed), pair.draft_lm, settings.optimizer, pair.target_lm)
-        loaders = _loaders(data.folder, settings, pair, module)
-        train = load_split(data.folder, "train")
-        counts = {"num_prompts": len(set(train["prompt_id"][:])), "num_responses": len(train)}
-        _fit(trainer, module, loaders, checkpoints, settings.resume, counts)
-        if not trainer.is_global_zero:
-            return TrainedHeads(run, [spec.name for spec in specs])  # the first process of a distributed run writes the files
-        trained, learned = counts | {"seconds": round(checkpoints.seconds, 1)}, TrainPrompts.of(train["prompt"][:])
-        folder = _export(module, loaders, pair.draft_lm.device, run, trained, learned)
-        folders = [run / "heads" / spec.name for spec in specs]
-        errors = _calibrated(settings.calibration, settings, pair, data, folders) if settings.calibration else {}
-        return TrainedHeads(folder, [spec.name for spec in specs], module.test_results, errors)
-
-
-def _check_strategy(settings: HeadTraining) -> None:
-    """Raise UserError for a strategy that spreads weights over processes."""
     if settings.trainer.other("strategy") == FSDP2:
         raise UserError(
             f"trainer.strategy={FSDP2} spreads the weights of a draft over processes, and heads are small; leave it out, or use "
             "specheads distill."
         )
-
-
-def _calibrated(
-    amounts: Calibration, settings: HeadTraining, pair: Pair, data: GeneratedData, folders: Sequence[Path]
-) -> dict[str, dict[str, float]]:
-    """Calibrate heads on dev prompts of their data set; return the errors by head."""
-    record = RecordSettings(amounts.num_samples, MAX_TOKENS, data.limits.batch_size)
-    recorder = Recorder(pair, settings.warp, data.limits, record, settings.seed, data.folder.parent)
-    return calibrate(amounts.num_prompts, recorder, data.prompts, folders)
-
-
-def _provenance(settings: HeadTraining, specs: Sequence[HeadSpec]) -> dict[str, Any]:
-    """Return the settings that decide the result of a training, except for its data: a run is resumed only with the same ones."""
-    heads = json.dumps([asdict(spec) for spec in specs], sort_keys=True)
-    return {"head": heads} | settings.cache_key()
+    specs = settings.specs(pair)
+    provenance = {"head": json.dumps([asdict(spec) for spec in specs], sort_keys=True)} | settings.cache_key()
+    trainer, checkpoints = new_trainer(settings, run, loggers, pair.draft_lm.device.type, provenance)
+    data = data() if callable(data) else data
+    checkpoints.provenance["data"] = data.folder.name
+    module = HeadModule(HeadBank(specs, settings.seed), pair.draft_lm, settings.optimizer, pair.target_lm)
+    loaders = _loaders(data.folder, settings, pair, module)
+    train = load_split(data.folder, "train")
+    counts = {"num_prompts": len(set(train["prompt_id"][:])), "num_responses": len(train)}
+    earlier, names = checkpoint_to_resume(settings.resume, checkpoints), [spec.name for spec in specs]
+    with deferred() as checkpoints.request:
+        logger.info(
+            "training %s: %d responses to %d train prompts, %d epochs, into %s%s",
+            names[0] if len(names) == 1 else f"{len(names)} heads",
+            counts["num_responses"],
+            counts["num_prompts"],
+            trainer.max_epochs,
+            run,
+            f", resumed from {earlier}" if earlier else "",
+        )
+        trainer.fit(module, loaders, ckpt_path=earlier)
+        trainer.test(module, loaders, verbose=False)
+    if not trainer.is_global_zero:
+        return TrainedHeads(run, names)  # the first process of a distributed run writes the files
+    trained, learned = counts | {"seconds": round(checkpoints.seconds, 1)}, TrainPrompts.of(train["prompt"][:])
+    folder = _export(module, loaders, pair.draft_lm.device, run, trained, learned)
+    errors = {}
+    if settings.calibration:
+        record = RecordSettings(max_tokens=MAX_TOKENS, batch_size=data.limits.batch_size)
+        recorder = Recorder(pair, settings.warp, data.limits, record, settings.seed, data.folder.parent)
+        errors = calibrate(settings.calibration, recorder, data.prompts, [run / "heads" / name for name in names])
+    return TrainedHeads(folder, names, module.test_results, errors)
 
 
 def _loaders(folder: Path, settings: HeadTraining, pair: Pair, module: HeadModule) -> ResumableData:
     """Return the loaders of all splits of a data set; the draft's states are stored first if the settings ask for it."""
     mixing = settings.head.predicts, settings.response_share, settings.seed
     in_rounds = bool(module.bank.needs & set(ROUND_INPUTS))
-    texts = {split: MixedResponses(load_split(folder, split), *mixing, in_rounds, settings.mixing.redrawn) for split in SPLITS}
-    read = {split: texts[split] for split in ("train", "dev")}  # in every epoch
-    store = FeatureStore(folder, pair.draft_lm, read, module.bank.needs, settings.trainer.max_epochs, pair.target_lm)
-    splits = texts | store.splits_by(settings.features, settings.features_budget)
+    splits: dict[str, Any] = {
+        split: MixedResponses(load_split(folder, split), *mixing, in_rounds, settings.mixing.redrawn) for split in SPLITS
+    }
+    read = {split: splits[split] for split in ("train", "dev")}  # in every epoch
+    store = FeatureStore(folder, pair.draft_lm, read, module.bank.needs, pair.target_lm)
+    splits |= store.stored(settings.features_budget)
     return ResumableData(splits, **settings.loader.values(), seed=settings.seed, collate=collate)
-
-
-def _fit(
-    trainer: "Trainer",
-    module: HeadModule,
-    loaders: ResumableData,
-    checkpoints: Checkpoints,
-    resume: bool | str,
-    counts: Mapping[str, int],
-) -> None:
-    """Train and test, from the checkpoint to resume if there is one."""
-    earlier, specs = checkpoint_to_resume(resume, checkpoints), module.bank.specs
-    with deferred() as checkpoints.request:
-        logger.info(
-            "training %s: %d responses to %d train prompts, %d to dev prompts, %d epochs, into %s%s",
-            specs[0].name if len(specs) == 1 else f"{len(specs)} heads",
-            counts["num_responses"],
-            counts["num_prompts"],
-            len(loaders.splits["dev"]),
-            trainer.max_epochs,
-            checkpoints.path.parents[1],
-            f", resumed from {earlier}" if earlier else "",
-        )
-        trainer.fit(module, loaders, ckpt_path=earlier)
-        trainer.test(module, loaders, verbose=False)
 
 
 def _export(

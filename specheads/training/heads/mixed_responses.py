@@ -7,6 +7,7 @@ memorising one token.
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,7 @@ class MixedResponses(Dataset):
         """Whether the texts differ from epoch to epoch."""
         return self.mixes and self.redrawn
 
-    @property
+    @cached_property
     def num_samples(self) -> int:
         """Samples at each position that share a text; an epoch uses one of them."""
         return 1 if self.mixes else len(_samples_of(self.rows[0]))
@@ -94,15 +95,9 @@ class MixedResponses(Dataset):
         responses = self.rows.with_format("arrow", columns=["response_ids"])[:].column(0).combine_chunks()
         return responses.value_lengths().to_numpy().astype(np.int64)
 
-    def sampled_tokens(self, key: tuple[int, int]) -> list[np.ndarray]:
-        """Return the tokens (n,) of every sample that an epoch may use at the predicted positions of a row's text.
-
-        Where texts have drafted tokens in them, that is the sample of the epoch.
-        """
-        _, number = key
-        if self.mixes:
-            return [self[key]["drafted"]]
-        return [self[sample, number]["drafted"] for sample in range(len(_samples_of(self.rows[number])))]
+    def sampled_tokens(self, number: int) -> list[np.ndarray]:
+        """Return the tokens (n,) of every sample that an epoch may use at the predicted positions of a row's text."""
+        return [self[sample, number]["drafted"] for sample in range(self.num_samples)]
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
         epoch, number = key

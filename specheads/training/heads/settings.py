@@ -5,7 +5,7 @@ Where a setting is a list of values, there is one head for each combination of v
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, model_validator
@@ -13,9 +13,7 @@ from pydantic import BeforeValidator, model_validator
 from specheads.errors import UserError
 from specheads.heads.config import DEFAULT_INPUTS, KNOWN_INPUTS, HeadConfig, can_predict_overlap
 from specheads.pair.pair import Pair
-from specheads.pair.sampling import Warp
 from specheads.settings import (
-    Built,
     Count,
     Flag,
     NonNegativeNumber,
@@ -23,15 +21,13 @@ from specheads.settings import (
     OneOrMore,
     PositiveCount,
     PositiveNumber,
-    Seed,
     Settings,
-    Text,
     cache_key,
     setting,
     shown,
 )
 from specheads.training.heads.bank import HeadSpec
-from specheads.training.settings import Checkpointing, Loader, Optimizer, TrainerSettings
+from specheads.training.settings import Optimizer, Training
 
 # The paper mixes because its heads read the drafted token. A look-ahead head does not, and the probability that a round survives
 # is a product of probabilities that each assume that all earlier tokens are accepted: the context to learn from is the target's
@@ -64,7 +60,7 @@ def _listed(value: Any) -> Any:
     return tuple(name if isinstance(name, str) else tuple(name) for name in value)
 
 
-class HeadShape(Settings):
+class _HeadShape(Settings):
     """Kind, inputs and size of a head; a list of values trains a head with each, all in one pass over the draft's states."""
 
     predicts: Literal["next_token", "input_token"] = setting(
@@ -90,17 +86,7 @@ class HeadShape(Settings):
     )
 
 
-class HeadLoss(Settings):
-    """The loss; a list of values trains a head with each."""
-
-    reject_weight: OneOrMore[PositiveNumber] = setting(
-        1.0,
-        "the weight of a token's rejection in the loss, where that of its acceptance is 1; above 1 the head predicts more "
-        "rejections (the paper: 6); or a list",
-    )
-
-
-class Mixing(Settings):
+class _Mixing(Settings):
     """How drafted tokens are mixed into the text that the draft reads (SpecDec++, section 3.2)."""
 
     response_share: Number | None = setting(
@@ -113,68 +99,102 @@ class Mixing(Settings):
     )
 
 
-class Calibration(Settings):
-    """How heads are calibrated by index in the round, on recorded dev prompts."""
-
-    num_prompts: PositiveCount = setting(
-        100, "the number of dev prompts to record; specheads evaluate reuses the recording if its num_dev_prompts is the same"
-    )
-    num_samples: PositiveCount = setting(
-        4,
-        "the number of acceptance samples of each response; evaluations with the same record.num_samples reuse the recording",
-    )
-
-
-class HeadTraining(Settings):
+class HeadTraining(Training):
     """How acceptance heads are trained."""
 
-    seed: Seed = setting(0, "the seed of everything that is random")
-    warp: Built[Warp] = setting(
-        Warp(1.0, top_k=50), "how draft and target turn logits into probabilities, in training and decoding", decides=False
-    )
-    head: HeadShape = setting(
-        HeadShape(),
+    head: _HeadShape = setting(
+        _HeadShape(),
         "the kind, inputs and size of the head to train; a trained one is given to specheads evaluate",
         decides=False,
     )
-    loss: HeadLoss = setting(HeadLoss(), "the loss", decides=False)
-    mixing: Mixing = setting(Mixing(), "how drafted tokens are mixed into the text", decides=False)
-    optimizer: Optimizer = setting(Optimizer(), "AdamW's settings")
-    features: Literal["auto", "cached", "online"] = setting(
-        "auto",
-        "cached: the draft reads each text once, and its states are kept on disk; online: it reads them in every epoch; auto: "
-        "cached, if texts stay the same (no mixing) and the budget allows",
+    reject_weight: OneOrMore[PositiveNumber] = setting(
+        1.0,
+        "the weight of a token's rejection in the loss, where that of its acceptance is 1; above 1 the head predicts more "
+        "rejections (the paper: 6); or a list",
+        key="loss.reject_weight",
         decides=False,
     )
-    features_budget: NonNegativeNumber = setting(8, "the largest size of the stored states, in GiB", decides=False)
-    loader: Loader = setting(Loader(), "how batches are loaded")
-    trainer: TrainerSettings = setting(
-        TrainerSettings(), "the arguments of lightning.Trainer", decides=False
-    )  # see TrainerSettings.cache_key
-    checkpoint: Checkpointing = setting(Checkpointing(), "when checkpoints are written", decides=False)
-    calibration: Calibration | None = setting(
-        Calibration(), "how heads are calibrated once they are trained; null: not at all", decides=False
+    mixing: _Mixing = setting(_Mixing(), "how drafted tokens are mixed into the text", decides=False)
+    optimizer: Optimizer = setting(Optimizer(), "AdamW's settings")
+    features_budget: NonNegativeNumber = setting(
+        8,
+        "the largest size, in GiB, of the draft's states that are kept on disk, so that it reads each text once; larger ones, "
+        "and those of texts that every epoch mixes differently, are computed in every epoch; 0: none are kept",
+        decides=False,
     )
-    resume: Flag | Text = setting(
-        True,
-        "true: resume the newest run of the same command if it is unfinished; false: start again; or a checkpoint to resume in a "
-        "new folder",
+    calibration: PositiveCount | None = setting(
+        100,
+        "the number of dev prompts that trained heads are calibrated on, by index in the round; null: they are not calibrated; "
+        "specheads evaluate reuses the recording if its num_dev_prompts is the same",
         decides=False,
     )
 
     @model_validator(mode="after")
     def check_heads(self) -> "HeadTraining":
         """Refuse heads that cannot be built, or that have nothing to learn."""
-        if self.response_share < 1 and any("target_hidden" in spec.config.inputs for spec in self.specs()):
+        share, heads = self.response_share, self.specs()
+        if share < 1 and any("target_hidden" in spec.config.inputs for spec in heads):
             raise UserError(
-                f"mixing.response_share={self.response_share} mixes drafted tokens into the text, but target_hidden in "
+                f"mixing.response_share={share} mixes drafted tokens into the text, but target_hidden in "
                 "head.inputs is the state of a target that has read only its response; leave mixing.response_share=null or 1."
             )
         return self
 
     def specs(self, pair: Pair | None = None) -> list[HeadSpec]:
-        """Return the heads to train for a pair; see `head_specs`."""
-        return head_specs(self.head, self.loss, self.warp, pair)
+        """Return the heads to train for a pair; without a pair sizes are 1, to check settings before models are loaded.
+
+        Raises:
+            UserError: a key without a value, the same head twice, a head that cannot be built.
+        """
+        choices = self._choices()
+        if empty := [key for key, values in choices.items() if not values]:
+            raise UserError(f"{empty[0]}=[] names no value; give one, or several.")
+        combinations = itertools.product(*choices.values())
+        specs = [self._spec(dict(zip(choices, values, strict=True)), choices, pair) for values in combinations]
+        if len({spec.name for spec in specs}) < len(specs):
+            raise UserError("the same head is asked for twice; give each value of each setting once.")
+        return specs
+
+    def _choices(self) -> dict[str, Sequence[Any]]:
+        """Return the values of heads by key."""
+        several: dict[str, Any] = {f"head.{name}": getattr(self.head, name) for name in ("depth", "width")}
+        inputs = self.head.inputs
+        several["head.inputs"] = inputs if inputs and not isinstance(inputs[0], str) else (inputs,)
+        several["loss.reject_weight"] = self.reject_weight
+        return {key: value if isinstance(value, tuple) else (value,) for key, value in several.items()}
+
+    def _spec(self, values: Mapping[str, Any], choices: Mapping[str, Sequence[Any]], pair: Pair | None) -> HeadSpec:
+        """Return the head of these values, by key.
+
+        Its name has kind, depth, reject weight, and every other setting of which there are several `choices`.
+        """
+        predicts, inputs = self.head.predicts, values["head.inputs"] or DEFAULT_INPUTS[self.head.predicts]
+        of_pair: dict[str, Any] = {"hidden_size": 1, "embedding_size": 1, "target_size": 1}
+        if pair is not None:
+            of_pair = {
+                "hidden_size": pair.draft_lm.hidden_size,
+                "embedding_size": pair.draft.get_input_embeddings().weight.shape[1],
+                "target_size": pair.target_lm.hidden_size,
+                "vocab_size": pair.vocab_size,
+                "draft": {"id": pair.draft_id, "revision": pair.draft_revision},
+                "target": {"id": pair.target_id, "revision": pair.target_revision},
+            }
+        if "target_hidden" not in inputs:
+            del of_pair["target_size"]
+        config = HeadConfig(
+            depth=values["head.depth"],
+            width=values["head.width"],
+            predicts=predicts,
+            inputs=inputs,
+            overlap=can_predict_overlap(predicts, inputs),
+            warp=asdict(self.warp),
+            **of_pair,
+        )
+        weight = values["loss.reject_weight"]
+        tags = {"head.width": f"w{config.width}", "head.inputs": "+".join(config.inputs)}
+        different = [tag for key, tag in tags.items() if len(choices[key]) > 1]
+        name = "-".join([predicts, f"d{config.depth}", f"r{weight:g}", *different]).replace(".", "_")
+        return HeadSpec(name, config, weight, self.head.tied_blocks)
 
     @property
     def response_share(self) -> float:
@@ -184,74 +204,8 @@ class HeadTraining(Settings):
     @property
     def reads_target(self) -> bool:
         """Whether any head reads the target's states."""
-        return any("target_hidden" in names for names in self.head.inputs) or "target_hidden" in self.head.inputs
+        return any("target_hidden" in names for names in self._choices()["head.inputs"])
 
     def cache_key(self) -> dict[str, Any]:
         """Return the settings that decide the result of a training, except for the data and the heads."""
         return cache_key(self) | self.trainer.cache_key() | {"mixing.response_share": self.response_share}
-
-
-def head_specs(head: HeadShape, loss: HeadLoss, warp: Warp, pair: Pair | None = None) -> list[HeadSpec]:
-    """Return the heads of these settings for a pair; without a pair all sizes are 1, to check settings before models are loaded.
-
-    Raises:
-        UserError: a key without a value, the same head twice, a head that cannot be built.
-    """
-    choices = _choices(head, loss)
-    if empty := [key for key, values in choices.items() if not values]:
-        raise UserError(f"{empty[0]}=[] names no value; give one, or several.")
-    combinations = [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
-    specs = [_spec(head.predicts, values, warp, pair) for values in combinations]
-    specs = [replace(spec, name=_name(spec, choices), tied_blocks=head.tied_blocks) for spec in specs]
-    if len({spec.name for spec in specs}) < len(specs):
-        raise UserError("the same head is asked for twice; give each value of each setting once.")
-    return specs
-
-
-def _choices(head: HeadShape, loss: HeadLoss) -> dict[str, Sequence[Any]]:
-    """Return the values of heads by key."""
-    inputs = head.inputs
-    several = {f"head.{name}": getattr(head, name) for name in ("depth", "width")}
-    several["head.inputs"] = inputs if inputs and not isinstance(inputs[0], str) else (inputs,)
-    several |= {f"loss.{name}": value for name, value in loss.values().items()}
-    return {key: value if isinstance(value, tuple) else (value,) for key, value in several.items()}
-
-
-def _spec(predicts: str, values: Mapping[str, Any], warp: Warp, pair: Pair | None) -> HeadSpec:
-    """Return the head of these values, without a name."""
-    target_size = 1 if pair is None else pair.target_lm.hidden_size
-    inputs = values["head.inputs"] or DEFAULT_INPUTS[predicts]
-    config = HeadConfig(
-        target_size=target_size if "target_hidden" in values["head.inputs"] else None,
-        depth=values["head.depth"],
-        width=values["head.width"],
-        predicts=predicts,
-        inputs=inputs,
-        overlap=can_predict_overlap(predicts, inputs),
-        warp=asdict(warp),
-        **_of_pair(pair),
-    )
-    return HeadSpec("", config, values["loss.reject_weight"])
-
-
-def _of_pair(pair: Pair | None) -> dict[str, Any]:
-    if pair is None:
-        return {"hidden_size": 1, "embedding_size": 1}
-    return {
-        "hidden_size": pair.draft_lm.hidden_size,
-        "embedding_size": pair.draft.get_input_embeddings().weight.shape[1],
-        "vocab_size": pair.vocab_size,
-        "draft": {"id": pair.draft_id, "revision": pair.draft_revision},
-        "target": {"id": pair.target_id, "revision": pair.target_revision},
-    }
-
-
-def _name(spec: HeadSpec, choices: Mapping[str, Sequence[Any]]) -> str:
-    """Return a head's name: kind, depth, reject weight, and every other setting in which heads of the bank differ."""
-    config = spec.config
-    tags = {
-        "head.width": f"w{config.width}",
-        "head.inputs": "+".join(config.inputs),
-    }
-    different = [tag for key, tag in tags.items() if len(choices[key]) > 1]
-    return "-".join([config.predicts, f"d{config.depth}", f"r{spec.reject_weight:g}", *different]).replace(".", "_")

@@ -6,7 +6,7 @@ from families import VOCAB_SIZE, family_pair
 
 from specheads import Warp
 from specheads.training.distill import distill_loss as loss_module
-from specheads.training.distill.distill_loss import DIVERGENCES, computed_distributions, divergence_of, most_to_gain, token_losses
+from specheads.training.distill.distill_loss import DIVERGENCES, computed_distributions, token_losses
 from specheads.training.distill.settings import DistillLoss
 
 
@@ -24,7 +24,7 @@ def states(pair, seed=0):
 def plain_losses(pair, tokens, draft_hidden, target_hidden, loss):
     logits = pair.draft_lm.logits(draft_hidden)
     target = (pair.target_lm.logits(target_hidden) / loss.temperature).log_softmax(-1)
-    losses = divergence_of(loss)(target, (logits / loss.temperature).log_softmax(-1))
+    losses = DIVERGENCES[loss.divergence](target, (logits / loss.temperature).log_softmax(-1))
     return losses + loss.hard_weight * torch.nn.functional.cross_entropy(logits, tokens, reduction="none")
 
 
@@ -63,10 +63,3 @@ def test_no_distributions_are_kept_for_the_gradient(pair, monkeypatch):
         distributions = computed_distributions(pair.target_lm, target_hidden, loss)
         losses, _ = token_losses(pair.draft_lm, hidden.requires_grad_(), distributions, tokens, loss)
     assert losses.requires_grad and not any(shape[-1:] == (VOCAB_SIZE,) for shape in kept if len(shape) > 1)
-
-
-def test_the_tokens_with_the_most_to_gain_are_chosen():
-    gains = torch.tensor([3.0, 1.0, 2.0, 5.0]) - torch.tensor([1.0, 0.5, 1.9, 4.9])
-    assert most_to_gain(gains, 0.5).tolist() == [True, True, False, False]
-    assert most_to_gain(gains, 0.01).sum() == 1 and most_to_gain(gains, 1.0).all()
-    assert most_to_gain(gains[:0], 0.5).tolist() == []

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -16,19 +15,16 @@ from specheads.commands.compose import command_config, settings_of
 from specheads.commands.train import distill_draft, responses_of, train_head
 from specheads.evaluation.head_folders import find_heads
 from specheads.prompts import sources
-from specheads.training.distill import distillation
-from specheads.training.distill.distillation import check_processes, distill, prepare
+from specheads.training.distill.distillation import check_strategy, distill, prepare
 from specheads.training.distill.draft_quality import draft_quality
-from specheads.training.distill.memory import Plan
-from specheads.training.distill.placement import TargetPlace
-from specheads.training.distill.sample_splits import TrainTexts, encoded_response, load_splits
+from specheads.training.distill.samples import encoded_response, load_splits, train_samples
 
 SMALL = ["model=nano", "data.num_train=12", "data.num_dev=4", "data.num_test=4", "data.max_new_tokens=12"]
 SMALL += [
     "data.max_prompt_tokens=200",
     "trainer.max_epochs=2",
     "loader.batch_size=4",
-    "validation={num_prompts: 3, live_prompts: 1}",
+    "validation.num_prompts=3",
 ]
 
 pytestmark = [
@@ -63,7 +59,10 @@ def few_functions(monkeypatch, library):
     monkeypatch.setattr(sources, "standard_library", lambda side: iter(library[side]))
 
 
-@pytest.mark.parametrize("samples", ["text", "target", "on_policy", "mixed"])
+MIXED = "{target: 0.5, on_policy: 0.5}"
+
+
+@pytest.mark.parametrize("samples", ["text", "target", "on_policy", MIXED])
 def test_a_draft_becomes_an_ordinary_folder(cfg, tmp_path, samples, capsys):
     pair = load_pair("nano")
     initial = {name: weight.clone() for name, weight in pair.draft.state_dict().items()}
@@ -79,19 +78,21 @@ def test_a_draft_becomes_an_ordinary_folder(cfg, tmp_path, samples, capsys):
     again = load_pair("nano", draft=str(folder))
     assert again.draft_revision != pair.draft_revision and again.draft_id == str(folder)
     description = description_of(folder)
-    assert description["steps"] == 6 and description["samples"]["samples"] == samples and description["num_prompts"] == 12
+    assert description["steps"] == 6 and description["num_prompts"] == 12
+    shares = {"target": 0.5, "on_policy": 0.5} if samples == MIXED else {samples: 1.0}
+    assert description["samples"]["shares"] == shares
     card, printed = (folder / "README.md").read_text(), capsys.readouterr().out
     for name in ("overlap", "kl", "agreement", "block_efficiency_4"):
         before, after = (description["test"][when][name] for when in ("before", "after"))
         assert f"| {name} | {before:.4f} | {after:.4f} |" in card and name in printed and f"{after:.4f}" in printed
     caches = [json.loads(path.read_text()) for path in tmp_path.glob("data/*/manifest.json")]
-    assert [any(name.startswith("train") for name in cache["shards"]) for cache in caches] == [samples in ("target", "mixed")]
+    assert [any(name.startswith("train") for name in cache["shards"]) for cache in caches] == [samples in ("target", MIXED)]
     stores = list(tmp_path.glob("data/target_probs/*/manifest.json"))
     assert bool(stores) == (samples in ("text", "target"))  # a mixed sample is not sure to be read twice
 
 
 def test_the_same_command_gives_the_same_draft(cfg):
-    words = ["samples=mixed", "mixed={text: 1, target: 1, on_policy: 1}", "refresh_every=2"]
+    words = ["samples={text: 1, target: 1, on_policy: 1}", "refresh_every=2"]
     results = []
     for _ in range(2):
         folder = distill_draft(cfg(*words), load_pair("nano")).folder
@@ -101,17 +102,13 @@ def test_the_same_command_gives_the_same_draft(cfg):
 
 
 @pytest.mark.parametrize(
-    ("words", "num_layers", "hidden_size"),
-    [
-        (["init=layers", "init_layers=[0,5]"], 2, 256),
-        (["init=layers"], 1, 256),
-        (["init=fresh", "init_config={num_hidden_layers: 1, hidden_size: 32, intermediate_size: 48}"], 1, 32),
-    ],
+    ("layers", "num_layers"),
+    [("[0,5]", 2), ("1", 1)],
 )
-def test_a_draft_may_begin_as_layers_of_the_target_or_with_random_weights(cfg, words, num_layers, hidden_size):
-    folder = distill_draft(cfg("model.draft=null", "samples=text", *words)).folder
+def test_a_draft_may_begin_as_layers_of_the_target(cfg, layers, num_layers):
+    folder = distill_draft(cfg("model.draft=null", "samples=text", f"init_layers={layers}")).folder
     pair = load_pair("nano", draft=str(folder))
-    assert (pair.draft.config.num_hidden_layers, pair.draft.config.hidden_size) == (num_layers, hidden_size)
+    assert (pair.draft.config.num_hidden_layers, pair.draft.config.hidden_size) == (num_layers, 256)
     quality = description_of(folder)["test"]
     assert quality["after"]["overlap"] > quality["before"]["overlap"]
 
@@ -124,7 +121,7 @@ def test_a_draft_may_begin_as_layers_of_the_target_or_with_random_weights(cfg, w
         pytest.param(["model.dtype=bfloat16", "trainer.precision=bf16-mixed"], marks=pytest.mark.full),
         pytest.param(["model.dtype=bfloat16"], marks=pytest.mark.full),
         ["model.dtype=bfloat16", "samples=on_policy"],
-        ["target_probs.keep=recomputed", "loss.hard_weight=0.1", "loss.temperature=0.8"],
+        ["target_probs_budget=0", "loss.hard_weight=0.1", "loss.temperature=0.8"],
         ["warp.temperature=0", "samples=on_policy"],
     ],
     ids=lambda words: " ".join(words),
@@ -151,27 +148,6 @@ def test_gradient_checkpointing_changes_no_number(cfg, monkeypatch):
         torch.testing.assert_close(weight, folders[1][name], atol=1e-5, rtol=0)
 
 
-def test_a_target_that_leaves_has_stored_its_distributions_first(cfg, tmp_path, monkeypatch):
-    """The same as storing them when asked to, although they are read only once; the target is away but for validation."""
-    words, moves = ["trainer.max_epochs=1", "samples=text"], []
-    cached = distill_draft(cfg(*words, "target_probs.keep=cached"), load_pair("nano")).folder
-    weights = (cached / "model.safetensors").read_bytes()
-    shutil.rmtree(tmp_path / "data" / "target_probs")
-    (cached.parent / "checkpoints" / "last.ckpt").unlink()
-    monkeypatch.setattr(distillation, "plan_of", lambda *args: Plan(target_leaves=True))
-    monkeypatch.setattr(TargetPlace, "leave", lambda place: moves.append("away"))
-    monkeypatch.setattr(TargetPlace, "come_back", lambda place: moves.append("back"))
-    left = distill_draft(cfg(*words), load_pair("nano")).folder
-    assert (left / "model.safetensors").read_bytes() == weights
-    assert list(tmp_path.glob("data/target_probs/*/manifest.json"))
-    assert moves == ["away", "back", "away", "back"]  # training, validation after the only epoch, the end
-
-
-def test_a_reference_chooses_tokens(cfg, nano):
-    folder = distill_draft(cfg("trainer.max_epochs=1", "reference=embedded:nano/draft", "loss.token_share=0.4")).folder
-    assert description_of(folder)["loss"]["token_share"] == 0.4
-
-
 def test_a_head_of_the_old_draft_is_refused_and_one_for_the_new_draft_is_trained(cfg, tmp_path):
     folder = distill_draft(cfg("trainer.max_epochs=1")).folder
     words = [
@@ -195,10 +171,10 @@ def test_a_head_of_the_old_draft_is_refused_and_one_for_the_new_draft_is_trained
 
 
 def test_a_data_sets_own_response_gets_an_end_token_and_keeps_the_limits(nano):
-    ids = encoded_response(nano, "    return 1\n", 10, 100)
+    ids = encoded_response(nano, "    return 1\n", 10, 100).tolist()
     assert ids[-1] == nano.tokenizer.eos_token_id and nano.tokenizer.decode(ids[:-1]) == "    return 1\n"
-    assert encoded_response(nano, "    return 1\n", 10, 3) == ids[:3]
-    assert encoded_response(nano, "    return 1\n", nano.window - 2, 100) == ids[:2]
+    assert encoded_response(nano, "    return 1\n", 10, 3).tolist() == ids[:3]
+    assert encoded_response(nano, "    return 1\n", nano.window - 2, 100).tolist() == ids[:2]
 
 
 def test_prompts_without_a_response_are_left_out(cfg, tmp_path, caplog):
@@ -221,8 +197,8 @@ def test_the_quality_in_the_folder_is_that_of_the_folder(cfg):
     pair = load_pair("nano", draft=str(folder), dtype="bfloat16")
     settings, initial_pair = settings_of(Distillation, half), load_pair("nano", dtype="bfloat16")
     data = responses_of(half, initial_pair, settings)
-    splits, _ = load_splits(data, TrainTexts.of(data, initial_pair, settings), settings)
-    assert draft_quality(pair, splits.test, Warp(1.0, 50), 4) == description_of(folder)["test"]["after"]
+    splits, _ = load_splits(data, initial_pair, train_samples(data, initial_pair, settings), settings)
+    assert draft_quality(pair, splits["test"], Warp(1.0, 50), 4) == description_of(folder)["test"]["after"]
 
 
 def test_nothing_is_dropped_at_random():
@@ -244,7 +220,7 @@ def test_the_library_call_is_the_command(cfg, tmp_path):
     settings = specheads.Distillation(
         trainer={"max_epochs": 1},
         loader={"batch_size": 4},
-        validation={"num_prompts": 3, "live_prompts": 1},
+        num_dev_prompts=3,
     )
     assert settings == settings_of(Distillation, composed_cfg)
     data = responses_of(composed_cfg, pair, settings)
@@ -276,18 +252,16 @@ def test_a_draft_that_is_spread_over_processes_cannot_write(cfg, nano):
     trainer = SimpleNamespace(strategy=FSDPStrategy(), num_devices=8)
     on_policy = cfg("+trainer.strategy=fsdp", "samples=on_policy", "trainer.gradient_clip_val=null")
     with pytest.raises(UserError, match="trainer.strategy=fsdp with samples=on_policy: no process has a whole draft"):
-        check_processes(settings_of(Distillation, on_policy), nano, trainer)
+        check_strategy(settings_of(Distillation, on_policy), nano, trainer)
     with pytest.raises(UserError, match="give trainer.gradient_clip_val=null"):
-        check_processes(settings_of(Distillation, cfg("+trainer.strategy=fsdp")), nano, trainer)
+        check_strategy(settings_of(Distillation, cfg("+trainer.strategy=fsdp")), nano, trainer)
     limited = settings_of(Distillation, cfg("+trainer.strategy=fsdp2"))
-    check_processes(limited, nano, SimpleNamespace(strategy=ModelParallelStrategy(), num_devices=8))
+    check_strategy(limited, nano, SimpleNamespace(strategy=ModelParallelStrategy(), num_devices=8))
 
 
 def test_a_loaded_draft_is_not_taken_for_the_initial_draft_that_is_asked_for(cfg, nano):
-    with pytest.raises(
-        UserError, match=r"init=layers trains a new draft, but the pair has the draft embedded:nano/draft; load the pair"
-    ):
-        distill_draft(cfg("init=layers"), nano)
+    with pytest.raises(UserError, match=r"init_layers=2 trains a new draft, but the pair has the draft embedded:nano/draft"):
+        distill_draft(cfg("init_layers=2"), nano)
 
 
 def test_data_are_made_only_once_a_named_checkpoint_fits(cfg, nano, tmp_path):

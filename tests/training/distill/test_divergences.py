@@ -4,18 +4,18 @@ import pytest
 import torch
 
 from specheads import Warp
-from specheads.training.distill.distill_loss import DIVERGENCES, acceptance, jensen_shannon
+from specheads.training.distill.distill_loss import DIVERGENCES
 
 
-def naive(name, t, d, beta=0.5):
+def naive(name, t, d):
     """The definition, in probabilities."""
     if name == "forward_kl":
         return torch.special.xlogy(t, t / d).sum(-1)
     if name == "reverse_kl":
         return (d * (d / t).log()).sum(-1)
     if name == "jensen_shannon":
-        m = beta * t + (1 - beta) * d
-        return beta * (t * (t / m).log()).sum(-1) + (1 - beta) * (d * (d / m).log()).sum(-1)
+        m = (t + d) / 2
+        return (t * (t / m).log()).sum(-1) / 2 + (d * (d / m).log()).sum(-1) / 2
     return (t - torch.minimum(t, d)).sum(-1)
 
 
@@ -65,20 +65,6 @@ def test_half_precision_logits_of_a_large_vocabulary_are_safe(name):
     exact = DIVERGENCES[name](target.double().log_softmax(-1), draft.detach().double().log_softmax(-1))
     torch.testing.assert_close(value.double(), exact, atol=1e-4, rtol=1e-4)
     assert gradient.isfinite().all()
-
-
-def test_jensen_shannon_is_its_definition_for_any_beta():
-    target, draft = (x.detach().log_softmax(-1) for x in distributions(5))
-    for beta in (0.1, 0.5, 0.9):
-        loss, expected = jensen_shannon(target, draft, beta), naive("jensen_shannon", target.exp(), draft.exp(), beta)
-        torch.testing.assert_close(loss, expected, atol=1e-12, rtol=0)
-    small = jensen_shannon(target, draft, 1e-4) / 1e-4  # KL(t || d) in the limit
-    torch.testing.assert_close(small, naive("forward_kl", target.exp(), draft.exp()), atol=2e-2, rtol=2e-2)
-
-
-def test_overlap_is_one_minus_total_variation():
-    target, draft = (x.detach().log_softmax(-1) for x in distributions(6))
-    torch.testing.assert_close(acceptance(target, draft), 1 - DIVERGENCES["total_variation"](target, draft))
 
 
 def test_a_token_of_negligible_target_probability_counts_as_one_that_is_ruled_out():

@@ -8,9 +8,9 @@ import torch
 from fakes import tiny_pair
 
 from specheads import Warp
-from specheads.training.distill.draft_responses import DraftResponses, merged
+from specheads.prompts.prompt import ResponseLimits
+from specheads.training.distill.draft_responses import DraftResponses, state_of
 from specheads.training.distill.samples import Sample
-from specheads.training.distill.settings import Distillation
 
 PROMPTS = [[1, 2, 3], [4], [2, 2, 5, 1], [3, 3]]
 
@@ -21,12 +21,11 @@ def pair():
 
 
 def unanswered(epoch=0, rows=range(4)):
-    return [Sample((epoch, row), "on_policy", np.array(PROMPTS[row], dtype=np.int32), None) for row in rows]
+    return [Sample((epoch, row), np.array(PROMPTS[row], dtype=np.int32), None) for row in rows]
 
 
-def writer(pair, warp=None, seed=0):
-    settings = Distillation(warp=warp or Warp(1.0), seed=seed)
-    return DraftResponses(pair, settings, max_new_tokens=6)
+def writer(pair, warp=None, batch_size=2, seed=0):
+    return DraftResponses(pair, warp or Warp(1.0), ResponseLimits(6, batch_size=batch_size), seed)
 
 
 def answered(responses, samples, upcoming=None):
@@ -37,9 +36,9 @@ def answered(responses, samples, upcoming=None):
 
 
 def test_responses_are_the_drafts_whatever_batch_they_are_in(pair):
-    whole = answered(writer(pair), unanswered())
+    whole = answered(writer(pair, batch_size=4), unanswered())
     for row, sample in enumerate(whole):
-        (alone,) = answered(writer(pair), unanswered(rows=[row]))
+        (alone,) = answered(writer(pair, batch_size=1), unanswered(rows=[row]))
         assert alone.response.tolist() == sample.response.tolist() and len(alone.response) == 6
         # Each token by inverting the draft's cumulative distribution at the uniform number of its position.
         uniforms = np.random.default_rng([0, 0, row, 3]).random(6)
@@ -74,7 +73,7 @@ def test_responses_for_many_steps_are_written_at_once_and_kept_until_the_next(pa
 
 
 def test_a_sample_with_a_response_keeps_it(pair):
-    known = replace(unanswered(rows=[0])[0], kind="text", response=np.array([7, 7], dtype=np.int32))
+    known = replace(unanswered(rows=[0])[0], response=np.array([7, 7], dtype=np.int32))
     both = answered(writer(pair), [known, *unanswered(rows=[1])], unanswered(rows=[1, 2]))
     assert both[0] is known and len(both[1].response) == 6
 
@@ -89,7 +88,7 @@ def test_a_checkpoint_holds_the_responses(pair, count, tmp_path):
     first, second = writer(pair), writer(pair)
     if count:
         first.write(unanswered(rows=range(count)))
-    torch.save(first.state(), tmp_path / "state.pt")
+    torch.save(state_of(first.responses), tmp_path / "state.pt")
     second.load(torch.load(tmp_path / "state.pt", weights_only=True))
     written, loaded = ({key: ids.tolist() for key, ids in each.responses.items()} for each in (first, second))
     assert loaded == written and len(written) == count
@@ -110,7 +109,7 @@ def test_processes_write_their_parts_at_the_same_steps(pair):
     assert [list(each.responses) for each in (one, other)] == [[(0, 0), (0, 1), (0, 2)], [(0, 3)]]
     other.refresh(coming[1:], lambda: pytest.fail("the responses are written already"))
     together = writer(pair)
-    together.load(merged([one.state(), other.state()]))
+    together.load(state_of(one.responses | other.responses))
     together.refresh(coming, lambda: pytest.fail("the responses are in the checkpoint"))
     assert [s.response.tolist() for s in together.answered(coming)] == [
         s.response.tolist() for s in answered(writer(pair), coming)

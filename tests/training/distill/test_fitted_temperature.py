@@ -5,7 +5,7 @@ from fakes import tiny_pair
 from specheads.pair.revisions import set_draft_temperature
 from specheads.pair.sampling import Warp
 from specheads.training.distill.draft_quality import draft_quality, with_fitted_temperature
-from specheads.training.distill.samples import HeldOutSamples, Ragged
+from specheads.training.distill.samples import held_out
 
 VOCAB, WARP = 10, Warp(1.0, top_k=6)
 
@@ -14,7 +14,7 @@ VOCAB, WARP = 10, Warp(1.0, top_k=6)
 def samples():
     generator = torch.Generator().manual_seed(0)
     lists = [torch.randint(VOCAB, (6,), generator=generator).numpy() for _ in range(10)]
-    return HeldOutSamples(Ragged(lists[:5]), Ragged(lists[5:]))
+    return held_out(lists[:5], lists[5:])
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from specheads import UserError
 from specheads.pair.config import PairConfig
 from specheads.pair.synthetic import synthetic_model
 from specheads.training.distill import memory
-from specheads.training.distill.memory import GIB, Plan, check_config, chosen_precision, needs_of, plan_of, planned
+from specheads.training.distill.memory import GIB, check_config, chosen_precision, layers_run_again, needs_of, runs_again
 from specheads.training.distill.settings import Distillation
 from tests.fakes import tiny_llama, tiny_pair
 
@@ -86,53 +86,31 @@ def test_half_precision_and_running_again_take_less():
     assert needs(100).state > 18 * 1_235_814_400 and needs(100).target == 2 * 8_030_261_248
 
 
-@pytest.mark.parametrize(
-    ("num_tokens", "usable", "can_leave", "expected"),
-    [
-        (600, GB80, True, Plan()),  # all of it fits
-        (1400, GB80, True, Plan(target_leaves=True)),
-        (1536, GB80, False, Plan(gradient_checkpointing=True)),
-        (1536, 45 * GIB, True, Plan(gradient_checkpointing=True)),
-    ],
-)
-def test_what_does_not_fit_is_given_up_in_order(num_tokens, usable, can_leave, expected):
-    assert planned(needs(num_tokens), usable, can_leave) == expected
-
-
-def test_every_plan_is_the_first_that_fits():
-    """At the exact size of each plan it is taken, and with one byte less the next."""
+def test_layers_run_again_where_training_does_not_fit_otherwise():
+    assert not runs_again(needs(600), GB80) and runs_again(needs(1536), GB80) and runs_again(needs(1536), 45 * GIB)
     parts = needs(1536)
-    for plan in (Plan(), Plan(target_leaves=True), Plan(gradient_checkpointing=True)):
-        assert planned(parts, parts.total(plan), can_leave=True) == plan
-        assert planned(parts, parts.total(plan) - 1, can_leave=True) != plan
+    for choice in (False, True):  # at its exact size it is taken, and with one byte less it is not
+        assert runs_again(parts, parts.total(choice)) == choice
+    assert runs_again(parts, parts.total(False) - 1)
 
 
 def test_what_is_asked_for_is_kept_and_what_does_not_fit_is_refused():
-    assert planned(needs(100), GB80, True, gradient_checkpointing=True) == Plan(gradient_checkpointing=True)
+    assert runs_again(needs(100), GB80, True)
     with pytest.raises(UserError, match=r"does not fit the GPU: at least .* but 71\.1 GiB can be used.*fsdp2"):
-        planned(needs(1536), GB80, can_leave=False, gradient_checkpointing=False)
-    with pytest.raises(UserError, match=r"55\.9 for the target"):  # which comes back for validation
-        planned(replace(needs(100), target=60 * 10**9), 65e9, can_leave=True)
+        runs_again(needs(1536), GB80, False)
+    with pytest.raises(UserError, match=r"55\.9 for the target"):
+        runs_again(replace(needs(100), target=60 * 10**9), 65e9)
 
 
-def test_the_plan_of_a_pair_is_that_of_its_sizes(pair, gpu, monkeypatch):
-    assert plan_of(pair, Distillation(gradient_checkpointing=True), 100, can_store=True) == Plan(gradient_checkpointing=True)
+def test_what_is_chosen_for_a_pair_is_that_of_its_sizes(pair, gpu):
+    assert layers_run_again(pair, Distillation(gradient_checkpointing=True), 100)
     settings = Distillation(loader={"batch_size": 4})
     parts = needs_of(pair.draft, pair.target, settings, 100, CPU)
     assert parts.target == 8 * sum(weight.numel() for weight in pair.target.parameters())
-    with_reference = settings.but(reference="folder", loss={"token_share": 0.5})
-    more = needs_of(pair.draft, pair.target, with_reference, 100, CPU).state - parts.state
-    assert more == 8 * sum(weight.numel() for weight in pair.draft.parameters())
-    gpu(parts.total(Plan()))
-    assert plan_of(pair, settings, 100, can_store=True) == Plan()
-    gpu(parts.total(Plan()) - 1)
-    assert plan_of(pair, settings, 100, can_store=True) == Plan(target_leaves=True)
-    again = Plan(gradient_checkpointing=True)
-    assert plan_of(pair, settings, 100, can_store=False) == again
-    assert plan_of(pair, settings.but(samples="on_policy"), 100, can_store=True) == again
-    assert plan_of(pair, settings.but(target_probs={"keep": "recomputed"}), 100, can_store=True) == again
-    monkeypatch.setattr(pair.target, "hf_device_map", {"": 0}, raising=False)  # a target that is spread, as accelerate leaves it
-    assert plan_of(pair, settings, 100, can_store=True) == again
+    gpu(parts.total(False))
+    assert not layers_run_again(pair, settings, 100)
+    gpu(parts.total(False) - 1)
+    assert layers_run_again(pair, settings, 100)
 
 
 @pytest.mark.parametrize("settings", [{}, {"trainer": {"strategy": "deepspeed_stage_3"}}])
@@ -143,8 +121,8 @@ def test_nothing_is_planned_on_a_cpu_and_for_a_draft_that_is_spread(settings):
 
 @pytest.mark.parametrize(
     "init",
-    [{}, {"init": "layers", "init_layers": 1}, {"init": "fresh", "init_config": {"num_hidden_layers": 3}}],
-    ids=["draft", "layers", "fresh"],
+    [{}, {"init_layers": 1}],
+    ids=["draft", "layers"],
 )
 def test_configs_are_checked_without_weights(init, gpu, monkeypatch):
     monkeypatch.setattr("specheads.pair.language_model.load_model", lambda *args, **keys: pytest.fail("a model was loaded"))
@@ -153,4 +131,4 @@ def test_configs_are_checked_without_weights(init, gpu, monkeypatch):
     check_config(config, settings, 10**6)
     gpu(1)
     with pytest.raises(UserError, match="training the draft does not fit the GPU"):
-        check_config(config, settings.but(target_probs={"keep": "recomputed"}), 10**6)
+        check_config(config, settings, 10**6)

@@ -46,7 +46,6 @@ def assert_same(found, expected):
     [
         ("two_target", "target"),
         ("two_mixed", "mixed"),
-        ("two_chosen", "chosen"),
         ("two_accumulated", "accumulated"),
         ("fsdp2_target", "target"),
         ("two_plain", "plain"),

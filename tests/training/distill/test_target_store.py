@@ -7,19 +7,17 @@ import pytest
 import torch
 from fakes import tiny_pair
 
-from specheads import UserError
 from specheads.replay.response_batch import ResponseBatch
 from specheads.training.distill.distill_loss import (
     DIVERGENCES,
     TargetDistributions,
+    _with_rest,
     computed_distributions,
     most_likely,
     stored_distributions,
     token_losses,
-    with_rest,
 )
-from specheads.training.distill.samples import Ragged, Responses
-from specheads.training.distill.settings import DistillLoss, TargetStorage
+from specheads.training.distill.settings import DistillLoss
 from specheads.training.distill.target_store import TargetStore
 
 VOCAB = 12
@@ -33,20 +31,23 @@ def pair():
 @pytest.fixture(scope="module")
 def texts():
     random = np.random.default_rng(0)
-    prompts = Ragged([random.integers(0, VOCAB, size) for size in (3, 5, 2)])
-    responses = Ragged([random.integers(0, VOCAB, size) for size in (4, 1, 6, 2, 3)])
-    return prompts, Responses(responses, [[0, 1], [2, 4], [3]])
+    prompts = [random.integers(0, VOCAB, size) for size in (3, 5, 2)]
+    first, second, third, fourth, fifth = (random.integers(0, VOCAB, size) for size in (4, 1, 6, 2, 3))
+    return prompts, [[first, second], [third, fourth], [fifth]]
 
 
-def store_of(folder, pair, texts, loss=None, top_k=4):
-    return TargetStore(folder, pair, *texts, loss or DistillLoss(), top_k)
+KEYS = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]  # of all responses
 
 
-def along(pair, texts, number):
+def store_of(folder, pair, texts, temperature=1.0, num_kept=4):
+    return TargetStore(folder, pair, *texts, temperature, num_kept)
+
+
+def along(pair, texts, key):
     """The tokens of one response, and the states of both models that predict them."""
-    prompts, responses = texts
-    row = next(i for i, numbers in enumerate(responses.of_prompt) if number in numbers)
-    batch = ResponseBatch.of([prompts[row]], [responses.tokens[number]], torch.device("cpu"))
+    prompts, answers = texts
+    row, number = key
+    batch = ResponseBatch.of([prompts[row]], [answers[row][number]], torch.device("cpu"))
     return batch.response_tokens, batch.states(pair.target_lm), batch.states(pair.draft_lm)
 
 
@@ -62,8 +63,8 @@ def test_the_rest_is_the_probability_of_all_other_tokens():
 
 def test_gradients_of_a_rest_are_those_of_its_probability():
     logits = torch.randn(4, VOCAB, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: with_rest(x.log_softmax(-1)[:, :5]), logits)
-    whole = with_rest(logits.log_softmax(-1)).sum()
+    assert torch.autograd.gradcheck(lambda x: _with_rest(x.log_softmax(-1)[:, :5]), logits)
+    whole = _with_rest(logits.log_softmax(-1)).sum()
     (gradient,) = torch.autograd.grad(whole, logits)
     assert gradient.isfinite().all()
 
@@ -71,12 +72,12 @@ def test_gradients_of_a_rest_are_those_of_its_probability():
 def test_the_store_holds_the_distributions_along_every_response(pair, texts, tmp_path):
     store = store_of(tmp_path, pair, texts)
     store.make()
-    for number in range(5):
-        _, hidden, _ = along(pair, texts, number)
+    for key in KEYS:
+        _, hidden, _ = along(pair, texts, key)
         expected = most_likely(pair.target_lm.logits(hidden).log_softmax(-1), 4)
-        assert torch.equal(store[number]["ids"], expected.ids.int())
-        torch.testing.assert_close(store[number]["log_probs"].double(), expected.log_probs, atol=1e-5, rtol=2e-3)
-    assert store.bytes() == 16 * 26 == sum(x.numel() * x.element_size() for n in range(5) for x in store[n].values())
+        assert torch.equal(store[key]["ids"], expected.ids.int())
+        torch.testing.assert_close(store[key]["log_probs"].double(), expected.log_probs, atol=1e-5, rtol=2e-3)
+    assert store.num_bytes == 16 * 26 == sum(x.numel() * x.element_size() for key in KEYS for x in store[key].values())
 
 
 @pytest.mark.parametrize("shard_bytes", [1, 100, 2**28])
@@ -88,18 +89,18 @@ def test_shards_and_batches_of_any_size_hold_the_same(pair, texts, tmp_path, mon
     parts = store_of(tmp_path / "parts", pair, texts)
     parts.make()
     assert len(parts.parts) == {1: 5, 100: 4, 2**28: 1}[shard_bytes]
-    for number in range(5):
-        assert all(torch.equal(parts[number][name], whole[number][name]) for name in ("ids", "log_probs"))
+    for key in KEYS:
+        assert all(torch.equal(parts[key][name], whole[key][name]) for name in ("ids", "log_probs"))
 
 
 @pytest.mark.parametrize("divergence", DIVERGENCES)
 def test_distributions_of_which_all_tokens_are_kept_lose_nothing_but_precision(pair, texts, tmp_path, divergence):
     loss = DistillLoss(divergence=divergence)
-    store = store_of(tmp_path, pair, texts, loss, top_k=VOCAB)
+    store = store_of(tmp_path, pair, texts, num_kept=VOCAB)
     store.make()
-    tokens, target, draft = along(pair, texts, 2)
+    tokens, target, draft = along(pair, texts, (1, 0))
     full = token_losses(pair.draft_lm, draft, computed_distributions(pair.target_lm, target, loss), tokens, loss)
-    from_store = token_losses(pair.draft_lm, draft, stored_distributions(**store[2]), tokens, loss)
+    from_store = token_losses(pair.draft_lm, draft, stored_distributions(**store[1, 0]), tokens, loss)
     torch.testing.assert_close(from_store, full, atol=2e-2, rtol=2e-3)
 
 
@@ -107,7 +108,7 @@ def test_distributions_of_which_all_tokens_are_kept_lose_nothing_but_precision(p
 def test_grouping_outcomes_never_increases_a_divergence(pair, texts, tmp_path, divergence):
     """By the data-processing inequality."""
     loss = DistillLoss(divergence=divergence)
-    tokens, target, draft = along(pair, texts, 2)
+    tokens, target, draft = along(pair, texts, (1, 0))
     full, _ = token_losses(pair.draft_lm, draft, computed_distributions(pair.target_lm, target, loss), tokens, loss)
     reduced = most_likely(pair.target_lm.logits(target).log_softmax(-1), 5)
     grouped, _ = token_losses(
@@ -119,7 +120,7 @@ def test_grouping_outcomes_never_increases_a_divergence(pair, texts, tmp_path, d
 def test_distributions_are_computed_once_except_for_damaged_shards(pair, texts, tmp_path, monkeypatch):
     store_of(tmp_path, pair, texts).make()
     calls, original = [], TargetStore._computed
-    monkeypatch.setattr(TargetStore, "_computed", lambda self, name: calls.append(name) or original(self, name))
+    monkeypatch.setattr(TargetStore, "_computed", lambda self, *rows: calls.append(rows) or original(self, *rows))
     store_of(tmp_path, pair, texts).make()
     assert not calls
     (shard,) = tmp_path.glob("target_probs/*/*.safetensors")
@@ -130,27 +131,19 @@ def test_distributions_are_computed_once_except_for_damaged_shards(pair, texts, 
 
 
 def test_other_texts_targets_and_distributions_have_other_stores(pair, texts, tmp_path):
-    prompts, responses = texts
+    prompts, answers = texts
     folders = {
         store_of(tmp_path, pair, texts).folder,
-        store_of(tmp_path, pair, texts, top_k=5).folder,
-        store_of(tmp_path, pair, texts, DistillLoss(temperature=0.5)).folder,
-        store_of(tmp_path, pair, (prompts, Responses(responses.tokens, [[1, 0], [4], [2, 3]]))).folder,
+        store_of(tmp_path, pair, texts, num_kept=5).folder,
+        store_of(tmp_path, pair, texts, temperature=0.5).folder,
+        store_of(tmp_path, pair, (prompts, [answers[0][:1], [answers[0][1], *answers[1]], answers[2]])).folder,
+        store_of(tmp_path, pair, (prompts, answers[::-1])).folder,
         store_of(tmp_path, replace(pair, target_revision="r2"), texts).folder,
     }
-    assert len(folders) == 5
-    other_divergence = store_of(tmp_path, pair, texts, DistillLoss(divergence="forward_kl"))
-    assert other_divergence.folder in folders  # the divergence does not change the target's distribution
+    assert len(folders) == 6
 
 
-def test_distributions_are_stored_if_they_are_read_again_and_fit(pair, texts, tmp_path):
+def test_a_store_fits_its_budget_or_not(pair, texts, tmp_path):
     store = store_of(tmp_path, pair, texts)
-
-    def is_wanted(keep, budget, num_reads):
-        return store.is_wanted(TargetStorage(keep=keep, budget=budget), num_reads)
-
-    assert is_wanted("auto", 1, num_reads=2) and not is_wanted("auto", 1, num_reads=1)
-    assert not is_wanted("auto", 0, num_reads=2) and not is_wanted("recomputed", 1, num_reads=9)
-    assert is_wanted("cached", 1, num_reads=1)
-    with pytest.raises(UserError, match=r"target_probs.keep=cached would take .* target_probs.budget=0"):
-        is_wanted("cached", 0, num_reads=2)
+    assert store.fits(1) and store.fits(store.num_bytes / 2**30) and not store.fits((store.num_bytes - 1) / 2**30)
+    assert not store.fits(0)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from specheads.errors import UserError
 from specheads.heads.batch import collate, head_features, target_states
 from specheads.heads.head import HeadConfig
 from specheads.training.heads import feature_store as store_module
@@ -50,16 +49,17 @@ def rows(nano64, prompts):
     ]
 
 
-def splits_of(rows, predicts):
-    return {name: MixedResponses(part, predicts, None, 0) for name, part in {"train": rows, "dev": rows[:3]}.items()}
+def splits_of(rows, predicts, redrawn=False):
+    parts = {"train": rows, "dev": rows[:3]}
+    return {name: MixedResponses(part, predicts, None, 0, redrawn=redrawn) for name, part in parts.items()}
 
 
-def store_of(tmp_path, nano64, rows, predicts, num_epochs=NUM_EPOCHS):
-    return FeatureStore(tmp_path, nano64.draft_lm, splits_of(rows, predicts), NEEDS[predicts], num_epochs)
+def store_of(tmp_path, nano64, rows, predicts, redrawn=False):
+    return FeatureStore(tmp_path, nano64.draft_lm, splits_of(rows, predicts, redrawn), NEEDS[predicts])
 
 
-def stored(tmp_path, nano64, rows, predicts, num_epochs=NUM_EPOCHS):
-    return store_of(tmp_path, nano64, rows, predicts, num_epochs).splits_by("cached", 1.0)
+def stored(tmp_path, nano64, rows, predicts):
+    return store_of(tmp_path, nano64, rows, predicts).stored(1.0)
 
 
 def assert_equals_online(nano64, dataset, predicts, keys):
@@ -82,9 +82,8 @@ def test_stored_features_equal_those_of_the_draft_in_every_epoch(nano64, rows, t
         assert_equals_online(nano64, data["train"], predicts, [(epoch, number) for number in (4, 0, 6, 2, 1, 5, 3)])
     assert_equals_online(nano64, data["dev"], predicts, [(0, number) for number in range(3)])
     files = list(tmp_path.glob("features/*/*.safetensors"))
-    epochs = NUM_EPOCHS if predicts == "input_token" else 1
-    assert len(files) == {1: 7 * epochs + 3, 2**28: epochs + 1}.get(shard_bytes, len(files))
-    assert len(files) > epochs + 1 or shard_bytes == 2**28
+    assert len(files) == {1: 7 + 3, 2**28: 2}.get(shard_bytes, len(files))
+    assert len(files) > 2 or shard_bytes == 2**28
 
 
 def test_each_epoch_has_the_probability_of_its_sample(nano64, rows, tmp_path):
@@ -105,8 +104,8 @@ def test_a_copy_for_a_loaders_process_reads_the_same(nano64, rows, tmp_path):
 def test_the_targets_stored_states_are_those_of_each_epochs_rounds(nano64, rows, tmp_path):
     needs = NEEDS["next_token"] | {"index", "target_hidden"}
     splits = {name: MixedResponses(rows, "next_token", None, 0, in_rounds=True) for name in ("train", "dev")}
-    store = FeatureStore(tmp_path, nano64.draft_lm, splits, needs, NUM_EPOCHS, nano64.target_lm)
-    stored = store.splits_by("cached", 1.0)["train"]
+    store = FeatureStore(tmp_path, nano64.draft_lm, splits, needs, nano64.target_lm)
+    stored = store.stored(1.0)["train"]
     batches = [collate([stored[epoch, number] for number in (4, 0, 6)]) for epoch in range(2)]
     for batch in batches:
         expected = target_states(nano64.target_lm, batch, batch.start)
@@ -148,7 +147,7 @@ def test_an_interrupted_store_keeps_its_shards(nano64, rows, tmp_path, monkeypat
     monkeypatch.setattr("specheads.storage.tensor_shards.SHARD_BYTES", 1)
     calls = count_forward_passes(monkeypatch, nano64)
     real = FeatureStore._computed
-    monkeypatch.setattr(FeatureStore, "_computed", lambda self, part: 1 / 0 if part.first == 4 else real(self, part))
+    monkeypatch.setattr(FeatureStore, "_computed", lambda self, start, rows: 1 / 0 if rows[0] == 4 else real(self, start, rows))
     with pytest.raises(ZeroDivisionError):
         stored(tmp_path, nano64, rows, "next_token")
     assert len(calls) == 4
@@ -157,44 +156,27 @@ def test_an_interrupted_store_keeps_its_shards(nano64, rows, tmp_path, monkeypat
     assert len(calls) == 4 + 6 + 1  # the six that were missing, and one to compare with
 
 
-def test_a_longer_training_adds_its_epochs_to_a_complete_store(nano64, rows, tmp_path, monkeypatch):
-    stored(tmp_path, nano64, rows, "input_token", num_epochs=1)
-    calls = count_forward_passes(monkeypatch, nano64)
-    data = stored(tmp_path, nano64, rows, "input_token")["train"]
-    assert len(calls) == 2 and len(list(tmp_path.glob("features/*"))) == 1
-    assert_equals_online(nano64, data, "input_token", [(2, 4), (1, 0), (0, 2)])
-    stored(tmp_path, nano64, rows, "input_token", num_epochs=1)
-    assert len(calls) == 2 + 1  # the one to compare with
-
-
 def test_other_features_texts_or_data_have_another_store(nano64, rows, tmp_path):
     def folder(predicts="next_token", share=None, part=rows, where=tmp_path):
         splits = {name: MixedResponses(part, predicts, share, 0) for name in ("train", "dev")}
-        return FeatureStore(where, nano64.draft_lm, splits, NEEDS[predicts], NUM_EPOCHS).folder
+        return FeatureStore(where, nano64.draft_lm, splits, NEEDS[predicts]).rows.folder
 
     folders = [folder(), folder("input_token"), folder(share=0.5), folder(part=rows[:4]), folder(where=tmp_path / "b")]
     assert len(set(folders)) == 5 and folder() == folders[0]
 
 
 def test_the_announced_size_is_that_of_the_files(nano64, rows, tmp_path):
-    store = FeatureStore(tmp_path, nano64.draft_lm, splits_of(rows * 40, "next_token"), NEEDS["next_token"], NUM_EPOCHS)
-    store.make()
-    stored = sum(path.stat().st_size for path in store.folder.glob("*.safetensors"))
-    assert stored == pytest.approx(store.bytes(), rel=0.05)
+    store = FeatureStore(tmp_path, nano64.draft_lm, splits_of(rows * 40, "next_token"), NEEDS["next_token"])
+    store.stored(1.0)
+    stored = sum(path.stat().st_size for path in store.rows.folder.glob("*.safetensors"))
+    assert stored == pytest.approx(store.rows.num_bytes, rel=0.05)
 
 
-def test_auto_stores_texts_that_stay_the_same_and_fit(nano64, rows, tmp_path):
-    def chosen(features, predicts, budget):
-        stored = store_of(tmp_path, nano64, rows, predicts).splits_by(features, budget)
-        return isinstance(stored["train"], StoredResponses)
+def test_texts_that_stay_the_same_are_stored_if_they_fit(nano64, rows, tmp_path):
+    def are_stored(predicts, budget, redrawn=False):
+        splits = store_of(tmp_path, nano64, rows, predicts, redrawn).stored(budget)
+        return isinstance(splits["train"], StoredResponses)
 
-    assert chosen("auto", "next_token", 1.0) and not chosen("auto", "input_token", 1.0)
-    assert not chosen("auto", "next_token", 1e-9) and not chosen("online", "next_token", 1.0)
-    assert chosen("cached", "input_token", 1.0)
-
-
-def test_a_store_over_the_budget_is_refused_with_its_size(nano64, rows, tmp_path):
-    store = store_of(tmp_path, nano64, rows, "next_token")
-    with pytest.raises(UserError, match=r"features=cached would take .* GiB, but features_budget=1e-09; raise it"):
-        store.splits_by("cached", 1e-9)
-    assert not (tmp_path / "features").exists()
+    assert are_stored("next_token", 1.0, redrawn=True) and are_stored("input_token", 1.0)
+    assert not are_stored("input_token", 1.0, redrawn=True)
+    assert not are_stored("next_token", 1e-9) and not are_stored("next_token", 0)

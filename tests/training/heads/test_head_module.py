@@ -11,7 +11,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 
 from specheads.errors import UserError
 from specheads.heads.batch import collate
-from specheads.heads.head import HeadConfig
+from specheads.heads.head import HeadConfig, set_scale
 from specheads.heads.metrics import overlap_metrics, prediction_metrics
 from specheads.training.curve_module import cosine_after_warmup
 from specheads.training.heads.bank import HeadBank, HeadSpec
@@ -189,7 +189,7 @@ def test_the_training_loss_is_divided_by_the_weights_of_its_batch(nano, rows, tm
     head = fresh.bank.heads["head"]
     batch = next(iter(data.loader("train", shuffle=True)))
     features = fresh.features(batch)
-    head.standardise(head.assemble(fresh.features(next(iter(data.loader("train"))))))
+    set_scale(head, head.assemble(fresh.features(next(iter(data.loader("train"))))))
     sums, weights = fresh.bank.losses(fresh.bank(features), batch.labels)
     assert fit.callback_metrics["train/head/loss"].item() == pytest.approx((sums / weights).item(), rel=1e-5)
 
@@ -264,7 +264,7 @@ def stepped(module, bank, data, steps, clip):
 @pytest.mark.parametrize(("clip", "plugins"), [(None, None), (0.05, None), (0.05, "scaled")])
 def test_a_step_of_several_batches_is_that_of_one_large_batch(nano64, rows, tmp_path, predicts, empty, clip, plugins):
     """Two heads of different weights; batches of different numbers of labels; the epoch's last step has fewer batches."""
-    keys = EpochSampler(NUM_ROWS, 0, shuffle=True).order(0)
+    keys = EpochSampler(NUM_ROWS, 0, shuffle=True).keys(0)
     nothing = {row for _, row in keys[:2]} if empty else set()
     columns = ("response_ids", "draft_ids", "accept_prob", "overlap")
     rows = [row | {name: [] for name in columns} if i in nothing else row for i, row in enumerate(rows)]
@@ -297,7 +297,7 @@ def test_processes_and_batches_of_a_step_are_one_large_batch(nano64, rows, tmp_p
         descend(module, data, tmp_path, 2, 0.05, devices=2, strategy="ddp_fork")
     finally:
         torch.set_num_threads(num_threads)
-    keys = EpochSampler(NUM_ROWS, 0, shuffle=True).order(0)
+    keys = EpochSampler(NUM_ROWS, 0, shuffle=True).keys(0)
     stepped(module, expected, data, (keys[:8], keys[8:]), 0.05)
     for name, value in expected.state_dict().items():
         torch.testing.assert_close(module.bank.state_dict()[name], value, atol=1e-10, rtol=0)

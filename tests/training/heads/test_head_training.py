@@ -12,9 +12,7 @@ from specheads.errors import UserError
 from specheads.prompts.sources import NanoSource
 from specheads.training.heads.calibrate import calibration_prompts
 
-SETTINGS = specheads.HeadTraining(
-    head={"depth": [0, 1]}, trainer={"max_epochs": 1, "accelerator": "cpu"}, calibration={"num_prompts": 2, "num_samples": 2}
-)
+SETTINGS = specheads.HeadTraining(head={"depth": [0, 1]}, trainer={"max_epochs": 1, "accelerator": "cpu"}, calibration=2)
 
 
 @pytest.fixture(scope="module")

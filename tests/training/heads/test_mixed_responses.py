@@ -47,7 +47,7 @@ def test_a_text_that_is_mixed_once_is_the_same_in_every_epoch():
         assert (first[name] == again[name]).all()
     assert (first["labels"]["sampled"] == again["labels"]["sampled"]).all()
     assert (once[0, 0]["tokens"] != again["tokens"]).any()
-    (sample,) = once.sampled_tokens((5, 1))
+    (sample,) = once.sampled_tokens(1)
     assert (sample == again["drafted"]).all()
 
 
