@@ -1,48 +1,64 @@
-"""Checks of the arguments of rules and drafting methods: each raises one UserError with the value and what was expected."""
+"""Arguments of rules and drafting methods: each mistake raises one UserError with the value and what was expected.
 
-from collections.abc import Sequence
+A rule that is a dataclass has `argument` fields, which `check_arguments` checks.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import field
+from functools import partial
+from typing import Any
 
 from specheads.errors import UserError, is_count, is_number
 
-
-def check_probability(name: str, value: object, meaning: str) -> None:
-    """Raise UserError unless `value` is a number from 0 to 1."""
-    if not is_number(value) or not 0 <= value <= 1:
-        raise UserError(f"{name}={value} must be between 0 and 1; it is {meaning}.")
+Check = Callable[..., None]  # of a name, a value, and what it is, with an example
 
 
-def check_positive(name: str, value: object, meaning: str) -> None:
-    """Raise UserError unless `value` is a finite number above 0."""
-    if not is_number(value) or not 0 < value < float("inf"):
-        raise UserError(f"{name}={value} must be a positive number; it is {meaning}.")
+def argument(default: Any, meaning: str, *checks: Check) -> Any:
+    """Return a field of a dataclass whose value must pass `checks`."""
+    return field(default=default, metadata={"checks": checks, "meaning": meaning})
 
 
-def check_not_negative(name: str, value: object, meaning: str) -> None:
-    """Raise UserError unless `value` is a finite number of at least 0."""
-    if not is_number(value) or not 0 <= value < float("inf"):
-        raise UserError(f"{name}={value} must be a number of at least 0; it is {meaning}.")
+def check_arguments(rule: object) -> None:
+    """Raise UserError for a field of a dataclass that does not pass its checks; other objects have none."""
+    for name, each in getattr(rule, "__dataclass_fields__", {}).items():
+        for check in each.metadata.get("checks", ()):
+            check(name, getattr(rule, name), each.metadata["meaning"])
 
 
-def check_finite(name: str, value: object, meaning: str) -> None:
-    """Raise UserError unless `value` is a finite number."""
-    if not is_number(value) or abs(value) == float("inf"):
-        raise UserError(f"{name}={value} must be a finite number; it is {meaning}.")
+def _require(holds: bool, name: str, value: object, expected: str, meaning: str) -> None:
+    if not holds:
+        raise UserError(f"{name}={value} must be {expected}{'; it is ' if meaning else ''}{meaning}.")
 
 
-def check_count(name: str, value: object, least: int = 0) -> None:
+def _number(expected: str, holds: Callable[[float], bool]) -> Check:
+    """Return a check of a finite number."""
+
+    def check(name: str, value: object, meaning: str = "") -> None:
+        _require(is_number(value) and abs(value) != float("inf") and holds(value), name, value, expected, meaning)
+
+    return check
+
+
+check_probability = _number("between 0 and 1", lambda value: 0 <= value <= 1)
+check_positive = _number("a positive number", lambda value: value > 0)
+check_not_negative = _number("a number of at least 0", lambda value: value >= 0)
+check_finite = _number("a finite number", lambda value: True)
+
+
+def check_count(name: str, value: object, meaning: str = "", least: int = 0) -> None:
     """Raise UserError unless `value` is an integer of at least `least`."""
-    if not is_count(value, least):
-        expected = {0: "a non-negative integer", 1: "a positive integer"}.get(least, f"an integer of at least {least}")
-        raise UserError(f"{name}={value} must be {expected}.")
+    expected = {0: "a non-negative integer", 1: "a positive integer"}.get(least, f"an integer of at least {least}")
+    _require(is_count(value, least), name, value, expected, meaning)
 
 
-def check_flag(name: str, value: object) -> None:
+check_positive_count = partial(check_count, least=1)
+
+
+def check_flag(name: str, value: object, meaning: str = "") -> None:
     """Raise UserError unless `value` is a bool."""
-    if not isinstance(value, bool):
-        raise UserError(f"{name}={value} must be true or false.")
+    _require(isinstance(value, bool), name, value, "true or false", meaning)
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """Raise UserError unless `value` is one of `choices`."""
-    if value not in choices:
-        raise UserError(f"{name}={value} must be one of {', '.join(choices)}.")
+    _require(value in choices, name, value, f"one of {', '.join(choices)}", "")

@@ -41,18 +41,6 @@ class Branches:
         return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.lengths[:, None]
 
 
-def branch_batches(positions: Tensor, most_positions: int, most_rows: int) -> Iterator[Tensor]:
-    """Yield rows of branches that are drafted together, those of similar size.
-
-    Args:
-        positions: (B,) long, what each takes of a memory that is padded to the longest.
-        most_positions: of a batch, unless a single branch takes more.
-        most_rows: of a batch.
-    """
-    for batch in batches_of_tokens(positions.tolist(), most_positions):
-        yield from torch.tensor(batch, device=positions.device).split(most_rows)
-
-
 Seen = Callable[[Tensor, int, Tensor, Tensor, Tensor], None]
 
 
@@ -85,7 +73,7 @@ class ReadTexts:
         Args:
             begun: branches whose `tokens` are the first tokens, (B, 1).
             uniform: (B, K) in [0, 1), the numbers at which tokens are sampled; those of first tokens are not used.
-            num_positions: of memory for the branches that are drafted together; a single branch may take more.
+            num_positions: of memory for the branches that are drafted together, of similar size; a single one may take more.
             seen: called with rows (b,), their depth, logits and probabilities (b, V) there and the sampled tokens (b,).
         """
         count, width = uniform.shape
@@ -94,7 +82,8 @@ class ReadTexts:
         lengths = begun.lengths.clone()
         stops = torch.tensor(sorted(pair.stop_tokens), dtype=torch.long, device=tokens.device)
         most_rows = max(1, LOGITS_ELEMENTS // pair.vocab_size)
-        for rows in branch_batches(begun.prefix + width, num_positions, most_rows):
+        batches = batches_of_tokens((begun.prefix + width).tolist(), num_positions)
+        for rows in (part for batch in batches for part in torch.tensor(batch, device=tokens.device).split(most_rows)):
             prefix = begun.prefix[rows]
             fork, mask = self.engine.fork(begun.text[rows], prefix, width)
             for depth in range(1, int(lengths[rows].max())):

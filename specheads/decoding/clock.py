@@ -19,8 +19,10 @@ class Clock:
     """
 
     def __init__(self, models: Iterable[LanguageModel]) -> None:
-        """`models`: those that decode."""
-        self._gpus = gpus_of(models)
+        # A model that is spread over several GPUs begins on the first of them.
+        spread = [lm.model.parameters() for lm in models if lm.device.type == "cuda"]
+        devices = dict.fromkeys(weight.device for weights in spread for weight in weights)
+        self._gpus = [device for device in devices if device.type == "cuda"]
         self._last: tuple[Mark, float] = (self.mark(), 0.0)
 
     def mark(self) -> Mark:
@@ -47,9 +49,3 @@ class Clock:
             last = mark
         self._last = last, seconds
         return times
-
-
-def gpus_of(models: Iterable[LanguageModel]) -> list[torch.device]:
-    """Return the GPUs on which models are; one that is spread over several begins on the first of them."""
-    spread = [lm.model.parameters() for lm in models if lm.device.type == "cuda"]
-    return list(dict.fromkeys(weight.device for weights in spread for weight in weights if weight.device.type == "cuda"))

@@ -11,7 +11,7 @@ from typing import Any
 
 from specheads.decoding.arguments import check_count
 from specheads.decoding.drafting import Autoregressive, Drafting, check_pairing, default_verification
-from specheads.decoding.engine import Engine, compile_ahead, make_engine
+from specheads.decoding.engine import Engine, make_engine
 from specheads.decoding.load_aware import LengthPolicy
 from specheads.decoding.records import CHAIN, Generation
 from specheads.decoding.rounds import ChainRounds, TargetRounds
@@ -43,9 +43,7 @@ class Decoder:
     def warm_up(self) -> float:
         """Compile, load or capture all that generation will run; return the seconds. The first generation does it otherwise."""
         start = time.perf_counter()
-        compile_ahead([self.prepare])
-        self.prepare()
-        self.single.is_warm = True
+        self.single.warm_up()
         self.startup_seconds += time.perf_counter() - start
         return time.perf_counter() - start
 
@@ -81,6 +79,7 @@ class Decoder:
         max_new_tokens: int = 256,
         seeds: Sequence[int] | None = None,
         stop_tokens: Sequence[int] | None = None,
+        policy: LengthPolicy | None = None,
     ) -> Iterator[tuple[int, Generation]]:
         """Yield `(number, generation)` for each prompt as its response ends, which is not the order of `prompts`.
 
@@ -92,15 +91,18 @@ class Decoder:
             max_batch: rows of KV memory, which are allocated once for each number.
             seeds: one for each prompt, which are then read at once; default 0 for all.
             max_new_tokens, stop_tokens: as for `generate`.
+            policy: decides by the load how many tokens all rows draft, in place of a stopping rule. Then a row's tokens depend on
+                the number of its neighbours; their distribution does not.
 
         Raises:
-            UserError: a choice that decodes one prompt at a time; or, after the others have ended, prompts that failed.
+            UserError: a choice that decodes one prompt at a time, or that goes with no policy; or, after the others have ended,
+                prompts that failed.
         """
         check_count("max_batch", max_batch, least=1)
-        rows = self.single if max_batch == 1 else self._batch_of(max_batch)
+        rows = self.single if max_batch == 1 and policy is None else self._batch_of(max_batch, policy)
         return rows.generate(prompts, max_new_tokens, seeds, stop_tokens)
 
-    def _batch_of(self, num_rows: int) -> RowsDecoder:
+    def _batch_of(self, num_rows: int, policy: LengthPolicy | None) -> RowsDecoder:
         """Return what decodes several prompts together."""
         raise NotImplementedError
 
@@ -219,34 +221,7 @@ class SpeculativeDecoder(Decoder):
         draft = self.pair.draft_lm
         return DraftMemory(most, draft.vocab_size, draft.probs_dtype, self.draft_engine.lm.device, num_rows)
 
-    def generate_batch(
-        self,
-        prompts: Iterable[Prompt],
-        max_batch: int = 8,
-        max_new_tokens: int = 256,
-        seeds: Sequence[int] | None = None,
-        stop_tokens: Sequence[int] | None = None,
-        policy: LengthPolicy | None = None,
-    ) -> Iterator[tuple[int, Generation]]:
-        """Yield `(number, generation)` for each prompt as its response ends; see Decoder.
-
-        Args:
-            prompts, max_batch, max_new_tokens, seeds, stop_tokens: see Decoder.
-            policy: decides by the load how many tokens all rows draft, in place of the decoder's stopping rule. Then a row's
-                tokens depend on the number of its neighbours; their distribution does not.
-
-        Raises:
-            UserError: see Decoder; or a policy with a verification rule that has to know lengths before a round.
-        """
-        if policy is None:
-            return super().generate_batch(prompts, max_batch, max_new_tokens, seeds, stop_tokens)
-        check_count("max_batch", max_batch, least=1)
-        batch = self._batch_of(max_batch, policy)
-        assert isinstance(batch.rounds, ChainRounds)
-        batch.rounds.policy = policy
-        return batch.generate(prompts, max_new_tokens, seeds, stop_tokens)
-
-    def _batch_of(self, num_rows: int, policy: LengthPolicy | None = None) -> RowsDecoder:
+    def _batch_of(self, num_rows: int, policy: LengthPolicy | None) -> RowsDecoder:
         longest = None if policy is None else max(1, policy.max_tokens)
         if self._batch_key != (num_rows, longest):
             stopping = self.stopping if longest is None else FixedLength(longest)
@@ -258,6 +233,9 @@ class SpeculativeDecoder(Decoder):
                 assert isinstance(rounds, ChainRounds)
                 rounds.prepare_for_policy()
             self._batch, self._batch_key = RowsDecoder(self.pair, rounds), (num_rows, longest)
+        if policy is not None:
+            assert isinstance(self._batch.rounds, ChainRounds)
+            self._batch.rounds.policy = policy
         return self._batch
 
     def _engines_of(self, num_rows: int) -> list[Engine]:
@@ -279,7 +257,9 @@ class Baseline(Decoder):
         self.single = RowsDecoder(pair, TargetRounds(pair.target_id, self.engine, self.warp))
         self._batch: RowsDecoder | None = None  # with memory for one number of rows at a time
 
-    def _batch_of(self, num_rows: int) -> RowsDecoder:
+    def _batch_of(self, num_rows: int, policy: LengthPolicy | None) -> RowsDecoder:
+        if policy is not None:
+            raise UserError("a policy on the load decides how much is drafted; the target alone drafts nothing.")
         if self._batch is None or self._batch.num_rows != num_rows:
             engine = make_engine(self._engine_name, self.pair.target_lm, self.engine.capacity, num_rows=num_rows + 1)
             self._batch = RowsDecoder(self.pair, TargetRounds(self.pair.target_id, engine, self.warp))

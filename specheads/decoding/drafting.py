@@ -1,23 +1,20 @@
-"""How drafts are proposed: the interface of drafting methods, and chains.
-
-A new method is a module with a Drafting and a config in conf/drafting/ whose `_target_` names it.
-"""
+"""How drafts are proposed: the interface of drafting methods, and chains."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from specheads.decoding.engine import Engine, ForwardOutput
 from specheads.decoding.records import CHAIN
-from specheads.decoding.rounds import ChainRounds
+from specheads.decoding.rounds import ChainRounds, Drafter
 from specheads.decoding.rows import Rounds, Row
-from specheads.decoding.step_inputs import DraftMemory, HostNumbers, RowsExample, filled, flat_tokens, of_rows, with_rows
+from specheads.decoding.step_inputs import DraftMemory, HostNumbers, RowsExample, RowsStep, of_rows, with_rows
 from specheads.decoding.stopping import StoppingRule
+from specheads.decoding.stopping.rule import unless
 from specheads.decoding.verification import TokenVerification, Verification, VerificationRule
 from specheads.errors import UserError
 from specheads.heads.features import drafting_features
@@ -52,7 +49,7 @@ class Drafting:
         return 0
 
     def most_verified(self, max_tokens: int) -> int:
-        """Return how many positions beyond the text the target may write, where paths have up to `max_tokens` tokens."""
+        """Return the same for the target."""
         return 0
 
     def rounds(
@@ -67,9 +64,8 @@ class Drafting:
         """Return how rows draft and verify by these choices.
 
         Args:
-            engines: the target's, and the draft's where `reads_draft`; with memory of one text, or of a batch's rows and one
-                more.
-            memory: of chains, on the draft's device; decoders that share an engine share it, too.
+            engines: the target's, and the draft's where `reads_draft`; with memory of one text, or of a batch's rows and a spare.
+            memory: of chains, on the draft's device.
 
         Raises:
             UserError: a rule that needs features which this method does not have; a batch where it drafts for one row only.
@@ -114,13 +110,7 @@ class ChainStep:
         self.compile_key = (ChainStep, warp, rule.compile_key, memory)
 
     def __call__(self, output: ForwardOutput, index: Tensor, uniform: Tensor, ends: Tensor, state: ChainState) -> ChainState:
-        """Write the drafted token and its distribution into the memory; return the new state.
-
-        Args:
-            index: (1,) long, of the token in the memory.
-            uniform: (B,) in [0, 1), at which the token is sampled.
-            ends: (V,) bool, the tokens that end a response and therefore a draft.
-        """
+        """Write the drafted token and its distribution into the memory, at `index` (1,); return the new state; see `draw`."""
         token, probs, state = self.draw(output.logits[:, -1], output.hidden[:, -1], uniform, ends, state)
         self.memory.write(index, token, probs)
         return state
@@ -132,18 +122,15 @@ class ChainStep:
 
         Args:
             hidden: (B, H), the states that the logits were computed from.
+            uniform: (B,) in [0, 1), at which the tokens are sampled.
+            ends: (V,) bool, the tokens that end a response and therefore a draft.
         """
         probs = self.warp(logits)
         token = self.warp.draw(probs, uniform)
         features = drafting_features(self.rule.needs, logits, token, hidden, self.lm.embed)
         new, stop = self.rule.step(state.rule, features)
-        kept = tree_map(partial(_unless, state.stopped), state.rule, new)
+        kept = unless(state.stopped, state.rule, new)
         return token, probs, ChainState(state.stopped | stop | ends[token], kept)
-
-
-def _unless(stopped: Tensor, old: Tensor, new: Tensor) -> Tensor:
-    """Return `new` (B, ...) in the type of `old`, which every step must receive, or `old` in rows that are `stopped` (B,)."""
-    return old if new is old else torch.where(stopped.reshape(-1, *[1] * (new.dim() - 1)), old, new.to(old.dtype))
 
 
 class _RowsChainStep:
@@ -162,11 +149,9 @@ class _RowsChainStep:
 
         Args:
             last: (n,) long, where in the forward pass each row's last token is.
-            rows: (n,) long, rows of the memory and of the state.
+            rows: (n,) long, rows of the memory and of the `state` of all.
             index: (n,) long, of the token in each row's draft.
-            uniform: (n,) in [0, 1), at which the tokens are sampled.
-            ends: (V,) bool, the tokens that end a response and therefore a draft.
-            state: of all rows.
+            uniform, ends: as in `ChainStep.draw`.
         """
         logits, hidden = output.logits[last, -1], output.hidden[last, -1]
         token, probs, new = self.step.draw(logits, hidden, uniform, ends, of_rows(state, rows))
@@ -174,23 +159,19 @@ class _RowsChainStep:
         return torch.stack([token, new.stopped.long()], dim=1), with_rows(state, rows, new)
 
 
-class _SingleDrafter:
-    """Drafts chains of an engine whose memory has one text. It owns the rule's state."""
+class _SingleDrafter(Drafter):
+    """Drafts chains of an engine whose memory has one text."""
 
     def __init__(self, engine: Engine, step: ChainStep) -> None:
-        self.rule, self._engine, self._memory, device = step.rule, engine, step.memory, engine.lm.device
-        self.step = engine.compiled_step(step)
-        self._pending = [HostNumbers((1, count), device) for count in PENDING]
-        self._going, self._stopped = torch.tensor([[False], [True]], device=device)
-        self.state: Any = self.rule.start_prompt(1, device)
+        super().__init__(engine, step.rule)
+        self._memory, self.step = step.memory, engine.compiled_step(step)
+        self._pending = [HostNumbers((1, count), engine.lm.device) for count in PENDING]
+        self._going, self._stopped = torch.tensor([[False], [True]], device=engine.lm.device)
 
     def warm_up(self, ends: Tensor) -> None:
         uniform = torch.zeros(1, dtype=torch.float64, device=ends.device)
         state = ChainState(self._going, self.state)
         self._engine.warm_up(self.step, PENDING, self._memory.indices[0], uniform, ends, state)
-
-    def start(self, rows: Sequence[Row]) -> None:
-        self.state = self.rule.start_prompt(1, self._going.device)
 
     def draft(self, rows: Sequence[Row], ends: Tensor, most: int) -> None:
         row, memory = rows[0], self._memory
@@ -223,27 +204,22 @@ class _SingleDrafter:
         self._engine.rewind(min(self._engine.length, len(row.committed) + num_accepted))
 
 
-class _RowsDrafter:
+class _RowsDrafter(Drafter):
     """Drafts chains of an engine whose memory has several texts, each step one token in every row whose draft has not ended."""
 
     def __init__(self, engine: Engine, step: ChainStep) -> None:
-        self.rule, self._engine, self._memory = step.rule, engine, step.memory
-        self._step, device = engine.rows_step(_RowsChainStep(step)), engine.lm.device
-        self._going, self._stopped = torch.tensor([[False], [True]], device=device).repeat(1, engine.num_rows)
-        self.state: Any = self.rule.start_prompt(engine.num_rows, device)
+        super().__init__(engine, step.rule)
+        self._memory, self._step = step.memory, RowsStep(engine, _RowsChainStep(step))
+        self._going, self._stopped = torch.tensor([[False], [True]], device=engine.lm.device).repeat(1, engine.num_rows)
 
     def warm_up(self, ends: Tensor) -> None:
-        examples, state = [], ChainState(self._going, self.state)
-        for many in (False, True):
-            example = RowsExample(self._engine, [ends, *tree_leaves(state), *self._memory.buffers()], many)
-            last, rows, index = (example.zeros(example.num_rows) for _ in range(3))
-            examples.append(example.arguments(last, rows, index, last.double(), ends, state))
-        self._engine.warm_up_rows(self._step, examples)
+        state = ChainState(self._going, self.state)
 
-    def start(self, rows: Sequence[Row]) -> None:
-        device = self._going.device
-        new = self.rule.start_prompt(len(rows), device)
-        self.state = with_rows(self.state, torch.tensor([row.place for row in rows], device=device), new)
+        def inputs(example: RowsExample) -> tuple[Any, ...]:
+            last, rows, index = (example.zeros(example.num_rows) for _ in range(3))
+            return last, rows, index, last.double(), ends, state
+
+        self._step.warm_up(inputs, [ends, *tree_leaves(state), *self._memory.buffers()])
 
     def draft(self, rows: Sequence[Row], ends: Tensor, most: int) -> None:
         state, drafting = ChainState(self._going, self.state), []
@@ -271,23 +247,11 @@ class _RowsDrafter:
 
     def _run(self, rows: Sequence[Row], ends: Tensor, state: ChainState) -> tuple[list[list[int]], ChainState]:
         """Run one step; return each row's token and whether its draft ends with it, and the new state."""
-        device, least = ends.device, self._engine.padded_rows(len(rows))
         unread = [row.unread for row in rows]
-        places, starts = [row.place for row in rows], [row.num_read for row in rows]
-        flat = flat_tokens(self._engine, places, unread, starts)
+        flat = self._step.flat([row.place for row in rows], unread, [row.num_read for row in rows])
         index = np.array([len(row.drafted) for row in rows])
         uniform = np.array([row.draft_uniforms.number() for row in rows])
-        drawn, state = self._step(
-            flat.tokens,
-            flat.end,
-            flat.places,
-            filled(flat.first + flat.counts - 1, least, 0, device),
-            filled(np.array(places), least, self._engine.num_rows - 1, device),
-            filled(index, least, 0, device),
-            filled(uniform, least, 0.0, device),
-            ends,
-            state,
-        )
+        drawn, state = self._step(flat, [flat.last, flat.rows, index, uniform], ends, state)
         for row, tokens in zip(rows, unread, strict=True):
             row.num_read += len(tokens)
             row.num_draft_calls += 1

@@ -37,7 +37,7 @@ class _Listed(LengthPolicy):
         return next(self._lengths)
 
 
-class Observed:
+class _Observed:
     """Seconds of rounds, by what was done in them: rows of numbers whose last one is the seconds."""
 
     def __init__(self) -> None:
@@ -68,10 +68,9 @@ class Observed:
             unread = [_unread(before, each) for before, each in zip(unread, rounds, strict=True)]
 
     def costs(self, provenance: Mapping[str, str]) -> LoadCosts:
-        """Return medians as tables.
+        """Return medians as tables: of steps that read one token of each row, on an empty memory.
 
-        A draft step that reads more tokens takes longer in proportion to them; tables are of steps that read one of each row, on
-        an empty memory.
+        A draft step that reads more tokens takes longer in proportion to them.
         """
         of_target = self._of_target()
         drafting = {rows: np.array(values, dtype=np.float64) for rows, values in self.drafting.items()}
@@ -80,8 +79,7 @@ class Observed:
         parts = {rows: _fit(values[:, :3], values[:, 4] - of_draft * values[:, 3]) for rows, values in drafting.items()}
 
         def without_memory(timed: Mapping[int, list[tuple[float, ...]]]) -> SecondsTable:
-            rest = {size: np.array(values) @ [*(-of_target), 1.0] for size, values in timed.items()}
-            return _table({size: float(np.median(seconds)) for size, seconds in rest.items()})
+            return _table({size: float(np.median(np.array(values) @ [*(-of_target), 1.0])) for size, values in timed.items()})
 
         return LoadCosts(
             draft=_table({rows: float(step) for rows, (_, step, _) in parts.items()}),
@@ -128,10 +126,9 @@ def _unread(before: int, done: Round) -> int:
 
 
 def _table(seconds: Mapping[int, float]) -> SecondsTable:
-    """Return seconds by size as a table, without falls; a single entry is one of the next size, too.
+    """Return seconds by size as a table; a single entry is one of the next size, too.
 
-    A larger step is not faster. Where it was, the smaller one was disturbed, because other work only ever adds time; were the
-    larger ones raised instead, one disturbed step would make all of them look free.
+    Where a larger step was faster, the smaller one was disturbed, because other work only ever adds time.
     """
     sizes = sorted(seconds)
     values = np.maximum(np.minimum.accumulate([seconds[size] for size in reversed(sizes)])[::-1], 1e-9).tolist()
@@ -141,10 +138,7 @@ def _table(seconds: Mapping[int, float]) -> SecondsTable:
 
 
 def kept_costs(decoder: SpeculativeDecoder, max_batch: int, max_tokens: int = 8) -> LoadCosts:
-    """Return the costs that were measured on this machine before, in the folder `costs` of the cache folder, or measure them now.
-
-    See `measured_costs`.
-    """
+    """Return the costs that were measured on this machine before, from the cache folder's `costs`, or measure them now."""
     pair, engine = decoder.pair, decoder.target_engine
     key = fingerprint(
         {
@@ -172,11 +166,7 @@ def kept_costs(decoder: SpeculativeDecoder, max_batch: int, max_tokens: int = 8)
 
 
 def measured_costs(
-    decoder: SpeculativeDecoder,
-    max_batch: int,
-    max_tokens: int = 8,
-    context: int = 256,
-    repeats: int = 6,
+    decoder: SpeculativeDecoder, max_batch: int, max_tokens: int = 8, context: int = 256, repeats: int = 6
 ) -> LoadCosts:
     """Return the seconds of a decoder's rounds, medians of interleaved repeats.
 
@@ -187,7 +177,7 @@ def measured_costs(
     new_tokens = SAME * sum(1 + length for length in range(1, max_tokens + 1)) + 1
     context = max(4, min(context, decoder.target_engine.capacity - new_tokens))
     sizes = sorted({*(2**power for power in range(max_batch.bit_length())), max_batch})
-    pair, observed, rng, order = decoder.pair, Observed(), np.random.default_rng(0), random.Random(0)
+    pair, observed, rng, order = decoder.pair, _Observed(), np.random.default_rng(0), random.Random(0)
     for repeat in range(repeats + 1):
         prompt_length = max(2, context * (max(repeat, 1) * 2 - 1) // (2 * repeats))
         for size in order.sample(sizes, len(sizes)):

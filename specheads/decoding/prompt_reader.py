@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.engine import Engine, ForwardOutput
-from specheads.decoding.step_inputs import RowsExample, filled, flat_tokens
+from specheads.decoding.step_inputs import RowsStep
 
 LONG = 256  # tokens: longer prompts are read alone, because steps in rows compute the attention of each token by itself
 TOGETHER = 512  # tokens of several prompts that are read at once, so that activations stay in a CPU's cache
@@ -27,13 +27,12 @@ class PromptReader:
     """Reads prompts into one engine's memory: short ones together, where the engine has rows and is fast at that."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine, self._step = engine, engine.rows_step(_LastStates())
+        self._engine, self._step = engine, RowsStep(engine, _LastStates())
 
     def warm_up(self) -> None:
         """Prepare the engine."""
         if self.continues:
-            examples = [RowsExample(self._engine, [], many) for many in (False, True)]
-            self._engine.warm_up_rows(self._step, [each.arguments(each.zeros(each.num_rows)) for each in examples])
+            self._step.warm_up(lambda example: (example.zeros(example.num_rows),))
 
     @property
     def continues(self) -> bool:
@@ -69,10 +68,8 @@ class PromptReader:
         self, group: Sequence[int], rows: Sequence[int], texts: Sequence[Sequence[int]], starts: Sequence[int]
     ) -> dict[int, Tensor]:
         """Read the texts of these numbers in one step; return the states at their ends by number."""
-        engine, device = self._engine, self._engine.lm.device
         chosen, begins = [texts[number] for number in group], [starts[number] for number in group]
-        flat = flat_tokens(engine, [rows[number] for number in group], chosen, begins)
-        last = filled(flat.first + flat.counts - 1, engine.padded_rows(len(group)), 0, device)
-        states = self._step(flat.tokens, flat.end, flat.places, last)
+        flat = self._step.flat([rows[number] for number in group], chosen, begins)
+        states = self._step(flat, [flat.last])
         # A copy, because an engine may overwrite a step's outputs in the next one.
         return {number: state[None].clone() for number, state in zip(group, states, strict=False)}

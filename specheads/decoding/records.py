@@ -1,7 +1,4 @@
-"""Frozen records of tensors and counts that the stages of decoding pass on.
-
-Shapes: B rows.
-"""
+"""Records of tensors and counts that the stages of decoding pass on; B rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -87,13 +84,10 @@ class DecodeStats:
     @classmethod
     def of(cls, rounds: Sequence[Round], prefill_seconds: float = 0.0, num_expected: float | None = None) -> "DecodeStats":
         """Add up the rounds of one generation."""
+        columns = ("num_drafted", "num_accepted", "num_discarded", "num_target_calls", "num_draft_calls")
         return cls(
             num_tokens=sum(len(r.tokens) for r in rounds),
-            num_drafted=sum(r.num_drafted for r in rounds),
-            num_accepted=sum(r.num_accepted for r in rounds),
-            num_discarded=sum(r.num_discarded for r in rounds),
-            num_target_calls=sum(r.num_target_calls for r in rounds),
-            num_draft_calls=sum(r.num_draft_calls for r in rounds),
+            **{name: sum(getattr(r, name) for r in rounds) for name in columns},
             seconds=prefill_seconds + sum(r.seconds for r in rounds),
             prefill_seconds=prefill_seconds,
             num_copy_rounds=sum(r.used_copy for r in rounds),
@@ -128,8 +122,7 @@ class DecodeStats:
     def acceptance_rate(self) -> float | None:
         """Accepted share of the drafted tokens, without a graph's copies; None where nothing was drafted.
 
-        A tree's is low because its siblings exclude each other. The rate that GSD's authors report under this name cannot be this
-        ratio: trees and graphs are compared by `block_efficiency` and by the number of tokens that they draft.
+        A tree's is low because its siblings exclude each other; GSD's authors report another ratio under this name.
         """
         return 1 - self.num_discarded / self.num_drafted if self.num_drafted else None
 

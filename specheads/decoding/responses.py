@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 # Compiling takes about a minute. Plain PyTorch makes this many tokens of a small model in a few.
 TOKENS_WORTH_COMPILING = 200_000
 
+OnStep = Callable[[int, int], None]
+
 
 @dataclass(frozen=True)
 class Response:
@@ -44,7 +46,7 @@ def row_uniforms(seed: int, prompt_id: str, max_new_tokens: int, num_samples: in
     return np.random.default_rng(seeds).random((1 + num_samples, max_new_tokens))
 
 
-def engine_worth(num_tokens: int) -> str:
+def _engine_worth(num_tokens: int) -> str:
     """Return the name of the engine for `num_tokens` tokens: `auto`, or `eager` where compiling would not pay."""
     name = resolve_engine("auto")
     return "eager" if name == "auto" and num_tokens < TOKENS_WORTH_COMPILING else name
@@ -64,8 +66,7 @@ class Responder:
         """Plan responses.
 
         Args:
-            lengths: tokens of all prompts that will be responded to. They decide the engine, so give the same ones again where
-                the same rounding is wanted.
+            lengths: tokens of all prompts that will be responded to; they decide the engine, and with it rounding.
             limits: of a response's length, and the rows that are decoded together.
             lm: one of the pair's models; default: the target.
             engine: default: one that is worth its preparation.
@@ -74,7 +75,7 @@ class Responder:
         self._lm = lm or pair.target_lm
         self._model_id = pair.target_id if self._lm is pair.target_lm else pair.draft_id
         self._num_tokens = sum(min(limits.max_new_tokens, pair.window - length) for length in lengths)
-        self._engine_name = engine or engine_worth(self._num_tokens)
+        self._engine_name = engine or _engine_worth(self._num_tokens)
         self.capacity = min(pair.window, max(lengths) + limits.max_new_tokens)
         self._num_rows = min(limits.batch_size, len(lengths))
         self._engine: Engine | None = None
@@ -85,7 +86,7 @@ class Responder:
         prompts: Sequence[Sequence[int]],
         uniform: np.ndarray,
         warp: Warp,
-        on_step: Callable[[int, int], None] = lambda made, ended: None,
+        on_step: OnStep = lambda made, ended: None,
     ) -> list[Response]:
         """Return the response to each prompt.
 
@@ -101,18 +102,13 @@ class Responder:
             UserError: the model's logits have a NaN.
         """
         while True:
-            steps: list[tuple[int, int]] = []
-
-            def counted(made: int, ended: int, steps: list[tuple[int, int]] = steps) -> None:
-                steps.append((made, ended))
-                on_step(made, ended)
-
+            counted = [0, 0]  # tokens, and responses that ended
             try:
-                return self._responses(prompts, uniform, warp, counted)
+                return self._responses(prompts, uniform, warp, on_step, counted)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error) or self._num_rows == 1:
                     raise
-            on_step(-sum(made for made, _ in steps), -sum(ended for _, ended in steps))
+            on_step(-counted[0], -counted[1])
             self._halve_rows()
 
     def _halve_rows(self) -> None:
@@ -125,11 +121,7 @@ class Responder:
         logger.warning("responses: %d rows do not fit into memory; %d are decoded together from here on", rows, self._num_rows)
 
     def _responses(
-        self,
-        prompts: Sequence[Sequence[int]],
-        uniform: np.ndarray,
-        warp: Warp,
-        on_step: Callable[[int, int], None],
+        self, prompts: Sequence[Sequence[int]], uniform: np.ndarray, warp: Warp, on_step: OnStep, counted: list[int]
     ) -> list[Response]:
         decoder, most = self._decoder(warp), self._limits.max_new_tokens
 
@@ -139,15 +131,15 @@ class Responder:
 
         responses: dict[int, Response] = {}
         for rows in decoder.decode(opened(), None):
-            ended = 0
+            before = len(responses)
             for row in rows:
                 if row.failure is not None:
                     raise UserError(row.failure)
                 if row.has_ended:
-                    ids = row.response
-                    responses[row.number] = Response(ids, row.finish_reason == "stop")
-                    ended += 1
-            on_step(len(rows), ended)
+                    responses[row.number] = Response(row.response, row.finish_reason == "stop")
+            step = len(rows), len(responses) - before
+            counted[0], counted[1] = counted[0] + step[0], counted[1] + step[1]
+            on_step(*step)
         return [responses[number] for number in range(len(prompts))]
 
     def _decoder(self, warp: Warp) -> RowsDecoder:

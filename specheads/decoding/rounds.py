@@ -1,7 +1,7 @@
 """A round of all rows: chains and their verification, or one token of the target alone."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from specheads.decoding.engine import Engine, ForwardOutput
 from specheads.decoding.load_aware import LengthPolicy
 from specheads.decoding.prompt_reader import PromptReader
 from specheads.decoding.rows import Row, RowOutcome
-from specheads.decoding.step_inputs import DraftMemory, HostNumbers, RowsExample, filled, flat_tokens
+from specheads.decoding.step_inputs import DraftMemory, HostNumbers, RowsStep, with_rows
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.verification import TokenVerification, Verification, VerificationRule
 from specheads.decoding.verifier import ChainVerifier, VerifyStep
@@ -24,14 +24,14 @@ from specheads.pair.sampling import Warp, has_nan
 STEP_TOKENS = 8  # of a row that a draft step reads; more are read before it, without logits
 
 
-class TargetStep:
+class _TargetStep:
     """The epilogue of a forward pass of the target alone, over one token of each row."""
 
     open_inputs = ((0,),)
 
     def __init__(self, warp: Warp) -> None:
         self.warp = warp
-        self.compile_key = (TargetStep, warp)
+        self.compile_key = (_TargetStep, warp)
 
     def __call__(self, output: ForwardOutput, uniform: Tensor) -> Tensor:
         """Return the next tokens and whether there was a NaN, (N, 2) long, drawn at `uniform` (N,)."""
@@ -46,21 +46,17 @@ class TargetRounds:
         """`numbers`: uniform numbers that a round takes from a row; the last one draws the token."""
         self.engines: Sequence[Engine] = (engine,)
         self.readers: Sequence[PromptReader] = (PromptReader(engine),)
-        self._model_id, self._numbers, step = model_id, numbers, TargetStep(warp)
+        self._model_id, self._numbers, step = model_id, numbers, _TargetStep(warp)
         self._single = engine.num_rows == 1
-        self.step = engine.compiled_step(step) if self._single else engine.rows_step(step)
+        self.step: Any = engine.compiled_step(step) if self._single else RowsStep(engine, step)
         self._last = HostNumbers((1, 1), engine.lm.device)
 
     def warm_up(self, ends: Tensor) -> None:
         engine = self.engines[0]
         if self._single:
             engine.warm_up(self.step, (1,), torch.zeros(1, dtype=torch.float64, device=engine.lm.device))
-            return
-        examples = []
-        for many in (False, True):
-            example = RowsExample(engine, [], many)
-            examples.append(example.arguments(example.zeros(example.num_tokens, dtype=torch.float64)))
-        engine.warm_up_rows(self.step, examples)
+        else:
+            self.step.warm_up(lambda example: (example.zeros(example.num_tokens, dtype=torch.float64),))
 
     def start(self, rows: Sequence[Row], target_hidden: Mapping[int, Tensor]) -> None:
         """There is nothing to prepare."""
@@ -69,38 +65,43 @@ class TargetRounds:
         return None
 
     def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[RowOutcome], Mark]:
-        drafted, engine = clock.mark(), self.engines[0]
+        drafted = clock.mark()
         if self._single:
             self._last.numbers[0, 0] = rows[0].committed[-1]
             self._last.send()
             packed = self.step(self._last.tensor, rows[0].verify_uniforms.take(1))
         else:
             starts = [len(row.committed) - 1 for row in rows]
-            flat = flat_tokens(engine, [row.place for row in rows], [row.committed[-1:] for row in rows], starts)
+            flat = self.step.flat([row.place for row in rows], [row.committed[-1:] for row in rows], starts)
             uniform = np.array([[row.verify_uniforms.number() for _ in range(self._numbers)][-1] for row in rows])
-            inputs = filled(uniform, engine.padded_rows(len(rows)), 0.0, engine.lm.device)
-            packed = self.step(flat.tokens, flat.end, flat.places, inputs)
+            packed = self.step(flat, [uniform])
         outcomes = [RowOutcome([token], nan_in=self._model_id if nan else None) for token, nan in packed.tolist()[: len(rows)]]
         return outcomes, drafted
 
 
-class Drafter(Protocol):
-    """Drafts chains in the rows of a memory."""
+class Drafter:
+    """The base of what drafts chains in the rows of a memory. It owns the stopping rule's state."""
 
-    rule: StoppingRule
-    state: Any  # of the stopping rule, by place in memory
+    def __init__(self, engine: Engine, rule: StoppingRule) -> None:
+        self._engine, self.rule = engine, rule
+        self.state: Any = rule.start_prompt(engine.num_rows, engine.lm.device)  # by place in memory
 
     def warm_up(self, ends: Tensor) -> None:
         """Prepare the engine for all that drafting runs."""
+        raise NotImplementedError
 
     def start(self, rows: Sequence[Row]) -> None:
         """Begin other prompts in some rows."""
+        new = self.rule.start_prompt(len(rows), self._engine.lm.device)
+        self.state = new if self._engine.num_rows == 1 else with_rows(self.state, [row.place for row in rows], new)
 
     def draft(self, rows: Sequence[Row], ends: Tensor, most: int) -> None:
         """Draft up to `most` tokens after the committed ones of each row, into the row, and their distributions into memory."""
+        raise NotImplementedError
 
     def keep(self, row: Row, num_accepted: int) -> None:
         """Forget what a row's draft has read beyond the accepted tokens. Call it before they are committed."""
+        raise NotImplementedError
 
 
 class ChainRounds:
@@ -121,12 +122,7 @@ class ChainRounds:
         warp: Warp,
         memory: DraftMemory,
     ) -> None:
-        """Prepare rounds.
-
-        Args:
-            engines: the target's and the draft's.
-            memory: in which drafts are, on the draft's device.
-        """
+        """`engines`: the target's and the draft's; `memory`: in which drafts are, on the draft's device."""
         self.engines, self._pair, self._warp = engines, pair, warp
         self._late_reader: PromptReader | None = None  # the draft's, if a policy may let it wait
         self._alone: TargetRounds | None = None  # rounds in which a policy drafts nothing
@@ -238,7 +234,7 @@ class ChainRounds:
 def expected_of(stopping: StoppingRule, verification: Verification, state: Any, row: int = 0) -> float | None:
     """Return the number for a row of the rule's state, over a prompt; None where the rule expects none.
 
-    It is None under other rules than token verification, too, whose acceptance predictions do not speak of.
+    Predictions speak of token verification alone; under other rules it is None, too.
     """
     expected = stopping.num_expected(state) if isinstance(verification, TokenVerification) else None
     return None if expected is None else float(expected[row])

@@ -1,8 +1,8 @@
 """The loop of decoding: rows take prompts, take rounds together, and commit what a round brought, until their responses end.
 
-One response is a batch of one row. Rows know nothing of each other: each has uniform numbers, states of the rules and a length
-of its own, so its tokens do not depend on its neighbours, up to the rounding of sums. How a round gets tokens is a `Rounds`, of
-which rounds.py has those of chains and of the target alone. examples/speculative_decoding.py is the algorithm without caches.
+One response is a batch of one row. Each row has separate uniform numbers, states of the rules and a length, so its tokens do not
+depend on its neighbours, up to the rounding of sums. How a round gets tokens is a `Rounds`, of which rounds.py has those of
+chains and of the target alone. examples/speculative_decoding.py is the algorithm without caches.
 """
 
 import gc
@@ -73,14 +73,9 @@ class Row:
         return self.committed[self.prompt_length :]
 
     @property
-    def num_open(self) -> int:
-        """How many more tokens the response may have."""
-        return self.limit - len(self.committed)
-
-    @property
     def most_drafted(self) -> int:
         """The most tokens that a draft may have: the target adds one after the accepted ones."""
-        return self.num_open - 1
+        return self.limit - len(self.committed) - 1
 
     @property
     def has_ended(self) -> bool:
@@ -111,14 +106,9 @@ class Row:
         if self.finish_reason is None:
             raise RuntimeError("the response has not ended")
         tokens = torch.tensor(self.response)
-        return Generation(
-            prompt_ids=torch.tensor(self.committed[: self.prompt_length]),
-            tokens=tokens,
-            text=pair.decode(tokens),
-            rounds=self.rounds,
-            stats=DecodeStats.of(self.rounds, self.prefill_seconds, self.num_expected),
-            finish_reason=self.finish_reason,
-        )
+        stats = DecodeStats.of(self.rounds, self.prefill_seconds, self.num_expected)
+        prompt_ids = torch.tensor(self.committed[: self.prompt_length])
+        return Generation(prompt_ids, tokens, pair.decode(tokens), self.rounds, stats, self.finish_reason)
 
 
 class RowOutcome(NamedTuple):
@@ -147,8 +137,7 @@ class Rounds(Protocol):
         """Begin rows whose prompts were read.
 
         Args:
-            target_hidden: (1, H) by place in memory, the target's state at the last token of its prompt but one; a prompt of one
-                token has none.
+            target_hidden: by place, the target's state (1, H) at a prompt's last token but one, if there is one.
         """
 
     def num_expected(self, row: Row) -> float | None:
@@ -165,8 +154,7 @@ class Rounds(Protocol):
 class RowsDecoder:
     """Decodes prompts in rows; a row whose response has ended takes the next prompt.
 
-    Engines with memory of one text decode one row, in steps of their own (`Engine.compiled_step`). Engines with more have a spare
-    row besides those that decode, for what steps in rows lack.
+    Engines with memory of one text decode one row, by `Engine.compiled_step`; others have a spare row that fills steps up.
     """
 
     def __init__(self, pair: Pair, rounds: Rounds) -> None:
@@ -217,9 +205,7 @@ class RowsDecoder:
             raise UserError(
                 f"the prompt has {len(committed)} tokens, but the decoder has memory for {window}; give it a larger window=."
             )
-        target_device, draft_device = (
-            engine.lm.device if self._single else CPU for engine in (self.engines[0], self.engines[-1])
-        )
+        target_device, draft_device = (self.engines[place].lm.device if self._single else CPU for place in (0, -1))
         return Row(
             number=number,
             committed=committed,
@@ -260,10 +246,9 @@ class RowsDecoder:
             raise UserError("; ".join(failures))
 
     def decode(self, rows: Iterable[Row], stop_tokens: Iterable[int] | None) -> Iterator[list[Row]]:
-        """Yield, after each round, the rows that took it. One that has ended leaves its place to the next.
+        """Yield, after each round, the rows that took it. One that has ended leaves its place to the next of `rows`.
 
         Args:
-            rows: read as there is room.
             stop_tokens: ids that end a response and therefore a draft; None: the target's generation config.
         """
         if not self.is_warm:
@@ -331,29 +316,23 @@ class RowsDecoder:
         for row, tokens, outcome in zip(rows, emitted, outcomes, strict=True):
             # Before a round a row waits for the others. One that is alone waits for what its caller does with its tokens.
             waited = 0.0 if self._single else began - row.ready_at
-            row.rounds.append(_round(tokens, outcome, (waited, drafted - began, verified - drafted, committed - verified)))
+            row.rounds.append(
+                Round(
+                    tokens=tokens,
+                    num_drafted=outcome.num_drafted,
+                    num_accepted=outcome.num_accepted,
+                    num_discarded=outcome.num_drafted - (outcome.num_accepted - outcome.num_copies),
+                    num_draft_calls=outcome.num_draft_calls,
+                    draft_seconds=drafted - began,  # those of all rows, which the row waits for, as the next two
+                    verify_seconds=verified - drafted,
+                    commit_seconds=committed - verified,
+                    used_copy=outcome.num_copies > 0,
+                    num_target_calls=outcome.num_target_calls,
+                    wait_seconds=waited,
+                    tree=outcome.tree,
+                )
+            )
             row.ready_at = committed
-
-
-def _round(emitted: Sequence[int], outcome: RowOutcome, seconds: tuple[float, float, float, float]) -> Round:
-    """Return the record of a row's round.
-
-    Its seconds (before the round, of drafting, of verification, of the commit) are those of all rows, which the row waits for.
-    """
-    return Round(
-        tokens=emitted,
-        num_drafted=outcome.num_drafted,
-        num_accepted=outcome.num_accepted,
-        num_discarded=outcome.num_drafted - (outcome.num_accepted - outcome.num_copies),
-        num_draft_calls=outcome.num_draft_calls,
-        wait_seconds=seconds[0],
-        draft_seconds=seconds[1],
-        verify_seconds=seconds[2],
-        commit_seconds=seconds[3],
-        used_copy=outcome.num_copies > 0,
-        num_target_calls=outcome.num_target_calls,
-        tree=outcome.tree,
-    )
 
 
 @contextmanager

@@ -161,28 +161,17 @@ class LoadCosts:
         """
         try:
             content = read_json(path)
-        except (OSError, ValueError) as error:
+            source = {name: content["provenance"][name] for name in PROVENANCE}
+            if not all(isinstance(value, str) for value in source.values()):
+                raise UserError(f"provenance must name {', '.join(PROVENANCE)}")
+            tables = {
+                name: SecondsTable(tuple(content[name]["sizes"]), tuple(content[name]["seconds"]))
+                for name in TABLES
+                if content.get(name) is not None
+            }
+            numbers: dict[str, Any] = {name: content.get(name, 0.0) for name in POSITIONS}
+            return cls(provenance=content["provenance"], **(numbers | tables))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise UserError(
                 f"{path} cannot be read as costs ({error}); give a JSON file that LoadCosts.write has written."
             ) from None
-        if not isinstance(content, Mapping) or not {"draft", "target", "provenance"} <= content.keys():
-            raise UserError(f"{path} must have draft, target and provenance; give a JSON file that LoadCosts.write has written.")
-        provenance = content["provenance"] if isinstance(content["provenance"], Mapping) else {}
-        if missing := [name for name in PROVENANCE if not isinstance(provenance.get(name), str)]:
-            raise UserError(f"{path} does not say its {missing[0]}; provenance must name {', '.join(PROVENANCE)}.")
-        tables = {name: _table(content[name], f"{path}: {name}") for name in TABLES if content.get(name) is not None}
-        numbers: dict[str, Any] = {name: content.get(name, 0.0) for name in POSITIONS}
-        try:
-            return cls(provenance=provenance, **(numbers | tables))
-        except UserError as error:
-            raise UserError(f"{path}: {error}") from None
-
-
-def _table(content: Any, where: str) -> SecondsTable:
-    lists = [content.get(name) for name in ("sizes", "seconds")] if isinstance(content, Mapping) else [None]
-    if not all(isinstance(values, list) and all(map(is_number, values)) for values in lists):
-        raise UserError(f"{where} must have sizes and seconds, two lists of numbers of the same length.")
-    try:
-        return SecondsTable(tuple(content["sizes"]), tuple(map(float, content["seconds"])))
-    except (UserError, OverflowError) as error:
-        raise UserError(f"{where}: {error}") from None

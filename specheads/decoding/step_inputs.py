@@ -5,7 +5,7 @@ different numbers of tokens to read. Compiled steps take no sizes of one; what t
 the last one.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, chain, repeat
 from operator import add
 from typing import Any, NamedTuple
@@ -24,22 +24,61 @@ class _FlatTokens(NamedTuple):
     tokens: Tensor  # (N, 1) long
     end: int  # above all positions
     places: RowPlaces
+    rows: np.ndarray  # (n,)
     first: np.ndarray  # (n,), the index of each row's first token
     counts: np.ndarray  # (n,), its number of tokens
 
+    @property
+    def last(self) -> np.ndarray:
+        """(n,), the index of each row's last token."""
+        return self.first + self.counts - 1
 
-def flat_tokens(engine: Engine, rows: Sequence[int], tokens: Sequence[Sequence[int]], starts: Sequence[int]) -> _FlatTokens:
-    """Return the `tokens` of `rows` that begin at positions `starts`, and zeros in the spare row up to what the engine needs."""
-    # Lists, because arrays of a few numbers each would take a twentieth of a small model's step.
-    counts = [len(each) for each in tokens]
-    padding = engine.padded_rows(sum(counts)) - sum(counts)
-    ends = list(map(add, starts, counts))
-    parts: tuple[Iterable[Iterable[int]], ...] = (tokens, map(repeat, rows, counts), map(range, starts, ends))
-    paddings = (0, engine.num_rows - 1, 0)
-    flat = np.array([[*chain.from_iterable(part), *[value] * padding] for part, value in zip(parts, paddings, strict=True)])
-    first = list(accumulate(counts[:-1], initial=0))
-    on_device = torch.from_numpy(flat).to(engine.lm.device)
-    return _FlatTokens(on_device[0, :, None], max(ends), RowPlaces(on_device[1], on_device[2]), np.array(first), np.array(counts))
+
+class RowsStep:
+    """A step over tokens of several rows of an engine's memory; see `Engine.rows_step`."""
+
+    def __init__(self, engine: Engine, epilogue: Any) -> None:
+        self._engine, self._step = engine, engine.rows_step(epilogue)
+
+    def warm_up(
+        self, inputs: Callable[["RowsExample"], tuple[Any, ...]], others: Sequence[Tensor] = (), most_columns: int = 0
+    ) -> None:
+        """Prepare the engine for the epilogue's `inputs` of an example; for the others see RowsExample."""
+        examples = [RowsExample(self._engine, others, many, most_columns) for many in (False, True)]
+        self._engine.warm_up_rows(self._step, [each.arguments(*inputs(each)) for each in examples])
+
+    def flat(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], starts: Sequence[int]) -> _FlatTokens:
+        """Return `tokens` of `rows` that begin at positions `starts`, and zeros in the spare row up to what the engine needs."""
+        # Lists, because arrays of a few numbers each would take a twentieth of a small model's step.
+        engine, counts = self._engine, [len(each) for each in tokens]
+        padding = engine.padded_rows(sum(counts)) - sum(counts)
+        ends = list(map(add, starts, counts))
+        parts: tuple[Iterable[Iterable[int]], ...] = (tokens, map(repeat, rows, counts), map(range, starts, ends))
+        paddings = (0, engine.num_rows - 1, 0)
+        flat = np.array([[*chain.from_iterable(part), *[value] * padding] for part, value in zip(parts, paddings, strict=True)])
+        on_device, first = torch.from_numpy(flat).to(engine.lm.device), list(accumulate(counts[:-1], initial=0))
+        places = RowPlaces(on_device[1], on_device[2])
+        return _FlatTokens(on_device[0, :, None], max(ends), places, np.array(rows), np.array(first), np.array(counts))
+
+    def __call__(self, flat: _FlatTokens, columns: Sequence[np.ndarray], *others: Any) -> Any:
+        """Run the step; its results are of as many rows as the engine needs, the first of them `flat`'s.
+
+        Args:
+            columns: the epilogue's first inputs, (n, ...) of numbers; floats become float64, integers long.
+            others: its other inputs.
+        """
+        least, spare, device = self._engine.padded_rows(len(flat.rows)), self._engine.num_rows - 1, self._engine.lm.device
+        inputs = [torch.from_numpy(_filled(each, least, spare if each is flat.rows else 0)).to(device) for each in columns]
+        return self._step(flat.tokens, flat.end, flat.places, *inputs, *others)
+
+
+def _filled(numbers: np.ndarray, least: int, value: int) -> np.ndarray:
+    """Return numbers (n, ...) with rows of `value` added up to `least` rows."""
+    if len(numbers) >= least:
+        return numbers
+    more = np.empty((least, *numbers.shape[1:]), dtype=numbers.dtype)
+    more[: len(numbers)], more[len(numbers) :] = numbers, value
+    return more
 
 
 class RowsExample:
@@ -48,7 +87,7 @@ class RowsExample:
     A compiler that meets a size which equals a constant, that of the vocabulary for example, takes it for the constant.
     """
 
-    def __init__(self, engine: Engine, others: Sequence[Tensor], many: bool, most_columns: int = 0) -> None:
+    def __init__(self, engine: Engine, others: Sequence[Tensor], many: bool, most_columns: int) -> None:
         """Choose the sizes.
 
         Args:
@@ -84,27 +123,18 @@ class RowsExample:
         return self.zeros(self.num_tokens, 1), 1, places, *inputs
 
 
-def filled(numbers: Sequence[Any] | np.ndarray, least: int, value: float, device: torch.device) -> Tensor:
-    """Return numbers (n, ...) as a tensor of at least `least` rows; the added ones contain `value`.
-
-    Arrays keep their type; floats become float64, integers long.
-    """
-    numbers = np.asarray(numbers)
-    if len(numbers) < least:
-        more = np.empty((least, *numbers.shape[1:]), dtype=numbers.dtype)
-        more[: len(numbers)], more[len(numbers) :] = numbers, value
-        numbers = more
-    return torch.from_numpy(numbers).to(device)
-
-
 def of_rows(state: Any, rows: Tensor) -> Any:
     """Return some rows (n,) of a state."""
     return tree_map(lambda part: part[rows], state)
 
 
-def with_rows(state: Any, rows: Tensor, new: Any) -> Any:
+def with_rows(state: Any, rows: Tensor | Sequence[int], new: Any) -> Any:
     """Return a state whose `rows` (n,) are those of `new`."""
-    return tree_map(lambda part, of_new: part.index_put((rows,), of_new.to(part.dtype)), state, new)
+
+    def changed(part: Tensor, of_new: Tensor) -> Tensor:
+        return part.index_put((torch.as_tensor(rows, device=part.device),), of_new.to(part.dtype))
+
+    return tree_map(changed, state, new)
 
 
 class HostNumbers:

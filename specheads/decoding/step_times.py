@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -49,17 +50,9 @@ class StepTimes:
 def step_costs(draft: float, verification: Mapping[int, float], spread: Mapping[str, float]) -> StepCosts:
     """Return costs from the seconds of a draft step and of verifications, by drafted tokens from 0; linear between those."""
     sizes, seconds = zip(*sorted(verification.items()), strict=True)
-    filled = [_between(size, sizes, seconds) for size in range(sizes[-1] + 1)]
+    filled = np.interp(range(sizes[-1] + 1), sizes, seconds).tolist()
     more = max(0.0, filled[-1] - filled[-2]) if len(filled) > 1 else 0.0
     return StepCosts(draft, filled[0], more, verification=tuple(filled), spread=spread)
-
-
-def _between(size: int, sizes: Sequence[int], seconds: Sequence[float]) -> float:
-    after = next(place for place, known in enumerate(sizes) if known >= size)
-    if sizes[after] == size:
-        return seconds[after]
-    part = (size - sizes[after - 1]) / (sizes[after] - sizes[after - 1])
-    return seconds[after - 1] + part * (seconds[after] - seconds[after - 1])
 
 
 @torch.no_grad()
@@ -138,8 +131,7 @@ def _place(engine: Engine, length: int) -> None:
 def _target_step(alone: Baseline, context: int) -> Step:
     """Return a step of the target alone."""
     rounds: Any = alone.single.rounds
-    device = alone.engine.lm.device
-    token, uniform = torch.zeros(1, 1, dtype=torch.long, device=device), torch.zeros(1, dtype=torch.float64, device=device)
+    token, uniform = _zeros(alone.engine, 1, 1), _zeros(alone.engine, 1).double()
 
     def step() -> None:
         _place(alone.engine, context)
@@ -151,13 +143,12 @@ def _target_step(alone: Baseline, context: int) -> Step:
 def _draft_step(decoder: SpeculativeDecoder, context: int) -> Step:
     """Return a draft step; the host waits for its flag, as in decoding."""
     rounds: Any = decoder.single.rounds
-    drafter, index, device = rounds.drafter, rounds.memory.indices[0], decoder.draft_engine.lm.device
-    token, uniform = torch.zeros(1, 1, dtype=torch.long, device=device), torch.zeros(1, dtype=torch.float64, device=device)
-    ends = torch.zeros(decoder.pair.vocab_size, dtype=torch.bool, device=device)
-    state = ChainState(torch.zeros(1, dtype=torch.bool, device=device), decoder.stopping.start_prompt(1, device))
+    drafter, index, engine = rounds.drafter, rounds.memory.indices[0], decoder.draft_engine
+    token, uniform, ends = _zeros(engine, 1, 1), _zeros(engine, 1).double(), _zeros(engine, decoder.pair.vocab_size).bool()
+    state = ChainState(_zeros(engine, 1).bool(), decoder.stopping.start_prompt(1, engine.lm.device))
 
     def step() -> None:
-        _place(decoder.draft_engine, context)
+        _place(engine, context)
         drafter.step(token, index, uniform, ends, state).stopped.item()
 
     return step
@@ -166,33 +157,35 @@ def _draft_step(decoder: SpeculativeDecoder, context: int) -> Step:
 def _verification_step(decoder: SpeculativeDecoder, num_drafted: int, context: int) -> Step:
     """Return the verification of some drafted tokens."""
     rounds: Any = decoder.single.rounds
-    verifier, memory = rounds.verifier, rounds.verifier.memory
-    uniforms = torch.zeros(2, dtype=torch.float64, device=decoder.target_engine.lm.device)
+    verifier, memory, engine = rounds.verifier, rounds.verifier.memory, decoder.target_engine
     memory.probs.fill_(1 / decoder.pair.vocab_size)
-    inputs = (uniforms, torch.zeros(3, dtype=torch.long, device=uniforms.device), verifier.rule.start_prompt(1, uniforms.device))
-    tokens = memory.start(decoder.target_engine.padded(num_drafted + 1))
+    inputs = _zeros(engine, 2).double(), _zeros(engine, 3), verifier.rule.start_prompt(1, engine.lm.device)
+    tokens = memory.start(engine.padded(num_drafted + 1))
 
     def step() -> None:
-        _place(decoder.target_engine, context)
+        _place(engine, context)
         verifier.step(tokens, *inputs)
 
     return step
 
 
+def _zeros(engine: Engine, *shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.long, device=engine.lm.device)
+
+
 def counted_share(head: AcceptanceHead, draft: LanguageModel) -> float:
     """Return the cost of a head as a share of a draft step: the larger of its shares of multiply-adds and of bytes of weights.
 
-    Attention over earlier tokens and the time to launch a computation are left out. All experts of a mixture count as used, so
-    next to such a draft a head looks cheaper than it is. A read-out of the expected acceptance does not count: stopping rules do
-    not compute it.
+    Attention over earlier tokens, launches, and a read-out of the expected acceptance, which no rule computes, are left out; all
+    experts of a mixture count as used.
     """
     unused = set() if head.overlap is None else set(head.overlap.parameters())
     computed = [weight for weight in head.parameters() if weight not in unused]
-    (head_count, head_bytes), (draft_count, draft_bytes) = _size(computed), _size(step_weights(draft))
+    (head_count, head_bytes), (draft_count, draft_bytes) = _size(computed), _size(_step_weights(draft))
     return max(head_count / draft_count, head_bytes / draft_bytes)
 
 
-def step_weights(model: LanguageModel) -> list[Tensor]:
+def _step_weights(model: LanguageModel) -> list[Tensor]:
     """Return the weights that a step of a model multiplies by: all except tables in which it looks up one row."""
     output = model.output_embedding.weight
     tables = {part.weight for part in model.model.modules() if isinstance(part, nn.Embedding)} - {output}

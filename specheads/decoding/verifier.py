@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from specheads.decoding.engine import Engine, ForwardOutput
 from specheads.decoding.rows import Row
-from specheads.decoding.step_inputs import DraftMemory, HostNumbers, RowsExample, filled, flat_tokens, of_rows, with_rows
+from specheads.decoding.step_inputs import DraftMemory, HostNumbers, RowsExample, RowsStep, of_rows, with_rows
 from specheads.decoding.verification import Block, VerificationRule
 from specheads.pair.sampling import Warp, has_nan
 
@@ -110,7 +110,7 @@ class ChainVerifier:
         """`most`: the length of the longest chain."""
         self.rule, self._engine, self.memory, self._most = step.rule, engine, step.memory, most
         self._single, device = engine.num_rows == 1, engine.lm.device
-        self.step = engine.compiled_step(step, all_logits=True) if self._single else engine.rows_step(_RowsVerifyStep(step))
+        self.step: Any = engine.compiled_step(step, all_logits=True) if self._single else RowsStep(engine, _RowsVerifyStep(step))
         self._lengths = HostNumbers((3,), device)  # of a single row
         self.state: Any = self.rule.start_prompt(engine.num_rows, device)
 
@@ -122,24 +122,18 @@ class ChainVerifier:
             uniforms = torch.zeros(2, dtype=torch.float64, device=engine.lm.device)
             engine.warm_up(self.step, counts, uniforms, self._lengths.tensor, self.state)
             return
-        examples = []
-        for many in (False, True):
-            others = [*tree_leaves(self.state), *self.memory.buffers()]
-            example = RowsExample(engine, others, many, self.memory.most + 1)
-            count = example.num_rows
-            numbers = example.zeros(count, 2, dtype=torch.float64), example.zeros(count, 3)
-            inputs = example.zeros(count, example.num_columns), example.zeros(count), *numbers, self.state
-            examples.append(example.arguments(*inputs))
-        engine.warm_up_rows(self.step, examples)
+
+        def inputs(example: RowsExample) -> tuple[Any, ...]:
+            count, zeros = example.num_rows, example.zeros
+            numbers = zeros(count, 2, dtype=torch.float64), zeros(count, 3)
+            return zeros(count, example.num_columns), zeros(count), *numbers, self.state
+
+        self.step.warm_up(inputs, [*tree_leaves(self.state), *self.memory.buffers()], self.memory.most + 1)
 
     def start(self, rows: Sequence[Row]) -> None:
         """Begin other prompts in some rows of the memory."""
-        device = self._engine.lm.device
-        new = self.rule.start_prompt(len(rows), device)
-        if self._single:
-            self.state = new
-        else:
-            self.state = with_rows(self.state, torch.tensor([row.place for row in rows], device=device), new)
+        new = self.rule.start_prompt(len(rows), self._engine.lm.device)
+        self.state = new if self._single else with_rows(self.state, [row.place for row in rows], new)
 
     def verify(self, rows: Sequence[Row], planned: Sequence[int]) -> tuple[list[StepResult], Tensor]:
         """Verify the draft of each row; return the outcomes, and the target's states (n, H) that next tokens were decided from.
@@ -147,41 +141,26 @@ class ChainVerifier:
         Args:
             planned: tokens that each row would have drafted whatever they are; 0: their number depends on them.
         """
-        # The tokens of each draft, the planned ones, and the distributions that there are.
-        lengths = [
-            (row.num_drafted, number, row.num_drafted + row.has_next_probs) for row, number in zip(rows, planned, strict=True)
-        ]
-        return self._verify_single(rows[0], lengths[0]) if self._single else self._verify_rows(rows, lengths)
+        return (self._verify_single if self._single else self._verify_rows)(rows, planned)
 
-    def _verify_single(self, row: Row, lengths: tuple[int, int, int]) -> tuple[list[StepResult], Tensor]:
-        engine, base = self._engine, self._engine.length
+    def _verify_single(self, rows: Sequence[Row], planned: Sequence[int]) -> tuple[list[StepResult], Tensor]:
+        row, engine, base, count = rows[0], self._engine, self._engine.length, rows[0].num_drafted
         self.memory.set_last(row.committed[-1])
-        self._lengths.numbers[:] = lengths
+        self._lengths.numbers[:] = count, planned[0], count + row.has_next_probs
         self._lengths.send()
-        tokens = self.memory.start(engine.padded(lengths[0] + 1))
+        tokens = self.memory.start(engine.padded(count + 1))
         packed, hidden, self.state = self.step(tokens, row.verify_uniforms.take(2), self._lengths.tensor, self.state)
         result = StepResult.unpacked(packed.tolist()[0])
         engine.rewind(base + 1 + result.num_accepted)
         return [result], hidden[:, result.num_accepted]
 
-    def _verify_rows(self, rows: Sequence[Row], lengths: Sequence[tuple[int, int, int]]) -> tuple[list[StepResult], Tensor]:
-        engine, device = self._engine, self._engine.lm.device
-        tokens = [[row.committed[-1], *row.drafted] for row in rows]
-        places, starts = [row.place for row in rows], [len(row.committed) - 1 for row in rows]
-        flat = flat_tokens(engine, places, tokens, starts)
-        num_drafted = flat.counts - 1
-        width = engine.padded(int(num_drafted.max()) + 1)
-        index = flat.first[:, None] + np.minimum(np.arange(width), num_drafted[:, None])
+    def _verify_rows(self, rows: Sequence[Row], planned: Sequence[int]) -> tuple[list[StepResult], Tensor]:
+        tokens, starts = [[row.committed[-1], *row.drafted] for row in rows], [len(row.committed) - 1 for row in rows]
+        flat = self.step.flat([row.place for row in rows], tokens, starts)
+        drafted = flat.counts - 1
+        width = self._engine.padded(int(drafted.max()) + 1)
+        index = flat.first[:, None] + np.minimum(np.arange(width), drafted[:, None])
         uniforms = np.array([[row.verify_uniforms.number() for _ in range(2)] for row in rows])
-        least = engine.padded_rows(len(rows))
-        packed, hidden, self.state = self.step(
-            flat.tokens,
-            flat.end,
-            flat.places,
-            filled(index, least, 0, device),
-            filled(np.array(places), least, engine.num_rows - 1, device),
-            filled(uniforms, least, 0.0, device),
-            filled(np.array(lengths), least, 0, device),
-            self.state,
-        )
+        lengths = np.stack([drafted, planned, drafted + [row.has_next_probs for row in rows]], axis=1)
+        packed, hidden, self.state = self.step(flat, [index, flat.rows, uniforms, lengths], self.state)
         return [StepResult.unpacked(each) for each in packed.tolist()[: len(rows)]], hidden[: len(rows)]

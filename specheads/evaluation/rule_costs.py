@@ -108,7 +108,7 @@ GRID = np.linspace(0.02, 0.98, 25)  # thresholds between which the automatic one
 
 @dataclass(frozen=True)
 class Tuning:
-    """The fits (`stopping.Fitting`) of rules' open parameters to a recording of dev prompts, with the costs at each ratio."""
+    """The fits (see `StoppingRule.fit`) of rules' open parameters to a recording of dev prompts, with the costs at each ratio."""
 
     recording: Recording
     cost_table: CostTable

@@ -16,6 +16,7 @@ from specheads.decoding.arguments import check_count
 from specheads.decoding.clock import Clock, Mark
 from specheads.decoding.decoder import Decoder
 from specheads.decoding.engine import Engine, make_engine
+from specheads.decoding.load_aware import LengthPolicy
 from specheads.decoding.prompt_reader import PromptReader
 from specheads.decoding.records import CHAIN
 from specheads.decoding.rows import Row, RowOutcome, RowsDecoder, checked_window
@@ -192,7 +193,7 @@ class BlockSearch(Decoder):
         search_engine = make_engine(engine, pair.target_lm, window, Beam(beams).most_read(block))
         self.single = RowsDecoder(pair, _SearchRounds(pair.target_id, search_engine, block, beams, warp or Warp()))
 
-    def _batch_of(self, num_rows: int) -> RowsDecoder:
+    def _batch_of(self, num_rows: int, policy: LengthPolicy | None) -> RowsDecoder:
         raise UserError("BlockSearch decodes one prompt at a time; use max_batch=1.")
 
 
@@ -217,7 +218,7 @@ class _SearchRounds:
 
     def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[RowOutcome], Mark]:
         (row,), drafted = rows, clock.mark()
-        block = self._search.draft(row.committed, self._state, row.num_open, row.verify_uniforms, ends)
+        block = self._search.draft(row.committed, self._state, row.most_drafted + 1, row.verify_uniforms, ends)
         # The last token is read with the next block, as a decoder's last token is read in the next round.
         self._search.keep(range(len(block.tokens) - 1))
         nan_in = self._model_id if block.nan else None

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from specheads.decoding.clock import Clock, gpus_of
+from specheads.decoding.clock import Clock
 
 
 class FakeWeight:
@@ -67,10 +67,11 @@ def cuda(monkeypatch):
     return fake
 
 
-def test_only_gpus_on_which_a_model_lies_are_in_use():
-    models = [FakeModel("cuda:2", "cuda:3", "cuda:2"), FakeModel("cuda:1"), FakeModel("cpu")]
-    assert gpus_of(models) == [torch.device("cuda", number) for number in (2, 3, 1)]
-    assert gpus_of([FakeModel("cpu")]) == []
+def test_only_gpus_on_which_a_model_lies_are_in_use(cuda):
+    Clock([FakeModel("cpu")]).mark()
+    assert not cuda.queues
+    Clock([FakeModel("cuda:2", "cuda:3", "cuda:2"), FakeModel("cuda:1"), FakeModel("cpu")]).mark()
+    assert list(cuda.queues) == [2, 3, 1]
 
 
 def test_marks_on_several_gpus_are_read_after_one_wait(cuda):

@@ -5,7 +5,7 @@ import torch
 from families import CONFIGS, VOCAB_SIZE, WINDOW, tiny_model
 
 from specheads import AcceptanceHead, HeadConfig
-from specheads.decoding.step_times import counted_share, step_weights
+from specheads.decoding.step_times import _step_weights, counted_share
 from specheads.pair.language_model import LanguageModel
 
 HIDDEN = 32
@@ -13,7 +13,7 @@ HEAD = AcceptanceHead(HeadConfig(HIDDEN, depth=0, predicts="input_token"))  # 32
 
 
 def counted(name):
-    return sum(weight.numel() for weight in step_weights(LanguageModel(tiny_model(CONFIGS[name], 0))))
+    return sum(weight.numel() for weight in _step_weights(LanguageModel(tiny_model(CONFIGS[name], 0))))
 
 
 def total(name):

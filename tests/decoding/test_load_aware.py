@@ -96,9 +96,9 @@ def test_costs_are_read_as_they_were_written(tmp_path):
     assert LoadCosts.read(path) == COSTS
     content = json.loads(path.read_text())
     for changed, message in [
-        ({}, "must have draft, target and provenance"),
-        (content | {"provenance": {}}, "does not say its target"),
-        (content | {"draft": {"sizes": [1, 2]}}, "draft must have sizes and seconds"),
+        ({}, "cannot be read as costs .'provenance'"),
+        (content | {"provenance": {}}, "cannot be read as costs .'target'"),
+        (content | {"draft": {"sizes": [1, 2]}}, "cannot be read as costs .'seconds'"),
         (content | {"draft_position": -1}, "draft_position=-1 must be seconds"),
     ]:
         path.write_text(json.dumps(changed))

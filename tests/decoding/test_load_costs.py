@@ -5,7 +5,7 @@ import torch
 from fakes import tiny_pair
 
 from specheads import SpeculativeDecoder
-from specheads.decoding.load_costs import Observed, kept_costs, measured_costs
+from specheads.decoding.load_costs import _Observed, kept_costs, measured_costs
 from specheads.decoding.records import DecodeStats, Generation, Round
 from specheads.decoding.step_costs import TABLES, LoadCosts
 
@@ -49,7 +49,7 @@ def made_up(num_rows, drafted, accepted, prompt=9):
 
 
 def test_the_parts_of_a_round_are_told_apart():
-    observed = Observed()
+    observed = _Observed()
     for num_rows in (1, 2, 4):
         for prompt in (9, 40):
             rows = made_up(num_rows, [2, 0, 1, 3, 2, 0, 1], [2, 0, 0, 3, 1, 0, 1], prompt)
@@ -69,14 +69,14 @@ def test_the_parts_of_a_round_are_told_apart():
 
 
 def test_rounds_in_which_a_row_was_at_its_limit_do_not_count():
-    observed, rows = Observed(), made_up(1, [2, 3], [0, 0])
+    observed, rows = _Observed(), made_up(1, [2, 3], [0, 0])
     observed.add(rows + made_up(1, [2, 1], [0, 0]))
     assert set(observed.target) == {6}
 
 
 def test_a_disturbed_step_does_not_make_larger_ones_look_free():
     """A smaller step takes at most as long as a larger one."""
-    observed = Observed()
+    observed = _Observed()
     for num_rows in (1, 2, 4):
         observed.add(made_up(num_rows, [2, 0, 1, 3, 2, 0, 1], [2, 0, 0, 3, 1, 0, 1]))
     observed.alone[2] = [(positions, attended, seconds + 5) for positions, attended, seconds in observed.alone[2]]
@@ -93,4 +93,4 @@ def test_costs_are_kept_for_the_same_machine_pair_and_sizes(tmp_path, monkeypatc
     assert len(list((tmp_path / "costs").iterdir())) == 2
     path.write_text("{}")
     assert kept_costs(decoder, 2, 2).target.sizes == first.target.sizes
-    assert "must have draft, target and provenance" in caplog.text and LoadCosts.read(path)
+    assert "cannot be read as costs" in caplog.text and LoadCosts.read(path)

@@ -12,7 +12,7 @@ from data_gen.rows import respond as respond_to
 from data_gen.settings import Generation
 from specheads.decoding import responses as module
 from specheads.decoding.decoder import Baseline
-from specheads.decoding.responses import Responder, Response, engine_worth, row_uniforms
+from specheads.decoding.responses import Responder, Response, _engine_worth, row_uniforms
 from specheads.errors import UserError
 from specheads.pair.sampling import Uniforms, Warp, sample
 from specheads.prompts.prompt import Prompt, ResponseLimits
@@ -252,13 +252,13 @@ def test_memory_is_allocated_once_for_the_longest_prompt_and_not_for_the_models_
 
 def test_few_tokens_are_not_worth_compiling(monkeypatch, caplog):
     monkeypatch.delenv("SPECHEADS_ENGINE")
-    assert engine_worth(module.TOKENS_WORTH_COMPILING - 1) == "eager"
-    assert engine_worth(module.TOKENS_WORTH_COMPILING) == "auto"
+    assert _engine_worth(module.TOKENS_WORTH_COMPILING - 1) == "eager"
+    assert _engine_worth(module.TOKENS_WORTH_COMPILING) == "auto"
     caplog.set_level("INFO")
     respond(stopping_pair(None), [[1, 2]], uniform(1, 9), Warp(), 9)
     assert "tiny-target runs on engine=eager, 9 tokens at most" in caplog.text
     monkeypatch.setenv("SPECHEADS_ENGINE", "compiled")
-    assert engine_worth(1) == "compiled"  # a user's choice
+    assert _engine_worth(1) == "compiled"  # a user's choice
 
 
 # --- the distribution

@@ -1,19 +1,18 @@
 """Stopping rules on any features and outcomes: lengths stay within their bounds, and states stay finite."""
 
 import copy
-from functools import partial
 from itertools import pairwise
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from properties.strategies import HIDDEN, stopping_rules, tries
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
-from specheads.decoding.drafting import _unless
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.stopping.confidence import best_threshold
 from specheads.decoding.stopping.length import LengthRule
+from specheads.decoding.stopping.rule import unless
 from specheads.decoding.stopping.survival import ExpectedThroughput, SurvivalRule
 
 CPU, BATCH = torch.device("cpu"), 3
@@ -57,7 +56,7 @@ def play_round(rule: StoppingRule, state, features, limits, most_accepted):
             break
         new, stop = rule.step(state, features[step % len(features)])
         assert stop.dtype == torch.bool
-        state = tree_map(partial(_unless, ended), state, new)  # as in a draft step
+        state = unless(ended, state, new)  # as in a draft step
         check_finite(state)
         lengths = torch.where(ended, lengths, step + 1)
         early = stop & ~ended

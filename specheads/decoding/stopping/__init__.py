@@ -9,15 +9,14 @@ y_j itself is always submitted: a rule says whether the draft ends with it.
 A rule's numbers (a length, a threshold) are part of its state: a step that an engine compiled for one rule serves all with the
 same compile key. So is what it learns from one round to the next; every prompt starts with a new state.
 
-A new rule is a subclass of StoppingRule in a new file and a config in conf/stopping/ whose `_target_` names that file;
-it does not have to be imported here.
+A new rule is a subclass of StoppingRule in a new file and a config in conf/stopping/ whose `_target_` names that file.
 """
 
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping.confidence import AdaptiveEntropy, Confidence, EntropyThreshold, MaxProbability
 from specheads.decoding.stopping.length import AcceptedAverage, BanditLength, FixedLength, Heuristic
 from specheads.decoding.stopping.logistic import Logistic, OnlineHead, OnlineLogistic, logistic_inputs
-from specheads.decoding.stopping.rule import MAX_TOKENS, Fitting, StoppingRule
+from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule
 from specheads.decoding.stopping.survival import DraftProduct, ExpectedThroughput, HeadThreshold
 
 __all__ = [
@@ -29,7 +28,6 @@ __all__ = [
     "DraftProduct",
     "EntropyThreshold",
     "ExpectedThroughput",
-    "Fitting",
     "FixedLength",
     "HeadThreshold",
     "Heuristic",

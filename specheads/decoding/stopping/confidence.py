@@ -1,12 +1,21 @@
 """Rules that look at one drafted token at a time: they stop where the draft is unsure of it."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from specheads.decoding.arguments import check_count, check_flag, check_not_negative, check_positive, check_probability
+from specheads.decoding.arguments import (
+    argument,
+    check_count,
+    check_flag,
+    check_not_negative,
+    check_positive,
+    check_positive_count,
+    check_probability,
+)
 from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule, filled, outcomes, write_at
 
 NUM_REMEMBERED = 256  # outcomes that a threshold is chosen from, the most recent ones; few prompts have more
@@ -23,15 +32,9 @@ class _ConfidenceState(NamedTuple):
 
 
 class _ConfidenceRule(StoppingRule):
-    """The base of these rules: a threshold, a maximum, and no memory of the tokens before."""
+    """The base of these rules: a threshold, a maximum of tokens per round, and no memory of the tokens before."""
 
-    def __init__(self, threshold: float, max_tokens: int) -> None:
-        check_count("max_tokens", max_tokens, least=1)
-        self.threshold, self.max_tokens = threshold, max_tokens
-
-    def initial_memory(self, batch: int, device: torch.device) -> Any:
-        """Return the state's `memory` at the start of a prompt."""
-        return ()
+    threshold: float
 
     def remember(self, state: _ConfidenceState, features: Mapping[str, Tensor]) -> Any:
         """Return the state's `memory` after this token."""
@@ -52,6 +55,7 @@ class _ConfidenceRule(StoppingRule):
         return state._replace(num_drafted=num_drafted, memory=self.remember(state, features)), stop
 
 
+@dataclass(eq=False)
 class MaxProbability(_ConfidenceRule):
     """Stop at the first token whose distribution has no probability of at least `threshold`.
 
@@ -60,16 +64,14 @@ class MaxProbability(_ConfidenceRule):
 
     needs = frozenset({"max_prob"})
     compile_key = "max_probability"
-
-    def __init__(self, threshold: float = 0.9, max_tokens: int = 10) -> None:
-        check_probability("threshold", threshold, "a probability under the draft, for example 0.9")
-        super().__init__(threshold, max_tokens)
+    threshold: float = argument(0.9, "a probability under the draft, for example 0.9", check_probability)
+    max_tokens: int = argument(10, "the longest draft", check_positive_count)
 
     def is_unsure(self, state: _ConfidenceState, features: Mapping[str, Tensor]) -> Tensor:
         return features["max_prob"] < state.threshold
 
 
-class Outcomes(NamedTuple):
+class _Outcomes(NamedTuple):
     """What `Confidence` remembers."""
 
     drafted: Tensor  # (B, max_tokens) float64, the draft's probabilities of this round's tokens
@@ -77,6 +79,7 @@ class Outcomes(NamedTuple):
     accepted: Tensor  # (B, NUM_REMEMBERED) long, 1 or 0, and -1 where nothing is remembered yet
 
 
+@dataclass(eq=False)
 class Confidence(_ConfidenceRule):
     """Stop at the first token that the draft gave a probability below `threshold`, which adapts to the outcomes so far.
 
@@ -84,32 +87,27 @@ class Confidence(_ConfidenceRule):
     (false positive rate + 3 x false negative rate), once six outcomes are known and both kinds have occurred; of equal costs the
     largest threshold. Only the last NUM_REMEMBERED outcomes count.
 
-    Args:
-        threshold: in [0, 1], at the start of a prompt.
-        retune: whether it changes.
-        max_tokens: tokens per round at most.
-
     Source: `assistant_confidence_threshold` of assisted generation in transformers, which needs scikit-learn to retune.
     """
 
     needs = frozenset({"draft_prob"})
+    threshold: float = argument(0.4, "a probability under the draft, for example 0.4", check_probability)  # at the start
+    retune: bool = argument(True, "whether the threshold adapts", check_flag)
+    max_tokens: int = argument(MAX_TOKENS, "the longest draft", check_positive_count)
 
-    def __init__(self, threshold: float = 0.4, retune: bool = True, max_tokens: int = MAX_TOKENS) -> None:
-        check_probability("threshold", threshold, "a probability under the draft, for example 0.4")
-        check_flag("retune", retune)
-        super().__init__(threshold, max_tokens)
-        self.retune = retune
-        self.compile_key = ("confidence", max_tokens)  # the size of a buffer
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.compile_key = ("confidence", self.max_tokens)  # the size of a buffer
 
-    def initial_memory(self, batch: int, device: torch.device) -> Outcomes:
+    def initial_memory(self, batch: int, device: torch.device) -> _Outcomes:
         drafted = torch.zeros(batch, self.max_tokens, dtype=torch.float64, device=device)
         probs = torch.zeros(batch, NUM_REMEMBERED, dtype=torch.float64, device=device)
-        return Outcomes(drafted, probs, torch.full_like(probs, -1, dtype=torch.long))
+        return _Outcomes(drafted, probs, torch.full_like(probs, -1, dtype=torch.long))
 
     def is_unsure(self, state: _ConfidenceState, features: Mapping[str, Tensor]) -> Tensor:
         return features["draft_prob"] < state.threshold
 
-    def remember(self, state: _ConfidenceState, features: Mapping[str, Tensor]) -> Outcomes:
+    def remember(self, state: _ConfidenceState, features: Mapping[str, Tensor]) -> _Outcomes:
         return state.memory._replace(drafted=write_at(state.memory.drafted, state.num_drafted, features["draft_prob"]))
 
     def learn(self, state: _ConfidenceState, num_drafted: Tensor, num_accepted: Tensor) -> _ConfidenceState:
@@ -130,9 +128,7 @@ def best_threshold(scores: Tensor, labels: Tensor) -> Tensor:
     """Return the score (B,) from which on to predict 1 at the least false positive rate + 3 x false negative rate.
 
     The candidates are the scores, of equal costs the largest wins: the first minimum on a ROC curve from its strict end. Costs
-    are compared as integers, multiplied by the number of ones and the number of zeros. Points that only extend a straight stretch
-    of the curve, which scikit-learn drops, change nothing: along it the cost is linear, so its first minimum is at an end. A
-    threshold above all scores costs 3, and the lowest score costs 1.
+    are compared as integers, multiplied by the number of ones and the number of zeros. A threshold above all scores costs 3.
 
     Args:
         scores: (B, N).
@@ -148,22 +144,17 @@ def best_threshold(scores: Tensor, labels: Tensor) -> Tensor:
     return scores.gather(1, cost.argmin(dim=1, keepdim=True)).squeeze(1)
 
 
+@dataclass(eq=False)
 class EntropyThreshold(_ConfidenceRule):
     """Stop at the first token whose distribution has an entropy with a square root above `threshold`.
-
-    Args:
-        threshold: square root of nats.
-        max_tokens: tokens per round at most.
 
     Source: SVIP (Zhang et al. 2024, "Draft Model Knows When to Stop").
     """
 
     needs = frozenset({"entropy"})
     compile_key = "entropy_threshold"
-
-    def __init__(self, threshold: float = 1.0, max_tokens: int = MAX_TOKENS) -> None:
-        check_not_negative("threshold", threshold, "the square root of an entropy in nats, for example 1")
-        super().__init__(threshold, max_tokens)
+    threshold: float = argument(1.0, "the square root of an entropy in nats, for example 1", check_not_negative)
+    max_tokens: int = argument(MAX_TOKENS, "the longest draft", check_positive_count)
 
     def is_unsure(self, state: _ConfidenceState, features: Mapping[str, Tensor]) -> Tensor:
         return features["entropy"].clamp_min(0).sqrt() > state.threshold  # rounding may leave an entropy near 0 just below it
@@ -212,7 +203,8 @@ class AdaptiveEntropy(_ConfidenceRule):
         check_not_negative("step", step, "a change of the threshold per round, for example 0.01")
         check_probability("beta_acceptance", beta_acceptance, "the weight of the past in the acceptance rate, for example 0.5")
         check_probability("beta_threshold", beta_threshold, "the weight of the past in the threshold, for example 0.9")
-        super().__init__(threshold, max_tokens)
+        check_count("max_tokens", max_tokens, least=1)
+        self.threshold, self.max_tokens = threshold, max_tokens
         self.gamma, self.target_acceptance, self.change = gamma, target_acceptance, step
         self.beta_acceptance, self.beta_threshold = beta_acceptance, beta_threshold
 

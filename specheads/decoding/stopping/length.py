@@ -1,14 +1,22 @@
 """Rules that plan a round's length before it starts, from how many tokens were accepted in earlier rounds."""
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from specheads.decoding.arguments import check_count, check_not_negative, check_positive, check_probability
+from specheads.decoding.arguments import (
+    argument,
+    check_count,
+    check_not_negative,
+    check_positive,
+    check_positive_count,
+    check_probability,
+)
 from specheads.decoding.step_costs import StepCosts
-from specheads.decoding.stopping.rule import MAX_TOKENS, Fitting, StoppingRule, cost_ratio, filled
+from specheads.decoding.stopping.rule import COST_RATIO, MAX_TOKENS, StoppingRule, cost_ratio, filled
 from specheads.errors import UserError, is_count
 
 UNTRIED = 1e9  # more than the index of any length
@@ -23,24 +31,22 @@ class _LengthState(NamedTuple):
 
 
 class LengthRule(StoppingRule):
-    """The base of these rules: the first length, and a step that counts."""
+    """The base of these rules: `start` tokens in the first round, `max_tokens` at most in any, and a step that counts."""
 
     needs = frozenset()
     compile_key: Hashable = "length"
+    start: int
 
-    def __init__(self, first: int, max_tokens: int) -> None:
-        check_count("max_tokens", max_tokens, least=1)
-        if not is_count(first, least=1) or first > max_tokens:
-            raise UserError(f"start={first} and max_tokens={max_tokens} must be integers with 1 <= start <= max_tokens.")
-        self.first, self.max_tokens = first, max_tokens
-
-    def initial_memory(self, batch: int, device: torch.device) -> Any:
-        """Return the state's `memory` at the start of a prompt."""
-        return ()
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not is_count(self.start, least=1) or self.start > self.max_tokens:
+            raise UserError(
+                f"start={self.start} and max_tokens={self.max_tokens} must be integers with 1 <= start <= max_tokens."
+            )
 
     def start_prompt(self, batch: int, device: torch.device) -> _LengthState:
         zeros = torch.zeros(batch, dtype=torch.long, device=device)
-        return _LengthState(zeros, zeros + self.first, self.initial_memory(batch, device))
+        return _LengthState(zeros, zeros + self.start, self.initial_memory(batch, device))
 
     def planned_length(self, state: _LengthState) -> Tensor:
         return state.num_tokens
@@ -50,77 +56,64 @@ class LengthRule(StoppingRule):
         return state._replace(num_drafted=num_drafted), num_drafted >= state.num_tokens
 
 
+@dataclass(eq=False)
 class FixedLength(LengthRule):
     """Draft `num_tokens` tokens in every round."""
 
-    def __init__(self, num_tokens: int = 5) -> None:
-        check_count("num_tokens", num_tokens, least=1)
-        super().__init__(num_tokens, num_tokens)
-        self.num_tokens = num_tokens
+    num_tokens: int = argument(5, "the length of every draft", check_positive_count)
 
-    @classmethod
-    def title(cls, name: str) -> str:
-        return "fixed K=" if name == "fixed_length" else super().title(name)
+    def __post_init__(self) -> None:
+        self.start = self.max_tokens = self.num_tokens
+        super().__post_init__()
 
 
+@dataclass(eq=False)
 class Heuristic(LengthRule):
     """Draft `increase` tokens more after a round whose tokens were all accepted, and `decrease` fewer after any other.
-
-    Args:
-        start: tokens in the first round.
-        increase, decrease: tokens.
-        max_tokens: tokens per round at most.
 
     Source: the `heuristic` schedule of assisted generation in transformers (5, 2 and 1 there, and no maximum).
     """
 
-    def __init__(self, start: int = 5, increase: int = 2, decrease: int = 1, max_tokens: int = MAX_TOKENS) -> None:
-        super().__init__(start, max_tokens)
-        check_count("increase", increase)
-        check_count("decrease", decrease)
-        self.start, self.increase, self.decrease = start, increase, decrease
+    start: int = 5
+    increase: int = argument(2, "tokens", check_count)
+    decrease: int = argument(1, "tokens", check_count)
+    max_tokens: int = argument(MAX_TOKENS, "the longest draft", check_positive_count)
 
     def learn(self, state: _LengthState, num_drafted: Tensor, num_accepted: Tensor) -> _LengthState:
         change = torch.where(num_accepted == num_drafted, self.increase, -self.decrease)
         return state._replace(num_tokens=(state.num_tokens + change).clamp(1, self.max_tokens))
 
 
-class _Average(NamedTuple):
-    """What `AcceptedAverage` remembers."""
-
-    num_accepted: Tensor  # (B,) float64, exponential average over rounds
-
-
+@dataclass(eq=False)
 class AcceptedAverage(LengthRule):
     """Draft about as many tokens as were accepted recently, and `extra` more.
 
-    Args:
-        start: tokens in the first round; the average starts at `start - extra`.
-        smoothing: in (0, 1], weight of the newest round in the average.
-        extra: tokens beyond the average, rounded (a half to the even neighbour).
-        max_tokens: tokens per round at most.
+    The average, which is the memory, starts at `start - extra`; it is rounded, a half to the even neighbour.
 
     Source: the adaptive number of speculative steps in SGLang, which averages over a batch; here each prompt has a separate
     average.
     """
 
     compile_key = "length by an average"
+    start: int = 5
+    smoothing: float = argument(
+        0.2, "the weight of the newest round in the average, for example 0.2", check_positive, check_probability
+    )
+    extra: int = 1
+    max_tokens: int = argument(MAX_TOKENS, "the longest draft", check_positive_count)
 
-    def __init__(self, start: int = 5, smoothing: float = 0.2, extra: int = 1, max_tokens: int = MAX_TOKENS) -> None:
-        super().__init__(start, max_tokens)
-        check_positive("smoothing", smoothing, "the weight of the newest round in the average, for example 0.2")
-        check_probability("smoothing", smoothing, "the weight of the newest round in the average, for example 0.2")
-        if not is_count(extra) or extra > start:
-            raise UserError(f"extra={extra} and start={start} must be integers with 0 <= extra <= start.")
-        self.start, self.smoothing, self.extra = start, smoothing, extra
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not is_count(self.extra) or self.extra > self.start:
+            raise UserError(f"extra={self.extra} and start={self.start} must be integers with 0 <= extra <= start.")
 
-    def initial_memory(self, batch: int, device: torch.device) -> _Average:
-        return _Average(filled(batch, self.start - self.extra, device))
+    def initial_memory(self, batch: int, device: torch.device) -> Tensor:
+        return filled(batch, self.start - self.extra, device)
 
     def learn(self, state: _LengthState, num_drafted: Tensor, num_accepted: Tensor) -> _LengthState:
-        average = (1 - self.smoothing) * state.memory.num_accepted + self.smoothing * num_accepted.double()
+        average = (1 - self.smoothing) * state.memory + self.smoothing * num_accepted.double()
         num_tokens = (average.round().long() + self.extra).clamp(1, self.max_tokens)
-        return state._replace(num_tokens=num_tokens, memory=_Average(average))
+        return state._replace(num_tokens=num_tokens, memory=average)
 
 
 class _Arms(NamedTuple):
@@ -132,6 +125,7 @@ class _Arms(NamedTuple):
     emitted: Tensor  # (B, A) long, tokens that came out of them
 
 
+@dataclass(eq=False)
 class BanditLength(LengthRule):
     """Draft the length whose tokens per cost, estimated with optimism over this prompt's rounds, are highest (UCB).
 
@@ -140,34 +134,26 @@ class BanditLength(LengthRule):
     first, so that a prompt that ends early has spent its rounds on moderate lengths. A round cut short by the length limit or an
     end token counts for the length that was planned.
 
-    Args:
-        arms: the lengths to choose from.
-        cost_ratio: seconds of a target forward pass over those of a draft forward pass.
-        exploration: weight of the optimism; 0 follows the means.
-
     Source: UCBSpec in BanditSpec (Hou et al. 2025), with costs in the objective.
     """
 
-    fitted_to_costs = frozenset({"cost_ratio"})
+    fitted = fitted_to_costs = frozenset({"cost_ratio"})
+    arms: Sequence[int] = (1, 2, 3, 4, 6, 8, 12)  # the lengths to choose from
+    cost_ratio: float = argument(10.0, COST_RATIO, check_positive)
+    exploration: float = argument(0.5, "the weight of the uncertainty about a length, for example 0.5", check_not_negative)
 
-    def __init__(self, arms: Sequence[int] = (1, 2, 3, 4, 6, 8, 12), cost_ratio: float = 10.0, exploration: float = 0.5) -> None:
+    def __post_init__(self) -> None:
+        arms = self.arms
         is_list = isinstance(arms, Sequence) and not isinstance(arms, str)
         if not is_list or not arms or not all(is_count(arm, least=1) for arm in arms) or len(set(arms)) < len(arms):
             raise UserError(f"arms={arms} must be a list of different positive integers, for example [2, 4, 8].")
-        check_positive(
-            "cost_ratio", cost_ratio, "the time of a target forward pass over that of a draft forward pass, for example 10"
-        )
-        check_not_negative("exploration", exploration, "the weight of the uncertainty about a length, for example 0.5")
-        self.arms, self.cost_ratio, self.exploration = tuple(sorted(arms)), cost_ratio, exploration
-        super().__init__(self.arms[(len(arms) - 1) // 2], self.arms[-1])
+        self.arms = tuple(sorted(arms))
+        self.start, self.max_tokens = self.arms[(len(arms) - 1) // 2], self.arms[-1]
         self.compile_key = ("length by a bandit", len(arms))
+        super().__post_init__()
 
     @classmethod
-    def open_parameters(cls, arguments: Mapping[str, Any]) -> frozenset[str]:
-        return frozenset({"cost_ratio"} if arguments.get("cost_ratio", 0) is None else ())
-
-    @classmethod
-    def fit(cls, arguments: Mapping[str, Any], fitting: Fitting, head: Any, costs: StepCosts | None) -> dict[str, Any]:
+    def fit(cls, arguments: Mapping[str, Any], fitting: Any, head: Any, costs: StepCosts | None) -> dict[str, Any]:
         fitted = dict(arguments)
         if costs is not None and fitted["cost_ratio"] is None:
             fitted["cost_ratio"] = cost_ratio(costs)

@@ -5,17 +5,17 @@ supervision is free.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from specheads.decoding.arguments import check_finite, check_positive, check_probability
+from specheads.decoding.arguments import argument, check_finite, check_positive, check_probability
 from specheads.decoding.step_costs import StepCosts
-from specheads.decoding.stopping.rule import MAX_TOKENS, Fitting, filled, outcomes, write_at
-from specheads.decoding.stopping.survival import REJECTION, HeadThreshold, SurvivalRule, SurvivalState, predicts_input
+from specheads.decoding.stopping.rule import MAX_TOKENS, filled, outcomes, write_at
+from specheads.decoding.stopping.survival import REJECTION, HeadThreshold, SurvivalRule, SurvivalState
 from specheads.errors import UserError
-from specheads.heads.head import AcceptanceHead
 
 MARGIN = 1e-6  # probabilities keep this distance from 0 and 1, so that their logarithms are finite
 # The inputs of a logistic, by name: the feature, and its transformation with the logarithm of tensors or of arrays.
@@ -39,34 +39,23 @@ def logistic_inputs(names: Sequence[str], features: Mapping[str, Tensor]) -> Ten
     return torch.stack([columns[name] for name in names], dim=-1)
 
 
-class _LogisticWeights(NamedTuple):
-    """The `memory` in the state of `Logistic`."""
-
-    weights: Tensor  # (B, n) float64, in the order of LOGISTIC_INPUTS, the bias last
-
-
+@dataclass(eq=False)
 class Logistic(SurvivalRule):
     """Stop once the probability that some drafted token is rejected exceeds `threshold`, by a logistic of the draft's confidence.
 
-    Args:
-        weights: of names in LOGISTIC_INPUTS, and `bias`; fitted on dev prompts.
-        threshold: in [0, 1]; 1 never stops before `max_tokens`.
-        min_tokens: tokens per round at least.
-        max_tokens: tokens per round at most.
+    Its `weights` are of names in LOGISTIC_INPUTS, and `bias`; they are fitted on dev prompts.
 
     Source: stopping as in SpecDec++ (Huang et al. 2024, section 3.3), with a calibrated confidence in place of the head.
     """
 
-    def __init__(
-        self,
-        weights: Mapping[str, float | None] | None = None,
-        threshold: float = 0.7,
-        min_tokens: int = 1,
-        max_tokens: int = MAX_TOKENS,
-    ) -> None:
-        check_probability("threshold", threshold, REJECTION)
-        super().__init__(threshold, min_tokens, max_tokens)
-        self.weights = _checked_weights(weights)
+    weights: Any = None
+    threshold: float = argument(0.7, REJECTION, check_probability)
+    min_tokens: int = 1
+    max_tokens: int = MAX_TOKENS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.weights = _checked_weights(self.weights)
         self.needs = frozenset(LOGISTIC_INPUTS[name][0] for name in self.weights if name != "bias")
         self.compile_key = ("logistic", *self.weights)
 
@@ -76,18 +65,18 @@ class Logistic(SurvivalRule):
         return frozenset({"weights"} if isinstance(weights, Mapping) and None in weights.values() else ())
 
     @classmethod
-    def fit(cls, arguments: Mapping[str, Any], fitting: Fitting, head: Any, costs: StepCosts | None) -> dict[str, Any]:
+    def fit(cls, arguments: Mapping[str, Any], fitting: Any, head: Any, costs: StepCosts | None) -> dict[str, Any]:
         fitted = dict(arguments)
         if cls.open_parameters(arguments):
             fitted["weights"] = fitting.logistic(list(fitted["weights"]))
         return fitted
 
-    def initial_memory(self, batch: int, device: torch.device) -> _LogisticWeights:
-        weights = torch.tensor([list(self.weights.values())], dtype=torch.float64, device=device)
-        return _LogisticWeights(weights.repeat(batch, 1))
+    def initial_memory(self, batch: int, device: torch.device) -> Tensor:
+        """Return the weights (B, n) float64, in the order of LOGISTIC_INPUTS, the bias last."""
+        return torch.tensor([list(self.weights.values())], dtype=torch.float64, device=device).repeat(batch, 1)
 
     def acceptance(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
-        return (state.memory.weights * logistic_inputs(tuple(self.weights), features)).sum(dim=-1).sigmoid()
+        return (state.memory * logistic_inputs(tuple(self.weights), features)).sum(dim=-1).sigmoid()
 
 
 def _checked_weights(weights: object) -> dict[str, float]:
@@ -115,7 +104,7 @@ class _OnlineMemory(NamedTuple):
     inputs: Tensor  # (B, max_tokens, n) float64, by the assessed token's index in this round
 
 
-class _OnlineNewton:
+class _OnlineNewton(SurvivalRule):
     """How these rules learn: after a round the weights of a logistic move by an online Newton step `A^-1 sum (y - p) x`.
 
     The sum runs over the tokens whose outcome is known (accepted, y = 1, and the first rejected one, y = 0); their information
@@ -123,9 +112,6 @@ class _OnlineNewton:
 
     Source: online Newton step (Hazan et al. 2007) on the logistic loss.
     """
-
-    max_tokens: int
-    lag = 0  # drafted tokens between the token that a step assesses and the token that the step drafts
 
     def inputs(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
         """Return the inputs of the logistic, (B, n) float64, for the token that this step assesses."""
@@ -157,39 +143,29 @@ class _OnlineNewton:
         return state._replace(memory=memory._replace(weights=memory.weights + step, information=information))
 
 
-class OnlineLogistic(_OnlineNewton, SurvivalRule):
+@dataclass(eq=False)
+class OnlineLogistic(_OnlineNewton):
     """Stop once a rejection is likely according to a logistic that learns after every round.
 
-    Its inputs are the logit of the distribution's largest probability and a constant.
-
-    Args:
-        slope, intercept: at the start of a prompt.
-        prior: A starts at this times the identity; the larger it is, the slower they move at first.
-        threshold: in [0, 1], of the probability that some drafted token is rejected; 1 never stops before `max_tokens`.
-        min_tokens: tokens per round at least.
-        max_tokens: tokens per round at most.
+    Its inputs are the logit of the distribution's largest probability and a constant. A starts at `prior` times the identity: the
+    larger it is, the slower `slope` and `intercept` move at first.
 
     Source: _OnlineNewton's; vLLM has a two-parameter logistic of this kind.
     """
 
     needs = frozenset({"max_prob"})
+    slope: float = argument(1.0, "the factor of a probability's logit, for example 1", check_finite)
+    intercept: float = argument(0.0, "the constant added to a probability's logit, for example 0", check_finite)
+    prior: float = argument(
+        10.0, "the weight of the slope and intercept at the start of a prompt, for example 10", check_positive
+    )
+    threshold: float = argument(0.7, REJECTION, check_probability)
+    min_tokens: int = 1
+    max_tokens: int = MAX_TOKENS
 
-    def __init__(
-        self,
-        slope: float = 1.0,
-        intercept: float = 0.0,
-        prior: float = 10.0,
-        threshold: float = 0.7,
-        min_tokens: int = 1,
-        max_tokens: int = MAX_TOKENS,
-    ) -> None:
-        check_finite("slope", slope, "the factor of a probability's logit, for example 1")
-        check_finite("intercept", intercept, "the constant added to a probability's logit, for example 0")
-        check_positive("prior", prior, "the weight of the slope and intercept at the start of a prompt, for example 10")
-        check_probability("threshold", threshold, REJECTION)
-        super().__init__(threshold, min_tokens, max_tokens)
-        self.slope, self.intercept, self.prior = slope, intercept, prior
-        self.compile_key = ("online_logistic", max_tokens)  # the size of a buffer
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.compile_key = ("online_logistic", self.max_tokens)  # the size of a buffer
 
     def initial_memory(self, batch: int, device: torch.device) -> _OnlineMemory:
         return self.prior_memory([self.slope, self.intercept], self.prior, batch, device)
@@ -201,7 +177,7 @@ class OnlineLogistic(_OnlineNewton, SurvivalRule):
 class _OnlineHeadMemory(NamedTuple):
     """What `OnlineHead` remembers."""
 
-    slope: Tensor  # (B, indices), this and the next two as in HeadMemory
+    slope: Tensor  # (B, indices), this and the next two as in _HeadMemory
     intercept: Tensor
     target_hidden: Tensor
     weights: Tensor  # (B, 3) float64, this and the next two as in _OnlineMemory
@@ -214,30 +190,23 @@ class OnlineHead(_OnlineNewton, HeadThreshold):
 
     A logistic weighs the head's (calibrated) logit and the logit of the largest probability of the distribution that the newest
     token was sampled from. It equals the head at the start of a prompt and is updated after each round. So a head is corrected on
-    text unlike its training text, and a head that is right stays as it is.
-
-    Args:
-        head: an AcceptanceHead, for the draft in use.
-        threshold: as in HeadThreshold.
-        prior: A starts at this times the identity; the larger it is, the longer the head is trusted.
-        min_tokens: default 2 for `input_token` heads, 1 for `next_token` heads.
-        max_tokens: tokens per round at most.
+    text unlike its training text, and a head that is right stays as it is. A starts at `prior` times the identity: the larger it
+    is, the longer the head is trusted.
 
     Source: SpecDec++ (Huang et al. 2024, section 3.3) for the head and _OnlineNewton's for the updates; the combination is ours.
     """
 
     def __init__(
-        self,
-        head: AcceptanceHead,
-        threshold: float | Literal["auto"] = 0.7,
-        prior: float = 10.0,
-        min_tokens: int | None = None,
-        max_tokens: int = MAX_TOKENS,
+        self, head: Any, threshold: Any = 0.7, prior: float = 10.0, min_tokens: Any = None, max_tokens: int = MAX_TOKENS
     ) -> None:
         check_positive("prior", prior, "the weight of the head at the start of a prompt, for example 10")
+        self.prior = prior
         super().__init__(head, threshold, min_tokens, max_tokens)
-        self.prior, self.lag, self.needs = prior, int(predicts_input(head)), self.needs | {"max_prob"}
-        self.compile_key = ("online_head", head, max_tokens)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.needs |= {"max_prob"}
+        self.compile_key = ("online_head", self.head, self.max_tokens)
 
     def initial_memory(self, batch: int, device: torch.device) -> _OnlineHeadMemory:
         head, logistic = super().initial_memory(batch, device), self.prior_memory([1.0, 0.0, 0.0], self.prior, batch, device)

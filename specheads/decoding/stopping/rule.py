@@ -1,39 +1,16 @@
 """The base of every stopping rule, what rules share that remember earlier tokens or rounds, and what they may be fitted by."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from functools import cache
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from specheads.decoding.arguments import check_arguments
 from specheads.decoding.step_costs import StepCosts
 from specheads.pair.pair import Pair
-
-
-class Fitting(Protocol):
-    """Fits to the recorded drafts of dev prompts. Heads are given as recorded: by their logits, in place of their networks."""
-
-    @property
-    def mean_acceptance(self) -> float:
-        """The share of proposed tokens that are accepted."""
-
-    def logistic(self, names: Sequence[str]) -> dict[str, float]:
-        """Return the weights of a logistic of the draft's confidence; for `names` see `logistic_inputs`."""
-
-    def calibration(self, head: Any) -> dict[str, float]:
-        """Return the `slope` and `intercept` that calibrate a head's logits, on top of the head's calibration."""
-
-    def auto_threshold(self, head: Any, max_tokens: int, costs: Any) -> tuple[float, float]:
-        """Return the best threshold of a head, and the throughput there in tokens per draft step's time.
-
-        Args:
-            costs: those that `StoppingRule.fit` was given, or of `costs_at`.
-        """
-
-    def costs_at(self, cost_ratio: float) -> StepCosts:
-        """Return the costs at which a forward pass of the target takes `cost_ratio` draft steps."""
 
 
 def cost_ratio(costs: StepCosts) -> float:
@@ -42,6 +19,7 @@ def cost_ratio(costs: StepCosts) -> float:
 
 
 MAX_TOKENS = 20
+COST_RATIO = "the time of a target forward pass over that of a draft forward pass, for example 10"
 
 
 class StoppingRule:
@@ -51,8 +29,7 @@ class StoppingRule:
     `start_prompt`, then for each round `start_round`, one `step` per drafted token, and `end_round`. A state is a NamedTuple of
     tensors (B, ...); its field `num_drafted` (B,) counts the tokens drafted so far in the round.
 
-    A new rule is a subclass in a new file and a config in conf/stopping/ whose `_target_` names it. Only `start_prompt`
-    and `step` have no default.
+    Only `start_prompt` and `step` have no default. A rule may be a dataclass, whose `argument` fields are checked.
     """
 
     needs: frozenset[str]  # the features that `step` reads
@@ -61,7 +38,12 @@ class StoppingRule:
     compile_key: Hashable
     reads_target: bool = False  # whether `start_round` reads `target_hidden`
     uses_head: ClassVar[bool] = False  # whether its constructor takes a `head`
+    fitted: ClassVar[frozenset[str]] = frozenset()  # the constructor's arguments that may be None, to be fitted on dev prompts
     fitted_to_costs: ClassVar[frozenset[str]] = frozenset()  # those open parameters whose values depend on what steps cost
+
+    def __post_init__(self) -> None:
+        """Check the arguments of a dataclass."""
+        check_arguments(self)
 
     def bind(self, pair: Pair, device: torch.device) -> None:
         """Prepare for drafting with a pair on the draft's device; raises UserError if the rule does not fit this pair."""
@@ -70,12 +52,15 @@ class StoppingRule:
         """Return the state at the start of a prompt."""
         raise NotImplementedError
 
+    def initial_memory(self, batch: int, device: torch.device) -> Any:
+        """Return what a state of this package's rules has in its `memory` at the start of a prompt, tensors (B, ...)."""
+        return ()
+
     def start_round(self, state: Any, target_hidden: Tensor | None = None) -> Any:
         """Return the state at the start of a round.
 
         Args:
-            target_hidden: (B, H), the target's hidden state that the last committed token was decided from; None if there is
-                none.
+            target_hidden: (B, H), the target's hidden state that the last committed token was decided from, if there is one.
         """
         return state._replace(num_drafted=constants(0, state.num_drafted))
 
@@ -84,9 +69,9 @@ class StoppingRule:
         return None
 
     def num_expected(self, state: Any) -> Tensor | None:
-        """Return how many drafted tokens of the prompt so far the rule expected to be accepted, (B,); None if it expects nothing.
+        """Return how many drafted tokens of the prompt so far the rule expected token verification to accept, (B,).
 
-        It is that of token verification, for a rule that predicts every token that it lets go to verification.
+        None for a rule that does not predict every token that it lets go to verification.
         """
         return None
 
@@ -96,7 +81,8 @@ class StoppingRule:
 
     def end_round(self, state: Any, num_drafted: Tensor, num_accepted: Tensor) -> Any:
         """Take in a round's outcome, (B,) long each; return the state, unchanged in rows that drafted nothing."""
-        return _where_drafted(num_drafted, self.learn(state, num_drafted, num_accepted), state)
+        new = self.learn(state, num_drafted, num_accepted)
+        return state if new is state else unless(num_drafted == 0, state, new)
 
     def learn(self, state: Any, num_drafted: Tensor, num_accepted: Tensor) -> Any:
         """Return the state after a round's outcome; what it returns for rows that drafted nothing is ignored."""
@@ -105,18 +91,19 @@ class StoppingRule:
     @classmethod
     def title(cls, name: str) -> str:
         """Return the text before the values of a candidate in reports; `name` is that of its config."""
-        return f"{name.replace('_', ' ')} "
+        return {"fixed_length": "fixed K=", "head_threshold": "head "}.get(name, f"{name.replace('_', ' ')} ")
 
     @classmethod
     def open_parameters(cls, arguments: Mapping[str, Any]) -> frozenset[str]:
         """Return the names of the constructor's arguments that are left to be fitted on dev prompts."""
-        return frozenset()
+        return frozenset(name for name in cls.fitted if name in arguments and arguments[name] is None)
 
     @classmethod
-    def fit(cls, arguments: Mapping[str, Any], fitting: Fitting, head: Any, costs: StepCosts | None) -> dict[str, Any]:
+    def fit(cls, arguments: Mapping[str, Any], fitting: Any, head: Any, costs: StepCosts | None) -> dict[str, Any]:
         """Return the constructor's arguments with the open ones fitted.
 
         Args:
+            fitting: fits to the recorded drafts of dev prompts, by the methods of `specheads.evaluation.rule_costs.Tuning`.
             head: the recorded head that the rule will ask; None for rules without one.
             costs: of the rule's steps; None if no open parameter is in `fitted_to_costs`.
         """
@@ -135,16 +122,13 @@ def _constant(value: float, shape: torch.Size, dtype: torch.dtype, device: torch
     return torch.full(shape, value, dtype=dtype, device=device)
 
 
-def _where_drafted(num_drafted: Tensor, new: Any, old: Any) -> Any:
-    """Return the state `new` in rows that drafted something and `old` in the others: rules learn nothing from an empty round."""
-    if new is old:
-        return old
-    drafted = num_drafted > 0
+def unless(rows: Tensor, old: Any, new: Any) -> Any:
+    """Return the state `new`, in the types of `old`, but `old` in some `rows` (B,) bool."""
 
-    def chosen(new: Tensor, old: Tensor) -> Tensor:
-        return old if new is old else torch.where(drafted.reshape(-1, *[1] * (new.dim() - 1)), new, old)
+    def chosen(old: Tensor, new: Tensor) -> Tensor:
+        return old if new is old else torch.where(rows.reshape(-1, *[1] * (new.dim() - 1)), old, new.to(old.dtype))
 
-    return tree_map(chosen, new, old)
+    return tree_map(chosen, old, new)
 
 
 def write_at(buffer: Tensor, place: Tensor, value: Tensor) -> Tensor:

@@ -1,14 +1,15 @@
 """The base of rules on survival, the probability that all drafted tokens are accepted, and such rules without and with a head."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from specheads.decoding.arguments import check_finite, check_positive, check_probability
+from specheads.decoding.arguments import argument, check_arguments, check_finite, check_positive, check_probability
 from specheads.decoding.step_costs import StepCosts
-from specheads.decoding.stopping.rule import MAX_TOKENS, Fitting, StoppingRule, constants, cost_ratio, filled
+from specheads.decoding.stopping.rule import COST_RATIO, MAX_TOKENS, StoppingRule, constants, cost_ratio, filled
 from specheads.errors import UserError, is_count
 from specheads.heads.calibration import IndexCalibration, calibrated
 from specheads.heads.features import ROUND_INPUTS
@@ -16,6 +17,7 @@ from specheads.heads.head import AcceptanceHead
 from specheads.pair.pair import Pair
 
 REJECTION = "a probability of rejection, for example 0.7"
+OR_AUTO = f"{REJECTION}, or auto"
 TYPICAL_LENGTH = 4  # tokens of the drafts that the default throughput is computed from
 
 
@@ -33,18 +35,24 @@ class SurvivalState(NamedTuple):
 
 
 class SurvivalRule(StoppingRule):
-    """The base of these rules: stop once the probability that some drafted token is rejected exceeds `threshold`."""
+    """The base of these rules: stop once the probability that some drafted token is rejected exceeds `threshold`.
 
-    def __init__(self, threshold: float, min_tokens: int, max_tokens: int) -> None:
-        if not is_count(min_tokens, least=1) or not is_count(max_tokens, least=min_tokens):
-            raise UserError(
-                f"min_tokens={min_tokens} and max_tokens={max_tokens} must be integers with 1 <= min_tokens <= max_tokens."
-            )
-        self.threshold, self.min_tokens, self.max_tokens = threshold, min_tokens, max_tokens
+    A `threshold` of 1 never stops before `max_tokens`; a round has at least `min_tokens`.
+    """
 
-    def initial_memory(self, batch: int, device: torch.device) -> Any:
-        """Return the state's `memory` at the start of a prompt."""
-        return ()
+    threshold: float
+    min_tokens: int
+
+    @property
+    def lag(self) -> int:
+        """How many drafted tokens the one that a step assesses comes before the one that the step drafts."""
+        return 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        least, most = self.min_tokens, self.max_tokens
+        if not is_count(least, least=1) or not is_count(most, least=least):
+            raise UserError(f"min_tokens={least} and max_tokens={most} must be integers with 1 <= min_tokens <= max_tokens.")
 
     def acceptance(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
         """Return the estimated acceptance probability (B,) of the token that this step assesses."""
@@ -75,23 +83,18 @@ class SurvivalRule(StoppingRule):
         return new, stop | (num_drafted >= state.max_tokens)
 
 
+@dataclass(eq=False)
 class DraftProduct(SurvivalRule):
     """Stop once the product of the draft's probabilities of this round's tokens is below `1 - threshold`.
-
-    Args:
-        threshold: in [0, 1]; 1 never stops before `max_tokens`.
-        min_tokens: tokens per round at least.
-        max_tokens: tokens per round at most.
 
     Source: the cumulative confidence of EAGLE-2's draft trees (Li et al. 2024), on a chain.
     """
 
     needs = frozenset({"draft_prob"})
     compile_key = "draft_product"
-
-    def __init__(self, threshold: float = 0.7, min_tokens: int = 1, max_tokens: int = MAX_TOKENS) -> None:
-        check_probability("threshold", threshold, REJECTION)
-        super().__init__(threshold, min_tokens, max_tokens)
+    threshold: float = argument(0.7, REJECTION, check_probability)
+    min_tokens: int = 1
+    max_tokens: int = MAX_TOKENS
 
     def num_expected(self, state: SurvivalState) -> Tensor | None:
         return None  # the draft's probability of a token is not that of its acceptance
@@ -100,7 +103,7 @@ class DraftProduct(SurvivalRule):
         return features["draft_prob"]
 
 
-class HeadMemory(NamedTuple):
+class _HeadMemory(NamedTuple):
     """The `memory` in the state of every `HeadRule`."""
 
     slope: Tensor  # (B, indices), by the predicted token's index in the round; float32, as heads compute
@@ -118,9 +121,13 @@ class HeadRule(SurvivalRule):
     uses_head = True
 
     def __init__(self, head: AcceptanceHead, threshold: float, min_tokens: int, max_tokens: int) -> None:
-        super().__init__(threshold, min_tokens, max_tokens)
-        inputs = frozenset(head.config.inputs)
-        self.head, self.needs, self.reads_target = head, inputs - set(ROUND_INPUTS), "target_hidden" in inputs
+        self.head, self.threshold, self.min_tokens, self.max_tokens = head, threshold, min_tokens, max_tokens
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        inputs = frozenset(self.head.config.inputs)
+        self.needs, self.reads_target = inputs - set(ROUND_INPUTS), "target_hidden" in inputs
 
     def bind(self, pair: Pair, device: torch.device) -> None:
         # A head reads one draft's hidden states; those of another draft mean nothing to it.
@@ -128,10 +135,10 @@ class HeadRule(SurvivalRule):
         self.head.to(device)
 
     def initial_memory(self, batch: int, device: torch.device) -> Any:
-        """Return the state's `memory` at the start of a prompt, which has the fields of HeadMemory."""
+        """Return the state's `memory` at the start of a prompt, which has the fields of _HeadMemory."""
         size = self.head.config.target_size if self.reads_target else None
         target_hidden = torch.zeros(batch, size or 0, dtype=self.head.readout.weight.dtype if size else None, device=device)
-        return HeadMemory(*IndexCalibration.from_dict(self.head.config.calibration).rows(batch, device), target_hidden)
+        return _HeadMemory(*IndexCalibration.from_dict(self.head.config.calibration).rows(batch, device), target_hidden)
 
     def start_round(self, state: SurvivalState, target_hidden: Tensor | None = None) -> SurvivalState:
         state = super().start_round(state, target_hidden)
@@ -141,68 +148,54 @@ class HeadRule(SurvivalRule):
         return state._replace(memory=state.memory._replace(target_hidden=target_hidden.to(state.memory.target_hidden, copy=True)))
 
     def num_expected(self, state: SurvivalState) -> Tensor | None:
-        return None if predicts_input(self.head) else state.num_expected  # the last token of a draft has no prediction then
+        return None if self.lag else state.num_expected  # the last token of a draft has no prediction then
 
-    def index(self, state: SurvivalState) -> Tensor:
-        """Return the index (B,) in its round of the token that the head predicts; -1 where there is none yet."""
-        return state.num_drafted - 1 if predicts_input(self.head) else state.num_drafted
+    @property
+    def lag(self) -> int:
+        return int(self.head.config.predicts == "input_token")
 
     def head_logit(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
         """Return the head's calibrated logit (B,)."""
-        index = self.index(state)
+        index = state.num_drafted - self.lag
         inputs = {**features, "index": index.clamp_min(0), "target_hidden": state.memory.target_hidden}
         return calibrated(self.head(inputs), index, state.memory.slope, state.memory.intercept)
 
     def acceptance(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
-        return torch.where(self.index(state) >= 0, self.head_logit(state, features).sigmoid(), 1.0)
+        return torch.where(state.num_drafted >= self.lag, self.head_logit(state, features).sigmoid(), 1.0)
 
 
+@dataclass(eq=False)
 class HeadThreshold(HeadRule):
     """Stop once the probability that some drafted token is rejected exceeds `threshold` (SpecDec++, section 3.3).
 
     A head that predicts the `input_token` speaks of y_{j-1} at step j: y_j is submitted without a prediction, and the first step
     predicts nothing. One that predicts the `next_token` speaks of y_j itself.
-
-    Args:
-        head: an AcceptanceHead, for the draft in use.
-        threshold: in [0, 1]; 1 never stops before `max_tokens`; `auto`: the one that the head's config recommends.
-        min_tokens: default 2 for `input_token` heads, 1 for `next_token` heads.
-        max_tokens: tokens per round at most.
     """
 
     fitted_to_costs = frozenset({"threshold"})
+    head: AcceptanceHead  # for the draft in use
+    threshold: Any = argument(0.7, OR_AUTO, check_probability)  # noqa: RUF009 - auto: what the head's config recommends
+    min_tokens: Any = None  # None: 2 for `input_token` heads, 1 for `next_token` heads
+    max_tokens: int = MAX_TOKENS
 
-    def __init__(
-        self,
-        head: AcceptanceHead,
-        threshold: float | Literal["auto"] = 0.7,
-        min_tokens: int | None = None,
-        max_tokens: int = MAX_TOKENS,
-    ) -> None:
-        threshold = _recommended_threshold(head) if threshold == "auto" else threshold
-        check_probability("threshold", threshold, f"{REJECTION}, or auto")
-        super().__init__(head, threshold, (2 if predicts_input(head) else 1) if min_tokens is None else min_tokens, max_tokens)
-        self.compile_key = ("head_threshold", head)
-
-    @classmethod
-    def title(cls, name: str) -> str:
-        return "head " if name == "head_threshold" else super().title(name)
+    def __post_init__(self) -> None:
+        if self.threshold == "auto":
+            self.threshold = _recommended_threshold(self.head)
+        if self.min_tokens is None:
+            self.min_tokens = 1 + self.lag
+        super().__post_init__()
+        self.compile_key = ("head_threshold", self.head)
 
     @classmethod
     def open_parameters(cls, arguments: Mapping[str, Any]) -> frozenset[str]:
         return frozenset({"threshold"} if arguments.get("threshold") == "auto" else ())
 
     @classmethod
-    def fit(cls, arguments: Mapping[str, Any], fitting: Fitting, head: Any, costs: StepCosts | None) -> dict[str, Any]:
+    def fit(cls, arguments: Mapping[str, Any], fitting: Any, head: Any, costs: StepCosts | None) -> dict[str, Any]:
         fitted = dict(arguments)
         if costs is not None and "threshold" in cls.open_parameters(arguments):
             fitted["threshold"], _ = fitting.auto_threshold(head, fitted.get("max_tokens", MAX_TOKENS), costs)
         return fitted
-
-
-def predicts_input(head: AcceptanceHead) -> bool:
-    """Whether a head predicts the acceptance of its input token, which was drafted one step before."""
-    return head.config.predicts == "input_token"
 
 
 def _recommended_threshold(head: AcceptanceHead) -> float:
@@ -217,77 +210,59 @@ def _recommended_threshold(head: AcceptanceHead) -> float:
 
 
 class _Throughput(NamedTuple):
-    """What `ExpectedThroughput` remembers, with the fields of HeadMemory first."""
+    """What `ExpectedThroughput` remembers, with the fields of _HeadMemory first."""
 
     slope: Tensor  # (B, indices) float64, of the head's calibration followed by the rule's
     intercept: Tensor  # (B, indices) float64
-    target_hidden: Tensor  # (B, size), as in HeadMemory
+    target_hidden: Tensor  # (B, size), as in _HeadMemory
     tokens: Tensor  # (B,) float64, emitted in this prompt, and those of the prior
     cost: Tensor  # (B,) float64, their time in draft forward passes
 
 
+@dataclass(eq=False)
 class ExpectedThroughput(HeadRule):
     """Stop once a further draft forward pass is expected to yield fewer tokens than the prompt's average in the same time.
 
     Going on pays while `survival m >= lambda` (a renewal-reward argument): survival is the head's probability that all tokens
-    predicted so far are accepted, `m` that of the tokens a further forward pass adds, and lambda the tokens per draft forward
-    pass's time, over this prompt so far.
-
-    Args:
-        head: an AcceptanceHead, for the draft in use.
-        cost_ratio: seconds of a target forward pass over those of a draft forward pass.
-        throughput: tokens per draft forward pass's time, expected before a prompt starts; default that of drafts of four tokens,
-            each accepted with `mean_acceptance`.
-        mean_acceptance: in (0, 1], of a token without a prediction yet; there is one with `next_token` heads (m is its
-            acceptance) and two with `input_token` heads (m is the square).
-        slope, intercept: calibrate the head's logits, as slope x logit + intercept, on top of the head's calibration.
-        prior_rounds: rounds that the expectation counts for; above 0.
-        max_tokens: tokens per round at most.
+    predicted so far are accepted, `m` that of the tokens a further forward pass adds (the `mean_acceptance` of one token with
+    `next_token` heads, its square for two with `input_token` heads), and lambda the tokens per draft forward pass's time, over
+    this prompt so far and over `prior_rounds` rounds of the `throughput` that is expected before it starts (None: that of drafts
+    of four tokens). `slope` and `intercept` calibrate the head's logits, on top of the head's calibration.
 
     Source: the optimal stopping problem of SpecDec++ (Huang et al. 2024, section 3.1), with its cost per token in renewal-reward
     form.
     """
 
+    fitted = frozenset({"cost_ratio", "throughput", "mean_acceptance", "slope", "intercept"})
     fitted_to_costs = frozenset({"cost_ratio"})
+    head: AcceptanceHead  # for the draft in use
+    cost_ratio: float = argument(10.0, COST_RATIO, check_positive)
+    throughput: Any = None
+    mean_acceptance: float = argument(
+        0.7, "an acceptance probability above 0, for example 0.7", check_positive, check_probability
+    )
+    slope: float = argument(1.0, "the factor of the head's logit, for example 1", check_finite)
+    intercept: float = argument(0.0, "the constant added to the head's logit, for example 0", check_finite)
+    prior_rounds: float = argument(
+        8, "the number of rounds that the expected throughput counts for, for example 8", check_positive
+    )
+    max_tokens: int = MAX_TOKENS
 
-    def __init__(
-        self,
-        head: AcceptanceHead,
-        cost_ratio: float = 10.0,
-        throughput: float | None = None,
-        mean_acceptance: float = 0.7,
-        slope: float = 1.0,
-        intercept: float = 0.0,
-        prior_rounds: float = 8,
-        max_tokens: int = MAX_TOKENS,
-    ) -> None:
+    def __post_init__(self) -> None:
+        check_arguments(self)  # before what follows from them
+        self.prior_cost = TYPICAL_LENGTH + self.cost_ratio  # of a round
+        if self.throughput is None:
+            self.throughput = sum(self.mean_acceptance**n for n in range(TYPICAL_LENGTH + 1)) / self.prior_cost
         check_positive(
-            "cost_ratio", cost_ratio, "the time of a target forward pass over that of a draft forward pass, for example 10"
+            "throughput", self.throughput, "tokens per time of a draft forward pass, for example 0.2, or null for a guess"
         )
-        for check in (check_positive, check_probability):
-            check("mean_acceptance", mean_acceptance, "an acceptance probability above 0, for example 0.7")
-        check_finite("slope", slope, "the factor of the head's logit, for example 1")
-        check_finite("intercept", intercept, "the constant added to the head's logit, for example 0")
-        check_positive(
-            "prior_rounds", prior_rounds, "the number of rounds that the expected throughput counts for, for example 8"
-        )
-        self.prior_cost = TYPICAL_LENGTH + cost_ratio  # of a round
-        if throughput is None:
-            throughput = sum(mean_acceptance**n for n in range(TYPICAL_LENGTH + 1)) / self.prior_cost
-        check_positive("throughput", throughput, "tokens per time of a draft forward pass, for example 0.2, or null for a guess")
-        self.worth = mean_acceptance**2 if predicts_input(head) else mean_acceptance
-        super().__init__(head, 1 - throughput / self.worth, 1, max_tokens)
-        self.compile_key = ("expected_throughput", head)
-        self.cost_ratio, self.throughput, self.mean_acceptance = cost_ratio, throughput, mean_acceptance
-        self.slope, self.intercept, self.prior_rounds = slope, intercept, prior_rounds
+        self.worth = self.mean_acceptance ** (1 + self.lag)
+        self.threshold, self.min_tokens = 1 - self.throughput / self.worth, 1
+        super().__post_init__()
+        self.compile_key = ("expected_throughput", self.head)
 
     @classmethod
-    def open_parameters(cls, arguments: Mapping[str, Any]) -> frozenset[str]:
-        names = ("cost_ratio", "throughput", "mean_acceptance", "slope", "intercept")
-        return frozenset(name for name in names if name in arguments and arguments[name] is None)
-
-    @classmethod
-    def fit(cls, arguments: Mapping[str, Any], fitting: Fitting, head: Any, costs: StepCosts | None) -> dict[str, Any]:
+    def fit(cls, arguments: Mapping[str, Any], fitting: Any, head: Any, costs: StepCosts | None) -> dict[str, Any]:
         fitted = dict(arguments)
         if costs is None:
             costs = fitting.costs_at(fitted.get("cost_ratio", 10.0))

@@ -86,18 +86,13 @@ def prefix_distribution(block: Block, log_weights: Tensor) -> AcceptanceDistribu
     Source: Sun et al. 2024, algorithm 2 (block) and appendix (greedy block).
     """
     weights = log_weights.clamp_max(LARGEST_LOG_WEIGHT).exp()
-    before = _before(weights)
+    before = torch.nn.functional.pad(weights, (1, 0), value=1.0)[:, : weights.shape[1]]  # p_0 .. p_{K-1}
     last = torch.arange(1, block.num_drafted + 1, device=weights.device) == block.lengths[:, None]
     # Prefix i + 1 comes next to prefix i; the last one is tested differently.
     passes = torch.where(last, weights.clamp_max(1.0), _inner_passes(_excess(block, before).roll(-1, dims=1), weights))
     passes = torch.where(block.within, passes, 0.0)
     survival = 1 - (1 - passes).flip(1).cumprod(dim=1).flip(1)
     return AcceptanceDistribution(survival=survival, weights=before, block=block)
-
-
-def _before(weights: Tensor) -> Tensor:
-    """Return p_0 .. p_{K-1} (B, K) of p_1 .. p_K."""
-    return torch.nn.functional.pad(weights, (1, 0), value=1.0)[:, : weights.shape[1]]
 
 
 def _excess(block: Block, before: Tensor) -> Tensor:
