@@ -13,7 +13,6 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -28,7 +27,6 @@ logger = logging.getLogger(__name__)
 _SECONDS_TO_CONNECT = 5.0
 _MOST_DEATHS = 20  # of workers, one after another, without a lot that is finished
 _PASSED_ON = ("HF_", "HUGGINGFACE_", "SPECHEADS_", "VLLM_", "PYTHONPATH")  # beginnings of names of environment variables
-_PACKAGES = ("specheads", "torch", "transformers")  # that decide the bytes of what a worker makes
 
 T = TypeVar("T")
 OpenStage = Callable[[dict[str, Any]], Path | Stage]
@@ -166,13 +164,7 @@ class Crew:
 
 def packages_here() -> dict[str, str]:
     """Return the versions of the packages that decide the bytes of what this process makes."""
-    versions = {}
-    for name in _PACKAGES:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = "of a source tree"
-    return versions
+    return {name: importlib.import_module(name).__version__ for name in ("specheads", "torch", "transformers")}
 
 
 def _connect(ray: Any, settings: Generation) -> None:

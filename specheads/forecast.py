@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -32,31 +33,11 @@ class Forecast:
         while len(self.points) > 1 and self.points[1][0] <= (self.start + now) / 2:
             self.points.popleft()
         seconds, progress = now - self.points[0][0], done - self.points[0][1]
-        if progress > 0 and seconds > 0:
-            pace = progress / seconds
-            self.log(now - self.start, (total - done) / pace, f"{done:,.0f} of {total:,.0f}, {rate(pace)}")
-
-    def log(self, elapsed: float, left: float, reached: str) -> None:
-        """Log the seconds `left` and a text of what was `reached`, if that is due."""
-        if elapsed >= self.due and left > 0:
-            logger.info("%s: %s, about %s to go", self.what, reached, duration(left))
-            while self.due <= elapsed:
+        if progress > 0 and done < total and now - self.start >= self.due:
+            left = timedelta(seconds=round((total - done) * seconds / progress))
+            logger.info("%s: %s of %s, about %s to go", self.what, f"{done:,.0f}", f"{total:,.0f}", left)
+            while self.due <= now - self.start:
                 self.due *= 2
-
-
-def rate(pace: float) -> str:
-    """Return a number per second as text, per minute or per hour where it is below 1."""
-    seconds, name = next((each for each in ((1, "s"), (60, "min")) if pace * each[0] >= 1), (3600, "h"))
-    number = pace * seconds
-    return f"{number:,.0f}/{name}" if number >= 10 else f"{number:.1f}/{name}"
-
-
-def duration(seconds: float) -> str:
-    """Return a time as text: seconds, minutes, hours or days."""
-    for size, name in ((86400, "days"), (3600, "h"), (60, "min")):
-        if seconds >= 1.5 * size:
-            return f"{seconds / size:.1f} {name}"
-    return f"{seconds:.0f} s"
 
 
 @contextmanager

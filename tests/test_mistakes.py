@@ -143,7 +143,7 @@ MISTAKES = {
     ),
     "checkpoint that is not there": (
         ["train.py", "resume=none.ckpt"],
-        "resume=none.ckpt is not a file; it must be true or false, or a checkpoint",
+        "resume=none.ckpt must be true or false, or a file such as .*last.ckpt",
     ),
     "resume of what has no checkpoints": (["data_gen", "resume=no.ckpt"], r"resume=no.ckpt must be true or false\."),
     "checkpoint that is none": (["train.py", "resume=no.ckpt"], "no.ckpt is not a checkpoint that specheads train can resume"),

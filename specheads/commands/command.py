@@ -20,17 +20,16 @@ from typing import Any, NoReturn, cast
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from specheads import interrupts
 from specheads.commands import run_folders
 from specheads.commands.compose import RunSettings, check_keys
 from specheads.commands.help import check_experiment, composition_error, help_text
-from specheads.commands.run_folders import NoteRunKey, may_resume, register_resolver
+from specheads.commands.run_folders import may_resume, register_resolver
 from specheads.errors import UserError, user_error
 from specheads.pair.config import ROLES, PairConfig, config_folder
-from specheads.processes import Processes, from_first, is_first_process
+from specheads.processes import Processes, is_first_process
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.settings import Settings, config_of, shown
 from specheads.storage import runs
@@ -53,7 +52,6 @@ class Command:
         self.name, self.run, self.classes, self.shared = name, run, classes, shared
         ConfigStore.instance().store(f"{name}_settings", _defaults(classes) | {"command": folder})
         ConfigStore.instance().store("data_set", _fields(DatasetSource), group="data")  # for the files of conf/data
-        self.begun: set[Path] = set()  # folders of runs that this process works in
         self.failed = False
         self.composed = False  # whether a job has its config
         update_wrapper(self, run)  # Hydra looks up where the function was defined
@@ -65,7 +63,8 @@ class Command:
 
         Raises SystemExit if it fails or is interrupted.
         """
-        self.begun, self.failed, self.composed = set(), False, False
+        self.failed = self.composed = False
+        run_folders.taken.clear()
         os.environ["HYDRA_FULL_ERROR"] = "1"  # lets composition errors through to here
         words = sys.argv[1:]
         try:
@@ -90,7 +89,7 @@ class Command:
                 raise
         if self.failed:
             raise SystemExit(EXIT_USER_ERROR)
-        for folder in self.begun | ({run_folders.sweep} if run_folders.sweep else set()):
+        for folder in run_folders.taken:
             runs.finish(folder)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -109,7 +108,7 @@ class Command:
 
                 if processes.local_rank < torch.cuda.device_count():
                     torch.cuda.set_device(processes.local_rank)
-            if self._begin():
+            if run_folders.begin():
                 folder = run_folder()
                 # Reports, logs and commands repeat it.
                 cfg.paths.run = str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)
@@ -117,25 +116,10 @@ class Command:
                 if is_first_process():
                     runs.finish(folder)
         except Exception as error:
-            if run_folders.is_launched() and (message := user_error(error)):  # for the process of the command line to tell
+            if run_folders.is_launched and (message := user_error(error)):  # for the process of the command line to tell
                 raise message from None
-            if run_folders.is_launched() or not self._tell(error):
+            if run_folders.is_launched or not self._tell(error):
                 raise
-
-    def _begin(self) -> bool:
-        """Take the folder of the run; return whether there is something to do: a finished job of a sweep is not repeated."""
-        if not is_first_process() and Processes.this().launcher is None:  # of a training that another process has begun
-            return True
-        return run_folders.begin_launched() if run_folders.is_launched() else from_first(self._begin_first)
-
-    def _begin_first(self) -> bool:
-        hydra_cfg = HydraConfig.get()
-        sweeping = hydra_cfg.mode == RunMode.MULTIRUN
-        top = Path(hydra_cfg.sweep.dir) if sweeping else run_folder()
-        if top not in self.begun:
-            runs.begin(top, NoteRunKey.key, may_resume())
-            self.begun.add(top)
-        return not sweeping or runs.begin_job(top, run_folder())
 
     def _tell(self, error: Exception) -> bool:
         """Print the message of a user's mistake; return whether it is one."""
@@ -155,7 +139,7 @@ class Command:
         if not is_first_process():
             raise SystemExit(0) from None  # the first one speaks for all
         again = "the same command" if may_resume() else "the same command without resume=false"
-        print(f"{interruption}; {again} resumes it" if self.begun or run_folders.sweep else str(interruption), file=sys.stderr)
+        print(f"{interruption}; {again} resumes it" if run_folders.taken else str(interruption), file=sys.stderr)
         raise SystemExit(interruption.exit_code) from None
 
 
@@ -196,11 +180,9 @@ def run_folder() -> Path:
 
 def _check_resume(cfg: DictConfig) -> None:
     """Raise UserError for a value of `resume` that this command does not take."""
-    takes_checkpoint = "checkpoint" in cfg
-    if not isinstance(cfg.resume, bool) and not (takes_checkpoint and isinstance(cfg.resume, str) and Path(cfg.resume).is_file()):
-        checkpoint = ", or a checkpoint such as outputs/head/<date_time>/checkpoints/last.ckpt" if takes_checkpoint else ""
-        missing = "is not a file; it " if takes_checkpoint and isinstance(cfg.resume, str) else ""
-        raise UserError(f"resume={shown(cfg.resume)} {missing}must be true or false{checkpoint}.")
+    more = ", or a file such as outputs/head/<date_time>/checkpoints/last.ckpt" if "checkpoint" in cfg else ""
+    if not isinstance(cfg.resume, bool) and not (more and isinstance(cfg.resume, str) and Path(cfg.resume).is_file()):
+        raise UserError(f"resume={shown(cfg.resume)} must be true or false{more}.")
 
 
 def next_command(verb: str, *overrides: str) -> str:

@@ -5,7 +5,6 @@ import hashlib
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -136,35 +135,15 @@ def source_of(cfg: DictConfig) -> NanoSource | DatasetSource:
     return source
 
 
-def check_every_split(cfg: DictConfig) -> None:
-    """Raise UserError for mistakes in the source of prompts, or if it is asked for none of a split."""
-    source_of(cfg)
-    for key in ("num_train", "num_dev", "num_test"):
-        if not cfg.data[key]:
-            raise UserError(
-                f"data.{key}={shown(cfg.data[key])} must be a positive integer; training needs prompts of every split."
-            )
-
-
 def load_configured_pair(cfg: DictConfig, only_draft: bool = False, new_draft: NewDraft | None = None) -> Pair:
     """Return the pair of `cfg.model`, without the target's weights if `only_draft`, with `new_draft` in place of its draft.
 
     What the pair is and needs is logged first.
     """
-    say_needs(cfg, only_draft)
-    return load_pair(only_draft=only_draft, new_draft=new_draft, **_model_keys(cfg))
-
-
-def say_needs(cfg: DictConfig, only_draft: bool = False) -> None:
-    """Log what the pair of a composed config is and needs, once in a run."""
     if is_first_process():
         for line in pair_needs(model_config(cfg), only_draft):
-            _say_once(line)
-
-
-@cache  # a command may load a pair in two steps, and tell its memory before
-def _say_once(line: str) -> None:
-    logger.info(line)
+            logger.info(line)
+    return load_pair(only_draft=only_draft, new_draft=new_draft, **_model_keys(cfg))
 
 
 def model_config(cfg: DictConfig) -> PairConfig:

@@ -8,11 +8,10 @@ import json
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import takewhile
 from textwrap import TextWrapper
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -44,13 +43,12 @@ _MOST_EXAMPLES = 4  # command lines in the help that fits a screen
 _Rows = list[tuple[str, str]]  # "key=value", or "key.*" for a group of keys, and its explanation
 
 
-@dataclass(frozen=True)
-class _Section:
+class _Section(NamedTuple):
     """The keys of one config group, or of none."""
 
     title: str
     description: str
-    rows: _Rows = field(default_factory=list)
+    rows: _Rows
 
 
 def help_text(
@@ -121,10 +119,10 @@ def composed(command: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, d
 def sections(cfg: DictConfig, chosen: Mapping[str, str | None], classes: Sequence[type]) -> list[_Section]:
     """Return every key of a composed config with its explanation: first those of no config group, then group by group."""
     explained: dict[str, str] = {}
-    listed = {"": _Section("general", "")}
+    listed = {"": _Section("general", "", [])}
     for group, choice in chosen.items():
         files = {path.stem: path.read_text("utf-8") for path in (config_folder() / group).glob("*.yaml")}
-        listed[group] = _Section(f"{group}={choice}", read_head(files.get(str(choice), "")))
+        listed[group] = _Section(f"{group}={choice}", read_head(files.get(str(choice), "")), [])
         for name in sorted(files, key=_names_in(choice).__contains__):
             explained |= _comments(files[name], group) if group != GROUP else {}
     explained |= _sentences(classes, source_class(cfg.data))
@@ -235,28 +233,24 @@ def _shown(value: Any) -> str:
 
 def _section_texts(listed: Sequence[_Section], width: int) -> Iterator[str]:
     """Yield the text of each section that has one; explanations start in the same column of all."""
-    limit = width // 2 - 4
-    column = max(min(len(text), limit) for section in listed for text, _ in section.rows)
+    column = min(width // 2 - 4, max(len(text) for section in listed for text, _ in section.rows))
     for section in listed:
         if section.rows or section.description:
             title = _wrap(section.description, width, f"{section.title}  ", "  ")
-            yield "\n".join([title, *_lines([(_cut(text, limit), why) for text, why in section.rows], width, column)])
-
-
-def _cut(text: str, limit: int) -> str:
-    """Return "key=value" with a long value cut short."""
-    limit = max(limit, text.find("=") + 2)
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+            yield "\n".join([title, *_lines(section.rows, width, column)])
 
 
 def _lines(rows: _Rows, width: int, column: int = 0, single: bool = False) -> list[str]:
     """Return rows in two columns, the first at least `column` wide; the second is wrapped, or with `single` cut to the line."""
-    rows = [(_cut(text, width // 3), why) for text, why in rows] if single else rows
+    rows = [(_cut(text, max(width // 3 if single else width // 2 - 4, text.find("=") + 2)), why) for text, why in rows]
     column = max([column, *(len(text) for text, _ in rows)])
-    if not single:
-        return [_wrap(why, width, f"  {text:<{column}}  ", " " * (column + 4)) for text, why in rows]
-    lines = [f"  {text:<{column}}  {why}".rstrip() for text, why in rows]
-    return [line if len(line) <= width else f"{line[: width - 1]}…" for line in lines]
+    if single:
+        return [_cut(f"  {text:<{column}}  {why}".rstrip(), width) for text, why in rows]
+    return [_wrap(why, width, f"  {text:<{column}}  ", " " * (column + 4)) for text, why in rows]
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def _wrap(text: str, width: int, first: str = "", indent: str = "") -> str:

@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from specheads import interrupts
@@ -28,8 +29,9 @@ from specheads.storage.files import without_home
 _WHERE = ("accelerator", "devices", "num_nodes", "strategy")  # arguments of a trainer that do not decide what a run computes
 _BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # which runs one job after another in this process
 
-sweep: Path | None = None  # the folder of the sweep whose jobs run in other processes, in that of the command line
-_is_launched = False
+taken: set[Path] = set()  # folders of runs and sweeps that this process works in
+_sweep: Path | None = None  # the folder of the sweep whose jobs run in other processes, in that of the command line
+is_launched = False  # whether a launcher has started this process for jobs of a sweep
 
 
 class NoteRunKey(Callback):
@@ -55,12 +57,12 @@ class NoteRunKey(Callback):
 
         Raises SystemExit if another process works in it: of another error Hydra would only warn.
         """
-        global sweep
+        global _sweep
         NoteRunKey.key, NoteRunKey.resume = run_key(config), config.resume
         if config.hydra.launcher._target_ != _BASIC:
-            sweep = Path(config.hydra.sweep.dir)
+            _sweep = Path(config.hydra.sweep.dir)
             try:
-                runs.begin(sweep, NoteRunKey.key, may_resume())
+                _take(_sweep)
             except UserError as error:
                 print(f"error: {error}", file=sys.stderr)
                 raise SystemExit(2) from None
@@ -106,26 +108,37 @@ def run_key(config: DictConfig) -> str:
     return hashlib.sha256(json.dumps([settings, kept], sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def is_launched() -> bool:
-    """Return whether a launcher has started this process for jobs of a sweep."""
-    return _is_launched
+def _take(folder: Path) -> None:
+    """Begin a run or a sweep in its folder, or resume it. Raises UserError if another process works there."""
+    if folder not in taken:
+        runs.begin(folder, NoteRunKey.key, may_resume())
+        taken.add(folder)
 
 
-def begin_launched() -> bool:
-    """Take the folder of a job in the process that a launcher has started for it; return False if it is done already.
+def begin() -> bool:
+    """Take the folder of the run; return whether there is something to do: a finished job of a sweep is not repeated.
 
     Raises:
-        UserError: another process, that an earlier command has launched, still works in it.
+        UserError: another process works in the folder.
     """
-    interrupts.listen()
     hydra_cfg = HydraConfig.get()
-    folder = Path(hydra_cfg.runtime.output_dir)
-    if not runs.take(folder):
-        raise UserError(
-            f"another process still works in {folder}, a job that an earlier command has launched; wait until it has ended, or "
-            "end it (scancel), and run the command again."
-        )
-    return runs.begin_job(Path(hydra_cfg.sweep.dir), folder)
+    folder, is_sweep = Path(hydra_cfg.runtime.output_dir), hydra_cfg.mode == RunMode.MULTIRUN
+    top = Path(hydra_cfg.sweep.dir) if is_sweep else folder
+    if is_launched:
+        interrupts.listen()
+        if not runs.take(folder):
+            raise UserError(
+                f"another process still works in {folder}, a job that an earlier command has launched; wait until it has ended, "
+                "or end it (scancel), and run the command again."
+            )
+        return runs.begin_job(top, folder)
+
+    def begin_first() -> bool:
+        _take(top)
+        return not is_sweep or runs.begin_job(top, folder)
+
+    begun_by_another = not is_first_process() and Processes.this().launcher is None
+    return begun_by_another or from_first(begin_first)
 
 
 def by_name(command: Any) -> tuple[Any, ...]:
@@ -133,15 +146,15 @@ def by_name(command: Any) -> tuple[Any, ...]:
     module = command.run.__module__
     if module == "__main__":
         module = sys.modules["__main__"].__spec__.name  # type: ignore[union-attr]  # of `python -m`
-    return _command, (module, command.run.__name__, str(sweep), os.getpid())
+    return _command, (module, command.run.__name__, str(_sweep), os.getpid())
 
 
 def _command(module: str, name: str, folder: str, process: int) -> Any:
     """Return a command in a process that a launcher has started, or in the one that has named it."""
-    global _is_launched
+    global is_launched
     command = getattr(import_module(module), name)
     if process != os.getpid():
-        _is_launched = True
+        is_launched = True
         register_resolver(Path(folder))
     return command
 

@@ -17,18 +17,18 @@ from rich.table import Column, Table
 from data_gen.settings import Generation
 from specheads.commands.command import command, next_command
 from specheads.commands.compose import (
-    check_every_split,
     load_configured_pair,
     model_config,
     open_loggers,
-    say_needs,
     settings_of,
     source_of,
 )
 from specheads.commands.data import check_data, data_cache
+from specheads.errors import UserError
 from specheads.pair.pair import Pair
 from specheads.processes import is_first_process
 from specheads.prompts.prompt import SPLITS, GeneratedData, unique
+from specheads.settings import shown
 from specheads.training.distill.draft_quality import MEANINGS
 from specheads.training.distill.settings import Distillation
 from specheads.training.heads.settings import HeadTraining
@@ -88,7 +88,6 @@ def distill_draft(cfg: DictConfig, pair: Pair | None = None) -> "DistilledDraft"
         from specheads.training.distill.memory import check_config
 
         if pair is None:
-            say_needs(cfg)
             check_config(model_config(cfg), settings, cfg.data.max_prompt_tokens + cfg.data.max_new_tokens)
             # A draft that lacks some of the target's tokens learns them.
             pair = replace(load_configured_pair(cfg, new_draft=settings.initial_draft), known_to_draft=None)
@@ -102,7 +101,11 @@ def _checked_settings(cls: type[T], cfg: DictConfig) -> T:
     """Return the settings of a composed config. Raises UserError for a mistake in them, or in what is to be learned from."""
     check_data(cfg)
     settings = settings_of(cls, cfg)
-    check_every_split(cfg)
+    for key in ("num_train", "num_dev", "num_test"):
+        if not cfg.data[key]:
+            raise UserError(
+                f"data.{key}={shown(cfg.data[key])} must be a positive integer; training needs prompts of every split."
+            )
     settings.check_processes()
     return settings
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from properties.strategies import tries
 
 from specheads import forecast
-from specheads.forecast import Forecast, duration, rate
+from specheads.forecast import Forecast
 from specheads.pair.padding import batches_of_tokens, by_length, right_padded, slices
 
 lengths = st.lists(st.integers(0, 40), max_size=30)
@@ -52,23 +52,6 @@ def test_padding_keeps_every_row_and_adds_zeros(texts):
         assert row == text + [0] * (len(row) - len(text))
 
 
-UNITS = {"s": 1, "min": 60, "h": 3600, "days": 86400}
-
-
-@tries(5)
-@given(st.floats(0, 1e8))
-def test_a_duration_is_within_a_twentieth_of_the_time(seconds):
-    number, unit = duration(seconds).split(" ")
-    assert float(number) * UNITS[unit] == pytest.approx(seconds, rel=0.04, abs=0.5)
-
-
-@tries(5)
-@given(st.floats(1e-3, 1e9))
-def test_a_rate_is_within_a_twentieth_of_the_pace(pace):
-    number, unit = re.fullmatch(r"([\d,.]+)/(s|min|h)", rate(pace)).groups()
-    assert float(number.replace(",", "")) / UNITS[unit] == pytest.approx(pace, rel=0.051, abs=0.05 / 3600)
-
-
 class Messages(logging.Handler):
     def __init__(self):
         super().__init__()
@@ -101,4 +84,4 @@ def test_a_forecast_speaks_ever_less_often_and_of_a_time_that_is_left(steps, mor
     elapsed = sum(seconds for seconds, _ in steps[1:])  # since the first update
     assert not messages.texts or len(messages.texts) <= 1 + math.log2(elapsed / 10) + 1e-9
     for text in messages.texts:
-        assert re.fullmatch(r"work: [\d,]+ of [\d,]+, [\d,.]+/(s|min|h), about [\d.]+ (s|min|h|days) to go", text), text
+        assert re.fullmatch(r"work: [\d,]+ of [\d,]+, about [^-]*\d:\d\d:\d\d to go", text), text
