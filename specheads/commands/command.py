@@ -53,7 +53,6 @@ class Command:
         ConfigStore.instance().store(f"{name}_settings", _defaults(classes) | {"command": folder})
         ConfigStore.instance().store("data_set", _fields(DatasetSource), group="data")  # for the files of conf/data
         self.failed = False
-        self.composed = False  # whether a job has its config
         update_wrapper(self, run)  # Hydra looks up where the function was defined
         compose_and_run = hydra.main(version_base="1.3", config_path=str(config_folder().resolve()), config_name=name)
         self.hydra_entry = compose_and_run(update_wrapper(lambda cfg: self.job(cfg), run))
@@ -63,7 +62,7 @@ class Command:
 
         Raises SystemExit if it fails or is interrupted.
         """
-        self.failed = self.composed = False
+        self.failed = False
         run_folders.taken.clear()
         os.environ["HYDRA_FULL_ERROR"] = "1"  # lets composition errors through to here
         words = sys.argv[1:]
@@ -98,7 +97,6 @@ class Command:
 
     def job(self, cfg: DictConfig) -> None:
         """Run one composed config: the only one, or one of a sweep."""
-        self.composed = True
         try:
             check_experiment(self.name, HydraConfig.get().runtime.choices.get("experiment"))
             _check_resume(cfg)
@@ -123,7 +121,7 @@ class Command:
 
     def _tell(self, error: Exception) -> bool:
         """Print the message of a user's mistake; return whether it is one."""
-        message = user_error(error) or composition_error(error, self.name, sys.argv[1:], self.classes, self.composed)
+        message = user_error(error) or composition_error(error, self.name, sys.argv[1:], self.classes)
         if message is None:
             return False
         self.failed = True

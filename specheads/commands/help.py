@@ -14,6 +14,7 @@ from textwrap import TextWrapper
 from typing import Any, NamedTuple, cast
 
 import yaml
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
@@ -258,18 +259,13 @@ def _wrap(text: str, width: int, first: str = "", indent: str = "") -> str:
     return wrapper.fill(text) or first.rstrip()
 
 
-def composition_error(
-    error: Exception, command: str, words: Sequence[str], classes: Sequence[type] = (), composed: bool = False
-) -> UserError | None:
-    """Return the message for an error that the command line `words` of conf/<command>.yaml raised in Hydra, or None.
-
-    `composed`: the config was composed already, so that an error about the text of a file is of no config.
-    """
+def composition_error(error: Exception, command: str, words: Sequence[str], classes: Sequence[type] = ()) -> UserError | None:
+    """Return the message for an error that the command line `words` of conf/<command>.yaml raised in Hydra, or None."""
     ask = f"{PROGRAMS[command]} --help"
     nulls = [name for word in words if word.endswith("=null") and (config_folder() / (name := word[:-5])).is_dir()]
     if nulls and "Config group override" in str(error):
         return UserError(f"{nulls[0]}=null: a group of configs cannot be null; write '~{nulls[0]}' to leave it out.")
-    if isinstance(error, yaml.YAMLError | UnicodeDecodeError) and not composed:
+    if isinstance(error, yaml.YAMLError | UnicodeDecodeError) and not HydraConfig.initialized():  # of a config
         where = "the folder of --config-dir" if any("config-dir" in word or "searchpath" in word for word in words) else "conf/"
         return UserError(f"a file in {where} is not valid YAML in UTF-8: {' '.join(str(error).split())}.")
     if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):

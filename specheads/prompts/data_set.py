@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import datasets
@@ -30,8 +30,17 @@ _WEB = ("https://", "http://")
 _EXAMPLE = '{"instruction": "..."}'
 
 
-def check_path(path: str) -> None:
-    """Raise UserError for a local path that holds nothing to read; nothing is looked up on the hub or the web."""
+def check(path: str, splits: Mapping[str, str]) -> None:
+    """Raise UserError for a local path that holds nothing to read, and for splits, by key, that are not like "train[:500]".
+
+    Nothing is looked up on the hub or the web; whether the data set has the splits shows when it is loaded.
+    """
+    for key, split in splits.items():
+        try:
+            datasets.ReadInstruction.from_spec(split if isinstance(split, str) else "")
+        except ValueError:
+            example = f"for example {key}=train or '{key}=\"train[:500]\"'"
+            raise UserError(f"{key}={split!r} must be the name of a split or a slice of one, {example}.") from None
     what = f"data.path={path!r}"
     if not isinstance(path, str) or not path:
         raise UserError(f"{what} must be a path; give a {_KINDS}, a folder, or a hub data set.")
@@ -60,21 +69,11 @@ def check_path(path: str) -> None:
         raise UserError(f"{what} cannot be read ({error.strerror}); check the path and who may read it.") from None
 
 
-def check_split(key: str, split: str) -> None:
-    """Raise UserError unless `split` reads like "train" or "train[:500]"; whether the data set has it shows when it is loaded."""
-    try:
-        datasets.ReadInstruction.from_spec(split if isinstance(split, str) else "")
-    except ValueError:
-        raise UserError(
-            f"{key}={split!r} must be the name of a split or a slice of one, for example {key}=train or '{key}=\"train[:500]\"'."
-        ) from None
-
-
 def load_tables(path: str, name: str | None, revision: str | None = None) -> Table | dict[str, Table]:
     """Return the data set: one table where it has no splits (a file, a single saved data set), otherwise a table per split.
 
     Args:
-        path: a local file or folder, the address of a file, or a hub id; `check_path` has nothing against it.
+        path: a local file or folder, the address of a file, or a hub id; `check` has nothing against it.
         name: the configuration of a hub data set.
         revision: the commit, tag or branch of a hub data set; None: the newest.
 

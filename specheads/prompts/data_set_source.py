@@ -57,10 +57,9 @@ class DatasetSource:
         from specheads.prompts import data_set  # imports `datasets`: slow, and nano does without
 
         check_counts(self.num_train, self.num_dev, self.num_test, self.num_final)
-        for chats in (True, False):
-            self._template(chats)
-        if self.response_template is not None:
-            self._response_template()
+        for name in ("template", "completion_template", "response_template"):
+            if name == "template" or getattr(self, name) is not None:
+                self._parsed(name)
         if self.score is not None and self.score not in SCORES:
             raise UserError(f"data.score={self.score!r} must be {', '.join(SCORES)}, or null for no score.")
         if self.score is not None and self.response_template is None:
@@ -68,16 +67,14 @@ class DatasetSource:
                 f"data.score={self.score} compares responses with those of the data set, but data.response_template=null; say "
                 "where they are, for example 'data.response_template=\"{answer}\"', or use data.score=null."
             )
-        data_set.check_path(self.path)
+        splits = {"data.split": self.split} | ({} if self.test_split is None else {"data.test_split": self.test_split})
+        data_set.check(self.path, splits)
         meanings = {"name": "the name of a configuration", "revision": "a commit, tag or branch of the data set"}
         for name, meaning in meanings.items():
             if not isinstance(value := getattr(self, name), str | None):
                 raise UserError(f"data.{name}={value!r} must be text, {meaning}, or null.")
         if not isinstance(self.shuffled, bool):
             raise UserError(f"data.shuffled={self.shuffled!r} must be true or false.")
-        data_set.check_split("data.split", self.split)
-        if self.test_split is not None:
-            data_set.check_split("data.test_split", self.test_split)
 
     def check_final(self) -> None:
         """Raise UserError unless final prompts are asked for."""
@@ -104,6 +101,13 @@ class DatasetSource:
         from specheads.prompts import data_set
 
         self.check()
+        if responses and self.response_template is None:
+            raise UserError(
+                "data.response_template=null, but the data set's own responses are asked for; say where they are, for example "
+                "'data.response_template=\"{output}\"', or take other samples."
+            )
+        template = self._parsed("template" if chats or self.completion_template is None else "completion_template")
+        answers = self._parsed("response_template") if responses else None
         tables = data_set.load_tables(self.path, self.name, self.revision)
         splits: tuple[str, ...] = (*SPLITS, FINAL) if self.num_final else SPLITS
         takes = {"split": splits}
@@ -114,8 +118,7 @@ class DatasetSource:
             counts = {split: getattr(self, f"num_{split}") for split in taken}
             if any(counts.values()):
                 rows = data_set.cut(tables, self.path, f"data.{key}", getattr(self, key))
-                answers = self._response_template() if responses else None
-                texts = self._texts(rows, self._template(chats), answers, limit=sum(counts.values()))
+                texts = self._texts(rows, template, answers, limit=sum(counts.values()))
                 names = [split for split, count in self._available(counts, len(texts)).items() for _ in range(count)]
                 prompts += [
                     Prompt(text_id(text), split, text, response) for split, (text, response) in zip(names, texts, strict=True)
@@ -132,18 +135,8 @@ class DatasetSource:
         logger.info("data: %s has %d prompts, not the %d asked for; in proportion: %s", self.path, num_texts, asked, shares)
         return scaled
 
-    def _template(self, chats: bool) -> Template:
-        if chats or self.completion_template is None:
-            return Template.parse("data.template", self.template)
-        return Template.parse("data.completion_template", self.completion_template)
-
-    def _response_template(self) -> Template:
-        if self.response_template is None:
-            raise UserError(
-                "data.response_template=null, but the data set's own responses are asked for; say where they are, for example "
-                "'data.response_template=\"{output}\"', or take other samples."
-            )
-        return Template.parse("data.response_template", self.response_template)
+    def _parsed(self, name: str) -> Template:
+        return Template.parse(f"data.{name}", getattr(self, name))
 
     def _texts(
         self, tables: Sequence[Table], template: Template, answers: Template | None, limit: int
@@ -171,10 +164,8 @@ class DatasetSource:
         except (ValueError, OSError) as error:  # a damaged column, which shows only now
             raise UserError(f"data.path={self.path!r} cannot be read ({error}); write it again.") from error
         if num_unfit:
-            num_read = num_unfit + len(texts)
-            logger.info(
-                "data: %d of %d rows of %s left out: no text in fields of %s", num_unfit, num_read, self.path, template.key
-            )
+            message = "data: %d of %d rows of %s left out: no text in fields of %s"
+            logger.info(message, num_unfit, num_unfit + len(texts), self.path, template.key)
         if not texts:
             raise UserError(
                 f"data.path={self.path!r} gives no prompt: none of {num_unfit} rows has text in {', '.join(template.fields)}, "
