@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import sys
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -80,17 +79,16 @@ def may_resume() -> bool:
 
 def register_resolver(folder: Path | None = None) -> None:
     """Make `${run_folder:}` known to configs; all processes of a run get the same folder, which is `folder` if it is known."""
-
-    @cache
-    def chosen(parent: Path) -> str:
-        return str(folder or from_first(lambda: str(runs.run_folder(parent, NoteRunKey.key, may_resume()))))
+    chosen = [] if folder is None else [str(folder)]
 
     def resolve(*, _root_: DictConfig) -> str:
         parent = Path(_root_.paths.outputs, _root_.command)
         try:
-            return chosen(parent)
+            if not chosen:
+                chosen.append(from_first(lambda: str(runs.run_folder(parent, NoteRunKey.key, may_resume()))))
         except OSError:
             return str(parent / "run")  # Hydra raises the same error again, and does not wrap it
+        return chosen[0]
 
     OmegaConf.register_new_resolver("run_folder", resolve, replace=True)
 
