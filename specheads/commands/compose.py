@@ -57,11 +57,7 @@ class RunSettings(Settings):
 
 
 def command_config(name: str, words: Sequence[str] = (), with_hydra: bool = False) -> DictConfig:
-    """Return the config conf/<name>.yaml of a command with the words of a command line.
-
-    Raises:
-        HydraException, OmegaConfBaseException: the words do not compose.
-    """
+    """Return the config conf/<name>.yaml of a command with the words of a command line. Raises Hydra's errors."""
     next(verb for verb in VERBS.values() if name in verb.configs).load()  # which makes its defaults known
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
         return hydra.compose(name, list(words), return_hydra_config=with_hydra)
@@ -92,11 +88,8 @@ def keys_of_choice(where: str, group: str, name: object, given: Mapping[str, Any
 def settings_of(cls: type[S], cfg: DictConfig, **objects: Any) -> S:
     """Return the settings of a class, with the keys of a composed config that it has; nested `_target_`s are instantiated.
 
-    Args:
-        objects: values of fields that are not taken from the config, by the names of the fields.
-
-    Raises:
-        UserError: a wrong value, or a key that is not known in a group of keys of the class.
+    `objects` are the fields that are not taken from the config. Raises UserError for a wrong value, or a key in a group of keys
+    of the class that is not known.
     """
     values, groups = dict(objects), dict[str, list[str]]()
     for name, field in cls.model_fields.items():
@@ -173,11 +166,7 @@ def _selected(cfg: DictConfig, key: str) -> Any:
 
 @contextlib.contextmanager
 def open_loggers(cfg: DictConfig, run: Path) -> Iterator[list["Logger"]]:
-    """Yield the loggers of `cfg.logger` for the run in a folder; end the W&B run, so that this process may begin another.
-
-    Raises:
-        UserError: W&B cannot be reached or does not know the user.
-    """
+    """Yield the loggers of `cfg.logger` for the run in a folder; end the W&B run, so that this process may begin another."""
     try:
         yield [_new_logger(logger, run) for logger in (cfg.get("logger") or {}).values()]
     finally:

@@ -1,8 +1,6 @@
 """`specheads evaluate model=llama2-7b head=latest`: record once, replay every stopping rule, decode the best, and report.
 
-`specheads probe model=...` says what speculation would be worth for a pair on this machine, before anything is trained: it
-records the target's responses to some prompts, times the steps of decoding, replays fixed lengths and rules without a head,
-decodes a few prompts as a check, and names the way to decode that pays, with the command that comes next.
+`specheads probe model=...` says what speculation would be worth for a pair on this machine, before anything is trained.
 """
 
 import logging
@@ -110,11 +108,7 @@ def main(cfg: DictConfig) -> None:
 
 
 def evaluation_settings(cfg: DictConfig) -> Evaluation:
-    """Return the settings of `specheads evaluate`.
-
-    Raises:
-        UserError: a value that does not fit, a name that is not in conf/.
-    """
+    """Return the settings of `specheads evaluate`. Raises UserError for a value that does not fit, or an unknown name."""
     _check_names("live_rules", cfg.live_rules, "stopping")
     settings = settings_of(
         Evaluation,
@@ -143,10 +137,7 @@ def rule_choice(rule: Mapping[str, Any]) -> RuleChoice:
 def _verification_rules(named: Any) -> dict[str, VerificationRule]:
     """Return rules of conf/verification by name, from a list of names or from {name: {rule: name of a file, key: value}}.
 
-    Without `rule` the name is the file's. Keys that are not given have the values of the file.
-
-    Raises:
-        UserError: names and keys that are not known.
+    Without `rule` the name is the file's. Raises UserError for names and keys that are not known.
     """
     key, values, rules = "compare_verification", plain(named) or {}, {}
     if not isinstance(values, Mapping):
@@ -198,11 +189,7 @@ def _config_text(cfg: DictConfig) -> str:
 
 
 def probe_pair(cfg: DictConfig) -> Probed:
-    """Probe the pair of a composed config; print and write what was found, and return it.
-
-    Raises:
-        UserError: a pair whose models do not fit, too few prompts, a server that does not answer.
-    """
+    """Probe the pair of a composed config; print and write what was found, and return it. Raises UserError as `probe`."""
     settings, data = settings_of(Probe, cfg), probed_prompts(cfg)
     data.source.check()
     pair = load_configured_pair(cfg, only_draft=settings.remote_url is not None)
