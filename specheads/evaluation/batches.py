@@ -79,12 +79,11 @@ def decode_batches(setup: Setup, outcome: Outcome) -> list[BatchTable]:
     for size, made in requests.items():
         how = f"because {len(prompts)} prompts are too few for them: they are repeated, each time with another seed"
         logger.info("batches of %d: %d requests, %s", size, len(made), "each prompt once" if len(made) == len(prompts) else how)
-    assert outcome.choices is not None  # rules were replayed
     lengths = [each.rule.max_tokens for each in outcome.candidates if each.family == FIXED and each.rule]
     policies = evaluation.policies or DEFAULT
     longest = max(choice.arguments.get("max_tokens", MAX_TOKENS) for choice in policies.values())
     costs, dev = _costs(setup, max(requests), max(*lengths, longest)), outcome.sets[0].recording
-    shared = [rule for rule in best_of_kinds(outcome.choices) if rule.family != FIXED] + load_settings(policies, dev, costs)
+    shared = [rule for rule in best_of_kinds(outcome) if rule.family != FIXED] + load_settings(policies, dev, costs)
     settings = {size: [TARGET_ALONE, best_fixed(dev, costs, lengths, size), *shared] for size in requests}
     total = evaluation.repeats * sum(len(settings[size]) * len(made) for size, made in requests.items())
     logger.info("batches: %d responses of at most %d tokens, into %s", total, evaluation.max_new_tokens, setup.run_folder)

@@ -24,7 +24,7 @@ from specheads.evaluation.candidates import (
     under_block,
 )
 from specheads.evaluation.intervals import resample_counts, sums
-from specheads.evaluation.replayed_sets import Choices, Outcome, choose, replay_all
+from specheads.evaluation.replayed_sets import Outcome, replay_all
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.rule_costs import CostTable, Tuning
 from specheads.evaluation.settings import Evaluation
@@ -93,8 +93,7 @@ def settle(setup: Setup, outcome: Outcome, tuning: Tuning, probed: Sequence[Meas
     probe. On a busy machine the costs never settle, and a second turn would not help.
     """
     evaluation = setup.settings
-    assert outcome.choices is not None  # rules were replayed
-    settings = _chosen_settings(evaluation, outcome.choices)
+    settings = _chosen_settings(evaluation, outcome)
     for turn in range(1, MOST_TURNS + 1):
         measured = decode(setup, settings, "generations" if turn == 1 else f"generations-turn-{turn}")
         counts = decoded_counts(outcome, settings)
@@ -102,10 +101,9 @@ def settle(setup: Setup, outcome: Outcome, tuning: Tuning, probed: Sequence[Meas
         outcome = replace(outcome, cost_table=costs, measured=measured, decoded_counts=counts)
         if turn == 1:
             outcome = _tuned_again(setup, outcome, tuning)
-        outcome = replace(outcome, choices=choose(outcome.sets[0], outcome.candidates, costs))
-        assert outcome.choices is not None
+        outcome = outcome.chosen()
         decoded = {setting.name: setting for setting in settings}
-        chosen = _chosen_settings(evaluation, outcome.choices, decoded)
+        chosen = _chosen_settings(evaluation, outcome, decoded)
         missing = [setting for setting in chosen if setting.name not in decoded]
         busy = costs.fit is not None and missing and any(doubts_of(measured[0], costs.fit, (), len(measured[0].stats)))
         if evaluation.decodes_all or not missing or busy:
@@ -144,24 +142,23 @@ def _tuned_again(setup: Setup, outcome: Outcome, tuning: Tuning) -> Outcome:
 
 
 def _chosen_settings(
-    evaluation: Evaluation, choices: Choices, decoded: Mapping[str, Candidate] = MappingProxyType({})
+    evaluation: Evaluation, outcome: Outcome, decoded: Mapping[str, Candidate] = MappingProxyType({})
 ) -> list[Candidate]:
     """Return the settings to decode: the best of each kind at the measured costs, or all rules of `live_rules`.
 
     Those that were `decoded` stay as they are: a rule may have been fitted again since then without another name.
     """
-    rules = choices.candidates
     if evaluation.decodes_all:
-        named = [rule for rule in rules if rule.rule_name in evaluation.live_rules]
+        named = [rule for rule in outcome.candidates if rule.rule_name in evaluation.live_rules]
         return sweep_settings(named, others=evaluation.compare_verification)
-    settings = [decoded.get(setting.name, setting) for setting in sweep_settings(best_of_kinds(choices))]
+    settings = [decoded.get(setting.name, setting) for setting in sweep_settings(best_of_kinds(outcome))]
     return settings + under_block(settings) if evaluation.tries_block else settings
 
 
-def best_of_kinds(choices: Choices) -> list[Candidate]:
+def best_of_kinds(outcome: Outcome) -> list[Candidate]:
     """Return the best fixed length at the measured costs, the best rule with a head, and the best other one, where there are."""
-    rules, speeds = choices.candidates, choices.speeds[MEASURED]
-    best = choices.achievable(MEASURED)
+    rules, speeds = outcome.candidates, outcome.speeds[MEASURED]
+    best = outcome.achievable(MEASURED)
     kinds = [[number for number in best if rules[number].family == FIXED]]
     rest = [number for number in best if rules[number].family != FIXED]
     kinds += [[n for n in rest if rules[n].head is not None], [n for n in rest if rules[n].head is None]]

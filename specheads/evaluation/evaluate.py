@@ -18,7 +18,7 @@ from specheads.evaluation.draft_comparison import check_context
 from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.live_rows import response_quality
 from specheads.evaluation.prompt_sets import PromptData
-from specheads.evaluation.replayed_sets import Outcome, choose, record, replay_all
+from specheads.evaluation.replayed_sets import Outcome, record, replay_all
 from specheads.evaluation.report import Report
 from specheads.evaluation.reporting import context_of, recommend, report_of
 from specheads.evaluation.rule_costs import Tuning
@@ -83,8 +83,7 @@ def _replay_and_decode(setup: Setup) -> Outcome:
     cost_table = measured_costs(setup, probed) if probed else setup.counted_costs()
     tuning = Tuning(recorded[0].recording, cost_table)
     rules = [*candidates(setup.rules, setup.heads, tuning), ORACLE_BOUND]
-    replayed = replay_all(recorded, rules)
-    outcome = Outcome(rules, cost_table, replayed, choose(replayed[0], rules, cost_table))
+    outcome = Outcome(rules, cost_table, replay_all(recorded, rules)).chosen()
     outcome = replace(outcome, draft_overlaps=draft_overlaps(setup, recorded[0].recording))
     outcome = settle(setup, outcome, tuning, probed) if probed else outcome
     if probed and not settings.decodes_all:

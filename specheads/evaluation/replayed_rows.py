@@ -7,7 +7,7 @@ import torch
 
 from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, Candidate
 from specheads.evaluation.intervals import Interval, interval, sums
-from specheads.evaluation.replayed_sets import Choices, RecordedSet
+from specheads.evaluation.replayed_sets import Outcome, RecordedSet
 from specheads.evaluation.report import BankRow, DataSet, Positions, Reliability, RuleRow, TextSample, Winner, rule_fields
 from specheads.heads.calibration import IndexCalibration, in_rounds
 from specheads.heads.metrics import auroc, binary_kl, calibration, ece_by_index
@@ -18,10 +18,10 @@ from specheads.replay.replay import RecordedHead, Replayed, head_logits
 NUM_TEXTS = 3  # responses whose rounds are shown in color
 
 
-def data_set(replayed: RecordedSet, choices: Choices) -> DataSet:
+def data_set(replayed: RecordedSet, outcome: Outcome) -> DataSet:
     """Return the rates and speed-ups of all rules on one set of prompts, without reliability and texts."""
-    recording, resamples, cost_table = replayed.recording, replayed.resamples, choices.cost_table
-    counted = list(zip(choices.candidates, replayed.counts, strict=True))
+    recording, resamples, cost_table = replayed.recording, replayed.resamples, outcome.cost_table
+    counted = list(zip(outcome.candidates, replayed.counts, strict=True))
     speeds = {
         ratio: [cost_table.speedup(counts, resamples, rule, ratio) for rule, counts in counted] for ratio in cost_table.costs
     }
@@ -37,24 +37,24 @@ def data_set(replayed: RecordedSet, choices: Choices) -> DataSet:
         )
         for number, (rule, counts) in enumerate(counted)
     ]
-    winners = [winner for ratio in choices.best for winner in _winners(replayed, choices, ratio, speeds[ratio])]
+    winners = [winner for ratio in outcome.best for winner in _winners(replayed, outcome, ratio, speeds[ratio])]
     sizes = recording.num_prompts, int(recording.lengths.sum()), recording.num_samples
     return DataSet(replayed.name, replayed.role, *sizes, rows, winners)
 
 
-def _winners(replayed: RecordedSet, choices: Choices, ratio: str, speeds: Sequence[np.ndarray]) -> list[Winner]:
+def _winners(replayed: RecordedSet, outcome: Outcome, ratio: str, speeds: Sequence[np.ndarray]) -> list[Winner]:
     """Return the best of each family at one ratio, and the best fixed length in hindsight: the one that is fastest on this set.
 
     Args:
         speeds: every candidate's speed-ups (1 + R,) on this set.
     """
-    choice = choices.best[ratio]
+    choice = outcome.best[ratio]
     fixed, ceiling, oracle = (speeds[choice[family]] if family in choice else None for family in (FIXED, CEILING, ORACLE))
-    lengths = [number for number, candidate in enumerate(choices.candidates) if candidate.family == FIXED]
+    lengths = [number for number, candidate in enumerate(outcome.candidates) if candidate.family == FIXED]
     chosen = list(choice.items())
     if lengths:
         chosen.insert(1, (f"{FIXED} in hindsight", max(lengths, key=lambda number: speeds[number][0])))
-    named = [(family, number, choices.candidates[number]) for family, number in chosen]
+    named = [(family, number, outcome.candidates[number]) for family, number in chosen]
     return [
         Winner(
             family=family,
@@ -64,19 +64,19 @@ def _winners(replayed: RecordedSet, choices: Choices, ratio: str, speeds: Sequen
             gain=interval(speeds[number] / (1 if fixed is None else fixed)),
             gap_ceiling=_gap(speeds[number], fixed, ceiling),
             gap_oracle=_gap(speeds[number], fixed, oracle),
-            dev_speedup=float(choices.speeds[ratio][number]),
-            head_share=choices.cost_table.head_share(rule, ratio),
-            break_even=_break_even(replayed, choices, number, ratio, fixed),
+            dev_speedup=float(outcome.speeds[ratio][number]),
+            head_share=outcome.cost_table.head_share(rule, ratio),
+            break_even=_break_even(replayed, outcome, number, ratio, fixed),
             **(rule_fields(rule) | {"bound": rule.bound or family != rule.family}),
         )
         for family, number, rule in named
     ]
 
 
-def _break_even(replayed: RecordedSet, choices: Choices, number: int, ratio: str, fixed: np.ndarray | None) -> Interval | None:
+def _break_even(replayed: RecordedSet, outcome: Outcome, number: int, ratio: str, fixed: np.ndarray | None) -> Interval | None:
     """Return the cost of its head at which a candidate would be as fast as the best fixed length, if there are both."""
-    rule, counts = choices.candidates[number], replayed.counts[number]
-    share = None if fixed is None else choices.cost_table.break_even(counts, replayed.resamples, rule, ratio, fixed)
+    rule, counts = outcome.candidates[number], replayed.counts[number]
+    share = None if fixed is None else outcome.cost_table.break_even(counts, replayed.resamples, rule, ratio, fixed)
     return None if share is None else interval(share)
 
 
@@ -87,40 +87,40 @@ def _gap(speeds: np.ndarray, fixed: np.ndarray | None, best: np.ndarray | None) 
     return interval((speeds - fixed) / (best - fixed))
 
 
-def bank(heads: Mapping[str, RecordedHead], reported: Sequence[RecordedSet], choices: Choices) -> list[BankRow]:
+def bank(heads: Mapping[str, RecordedHead], reported: Sequence[RecordedSet], outcome: Outcome) -> list[BankRow]:
     """Return the heads of a bank, the fastest first at the middle ratio; all but the KL is of the first reported set."""
     test, rows = reported[0], []
     for name, head in heads.items():
-        best = {ratio: number for ratio in choices.best if (number := choices.best_threshold(name, ratio)) is not None}
-        if best.keys() != choices.best.keys():  # no threshold of this head was to be tried
+        best = {ratio: number for ratio in outcome.best if (number := outcome.best_threshold(name, ratio)) is not None}
+        if best.keys() != outcome.best.keys():  # no threshold of this head was to be tried
             continue
         predicted = {each.name: _logits_in_rounds(each.recording, head)[1:3] for each in reported}
         logits, labels = predicted[test.name]
         speeds, break_evens = {}, {}
         for ratio, number in best.items():
-            speeds[ratio] = interval(_speed(test, choices, number, ratio))
-            fixed = choices.best[ratio].get(FIXED)
+            speeds[ratio] = interval(_speed(test, outcome, number, ratio))
+            fixed = outcome.best[ratio].get(FIXED)
             if fixed is not None:
-                break_evens[ratio] = _break_even(test, choices, number, ratio, _speed(test, choices, fixed, ratio))
+                break_evens[ratio] = _break_even(test, outcome, number, ratio, _speed(test, outcome, fixed, ratio))
         row = BankRow(
             head=name,
             auroc=auroc(logits, labels),
             kl={where: binary_kl(*tokens).item() for where, tokens in predicted.items()},
             ece=calibration(torch.sigmoid(logits), labels).ece,
             speedup=speeds,
-            threshold={ratio: choices.candidates[number].value for ratio, number in best.items()},
+            threshold={ratio: outcome.candidates[number].value for ratio, number in best.items()},
             head_share={
-                ratio: choices.cost_table.head_share(choices.candidates[number], ratio) for ratio, number in best.items()
+                ratio: outcome.cost_table.head_share(outcome.candidates[number], ratio) for ratio, number in best.items()
             },
             break_even=break_evens,
         )
         rows.append(row)
-    return sorted(rows, key=lambda row: -row.speedup[choices.middle].value)
+    return sorted(rows, key=lambda row: -row.speedup[outcome.middle].value)
 
 
-def _speed(replayed: RecordedSet, choices: Choices, number: int, ratio: str) -> np.ndarray:
+def _speed(replayed: RecordedSet, outcome: Outcome, number: int, ratio: str) -> np.ndarray:
     """Return a candidate's speed-up (1 + R,)."""
-    return choices.cost_table.speedup(replayed.counts[number], replayed.resamples, choices.candidates[number], ratio)
+    return outcome.cost_table.speedup(replayed.counts[number], replayed.resamples, outcome.candidates[number], ratio)
 
 
 def reliability(recording: Recording, heads: Mapping[str, RecordedHead]) -> list[Reliability]:

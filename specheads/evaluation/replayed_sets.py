@@ -119,16 +119,41 @@ def replay_all(sets: Sequence[RecordedSet], candidates: Sequence[Candidate]) -> 
 
 
 @dataclass(frozen=True)
-class Choices:
-    """By ratio the number of the best candidate of every family on dev prompts, and every candidate's speed-up there.
+class Outcome:
+    """All candidates and their costs, what was replayed and decoded of them, and which are best.
 
-    `candidates` and `cost_table` are those of the choice.
+    The recorded sets begin with that of dev prompts; where nothing was replayed there are no sets and no best candidates.
     """
 
     candidates: Sequence[Candidate]
     cost_table: CostTable
-    best: Mapping[str, Mapping[str, int]]
-    speeds: Mapping[str, Sequence[float]]
+    sets: Sequence[RecordedSet] = ()
+    best: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # by ratio and family, see `chosen`
+    speeds: Mapping[str, Sequence[float]] = field(default_factory=dict)  # by ratio each candidate's speed-up on dev prompts
+    measured: Sequence[Measured] = ()  # the target alone comes first
+    # By name, the replayed counts of each rule that was decoded, on the test prompts. A candidate that was fitted again since
+    # then may have another value, with or without another name.
+    decoded_counts: Mapping[str, Counts] = field(default_factory=dict)
+    responses: Mapping[str, ResponseQuality] = field(default_factory=dict)  # by setting, where quality is measured
+    batches: Sequence[BatchTable] = ()
+    # By setting, tokens per second (1 + R,) on dev prompts: the estimate, then resamples.
+    tried: Mapping[str, np.ndarray] = field(default_factory=dict)
+    draft_overlaps: Mapping[float, float] = field(default_factory=dict)  # by the draft's temperature, its own first
+    undecoded: Sequence[str] = ()  # names of rules that are best at the measured costs, but were not decoded
+
+    def chosen(self) -> "Outcome":
+        """Return the outcome with the fastest candidate of each family on dev prompts; rules are reported on other prompts."""
+        dev, best, speeds = self.sets[0], dict[str, dict[str, int]](), dict[str, list[float]]()
+        once = np.ones((1, dev.recording.num_prompts))
+        for ratio in self.cost_table.costs:
+            counted, best[ratio] = zip(dev.counts, self.candidates, strict=True), {}
+            speeds[ratio] = [float(self.cost_table.speedup(counts, once, rule, ratio)[0]) for counts, rule in counted]
+            for number, candidate in enumerate(self.candidates):
+                so_far = best[ratio].get(candidate.family)
+                is_faster = so_far is None or speeds[ratio][number] > speeds[ratio][so_far]
+                if candidate.ratio in (None, ratio) and is_faster:
+                    best[ratio][candidate.family] = number
+        return replace(self, best=best, speeds=speeds)
 
     @property
     def middle(self) -> str:
@@ -138,58 +163,13 @@ class Choices:
 
     def best_threshold(self, head: str, ratio: str) -> int | None:
         """Return the number of a head's best threshold at a ratio: a given one if there is one, else the automatic one."""
-        of_head = [
-            number
-            for number in self.achievable(ratio)
-            if self.candidates[number].head == head and isinstance(self.candidates[number].live, HeadThreshold)
-        ]
-        return min(of_head, key=lambda number: self.candidates[number].automatic, default=None)
+        rules = {number: self.candidates[number] for number in self.achievable(ratio)}
+        of_head = [number for number, rule in rules.items() if rule.head == head and isinstance(rule.live, HeadThreshold)]
+        return min(of_head, key=lambda number: rules[number].automatic, default=None)
 
     def achievable(self, ratio: str) -> list[int]:
         """Return the numbers of the best candidates of all families at a ratio that a decoder can use."""
         return [number for number in self.best[ratio].values() if not self.candidates[number].bound]
-
-
-def choose(dev: RecordedSet, candidates: Sequence[Candidate], cost_table: CostTable) -> Choices:
-    """Return the fastest candidate of each family on the prompts of `dev`; rules are reported on other prompts."""
-    once = np.ones((1, dev.recording.num_prompts))
-    best: dict[str, dict[str, int]] = {}
-    speeds: dict[str, list[float]] = {}
-    for ratio in cost_table.costs:
-        counted = zip(dev.counts, candidates, strict=True)
-        speeds[ratio] = [float(cost_table.speedup(counts, once, candidate, ratio)[0]) for counts, candidate in counted]
-        best[ratio] = {}
-        for number, candidate in enumerate(candidates):
-            so_far = best[ratio].get(candidate.family)
-            is_faster = so_far is None or speeds[ratio][number] > speeds[ratio][so_far]
-            if candidate.ratio in (None, ratio) and is_faster:
-                best[ratio][candidate.family] = number
-    return Choices(candidates, cost_table, best, speeds)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """All candidates and their costs, what was replayed and decoded of them, and which are best.
-
-    The recorded sets begin with that of dev prompts; `choices` is None where nothing was replayed.
-    """
-
-    candidates: Sequence[Candidate]
-    cost_table: CostTable
-    sets: Sequence[RecordedSet] = ()
-    choices: Choices | None = None
-    measured: Sequence[Measured] = ()  # the target alone comes first
-    # By name, the replayed counts of each rule that was decoded, on the test prompts. A candidate that was fitted again since
-    # then may have another value, with or without another name.
-    decoded_counts: Mapping[str, Counts] = field(default_factory=dict)
-    responses: Mapping[str, ResponseQuality] = field(default_factory=dict)  # by setting, where quality is measured
-    batches: Sequence[BatchTable] = ()
-    # By setting, tokens per second (1 + R,) on dev prompts: the estimate, then resamples.
-    tried: Mapping[str, np.ndarray] = field(default_factory=dict)
-    draft_overlaps: Mapping[float, float] = field(
-        default_factory=dict
-    )  # on dev prompts, by the draft's temperature, its own first
-    undecoded: Sequence[str] = ()  # names of rules that are best at the measured costs, but were not decoded
 
     @property
     def recommended(self) -> str | None:

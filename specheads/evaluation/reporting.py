@@ -19,7 +19,7 @@ from specheads.evaluation.head_folders import store_in_config
 from specheads.evaluation.intervals import Interval, interval
 from specheads.evaluation.live_rows import gain_over_fixed, live_rows, with_quality
 from specheads.evaluation.replayed_rows import bank, data_set, positions, reliability, text_samples
-from specheads.evaluation.replayed_sets import Choices, Outcome, RecordedSet
+from specheads.evaluation.replayed_sets import Outcome
 from specheads.evaluation.report import MEASURED, DataSet, LiveRow, Report
 from specheads.evaluation.setup import Setup, device_name, load_average, versions
 from specheads.evaluation.sweep import REMEDY, doubts_of
@@ -34,26 +34,26 @@ logger = logging.getLogger(__name__)
 
 def report_of(setup: Setup, outcome: Outcome, config: str | None = None) -> Report:
     """Return the report; `config` is the text of the configuration, None: the settings."""
-    measured, choices, cost_table = outcome.measured, outcome.choices, outcome.cost_table
+    measured, cost_table = outcome.measured, outcome.cost_table
     live, gains, doubts = list[LiveRow](), dict[str, Interval | None](), list[str]()
     if measured:
         groups = setup.prompts.decoded(setup.settings.num_live_prompts).groups
         rows = live_rows(measured, cost_table, setup.settings.verification.lossless, _replayed_speeds(setup, outcome), groups)
         live = with_quality(rows, measured, outcome.responses, groups)
         # The winners at the measured ratio are not those of others.
-        ratios = [MEASURED] if choices is not None and not setup.settings.decodes_all else cost_table.costs
+        ratios = [MEASURED] if outcome.best and not setup.settings.decodes_all else cost_table.costs
         gains = {ratio: gain_over_fixed(measured, partial(cost_table.of, ratio=ratio), groups) for ratio in ratios}
         doubts = [] if cost_table.fit is None else [*doubts_of(measured[0], cost_table.fit, live, len(set(groups)))]
         if outcome.undecoded:
             doubts.append(f"The measured costs did not settle, so {', '.join(outcome.undecoded)} were not decoded; {REMEDY}.")
     heads = {name: recorded_head(head) for name, head in setup.heads.items()}
     sets, ranking = [], []
-    if choices is not None:
-        sets = [replace(data_set(each, choices), reliability=reliability(each.recording, heads)) for each in outcome.sets]
-        sets[1] = _detailed(setup.pair, choices, sets[1], outcome.sets[1])
+    if outcome.best:
+        sets = [replace(data_set(each, outcome), reliability=reliability(each.recording, heads)) for each in outcome.sets]
+        sets[1] = _detailed(setup.pair, outcome, sets[1])
         if len(heads) > 1:
             trained = {name: head.config.train.get("kl", {}) for name, head in setup.heads.items()}
-            ranking = [replace(row, trained_kl=trained[row.head]) for row in bank(heads, outcome.sets[1:], choices)]
+            ranking = [replace(row, trained_kl=trained[row.head]) for row in bank(heads, outcome.sets[1:], outcome)]
     context = context_of(setup, config, num_decoded=len(measured[0].stats) if measured else 0)
     report = Report(context, cost_table.fit, doubts, live, gains, sets, ranking, batches=outcome.batches)
     notes = [*notes_on(report), *draft_temperature_notes(outcome.draft_overlaps), *setup.prompts.notes()]
@@ -77,14 +77,14 @@ def _replayed_speeds(setup: Setup, outcome: Outcome) -> dict[str, float]:
     return speeds
 
 
-def _detailed(pair: Pair, choices: Choices, data: DataSet, replayed: RecordedSet) -> DataSet:
+def _detailed(pair: Pair, outcome: Outcome, data: DataSet) -> DataSet:
     """Return `data` with drafts by position and responses in color, for the best rules of each kind.
 
     They are the best fixed length, the best rule with a head, and the best ones without.
     """
-    rules, ratio, recording = choices.candidates, choices.middle, replayed.recording
-    best = choices.achievable(ratio)
-    order = sorted(best, key=lambda number: -choices.speeds[ratio][number])
+    rules, ratio, recording = outcome.candidates, outcome.middle, outcome.sets[1].recording
+    best = outcome.achievable(ratio)
+    order = sorted(best, key=lambda number: -outcome.speeds[ratio][number])
     others = [number for number in order if rules[number].family != FIXED]
     shown = [number for number in best if rules[number].family == FIXED]
     shown += [number for number in others if rules[number].head is not None][:1]
@@ -156,7 +156,7 @@ def recommendations(setup: Setup, outcome: Outcome, report: Report) -> dict[Path
     Of a head that was tried on dev prompts it is the fastest setting there, of another one the threshold that is predicted to be
     best. The value is None where another setting was clearly faster on dev prompts, or is predicted to be faster.
     """
-    if outcome.choices is None:
+    if not outcome.best:
         return {}
     recommended: dict[Path, dict[str, Any] | None] = {}
     for name, located in setup.located_heads.items():
@@ -166,8 +166,8 @@ def recommendations(setup: Setup, outcome: Outcome, report: Report) -> dict[Path
         of_head = [setting for setting in tried if isinstance(setting.live, HeadThreshold) and setting.head == name]
         if of_head:
             recommended[Path(located.where)] = _tried(outcome, report, of_head, [each for each in tried if each not in of_head])
-        elif (number := outcome.choices.best_threshold(name, _ratio(outcome.choices))) is not None:
-            recommended[Path(located.where)] = _replayed(outcome, outcome.choices, report, number)
+        elif (number := outcome.best_threshold(name, _ratio(outcome))) is not None:
+            recommended[Path(located.where)] = _replayed(outcome, report, number)
     return recommended
 
 
@@ -187,18 +187,18 @@ def _tried(outcome: Outcome, report: Report, of_head: Sequence[Candidate], other
     return _values(best.live) | measured
 
 
-def _replayed(outcome: Outcome, choices: Choices, report: Report, number: int) -> dict[str, Any] | None:
+def _replayed(outcome: Outcome, report: Report, number: int) -> dict[str, Any] | None:
     """Return a candidate's threshold with its predicted speed-up; None if the best fixed length or the target alone is faster."""
-    ratio, rule = _ratio(choices), outcome.candidates[number].live
+    ratio, rule = _ratio(outcome), outcome.candidates[number].live
     assert isinstance(rule, HeadThreshold)
-    speeds, speedup = choices.speeds[ratio], report.data_sets[1].rules[number].speedup[ratio].value
-    if speeds[number] <= speeds[choices.best[ratio][FIXED]] or speedup <= 1:
+    speeds, speedup = outcome.speeds[ratio], report.data_sets[1].rules[number].speedup[ratio].value
+    if speeds[number] <= speeds[outcome.best[ratio][FIXED]] or speedup <= 1:
         return None
     return _values(rule) | {"predicted_speedup": speedup}
 
 
-def _ratio(choices: Choices) -> str:
-    return MEASURED if MEASURED in choices.best else choices.middle
+def _ratio(outcome: Outcome) -> str:
+    return MEASURED if MEASURED in outcome.best else outcome.middle
 
 
 def _values(rule: HeadThreshold) -> dict[str, Any]:

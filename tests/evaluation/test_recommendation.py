@@ -8,7 +8,7 @@ import pytest
 from specheads import AcceptanceHead, HeadConfig
 from specheads.decoding.stopping import FixedLength, HeadThreshold
 from specheads.evaluation.candidates import TARGET_ALONE, Candidate, fixed_length, under_block
-from specheads.evaluation.replayed_sets import Choices
+from specheads.evaluation.replayed_sets import Outcome
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.reporting import recommendations
 from specheads.evaluation.sweep import Measured
@@ -41,10 +41,9 @@ def stored(tmp_path):
     def run(tried, fixed=1.2, predicted=1.3):
         rules[1].speedup[MEASURED].value = predicted
         best = {MEASURED: {"fixed_length": 2, "head_threshold other": 1, "head_threshold mine": 0}}
-        choices = Choices(candidates, None, best, {MEASURED: [9.0, 1.3, fixed]})
         spread = 1 + 0.02 * np.sin(np.arange(101))  # of resamples, which the settings share
         speeds = {name: speed * spread for name, speed in tried.items()}
-        outcome = SimpleNamespace(choices=choices, measured=measured, tried=speeds, candidates=candidates)
+        outcome = Outcome(candidates, None, best=best, speeds={MEASURED: [9.0, 1.3, fixed]}, measured=measured, tried=speeds)
         found = recommendations(setup, outcome, report)
         return found[folders["mine"]], found[folders["other"]]
 

@@ -11,7 +11,7 @@ from specheads import stopping
 from specheads.decoding.step_costs import RuleCosts, StepCosts
 from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, ORACLE_BOUND, Candidate
 from specheads.evaluation.replayed_rows import data_set, positions, reliability, text_samples
-from specheads.evaluation.replayed_sets import RecordedSet, choose
+from specheads.evaluation.replayed_sets import Outcome, RecordedSet
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.rule_costs import CostTable
 from specheads.heads.metrics import calibration
@@ -70,23 +70,23 @@ def speeds_of(table, ratio):
 
 @pytest.mark.parametrize("ratio", [MEASURED, "10"])
 def test_the_best_of_each_family_is_chosen_on_dev_prompts(ratio):
-    choices = choose(recorded(DEV), CANDIDATES, COST_TABLE)
+    outcome = Outcome(CANDIDATES, COST_TABLE, [recorded(DEV)]).chosen()
     speeds = speeds_of(DEV, ratio)
-    assert choices.speeds[ratio] == pytest.approx(speeds)
-    best = choices.best[ratio]
+    assert outcome.speeds[ratio] == pytest.approx(speeds)
+    best = outcome.best[ratio]
     assert best[FIXED] == max((0, 1), key=speeds.__getitem__) and best["head"] == max((2, 3), key=speeds.__getitem__)
     assert ("other" in best) == (ratio == "10")
     assert best[ORACLE] == len(CANDIDATES) - 1
-    assert choices.middle == "10"
+    assert outcome.middle == "10"
 
 
 @pytest.mark.parametrize("ratio", [MEASURED, "10"])
 def test_winners_are_reported_on_other_prompts(ratio):
-    choices = choose(recorded(DEV), CANDIDATES, COST_TABLE)
-    data = data_set(recorded(TEST, "test"), choices)
+    outcome = Outcome(CANDIDATES, COST_TABLE, [recorded(DEV)]).chosen()
+    data = data_set(recorded(TEST, "test"), outcome)
     winners = {winner.family: winner for winner in data.winners if winner.ratio == ratio}
     speeds = speeds_of(TEST, ratio)
-    fixed, ours, ceiling, oracle = (speeds[choices.best[ratio][family]] for family in (FIXED, "head", CEILING, ORACLE))
+    fixed, ours, ceiling, oracle = (speeds[outcome.best[ratio][family]] for family in (FIXED, "head", CEILING, ORACLE))
     head = winners["head"]
     assert head.speedup.value == head.speedup.low == pytest.approx(ours)
     assert head.gain.value == pytest.approx(ours / fixed)
@@ -99,15 +99,15 @@ def test_winners_are_reported_on_other_prompts(ratio):
 
 @pytest.mark.parametrize(("ratio", "share"), [(MEASURED, STEP / 0.001), ("10", SHARE)])
 def test_a_head_at_its_break_even_is_as_fast_as_the_best_fixed_length(ratio, share):
-    choices, table = choose(recorded(DEV), CANDIDATES, COST_TABLE), recorded(TEST, "test", noise=0.1)
-    winners = {winner.family: winner for winner in data_set(table, choices).winners if winner.ratio == ratio}
+    outcome, table = Outcome(CANDIDATES, COST_TABLE, [recorded(DEV)]).chosen(), recorded(TEST, "test", noise=0.1)
+    winners = {winner.family: winner for winner in data_set(table, outcome).winners if winner.ratio == ratio}
     head = winners["head"]
     assert head.head_share == pytest.approx(share) and winners[FIXED].head_share is winners[FIXED].break_even is None
     assert head.break_even.low < head.break_even.value < head.break_even.high
     assert (head.gain.value > 1) == (share < head.break_even.value)
     even = head.break_even.value
     priced = replace(FREE, head_shares={"mine": even}, measured_heads={"mine": 0.001 * even})
-    winners = data_set(table, replace(choices, cost_table=priced)).winners
+    winners = data_set(table, replace(outcome, cost_table=priced)).winners
     gain = next(winner.gain for winner in winners if (winner.family, winner.ratio) == ("head", ratio))
     assert gain.value == pytest.approx(1)
 
@@ -132,8 +132,8 @@ def test_without_a_draft_step_a_head_has_no_share_of_it():
 
 
 def test_rows_have_the_speed_ups_that_their_rule_is_meant_for():
-    choices = choose(recorded(DEV), CANDIDATES, COST_TABLE)
-    data = data_set(recorded(TEST, "test"), choices)
+    outcome = Outcome(CANDIDATES, COST_TABLE, [recorded(DEV)]).chosen()
+    data = data_set(recorded(TEST, "test"), outcome)
     assert [row.name for row in data.rules] == [rule.name for rule in CANDIDATES]
     assert [set(row.speedup) for row in data.rules] == [{MEASURED, "10"}] * 4 + [{"10"}] + [{MEASURED, "10"}] * 2
     row = data.rules[1]
@@ -143,8 +143,8 @@ def test_rows_have_the_speed_ups_that_their_rule_is_meant_for():
 
 def test_intervals_resample_the_same_prompts_for_all_rules():
     """Where all rules are slow on the same prompts, a gain varies less than the speeds that it is made of."""
-    choices = choose(recorded(DEV), CANDIDATES, COST_TABLE)
-    data = data_set(recorded(TEST, "test", noise=0.2), choices)
+    outcome = Outcome(CANDIDATES, COST_TABLE, [recorded(DEV)]).chosen()
+    data = data_set(recorded(TEST, "test", noise=0.2), outcome)
     head = next(winner for winner in data.winners if winner.family == "head" and winner.ratio == "10")
     assert head.speedup.low < head.speedup.value < head.speedup.high
     assert head.gain.high - head.gain.low < 1e-9
@@ -152,7 +152,7 @@ def test_intervals_resample_the_same_prompts_for_all_rules():
 
 def test_intervals_resample_groups():
     """Where prompts of a file are equally slow, twice as many of each make no interval narrower."""
-    choices, once = choose(recorded(DEV), CANDIDATES, COST_TABLE), recorded(TEST, "test", noise=0.2)
+    outcome, once = Outcome(CANDIDATES, COST_TABLE, [recorded(DEV)]).chosen(), recorded(TEST, "test", noise=0.2)
     recording = SimpleNamespace(
         **vars(once.recording) | {"num_prompts": 2 * NUM_PROMPTS, "lengths": torch.full((2 * NUM_PROMPTS,), 100)}
     )
@@ -161,7 +161,7 @@ def test_intervals_resample_groups():
     grouped = replace(twice, groups=[f"file{number // 2}" for number in range(2 * NUM_PROMPTS)])
 
     def width(some):
-        speedup = next(row for row in data_set(some, choices).winners if row.family == "head").speedup
+        speedup = next(row for row in data_set(some, outcome).winners if row.family == "head").speedup
         return speedup.high - speedup.low
 
     assert width(grouped) == pytest.approx(width(once), rel=1e-9) and width(twice) < 0.85 * width(once)
@@ -169,8 +169,8 @@ def test_intervals_resample_groups():
 
 def test_without_fixed_lengths_or_a_ceiling_there_is_no_gap():
     some = [rule for rule in CANDIDATES if rule.family in ("head", ORACLE)]
-    choices = choose(recorded(DEV[2:4]), some, COST_TABLE)
-    data = data_set(recorded(TEST[2:4], "test"), choices)
+    outcome = Outcome(some, COST_TABLE, [recorded(DEV[2:4])]).chosen()
+    data = data_set(recorded(TEST[2:4], "test"), outcome)
     assert {winner.gap_ceiling for winner in data.winners} == {winner.gap_oracle for winner in data.winners} == {None}
 
 

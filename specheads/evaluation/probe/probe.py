@@ -27,10 +27,10 @@ from specheads.evaluation.probe.prediction import (
     best_length,
     predict,
 )
-from specheads.evaluation.probe.timing import LiveCheck, live_check, parameter_ratio, served_times
+from specheads.evaluation.probe.timing import LiveCheck, live_check, served_times
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.replayed_sets import RecordedSet, Recorder
-from specheads.evaluation.settings import EngineName
+from specheads.evaluation.settings import EngineName, Evaluation
 from specheads.evaluation.setup import versions
 from specheads.evaluation.speculation_profile import survival
 from specheads.evaluation.sweep import LARGEST_SPREAD
@@ -174,7 +174,7 @@ def probe(
     lm, widths = pair.target_lm, _widths(pair.draft_lm.hidden_size)
     not_measured: list[str] = []
     if isinstance(lm, ServedModel):
-        ratio, live = settings.remote_ratio or parameter_ratio(pair), None
+        ratio, live = settings.remote_ratio or _parameter_ratio(pair), None
         logger.info("probe: timing steps of the target on the server at %s", lm.server.url)
         times = served_times(lm, ratio, (LOGISTIC, f"{HEAD}{widths[0]}"), positions, settings.repeats)
         not_measured = not_known(settings, ratio, _mean([each for half in agreed for each in half.left_out]))
@@ -185,7 +185,8 @@ def probe(
         length = best_length(recorded, times)
         ids = [ids for _, ids in prompts[: settings.num_live_prompts]]
         logger.info("probe: decoding %d prompts as a check", len(ids))
-        live = live_check(pair, ids, settings.warp, times.costs, length, settings.max_new_tokens, settings.engine, settings.seed)
+        how = {name: getattr(settings, name) for name in ("warp", "max_new_tokens", "engine", "seed")}
+        live = live_check(pair, ids, times.costs, length, Evaluation(**how))
     options = predict(recorded, times, settings.warp.greedy, Overheads() if live is None else live.overheads)
     overlaps = [each for half in agreed for each in half.overlaps]
     resamples = resample_counts([group for half in recorded for group in half.groups or ()])
@@ -206,6 +207,11 @@ def probe(
         not_measured=not_measured,
         context={"warp": asdict(settings.warp), "versions": versions(), **(context or {})},
     )
+
+
+def _parameter_ratio(pair: Pair) -> float:
+    target, draft = (sum(each.numel() for each in model.parameters()) for model in (pair.target, pair.draft))
+    return target / draft
 
 
 def _mean(numbers: Sequence[np.ndarray]) -> float:

@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specheads.decoding.decoder import Baseline, SpeculativeDecoder
-from specheads.decoding.records import DecodeStats, Round
+from specheads.decoding.records import DecodeStats
 from specheads.decoding.step_costs import RuleCosts, StepCosts
 from specheads.decoding.step_times import TARGET, VERIFIED, StepTimes, step_costs
-from specheads.decoding.stopping import FixedLength
+from specheads.evaluation.candidates import TARGET_ALONE, fixed_length
 from specheads.evaluation.probe.prediction import Overheads
+from specheads.evaluation.settings import Evaluation
+from specheads.evaluation.sweep import Sweep
 from specheads.integrations.served_target import ServedModel
 from specheads.pair.pair import Pair
-from specheads.pair.sampling import Warp
 
 
 @dataclass(frozen=True)
@@ -38,49 +38,25 @@ class LiveCheck:
         return self.tokens_per_second / self.alone_tokens_per_second
 
 
-def live_check(
-    pair: Pair,
-    prompts: Sequence[Sequence[int]],
-    warp: Warp,
-    costs: StepCosts,
-    length: int,
-    max_new_tokens: int,
-    engine: str = "auto",
-    seed: int = 0,
-) -> LiveCheck:
+def live_check(pair: Pair, prompts: Sequence[Sequence[int]], costs: StepCosts, length: int, how: Evaluation) -> LiveCheck:
     """Decode prompts (ids) with the target alone and with a fixed length, and return what it took.
 
     Overheads are medians over rounds of what they took more than their steps.
     """
-    decoder = SpeculativeDecoder(pair, stopping=FixedLength(length), warp=warp, engine=engine)
-    alone = Baseline(pair, warp, decoder.target_engine)
-    decoder.warm_up()
-    alone.warm_up()
-    stats: tuple[list[DecodeStats], list[DecodeStats]] = ([], [])
-    rounds: tuple[list[Round], list[Round]] = ([], [])
-    for number, prompt in enumerate(prompts):
-        outs = alone.generate(prompt, max_new_tokens, seed + number), decoder.generate(prompt, max_new_tokens, seed + number)
-        for place, out in enumerate(outs):
-            stats[place].append(out.stats)
-            rounds[place].extend(out.rounds)
-    draft, verify = costs.draft_seconds, costs.verification
-    more = [each.seconds - each.num_draft_calls * draft - verify[min(each.num_drafted, len(verify) - 1)] for each in rounds[1]]
-    overheads = Overheads(
-        round_seconds=max(0.0, statistics.median(more)),
-        alone_seconds=max(0.0, statistics.median(each.seconds for each in rounds[0]) - costs.target_seconds),
-    )
-    speed_alone, speed = (DecodeStats.total(each).tokens_per_second for each in stats)
+    measured = Sweep(pair, how).run([TARGET_ALONE, fixed_length(length)], prompts)
+    verify, rounds = costs.verification, [[numbers for prompt in each.rounds for numbers in prompt] for each in measured]
+    more = [
+        draft + target - calls * costs.draft_seconds - verify[min(int(drafted), len(verify) - 1)]
+        for _, drafted, calls, draft, target in rounds[1]
+    ]
+    alone = statistics.median(draft + target for *_, draft, target in rounds[0])
+    overheads = Overheads(max(0.0, statistics.median(more)), max(0.0, alone - costs.target_seconds))
+    speed_alone, speed = (DecodeStats.total(each.stats).tokens_per_second for each in measured)
     return LiveCheck(len(prompts), length, speed_alone, speed, overheads)
 
 
 MADE = 16  # tokens of the requests by which steps are timed
 BLOCK = 16  # tokens that a server's cache of prefixes holds or drops together
-
-
-def parameter_ratio(pair: Pair) -> float:
-    """Return how many times as many parameters the target has as the draft."""
-    target, draft = (sum(each.numel() for each in model.parameters()) for model in (pair.target, pair.draft))
-    return target / draft
 
 
 def served_times(lm: ServedModel, ratio: float, rules: Iterable[str], context: int, repeats: int) -> StepTimes:
