@@ -40,7 +40,7 @@ def _checked_claims() -> list[dict[str, Any]]:
     return checked
 
 
-def gpu_hours(cost: Mapping[str, Any]) -> tuple[float, int]:
+def _gpu_hours(cost: Mapping[str, Any]) -> tuple[float, int]:
     """Return the GPU-hours of decoding all prompts token by token, and the number of GPUs that hold both models.
 
     Each token reads the target's weights once, whatever number of GPUs shares them; speculation needs less.
@@ -111,7 +111,7 @@ def _row(item: Mapping[str, Any], state: str, checked: Sequence[Claim]) -> str:
         why = f". {claim['why']}" if claim.get("why") else ""
         texts.append(f"{model}{what}{claim['ours']}{ratio}{outcome}{why}")
     if not checked and "cost" in item:
-        hours, gpus = gpu_hours(item["cost"])
+        hours, gpus = _gpu_hours(item["cost"])
         size = "under an hour" if hours < 1 else f"{hours:,.0f} GPU-hours"
         texts = [f"at most {size} on {gpus} H100{'s' if gpus > 1 else ''}"]
     published = item["published"] or ("not seen" if item.get("unverified") else "")

@@ -66,7 +66,7 @@ class Setting:
 
 
 @dataclass
-class Peers:
+class _Peers:
     """The commands of all workers by name, the settings, and why peers are left out."""
 
     commands: dict[str, Command] = field(default_factory=dict)
@@ -107,7 +107,7 @@ def main() -> None:
     tables, notes, versions = [], dict[str, None](), dict[str, str]()
     for mode in given.modes:
         with tempfile.TemporaryDirectory() as folder:
-            peers = all_peers(pair, given, mode == "greedy", Path(folder))
+            peers = _all_peers(pair, given, mode == "greedy", Path(folder))
             print(*peers.left_out, sep="\n", file=sys.stderr)
             with Workers(peers.commands) as workers:
                 for at_once in given.at_once:
@@ -115,7 +115,7 @@ def main() -> None:
                     possible = [each for each in peers.settings if at_once == 1 or each.peer in of_groups]
                     chosen = fastest(workers, possible, tuning[:count], given.new_tokens, 2, at_once)
                     measured = measure(workers, chosen, reported[:count], given.new_tokens, given.repeats, at_once)
-                    tables.append(speed_table(chosen, measured, mode, at_once))
+                    tables.append(_speed_table(chosen, measured, mode, at_once))
                     print(f"\n{tables[-1].title}\n\n{text_of(tables[-1])}", flush=True)
         versions |= workers.versions
         notes |= dict.fromkeys([*sorted(f"{line}." for line in workers.warnings), *peers.left_out])
@@ -158,9 +158,9 @@ def _pair_keys(given: Namespace) -> dict[str, str]:
 # --- what can be compared
 
 
-def all_peers(pair: Pair, given: Namespace, greedy: bool, folder: Path) -> Peers:
+def _all_peers(pair: Pair, given: Namespace, greedy: bool, folder: Path) -> _Peers:
     """Return everything that can be compared here; files that peers read are written to `folder`."""
-    peers, head = Peers(), (given.greedy_head if greedy else None) or given.head
+    peers, head = _Peers(), (given.greedy_head if greedy else None) or given.head
     if not head:
         peers.left_out.append("the head is left out: --head names one that specheads train exported.")
     setup: dict[str, Any] = {"threads": given.threads, "greedy": greedy, "head": head and str(Path(head).resolve())}
@@ -175,7 +175,7 @@ def all_peers(pair: Pair, given: Namespace, greedy: bool, folder: Path) -> Peers
     return peers
 
 
-def _add_local(peers: Peers, setup: Mapping[str, Any]) -> None:
+def _add_local(peers: _Peers, setup: Mapping[str, Any]) -> None:
     """Add transformers' generation and this project's decoders."""
     command = Command(sys.executable, "local_worker.py", {**setup, "peer": TRANSFORMERS})
     peers.add(TRANSFORMERS, ALONE, {"": {}}, command)
@@ -204,7 +204,7 @@ def _assistant(tokens: int, schedule: str = "constant", confidence: float = 0.0)
     return dict(zip(names, (tokens, schedule, confidence), strict=True))
 
 
-def _add_llama(peers: Peers, pair: Pair, setup: Mapping[str, Any], given: Namespace, folder: Path) -> None:
+def _add_llama(peers: _Peers, pair: Pair, setup: Mapping[str, Any], given: Namespace, folder: Path) -> None:
     """Add llama.cpp's server with and without a draft model."""
     if reason := obstacle(pair.target) or obstacle(pair.draft):
         peers.left_out.append(f"llama.cpp is left out: {pair.name} has a model that cannot be written as GGUF: {reason}.")
@@ -223,7 +223,7 @@ def _add_llama(peers: Peers, pair: Pair, setup: Mapping[str, Any], given: Namesp
     _add_by_length(peers, "llama.cpp", Command(sys.executable, "llama_worker.py", setup), LENGTHS)
 
 
-def _add_vllm(peers: Peers, pair: Pair, setup: Mapping[str, Any], given: Namespace, folder: Path) -> None:
+def _add_vllm(peers: _Peers, pair: Pair, setup: Mapping[str, Any], given: Namespace, folder: Path) -> None:
     """Add vLLM from its environment: alone, with drafts of its draft model, and with the head on that."""
     if not can_import(given.vllm_python, "vllm"):
         peers.left_out.append(
@@ -241,7 +241,7 @@ def _add_vllm(peers: Peers, pair: Pair, setup: Mapping[str, Any], given: Namespa
         peers.add("vLLM", "head on the draft model", by_head, command, apart=True)
 
 
-def _add_by_length(peers: Peers, peer: str, command: Command, lengths: Sequence[int]) -> None:
+def _add_by_length(peers: _Peers, peer: str, command: Command, lengths: Sequence[int]) -> None:
     """Add a peer alone and with drafts of its draft model, one process for each length."""
     peers.add(peer, ALONE, {"": {"drafted": 0}}, command, apart=True)
     peers.add(peer, "draft model", {f"K={length}": {"drafted": length} for length in lengths}, command, apart=True)
@@ -291,14 +291,14 @@ def measure(
     return measured
 
 
-def speed_table(chosen: Sequence[Setting], measured: Mapping[str, Measured], mode: str, at_once: int = 1) -> Table:
+def _speed_table(chosen: Sequence[Setting], measured: Mapping[str, Measured], mode: str, at_once: int = 1) -> Table:
     """Return how fast each setting is, and in greedy decoding how many of its tokens are those of the target alone."""
     alone = {setting.peer: measured[setting.name] for setting in chosen if setting.way == ALONE}
     rows: list[list[Value]] = []
     for setting in chosen:
         made = measured[setting.name]
         over = made.speed / alone[TRANSFORMERS].speed if TRANSFORMERS in alone else None
-        same = same_tokens(made, alone[OURS]) if mode == "greedy" else None
+        same = _same_tokens(made, alone[OURS]) if mode == "greedy" else None
         rounds, *totals = map(sum, zip(*made.totals, strict=True)) if made.totals else (1, *[None] * 4)
         row = [setting.name, made.speed, min(made.speeds), max(made.speeds), over, made.speed / alone[setting.peer].speed, same]
         rows.append([*row, *(None if total is None else total / rounds for total in totals)])
@@ -308,7 +308,7 @@ def speed_table(chosen: Sequence[Setting], measured: Mapping[str, Measured], mod
     return Table(f"{mode}_{at_once}", f"{title}, {at_once} prompts at once", COLUMNS, rows)
 
 
-def same_tokens(made: Measured, alone: Measured) -> float:
+def _same_tokens(made: Measured, alone: Measured) -> float:
     """Return the share of tokens before the first that differs: float sums in another order may swap two near equals."""
     counted = shared = 0
     for ours, theirs in zip(alone.responses, made.responses, strict=True):

@@ -74,13 +74,13 @@ def render(text: str, results: Path) -> str:
     """Return a document with all its blocks filled."""
 
     def filled(block: re.Match) -> str:
-        lines = table_lines(results, block[2], block[3], block[4])
+        lines = _table_lines(results, block[2], block[3], block[4])
         return block[1] + "\n".join(lines) + "\n" + block[5]
 
     return BLOCK.sub(filled, text)
 
 
-def table_lines(results: Path, name: str, key: str, part: str | None = None) -> list[str]:
+def _table_lines(results: Path, name: str, key: str, part: str | None = None) -> list[str]:
     """Return the lines of a block: title, table (or the `part` of it that the block names), and its source."""
     path = results / f"{name}.json"
     if not path.exists():

@@ -108,7 +108,7 @@ def write_result(
     place, name = (folder, keep) if keep else (OUTPUTS, name)
     result = {
         "name": name,
-        "command": without_folders(command or started_command()),
+        "command": _without_folders(command or _started_command()),
         "date": datetime.now(UTC).date().isoformat(),
         "commit": COMMIT,
         "machine": dict(machine or this_machine()),
@@ -145,14 +145,14 @@ def _note_spent(parts: Sequence[int], result: Mapping[str, Any], folder: Path, k
         write_json(path, [*entries, *new])
 
 
-def started_command() -> str:
+def _started_command() -> str:
     """Return the command line that started this process, from the root of the repository."""
     script = Path(sys.argv[0]).resolve()
     shown = script.relative_to(ROOT).as_posix() if script.is_relative_to(ROOT) else script.name
     return f"python {shlex.join([shown, *sys.argv[1:]])}"
 
 
-def without_folders(command: str) -> str:
+def _without_folders(command: str) -> str:
     """Return a command without the folders of this machine: paths become relative to the repository, or keep only their name."""
     inside = command.replace(f"{ROOT}/", "")
     return re.sub(r"(?<![\w.<>-])/(?:[^\s/'\",:}]+/)*([^\s/'\",:}]+)", r"\1", inside)
@@ -193,10 +193,10 @@ def _load_average() -> float:
 def _is_quiet() -> bool:
     """Return whether the machine does nothing else: on each core a loop of about 2 ms takes the same time, again and again."""
     if not hasattr(os, "sched_setaffinity"):
-        return evenly_timed(_loop_seconds())
+        return _evenly_timed(_loop_seconds())
     cores = os.sched_getaffinity(0)
     try:
-        return all(os.sched_setaffinity(0, {core}) or evenly_timed(_loop_seconds()) for core in sorted(cores))
+        return all(os.sched_setaffinity(0, {core}) or _evenly_timed(_loop_seconds()) for core in sorted(cores))
     finally:
         os.sched_setaffinity(0, cores)
 
@@ -205,7 +205,7 @@ def _loop_seconds() -> list[float]:
     return timeit.repeat("for _ in range(50_000): pass", number=1, repeat=110)[10:]
 
 
-def evenly_timed(seconds: Sequence[float]) -> bool:
+def _evenly_timed(seconds: Sequence[float]) -> bool:
     """Return whether the 95th percentile is within twice the median and the mean within 1.15 times it."""
     median, late = statistics.median(seconds), sorted(seconds)[int(0.95 * (len(seconds) - 1))]
     return late <= 2 * median and statistics.fmean(seconds) <= 1.15 * median

@@ -66,7 +66,7 @@ def main() -> None:
                 ]
                 for head in given.heads
             }
-            rows += ([pair, decoding, *row] for row in rows_of(reports))
+            rows += ([pair, decoding, *row] for row in _rows_of(reports))
             print(text_of(Table("rules", "", COLUMNS, [row for row in rows if row[:2] == [pair, decoding]])), flush=True)
     context = reports[given.heads[0]][0]["context"]
     read = {
@@ -97,7 +97,7 @@ def run(*words: str) -> None:
     subprocess.run(command, cwd=ROOT, check=True)
 
 
-def rows_of(reports: Mapping[str, Sequence[Report]]) -> Iterator[list[Value]]:
+def _rows_of(reports: Mapping[str, Sequence[Report]]) -> Iterator[list[Value]]:
     """Yield a row for each set of test prompts and rule: rules without a head once, those with one for each kind of head."""
     first = next(iter(reports))
     for place, data in enumerate(reports[first][0]["data_sets"]):
@@ -106,14 +106,14 @@ def rows_of(reports: Mapping[str, Sequence[Report]]) -> Iterator[list[Value]]:
         for head, by_seed in reports.items():
             winners = [report["data_sets"][place]["winners"] for report in by_seed]
             for family in dict.fromkeys(winner["family"] for winner in winners[0]):
-                chosen = {ratio: [one_of(each, family, ratio) for each in winners] for ratio in RATIOS}
+                chosen = {ratio: [_one_of(each, family, ratio) for each in winners] for ratio in RATIOS}
                 has_head = chosen[RATIOS[0]][0]["head_share"] is not None
                 if has_head or head == first:
                     name = family.replace("_", " ") + (f", {head}" if has_head else "")
                     yield [data["name"], name, *figures(chosen)]
 
 
-def one_of(winners: Sequence[Mapping[str, Any]], family: str, ratio: str) -> Mapping[str, Any]:
+def _one_of(winners: Sequence[Mapping[str, Any]], family: str, ratio: str) -> Mapping[str, Any]:
     """Return the winner of a family at a ratio."""
     return next(winner for winner in winners if (winner["family"], winner["ratio"]) == (family, ratio))
 

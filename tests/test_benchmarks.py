@@ -16,22 +16,22 @@ from benchmarks.render import (
     RESULTS,
     ROOT,
     RenderError,
+    _table_lines,
     cell,
     main,
     part_of,
     render,
     source,
-    table_lines,
     update,
 )
 from benchmarks.results import (
     Column,
     Table,
+    _evenly_timed,
+    _without_folders,
     add_keep_option,
-    evenly_timed,
     interval,
     prompt_record,
-    without_folders,
     write_result,
 )
 from specheads.commands.main import VERBS
@@ -78,7 +78,7 @@ def has_interval(values):
 @pytest.mark.parametrize("name", CONTENTS)
 def test_commands_name_what_exists(name):
     command = CONTENTS[name]["command"]
-    assert "\n" not in command and command == without_folders(command)
+    assert "\n" not in command and command == _without_folders(command)
     named = re.match(r"(?:python (?:-m (?P<module>[\w.]+)|(?P<script>[\w/]+\.py))|specheads (?P<verb>\w+))( |$)", command)
     assert named, command
     if named["verb"]:
@@ -175,7 +175,7 @@ def test_mistakes_get_a_message(tmp_path):
     with pytest.raises(RenderError, match="no result 'other'.* made"):
         render("<!-- table: other/up -->\n<!-- end -->", tmp_path)
     with pytest.raises(RenderError, match="no table 'down'; it has up"):
-        table_lines(tmp_path, "made", "down")
+        _table_lines(tmp_path, "made", "down")
     with pytest.raises(RenderError, match="'pounds' is not known"):
         Table("up", "Up", [Column("a", "pounds")], [])
     with pytest.raises(ValueError, match="2 values for 1 columns"):
@@ -253,14 +253,14 @@ def test_recorded_commands_have_no_local_folders(monkeypatch):
         f"specheads evaluate head={ROOT}/outputs/head/x 'test_sets={{humaneval: /some/where/humaneval.jsonl}}' --data /a/b.json"
     )
     assert (
-        without_folders(command)
+        _without_folders(command)
         == "specheads evaluate head=outputs/head/x 'test_sets={humaneval: humaneval.jsonl}' --data b.json"
     )
     monkeypatch.setattr("sys.argv", [str(ROOT / "benchmarks" / "steps.py"), "--repeats", "8", "a b"])
-    assert benchmark_results.started_command() == "python benchmarks/steps.py --repeats 8 'a b'"
+    assert benchmark_results._started_command() == "python benchmarks/steps.py --repeats 8 'a b'"
 
 
 def test_a_machine_is_quiet_if_times_are_even():
-    assert evenly_timed([1.0] * 100)
-    assert not evenly_timed([1.0] * 90 + [3.0] * 10)
-    assert not evenly_timed([1.0] * 60 + [1.6] * 40)
+    assert _evenly_timed([1.0] * 100)
+    assert not _evenly_timed([1.0] * 90 + [3.0] * 10)
+    assert not _evenly_timed([1.0] * 60 + [1.6] * 40)

@@ -24,5 +24,5 @@ def test_every_item_has_a_row_and_counts_add_up():
 
 def test_costs_are_bytes_over_bandwidth():
     cost = {"draft_parameters": 7e9, "target_parameters": 7e10, "prompts": 1000, "tokens_per_prompt": 100, "passes": 1}
-    hours, gpus = claims.gpu_hours(cost)
+    hours, gpus = claims._gpu_hours(cost)
     assert hours == pytest.approx(1e5 * 1.4e11 / (3.35e12 * 0.6) / 3600) and gpus == 3

@@ -10,7 +10,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
 
-from benchmarks.decoding import Measured, Setting, all_peers, fastest, measure, same_tokens, speed_table
+from benchmarks.decoding import Measured, Setting, _all_peers, _same_tokens, _speed_table, fastest, measure
 from benchmarks.gguf_file import gguf_tensors, interleaved, obstacle, write_gguf
 from benchmarks.peer_workers.processes import Command, PeerError, Workers
 from specheads import Warp, generate_baseline
@@ -90,7 +90,7 @@ def arguments(**values):
 
 
 def test_missing_peers_are_left_out_with_a_line(nano, tmp_path):
-    made = all_peers(nano, arguments(), True, tmp_path)
+    made = _all_peers(nano, arguments(), True, tmp_path)
     assert set(made.commands) == {"transformers", "this decoder"} and list(tmp_path.iterdir()) == []
     left_out = "\n".join(made.left_out)
     assert "vLLM is left out" in left_out and "the head is left out" in left_out
@@ -101,7 +101,7 @@ def test_every_setting_of_vllm_is_a_process_of_its_own_with_its_options(nano, tm
     monkeypatch.setattr("benchmarks.decoding.can_import", lambda python, package: package == "vllm")
     given = arguments(head="sampled", greedy_head="greedy", at_once=[1, 4], vllm_drafts="probabilistic")
     for greedy in (True, False):
-        made = all_peers(nano, given, greedy, tmp_path)
+        made = _all_peers(nano, given, greedy, tmp_path)
         settings = [setting for setting in made.settings if setting.peer == "vLLM"]
         assert len({setting.worker for setting in settings}) == len(settings) > 5
         setups = {setting.name: made.commands[setting.worker].setup for setting in settings}
@@ -142,7 +142,7 @@ def test_llama_cpp_decodes_as_this_project(nano, prompts, tmp_path):
     if not shutil.which("llama-server"):
         pytest.skip("needs llama-server on the PATH")
     pytest.importorskip("gguf")
-    made = all_peers(nano, arguments(llama_bin=None), True, tmp_path)
+    made = _all_peers(nano, arguments(llama_bin=None), True, tmp_path)
     request = {"options": {}, "prompts": [prompts[0]], "seeds": [0], "length": 24}
     with Workers(made.commands) as workers:
         names = ("llama.cpp, alone", "llama.cpp, draft model, K=3")
@@ -174,10 +174,10 @@ def test_the_fastest_setting_of_each_way_is_reported():
     how = ([[1], [2]], 8, 3)
     chosen = fastest(FakeWorkers(), settings, *how)
     assert [setting.name for setting in chosen] == ["this decoder, alone", "transformers, alone", "this decoder, draft, K=2"]
-    table = speed_table(chosen, measure(FakeWorkers(), chosen, *how), "greedy")
+    table = _speed_table(chosen, measure(FakeWorkers(), chosen, *how), "greedy")
     expected = [150, 150, 150, 3.0, 1.5, 1.0, 1.5, 0.125, 0.25, 0]
     assert [round(value, 6) for value in table.rows[2][1:]] == expected
-    assert same_tokens(Measured([], [[1, 2, 3, 4]]), Measured([], [[1, 2, 4, 4]])) == 0.5
+    assert _same_tokens(Measured([], [[1, 2, 3, 4]]), Measured([], [[1, 2, 4, 4]])) == 0.5
 
 
 def test_prompts_come_in_groups_after_a_first_that_is_not_counted():

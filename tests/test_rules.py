@@ -20,7 +20,7 @@ def test_rows_are_means_over_seeds_within_the_limits_of_all(report):
     (tested, *_) = [data for data in other["data_sets"] if data["role"] == "test"]
     for winner in tested["winners"]:
         winner["speedup"] = {name: value + 1 for name, value in winner["speedup"].items()}
-    rows = list(rules.rows_of({"head": [report, other], "the paper's": [report, report]}))
+    rows = list(rules._rows_of({"head": [report, other], "the paper's": [report, report]}))
     Table("rules", "", rules.COLUMNS, [["nano", "sampled", *row] for row in rows])  # every row fits
     names = [(row[0], row[1]) for row in rows]
     assert len(names) == len(set(names)) and {row[0] for row in rows} == {
@@ -28,7 +28,7 @@ def test_rows_are_means_over_seeds_within_the_limits_of_all(report):
     }
     heads = [name for _, name in names if name.endswith(", the paper's")]
     assert heads and all(name.startswith("head") for name in heads)
-    winner = rules.one_of(next(data for data in report["data_sets"] if data["role"] == "test")["winners"], "fixed_length", "5")
+    winner = rules._one_of(next(data for data in report["data_sets"] if data["role"] == "test")["winners"], "fixed_length", "5")
     fixed = next(row for row in rows if row[1] == "fixed length")
     assert fixed[2] is None and fixed[3]["value"] == pytest.approx(winner["speedup"]["value"] + 0.5)
     assert fixed[3]["low"] == winner["speedup"]["low"] and fixed[3]["high"] == pytest.approx(winner["speedup"]["high"] + 1)

@@ -41,14 +41,14 @@ def write_onnx(head: AcceptanceHead, folder: Path) -> Path:
         import onnxscript  # noqa: F401  what torch writes graphs with
     except ImportError as error:
         raise UserError(f"format=onnx needs {error.name}: pip install 'specheads[onnx]'.") from None
-    path, names = folder / "head.onnx", [*example_inputs(head, 1)[0], "index"]
+    path, names = folder / "head.onnx", [*_example_inputs(head, 1)[0], "index"]
     registration = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = registration.level
     registration.setLevel(logging.ERROR)  # it warns that torchvision is missing, which a head does not use
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # by torch, about its pytrees
-            graph = torch.onnx.export(traced(head), input_names=names, output_names=["logit", "acceptance"], verbose=False)
+            graph = torch.onnx.export(_traced(head), input_names=names, output_names=["logit", "acceptance"], verbose=False)
     finally:
         registration.setLevel(level)
     assert graph is not None  # only torch's former exporter returns None
@@ -56,13 +56,13 @@ def write_onnx(head: AcceptanceHead, folder: Path) -> Path:
     def write(temporary: Path) -> None:
         graph.save(temporary)
         session = onnxruntime.InferenceSession(temporary, providers=["CPUExecutionProvider"])
-        _check_same(head, partial(run_session, session), path.name)
+        _check_same(head, partial(_run_session, session), path.name)
 
     write_whole(path, write)
     return path
 
 
-def run_session(session: Any, features: Mapping[str, Tensor], index: Tensor) -> tuple[Tensor, Tensor]:
+def _run_session(session: Any, features: Mapping[str, Tensor], index: Tensor) -> tuple[Tensor, Tensor]:
     """Return logits and calibrated chances of acceptance (B,), computed by an onnxruntime session."""
     inputs = {name: value.numpy() for name, value in {**features, "index": index}.items()}
     logit, acceptance = session.run(None, inputs)
@@ -78,7 +78,7 @@ def write_program(head: AcceptanceHead, folder: Path) -> Path:
     Raises:
         UserError: a program that computes something else.
     """
-    path, graph = folder / "head.pt2", traced(head)
+    path, graph = folder / "head.pt2", _traced(head)
 
     def write(temporary: Path) -> None:
         with temporary.open("wb") as stream:  # torch refuses paths with another suffix
@@ -111,7 +111,7 @@ class _CalibratedHead(nn.Module):
         return logit, calibrated(logit, index, *rows).sigmoid()
 
 
-def example_inputs(head: AcceptanceHead, batch: int) -> tuple[dict[str, Tensor], Tensor]:
+def _example_inputs(head: AcceptanceHead, batch: int) -> tuple[dict[str, Tensor], Tensor]:
     """Return random inputs of a _CalibratedHead for `batch` tokens: features by name, and indices (batch,) long."""
     generator = torch.Generator().manual_seed(batch)
     features, start = {}, 0
@@ -128,9 +128,9 @@ def example_inputs(head: AcceptanceHead, batch: int) -> tuple[dict[str, Tensor],
     return features, torch.arange(batch) % 11
 
 
-def traced(head: AcceptanceHead) -> torch.export.ExportedProgram:
+def _traced(head: AcceptanceHead) -> torch.export.ExportedProgram:
     """Return a head with its calibration as a graph for batches of any size."""
-    inputs, batch = example_inputs(head, 2), torch.export.Dim("batch")
+    inputs, batch = _example_inputs(head, 2), torch.export.Dim("batch")
     return torch.export.export(
         _CalibratedHead(head).eval(), inputs, dynamic_shapes=({name: {0: batch} for name in inputs[0]}, {0: batch})
     )
@@ -142,7 +142,7 @@ def _check_same(
     """Raise UserError unless `exported` computes what the head computes, on batches of several sizes."""
     original = _CalibratedHead(head)
     for batch in BATCHES:
-        inputs = example_inputs(head, batch)
+        inputs = _example_inputs(head, batch)
         with torch.no_grad():
             pairs = zip(exported(*inputs), original(*inputs), strict=True)
         difference = max(((actual - expected).abs() / expected.abs().clamp_min(1)).max().item() for actual, expected in pairs)
@@ -216,7 +216,7 @@ def _write_card(head: AcceptanceHead, folder: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Format:
+class _Format:
     """A sentence about what is written, and the function that writes it into a head's folder and returns its path."""
 
     about: str
@@ -224,16 +224,16 @@ class Format:
 
 
 FORMATS = {
-    "standalone": Format(
+    "standalone": _Format(
         "acceptance_head.py, which needs torch and safetensors alone",
         lambda head, folder: loaders.write_loader(folder, loaders.STANDALONE),
     ),
-    "transformers": Format(
+    "transformers": _Format(
         "custom_generate/generate.py, for generate(custom_generate=<folder>); heads that were exported long ago lack it",
         lambda head, folder: loaders.write_loader(folder, loaders.CUSTOM_GENERATE),
     ),
-    "onnx": Format("head.onnx, for onnxruntime (pip install 'specheads[onnx]')", write_onnx),
-    "torch_export": Format("head.pt2, an exported torch program", write_program),
-    "specdecpp": Format("a folder that the SpecDec++ authors' code loads, if their network can compute the same", write_theirs),
-    "card": Format("README.md from the head's config, to which an evaluation adds results", _write_card),
+    "onnx": _Format("head.onnx, for onnxruntime (pip install 'specheads[onnx]')", write_onnx),
+    "torch_export": _Format("head.pt2, an exported torch program", write_program),
+    "specdecpp": _Format("a folder that the SpecDec++ authors' code loads, if their network can compute the same", write_theirs),
+    "card": _Format("README.md from the head's config, to which an evaluation adds results", _write_card),
 }

@@ -46,7 +46,7 @@ class _DraftsEnded(Exception):
     """No request's draft goes on; it leaves vLLM's loop over draft steps."""
 
 
-class Progress(NamedTuple):
+class _Progress(NamedTuple):
     """How far the drafts of R requests are."""
 
     state: Any  # of the stopping rule
@@ -65,7 +65,7 @@ class _AfterStep(nn.Module):
         self.rule, self.head = rule, rule.head
         self.register_buffer("ends", ends)
 
-    def forward(self, token: Tensor, logits: Tensor, hidden: Tensor, rest: tuple[Tensor, Progress]) -> tuple[Progress, Tensor]:
+    def forward(self, token: Tensor, logits: Tensor, hidden: Tensor, rest: tuple[Tensor, _Progress]) -> tuple[_Progress, Tensor]:
         """Return the progress, and whether drafting goes on.
 
         Args:
@@ -80,7 +80,7 @@ class _AfterStep(nn.Module):
         # A draft step takes about as long for few requests as for many, so what it adds to all of them has to pay for it.
         pays = (still * state.survival).mean() >= 1 - state.threshold[0]
         pays = still.any() & (pays | (state.num_drafted[0] < state.min_tokens[0]))
-        return Progress(state, lengths + going, still), pays
+        return _Progress(state, lengths + going, still), pays
 
 
 class DraftStopping:
@@ -134,7 +134,7 @@ class DraftStopping:
         logger.info("the head %s ends the drafts of %s", self.location, location)
 
     @torch.no_grad()
-    def _compiled(self, module: _AfterStep, draft: Any, device: torch.device) -> Callable[..., tuple[Progress, Tensor]]:
+    def _compiled(self, module: _AfterStep, draft: Any, device: torch.device) -> Callable[..., tuple[_Progress, Tensor]]:
         """Return the module's call, compiled for any number of requests; the module, where nothing can be compiled.
 
         As it is it consists of some sixty small operations, which together take a quarter of a step of a small draft.
@@ -151,11 +151,11 @@ class DraftStopping:
             logger.warning("the head %s is not compiled, so it is slower: %s", self.location, str(error).strip().split("\n")[0])
             return module
 
-    def _new_progress(self, num_requests: int, device: torch.device) -> Progress:
+    def _new_progress(self, num_requests: int, device: torch.device) -> _Progress:
         """Return the progress of drafts without a token; nothing writes into it."""
         state = self.rule.start_round(self.rule.start_prompt(num_requests, device))
         lengths = torch.zeros(num_requests, dtype=torch.long, device=device)
-        return Progress(state, lengths, torch.ones_like(lengths, dtype=torch.bool))
+        return _Progress(state, lengths, torch.ones_like(lengths, dtype=torch.bool))
 
     def _known(self, logits: Tensor) -> Tensor:
         """Return the logits of the vocabulary that the head was trained on; vLLM may pad it."""
@@ -198,7 +198,7 @@ def _checked(given: Any) -> dict[str, Any]:
     return given
 
 
-def check_supported(vllm_config: Any) -> None:
+def _check_supported(vllm_config: Any) -> None:
     """Raise UserError for settings of vLLM under which drafts of different lengths cannot be handed over."""
     spec = vllm_config.speculative_config
     if getattr(vllm_config.scheduler_config, "async_scheduling", False):
@@ -221,7 +221,7 @@ def proposer_class(base: type) -> type:
             self.stopping: DraftStopping | None = None
             config = getattr(vllm_config, "additional_config", None)
             if isinstance(config, dict) and (given := config.get("specheads")) is not None:
-                check_supported(vllm_config)
+                _check_supported(vllm_config)
                 self.stopping = DraftStopping(given, vllm_config.speculative_config.num_speculative_tokens)
             super().__init__(vllm_config, device, runner)
             self.drafting = False

@@ -174,7 +174,7 @@ def load_pair(name: str | None = None, *, only_draft: bool = False, new_draft: N
     tokenizer, known = _tokenizer(config, new_draft)
     draft, target = _models(config, only_draft, new_draft)
     if known is not None:
-        fit_to_vocabulary(draft, known)
+        _fit_to_vocabulary(draft, known)
     draft_id = new_draft.name if new_draft else str(config.draft)
     if config.draft_temperature is not None:
         set_draft_temperature(draft, config.draft_temperature)
@@ -191,7 +191,7 @@ def load_pair(name: str | None = None, *, only_draft: bool = False, new_draft: N
         instruction_format=config.instruction_format,
         known_to_draft=known,
     )
-    check_vocabulary(pair)
+    _check_vocabulary(pair)
     if not only_draft:
         pair.target_lm.check()
     pair.draft_lm.check()
@@ -235,7 +235,7 @@ def _models(config: PairConfig, only_draft: bool, new_draft: NewDraft | None) ->
     draft, source = None if new_draft else load_model(config.source("draft")), config.source("target")
     target = weightless_model(source) if only_draft else load_model(source)
     if config.device_map and source.device.startswith("cuda"):
-        check_spread(getattr(target, "hf_device_map", {}), str(config.target))
+        _check_spread(getattr(target, "hf_device_map", {}), str(config.target))
     if new_draft:
         return new_draft.make(target).requires_grad_(False).eval(), target
     return draft, target
@@ -244,11 +244,11 @@ def _models(config: PairConfig, only_draft: bool, new_draft: NewDraft | None) ->
 def load_draft(location: str | Path, pair: Pair, dtype: str | torch.dtype = "auto") -> LanguageModel:
     """Return another draft for a pair, on its draft's device. Raises UserError if it cannot be loaded or does not fit."""
     model = load_model(ModelSource(location, dtype=checked_dtype(dtype), device=str(pair.draft_lm.device)))
-    check_vocabulary(replace(pair, draft=model))
+    _check_vocabulary(replace(pair, draft=model))
     return LanguageModel(model, pair.vocab_size, draft_temperature(model.config))
 
 
-def check_spread(device_map: Mapping[str, Any], target_id: str) -> None:
+def _check_spread(device_map: Mapping[str, Any], target_id: str) -> None:
     """Log what it costs if `device_map` (module -> device) spreads the target over devices.
 
     Raises:
@@ -273,7 +273,7 @@ def check_spread(device_map: Mapping[str, Any], target_id: str) -> None:
         )
 
 
-def check_vocabulary(pair: Pair) -> None:
+def _check_vocabulary(pair: Pair) -> None:
     """Raise UserError unless both models have a logit for every token of the tokenizer."""
     for role, model in (("draft", pair.draft), ("target", pair.target)):
         size = model.get_output_embeddings().weight.shape[0]
@@ -313,7 +313,7 @@ def known_tokens(draft: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase
 
 
 @torch.no_grad()
-def fit_to_vocabulary(draft: PreTrainedModel, known: Tensor) -> None:
+def _fit_to_vocabulary(draft: PreTrainedModel, known: Tensor) -> None:
     """Give a draft in memory rows for all tokens of the target, with the mean of its embeddings for those that it does not know.
 
     Args:

@@ -49,7 +49,7 @@ QUANTIZATIONS = {
 }
 
 
-def is_usable(package: str) -> bool:
+def _is_usable(package: str) -> bool:
     """Whether transformers can use a package: it is installed and new enough."""
     from transformers import utils
 
@@ -63,7 +63,7 @@ def check_quantization(key: str, name: str | None) -> None:
     if name not in QUANTIZATIONS:
         raise UserError(f"{key}={name} is not known; expected {', '.join(QUANTIZATIONS)}, or null for the weights as they are.")
     package = QUANTIZATIONS[name].package
-    if not is_usable(package):
+    if not _is_usable(package):
         raise UserError(f"{key}={name} needs the package {package}, which is missing or too old: pip install -U {package}")
 
 

@@ -10,7 +10,7 @@ from head_kinds import KINDS
 from specheads.errors import UserError
 from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head, set_scale
 from specheads.integrations import formats
-from specheads.integrations.formats import FORMATS, run_session, write_onnx, write_program
+from specheads.integrations.formats import FORMATS, _run_session, write_onnx, write_program
 
 KINDS = KINDS | {"one number": {"predicts": "next_token", "depth": 0, "inputs": ("max_prob",)}}
 CALIBRATION = {"slope": [1.2, 0.8, 0.7], "intercept": [0.1, 0.0, -0.2]}
@@ -41,7 +41,7 @@ def expected(head, features, index):
 def test_a_torch_program_predicts_what_the_head_predicts(folder, batch):
     head = load_head(folder)
     graph = torch.export.load(write_program(head, folder)).module()
-    inputs = formats.example_inputs(head, batch)
+    inputs = formats._example_inputs(head, batch)
     for actual, wanted in zip(graph(*inputs), expected(head, *inputs), strict=True):
         torch.testing.assert_close(actual, wanted, atol=1e-5, rtol=0)
 
@@ -51,8 +51,8 @@ def test_onnxruntime_predicts_what_the_head_predicts(folder):
     session = onnxruntime.InferenceSession(write_onnx(head, folder), providers=["CPUExecutionProvider"])
     assert {value.name for value in session.get_inputs()} == {*head.config.inputs, "index"}
     for batch in (1, 2, 40):
-        inputs = formats.example_inputs(head, batch)
-        for actual, wanted in zip(run_session(session, *inputs), expected(head, *inputs), strict=True):
+        inputs = formats._example_inputs(head, batch)
+        for actual, wanted in zip(_run_session(session, *inputs), expected(head, *inputs), strict=True):
             torch.testing.assert_close(actual, wanted, atol=1e-5, rtol=0)
 
 
@@ -73,9 +73,9 @@ def test_a_head_of_a_large_draft_is_tested_at_the_scale_of_its_inputs(tmp_path):
 def test_a_graph_that_computes_something_else_is_refused_and_removed(folder, monkeypatch):
     other = AcceptanceHead(load_head(folder).config).eval()
     torch.nn.init.ones_(other.readout.bias)
-    graph = formats.traced(other)
+    graph = formats._traced(other)
     for name in ("onnx", "torch_export"):
-        monkeypatch.setattr(formats, "traced", lambda head, graph=graph: graph)
+        monkeypatch.setattr(formats, "_traced", lambda head, graph=graph: graph)
         before = set(folder.iterdir())
         with pytest.raises(UserError, match="differs from the head by"):
             FORMATS[name].write(load_head(folder), folder)

@@ -10,7 +10,7 @@ from specheads.decoding.stopping import HeadThreshold
 from specheads.errors import UserError
 from specheads.heads.features import drafting_features
 from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
-from specheads.integrations.vllm import DraftStopping, check_supported, proposer_class
+from specheads.integrations.vllm import DraftStopping, _check_supported, proposer_class
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import right_padded
 from specheads.pair.sampling import Warp
@@ -226,10 +226,10 @@ def test_mistakes_are_named(given, message):
 )
 def test_settings_that_exclude_each_other_are_refused(where, name):
     settings = {"scheduler_config": SimpleNamespace(), "speculative_config": SimpleNamespace()}
-    check_supported(SimpleNamespace(**settings))
+    _check_supported(SimpleNamespace(**settings))
     setattr(settings[where], name, True)
     with pytest.raises(UserError, match=name):
-        check_supported(SimpleNamespace(**settings))
+        _check_supported(SimpleNamespace(**settings))
 
 
 def test_both_kinds_of_heads_are_tried():

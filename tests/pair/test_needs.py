@@ -44,7 +44,7 @@ def test_the_papers_pair_is_described(published):
 
 
 def test_memory_follows_types_and_quantization(monkeypatch, published):
-    monkeypatch.setattr("specheads.pair.quantization.is_usable", lambda package: True)
+    monkeypatch.setattr("specheads.pair.quantization._is_usable", lambda package: True)
     # 0.596 billion parameters of 4 bytes, 8.19 billion of half a byte
     memory = pair_needs(pair_config("qwen3-0.6b-to-qwen3-8b", dtype="float32", quantization="int4"))[1]
     assert memory.startswith(

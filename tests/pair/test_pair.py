@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from specheads import UserError, load_pair
 from specheads.pair.config import PairConfig, checked_device, config_folder, pair_config
 from specheads.pair.language_model import LanguageModel
-from specheads.pair.pair import check_spread, check_vocabulary, known_tokens, load_draft
+from specheads.pair.pair import _check_spread, _check_vocabulary, known_tokens, load_draft
 from specheads.pair.revisions import resolve, revision_at, revision_of, set_draft_temperature
 
 
@@ -130,7 +130,7 @@ def test_the_same_vocabulary_with_other_merges_is_noticed():
 def test_logits_of_padded_embeddings_are_left_out():
     pair = tiny_pair(vocab_size=5)
     pair.target = tiny_llama(8, seed=1, layers=2)
-    check_vocabulary(pair)
+    _check_vocabulary(pair)
     tokens = torch.tensor([[1, 2]])
     logits = pair.target_lm.logits(pair.target_lm.hidden_states(tokens))
     assert logits.shape == (1, 2, 5)
@@ -141,7 +141,7 @@ def test_a_model_with_too_few_logits_is_refused():
     pair = tiny_pair(vocab_size=5)
     pair.draft = tiny_llama(4, seed=1)
     with pytest.raises(UserError, match="draft has 4 logits.*5 tokens"):
-        check_vocabulary(pair)
+        _check_vocabulary(pair)
 
 
 def test_logits_that_a_model_changes_afterwards_are_noticed():
@@ -314,16 +314,16 @@ def test_a_temperature_that_divides_nothing_is_refused(temperature):
 
 
 def test_a_target_partly_outside_the_gpus_is_refused():
-    check_spread({"model.embed_tokens": 0, "model.layers.0": 1, "lm_head": "cuda:1"}, "t")
+    _check_spread({"model.embed_tokens": 0, "model.layers.0": 1, "lm_head": "cuda:1"}, "t")
     with pytest.raises(UserError, match=r"target t does not fit: 2 of 3 parts, 'model.layers.1' first.*model\.device=cuda:1"):
-        check_spread({"model.layers.0": 0, "model.layers.1": "cpu", "lm_head": "disk"}, "t")
+        _check_spread({"model.layers.0": 0, "model.layers.1": "cpu", "lm_head": "disk"}, "t")
 
 
 def test_a_target_on_several_devices_is_said_to_be_slow_once(caplog):
-    check_spread({"model.layers.0": 0, "lm_head": 0}, "t")
-    check_spread({}, "t")
+    _check_spread({"model.layers.0": 0, "lm_head": 0}, "t")
+    _check_spread({}, "t")
     assert not caplog.records
-    check_spread({"model.layers.0": 1, "model.layers.1": 0, "lm_head": 1}, "t")
+    _check_spread({"model.layers.0": 1, "model.layers.1": 0, "lm_head": 1}, "t")
     (record,) = caplog.records
     message = record.getMessage()
     assert message.startswith("the target t is spread over 2 devices (0, 1): it runs without compilation")

@@ -33,10 +33,10 @@ def test_an_unknown_quantization_is_refused():
 @pytest.mark.parametrize("name", QUANTIZATIONS)
 def test_a_missing_package_is_refused_with_the_line_that_installs_it(name, monkeypatch):
     package = QUANTIZATIONS[name].package
-    monkeypatch.setattr(specheads.pair.quantization, "is_usable", lambda asked: asked != package)
+    monkeypatch.setattr(specheads.pair.quantization, "_is_usable", lambda asked: asked != package)
     with pytest.raises(UserError, match=f"model.quantization={name} needs the package {package}, .*pip install -U {package}$"):
         load_pair("nano", quantization=name)
-    monkeypatch.setattr(specheads.pair.quantization, "is_usable", lambda asked: asked == package)
+    monkeypatch.setattr(specheads.pair.quantization, "_is_usable", lambda asked: asked == package)
     check_quantization("model.quantization", name)
 
 
@@ -49,13 +49,13 @@ def test_stored_bytes_are_those_of_ordinary_weights():
 
 
 def test_a_draft_is_not_made_of_a_quantized_target(monkeypatch):
-    monkeypatch.setattr(specheads.pair.quantization, "is_usable", lambda package: True)
+    monkeypatch.setattr(specheads.pair.quantization, "_is_usable", lambda package: True)
     with pytest.raises(UserError, match="is made of a target whose weights are as they are"):
         load_pair("nano", quantization="int8", new_draft=TargetLayers(1))
 
 
 def test_a_quantized_draft_is_not_trained(monkeypatch):
-    monkeypatch.setattr(specheads.pair.quantization, "is_usable", lambda package: True)
+    monkeypatch.setattr(specheads.pair.quantization, "_is_usable", lambda package: True)
     config = PairConfig(draft="a", target="b", draft_quantization="int8")
     with pytest.raises(UserError, match="the draft a is quantized, and its weights cannot be trained"):
         check_config(config, Distillation(), 100)

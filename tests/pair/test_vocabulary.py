@@ -15,7 +15,7 @@ from specheads.decoding.stopping import FixedLength
 from specheads.evaluation.probe.prediction import agreement
 from specheads.evaluation.replayed_sets import Recorder
 from specheads.pair.language_model import load_tokenizer
-from specheads.pair.pair import fit_to_vocabulary, known_tokens
+from specheads.pair.pair import _fit_to_vocabulary, known_tokens
 from specheads.pair.revisions import resolve
 from specheads.prompts.prompt import ResponseLimits, encode_prompts
 from specheads.prompts.sources import NanoSource
@@ -107,7 +107,7 @@ def test_samples_follow_the_targets_distribution_on_tokens_that_the_draft_does_n
     """One token after each of many prompts, by a chi-square test with a false alarm in a million."""
     known = torch.tensor([True, True, False, True, False])
     pair = replace(tiny_pair(vocab_size=5), known_to_draft=known)
-    fit_to_vocabulary(pair.draft, known)
+    _fit_to_vocabulary(pair.draft, known)
     decoder = SpeculativeDecoder(pair, stopping=FixedLength(2), warp=Warp(1.0))
     prompt, counts = torch.tensor([1, 3]), torch.zeros(25, dtype=torch.float64)
     for seed in range(600):
@@ -133,4 +133,4 @@ def test_a_quantized_draft_that_is_too_small_is_refused():
     pair = tiny_pair(vocab_size=3)
     pair.draft.config.quantization_config = {"quant_method": "int8"}
     with pytest.raises(UserError, match="the quantized draft has 3 embeddings, and the target knows 5 tokens"):
-        fit_to_vocabulary(pair.draft, torch.tensor([True] * 3 + [False] * 2))
+        _fit_to_vocabulary(pair.draft, torch.tensor([True] * 3 + [False] * 2))
