@@ -49,17 +49,20 @@ def add_predictions(
     missing = {name: store for name, store in stores.items() if not store.is_complete()}
     if missing:
         asked = [predictors[name] for name in missing]
-        _predict(folder, pair.draft_lm, list(missing.values()), _HeadScores(pair, asked), advance)
+        _predict(folder, pair.draft_lm, list(missing.values()), _head_scores(pair, asked), advance)
     elif heads:
         advance(num_rows)
     target_store = _store(folder, GROUND_TRUTH)
     if ground_truth and not target_store.is_complete():
-        _predict(folder, pair.target_lm, [target_store], _GroundTruthScores(pair, warp), advance)
+        _predict(folder, pair.target_lm, [target_store], _ground_truth(pair, warp), advance)
     elif ground_truth:
         advance(num_rows)
 
 
 _Predictor = tuple[AcceptanceHead, Callable[[Mapping[str, Tensor]], Tensor]]  # a head, and what computes one of its logits
+# From the number of the first of some nodes, their tokens (n,) and the states (n, H) before them to each predictor's values.
+_RowScores = Callable[[int, Tensor, Tensor], list[Tensor]]
+_Scores = Callable[[Mapping[str, Any], NodeIndices], _RowScores]  # for a stored response and its pairs
 
 
 def _predictors(heads: Mapping[str, AcceptanceHead]) -> dict[str, _Predictor]:
@@ -93,7 +96,7 @@ def _store(folder: Path, name: str, in_rounds: bool = False) -> ShardStore:
     return ShardStore(folder / "predictions" / name, provenance, SCHEMA)
 
 
-def _predict(folder: Path, lm: LanguageModel, stores: Sequence[ShardStore], score: "_Scores", advance: Advance) -> None:
+def _predict(folder: Path, lm: LanguageModel, stores: Sequence[ShardStore], scores_of: _Scores, advance: Advance) -> None:
     """Write a shard of predictions for every shard of the recording; another process that needs them, too, waits."""
     manifest = made_manifest(folder)
     shards, settings = manifest["shards"], manifest["provenance"]["settings"]
@@ -108,9 +111,8 @@ def _predict(folder: Path, lm: LanguageModel, stores: Sequence[ShardStore], scor
                 continue
             predictions: list[list[dict[str, Any]]] = [[] for _ in stores]
             for row in pq.read_table(folder / shard, columns=columns).to_pylist():
-                score.begin(row, NodeIndices.of(row, settings["num_samples"], settings["max_tokens"]))
-                branches, scores = branches_of(row, settings["max_tokens"]), list[list[Tensor]]()
-                done = 0
+                score = scores_of(row, NodeIndices.of(row, settings["num_samples"], settings["max_tokens"]))
+                branches, scores, done = branches_of(row, settings["max_tokens"]), list[list[Tensor]](), 0
                 for tokens, hidden in node_states(lm, row["prompt_ids"], row["response_ids"], branches, settings["batch_size"]):
                     for piece in slices(len(tokens), lm.vocab_size, SLICE_ELEMENTS):
                         scores.append(score(done + piece.start, tokens[piece], hidden[piece]))
@@ -124,63 +126,59 @@ def _predict(folder: Path, lm: LanguageModel, stores: Sequence[ShardStore], scor
             store.complete(sorted(shards))
 
 
-class _HeadScores:
-    """Logits of several heads: one for every node, or with inputs of the round one for every (node, round index) pair."""
-
-    def __init__(self, pair: Pair, predictors: Sequence[_Predictor]) -> None:
-        self.pair, self.lm, self.predictors = pair, pair.draft_lm, predictors
-        inputs = {name for head, _ in predictors for name in head.config.inputs}
-        self.in_rounds = any(reads_rounds(head) for head, _ in predictors)
-        for head, _ in predictors:
-            head.to(self.lm.device)
-        self.needs, self.reads_target = frozenset(inputs - set(ROUND_INPUTS)), reads_target(inputs)
+def _head_scores(pair: Pair, predictors: Sequence[_Predictor]) -> _Scores:
+    """Return what computes logits of heads: one for every node, or with inputs of the round one for every (node, index) pair."""
+    inputs = {name for head, _ in predictors for name in head.config.inputs}
+    needs, lm = frozenset(inputs - set(ROUND_INPUTS)), pair.draft_lm
+    in_rounds = any(reads_rounds(head) for head, _ in predictors)
+    for head, _ in predictors:
+        head.to(lm.device)
 
     @torch.no_grad()
-    def begin(self, row: Mapping[str, Any], pairs: NodeIndices) -> None:
-        """Begin a response with these (node, round index) pairs."""
-        self.pairs = pairs
-        self.states: Tensor | None = None  # (N, H), the target's, by response position
-        if self.reads_target:
+    def of_row(row: Mapping[str, Any], pairs: NodeIndices) -> _RowScores:
+        states: Tensor | None = None  # (N, H), the target's, by response position
+        if reads_target(inputs):
             prompt, response = row["prompt_ids"], row["response_ids"]
             text, at = torch.tensor([[*prompt, *response]]), len(prompt) + torch.arange(len(response))
             batch = HeadBatch(text, torch.zeros_like(at), at, at, {}, at)
-            self.states = target_states(self.pair.target_lm, batch, at).to(self.lm.device)
-            check_numbers(self.pair.target_id, self.states)
+            states = target_states(pair.target_lm, batch, at).to(lm.device)
+            check_numbers(pair.target_id, states)
 
-    @torch.no_grad()
-    def __call__(self, first: int, tokens: Tensor, hidden: Tensor) -> list[Tensor]:
-        """Return each predictor's values for nodes `first`, ..., with `tokens` (n,), drafted from the states `hidden` (n, H)."""
-        logits = self.lm.logits(hidden) if reads_logits(self.needs) else hidden
-        features = drafting_features(self.needs, logits, tokens, hidden, self.lm.embed)
-        check_numbers(self.pair.draft_id, *features.values())
-        node, index, start = (value.to(tokens.device) for value in self.pairs.split(first, len(tokens)))
-        in_pairs = {name: value[node] for name, value in features.items()} if self.in_rounds else {}
-        in_pairs |= {} if self.states is None else {"target_hidden": self.states[start]}
-        values = []
-        for head, logit in self.predictors:
-            late = int(head.config.predicts == "input_token")  # it predicts for the token before
-            values.append(logit(in_pairs | {"index": (index - late).clamp_min(0)} if reads_rounds(head) else features))
-        return values
+        @torch.no_grad()
+        def scores(first: int, tokens: Tensor, hidden: Tensor) -> list[Tensor]:
+            logits = lm.logits(hidden) if reads_logits(needs) else hidden
+            features = drafting_features(needs, logits, tokens, hidden, lm.embed)
+            check_numbers(pair.draft_id, *features.values())
+            node, index, start = (value.to(tokens.device) for value in pairs.split(first, len(tokens)))
+            in_pairs = {name: value[node] for name, value in features.items()} if in_rounds else {}
+            in_pairs |= {} if states is None else {"target_hidden": states[start]}
+            values = []
+            for head, logit in predictors:
+                late = int(head.config.predicts == "input_token")  # it predicts for the token before
+                values.append(logit(in_pairs | {"index": (index - late).clamp_min(0)} if reads_rounds(head) else features))
+            return values
 
+        return scores
 
-class _GroundTruthScores:
-    """The probability that token verification accepts each node after all nodes before it were accepted."""
-
-    def __init__(self, pair: Pair, warp: Warp) -> None:
-        self.pair, self.warp = pair, warp
-
-    def begin(self, row: Mapping[str, Any], pairs: NodeIndices) -> None:
-        self.draft_prob = torch.tensor(row["law_prob"])  # the draft's
-
-    @torch.no_grad()
-    def __call__(self, first: int, tokens: Tensor, hidden: Tensor) -> list[Tensor]:
-        probs = self.warp(self.pair.target_lm.logits(hidden))
-        check_finite(self.pair.target_id, probs)
-        target_prob = probs.gather(1, tokens[:, None]).squeeze(1)
-        return [accept_prob(target_prob, self.draft_prob[first : first + len(tokens)].to(target_prob))]
+    return of_row
 
 
-_Scores = _HeadScores | _GroundTruthScores
+def _ground_truth(pair: Pair, warp: Warp) -> _Scores:
+    """Return what computes the chance that token verification accepts each node after all nodes before it were accepted."""
+
+    def of_row(row: Mapping[str, Any], pairs: NodeIndices) -> _RowScores:
+        draft_prob = torch.tensor(row["law_prob"])  # the draft's
+
+        @torch.no_grad()
+        def scores(first: int, tokens: Tensor, hidden: Tensor) -> list[Tensor]:
+            probs = warp(pair.target_lm.logits(hidden))
+            check_finite(pair.target_id, probs)
+            target_prob = probs.gather(1, tokens[:, None]).squeeze(1)
+            return [accept_prob(target_prob, draft_prob[first : first + len(tokens)].to(target_prob))]
+
+        return scores
+
+    return of_row
 
 
 def head_fingerprint(head: AcceptanceHead) -> str:

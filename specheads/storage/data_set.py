@@ -1,23 +1,16 @@
 """The data set on disk: one row per response, in Parquet shards that each belong to one split."""
 
-import logging
-import os
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from specheads.errors import UserError
-from specheads.storage.files import read_json, write_json
-from specheads.storage.shards import checksum, read_manifest
+from specheads.storage.shards import read_manifest
 
 if TYPE_CHECKING:
     import datasets
 
-logger = logging.getLogger(__name__)
-
-_COPIES = ".arrow"  # the folder, in that of the data set, of copies of splits that can be mapped into memory
 SCHEMA = pa.schema(
     {
         "prompt_id": pa.string(),
@@ -53,23 +46,5 @@ def load_split(folder: Path, split: str) -> "datasets.Dataset":
     if not files:
         raise UserError(f"{folder} has no rows of split {split!r}; data.num_{split}= must be above 0 to generate some.")
     datasets.disable_progress_bars()
-    copies = folder.absolute() / _COPIES
-    note = copies / f"{split}.json"
-    known = _unchanged(note) if note.is_file() else {}
-    if known is None:
-        logger.warning("data: what %s holds of split %s is damaged and will be made again", copies, split)
-        shutil.rmtree(copies)
-    rows = datasets.Dataset.from_parquet(files, cache_dir=str(copies))
-    names = [str(Path(file["filename"]).absolute().relative_to(copies)) for file in rows.cache_files]
-    if not known or not known.keys() >= set(names):
-        write_json(note, {name: checksum(copies / name) for name in names}, writer=str(os.getpid()))
-    return rows
-
-
-def _unchanged(note: Path) -> dict[str, str] | None:
-    """Return the checksums of a split's copies by their names, None if one has changed: `datasets` does not look."""
-    try:
-        known = read_json(note)
-        return known if all(checksum(note.parent / name) == sha256 for name, sha256 in known.items()) else None
-    except (OSError, ValueError, AttributeError):
-        return None
+    # `datasets` writes the rows once more, in a form that can be mapped into memory.
+    return datasets.Dataset.from_parquet(files, cache_dir=str(folder.absolute() / ".arrow"))
