@@ -66,16 +66,13 @@ def text_hash(text: str) -> int:
 
 def id_number(prompt_id: str) -> int:
     """Return a prompt id as a signed number of 64 bits; an id of another form counts as the hash of its text."""
-    return _signed(prompt_id) if re.fullmatch("[0-9a-f]{16}", prompt_id) else _hash_number(prompt_id)
+    if not re.fullmatch("[0-9a-f]{16}", prompt_id):
+        return _hash_number(prompt_id)
+    return int.from_bytes(bytes.fromhex(prompt_id), "big", signed=True)
 
 
 def _hash_number(text: str) -> int:
-    return _signed(hashlib.sha256(text.encode()).hexdigest()[:16])
-
-
-def _signed(digits: str) -> int:
-    number = int(digits, 16)
-    return number - 2**64 if number >= 2**63 else number
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big", signed=True)
 
 
 def _numbers(texts: Iterable[str]) -> Tensor:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch.strategies import ModelParallelStrategy
 from transformers import PreTrainedModel
 
 from specheads.errors import UserError
@@ -155,19 +154,11 @@ def _check_initial_draft(settings: Distillation, pair: Pair) -> None:
 
 def check_strategy(settings: Distillation, pair: Pair, trainer: "Trainer") -> None:
     """Raise UserError for what several processes cannot do."""
-    strategy = settings.trainer.other("strategy")
-    if shards_weights(trainer.strategy):
-        if "on_policy" in settings.shares:
-            raise UserError(
-                f"trainer.strategy={strategy} with samples={settings.samples}: no process has a whole draft to write "
-                "samples with; use samples=target or samples=text, or +trainer.strategy=ddp."
-            )
-        if settings.trainer.gradient_clip_val is not None and not isinstance(trainer.strategy, ModelParallelStrategy):
-            raise UserError(
-                f"trainer.gradient_clip_val={settings.trainer.gradient_clip_val} with trainer.strategy={strategy}: the norm of a "
-                "gradient that it spreads over processes cannot be limited; give trainer.gradient_clip_val=null, or "
-                "+trainer.strategy=fsdp2."
-            )
+    if shards_weights(trainer.strategy) and "on_policy" in settings.shares:
+        raise UserError(
+            f"trainer.strategy={settings.trainer.other('strategy')} with samples={settings.samples}: no process has a whole "
+            "draft to write samples with; use samples=target or samples=text, or +trainer.strategy=ddp."
+        )
     if trainer.num_devices > 1 and getattr(pair.target, "hf_device_map", None) and not is_quantized(pair.target):
         raise UserError(
             f"{trainer.num_devices} processes on a machine with model.device_map: each would spread a target over all GPUs; use "
