@@ -30,8 +30,9 @@ UNREADABLE = (
     *(pickle.UnpicklingError, zipfile.BadZipFile, zlib.error, struct.error),
 )
 
-# Settings of earlier versions, at the only values that are left.
-RETIRED = {
+# Settings that only some versions write into a checkpoint, at the values that the others have.
+_IMPLIED = {
+    "mixing.redrawn": True,
     "trainer.check_val_every_n_epoch": 1,
     "trainer.val_check_interval": None,
     "write_batch_size": 64,
@@ -170,5 +171,5 @@ def differences(checkpoint: Path, provenance: Mapping[str, Any]) -> list[str]:
             f"{checkpoint} is not a checkpoint that specheads train can resume ({type(error).__name__}); expected "
             "outputs/<task>/<date_time>/checkpoints/last.ckpt of an earlier run, or resume=false to start again."
         ) from None
-    saved, present = RETIRED | saved, RETIRED | dict(provenance)
+    saved, present = _IMPLIED | saved, _IMPLIED | dict(provenance)
     return sorted(name for name in saved.keys() | present.keys() if saved.get(name) != present.get(name))

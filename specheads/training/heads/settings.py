@@ -208,4 +208,5 @@ class HeadTraining(Training):
 
     def cache_key(self) -> dict[str, Any]:
         """Return the settings that decide the result of a training, except for the data and the heads."""
-        return cache_key(self) | self.trainer.cache_key() | {"mixing.response_share": self.response_share}
+        mixing = {"mixing.response_share": self.response_share, "mixing.redrawn": self.mixing.redrawn}
+        return cache_key(self) | self.trainer.cache_key() | mixing
