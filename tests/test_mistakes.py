@@ -234,7 +234,7 @@ SETTINGS = {
         {"trainer": {"precision": "bf16-true"}},
         "trainer.precision=bf16-true must be one of '32-true'.*half-precision weights lose small steps",
     ),
-    "loss left out": (Distillation, {"loss": None}, "loss=null must be a set of keys"),
+    "mixing left out": (HeadTraining, {"mixing": None}, "mixing=null must be a set of keys"),
 }
 
 

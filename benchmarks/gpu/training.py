@@ -7,7 +7,6 @@ random. The steps are the package's losses and modules in a plain loop, without 
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -33,8 +32,7 @@ DEPTHS, REJECT_WEIGHTS, SINGLE = range(5), (1.0, 3.0, 6.0, 12.0), 3  # the depth
 HEAD_TEXTS, DISTILL_TEXTS, TEXT_TOKENS = 32, 16, 512
 LABELLED = 0.85  # the share of positions that a head learns from, at the paper's mixing
 STORED = 64  # tokens of each of the target's distributions that are stored
-# The loss of distillation with its default settings, whose class would need pydantic.
-LOSS = SimpleNamespace(temperature=1.0, hard_weight=0.0, divergence="total_variation")
+DIVERGENCE = "total_variation"  # the default of distillation
 
 
 def training_tables(setup: Setup, goals: dict[str, float]) -> Iterator[Table]:
@@ -146,7 +144,7 @@ class Distilling:
         """Return the target's distributions, from a forward pass."""
         target = self.pair.target_lm
         with torch.no_grad():
-            return computed_distributions(target, self.batch.states(target), LOSS)
+            return computed_distributions(target, self.batch.states(target))
 
     def stored(self) -> Callable[[], DistributionSource]:
         """Return a function that returns distributions as they are stored on disk, here in memory."""
@@ -159,10 +157,10 @@ class Distilling:
 
     def step(self, source: Callable[[], DistributionSource]) -> None:
         """Train the draft on the batch."""
-        draft, tokens = self.pair.draft_lm, self.batch.response_tokens
+        draft = self.pair.draft_lm
         with self.autocast:
             distributions = source()
-            losses, _ = token_losses(draft, self.batch.states(draft), distributions, tokens, LOSS)
+            losses, _ = token_losses(draft, self.batch.states(draft), distributions, DIVERGENCE)
         losses.mean().backward()
         nn.utils.clip_grad_norm_(self.draft.parameters(), 1.0)
         self.optimizer.step()

@@ -39,6 +39,8 @@ _IMPLIED = {
     "init": "draft",
     "init_config": None,
     "loss.beta": 0.5,
+    "loss.temperature": 1.0,
+    "loss.hard_weight": 0.0,
     "loss.token_share": 1.0,
     "mixed.text": 0.0,
     "mixed.target": 0.5,

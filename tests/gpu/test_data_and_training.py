@@ -109,15 +109,14 @@ def test_a_training_step_of_heads(pairs, device):
 
 
 @pytest.mark.parametrize("divergence", ["total_variation", "forward_kl"])
-@pytest.mark.parametrize("hard_weight", [0.0, 0.5])
-def test_a_step_of_distillation(pairs, texts, device, divergence, hard_weight):
+def test_a_step_of_distillation(pairs, texts, device, divergence):
     for library in ("pydantic", "lightning"):  # which a machine for measurements may lack
         pytest.importorskip(library)
     from specheads.training.distill.distill_module import DistillModule
     from specheads.training.distill.samples import Sample
     from specheads.training.distill.settings import Distillation
 
-    settings = Distillation(loss={"divergence": divergence, "hard_weight": hard_weight}, warp=Warp())
+    settings = Distillation(divergence=divergence, warp=Warp())
     samples = [Sample((0, row), *map(np.array, text)) for row, text in enumerate(zip(*texts, strict=True))]
     gradients = []
     for pair, place in zip(pairs, (CPU, device), strict=True):

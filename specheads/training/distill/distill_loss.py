@@ -1,9 +1,8 @@
-"""The loss of a draft on the tokens of responses, and the divergences that it is made of."""
+"""The loss of a draft on the tokens of responses: a divergence of its distributions from the target's."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,9 +11,6 @@ from torch.utils.checkpoint import checkpoint
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.sampling import overlap
-
-if TYPE_CHECKING:
-    from specheads.training.distill.settings import DistillLoss  # a computation of the loss needs no pydantic
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
 FLOOR = -60.0  # replaces smaller log-probabilities where they are multiplied by a draft's probability: e^-60 is negligible
@@ -82,12 +78,12 @@ def most_likely(log_probs: Tensor, count: int) -> TargetDistributions:
     return TargetDistributions(_with_rest(top.values), top.indices)
 
 
-def computed_distributions(target: LanguageModel, hidden: Tensor, loss: "DistillLoss") -> DistributionSource:
+def computed_distributions(target: LanguageModel, hidden: Tensor) -> DistributionSource:
     """Return a source that computes the target's distributions from its states `hidden` (N, H)."""
 
     @torch.no_grad()
     def of(piece: slice) -> TargetDistributions:
-        return TargetDistributions((target.logits(hidden[piece]) / loss.temperature).log_softmax(dim=-1))
+        return TargetDistributions(target.logits(hidden[piece]).log_softmax(dim=-1))
 
     return of
 
@@ -98,26 +94,23 @@ def stored_distributions(ids: Tensor, log_probs: Tensor) -> DistributionSource:
 
 
 def token_losses(
-    draft: LanguageModel, hidden: Tensor, distributions: DistributionSource, tokens: Tensor, loss: "DistillLoss"
+    draft: LanguageModel, hidden: Tensor, distributions: DistributionSource, divergence: str
 ) -> tuple[Tensor, Tensor]:
     """Return the loss of every token (N,), and the overlap of both distributions there (N,), its expected acceptance.
 
     Args:
         hidden: (N, H), the draft's states that predict the tokens; gradients go there and to the output embedding.
         distributions: of the target at the same positions.
-        tokens: (N,), those of the responses.
+        divergence: a name in DIVERGENCES.
     """
 
     def of(hidden: Tensor, piece: slice) -> tuple[Tensor, Tensor]:
         logits, distribution = draft.logits(hidden), distributions(piece)
         target = distribution.log_probs.to(hidden.device)
-        log_probs = distribution.same_outcomes((logits / loss.temperature).log_softmax(dim=-1))
-        losses = DIVERGENCES[loss.divergence](target, log_probs)
-        if loss.hard_weight:
-            losses = losses - loss.hard_weight * logits.log_softmax(dim=-1).gather(1, tokens[piece, None])[:, 0]
-        return losses, overlap(target.exp(), log_probs.detach().exp())
+        log_probs = distribution.same_outcomes(logits.log_softmax(dim=-1))
+        return DIVERGENCES[divergence](target, log_probs), overlap(target.exp(), log_probs.detach().exp())
 
-    pieces = slices(len(tokens), draft.vocab_size, SLICE_ELEMENTS)
+    pieces = slices(len(hidden), draft.vocab_size, SLICE_ELEMENTS)
     if len(pieces) == 1:
         return of(hidden, pieces[0])
     # Distributions are computed again for the gradient: kept, they would be larger than the draft.

@@ -99,7 +99,7 @@ class DistillModule(CurveModule):
         """Return losses and overlaps (N,) of samples all of which have stored distributions, or none."""
         batch, draft = batch_of(samples, self.device), self.pair.draft_lm
         distributions, states = self._distributions(samples, batch), batch.states(draft, together=is_sharded(self.draft))
-        return token_losses(draft, states, distributions, batch.response_tokens, self.settings.loss)
+        return token_losses(draft, states, distributions, self.settings.divergence)
 
     @torch.no_grad()
     def _distributions(self, samples: Sequence[Sample], batch: ResponseBatch) -> DistributionSource:
@@ -108,7 +108,7 @@ class DistillModule(CurveModule):
             ids, log_probs = (torch.cat([tensors[name] for tensors in stored]) for name in ("ids", "log_probs"))
             return stored_distributions(ids.to(self.device), log_probs.to(self.device))
         target = self.pair.target_lm
-        return computed_distributions(target, batch.states(target), self.settings.loss)
+        return computed_distributions(target, batch.states(target))
 
     def configure_optimizers(self) -> dict[str, Any]:
         weights = [weight for weight in self.draft.parameters() if weight.requires_grad]

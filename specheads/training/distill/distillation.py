@@ -226,7 +226,7 @@ def draft_provenance(pair: Pair, settings: Distillation, data: Path, num_prompts
         "draft": {"id": pair.draft_id, "revision": pair.draft_revision},
         "target": {"id": pair.target_id, "revision": pair.target_revision},
         "init": {"layers": settings.init_layers},
-        "loss": settings.loss.values(),
+        "loss": {"divergence": settings.divergence},
         "samples": {"samples": settings.samples, "shares": settings.shares, "refresh_every": settings.refresh_every},
         "optimizer": settings.optimizer.for_width(pair.draft_lm.hidden_size).values(),
         "warp": asdict(settings.warp),

@@ -155,7 +155,7 @@ def load_splits(
         rows = load_split(data.folder, split).with_format("arrow")[:most]
         splits[split] = held_out(_column(rows, "prompt_ids"), _column(rows, "response_ids"))
     for kind, rows in train.answers.items():
-        store = TargetStore(data.folder.parent, pair, train.prompts, rows, settings.loss.temperature)
+        store = TargetStore(data.folder.parent, pair, train.prompts, rows)
         num_reads = settings.trainer.max_epochs * settings.shares[kind] * len(train) / max(1, len(store.texts))
         if num_reads > 1 and store.fits(settings.target_probs_budget):
             train.stored[kind] = store

@@ -25,20 +25,6 @@ Kind = Literal["text", "target", "on_policy"]  # of responses: the data set's, t
 LR_TIMES_WIDTH = 0.16  # the learning rate that was best for nano's draft, times its width; updates of wider layers add up
 
 
-class DistillLoss(Settings):
-    """What a draft learns from the target's distributions, and from the tokens of the texts."""
-
-    divergence: Literal["forward_kl", "reverse_kl", "jensen_shannon", "total_variation"] = setting(
-        "total_variation",
-        "the divergence of the draft's distribution from the target's, for each token: forward_kl, reverse_kl, jensen_shannon or "
-        "total_variation",
-    )
-    temperature: PositiveNumber = setting(1.0, "the number that the logits of both models are divided by")
-    hard_weight: NonNegativeNumber = setting(
-        0.0, "the weight of the cross-entropy of the text's tokens, added to the divergence; 0: none"
-    )
-
-
 class _DraftOptimizer(Settings):
     """AdamW as for heads, with a default learning rate that depends on the draft's width."""
 
@@ -85,7 +71,12 @@ class Distillation(Training):
         None,
         "the target's layers that the draft begins with, [0,3,5], or how many, spread evenly; null: it begins as it is",
     )
-    loss: DistillLoss = setting(DistillLoss(), "what is learned for each token")
+    divergence: Literal["forward_kl", "reverse_kl", "jensen_shannon", "total_variation"] = setting(
+        "total_variation",
+        "the divergence of the draft's distribution from the target's, for each token: forward_kl, reverse_kl, jensen_shannon or "
+        "total_variation",
+        key="loss.divergence",
+    )
     target_probs_budget: NonNegativeNumber = setting(
         16,
         "the largest size, in GiB, of the target's distributions that are stored if they are read again (the 64 most likely "

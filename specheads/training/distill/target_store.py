@@ -44,24 +44,16 @@ def _bytes_of(texts: Sequence[np.ndarray]) -> bytes:
 class TargetStore(RowStore):
     """The distributions along all responses of one kind."""
 
-    def __init__(
-        self,
-        root: Path,
-        pair: Pair,
-        prompts: Sequence[np.ndarray],
-        answers: Answers,
-        temperature: float = 1.0,
-        num_kept: int = NUM_KEPT,
-    ) -> None:
-        """Plan the store in a folder below `root`; `temperature` divides the target's logits."""
+    def __init__(self, root: Path, pair: Pair, prompts: Sequence[np.ndarray], answers: Answers, num_kept: int = NUM_KEPT) -> None:
+        """Plan the store in a folder below `root`."""
         self.target: Any = pair.target_lm
-        self.temperature, self.num_kept = temperature, min(num_kept, pair.target_lm.vocab_size)
+        self.num_kept = min(num_kept, pair.target_lm.vocab_size)
         self.texts = [(prompt, response) for prompt, row in zip(prompts, answers, strict=True) for response in row]
         self.firsts = np.cumsum([0, *map(len, answers)])  # the number of each prompt's first response
         provenance = {
             "target": [pair.target_id, pair.target_revision, str(pair.target.dtype)],
             "texts": texts_fingerprint(prompts, {"": answers}),
-            "distribution": [temperature, self.num_kept],
+            "distribution": [1.0, self.num_kept],  # the temperature, which earlier versions had
         }
         # For each token an id and a log-probability for each that is kept, and the log-probability of the rest.
         sizes = np.array([len(response) for _, response in self.texts], dtype=np.int64) * (6 * self.num_kept + 2)
@@ -94,7 +86,7 @@ class TargetStore(RowStore):
         prompts, responses = zip(*texts, strict=True)
         hidden = ResponseBatch.of(prompts, responses, self.target.device).states(self.target)
         distributions = [
-            most_likely((self.target.logits(hidden[piece]) / self.temperature).log_softmax(dim=-1), self.num_kept)
+            most_likely(self.target.logits(hidden[piece]).log_softmax(dim=-1), self.num_kept)
             for piece in slices(len(hidden), self.target.vocab_size, SLICE_ELEMENTS)
         ]
         check_numbers(self.target.name, *(distribution.log_probs for distribution in distributions))

@@ -107,7 +107,7 @@ def test_quality_is_that_of_the_distributions(pair, batch_size):
 @pytest.mark.parametrize("samples", ["text", "target", "on_policy"])
 @pytest.mark.parametrize("divergence", ["total_variation", "forward_kl"])
 def test_training_brings_the_draft_closer(pair, tmp_path, samples, divergence):
-    settings = SETTINGS.but(samples=samples, loss={"divergence": divergence}, optimizer={"lr": 3e-2})
+    settings = SETTINGS.but(samples=samples, divergence=divergence, optimizer={"lr": 3e-2})
     data = ResumableData(splits(settings), 4, 0, seed=0, collate=list)
     module = new_module(pair, settings)
     before = copy.deepcopy(pair.target.state_dict())

@@ -6,7 +6,7 @@ from specheads import UserError
 from specheads.settings import fields_of
 from specheads.training.distill.distill_loss import DIVERGENCES
 from specheads.training.distill.initial_draft import TargetLayers
-from specheads.training.distill.settings import Distillation, DistillLoss
+from specheads.training.distill.settings import Distillation
 
 MISTAKES = [
     ({"samples": "both"}, "samples=both must be one of 'text', 'target' or 'on_policy'"),
@@ -15,10 +15,7 @@ MISTAKES = [
     ({"samples": {"text": float("inf")}}, "samples=inf must be a finite number"),
     ({"samples": {"target": 0, "on_policy": 0}}, "samples=.*: all shares are 0"),
     ({"refresh_every": 0}, "refresh_every=0 must be a positive integer"),
-    ({"loss": {"divergence": "kl"}}, "loss.divergence=kl must be one of 'forward_kl'"),
-    ({"loss": {"temperature": 0}}, "loss.temperature=0 must be a finite number above 0"),
-    ({"loss": {"hard_weight": -1}}, "loss.hard_weight=-1 must be a finite number of at least 0"),
-    ({"loss": {"gamma": 1}}, "loss.gamma=1 is not known; expected one of divergence, temperature"),
+    ({"divergence": "kl"}, "loss.divergence=kl must be one of 'forward_kl'"),
     ({"init_layers": "all"}, "init_layers=all must be"),
     ({"init_layers": [0, -1]}, "init_layers=.*must be"),
     ({"target_probs_budget": -1}, "target_probs_budget=-1 must be a finite number of at least 0"),
@@ -40,7 +37,7 @@ def test_every_key_has_a_sentence_of_help():
 
 
 def test_every_divergence_can_be_chosen():
-    assert all(DistillLoss(divergence=name) for name in DIVERGENCES)
+    assert all(Distillation(divergence=name) for name in DIVERGENCES)
 
 
 def test_shares_are_those_of_the_kinds_that_occur():

@@ -17,7 +17,6 @@ from specheads.training.distill.distill_loss import (
     stored_distributions,
     token_losses,
 )
-from specheads.training.distill.settings import DistillLoss
 from specheads.training.distill.target_store import TargetStore
 
 VOCAB = 12
@@ -39,8 +38,8 @@ def texts():
 KEYS = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]  # of all responses
 
 
-def store_of(folder, pair, texts, temperature=1.0, num_kept=4):
-    return TargetStore(folder, pair, *texts, temperature, num_kept)
+def store_of(folder, pair, texts, num_kept=4):
+    return TargetStore(folder, pair, *texts, num_kept)
 
 
 def along(pair, texts, key):
@@ -95,24 +94,22 @@ def test_shards_and_batches_of_any_size_hold_the_same(pair, texts, tmp_path, mon
 
 @pytest.mark.parametrize("divergence", DIVERGENCES)
 def test_distributions_of_which_all_tokens_are_kept_lose_nothing_but_precision(pair, texts, tmp_path, divergence):
-    loss = DistillLoss(divergence=divergence)
     store = store_of(tmp_path, pair, texts, num_kept=VOCAB)
     store.make()
-    tokens, target, draft = along(pair, texts, (1, 0))
-    full = token_losses(pair.draft_lm, draft, computed_distributions(pair.target_lm, target, loss), tokens, loss)
-    from_store = token_losses(pair.draft_lm, draft, stored_distributions(**store[1, 0]), tokens, loss)
+    _, target, draft = along(pair, texts, (1, 0))
+    full = token_losses(pair.draft_lm, draft, computed_distributions(pair.target_lm, target), divergence)
+    from_store = token_losses(pair.draft_lm, draft, stored_distributions(**store[1, 0]), divergence)
     torch.testing.assert_close(from_store, full, atol=2e-2, rtol=2e-3)
 
 
 @pytest.mark.parametrize("divergence", DIVERGENCES)
 def test_grouping_outcomes_never_increases_a_divergence(pair, texts, tmp_path, divergence):
     """By the data-processing inequality."""
-    loss = DistillLoss(divergence=divergence)
-    tokens, target, draft = along(pair, texts, (1, 0))
-    full, _ = token_losses(pair.draft_lm, draft, computed_distributions(pair.target_lm, target, loss), tokens, loss)
+    _, target, draft = along(pair, texts, (1, 0))
+    full, _ = token_losses(pair.draft_lm, draft, computed_distributions(pair.target_lm, target), divergence)
     reduced = most_likely(pair.target_lm.logits(target).log_softmax(-1), 5)
     grouped, _ = token_losses(
-        pair.draft_lm, draft, lambda piece: TargetDistributions(reduced.log_probs[piece], reduced.ids[piece]), tokens, loss
+        pair.draft_lm, draft, lambda piece: TargetDistributions(reduced.log_probs[piece], reduced.ids[piece]), divergence
     )
     assert (grouped <= full + 1e-12).all() and (grouped < full - 1e-6).any()
 
@@ -135,12 +132,11 @@ def test_other_texts_targets_and_distributions_have_other_stores(pair, texts, tm
     folders = {
         store_of(tmp_path, pair, texts).folder,
         store_of(tmp_path, pair, texts, num_kept=5).folder,
-        store_of(tmp_path, pair, texts, temperature=0.5).folder,
         store_of(tmp_path, pair, (prompts, [answers[0][:1], [answers[0][1], *answers[1]], answers[2]])).folder,
         store_of(tmp_path, pair, (prompts, answers[::-1])).folder,
         store_of(tmp_path, replace(pair, target_revision="r2"), texts).folder,
     }
-    assert len(folders) == 6
+    assert len(folders) == 5
 
 
 def test_a_store_fits_its_budget_or_not(pair, texts, tmp_path):
