@@ -143,7 +143,7 @@ def kept_costs(decoder: SpeculativeDecoder, max_batch: int, max_tokens: int = 8)
     key = fingerprint(
         {
             "machine": [*artefacts.machine(), str(torch.get_num_threads()), str(engine.lm.device), type(engine).__name__],
-            "code": artefacts.sources_of(__name__),
+            "code": artefacts.sources_of("decoding", "heads", "pair"),
             "pair": [pair.target_id, pair.target_revision, pair.draft_id, pair.draft_revision],
             "types": [str(lm.output_embedding.weight.dtype) for lm in (pair.target_lm, pair.draft_lm)],
             "rules": [repr(decoder.warp), repr(decoder.verification.compile_key)],

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from specheads.decoding.engine.cuda_graph import WARM_UPS, GraphRecorder, HeldInputs, ImitatingRecorder, recorder_for
+from specheads.decoding.engine.cuda_graph import _WARM_UPS, _GraphRecorder, _HeldInputs, _ImitatingRecorder, _recorder_for
 
 
 class Stream:
@@ -83,8 +83,8 @@ def cuda(monkeypatch):
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_step_is_warmed_up_and_captured_on_its_own_device_and_stream(cuda, number):
     device, runs, graphs = torch.device("cuda", number), [], []
-    recorder = recorder_for(device)
-    assert isinstance(recorder, GraphRecorder)
+    recorder = _recorder_for(device)
+    assert isinstance(recorder, _GraphRecorder)
 
     def step():
         runs.append((cuda.device_now, cuda.current_stream(device), cuda.capturing is not None))
@@ -93,7 +93,7 @@ def test_a_step_is_warmed_up_and_captured_on_its_own_device_and_stream(cuda, num
 
     replay, out = recorder.capture(step)
     (stream,) = [each for each in cuda.streams if each.device == device]
-    assert runs == [(device, stream, False)] * WARM_UPS + [(device, stream, True)] and out == "results"
+    assert runs == [(device, stream, False)] * _WARM_UPS + [(device, stream, True)] and out == "results"
     assert cuda.captures == [{"pool": recorder._pool, "stream": stream, "capture_error_mode": "thread_local"}]
     # What was issued before is finished first, and what comes later waits for the runs.
     caller = cuda.current_stream(device)
@@ -104,7 +104,7 @@ def test_a_step_is_warmed_up_and_captured_on_its_own_device_and_stream(cuda, num
 
 
 def test_two_engines_capture_on_streams_of_their_own_and_each_always_on_the_same(cuda):
-    recorders = [recorder_for(torch.device("cuda", number)) for number in (0, 1)]
+    recorders = [_recorder_for(torch.device("cuda", number)) for number in (0, 1)]
     for recorder in (*recorders, *recorders):
         recorder.capture(lambda: None)
     streams = [options["stream"] for options in cuda.captures]
@@ -115,7 +115,7 @@ def test_two_engines_capture_on_streams_of_their_own_and_each_always_on_the_same
 
 def test_a_step_that_cannot_be_captured_leaves_the_stream_of_its_engine(cuda):
     device = torch.device("cuda:0")
-    caller, recorder = cuda.current_stream(device), recorder_for(device)
+    caller, recorder = cuda.current_stream(device), _recorder_for(device)
 
     def step():
         if cuda.capturing is not None:
@@ -128,8 +128,8 @@ def test_a_step_that_cannot_be_captured_leaves_the_stream_of_its_engine(cuda):
 
 def test_a_replay_of_the_stand_in_writes_where_the_first_run_wrote():
     given = torch.zeros(2)
-    recorder = recorder_for(torch.device("cpu"))
-    assert isinstance(recorder, ImitatingRecorder)
+    recorder = _recorder_for(torch.device("cpu"))
+    assert isinstance(recorder, _ImitatingRecorder)
     replay, (out,) = recorder.capture(lambda: (given + 1,))
     assert out.tolist() == [1, 1]
     given.fill_(4)
@@ -140,7 +140,7 @@ def test_a_replay_of_the_stand_in_writes_where_the_first_run_wrote():
 
 def test_a_result_that_lies_in_one_place_is_there_after_a_replay():
     state = torch.zeros(2)
-    replay, (out, other) = recorder_for(torch.device("cpu")).capture(lambda: (state.add_(1), state + 1))
+    replay, (out, other) = _recorder_for(torch.device("cpu")).capture(lambda: (state.add_(1), state + 1))
     assert out is state and other.data_ptr() != state.data_ptr()
     number = state[0].item()
     replay()
@@ -162,7 +162,7 @@ def copies(monkeypatch):
 
 def test_inputs_of_one_type_are_copied_together_and_those_in_place_not_at_all(copies):
     held = [torch.zeros(2), torch.zeros(3, dtype=torch.long), torch.zeros(()), torch.zeros(1, dtype=torch.bool)]
-    inputs = HeldInputs(held)
+    inputs = _HeldInputs(held)
     given = [torch.ones(2), torch.arange(3), torch.tensor(7.0), torch.tensor([True])]
     inputs.fill(given)
     assert all(torch.equal(old, new) for old, new in zip(held, given, strict=True))
@@ -174,8 +174,8 @@ def test_inputs_of_one_type_are_copied_together_and_those_in_place_not_at_all(co
 
 def test_inputs_that_lie_in_the_places_of_others_are_not_lost():
     held = [torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([3.0])]
-    HeldInputs(held).fill([held[1], held[2], held[0]])
+    _HeldInputs(held).fill([held[1], held[2], held[0]])
     assert [tensor.item() for tensor in held] == [2, 3, 1]
     wide = torch.arange(4.0)
-    HeldInputs([wide]).fill([wide.flip(0)[:4]])
+    _HeldInputs([wide]).fill([wide.flip(0)[:4]])
     assert wide.tolist() == [3, 2, 1, 0]

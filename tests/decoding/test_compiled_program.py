@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch._inductor.output_code import CompiledFxGraph
 from torch.utils._pytree import tree_leaves
 
-from specheads.decoding.engine.compiled import OPTIONS
-from specheads.decoding.engine.compiled_program import CompiledProgram, _builder, _first_call
+from specheads.decoding.engine.compiled_program import OPTIONS, CompiledProgram, _builder, _first_call
 
 pytestmark = needs_compiler
 

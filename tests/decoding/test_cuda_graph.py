@@ -1,16 +1,12 @@
-"""Captured steps on the CPU: what their inputs, states and memory cost, and that they decode as plain ones do."""
+"""Captured steps on the CPU: what their inputs and states cost, and that they decode as plain ones do."""
 
 from typing import NamedTuple
 
-import pytest
 import torch
 from fakes import tiny_pair
-from families import family_pair
 from torch import Tensor
 
 from specheads import SpeculativeDecoder, Warp, stopping
-from specheads.decoding.engine import EagerEngine
-from specheads.decoding.engine.cuda_graph import GraphEngine
 
 
 class Swapped(NamedTuple):
@@ -75,37 +71,3 @@ def test_a_draft_copies_its_state_once(monkeypatch):
     assert types.count(torch.bool) == num_steps  # the tokens that end a response
     assert types.count(torch.float64) == types.count(torch.int64) == num_steps + len(rounds)  # with those of verifications
     assert set(types) == {torch.float32, torch.bool, torch.float64, torch.int64}
-
-
-def memory_of(engine):
-    return [(layer.keys.clone(), layer.values.clone()) for layer in engine._layers]
-
-
-@pytest.mark.parametrize("nodes", [[0], [0, 1, 2], [0, 2, 5], [0, 1, 4, 5]], ids=str)
-def test_the_nodes_of_a_tree_that_stay_are_moved_in_all_layers_at_once(nodes):
-    """To where the eager engine moves them, layer by layer."""
-    lm = family_pair("llama").target_lm
-    kept = []
-    for kind in (EagerEngine, GraphEngine):
-        engine = kind(lm, 100)
-        engine.forward(torch.arange(13)[None], num_logits=0)
-        engine.keep(7, nodes)
-        assert engine.length == 7 + len(nodes)
-        kept.append([memory[:, :, : engine.length] for layer in memory_of(engine) for memory in layer])
-    assert all(torch.equal(first, second) for first, second in zip(*kept, strict=True))
-    assert len(engine._key_value_tensors()) == 1 and engine._key_value_tensors()[0].shape[0] == 2 * len(engine._layers)
-    pointers = {layer.keys.untyped_storage().data_ptr() for layer in engine._layers}
-    assert pointers == {engine._key_value_tensors()[0].untyped_storage().data_ptr()}
-
-
-def test_layers_with_memory_of_several_shapes_keep_tensors_of_their_own(monkeypatch):
-    forward = EagerEngine.forward
-
-    def shortened(engine, *args, **options):  # as in a model whose layers differ in their heads
-        output = forward(engine, *args, **options)
-        engine._layers[1].keys = engine._layers[1].keys[:, :1]
-        return output
-
-    monkeypatch.setattr(EagerEngine, "forward", shortened)
-    engine = GraphEngine(family_pair("llama").target_lm, 100)
-    assert len(engine._key_value_tensors()) == 2 * len(engine._layers)

@@ -12,8 +12,8 @@ from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, gene
 from specheads.decoding.drafting import ChainState, ChainStep
 from specheads.decoding.engine import EagerEngine, artefacts, compiled, make_engine
 from specheads.decoding.engine.artefacts import folder, name_of
+from specheads.decoding.engine.compiled import _rounded_capacity
 from specheads.decoding.engine.cuda_graph import GraphEngine
-from specheads.decoding.engine.static import rounded_capacity
 from specheads.decoding.step_inputs import DraftMemory
 from specheads.errors import UserError
 
@@ -83,7 +83,7 @@ def test_no_verification_is_for_one_or_two_tokens_or_reads_all_memory():
 
 
 def test_memory_comes_in_few_sizes():
-    capacities = [rounded_capacity(capacity, 64) for capacity in range(1, 4097)]
+    capacities = [_rounded_capacity(capacity, 64) for capacity in range(1, 4097)]
     assert all(capacity + 128 <= spare_capacity for capacity, spare_capacity in enumerate(capacities, start=1))
     assert all(spare_capacity <= 1.25 * (capacity + 192) for capacity, spare_capacity in enumerate(capacities, start=1))
     assert len(set(capacities)) < 30
@@ -234,13 +234,15 @@ def test_names_of_compiled_steps_tell_heads_and_models_apart():
 def test_names_of_compiled_steps_tell_kernels_of_attention_and_their_versions_apart(monkeypatch):
     lm = tiny_pair().draft_lm
     step = chain_step(lm, stopping.FixedLength(3))
+    monkeypatch.setattr(artefacts, "find_spec", lambda name: True)
+    monkeypatch.setattr(artefacts, "version", lambda name: "3.3")
     names = [name_of(lm, step)]
     for module, name, value in (
         (torch.backends.cuda, "cudnn_sdp_enabled", lambda: True),
         (torch.backends.cuda, "flash_sdp_enabled", lambda: False),
         (torch.version, "cuda", "13.9"),
         (torch.backends.cudnn, "version", lambda: 99999),
-        (artefacts, "_triton_version", lambda: "9.9"),
+        (artefacts, "version", lambda name: "9.9"),
     ):
         monkeypatch.setattr(module, name, value)
         names.append(name_of(lm, step))

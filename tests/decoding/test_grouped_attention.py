@@ -7,10 +7,18 @@ from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from specheads.decoding.engine import attention, cuda_graph
-from specheads.decoding.engine.attention import PART, GroupedOperations, attend, attend_parts, computing
+from specheads.decoding.engine import cuda_graph
 from specheads.decoding.engine.compiled_program import OPTIONS, CompiledProgram
-from specheads.decoding.engine.cuda_graph import GraphEngine, GroupedStep, is_faster
+from specheads.decoding.engine.cuda_graph import (
+    PART,
+    GraphEngine,
+    GroupedOperations,
+    _GroupedStep,
+    _is_faster,
+    attend,
+    attend_parts,
+)
+from specheads.decoding.engine.reading import computing
 
 SHAPES = [
     (heads, groups, tokens, parts) for heads, groups in ((4, 4), (6, 2), (8, 1)) for tokens, parts in ((1, 1), (5, 3), (13, 2))
@@ -124,15 +132,15 @@ def test_it_is_compiled_for_any_number_of_tokens_and_of_parts():
 def timed(monkeypatch):
     """Measured times, in the order plain, in groups."""
     times = []
-    monkeypatch.setattr(cuda_graph, "milliseconds", lambda run, device: run() is None or times.pop(0))
-    is_faster.cache_clear()
+    monkeypatch.setattr(cuda_graph, "_milliseconds", lambda run, device: run() is None or times.pop(0))
+    _is_faster.cache_clear()
     yield times
-    is_faster.cache_clear()
+    _is_faster.cache_clear()
 
 
 def asked():
-    is_faster.cache_clear()
-    return is_faster(torch.device("cpu"), torch.float32, 6, (2, 3 * PART, 16))
+    _is_faster.cache_clear()
+    return _is_faster(torch.device("cpu"), torch.float32, 6, (2, 3 * PART, 16))
 
 
 def test_the_faster_attention_is_chosen(timed):
@@ -146,12 +154,12 @@ def test_attention_that_fails_or_is_wrong_is_not_chosen(timed, monkeypatch, capl
     def fail(*args):
         raise RuntimeError("no kernel found\nand more")
 
-    monkeypatch.setattr(attention, "attend_parts", fail)
+    monkeypatch.setattr(cuda_graph, "attend_parts", fail)
     assert not asked() and "no kernel found" in caplog.text
     parts = lambda *args: tuple(tensor + 0.3 for tensor in attend_parts(*args))  # noqa: E731
-    monkeypatch.setattr(attention, "attend_parts", parts)
+    monkeypatch.setattr(cuda_graph, "attend_parts", parts)
     assert not asked() and "something else" in caplog.text
 
 
 def test_the_stand_in_of_graphs_attends_in_groups():
-    assert GraphEngine(tiny_pair().target_lm, 64).operations is GroupedStep
+    assert GraphEngine(tiny_pair().target_lm, 64).operations is _GroupedStep

@@ -23,8 +23,8 @@ def folder(tmp_path, monkeypatch):
     folder.mkdir()
     for name, text in SOURCES.items():
         (folder / name).write_text(text)
-    monkeypatch.setattr(kernel_build, "FOLDER", folder)
-    monkeypatch.setattr(kernel_build, "GROUPS", (("number.cpp",), ("twice.cpp",)))
+    monkeypatch.setattr(kernel_build, "_FOLDER", folder)
+    monkeypatch.setattr(kernel_build, "_GROUPS", (("number.cpp",), ("twice.cpp",)))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     return folder
 
@@ -46,41 +46,41 @@ def commands(monkeypatch):
 
 
 def test_every_source_of_the_operators_is_compiled_once():
-    compiled = [name for group in kernel_build.GROUPS for name in group]
-    assert sorted(compiled) == sorted(path.name for path in kernel_build.FOLDER.glob("*.cpp"))
+    compiled = [name for group in kernel_build._GROUPS for name in group]
+    assert sorted(compiled) == sorted(path.name for path in kernel_build._FOLDER.glob("*.cpp"))
 
 
 @needs_compiler
 @pytest.mark.parametrize("name", SOURCES)
 def test_the_name_depends_on_every_source(name, folder):
-    before = kernel_build.library_path()
-    assert kernel_build.library_path() == before
+    before = kernel_build._library_path()
+    assert kernel_build._library_path() == before
     (folder / name).write_text(SOURCES[name] + "// changed\n")
-    assert kernel_build.library_path() != before
+    assert kernel_build._library_path() != before
 
 
 @needs_compiler
 def test_the_name_depends_on_the_compiler_its_options_and_the_machine(folder, monkeypatch):
-    paths = [kernel_build.library_path()]
+    paths = [kernel_build._library_path()]
     with monkeypatch.context() as changed:
-        changed.setattr(kernel_build, "machine", lambda: ("another",))
-        paths.append(kernel_build.library_path())
+        changed.setattr(kernel_build.artefacts, "machine", lambda: ("another",))
+        paths.append(kernel_build._library_path())
     plain = kernel_build._command
     for kind in (".o", ".so"):
         with monkeypatch.context() as changed:
             changed.setattr(
                 kernel_build, "_command", lambda name, *rest, kind=kind: plain(name, *rest) + " -g" * name.endswith(kind)
             )
-            paths.append(kernel_build.library_path())
+            paths.append(kernel_build._library_path())
     assert len(set(paths)) == 4
 
 
 @needs_compiler
 def test_a_damaged_library_is_built_again(folder, caplog):
-    path = kernel_build.library_path()
+    path = kernel_build._library_path()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"no library")
-    assert kernel_build.load_library(path).twice() == 14
+    assert kernel_build._load_library(path).twice() == 14
     assert "cannot be loaded and are built again" in caplog.text
     assert ctypes.CDLL(None).twice() == 14  # visible to what is loaded later
     assert sorted(each.name for each in path.parent.iterdir()) == sorted([path.name, path.with_suffix(".lock").name])
@@ -88,17 +88,17 @@ def test_a_damaged_library_is_built_again(folder, caplog):
 
 @needs_compiler
 def test_a_library_that_is_there_is_not_built(folder, commands):
-    path = kernel_build.library_path()
-    kernel_build.build(path)
+    path = kernel_build._library_path()
+    kernel_build._build(path)
     assert len(commands) == 3
-    kernel_build.build(path)
+    kernel_build._build(path)
     assert len(commands) == 3
 
 
 @needs_compiler
 def test_sources_that_are_compiled_together(folder, monkeypatch):
-    monkeypatch.setattr(kernel_build, "GROUPS", (("number.cpp", "twice.cpp"),))
-    assert kernel_build.load_library(kernel_build.library_path()).twice() == 14
+    monkeypatch.setattr(kernel_build, "_GROUPS", (("number.cpp", "twice.cpp"),))
+    assert kernel_build._load_library(kernel_build._library_path()).twice() == 14
 
 
 @needs_compiler
@@ -112,17 +112,17 @@ def test_groups_are_compiled_at_the_same_time(folder, commands, monkeypatch):
         run(command)
 
     monkeypatch.setattr(kernel_build, "_run", wait_and_run)
-    kernel_build.build(kernel_build.library_path())
+    kernel_build._build(kernel_build._library_path())
     assert len(commands) == 3
 
 
 @needs_compiler
 def test_of_two_that_build_at_once_one_waits_for_the_other(folder, commands):
-    path, start = kernel_build.library_path(), threading.Barrier(2, timeout=60)
+    path, start = kernel_build._library_path(), threading.Barrier(2, timeout=60)
 
     def build(_):
         start.wait()
-        kernel_build.build(path)
+        kernel_build._build(path)
         return path.read_text()
 
     with ThreadPoolExecutor(2) as pool:
@@ -133,7 +133,7 @@ def test_of_two_that_build_at_once_one_waits_for_the_other(folder, commands):
 @needs_compiler
 def test_a_source_that_cannot_be_compiled(folder):
     (folder / "twice.cpp").write_text('#include "nothing.h"\n')
-    path = kernel_build.library_path()
+    path = kernel_build._library_path()
     with pytest.raises(RuntimeError, match="error: nothing.h: No such file"):
-        kernel_build.load_library(path)
+        kernel_build._load_library(path)
     assert [each.name for each in path.parent.iterdir()] == [path.with_suffix(".lock").name]

@@ -10,10 +10,10 @@ from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from specheads import Warp
-from specheads.decoding.engine.attention import computing
 from specheads.decoding.engine.cpu import CpuOperations
-from specheads.decoding.engine.cpu.library import FOLDER, OPERATORS, declarations
+from specheads.decoding.engine.cpu.library import _FOLDER, _RESULTS, declarations
 from specheads.decoding.engine.cpu.packed import pack
+from specheads.decoding.engine.reading import computing
 from specheads.pair.sampling import active
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("built_operators")]
@@ -333,18 +333,18 @@ def test_a_warp_by_the_operator_is_the_same(warp):
 
 def test_every_operator_is_a_c_function_and_is_declared_for_the_compiler():
     declared, library = declarations(), ctypes.CDLL(None)
-    for name in OPERATORS:
+    for name in _RESULTS:
         (declaration,) = declared[f"specheads.{name}.default"]
         assert declaration.startswith(f"AOTITorchError (*aoti_torch_cpu_{name})(AtenTensorHandle ")
         assert hasattr(library, f"aoti_torch_cpu_{name}")
         assert getattr(torch.ops.specheads, name).default in declared
     assert torch.ops.aten.add.Tensor not in declared
     assert pickle.loads(pickle.dumps(declared)) == declared
-    header, source = "".join((FOLDER / "operators.h").read_text().split()), (FOLDER / "torch.cpp").read_text()
-    for name in OPERATORS:
+    sources = "".join("".join(path.read_text() for path in _FOLDER.glob("*.cpp")).split())
+    for name in _RESULTS:
         (declaration,) = declared[f"specheads.{name}.default"]
         arguments = (
             declaration.split("(", 2)[2].removesuffix(", AtenTensorHandle* result)").replace("AtenTensorHandle* ", "consttensor*")
         )
         expected = arguments.replace("AtenTensorHandle ", "consttensor&").replace(" ", "").replace("tensor", "at::TensorBase")
-        assert f"AtenTensorHandle{name}({expected});" in header and f"CALLED_BY_STEPS({name})" in source
+        assert f"AtenTensorHandle{name}({expected}){{" in sources and f"SPECHEADS_OPERATOR({name}," in sources

@@ -142,7 +142,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_tensors_that_do_not_fit_are_refused(name):
     """A loop would read other numbers, or past the end of one."""
-    copied = PackedNetwork([random_head(CONFIGS["default"], torch.float32)])
+    copied = PackedNetwork(random_head(CONFIGS["default"], torch.float32))
     tensors = {"inputs": torch.zeros(2, 323)} | dict(copied.named_buffers())
     assert list(tensors) == list(WRONG)
     torch.ops.specheads.head_network(*tensors.values())

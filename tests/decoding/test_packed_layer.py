@@ -8,10 +8,9 @@ from torch import nn
 from transformers import LlamaConfig, MistralConfig
 
 from specheads.decoding.engine import TreeSlots
-from specheads.decoding.engine.attention import computing
-from specheads.decoding.engine.cpu import CpuOperations
-from specheads.decoding.engine.cpu.packed import PackedLayer, is_layer, packed_model
-from specheads.decoding.engine.static import StaticEngine, StepKind, run_step
+from specheads.decoding.engine.compiled import CompiledEngine, StepKind, StepModule, StepOperations
+from specheads.decoding.engine.cpu import CpuStep
+from specheads.decoding.engine.cpu.packed import _PackedLayer, is_layer, packed_model
 from specheads.pair.language_model import LanguageModel
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("built_operators")]
@@ -46,23 +45,27 @@ def random_tokens(count, seed=0):
     return torch.randint(VOCAB_SIZE, (1, count), generator=torch.Generator().manual_seed(seed))
 
 
+def logits_of(output, *_):
+    return output.logits
+
+
+logits_of.compile_key = "logits"
+
+
 class Step:
     """Forward passes on static memory, in which a text of `start` tokens is already; with or without packed layers."""
 
     def __init__(self, lm, start):
         self.lm, self.start = lm, start
-        self.engine = StaticEngine(lm, WINDOW - 64)
+        self.engine = CompiledEngine(lm, WINDOW - 64)
         if start:
             self.engine.forward(random_tokens(start, seed=1))
 
     def __call__(self, tokens, packed, kind=EVERY_LOGIT, inputs=(), at=None):
         memory = [(keys.clone(), values.clone()) for keys, values in self.engine._memory]
         start = torch.tensor(self.start if at is None else at)
-        args = (lambda output, *_: output.logits, kind, memory, tokens, start, self.engine._places[:128], inputs)
-        if not packed:
-            return run_step(self.lm, *args), memory
-        with computing(CpuOperations()):
-            return run_step(packed_model(self.lm, []).lm, *args), memory
+        operations = (CpuStep if packed else StepOperations)(self.lm, [], few=True, rows=False)
+        return StepModule(operations, logits_of, kind)(tokens, start, self.engine._places[:128], memory, inputs), memory
 
 
 def largest_difference(ones, others):
@@ -129,7 +132,7 @@ def test_nodes_of_a_tree_see_their_ancestors():
 def test_rows_of_a_batch_are_computed_each_with_its_memory():
     lm = lm_of("qwen2")
     layer, hidden = lm.model.model.layers[0], torch.randn(3, 4, 32, dtype=torch.float64)
-    packed, mask = PackedLayer([layer]), torch.ones(3, 1, 4, 16, dtype=torch.bool).tril(diagonal=5)
+    packed, mask = _PackedLayer(layer), torch.ones(3, 1, 4, 16, dtype=torch.bool).tril(diagonal=5)
     mask[1, :, :, :2] = False  # a row that begins later
     angles = lm.model.model.rotary_emb(hidden, torch.arange(5, 9)[None])
 

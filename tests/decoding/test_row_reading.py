@@ -7,10 +7,9 @@ from families import CONFIGS, VOCAB_SIZE, WINDOW, tiny_model
 from transformers import MistralConfig
 
 from specheads.decoding.engine import EagerEngine, RowPlaces, eager
-from specheads.decoding.engine.compiled import StepModule
+from specheads.decoding.engine.compiled import CompiledEngine, StepKind, StepModule
 from specheads.decoding.engine.cpu import CpuStep
-from specheads.decoding.engine.reading import RowsLayer, slice_of
-from specheads.decoding.engine.static import StaticEngine, StepKind
+from specheads.decoding.engine.reading import RowsLayer
 from specheads.pair.language_model import LanguageModel
 
 SHAPE = CONFIGS["llama"].to_dict()
@@ -60,7 +59,7 @@ def test_rows_are_read_as_alone(name):
 
 
 def test_rows_that_follow_each_other_are_a_slice():
-    slices = [slice_of(torch.tensor(rows)) for rows in ([0, 1, 2], [2, 3], [1], [0, 2], [1, 0], [0, 0], [0, 1, 1])]
+    slices = [eager._slice_of(torch.tensor(rows)) for rows in ([0, 1, 2], [2, 3], [1], [0, 2], [1, 0], [0, 0], [0, 1, 1])]
     assert slices == [slice(0, 3), slice(2, 4), slice(1, 2), None, None, None, None]
 
 
@@ -79,7 +78,7 @@ def test_rows_in_order_are_read_where_they_lie_to_the_last_bit(name, monkeypatch
 
     monkeypatch.setattr(RowsLayer, "update", seen)
     views = rows.engine.rows_step(logits_of)(rows.tokens[:3], 40, places)
-    monkeypatch.setattr(eager, "slice_of", lambda rows: None)
+    monkeypatch.setattr(eager, "_slice_of", lambda rows: None)
     copies = other.engine.rows_step(logits_of)(rows.tokens[:3], 40, places)
     assert torch.equal(views, copies) and len(torch.unique(views, dim=0)) == 3
     half = len(sizes) // 2
@@ -92,7 +91,7 @@ def test_rows_in_order_are_read_where_they_lie_to_the_last_bit(name, monkeypatch
 @pytest.mark.parametrize("few", [True, False], ids=["packed", "attention alone"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_operators_read_rows_as_alone(name, few, threads):
-    rows = Rows(name, StaticEngine)
+    rows = Rows(name, CompiledEngine)
     step = CpuStep(rows.lm, [], few, rows=True)
     module = StepModule(step, logits_of, StepKind(all_logits=True, rows=True))
     assert step.has_operators and step.reads_all_rows == (name not in ("bloom", "gemma2"))
@@ -121,7 +120,7 @@ def test_texts_that_do_not_fit_are_refused():
 @torch.no_grad()
 @pytest.mark.usefixtures("built_operators")
 def test_rows_outside_of_the_memory_are_refused():
-    rows = Rows("llama", StaticEngine)
+    rows = Rows("llama", CompiledEngine)
     module = StepModule(CpuStep(rows.lm, [], True, True), logits_of, StepKind(all_logits=True, rows=True))
     for shift in ((1, 0), (0, 64)):
         places = RowPlaces(rows.places.rows + shift[0], rows.places.positions + shift[1])

@@ -12,7 +12,7 @@ from families import CONFIGS, VOCAB_SIZE, family_pair
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, UserError, Warp, papers, stopping, verification
 from specheads.decoding import rows as rows_module
 from specheads.decoding.decoder import Baseline
-from specheads.decoding.engine.attention import PART
+from specheads.decoding.engine.cuda_graph import PART
 from specheads.decoding.rounds import ChainRounds
 
 VOCAB = 40

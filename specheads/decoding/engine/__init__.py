@@ -8,7 +8,7 @@ import logging
 import os
 from typing import Any
 
-from specheads.decoding.engine.compile_plan import compile_ahead
+from specheads.decoding.engine.artefacts import compile_ahead
 from specheads.decoding.engine.compiled import CompiledEngine, StepOperations
 from specheads.decoding.engine.cpu import CpuStep
 from specheads.decoding.engine.cuda_graph import GraphEngine
@@ -33,19 +33,14 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-ENGINES = ("eager", "compiled", "cuda_graph")
-
-
-def _check_engine(name: str) -> None:
-    """Raise UserError for the name of an engine that does not exist."""
-    if name not in ("auto", *ENGINES):
-        raise UserError(f"engine={name} must be one of auto, {', '.join(ENGINES)}.")
+_ENGINES = ("eager", "compiled", "cuda_graph")
 
 
 def resolve_engine(name: str) -> str:
     """Return `name`, or for `auto` the environment's engine if it names one; raises UserError for an unknown engine."""
     name = os.environ.get("SPECHEADS_ENGINE") or name if name == "auto" else name
-    _check_engine(name)
+    if name not in ("auto", *_ENGINES):
+        raise UserError(f"engine={name} must be one of auto, {', '.join(_ENGINES)}.")
     return name
 
 

@@ -1,52 +1,143 @@
 """Compiled steps on disk, so that a step is compiled once per machine and loaded in every later run.
 
 They are in the folder `compiled` of the cache folder, one file per step, named by a hash of all that they depend on. The folder
-may be removed at any time. Loading a file runs code, so only the user's private folder and files are read.
+may be removed at any time. Loading a file runs code, so only a folder that nobody else can access is read.
+
+A compiler uses one core, and most of its time is Python's. `compile_ahead` therefore compiles several steps at a time, in forks,
+which neither load nor copy models; the process that needs the steps loads them from disk afterwards. What cannot be compiled
+there is compiled later, where it is needed, and errors are reported there.
 """
 
 import hashlib
 import inspect
 import logging
+import multiprocessing
 import os
 import pickle
 import platform
 import stat
-import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import suppress
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
+from importlib.util import find_spec
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkProcess
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from specheads.decoding.engine.compiled_program import CompiledProgram, modules_in
+from specheads.decoding.engine.compiled_program import CPU_OPTIONS, CompiledProgram, modules_in
 from specheads.decoding.engine.eager import Epilogue
 from specheads.pair.language_model import LanguageModel
-from specheads.storage.files import cache_folder
+from specheads.storage.files import cache_folder, write_whole
 
 logger = logging.getLogger(__name__)
 
-PACKAGE, ENGINE = __name__.partition(".")[0], __name__.rpartition(".")[0]
-KERNELS = "TORCHINDUCTOR_CACHE_DIR"  # the compiler's variable
-# Raised by a damaged or outdated file; compiling again repairs it.
-UNREADABLE = (
-    pickle.PickleError,
-    OverflowError,
-    EOFError,
-    OSError,
-    ImportError,
-    AttributeError,
-    LookupError,
-    ValueError,
-    TypeError,
-    RuntimeError,
-    AssertionError,
+_PACKAGE = Path(__file__).parents[2]
+_ROOMS = ("decoding", "heads", "pair")  # whose sources steps depend on
+_KERNELS = "TORCHINDUCTOR_CACHE_DIR"  # the compiler's variable
+_MOST_PROCESSES = 8
+_MOST_SECONDS = 600.0  # in which one of several compilations must end
+# Raised by a damaged or outdated file, and by a step that cannot be written; compiling again repairs it.
+_UNREADABLE = (
+    *(pickle.PickleError, OverflowError, EOFError, OSError, ImportError, AttributeError, LookupError),
+    *(ValueError, TypeError, RuntimeError, AssertionError),
 )
+
+
+class Job(NamedTuple):
+    """A step to compile."""
+
+    what: str
+    name: str | None  # of its file; None: it must not be kept
+    compile_program: Callable[[], CompiledProgram]
+    size: int = 0  # the larger, the longer it takes to compile
+
+
+planned: dict[Hashable, Job] | None = None  # while it is a dictionary, warm-ups add to it and prepare nothing
+
+
+def compile_ahead(warm_ups: Iterable[Callable[[], Any]]) -> None:
+    """Compile the steps that `warm_ups` would prepare and that are not on disk, several at a time."""
+    global planned
+    # CUDA does not survive a fork after it was initialised.
+    if planned is not None or not hasattr(os, "fork") or (os.cpu_count() or 1) == 1 or torch.cuda.is_initialized():
+        return
+    found: dict[Hashable, Job] = {}
+    planned = found
+    try:
+        for warm_up in warm_ups:
+            warm_up()
+    finally:
+        planned = None
+    if not _is_usable(folder()):
+        return
+    jobs = {job.name: job for job in found.values() if job.name is not None and not (folder() / job.name).is_file()}
+    if len(jobs) > 1:
+        with suppress(Exception):  # what fails here fails again where it is needed, and is reported there
+            load_compiler()
+            _run_in_processes(sorted(jobs.values(), key=lambda job: -job.size), min(_MOST_PROCESSES, os.cpu_count() or 1))
+
+
+@cache
+def load_compiler() -> None:
+    """Compile a small step, after which all modules and headers are there that each fork would load or build for itself.
+
+    Headers depend on the options, so these are the steps' options.
+    """
+    CompiledProgram.compile(_Doubled(), (torch.zeros(1, 3), torch.zeros(2)), {0: 1}, CPU_OPTIONS)
+
+
+class _Doubled(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return 2 * x, y.exp().sum()
+
+
+def _run_in_processes(jobs: Sequence[Job], most: int) -> None:
+    """Compile jobs in this order, `most` at a time."""
+    context, waiting = multiprocessing.get_context("fork"), list(jobs)
+    running: dict[Any, tuple[Job, ForkProcess]] = {}  # by what becomes ready at a process's end
+    try:
+        while waiting or running:
+            while waiting and len(running) < most:
+                job = waiting.pop(0)
+                process = context.Process(target=_compile_in_fork, args=(job,))
+                with warnings.catch_warnings():
+                    # Python warns of threads, which do not exist in the fork; nothing there waits for them.
+                    warnings.simplefilter("ignore", DeprecationWarning)
+                    process.start()
+                running[process.sentinel] = job, process
+            ended = wait(list(running), _MOST_SECONDS)
+            if not ended:
+                return
+            for sentinel in ended:
+                job, process = running.pop(sentinel)
+                process.join()
+                if process.exitcode:
+                    logger.info("%s was not compiled ahead", job.what)
+    finally:
+        for _, process in running.values():
+            process.kill()
+            process.join()
+
+
+def _compile_in_fork(job: Job) -> NoReturn:
+    status = 1
+    try:
+        from torch._inductor import config  # takes seconds to import
+
+        torch.set_num_threads(1)  # OpenMP's threads do not exist here
+        config.compile_threads = 1
+        load_or_compile(job.name, job.compile_program)
+        status = 0
+    finally:
+        os._exit(status)
 
 
 def folder() -> Path:
@@ -61,8 +152,60 @@ def keep_kernels_private() -> None:
     """
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # takes seconds to import
 
-    if os.environ.get(KERNELS, default_cache_dir()) == default_cache_dir() and _is_usable(folder()):
-        os.environ[KERNELS] = str(folder() / "kernels")
+    if os.environ.get(_KERNELS, default_cache_dir()) == default_cache_dir() and _is_usable(folder()):
+        os.environ[_KERNELS] = str(folder() / "kernels")
+
+
+def load_or_compile(name: str | None, compile_program: Callable[[], CompiledProgram]) -> tuple[CompiledProgram, bool]:
+    """Return the program called `name` and whether it was on disk; one that was not is kept there.
+
+    Args:
+        name: None for a program that must not be kept.
+    """
+    if name is None or not _is_usable(folder()):
+        return compile_program(), False
+    keep_kernels_private()
+    path = folder() / name
+    if path.is_file():
+        try:
+            content = path.read_bytes()
+            code = content[32:]
+            if hashlib.sha256(code).digest() != content[:32]:
+                raise ValueError("it was damaged, as its checksum differs")  # its code would run nevertheless
+            return CompiledProgram.from_bytes(code), True
+        except _UNREADABLE as error:
+            logger.warning("the compiled step %s cannot be used and is compiled again: %s", path, error)
+    compiled_program = compile_program()
+    try:
+        if compiled_program.is_general:
+            code = compiled_program.to_bytes()
+            content = hashlib.sha256(code).digest() + code
+            write_whole(path, lambda temporary: temporary.write_bytes(content), writer=str(os.getpid()))
+    except _UNREADABLE as error:
+        logger.warning("the compiled step is not kept for later runs: %s", error)
+    return compiled_program, False
+
+
+def _is_usable(path: Path) -> bool:
+    """Whether `path` is a private folder of the current user, who gets one if it does not exist; a warning says why not."""
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        status = path.lstat()
+    except OSError as error:
+        _warn(f"compiled steps are not kept for later runs: {error}")
+        return False
+    if status.st_uid == os.getuid() and stat.S_ISDIR(status.st_mode) and stat.S_IMODE(status.st_mode) == 0o700:
+        return True
+    _warn(
+        f"compiled steps are neither read from {path} nor kept there, because it is not a folder that only you can access, and "
+        f"loading them runs code; remove it, or if you trust its content run chmod 700 {path}"
+    )
+    return False
+
+
+@cache  # a decoder compiles several steps, and one warning is enough
+def _warn(message: str) -> None:
+    logger.warning("%s", message)
 
 
 def name_of(lm: LanguageModel, epilogue: Epilogue, *settings: Any) -> str | None:
@@ -85,164 +228,50 @@ def name_of(lm: LanguageModel, epilogue: Epilogue, *settings: Any) -> str | None
     model = (type(lm.model).__name__, lm.config.to_json_string(), lm.config._attn_implementation, lm.vocab_size, weights)
     kinds = [(name, type(part), part.training) for name, part in parts]
     here = (machine(), _attention_kernels(), torch.get_num_threads())
-    provenance = (*here, sources_of(ENGINE), sources, model, kinds, epilogue.compile_key, settings)
+    provenance = (*here, sources_of(*_ROOMS), sources, model, kinds, epilogue.compile_key, settings)
     return hashlib.sha256(repr(provenance).encode()).hexdigest()[:24]
-
-
-def is_kept(name: str) -> bool:
-    """Return whether a program of this name is on disk, or cannot be kept there."""
-    return not _is_usable(folder()) or (folder() / name).is_file()
-
-
-def load_or_compile(name: str | None, compile_program: Callable[[], CompiledProgram]) -> tuple[CompiledProgram, bool]:
-    """Return the program called `name` and whether it was on disk; one that was not is kept there.
-
-    Args:
-        name: None for a program that must not be kept.
-    """
-    if name is None or not _is_usable(folder()):
-        return compile_program(), False
-    keep_kernels_private()
-    path = folder() / name
-    try:
-        content = _read_private(path)
-        if content is not None:
-            return CompiledProgram.from_bytes(_checked(content)), True
-    except UNREADABLE as error:
-        logger.warning("the compiled step %s cannot be used and is compiled again: %s", path, error)
-    compiled_program = compile_program()
-    try:
-        if compiled_program.is_general:
-            code = compiled_program.to_bytes()
-            _write_private(path, hashlib.sha256(code).digest() + code)
-    except UNREADABLE as error:
-        logger.warning("the compiled step is not kept for later runs: %s", error)
-    return compiled_program, False
-
-
-def _is_usable(path: Path) -> bool:
-    """Whether `path` is a private folder of the current user, who gets one if it does not exist; a warning says why not."""
-    try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        status = path.lstat()
-    except OSError as error:
-        _warn(f"compiled steps are not kept for later runs: {error}")
-        return False
-    if _is_own(status) and stat.S_ISDIR(status.st_mode) and stat.S_IMODE(status.st_mode) == 0o700:
-        return True
-    _warn(
-        f"compiled steps are neither read from {path} nor kept there, because it is not a folder that only you can access, and "
-        f"loading them runs code; remove it, or if you trust its content run chmod 700 {path}"
-    )
-    return False
-
-
-def _read_private(path: Path) -> bytes | None:
-    """Return the content of a file, or None if it does not exist.
-
-    Raises:
-        PermissionError: a file that is not the current user's, or that others may write.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return None
-    with open(descriptor, "rb") as stream:
-        status = os.fstat(descriptor)
-        if not (_is_own(status) and stat.S_ISREG(status.st_mode)) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise PermissionError("it is not a file that only you can write, and loading it runs code")
-        return stream.read()
-
-
-def _checked(content: bytes) -> bytes:
-    """Return a program without the checksum before it. Raises ValueError if it was damaged: its code would run nevertheless."""
-    size = hashlib.sha256().digest_size
-    if hashlib.sha256(content[size:]).digest() != content[:size]:
-        raise ValueError("it was damaged, as its checksum differs")
-    return content[size:]
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")  # other processes may be compiling the same step
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as stream:
-        stream.write(content)
-    os.replace(temporary, path)
-
-
-def _is_own(status: os.stat_result) -> bool:
-    return status.st_uid == os.getuid()
-
-
-@cache  # a decoder compiles several steps, and one warning is enough
-def _warn(message: str) -> None:
-    logger.warning("%s", message)
 
 
 @cache
 def machine() -> tuple[str, ...]:
     """Return the versions and processors that compiled code depends on."""
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-    cpu = (platform.machine(), torch.backends.cpu.get_cpu_capability(), *_cpu_flags())
+    path = Path("/proc/cpuinfo")  # code for one processor may not run on another that shares the folder
+    lines = path.read_text().splitlines() if path.is_file() else [platform.processor()]
+    features = sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))} or lines[:1])
+    cpu = (platform.machine(), torch.backends.cpu.get_cpu_capability(), *features)
     return (torch.__version__, transformers.__version__, platform.python_version(), *cpu, *gpus)
 
 
 def _attention_kernels() -> tuple[Any, ...]:
     """Return what torch's attention may choose from on a GPU, and the versions of the libraries: a trace holds its choice."""
-    flags = (
-        torch.backends.cuda.flash_sdp_enabled(),
-        torch.backends.cuda.mem_efficient_sdp_enabled(),
-        torch.backends.cuda.math_sdp_enabled(),
-        torch.backends.cuda.cudnn_sdp_enabled(),
-    )
-    return *flags, torch.version.cuda, torch.backends.cudnn.version(), _triton_version()
+    cuda = torch.backends.cuda
+    flags = (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(), cuda.cudnn_sdp_enabled())
+    triton = version("triton") if find_spec("triton") else None
+    return *flags, torch.version.cuda, torch.backends.cudnn.version(), triton
 
 
 @cache
-def _triton_version() -> str | None:
-    try:
-        return version("triton")
-    except PackageNotFoundError:
-        return None
-
-
-def _cpu_flags() -> list[str]:
-    """Return this processor's features: code for one processor may not run on another that shares the folder."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.is_file() else [platform.processor()]
-    return sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))} or lines[:1])
-
-
-@cache
-def sources_of(module: str) -> str:
-    """Return a hash of a module of this package and of those that it imports, at any depth; other names have no source here."""
-    reached: set[str] = set()
-    waiting = [module]
-    while waiting:
-        name = waiting.pop()
-        if name in reached or not name.startswith(f"{PACKAGE}."):
-            continue
-        reached.add(name)
-        for key, value in vars(sys.modules[name]).items():
-            other = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-            if isinstance(other, str) and other in sys.modules and other != f"{name}.{key}":  # a submodule that something loaded
-                waiting.append(other)
-    files = [sys.modules[name].__file__ for name in sorted(reached)]
-    return hashlib.sha256("".join(_hash_of(file) for file in files if file).encode()).hexdigest()
+def sources_of(*rooms: str) -> str:
+    """Return a hash of the Python sources of some folders of this package."""
+    paths = [path for room in rooms for path in sorted((_PACKAGE / room).rglob("*.py"))]
+    return hashlib.sha256("".join(map(_hash_of, paths)).encode()).hexdigest()
 
 
 def _source(kind: type) -> str | None:
-    """Return a hash of the file that defines a class, such as a user's rule or a model's code, and of what it imports from here.
+    """Return a hash of the file that defines a class, such as a user's rule or a model's code, or of its room in this package.
 
     None: there is no such file.
     """
-    if kind.__module__ == "builtins":
-        return ""
+    package, *room = kind.__module__.split(".")[:2]
+    if package in ("builtins", _PACKAGE.name):
+        return sources_of(*room)
     try:
-        return _hash_of(inspect.getfile(kind)) + sources_of(kind.__module__)
+        return _hash_of(Path(inspect.getfile(kind)))
     except (TypeError, OSError):
         return None
 
 
 @cache
-def _hash_of(path: str) -> str:
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+def _hash_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,48 +1,60 @@
-"""Steps compiled by Inductor: once for one token, once for a few and once for many; in rows, in float32, once for all."""
+"""Steps compiled by Inductor: once for one token, once for a few and once for many; in rows, in float32, once for all.
+
+Everything that changes from call to call is a tensor: where to write, how much memory to read, a stopping rule's state. Prompts
+and trees are read by the eager engine's code, into the same memory.
+"""
 
 import logging
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property, partial
-from typing import Any, cast
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers.cache_utils import Cache
 
-from specheads.decoding.engine.artefacts import load_or_compile, name_of
-from specheads.decoding.engine.attention import computing
-from specheads.decoding.engine.compile_plan import Job, Plan
-from specheads.decoding.engine.compiled_program import CPU_OPTIONS, OPTIONS, CompiledProgram, modules_in
-from specheads.decoding.engine.eager import Epilogue, RowsEpilogue
-from specheads.decoding.engine.reading import RowPlaces
-from specheads.decoding.engine.static import Memory, Runner, StaticEngine, StaticStep, StepKind, run_step
+from specheads.decoding.engine import artefacts
+from specheads.decoding.engine.artefacts import Job, load_or_compile, name_of
+from specheads.decoding.engine.compiled_program import CPU_OPTIONS, OPTIONS, CompiledProgram, Weights, modules_in
+from specheads.decoding.engine.eager import CompiledStep, EagerEngine, Epilogue, ForwardOutput, StepMemory, read_rows
+from specheads.decoding.engine.reading import ChainLayer, Memory, RowPlaces, chain_reading, computing, tree_reading
 from specheads.errors import UserError
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.sampling import Operations
 
 logger = logging.getLogger(__name__)
 
-WIDTHS = ("one token", "a few tokens", "many tokens")
 MOST_TOKENS = 64  # of "a few": with more, BLAS on the weights as they are is about as fast as packed copies
-FEW = 5  # example tokens for "a few": sizes of 1, and those next to them, would be compiled as constants
+_WIDTHS = ("one token", "a few tokens", "many tokens")
+_FEW = 5  # example tokens for "a few": sizes of 1, and those next to them, would be compiled as constants
+
+Runner = Callable[[Tensor, Tensor, Tensor, tuple[Any, ...]], Any]  # of tokens, start, places and inputs; see StepModule
+
+
+class StepKind(NamedTuple):
+    """How a step is called; see `Engine.compiled_step`."""
+
+    all_logits: bool = False
+    tree: bool = False
+    rows: bool = False  # see `Engine.rows_step`
 
 
 class StepOperations(nn.Module):
-    """What one step computes with: here torch. It owns the tensors that it reads in place of the model's and the epilogue's."""
+    """What one step computes with: here torch. It owns the tensors that it reads in place of the model's and the epilogue's.
+
+    Args:
+        modules: of the epilogue.
+        few: whether a step over one token or a few is prepared.
+        rows: whether it reads rows.
+    """
 
     compiler_options: Mapping[str, Any] = {}
     reads_all_rows = False  # a step in rows gives attention the memory of all rows, not a copy for each token
     name: Hashable = "torch"  # compiled code depends on it
 
     def __init__(self, lm: LanguageModel, modules: Sequence[nn.Module], few: bool, rows: bool) -> None:
-        """Choose for a step.
-
-        Args:
-            modules: of the epilogue.
-            few: whether a step over one token or a few is prepared.
-            rows: whether it reads rows.
-        """
         super().__init__()
         self.lm = lm  # computes as the step should
 
@@ -57,27 +69,49 @@ class StepOperations(nn.Module):
 
 
 class StepModule(nn.Module):
-    """`run_step` as a module that owns the weights it reads."""
+    """A forward pass on static memory and the epilogue after it, as a module that owns the weights it reads."""
 
     def __init__(self, operations: StepOperations, epilogue: Epilogue, kind: StepKind) -> None:
         super().__init__()
         self.model, self.others = operations.lm.model, nn.ModuleList(modules_in(epilogue.compile_key))
-        self.operations, self.kind = operations, kind
-        self.run_step = partial(run_step, operations.lm, epilogue, kind)
+        self.operations, self.step = operations, (epilogue, kind)  # a tuple: weights have no other names by the epilogue
 
     def forward(self, tokens: Tensor, start: Tensor, places: Tensor, memory: Memory, inputs: tuple[Any, ...]) -> Any:
-        chosen = slice(None) if self.operations.reads_all_rows else None
-        with computing(self.operations.operations(inputs[0] if self.kind.rows else None)):
-            return self.run_step(memory, tokens, start, places, inputs, chosen=chosen)
+        """Read `tokens` (1, T) at position `start`, or (N, 1) in rows, and as much memory as `places` is long."""
+        lm, (epilogue, kind), size, count = self.operations.lm, self.step, places.shape[0], tokens.shape[1]
+        with computing(self.operations.operations(inputs[0] if kind.rows else None)):
+            if kind.rows:
+                chosen = slice(None) if self.operations.reads_all_rows else None
+                return read_rows(lm, epilogue, memory, tokens, inputs[0], size, inputs[1:], chosen)
+            if kind.tree:
+                reading, inputs = tree_reading(lm, inputs[0], start, count, size), inputs[1:]
+            else:
+                reading = chain_reading(lm, start, count, size)
+            cache = Cache(layers=[ChainLayer(keys, values, size, start) for keys, values in memory])
+            hidden = reading.hidden_states(lm, tokens, cache)
+            return epilogue(ForwardOutput(tokens, hidden, lm.logits(hidden if kind.all_logits else hidden[:, -1:])), *inputs)
 
 
-class CompiledEngine(StaticEngine):
-    """`engine=compiled`.
+def _rounded_capacity(capacity: int, bucket: int) -> int:
+    """Return the positions to allocate for `capacity`.
+
+    A bucket more holds the padding of the last forward passes, and one more is never read. The size of memory is part of what is
+    compiled, so there are few sizes: four between a power of two and the next.
+    """
+    least = capacity + 2 * bucket
+    step = max(bucket, 1 << (least.bit_length() - 3))
+    return -(-least // step) * step
+
+
+class CompiledEngine(EagerEngine):
+    """`engine=compiled`: steps on static memory.
 
     Args:
         strict: raise UserError if a step cannot be compiled, instead of running it uncompiled.
         operations: what steps compute with.
     """
+
+    bucket = 64  # memory is read in multiples of this, so that cost follows the context and loops have no remainder
 
     def __init__(
         self,
@@ -88,21 +122,124 @@ class CompiledEngine(StaticEngine):
         num_rows: int = 1,
         operations: type[StepOperations] = StepOperations,
     ) -> None:
-        super().__init__(lm, capacity, spare_capacity, num_rows)
+        whole = _rounded_capacity(capacity + spare_capacity, self.bucket)
+        super().__init__(lm, capacity, whole - capacity, num_rows)
+        self._reach = whole - self.bucket  # the most that a step reads: code compiled for a part may not fit the whole
         self.strict, self.operations = strict, operations
         self._compiled: dict[Hashable, Runner] = {}
+        self._runners: dict[Hashable, dict[tuple[Any, ...], Runner]] = {}  # of each step, by shape
+        self._watched: list[tuple[nn.Module, Weights]] = []
+        self._watch(lm.model)
+        if num_rows == 1:
+            self._allocate()
+        self._memory = self._keys_and_values()
+        self._start = torch.zeros((), dtype=torch.long, device=lm.device)
+        self._start_number = self._start.numpy() if lm.device.type == "cpu" else None
+        self._places = torch.zeros(whole, device=lm.device)
+        self._places_to: dict[int, Tensor] = {}  # views: making one takes as long as a small layer
+        self.num_prepared = 0
+
+    def compiled_step(self, epilogue: Epilogue, all_logits: bool = False, tree: bool = False) -> CompiledStep:
+        kind = StepKind(all_logits, tree)
+        runners = self._runners.setdefault((epilogue.compile_key, kind), {})
+
+        def step(tokens: Tensor, *inputs: Any) -> Any:
+            start, count = self.length, tokens.shape[1]
+            out = self._run(epilogue, kind, runners, tokens, start, count, start + count, inputs)
+            for layer in self._layers:
+                layer.length = start + count
+            return out
+
+        return step
+
+    def rows_step(self, epilogue: Epilogue) -> CompiledStep:
+        kind = StepKind(all_logits=True, rows=True)
+        runners = self._runners.setdefault((epilogue.compile_key, kind), {})
+
+        def step(tokens: Tensor, end: int, *inputs: Any) -> Any:
+            return self._run(epilogue, kind, runners, tokens, 0, len(tokens), end, inputs)
+
+        return step
+
+    def _run(
+        self,
+        epilogue: Epilogue,
+        kind: StepKind,
+        runners: dict[tuple[Any, ...], Runner],
+        tokens: Tensor,
+        start: int,
+        count: int,
+        end: int,
+        inputs: tuple[Any, ...],
+    ) -> Any:
+        """Run a step over `count` tokens that writes from `start` on, and reads as far as `end`."""
+        self._check_fits(end)
+        self._set_start(start)
+        size = self._size(end)
+        places = self._places_to.get(size)
+        if places is None:
+            places = self._places_to[size] = self._places[:size]
+        args = (tokens, self._start, places, inputs)
+        shape = self._rows_shape(count, size, inputs) if kind.rows else self._shape(count, size)
+        runner = runners.get(shape)
+        if runner is None:
+            if artefacts.planned is not None:
+                return self._plan(artefacts.planned, epilogue, kind, args)
+            for module in modules_in(epilogue.compile_key):
+                if not isinstance(module, StepMemory):
+                    self._watch(module)
+            runner = runners[shape] = self._prepare(epilogue, kind, args)
+            self.num_prepared += 1
+            self._set_start(start)
+        return runner(*args)
+
+    def _set_start(self, start: int) -> None:
+        """Set the position at which the next step writes."""
+        if self._start_number is None:
+            self._start.fill_(start)
+        else:
+            self._start_number[()] = start
+
+    def warm_up(self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: Any) -> None:
+        warmed_up = set()
+        for count in counts:
+            for size in self._sizes():
+                if self._shape(count, size) in warmed_up or size < count:
+                    continue
+                warmed_up.add(self._shape(count, size))
+                for layer in self._layers:
+                    layer.length = size - count
+                compiled_step(torch.zeros((1, count), dtype=torch.long, device=self.lm.device), *inputs)
+        self.rewind(0)
+
+    def warm_up_rows(self, compiled_step: CompiledStep, examples: Sequence[tuple[Any, ...]]) -> None:
+        for example in examples:
+            compiled_step(*example)
+        self.rewind(0)
+        self._zero()
+
+    def rewind(self, length: int) -> None:
+        super().rewind(length)
+        # A new text begins, and a model or a head was moved, cast or changed.
+        if length == 0 and not all(weights.are_those_of(module) for module, weights in self._watched):
+            self._watched = [(module, Weights(module)) for module, _ in self._watched]
+            self._forget()
+
+    def _watch(self, module: nn.Module) -> None:
+        """Remember where a module's tensors are: prepared steps may read them there."""
+        if all(module is not watched for watched, _ in self._watched):
+            self._watched.append((module, Weights(module)))
 
     def _forget(self) -> None:
-        super()._forget()
+        """Drop all prepared steps."""
+        for runners in self._runners.values():
+            runners.clear()
         self._compiled.clear()
-        vars(self).pop("reads_rows_together", None)  # it depends on the device
 
     def padded(self, count: int) -> int:
-        """Return at least 3, so that verification needs no separate steps for one or two tokens.
-
-        Those leave a size of 1, which a compiler takes for a constant.
-        """
-        return max(3, count)
+        return max(
+            3, count
+        )  # so that verification needs no steps for one or two tokens: a compiler takes a size of 1 for a constant
 
     @cached_property
     def reads_rows_together(self) -> bool:  # kept: asked in every step, and configurations are slow
@@ -111,19 +248,27 @@ class CompiledEngine(StaticEngine):
     def padded_rows(self, count: int) -> int:
         return self.padded(count)
 
+    def _sizes(self) -> list[int]:
+        """Return the sizes of memory that steps are prepared for one by one."""
+        return [self._reach]
+
+    def _size(self, end: int) -> int:
+        """Return how much memory a forward pass reads that writes as far as `end`."""
+        return -(-end // self.bucket) * self.bucket
+
     def _shape(self, count: int, size: int) -> tuple[int, ...]:
+        """Return the key of the step that serves forward passes over `count` tokens that read `size` positions of memory."""
         return (self._width(count),)
 
     def _rows_shape(self, count: int, size: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the key of the step in rows that serves such a call."""
         return (self._width(count, in_rows=True),)
 
     def _width(self, count: int, in_rows: bool = False) -> int:
-        """Return which of WIDTHS a forward pass over `count` tokens is compiled for.
+        """Return which of _WIDTHS a forward pass over `count` tokens is compiled for.
 
         In rows and in float32, packed maps are the fastest for any number of tokens, with the attention that reads rows where
-        they lie. On two cores, packed and not packed: 128 and 256 tokens of 64 rows of nano 9.5 and 15.1 ms, 15.6 and 25.4 ms,
-        of mini 24.0 and 36.6 ms, 37.6 and 57.2 ms, 128 of 32 rows of 300 M parameters 208 and 457 ms; prompts of 3,390 tokens of
-        mini 346 and 530 ms. In bfloat16 128 and 256 tokens of mini took 24.2 and 23.3 ms, 40.9 and 39.2 ms.
+        they lie: on two cores 256 tokens of 64 rows of nano took 15.6 ms, not packed 25.4 ms; in bfloat16 there is no difference.
         """
         if in_rows and self.reads_rows_together and self.lm.output_embedding.weight.dtype.itemsize > 2:
             return 1
@@ -134,54 +279,60 @@ class CompiledEngine(StaticEngine):
         """The positions that a step reads while it is traced."""
         return self.bucket
 
+    def _key(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> tuple[Hashable, ...]:
+        return epilogue.compile_key, kind, self._width(args[0].numel(), kind.rows)
+
+    def _plan(self, jobs: dict[Hashable, Job], epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> None:
+        """Add a step to the `jobs` that are compiled ahead."""
+        key = self._key(epilogue, kind, args)
+        if key not in self._compiled and (self, *key) not in jobs:
+            with suppress(Exception):  # a step that cannot be prepared is reported where it is needed
+                jobs[self, *key] = self._job(epilogue, kind, args)[0]
+
     def _prepare(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> Runner:
         """Return the compiled step, from disk if it was kept."""
-        key = (epilogue.compile_key, kind, self._width(args[0].numel(), kind.rows))
-        if key not in self._compiled:
-            try:
-                self._compiled[key] = self._compile(epilogue, kind, args)
-            except Exception as error:  # a compiler has many ways to fail, all with the same remedy
-                reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
-                if self.strict:
-                    raise UserError(f"{type(self.lm.model).__name__} cannot be compiled ({reason}); use engine=eager.") from error
-                logger.warning("%s runs uncompiled: %s", type(self.lm.model).__name__, reason)
-                self._compiled[key] = self._uncompiled(epilogue, kind)
-        return self._compiled[key]
+        key, start = self._key(epilogue, kind, args), time.perf_counter()
+        if key in self._compiled:
+            return self._compiled[key]
+        try:
+            job, module = self._job(epilogue, kind, args)
+            compiled_program, was_kept = load_or_compile(job.name, job.compile_program)
+            logger.info("%s %s in %.1f s", "loaded" if was_kept else "compiled", job.what, time.perf_counter() - start)
+            runner = compiled_program.bind(module, self._memory)
+        except Exception as error:  # a compiler has many ways to fail, all with the same remedy
+            reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+            if self.strict:
+                raise UserError(f"{type(self.lm.model).__name__} cannot be compiled ({reason}); use engine=eager.") from error
+            logger.warning("%s runs uncompiled: %s", type(self.lm.model).__name__, reason)
+            runner = self._uncompiled(StepOperations, epilogue, kind)
+        self._compiled[key] = runner
+        return runner
 
-    def _prepared(self, step: StaticStep, shape: tuple[Any, ...], args: tuple[Any, ...]) -> Runner:
-        if Plan.active is None:
-            return super()._prepared(step, shape, args)
-        key = (step.epilogue.compile_key, step.kind, self._width(args[0].numel(), step.kind.rows))
-        if key not in self._compiled and (self, *key) not in Plan.active.jobs:
-            with suppress(Exception):  # a step that cannot be prepared is reported where it is needed
-                Plan.active.jobs[self, *key] = self._job(step.epilogue, step.kind, args)[0]
-        return lambda *args: None
-
-    def _compile(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> Runner:
-        start = time.perf_counter()
-        job, module = self._job(epilogue, kind, args)
-        compiled_program, was_kept = load_or_compile(job.name, job.compile_program)
-        logger.info("%s %s in %.1f s", "loaded" if was_kept else "compiled", job.what, time.perf_counter() - start)
-        return compiled_program.bind(module, self._memory)
+    def _uncompiled(self, operations: type[StepOperations], epilogue: Epilogue, kind: StepKind) -> Runner:
+        """Return the step as it is."""
+        module = StepModule(operations(self.lm, [], few=False, rows=kind.rows), epilogue, kind)
+        return lambda tokens, start, places, inputs: module(tokens, start, places, self._memory, inputs)
 
     def _job(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> tuple[Job, StepModule]:
         """Return how a step is compiled, and the module that is traced."""
         tokens, first, _, inputs = args
         width = self._width(tokens.numel(), kind.rows)
-        tokens, places = tokens.new_zeros(1, FEW) if width == 1 and not kind.rows else tokens, self._places[: self._example_size]
+        tokens, places = tokens.new_zeros(1, _FEW) if width == 1 and not kind.rows else tokens, self._places[: self._example_size]
         operations = self.operations(self.lm, modules_in(epilogue.compile_key), width < 2, kind.rows)
         module = StepModule(operations, epilogue, kind)
         options = dict(operations.compiler_options)
         options |= CPU_OPTIONS | {"cpp.threads": torch.get_num_threads()} if self.lm.device.type == "cpu" else OPTIONS
-        what = f"{type(epilogue).__name__.lstrip('_')} of {type(self.lm.model).__name__} for {WIDTHS[width]}"
+        what = f"{type(epilogue).__name__.lstrip('_')} of {type(self.lm.model).__name__} for {_WIDTHS[width]}"
         name = name_of(self.lm, epilogue, kind, width, operations.name, options, self._memory, inputs)
 
         def compile_program() -> CompiledProgram:
             logger.info("compiling %s", what)
             example = (tokens, first, places, self._memory, inputs)
             if kind.rows:
-                open_inputs = [(0,), *cast(RowsEpilogue, epilogue).open_inputs]  # places, then the epilogue's
-                return CompiledProgram.compile(module, example, {0: 0, 2: 0}, options, open_inputs)
+                of_rows: Any = epilogue
+                return CompiledProgram.compile(
+                    module, example, {0: 0, 2: 0}, options, [(0,), *of_rows.open_inputs]
+                )  # and places'
             return CompiledProgram.compile(module, example, {0: 1, 2: 0} if width else {2: 0}, options)
 
         size = len(self._memory) * (1 + width)  # its layers, and sizes that are open

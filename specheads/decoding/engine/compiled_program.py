@@ -6,7 +6,7 @@ without weights.
 """
 
 import pickle
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_made_of_tensors
+from torch.utils._pytree import tree_leaves, tree_map, tree_unflatten
 
 # Inductor's options. A step is only called with the shapes it was compiled for (tests/decoding/test_engines.py); checking would
 # cost as much as a layer.
@@ -22,26 +23,25 @@ OPTIONS = {"size_asserts": False, "alignment_asserts": False, "cpp.enable_floati
 # On a CPU a step calls its kernels from C++, and what several layers read (rotations, masks) is computed once.
 CPU_OPTIONS = {**OPTIONS, "cpp_wrapper": True, "realize_reads_threshold": 0}
 
-LARGEST_CONSTANT = 64  # numbers; a larger tensor that no module owns may be a weight, which must not be kept on disk
+_LARGEST_CONSTANT = 64  # numbers; a larger tensor that no module owns may be a weight, which must not be kept on disk
+_NUM_SAMPLED = 8  # numbers of each tensor that `Weights` compares: writing through `.data` changes neither place nor version
 
-Build = Callable[[Iterator[Tensor]], Any]
+_Build = Callable[[Iterator[Tensor]], Any]
 
 
 class CompiledProgram:
     """A compiled step, and the sources of the tensors that it reads."""
 
-    def __init__(
-        self, artifact: Any, options: Mapping[str, Any], owned: Sequence[str], constants: Sequence[Tensor], outputs: Any
-    ) -> None:
+    def __init__(self, artifact: Any, options: Mapping[str, Any], sources: Sequence[str | Tensor], outputs: Any) -> None:
         """Keep the parts of a compiled step.
 
         Args:
-            artifact: the function of a module's tensors `owned`, then `constants`, then the tensors of a call.
+            artifact: the function of the tensors of `sources`, then the tensors of a call.
             options: Inductor's.
+            sources: names of a module's tensors, and tensors that no module owns.
             outputs: the structure of the result, with None in place of tensors.
         """
-        self._artifact, self._options, self._owned, self._constants = artifact, options, owned, constants
-        self._outputs = outputs
+        self._artifact, self._options, self._sources, self._outputs = artifact, options, sources, outputs
 
     @classmethod
     def compile(
@@ -65,10 +65,9 @@ class CompiledProgram:
         """
         shapes = tree_map(lambda leaf: None, args)
         shapes = [{open_sizes[i]: Dim.DYNAMIC} if i in open_sizes else shape for i, shape in enumerate(shapes)]
-        for number, dimensions in enumerate(open_inputs):
-            leaves, structure = tree_flatten(args[-1][number])
-            opened = tree_unflatten([dict.fromkeys(dimensions, Dim.DYNAMIC)] * len(leaves), structure)
-            shapes[-1] = (*shapes[-1][:number], opened, *shapes[-1][number + 1 :])
+        for_each = [dict.fromkeys(dimensions, Dim.DYNAMIC) for dimensions in open_inputs]
+        opened = [tree_map(lambda leaf, shape=shape: shape, args[-1][i]) for i, shape in enumerate(for_each)]
+        shapes[-1] = (*opened, *shapes[-1][len(opened) :]) if opened else shapes[-1]
         with torch.no_grad():
             exported = torch.export.export(module, args, dynamic_shapes=tuple(shapes), strict=False)
             _drop_checks(exported.graph_module)
@@ -82,23 +81,25 @@ class CompiledProgram:
                 aot=True,
             )
         spec = exported.call_spec.out_spec
-        return cls(artifact, options, *sources, tree_unflatten([None] * spec.num_leaves, spec))
+        return cls(artifact, options, sources, tree_unflatten([None] * spec.num_leaves, spec))
 
     @property
     def is_general(self) -> bool:
         """Whether it contains no tensor that may change from run to run, so that it can be kept on disk."""
-        return all(constant.numel() <= LARGEST_CONSTANT and not constant.requires_grad for constant in self._constants)
+        constants = [source for source in self._sources if isinstance(source, Tensor)]
+        return all(constant.numel() <= _LARGEST_CONSTANT and not constant.requires_grad for constant in constants)
 
     def bind(self, module: nn.Module, memory: Sequence[Any]) -> Callable[..., Any]:
         """Return the call of `module` as a function of `(tokens, start, places, inputs)`, tensors and tuples of them."""
         tensors = _tensors(module)
-        weights, memory = [*(tensors[name] for name in self._owned), *self._constants], tree_leaves(memory)
+        weights = [tensors[source] if isinstance(source, str) else source for source in self._sources]
+        memory = tree_leaves(memory)
         build, run = _builder(self._outputs), None
 
         def call(tokens: Tensor, start: Tensor, places: Tensor, inputs: tuple[Any, ...]) -> Any:
             nonlocal run
             args = [*weights, tokens, start, places, *memory]
-            _add_leaves(inputs, args)
+            add_leaves(inputs, args)
             if run is None:
                 results, run = _first_call(self._artifact, args)
             else:
@@ -109,8 +110,7 @@ class CompiledProgram:
 
     def to_bytes(self) -> bytes:
         """Return the program as bytes, for `from_bytes`."""
-        parts = (self._options, self._owned, self._constants, self._outputs)
-        return pickle.dumps((self._artifact.serialize(), *parts))
+        return pickle.dumps((self._artifact.serialize(), self._options, self._sources, self._outputs))
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "CompiledProgram":
@@ -132,6 +132,43 @@ def modules_in(compile_key: Hashable) -> list[nn.Module]:
     return [leaf for leaf in tree_leaves(compile_key) if isinstance(leaf, nn.Module)]
 
 
+class Weights:
+    """What the tensors of some modules held: where each is, how often it was written to, and some of its numbers on a CPU."""
+
+    def __init__(self, *modules: nn.Module) -> None:
+        self._tensors = _parts_of(modules)  # held, so that no other one can take the place of one in memory
+        self._places = [_place_of(tensor) for tensor in self._tensors]
+        # Views, which see what is written later. On other devices a comparison would wait, and steps read weights in place.
+        wide = [tensor for tensor in self._tensors if tensor.is_floating_point() and tensor.itemsize > 1]
+        plain = [each.detach() for each in wide if each.device.type == "cpu" and not is_made_of_tensors(each)]
+        self._views = [each.flatten()[:: max(1, each.numel() // _NUM_SAMPLED)] for each in plain if each.is_contiguous()]
+        self._sample = self._now()
+
+    def are_those_of(self, *modules: nn.Module) -> bool:
+        """Whether the modules have the same tensors, unchanged."""
+        return [_place_of(tensor) for tensor in _parts_of(modules)] == self._places and torch.equal(self._now(), self._sample)
+
+    @torch.no_grad()
+    def _now(self) -> Tensor:
+        """Return the sampled numbers as bytes: NaN equals itself."""
+        return torch.cat([torch.zeros(0), *self._views]).view(torch.uint8)
+
+
+def _parts_of(modules: Iterable[nn.Module]) -> list[Tensor]:
+    """Return the tensors of modules, and those that some are made of, as quantized ones are."""
+    tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    for tensor in tensors:  # which grows
+        if is_made_of_tensors(tensor):
+            tensors.extend(getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+    return tensors
+
+
+def _place_of(tensor: Tensor) -> tuple[Any, ...]:
+    """Return which tensor it is, where its numbers are, and how often it was written to."""
+    address = None if is_made_of_tensors(tensor) else tensor.data_ptr()
+    return id(tensor), tensor.dtype, address, 0 if tensor.is_inference() else tensor._version
+
+
 def _drop_checks(traced: GraphModule) -> None:
     """Remove assertions and their inputs from a trace: some wait for the device."""
     for node in traced.graph.nodes:
@@ -146,44 +183,35 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
 
 
-def _sources(exported: ExportedProgram, module: nn.Module) -> tuple[list[str], list[Tensor]]:
-    """Return the names of the module's tensors that a traced call reads, and the other tensors that it reads.
+def _sources(exported: ExportedProgram, module: nn.Module) -> list[str | Tensor]:
+    """Return what a traced call reads before its arguments: names of the module's tensors, and other tensors.
 
     Tensors that it does not read are no longer inputs of the traced call.
     """
-    tensors = _tensors(module)
-    owned: list[str] = []
-    constants: list[Tensor] = []
-    kinds = [spec.kind for spec in exported.graph_signature.input_specs]
-    first = kinds.index(InputKind.USER_INPUT)
-    if any(kind is not InputKind.USER_INPUT for kind in kinds[first:]):
+    tensors, sources = _tensors(module), list[str | Tensor]()
+    specs = exported.graph_signature.input_specs
+    first = [spec.kind for spec in specs].index(InputKind.USER_INPUT)
+    if any(spec.kind is not InputKind.USER_INPUT for spec in specs[first:]):
         raise RuntimeError("a trace's weights come after its inputs")
     placeholders = [node for node in exported.graph.nodes if node.op == "placeholder"]
-    for node, spec in zip(placeholders[:first], exported.graph_signature.input_specs[:first], strict=True):
+    for node, spec in zip(placeholders[:first], specs[:first], strict=True):
+        name = str(spec.target)
         if not node.users:
             exported.graph.erase_node(node)
-        elif spec.target in tensors and not constants:
-            owned.append(spec.target)
         else:
-            constants.append(exported.constants[spec.target])
+            sources.append(name if name in tensors else exported.constants[name])
     exported.graph_module.recompile()
-    return owned, constants
+    return sources
 
 
-def leaves_of(tree: tuple[Any, ...]) -> list[Tensor]:
-    """Return the tensors in tuples; see `_add_leaves`."""
-    leaves: list[Tensor] = []
-    _add_leaves(tree, leaves)
-    return leaves
-
-
-def _add_leaves(tree: Any, leaves: list[Tensor]) -> None:
-    """Append the tensors in tuples, as `tree_leaves` does, in a tenth of the time."""
+def add_leaves(tree: Any, leaves: list[Tensor]) -> list[Tensor]:
+    """Append the tensors in tuples, as `tree_leaves` returns them, in a tenth of the time; return the list."""
     if isinstance(tree, tuple):
         for part in tree:
-            _add_leaves(part, leaves)
+            add_leaves(part, leaves)
     else:
         leaves.append(tree)
+    return leaves
 
 
 def _first_call(artifact: Callable[..., Any], args: list[Tensor]) -> tuple[Any, Callable[[list[Tensor]], Any]]:
@@ -207,7 +235,7 @@ def _first_call(artifact: Callable[..., Any], args: list[Tensor]) -> tuple[Any, 
         results = artifact(*args)
     finally:
         graph.current_callable = compiled
-    if len(inner) == 1 and len(inner[0]) == len(results) and all(map(_is_same, inner[0], results)):
+    if len(inner) == 1 and len(inner[0]) == len(results) and all(map(is_same, inner[0], results)):
         return results, compiled
     return results, lambda tensors: artifact(*tensors)
 
@@ -226,13 +254,13 @@ def _graphs_in(function: Any, seen: set[int]) -> list[Any]:
     return [graph for each in held for graph in _graphs_in(each, seen)]
 
 
-def _is_same(first: Any, second: Any) -> bool:
+def is_same(first: Any, second: Any) -> bool:
     """Whether two tensors show the same memory in the same way."""
     first, second = (isinstance(x, Tensor) and (x.data_ptr(), x.dtype, x.shape, x.stride()) for x in (first, second))
     return first and first == second
 
 
-def _builder(tree: Any) -> Build:
+def _builder(tree: Any) -> _Build:
     """Return the function that builds a tree like this from its leaves."""
     if not isinstance(tree, tuple):
         if tree is not None:

@@ -2,6 +2,11 @@
 
 A replay is one launch where the step has hundreds. It reads and writes the tensors of its capture, so a call's tensors are copied
 in first. Without CUDA the captured step is run again on the same tensors, which is slow but the same code.
+
+Static memory needs a mask, which torch's flash attention does not take. For the kernel that takes one, transformers copies keys
+and values once for every query head, and that kernel has one block of threads for a head, however long the memory is. With
+attention in groups, the queries that share keys are rows of one query, nothing is copied, and each part of the memory has its
+block of threads. The parts' results are weighted by their sums of exponentials (Dao et al. 2023, Flash-Decoding).
 """
 
 import logging
@@ -11,33 +16,33 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils._triton import has_triton
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from specheads.decoding.engine.attention import PART, GroupedOperations, attend, computing
-from specheads.decoding.engine.compile_plan import Plan
-from specheads.decoding.engine.compiled import CompiledEngine, StepOperations
-from specheads.decoding.engine.compiled_program import leaves_of
+from specheads.decoding.engine import artefacts
+from specheads.decoding.engine.compiled import CompiledEngine, Runner, StepKind, StepOperations
+from specheads.decoding.engine.compiled_program import add_leaves, is_same
 from specheads.decoding.engine.eager import CompiledStep, Epilogue
-from specheads.decoding.engine.reading import RowPlaces
-from specheads.decoding.engine.static import Runner, StepKind, run_step
+from specheads.decoding.engine.reading import RowPlaces, has_other_options
 from specheads.errors import UserError, is_out_of_memory
 from specheads.pair.language_model import LanguageModel
-from specheads.pair.sampling import Operations
+from specheads.pair.sampling import Operations, at_least_float32
 
 logger = logging.getLogger(__name__)
 
-PROBE_TOKENS, PROBE_RUNS = 8, 20  # of a usual verification; attentions in a graph that is timed
-LARGEST_ERROR = 0.02  # of the results' largest number, between two ways to round them in 16 bits
-WARM_UPS = 3  # runs before a capture, in which libraries allocate what they need
+PART = 128  # keys; sizes of memory that a captured step reads are multiples of it
+_MASKED = -1e30  # added to a masked score; with infinity, a part that is masked throughout would be NaN
+_PROBE_TOKENS, _PROBE_RUNS = 8, 20  # of a usual verification; attentions in a graph that is timed
+_LARGEST_ERROR = 0.02  # of the results' largest number, between two ways to round them in 16 bits
+_WARM_UPS = 3  # runs before a capture, in which libraries allocate what they need
 
-Step = Callable[[], Any]  # reads and writes the same tensors whenever it is called
-Replay = Callable[[], None]  # does again what a captured step did
+_Step = Callable[[], Any]  # reads and writes the same tensors whenever it is called
+_Replay = Callable[[], None]  # does again what a captured step did
 
 
-class GraphRecorder:
+class _GraphRecorder:
     """Captures steps as CUDA graphs, which share a pool of memory because no two of them run at once."""
 
     def __init__(self, device: torch.device) -> None:
@@ -46,7 +51,7 @@ class GraphRecorder:
         # captured: nothing that runs on another device is captured there. The pool's memory belongs to a stream, too.
         self._stream = torch.cuda.Stream(device)
 
-    def capture(self, step: Step) -> tuple[Replay, Any]:
+    def capture(self, step: _Step) -> tuple[_Replay, Any]:
         """Return the replay of a step, and the tensors that it writes the step's results to.
 
         Raises:
@@ -56,7 +61,7 @@ class GraphRecorder:
             current = torch.cuda.current_stream(self._device)
             self._stream.wait_stream(current)
             with torch.cuda.stream(self._stream):  # also left if a capture fails, which torch's own context does not do
-                for _ in range(WARM_UPS):
+                for _ in range(_WARM_UPS):
                     step()
                 graph = torch.cuda.CUDAGraph()
                 # Threads with other engines may allocate or wait meanwhile, which "global", the default, forbids them.
@@ -71,24 +76,21 @@ class GraphRecorder:
         return replay, out
 
 
-class ImitatingRecorder:
+class _ImitatingRecorder:
     """Stands in for CUDA graphs: a replay runs the step again and writes into the tensors of the first results."""
 
-    def capture(self, step: Step) -> tuple[Replay, Any]:
+    def capture(self, step: _Step) -> tuple[_Replay, Any]:
         """Return the replay of a step, and the tensors that it writes the step's results to."""
-        earlier = tree_leaves(step())
-        # A result that lies in the same place after every run is there itself; others are new tensors each time.
-        out = tree_map_only(Tensor, lambda new: new if any(_is_same(new, each) for each in earlier) else new.clone(), step())
+        out = step()
 
         def replay() -> None:
             for held, new in zip(tree_leaves(out), tree_leaves(step()), strict=True):
-                if not _is_same(held, new):
-                    held.copy_(new)
+                held.copy_(new)
 
         return replay, out
 
 
-class HeldInputs:
+class _HeldInputs:
     """The tensors from which captured steps read a call's, which are copied there."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -101,7 +103,7 @@ class HeldInputs:
     def fill(self, given: Sequence[Tensor]) -> None:
         """Copy a call's tensors, in the order of these, except for those that are there already."""
         held = self._tensors
-        sources = {number: self._apart(given[number]) for number, old in enumerate(held) if not _is_same(old, given[number])}
+        sources = {number: self._apart(given[number]) for number, old in enumerate(held) if not is_same(old, given[number])}
         for numbers in self._groups.values():
             new = [number for number in numbers if number in sources]
             if new:
@@ -116,39 +118,76 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _is_same(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors show the same memory in the same way."""
-    return first is second or (
-        first.data_ptr() == second.data_ptr()
-        and first.dtype == second.dtype
-        and first.shape == second.shape
-        and first.stride() == second.stride()
-    )
-
-
-def recorder_for(device: torch.device) -> GraphRecorder | ImitatingRecorder:
+def _recorder_for(device: torch.device) -> _GraphRecorder | _ImitatingRecorder:
     """Return what captures steps on a device."""
-    return GraphRecorder(device) if device.type == "cuda" else ImitatingRecorder()
+    return _GraphRecorder(device) if device.type == "cuda" else _ImitatingRecorder()
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None = None) -> Tensor:
+    """Return the attention (B, T, H, D) of `query` (B, H, T, D) over `key` and `value` (B, G, S, D), S a multiple of PART.
+
+    Args:
+        mask: (B or 1, 1, T, S) bool, which keys a token attends to, one at least.
+        scale: of scores; default 1 / sqrt(D).
+    """
+    batch, heads, tokens, _ = query.shape
+    groups, num_parts, share = key.shape[1], key.shape[2] // PART, heads // key.shape[1]
+
+    def in_parts(memory: Tensor) -> Tensor:
+        return memory[:, :, : num_parts * PART].unflatten(2, (num_parts, PART)).flatten(0, 1)  # (B G, P, PART, D)
+
+    rows = query.reshape(batch * groups, 1, share * tokens, query.shape[-1]).expand(-1, num_parts, -1, -1)
+    bias = torch.zeros(mask.shape, dtype=query.dtype, device=mask.device)
+    bias = bias.masked_fill(~mask, max(_MASKED, torch.finfo(query.dtype).min))[:, 0, :, : num_parts * PART]
+    bias = bias.unflatten(2, (num_parts, PART)).transpose(1, 2)[:, None, :, None]  # (B or 1, 1, P, 1, T, PART)
+    bias = bias.expand(batch, groups, -1, share, -1, -1) if mask.shape[0] > 1 else bias.expand(-1, -1, -1, share, -1, -1)
+    bias = bias.reshape(-1, num_parts, share * tokens, PART).expand(batch * groups, -1, -1, -1)
+    out, log_sums = attend_parts(rows, in_parts(key), in_parts(value), bias, query.shape[-1] ** -0.5 if scale is None else scale)
+    whole = (log_sums.softmax(dim=1)[..., None] * out).sum(dim=1).to(query.dtype)
+    return whole.reshape(batch, heads, tokens, -1).transpose(1, 2).contiguous()
+
+
+def attend_parts(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Return each part's attention (N, P, R, D), and the logarithms of its sums of exponentials (N, P, R)."""
+    if query.is_cuda and query.dtype != torch.float64:  # which the kernel does not have
+        efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+        out, log_sums, *_ = efficient(query, key, value, bias, True, scale=scale)
+        return out, log_sums[..., : query.shape[2]]  # the kernel fills rows up
+    query, key, value = (at_least_float32(tensor) for tensor in (query, key, value))
+    scores = scale * query @ key.transpose(-1, -2) + bias
+    log_sums = scores.logsumexp(dim=-1)
+    return (scores - log_sums[..., None]).exp() @ value, log_sums
+
+
+class GroupedOperations(Operations):
+    """Attention in groups, under masks that it can take."""
+
+    def attention(
+        self, plain: Any, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+    ) -> Any:
+        if mask is None or mask.dtype != torch.bool or mask.shape[1] > 1 or has_other_options(options):
+            return plain(module, query, key, value, mask, **options)
+        return attend(query, key, value, mask, options.get("scaling")), None
 
 
 @cache  # engines of one model take the same
-def is_faster(device: torch.device, dtype: torch.dtype, num_heads: int, key_shape: tuple[int, int, int]) -> bool:
+def _is_faster(device: torch.device, dtype: torch.dtype, num_heads: int, key_shape: tuple[int, int, int]) -> bool:
     """Whether `attend` is faster on a GPU than transformers' attention, over keys (G, S, D); both are captured.
 
     False where it fails or computes something else, which is said.
     """
-    (groups, size, head_size), count = key_shape, PROBE_TOKENS
+    (groups, size, head_size), count = key_shape, _PROBE_TOKENS
     query = torch.randn(1, num_heads, count, head_size, dtype=dtype, device=device)
     keys, values = torch.randn(2, 1, *key_shape, dtype=dtype, device=device)
     mask = torch.ones(count, size, dtype=torch.bool, device=device).tril(size - count)[None, None]
     layer: Any = SimpleNamespace(num_key_value_groups=num_heads // groups, is_causal=True)
     try:
         expected, actual = sdpa_attention_forward(layer, query, keys, values, mask)[0], attend(query, keys, values, mask)
-        if not bool((actual - expected).abs().max() <= LARGEST_ERROR * expected.abs().max()):
+        if not bool((actual - expected).abs().max() <= _LARGEST_ERROR * expected.abs().max()):
             logger.warning("attention in groups computes something else on this GPU; transformers' attention is used")
             return False
-        plain = milliseconds(lambda: sdpa_attention_forward(layer, query, keys, values, mask), device)
-        grouped = milliseconds(lambda: attend(query, keys, values, mask), device)
+        plain = _milliseconds(lambda: sdpa_attention_forward(layer, query, keys, values, mask), device)
+        grouped = _milliseconds(lambda: attend(query, keys, values, mask), device)
     except RuntimeError as error:
         reason = next(iter(str(error).strip().splitlines()), "")
         logger.warning("attention in groups fails on this GPU (%s); transformers' attention is used", reason)
@@ -157,9 +196,9 @@ def is_faster(device: torch.device, dtype: torch.dtype, num_heads: int, key_shap
     return grouped < plain
 
 
-def milliseconds(run: Callable[[], Any], device: torch.device) -> float:
+def _milliseconds(run: Callable[[], Any], device: torch.device) -> float:
     """Return the time that a GPU takes for `run`, captured, without the launches of its kernels."""
-    replay, _ = GraphRecorder(device).capture(lambda: [run() for _ in range(PROBE_RUNS)])
+    replay, _ = _GraphRecorder(device).capture(lambda: [run() for _ in range(_PROBE_RUNS)])
     queue, times = torch.cuda.current_stream(device), []
     for _ in range(5):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -167,11 +206,11 @@ def milliseconds(run: Callable[[], Any], device: torch.device) -> float:
         replay()
         end.record(queue)
         end.synchronize()
-        times.append(start.elapsed_time(end) / PROBE_RUNS)
+        times.append(start.elapsed_time(end) / _PROBE_RUNS)
     return min(times)
 
 
-class GroupedStep(StepOperations):
+class _GroupedStep(StepOperations):
     """A step with attention in groups."""
 
     name = "attention in groups"
@@ -184,44 +223,21 @@ class GraphEngine(CompiledEngine):
     """`engine=cuda_graph`: captures compiled steps where Triton can compile them, and plain ones elsewhere."""
 
     bucket = PART  # of attention in groups
-    _joined: Tensor | None = None  # the memory of one text, (layers * 2, 1, heads, capacity, head size), if layers are alike
 
     def __init__(self, lm: LanguageModel, capacity: int, strict: bool = True, spare_capacity: int = 0, num_rows: int = 1) -> None:
         super().__init__(lm, capacity, strict, spare_capacity, num_rows)
         self._compiles = lm.device.type == "cuda" and has_triton()
         self._inputs: dict[Hashable, tuple[Any, ...]] = {}
-        self._recorder = recorder_for(lm.device)
+        self._recorder = _recorder_for(lm.device)
         if self._groups_queries():
-            self.operations = GroupedStep
-
-    @torch.no_grad()
-    def allocate(self) -> None:
-        """Allocate the memory of all layers as one tensor: two launches move what a tree keeps, where each layer takes four."""
-        super().allocate()
-        tensors = self._key_value_tensors()
-        if len({(memory.shape, memory.dtype, memory.device) for memory in tensors}) != 1:
-            return
-        shape, like = (len(tensors), *tensors[0].shape), tensors[0].new_empty(0)
-        del tensors
-        for layer in self._written():  # so that the memory is never there twice
-            layer.keys = layer.values = like
-        self._joined = like.new_zeros(shape)
-        for layer, memory in zip(self._written(), self._joined.split(2), strict=True):
-            layer.keys, layer.values = memory
-
-    def _key_value_tensors(self) -> list[Tensor]:
-        return super()._key_value_tensors() if self._joined is None else [self._joined]
+            self.operations = _GroupedStep
 
     def warm_up(self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: Any) -> None:
-        if Plan.active is None:  # what is captured cannot be compiled ahead
+        if artefacts.planned is None:  # what is captured cannot be compiled ahead
             super().warm_up(compiled_step, counts, *inputs)
 
     def warm_up_rows(self, compiled_step: CompiledStep, examples: Sequence[tuple[Any, ...]]) -> None:
         """There is nothing to prepare: the sizes of rows are known when they are needed, and captured then."""
-
-    @property
-    def reads_rows_together(self) -> bool:
-        return False
 
     def padded(self, count: int) -> int:
         """Return the next of 4, 6, 8, 12, 16, 24, 32, 40, ..."""
@@ -249,15 +265,17 @@ class GraphEngine(CompiledEngine):
         return (count, size, *(leaf.shape for leaf in tree_leaves(inputs)))
 
     def _prepare(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> Runner:
-        compiled_step = super()._prepare(epilogue, kind, args) if self._compiles else self._uncompiled(epilogue, kind)
+        compiled_step = (
+            super()._prepare(epilogue, kind, args) if self._compiles else self._uncompiled(self.operations, epilogue, kind)
+        )
         tokens, start, places, inputs = args
-        given = leaves_of((tokens, inputs))
+        given = add_leaves((tokens, inputs), [])
         # Graphs of one step share their inputs, whatever their size: the state that one leaves lies where the next reads it.
         key = (epilogue.compile_key, kind, tuple(leaf.shape for leaf in tree_leaves(inputs)))
         inputs = self._inputs.setdefault(key, tree_map_only(Tensor, torch.clone, inputs))
         tokens = tokens.clone()
-        tensors = leaves_of((tokens, inputs))
-        held, earlier = HeldInputs(tensors), [tensor.clone() for tensor in tensors]
+        tensors = add_leaves((tokens, inputs), [])
+        held, earlier = _HeldInputs(tensors), [tensor.clone() for tensor in tensors]
         held.fill(given)  # warm-ups write memory, too: at the places of this call, not at those of an earlier one
         step = partial(compiled_step, tokens, start, places, inputs)
         try:
@@ -266,7 +284,7 @@ class GraphEngine(CompiledEngine):
             else:
                 replay, out = self._recorder.capture(step)
         except RuntimeError as error:  # a forward pass that waits for the device cannot be captured
-            self._recorder = recorder_for(self.lm.device)  # a capture that failed may leave its pool unusable
+            self._recorder = _recorder_for(self.lm.device)  # a capture that failed may leave its pool unusable
             if is_out_of_memory(error):
                 raise
             cause = error.__context__ or error  # the end of a capture only says that something failed in it
@@ -280,18 +298,11 @@ class GraphEngine(CompiledEngine):
                 tensor.copy_(value)
 
         def run(tokens: Tensor, start: Tensor, places: Tensor, inputs: tuple[Any, ...]) -> Any:
-            held.fill(leaves_of((tokens, inputs)))
+            held.fill(add_leaves((tokens, inputs), []))
             replay()
             return out
 
         return run
-
-    def _uncompiled(self, epilogue: Epilogue, kind: StepKind) -> Runner:
-        return partial(self._run_step, epilogue, kind)
-
-    def _run_step(self, epilogue: Epilogue, kind: StepKind, *args: Any) -> Any:
-        with computing(GroupedOperations() if self.operations is GroupedStep else Operations()):
-            return run_step(self.lm, epilogue, kind, self._memory, *args)
 
     def _groups_queries(self) -> bool:
         """Whether attention in groups is the better one for steps; a GPU is asked for it. Without one, it is the one to test."""
@@ -301,14 +312,14 @@ class GraphEngine(CompiledEngine):
         if self.lm.device.type != "cuda":
             return True
         shape = keys.shape[1], self._reach, keys.shape[3]
-        return is_faster(keys.device, keys.dtype, self.lm.config.num_attention_heads, shape)
+        return _is_faster(keys.device, keys.dtype, self.lm.config.num_attention_heads, shape)
 
-    def _capture_update(self, step: Step, state: Any) -> tuple[Replay, Any]:
+    def _capture_update(self, step: _Step, state: Any) -> tuple[_Replay, Any]:
         """Capture a step that writes its result, the new state, where it reads the old one: the next call copies nothing."""
-        held = leaves_of((state,))
+        held = add_leaves((state,), [])
 
         def update() -> Any:
-            for old, new in zip(held, leaves_of((step(),)), strict=True):
+            for old, new in zip(held, add_leaves((step(),), []), strict=True):
                 if new is not old:
                     old.copy_(new)
             return state
@@ -318,4 +329,4 @@ class GraphEngine(CompiledEngine):
     def _forget(self) -> None:
         super()._forget()
         self._inputs.clear()
-        self._recorder = recorder_for(self.lm.device)  # results of the dropped graphs may still lie in their pool
+        self._recorder = _recorder_for(self.lm.device)  # results of the dropped graphs may still lie in their pool

@@ -5,7 +5,6 @@ attends to a view of the written part; rewinding only moves the length. `EagerEn
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from specheads.decoding.engine.reading import RowMemory, RowPlaces, TreeSlots, reading_rows, reading_tree, slice_of
+from specheads.decoding.engine.reading import Memory, Reading, RowPlaces, RowsLayer, TreeSlots, rows_reading, tree_reading
 from specheads.pair.language_model import LanguageModel
 
 
@@ -37,7 +36,8 @@ class Epilogue(Protocol):
         """Epilogues with equal keys compute the same, so an engine compiles one of them."""
 
     # One with a true attribute `updates_last_input` returns the new value of its last input, which its caller passes to the next
-    # call in place of the old one; an engine may then overwrite the old one.
+    # call in place of the old one; an engine may then overwrite the old one. That of a step in rows has `open_inputs`:
+    # for each of its first inputs, a tuple of the dimensions whose sizes change from call to call.
 
     # With both `*` and `**` a type checker accepts every list of inputs.
     def __call__(self, output: ForwardOutput, /, *inputs: Any, **named: Any) -> Any: ...
@@ -48,14 +48,6 @@ class StepMemory(nn.Module):
 
 
 CompiledStep = Callable[..., Any]
-
-
-class RowsEpilogue(Epilogue, Protocol):
-    """The epilogue of a step in rows; see `Engine.rows_step`."""
-
-    @property
-    def open_inputs(self) -> Sequence[tuple[int, ...]]:
-        """The dimensions of its first inputs whose sizes change from call to call."""
 
 
 class _KVLayer(CacheLayerMixin):
@@ -102,27 +94,30 @@ class _KVLayer(CacheLayerMixin):
         return self.capacity
 
 
-NO_MEMORY = (torch.zeros(0), torch.zeros(0))  # of a layer that the model skips
-
-
 def read_rows(
     lm: LanguageModel,
     epilogue: Epilogue,
-    memory: RowMemory,
+    memory: Memory,
     tokens: Tensor,
     places: RowPlaces,
     size: int,
-    inputs: tuple[Any, ...],
-    chosen: slice | None = None,
+    inputs: Sequence[Any],
+    chosen: slice | None,
 ) -> Any:
     """Run a forward pass over `tokens` (N, 1) at `places` that reads `size` positions of memory, and then the epilogue.
 
     Args:
         chosen: see RowsLayer.
     """
-    with reading_rows(lm, memory, places, size, chosen) as kwargs:
-        hidden = lm.hidden_states(tokens, **kwargs)
+    cache = Cache(layers=[RowsLayer(keys, values, size, places, chosen) for keys, values in memory])
+    hidden = rows_reading(lm, places, size).hidden_states(lm, tokens, cache)
     return epilogue(ForwardOutput(tokens, hidden, lm.logits(hidden)), *inputs)
+
+
+def _slice_of(rows: Tensor) -> slice | None:
+    """Return the slice that takes `rows` (N,), or None if they do not follow each other; on a CPU, where asking costs no wait."""
+    first = int(rows[0])
+    return slice(first, first + len(rows)) if torch.equal(rows, torch.arange(first, first + len(rows))) else None
 
 
 class EagerEngine:
@@ -140,10 +135,10 @@ class EagerEngine:
         self._layers = [_KVLayer(self._reach) for _ in range(lm.config.num_hidden_layers)]
         self._cache = Cache(layers=self._layers)
         if num_rows > 1:
-            EagerEngine.allocate(self)
+            EagerEngine._allocate(self)
 
     @torch.no_grad()
-    def allocate(self) -> None:
+    def _allocate(self) -> None:
         """Allocate and zero the memory, which `forward` would do."""
         EagerEngine.forward(self, torch.zeros((self.num_rows, 1), dtype=torch.long, device=self.lm.device), num_logits=0)
         EagerEngine.rewind(self, 0)
@@ -177,13 +172,11 @@ class EagerEngine:
         self._check_fits(end)
         if positions is None:
             positions = torch.arange(start, end, device=tokens.device)[None].expand_as(tokens)
-        reading: AbstractContextManager[dict[str, Any]]
         if tree_slots is None:
-            reading = nullcontext({"position_ids": positions, "attention_mask": attention_mask})
+            reading = Reading({"position_ids": positions, "attention_mask": attention_mask})
         else:
-            reading = reading_tree(self.lm, tree_slots, tree_slots.base.new_tensor(start), tokens.shape[1], end)
-        with reading as kwargs:
-            hidden = self.lm.hidden_states(tokens, past_key_values=self._cache, use_cache=True, **kwargs)
+            reading = tree_reading(self.lm, tree_slots, tree_slots.base.new_tensor(start), tokens.shape[1], end)
+        hidden = reading.hidden_states(self.lm, tokens, self._cache)
         for layer in self._layers:  # a layer that the model skips has a length, but no memory
             layer.length = end
         return ForwardOutput(tokens, hidden, logits=self.lm.logits(hidden[:, hidden.shape[1] - num_logits :]))
@@ -204,7 +197,7 @@ class EagerEngine:
 
         return run
 
-    def rows_step(self, epilogue: RowsEpilogue) -> CompiledStep:
+    def rows_step(self, epilogue: Epilogue) -> CompiledStep:
         """Return a function of `(tokens, end, places, *inputs)`: a forward pass over `tokens` (N, 1) and then the epilogue.
 
         The epilogue gets the logits of every token. `end` is an integer above all positions. The caller keeps the lengths of
@@ -213,10 +206,9 @@ class EagerEngine:
 
         @torch.no_grad()
         def run(tokens: Tensor, end: int, places: RowPlaces, *inputs: Any) -> Any:
-            memory = [(layer.keys, layer.values) if layer.is_initialized else NO_MEMORY for layer in self._layers]
             # A token of each of all rows: what it attends to lies in memory as attention wants it.
-            chosen = slice_of(places.rows) if places.rows.device.type == "cpu" else None
-            return read_rows(self.lm, epilogue, memory, tokens, places, end, inputs, chosen)
+            chosen = _slice_of(places.rows) if places.rows.device.type == "cpu" else None
+            return read_rows(self.lm, epilogue, self._keys_and_values(), tokens, places, end, inputs, chosen)
 
         return run
 
@@ -242,9 +234,8 @@ class EagerEngine:
     def read_row(self, row: int, tokens: Tensor) -> Tensor:
         """Read `tokens` (1, T) into the memory of one row, from its start; return their states (1, T, H)."""
         self._check_fits(tokens.shape[1])
-        cache = Cache(layers=[layer.row(row) for layer in self._layers])
-        positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
-        return self.lm.hidden_states(tokens, past_key_values=cache, use_cache=True, position_ids=positions)
+        reading = Reading({"position_ids": torch.arange(tokens.shape[1], device=tokens.device)[None]})
+        return reading.hidden_states(self.lm, tokens, Cache(layers=[layer.row(row) for layer in self._layers]))
 
     @property
     def reads_rows_together(self) -> bool:
@@ -253,9 +244,8 @@ class EagerEngine:
 
     def clear_row(self, row: int) -> None:
         """Zero one row's memory: a NaN would spread even from masked positions."""
-        for layer in self._written():
-            layer.keys[row].zero_()
-            layer.values[row].zero_()
+        for memory in self._key_value_tensors():
+            memory[..., row, :, :, :].zero_()
 
     def _check_fits(self, end: int) -> None:
         if end > self._reach:
@@ -283,20 +273,19 @@ class EagerEngine:
         """Return the tensors (..., capacity, head size) that memory consists of."""
         return [memory for layer in self._written() for memory in (layer.keys, layer.values)]
 
-    def clear(self) -> None:
-        """Forget everything and zero it: a NaN would spread even from masked positions."""
-        self.rewind(0)
-        self._zero()
-
     def _zero(self) -> None:
-        for layer in self._written():
-            layer.keys.zero_()
-            layer.values.zero_()
+        for memory in self._key_value_tensors():
+            memory.zero_()
 
     @property
     def memory_bytes(self) -> int:
         """The bytes of KV memory, of all rows; 0 before it is allocated."""
-        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self._written())
+        return sum(memory.nbytes for memory in self._key_value_tensors())
+
+    def _keys_and_values(self) -> Memory:
+        """Return the keys and values of each layer, empty ones for a layer that the model skips."""
+        nothing = torch.zeros(0, device=self.lm.device)
+        return [(layer.keys, layer.values) if layer.is_initialized else (nothing, nothing) for layer in self._layers]
 
     def _written(self) -> list[_KVLayer]:
         """Return the layers that have memory; layers that the model skips have none."""

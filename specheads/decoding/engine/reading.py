@@ -1,4 +1,4 @@
-"""Forward passes over trees of tokens and over tokens of several texts: the position and the attention mask of each token.
+"""Forward passes over trees of tokens and over tokens of several texts: the position and the attention of each token.
 
 A tree lies at the end of a model's memory, its root first. Every node attends to all positions before the root, and within the
 tree to those in its row. Positions follow depth, so that a node is read like the last token of its path.
@@ -7,18 +7,24 @@ In rows, a token is a row of the batch, with its place in memory: texts of diffe
 each, need no padding. All are written before any of them attends, so tokens of one text may be read together.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from specheads.pair.language_model import LanguageModel
+from specheads.pair.sampling import Operations, computing_with
 
-Masks = Tensor | dict[str, Tensor]
-RowMemory = list[tuple[Tensor, Tensor]]  # keys and values (R, heads, capacity, head size) of each layer
+Memory = list[tuple[Tensor, Tensor]]  # keys and values (R, heads, capacity, head size) of each layer
+
+# Without a mask these make one of as many places as the text is long, for which the host would wait for the device.
+_MAKES_MASKS = ("opt", "bloom")  # BLOOM up to transformers 5.20
+_OTHER_ATTENTION = ("dropout", "is_causal", "position_bias", "softcap", "cache")  # options that only transformers' attention has
 
 
 class TreeSlots(NamedTuple):
@@ -35,14 +41,30 @@ class TreeSlots(NamedTuple):
         return cls(torch.zeros((), dtype=torch.long, device=device), zeros, torch.eye(width, dtype=torch.bool, device=device))
 
 
-@contextmanager
-def reading_tree(lm: LanguageModel, tree_slots: TreeSlots, start: Tensor, count: int, size: int) -> Iterator[dict[str, Any]]:
-    """Yield the arguments with which `lm.hidden_states` reads tokens as nodes of a tree.
+class RowPlaces(NamedTuple):
+    """Where tokens are: their rows of the memory and their positions, (N,) long each."""
+
+    rows: Tensor
+    positions: Tensor
+
+
+class Reading(NamedTuple):
+    """How a model reads tokens: arguments of its forward pass, and the positions (S,) long of keys if ALiBi may need them."""
+
+    arguments: dict[str, Any]
+    key_position: Tensor | None = None
+
+    def hidden_states(self, lm: LanguageModel, tokens: Tensor, memory: Cache) -> Tensor:
+        """Return the hidden states (B, T, H) of `tokens` (B, T), whose keys and values are written to memory."""
+        with _alibi_at(lm, self.key_position, tokens.shape[0]):
+            return lm.hidden_states(tokens, past_key_values=memory, use_cache=True, **self.arguments)
+
+
+def tree_reading(lm: LanguageModel, tree_slots: TreeSlots, start: Tensor, count: int, size: int) -> Reading:
+    """Return how `count` tokens from position `start`, () long, are read as nodes of a tree.
 
     Args:
         tree_slots: the whole tree.
-        start: 0-d long, the position of the first token.
-        count: tokens to read.
         size: positions of memory that are read.
     """
     width, device = len(tree_slots.depth), tree_slots.depth.device
@@ -52,18 +74,36 @@ def reading_tree(lm: LanguageModel, tree_slots: TreeSlots, start: Tensor, count:
     nodes = (start - tree_slots.base + torch.arange(count, device=device)).clamp(0, width - 1)
     seen = (slot < 0) | (inside & tree_slots.seen[nodes][:, clamped])
     position = tree_slots.base + tree_slots.depth[nodes]
+    # ALiBi's distances are differences of depth.
     key_position = torch.where(inside, tree_slots.base + tree_slots.depth[clamped], place)
-    masks = masks_of(lm, seen[None], position[None, :, None], key_position)
-    kwargs = {"position_ids": position.clamp_max(lm.window - 1)[None], "attention_mask": masks}
-    with alibi_at(lm, key_position):  # its distances are differences of depth
-        yield kwargs
+    masks = _masks_of(lm, seen[None], position[None, :, None], key_position)
+    return Reading({"position_ids": position.clamp_max(lm.window - 1)[None], "attention_mask": masks}, key_position)
+
+
+def chain_reading(lm: LanguageModel, start: Tensor, count: int, size: int) -> Reading:
+    """Return how `count` tokens from position `start`, () long, are read that follow each other; see `tree_reading`."""
+    # Padding at the end of the window shares the last position.
+    positions = (start + torch.arange(count, device=start.device)).clamp_max(lm.window - 1)[None]
+    if lm.config.model_type not in _MAKES_MASKS:
+        return Reading({"position_ids": positions})
+    key_position = torch.arange(size, device=start.device)
+    masks = _masks_of(lm, key_position <= positions[..., None], positions[..., None], key_position)
+    return Reading({"position_ids": positions, "attention_mask": masks}, key_position)
+
+
+def rows_reading(lm: LanguageModel, places: RowPlaces, size: int) -> Reading:
+    """Return how tokens (N, 1) at their places are read; see `tree_reading`."""
+    key_position = torch.arange(size, device=places.rows.device)
+    positions = places.positions[:, None]
+    masks = _masks_of(lm, (key_position <= positions)[:, None], positions[:, None], key_position)
+    return Reading({"position_ids": positions.clamp_max(lm.window - 1), "attention_mask": masks}, key_position)
 
 
 @contextmanager
-def alibi_at(lm: LanguageModel, key_position: Tensor, num_rows: int = 1) -> Iterator[None]:
+def _alibi_at(lm: LanguageModel, key_position: Tensor | None, num_rows: int) -> Iterator[None]:
     """Let a model with ALiBi compute it for keys at `key_position` (S,) long; it makes it from masks of two dimensions (B, S)."""
     base_model: Any = lm.model.base_model
-    if not hasattr(base_model, "build_alibi_tensor"):
+    if key_position is None or not hasattr(base_model, "build_alibi_tensor"):
         yield
         return
     make = base_model.build_alibi_tensor
@@ -75,7 +115,7 @@ def alibi_at(lm: LanguageModel, key_position: Tensor, num_rows: int = 1) -> Iter
         del base_model.build_alibi_tensor
 
 
-def masks_of(lm: LanguageModel, seen: Tensor, position: Tensor, key_position: Tensor) -> Masks:
+def _masks_of(lm: LanguageModel, seen: Tensor, position: Tensor, key_position: Tensor) -> Tensor | dict[str, Tensor]:
     """Return the attention mask of `seen` (B, T, S) in the form that a model takes, one for each kind of its layers.
 
     Args:
@@ -96,19 +136,6 @@ def masks_of(lm: LanguageModel, seen: Tensor, position: Tensor, key_position: Te
     if not kinds:  # the window slides over every layer, as in Mistral
         return formed(seen & near)
     return {"full_attention": formed(seen), "sliding_attention": formed(seen & near)}
-
-
-class RowPlaces(NamedTuple):
-    """Where tokens are: their rows of the memory and their positions, (N,) long each."""
-
-    rows: Tensor
-    positions: Tensor
-
-
-def slice_of(rows: Tensor) -> slice | None:
-    """Return the slice that takes `rows` (N,), or None if they do not follow each other; on a CPU, where asking costs no wait."""
-    first = int(rows[0])
-    return slice(first, first + len(rows)) if torch.equal(rows, torch.arange(first, first + len(rows))) else None
 
 
 class StepLayer(CacheLayerMixin):
@@ -135,7 +162,7 @@ class StepLayer(CacheLayerMixin):
 class RowsLayer(StepLayer):
     """The memory of tokens at their places in rows."""
 
-    def __init__(self, keys: Tensor, values: Tensor, places: RowPlaces, size: int, chosen: slice | None) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, size: int, places: RowPlaces, chosen: slice | None) -> None:
         """`chosen`: the rows whose keys and values attention gets; None: each token's, copied."""
         super().__init__(keys, values, size)
         self.places, self.chosen = places, chosen
@@ -152,24 +179,41 @@ class RowsLayer(StepLayer):
         return 0
 
 
-@contextmanager
-def reading_rows(
-    lm: LanguageModel, memory: RowMemory, places: RowPlaces, size: int, chosen: slice | None = None
-) -> Iterator[dict[str, Any]]:
-    """Yield the arguments with which `lm.hidden_states` reads tokens (N, 1) at their places.
+class ChainLayer(StepLayer):
+    """The memory of one text, written at `start`, () long."""
 
-    Args:
-        size: positions of memory that are read.
-        chosen: the rows whose keys and values attention gets; None: each token's, copied.
+    def __init__(self, keys: Tensor, values: Tensor, size: int, start: Tensor) -> None:
+        super().__init__(keys, values, size)
+        self.start = start
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+        """Write at `start` and return views as far as `size`; positions beyond the text are masked."""
+        places = self.start + torch.arange(key_states.shape[2], device=key_states.device)
+        self.keys.index_copy_(2, places, key_states)
+        self.values.index_copy_(2, places, value_states)
+        return self.keys[:, :, : self.size], self.values[:, :, : self.size]
+
+    def get_seq_length(self) -> Tensor:
+        return self.start
+
+
+def has_other_options(options: Mapping[str, Any]) -> bool:
+    """Whether attention is called with options that only transformers' attention has."""
+    return any(isinstance(x, Tensor) or x for x in (options.get(name) for name in _OTHER_ATTENTION))
+
+
+@contextmanager
+def computing(operations: Operations) -> Iterator[None]:
+    """While it is active, forward passes and warps compute with `operations`; for code that is traced or captured.
+
+    Models find their attention in a table of transformers, which holds that of the operations meanwhile.
     """
-    key_position = torch.arange(size, device=places.rows.device)
-    positions = places.positions[:, None]
-    masks = masks_of(lm, (key_position <= positions)[:, None], positions[:, None], key_position)
-    kwargs = {
-        "position_ids": positions.clamp_max(lm.window - 1),
-        "attention_mask": masks,
-        "past_key_values": Cache(layers=[RowsLayer(keys, values, places, size, chosen) for keys, values in memory]),
-        "use_cache": True,
-    }
-    with alibi_at(lm, key_position, places.rows.shape[0]):
-        yield kwargs
+    plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = partial(operations.attention, plain)
+    try:
+        with computing_with(operations):
+            yield
+    finally:
+        del ALL_ATTENTION_FUNCTIONS["sdpa"]  # the library's own attention, which ours hid, is visible again
+        if ALL_ATTENTION_FUNCTIONS["sdpa"] is not plain:  # someone else's was hidden
+            ALL_ATTENTION_FUNCTIONS["sdpa"] = plain

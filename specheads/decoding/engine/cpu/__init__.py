@@ -6,11 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specheads.decoding.engine.attention import has_other_options
 from specheads.decoding.engine.compiled import StepOperations
 from specheads.decoding.engine.cpu.library import declarations, load_operators
 from specheads.decoding.engine.cpu.packed import PackedModel, packed_model
-from specheads.decoding.engine.reading import RowPlaces
+from specheads.decoding.engine.reading import RowPlaces, has_other_options
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.sampling import Operations
 
@@ -21,7 +20,7 @@ class CpuStep(StepOperations):
     def __init__(self, lm: LanguageModel, modules: Sequence[nn.Module], few: bool, rows: bool) -> None:
         super().__init__(lm, modules, few, rows)
         self.packed: PackedModel | None = None
-        self.has_operators = (few or rows) and lm.device.type == "cpu" and load_operators()
+        self.has_operators = (few or rows) and load_operators()
         if not self.has_operators:
             return
         if few:
@@ -33,7 +32,7 @@ class CpuStep(StepOperations):
 
     @classmethod
     def reads_rows_in_place(cls, lm: LanguageModel) -> bool:
-        return lm.device.type == "cpu" and lm.config._attn_implementation == "sdpa" and load_operators()
+        return lm.config._attn_implementation == "sdpa" and load_operators()
 
     def operations(self, places: RowPlaces | None) -> Operations:
         if not self.has_operators:

@@ -55,32 +55,24 @@ void with_type(at::ScalarType type, Function function) {
 constexpr int64_t kGrainBytes = 32768;  // a further thread pays from so many bytes on that each reads
 
 // Threads that work on several loops in turn: entering a parallel region twice takes as long as a small loop, waiting for each
-// other a fifth of that. Without OpenMP each loop is a region.
+// other a fifth of that. Without OpenMP there is one thread.
 class Team {
  public:
-  // Run work(team) on all threads.
+  // Run work(team) on all threads, or on one where it does not pay because entering a region takes longer.
   template <typename Work>
-  static void run(const Work& work) {
+  static void run(bool pays, const Work& work) {
+    std::atomic<int> arrived{0};
 #ifdef _OPENMP
-    const int most = omp_in_parallel() ? 1 : at::get_num_threads();
-    std::atomic<int> arrived{0};
+    if (pays) {
+      const int most = omp_in_parallel() ? 1 : at::get_num_threads();
 #pragma omp parallel num_threads(most)
-    {
-      Team team(omp_get_thread_num(), omp_get_num_threads(), arrived);
-      work(team);
+      {
+        Team team(omp_get_thread_num(), omp_get_num_threads(), arrived);
+        work(team);
+      }
+      return;
     }
-#else
-    std::atomic<int> arrived{0};
-    Team team(0, 1, arrived);
-    work(team);
 #endif
-  }
-
-  // The same on one thread where a loop is too small to share: entering a region takes longer.
-  template <typename Work>
-  static void run_if(bool pays, const Work& work) {
-    if (pays) return run(work);
-    std::atomic<int> arrived{0};
     Team team(0, 1, arrived);
     work(team);
   }
@@ -88,13 +80,9 @@ class Team {
   // Share the numbers from 0 to count among the threads, at least `grain` for each, and wait until all are done.
   template <typename Loop>
   void each(int64_t count, int64_t grain, const Loop& loop) {
-#ifdef _OPENMP
     const int64_t threads = std::min<int64_t>(size_, (count + grain - 1) / grain);
     if (rank_ < threads) loop(count * rank_ / threads, count * (rank_ + 1) / threads);
     wait();
-#else
-    at::parallel_for(0, count, grain, loop);
-#endif
   }
 
   // Run `work` on one thread while the others wait.

@@ -17,22 +17,12 @@ namespace specheads_kernels __attribute__((visibility("hidden"))) {
 
 // Attention of few tokens. Rows are the queries of one group of heads, which share keys and values.
 
-// A head's keys or values as rows of `width` numbers, a multiple of kPair: where they lie, or converted and padded with zeros.
+// A head's keys or values as rows of `width` numbers, a multiple of kPair, and how far apart they are.
 template <typename Value, int number>
 std::pair<const SumOf<Value>*, int64_t> rows_of(
     const at::TensorBase& memory, int64_t batch, int64_t head, int64_t count, int64_t width) {
-  using Sum = SumOf<Value>;
-  const int64_t size = memory.size(3), stride = memory.stride(2);
   const Value* from = memory.const_data_ptr<Value>() + batch * memory.stride(0) + head * memory.stride(1);
-  if constexpr (std::is_same_v<Sum, Value>) {
-    if (size == width) return {from, stride};
-  }
-  Sum* to = scratch<Sum, number>(count * width);
-  for (int64_t place = 0; place < count; place++) {
-    for (int64_t i = 0; i < size; i++) to[place * width + i] = static_cast<Sum>(from[place * stride + i]);
-    std::fill(to + place * width + size, to + (place + 1) * width, Sum(0));
-  }
-  return {to, width};
+  return converted<SumOf<Value>, number>(from, memory.stride(2), count, memory.size(3), width);
 }
 
 // Scores plus a mask become probabilities.
@@ -79,35 +69,31 @@ class Mask {
   }
 
   int64_t size(int64_t i) const { return sizes_[i]; }
-  int64_t stride(int64_t i) const { return strides_[i]; }
-  bool is_bool() const { return numbers_.scalar_type() == at::kBool; }
-  template <typename Number>
-  const Number* data() const { return numbers_.const_data_ptr<Number>(); }
+
+  // What a token's mask adds to the first scores of one head, (count,).
+  template <typename Sum>
+  const Sum* row(int64_t batch, int64_t head, int64_t token, int64_t count, Sum* memory) const {
+    const int64_t from = batch * strides_[0] + head * strides_[1] + token * strides_[2], stride = strides_[3];
+    if (numbers_.scalar_type() != at::kBool) {
+      const Sum* added = numbers_.const_data_ptr<Sum>() + from;
+      if (stride == 1) return added;
+      for (int64_t s = 0; s < count; s++) memory[s] = added[s * stride];
+      return memory;
+    }
+    const bool* seen = numbers_.const_data_ptr<bool>() + from;
+    constexpr Sum hidden = -std::numeric_limits<Sum>::infinity();
+    if (stride == 1) {
+      for (int64_t s = 0; s < count; s++) memory[s] = seen[s] ? Sum(0) : hidden;
+    } else {
+      for (int64_t s = 0; s < count; s++) memory[s] = seen[s * stride] ? Sum(0) : hidden;
+    }
+    return memory;
+  }
 
  private:
   at::TensorBase numbers_;
   std::array<int64_t, 4> sizes_, strides_;
 };
-
-// What a token's mask adds to the first scores of one head, (count,).
-template <typename Sum>
-const Sum* mask_row(const Mask& mask, int64_t batch, int64_t head, int64_t token, int64_t count, Sum* memory) {
-  const int64_t from = batch * mask.stride(0) + head * mask.stride(1) + token * mask.stride(2), stride = mask.stride(3);
-  if (!mask.is_bool()) {
-    const Sum* added = mask.data<Sum>() + from;
-    if (stride == 1) return added;
-    for (int64_t s = 0; s < count; s++) memory[s] = added[s * stride];
-    return memory;
-  }
-  const bool* seen = mask.data<bool>() + from;
-  constexpr Sum hidden = -std::numeric_limits<Sum>::infinity();
-  if (stride == 1) {
-    for (int64_t s = 0; s < count; s++) memory[s] = seen[s] ? Sum(0) : hidden;
-  } else {
-    for (int64_t s = 0; s < count; s++) memory[s] = seen[s * stride] ? Sum(0) : hidden;
-  }
-  return memory;
-}
 
 // Multiply rows (R, size) with a panel, and put what exists of the product to result[r * width + j].
 template <typename Sum>
@@ -178,7 +164,7 @@ void attend(
         rows_product(panel, kPair<Sum>, scaled, next - first, size, scores + place, count, exist);
       }
       for (int64_t row = first; row < next; row++) {
-        const Sum* added_to = mask_row<Sum>(mask, batch, kv_head * group + row / tokens, row % tokens, count, added);
+        const Sum* added_to = mask.row(batch, kv_head * group + row / tokens, row % tokens, count, added);
         softmax<Sum>(scores + (row - first) * count, added_to, count);
       }
       for (int64_t i = 0; i < value_width; i += kPair<Sum>) {
@@ -207,7 +193,7 @@ void attention_into(
     Value* to = results + ((batch * tokens + token) * heads + head) * value_size;
     for (int64_t i = 0; i < value_size; i++) to[i] = static_cast<Value>(from[i]);
   };
-  Team::run([&](Team& team) { attend<Value>(team, key, value, mask, places, read, store); });
+  Team::run(true, [&](Team& team) { attend<Value>(team, key, value, mask, places, read, store); });
 }
 
 // The attention (B, T, heads, D) of query (B, heads, T, D) to key and value (R, shared, S, D), to rows (B) of them if there are some;
@@ -357,7 +343,7 @@ void decoder_layer_into(
       add_block(block, kPair<Value>, several, added + place, to + place, size, std::min<int64_t>(kPair<Value>, size - row));
     };
   };
-  Team::run([&](Team& team) {
+  Team::run(true, [&](Team& team) {
     team.once([&] { norm_into<Value>(residual, norm, tokens, size, layer.epsilon, normed); });
     for_panels<Value>(team, layer.queries_keys_values, 1, normed, tokens, project);
     team.once(rotate_and_keep);
@@ -396,3 +382,12 @@ AtenTensorHandle decoder_layer(
 }
 
 }  // namespace specheads_kernels
+
+SPECHEADS_OPERATOR(
+    masked_attention,
+    "(Tensor query, Tensor key, Tensor value, Tensor mask, Tensor? rows, Tensor? positions, float scale) -> Tensor")
+SPECHEADS_OPERATOR(
+    decoder_layer,
+    "(Tensor hidden, Tensor cosine, Tensor sine, Tensor mask, Tensor start, Tensor? rows, Tensor(a!) keys, Tensor(b!) values, "
+    "Tensor norm, Tensor queries_keys_values, Tensor? bias, Tensor output, Tensor mlp_norm, Tensor gate_up, Tensor down, "
+    "float epsilon, float scale) -> Tensor")

@@ -12,80 +12,26 @@ import shlex
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specheads.decoding.engine.artefacts import keep_kernels_private, machine
-from specheads.decoding.engine.compile_plan import Plan, load_compiler_during
+from specheads.decoding.engine import artefacts
 
 logger = logging.getLogger(__name__)
 
-FOLDER = Path(__file__).parent
+_FOLDER = Path(__file__).parent
 # The sources that one process compiles, in about equal times. Reading torch's headers takes a process as long as compiling one of
 # the smaller sources, so that a process for each would cost more than it saves where few cores are free.
-GROUPS = (("layers.cpp",), ("maps.cpp", "sampling.cpp", "torch.cpp"))
-MOST_CHARACTERS = 200  # of an error that a compiler reports
-OPERATORS = (
-    *("packed_linear", "masked_attention", "decoder_layer", "head_network"),
-    *("kth_largest", "most_likely", "token_at", "kept_softmax", "nucleus"),
-)
-C_TYPES = {"Tensor": "AtenTensorHandle", "Optional[Tensor]": "AtenTensorHandle*", "int": "int64_t", "float": "double"}
-
-
-@cache
-def load_operators() -> bool:
-    """Build or load the operators; return whether they can be used, and say why not."""
-    start = time.perf_counter()
-    try:
-        path = library_path()
-        if Plan.active is not None and not path.exists():
-            load_compiler_during(partial(build, path))
-        load_library(path)  # compiled steps call the operators by symbol
-    except (RuntimeError, OSError, AssertionError) as error:
-        reason = next(iter(str(error).splitlines()), "")
-        logger.warning("verification is slower than it could be, because its operators cannot be built: %s", reason)
-        return False
-    torch.library.register_fake("specheads::packed_linear", _shape_of_linear)
-    torch.library.register_fake("specheads::masked_attention", _shape_of_attention)
-    torch.library.register_fake("specheads::decoder_layer", lambda hidden, *others: torch.empty_like(hidden))
-    torch.library.register_fake("specheads::head_network", lambda inputs, *others: inputs.new_empty(inputs.shape[:-1]))
-    torch.library.register_fake("specheads::kth_largest", lambda x, k: x.new_empty(*x.shape[:-1], 1))
-    torch.library.register_fake("specheads::kept_softmax", lambda logits, least: torch.empty_like(logits))
-    torch.library.register_fake("specheads::nucleus", lambda probs, top_p: torch.empty_like(probs))
-    torch.library.register_fake("specheads::most_likely", lambda x: x.new_empty(x.shape[:-1], dtype=torch.long))
-    torch.library.register_fake("specheads::token_at", lambda probs, uniform: torch.empty_like(uniform, dtype=torch.long))
-    logger.info("built or loaded the operators in %.1f s", time.perf_counter() - start)
-    return True
-
-
-class _Declarations(dict[str, list[str]]):
-    """The pointers to C functions by which compiled steps call operators: one of the compiler's options.
-
-    A look-up by name would take longer. The compiler looks for operators, which cannot be kept on disk; here they stand under
-    their names.
-    """
-
-    def __contains__(self, operator: object) -> bool:
-        return super().__contains__(str(operator))
-
-
-def declarations() -> _Declarations:
-    """Return the pointers to the operators' C functions; they must have been loaded."""
-    declared = _Declarations()
-    for name in OPERATORS:
-        operator = getattr(torch.ops.specheads, name).default
-        arguments = [f"{C_TYPES[str(each.type)]} {each.name}" for each in operator._schema.arguments]
-        declared[str(operator)] = [f"AOTITorchError (*aoti_torch_cpu_{name})({', '.join(arguments)}, AtenTensorHandle* result)"]
-    return declared
-
-
-def _shape_of_linear(x: Tensor, panels: Tensor, bias: Tensor | None, num_rows: int) -> Tensor:
-    return x.new_empty(*x.shape[:-1], num_rows)
+_GROUPS = (("layers.cpp",), ("maps.cpp", "sampling.cpp"))
+_MOST_CHARACTERS = 200  # of an error that a compiler reports
+_C_TYPES = {"Tensor": "AtenTensorHandle", "Optional[Tensor]": "AtenTensorHandle*", "int": "int64_t", "float": "double"}
 
 
 def _shape_of_attention(query: Tensor, key: Tensor, value: Tensor, *others: Any) -> Tensor:
@@ -93,41 +39,92 @@ def _shape_of_attention(query: Tensor, key: Tensor, value: Tensor, *others: Any)
     return query.new_empty(batch, tokens, heads, value.shape[-1])
 
 
-def library_path() -> Path:
+# The shapes of results, by operator.
+_RESULTS: dict[str, Callable[..., Tensor]] = {
+    "packed_linear": lambda x, panels, bias, num_rows: x.new_empty(*x.shape[:-1], num_rows),
+    "masked_attention": _shape_of_attention,
+    "decoder_layer": lambda hidden, *others: torch.empty_like(hidden),
+    "head_network": lambda inputs, *others: inputs.new_empty(inputs.shape[:-1]),
+    "kth_largest": lambda x, k: x.new_empty(*x.shape[:-1], 1),
+    "kept_softmax": lambda logits, least: torch.empty_like(logits),
+    "nucleus": lambda probs, top_p: torch.empty_like(probs),
+    "most_likely": lambda x: x.new_empty(x.shape[:-1], dtype=torch.long),
+    "token_at": lambda probs, uniform: torch.empty_like(uniform, dtype=torch.long),
+}
+
+
+@cache
+def load_operators() -> bool:
+    """Build or load the operators; return whether they can be used, and say why not."""
+    start = time.perf_counter()
+    try:
+        path = _library_path()
+        if artefacts.planned is not None and not path.exists():
+            # The compiler is loaded while others build; what fails here fails again where it is needed, and is reported there.
+            with ThreadPoolExecutor(1) as pool, suppress(Exception):
+                pool.submit(_build, path)
+                artefacts.load_compiler()
+        _load_library(path)
+    except (RuntimeError, OSError, AssertionError) as error:
+        reason = next(iter(str(error).splitlines()), "")
+        logger.warning("verification is slower than it could be, because its operators cannot be built: %s", reason)
+        return False
+    for name, result in _RESULTS.items():
+        torch.library.register_fake(f"specheads::{name}", result)
+    logger.info("built or loaded the operators in %.1f s", time.perf_counter() - start)
+    return True
+
+
+class _Declarations(dict[str, list[str]]):
+    """The compiler looks for operators, which cannot be kept on disk; here they stand under their names."""
+
+    def __contains__(self, operator: object) -> bool:
+        return super().__contains__(str(operator))
+
+
+def declarations() -> dict[str, list[str]]:
+    """Return one of the compiler's options: the pointers to C functions by which compiled steps call operators.
+
+    A look-up by name would take longer. The operators must have been loaded.
+    """
+    declared = _Declarations()
+    for name in _RESULTS:
+        operator = getattr(torch.ops.specheads, name).default
+        arguments = [f"{_C_TYPES[str(each.type)]} {each.name}" for each in operator._schema.arguments]
+        declared[str(operator)] = [f"AOTITorchError (*aoti_torch_cpu_{name})({', '.join(arguments)}, AtenTensorHandle* result)"]
+    return declared
+
+
+def _library_path() -> Path:
     """Return where the library is or will be, named by its sources, the compiler's options and this machine."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir  # takes seconds to import
 
-    keep_kernels_private()
-    texts = [(path.name, path.read_text()) for path in sorted(FOLDER.iterdir()) if path.suffix in (".cpp", ".h")]
+    artefacts.keep_kernels_private()
+    texts = [(path.name, path.read_text()) for path in sorted(_FOLDER.iterdir()) if path.suffix in (".cpp", ".h")]
     commands = [_command(name, ["source"], Path("folder")) for name in ("object.o", "library.so")]
-    digest = hashlib.sha256(repr((texts, GROUPS, commands, machine())).encode()).hexdigest()
+    digest = hashlib.sha256(repr((texts, _GROUPS, commands, artefacts.machine())).encode()).hexdigest()
     return Path(cache_dir(), f"operators-{digest[:24]}.so")
 
 
-def load_library(path: Path) -> ctypes.CDLL:
-    """Return the library, built if it is not there or cannot be loaded; its symbols are visible to libraries loaded later.
+def _load_library(path: Path) -> ctypes.CDLL:
+    """Return the library, built if it is not there or cannot be loaded; its symbols are visible to compiled steps.
 
     Raises:
         RuntimeError: a source cannot be compiled.
         OSError: there is no compiler, or the library cannot be written or loaded.
     """
-    build(path)
+    _build(path)
     try:
         return ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
     except OSError as error:
         logger.warning("the operators in %s cannot be loaded and are built again: %s", path, error)
     path.unlink(missing_ok=True)
-    build(path)
+    _build(path)
     return ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
 
 
-def build(path: Path) -> None:
-    """Build the library if it is not there; of processes that want to, one builds and the others wait.
-
-    Raises:
-        RuntimeError: a source cannot be compiled.
-        OSError: there is no compiler, or the library cannot be written.
-    """
+def _build(path: Path) -> None:
+    """Build the library if it is not there; of processes that want to, one builds and the others wait."""
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,8 +134,8 @@ def build(path: Path) -> None:
             return
         with tempfile.TemporaryDirectory(dir=path.parent, prefix="operators-") as name:
             folder = Path(name)
-            with ThreadPoolExecutor(len(GROUPS)) as pool:
-                objects = list(pool.map(lambda names: _compile(names, folder), GROUPS))
+            with ThreadPoolExecutor(len(_GROUPS)) as pool:
+                objects = list(pool.map(lambda names: _compile(names, folder), _GROUPS))
             _run(_command("library.so", objects, folder))
             os.replace(folder / "library.so", path)
 
@@ -146,7 +143,7 @@ def build(path: Path) -> None:
 def _compile(names: tuple[str, ...], folder: Path) -> str:
     """Compile sources together; return the path of their object in `folder`."""
     together = folder / f"with_{names[0]}"
-    together.write_text("".join(f'#include "{FOLDER / name}"\n' for name in names))
+    together.write_text("".join(f'#include "{_FOLDER / name}"\n' for name in names))
     _run(_command(f"{together.stem}.o", [str(together)], folder))
     return str(together.with_suffix(".o"))
 
@@ -156,8 +153,7 @@ def _command(name: str, inputs: list[str], folder: Path) -> str:
     from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 
-    compiles = name.endswith(".o")
-    options = CppTorchDeviceOptions(device_type="cpu", vec_isa=pick_vec_isa(), compile_only=compiles)
+    options = CppTorchDeviceOptions(device_type="cpu", vec_isa=pick_vec_isa(), compile_only=name.endswith(".o"))
     builder = CppBuilder(name=Path(name).stem, sources=inputs, BuildOption=options, output_dir=str(folder))
     return builder.get_command_line()
 
@@ -167,4 +163,4 @@ def _run(command: str) -> None:
     if done.returncode:
         lines = done.stderr.splitlines()
         reasons = [line for line in lines if "error" in line] or lines or [f"the compiler ended with {done.returncode}"]
-        raise RuntimeError(reasons[0][-MOST_CHARACTERS:])
+        raise RuntimeError(reasons[0][-_MOST_CHARACTERS:])

@@ -63,10 +63,10 @@ template <typename Value>
 void linear_into(const at::TensorBase& x, const at::TensorBase& panels, const Value* bias, at::TensorBase& result) {
   using Sum = SumOf<Value>;
   const int64_t num_rows = result.size(-1), size = x.size(-1), tokens = x.numel() / std::max<int64_t>(1, size);
-  const InputOf<Value>* rows = inputs_of<Value, 0>(x.const_data_ptr<Value>(), tokens, size, panels.size(1));
+  const auto rows = converted<InputOf<Value>, 0>(x.const_data_ptr<Value>(), size, tokens, size, panels.size(1)).first;
   Value* to = result.mutable_data_ptr<Value>();
   const int64_t bytes = panels.numel() * sizeof(Value) * ((tokens + kMostTokens<Value> - 1) / kMostTokens<Value>);
-  Team::run_if(bytes > 2 * kGrainBytes, [&](Team& team) {
+  Team::run(bytes > 2 * kGrainBytes, [&](Team& team) {
     for_panels<Value>(team, panels, 1, rows, tokens, [&](int64_t number, int64_t first, int64_t several, const Sum* block) {
       const int64_t row = number * kPair<Value>, exist = std::min<int64_t>(kPair<Value>, num_rows - row);
       for (int64_t t = 0; t < several; t++, block += kPair<Value>) {
@@ -179,7 +179,7 @@ void network_into(const at::TensorBase& inputs, const Network& network, at::Tens
   };
 
   const int64_t bytes = (size + depth * width) * panels * kPair<Value> * sizeof(Value) * pieces;
-  Team::run_if(panels > 1 && bytes > 2 * kGrainBytes, [&](Team& team) {
+  Team::run(panels > 1 && bytes > 2 * kGrainBytes, [&](Team& team) {
     Value *from = state, *to = other;
     team.once(standardise);
     if (network.projection) for_panels<Value>(team, *network.projection, 1, scaled, tokens, project);
@@ -219,3 +219,19 @@ AtenTensorHandle head_network(
 }
 
 }  // namespace specheads_kernels
+
+SPECHEADS_OPERATOR(packed_linear, "(Tensor x, Tensor panels, Tensor? bias, int num_rows) -> Tensor")
+SPECHEADS_OPERATOR(
+    head_network,
+    "(Tensor inputs, Tensor mean, Tensor scale, Tensor? projection, Tensor? projection_bias, Tensor? blocks, "
+    "Tensor? block_biases, Tensor readout, Tensor readout_bias) -> Tensor")
+
+STABLE_TORCH_LIBRARY_FRAGMENT(specheads, library) {
+  library.def("panel_rows(bool wide) -> int");
+  library.def("multiplies_pairs() -> bool");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(specheads, CompositeImplicitAutograd, library) {
+  library.impl("panel_rows", TORCH_BOX(&specheads_kernels::panel_rows));
+  library.impl("multiplies_pairs", TORCH_BOX(&specheads_kernels::multiplies_pairs));
+}

@@ -1,8 +1,17 @@
-// The operators: what each source computes and `torch.cpp` declares. A result is a new handle, which its receiver deletes.
+// How an operator is declared: as torch calls it from Python, and as compiled steps call it.
+//
+// Only torch's stable interface is included, whose headers compile in a fraction of the time of the others. An operator's result is
+// a new handle, which its receiver deletes.
 
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstdio>
+#include <exception>
+#include <optional>
 
 namespace at {
 class TensorBase;
@@ -10,26 +19,73 @@ class TensorBase;
 
 namespace specheads_kernels __attribute__((visibility("hidden"))) {
 
-AtenTensorHandle packed_linear(
-    const at::TensorBase& x, const at::TensorBase& panels, const at::TensorBase* bias, int64_t num_rows);
-AtenTensorHandle masked_attention(
-    const at::TensorBase& query, const at::TensorBase& key, const at::TensorBase& value, const at::TensorBase& mask,
-    const at::TensorBase* rows, const at::TensorBase* positions, double scale);
-AtenTensorHandle decoder_layer(
-    const at::TensorBase& hidden, const at::TensorBase& cosine, const at::TensorBase& sine, const at::TensorBase& mask,
-    const at::TensorBase& start, const at::TensorBase* rows, const at::TensorBase& keys, const at::TensorBase& values, const at::TensorBase& norm,
-    const at::TensorBase& queries_keys_values, const at::TensorBase* bias, const at::TensorBase& output,
-    const at::TensorBase& mlp_norm, const at::TensorBase& gate_up, const at::TensorBase& down, double epsilon, double scale);
-AtenTensorHandle head_network(
-    const at::TensorBase& inputs, const at::TensorBase& mean, const at::TensorBase& scale, const at::TensorBase* projection,
-    const at::TensorBase* projection_bias, const at::TensorBase* blocks, const at::TensorBase* block_biases,
-    const at::TensorBase& readout, const at::TensorBase& readout_bias);
-AtenTensorHandle kth_largest(const at::TensorBase& x, int64_t k);
-AtenTensorHandle kept_softmax(const at::TensorBase& logits, const at::TensorBase& least);
-AtenTensorHandle nucleus(const at::TensorBase& probs, double top_p);
-AtenTensorHandle most_likely(const at::TensorBase& x);
-AtenTensorHandle token_at(const at::TensorBase& probs, const at::TensorBase& uniform);
-int64_t panel_rows(bool wide);
-bool multiplies_pairs();
+// What an operator is called with in place of a handle, which points to a tensor, and a tensor is its base and nothing else.
+inline const at::TensorBase& plain(AtenTensorHandle handle) {
+  return *reinterpret_cast<const at::TensorBase*>(handle);
+}
+inline const at::TensorBase* plain(AtenTensorHandle* handle) {
+  return handle ? &plain(*handle) : nullptr;
+}
+inline const at::TensorBase& plain(const torch::stable::Tensor& tensor) {
+  return plain(tensor.get());
+}
+inline const at::TensorBase* plain(const std::optional<torch::stable::Tensor>& tensor) {
+  return tensor ? &plain(*tensor) : nullptr;
+}
+inline int64_t plain(int64_t number) {
+  return number;
+}
+inline double plain(double number) {
+  return number;
+}
+
+// What torch and compiled steps call an operator's parameters.
+template <typename Parameter>
+struct TypesOf {
+  using Stable = Parameter;
+  using Handle = Parameter;
+};
+template <>
+struct TypesOf<const at::TensorBase&> {
+  using Stable = torch::stable::Tensor;
+  using Handle = AtenTensorHandle;
+};
+template <>
+struct TypesOf<const at::TensorBase*> {
+  using Stable = std::optional<torch::stable::Tensor>;
+  using Handle = AtenTensorHandle*;
+};
+
+template <auto compute>
+struct Operator;
+template <typename... Parameters, AtenTensorHandle (*compute)(Parameters...)>
+struct Operator<compute> {
+  static torch::stable::Tensor run(typename TypesOf<Parameters>::Stable... arguments) {
+    return torch::stable::Tensor(compute(plain(arguments)...));
+  }
+
+  static AOTITorchError call(typename TypesOf<Parameters>::Handle... arguments, AtenTensorHandle* result) {
+    try {
+      *result = compute(plain(arguments)...);
+      return AOTI_TORCH_SUCCESS;
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "%s\n", error.what());
+      return AOTI_TORCH_FAILURE;
+    }
+  }
+};
 
 }  // namespace specheads_kernels
+
+// Declare the operator that the function of this name in specheads_kernels computes. Compiled steps call it by a pointer: looking
+// one up by its name takes longer than a small one computes. The pointer's type follows from the schema; see `_declarations` in
+// library.py.
+#define SPECHEADS_OPERATOR(name, schema)                                              \
+  extern "C" {                                                                          \
+  decltype(&specheads_kernels::Operator<specheads_kernels::name>::call)                 \
+      aoti_torch_cpu_##name = &specheads_kernels::Operator<specheads_kernels::name>::call; \
+  }                                                                                     \
+  STABLE_TORCH_LIBRARY_FRAGMENT(specheads, library) { library.def(#name schema); }      \
+  STABLE_TORCH_LIBRARY_IMPL(specheads, CPU, library) {                                  \
+    library.impl(#name, TORCH_BOX(&specheads_kernels::Operator<specheads_kernels::name>::run)); \
+  }

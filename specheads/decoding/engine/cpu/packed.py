@@ -1,18 +1,16 @@
 """Packed copies of weights, with which a forward pass over few tokens costs hardly more than one over one token.
 
 A weight is copied once, into the order in which the operators read it. A decoder layer that is built as Llama's are is one
-operator, and so is a head's network: small models spend more time between operations than in them. Linear maps outside of such
-layers that read the same input (queries, keys and values; gate and up) become one map. Copies are shared by all engines of a
-model and made anew when a weight changes.
+operator, and so is a head's network: small models spend more time between operations than in them. Outside of such layers linear
+maps that read the same input are one map. Copies are shared by all engines of a model and made again when a weight changes.
 """
 
 import copy
 import logging
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,17 +19,18 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_mad
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 
+from specheads.decoding.engine.compiled_program import Weights
 from specheads.decoding.engine.reading import RowsLayer
-from specheads.decoding.engine.static import Weights
 from specheads.heads.portable.network import Network, ResidualBlock
 from specheads.pair.language_model import LanguageModel
 
 logger = logging.getLogger(__name__)
 
-SPARE_MEMORY = 0.8  # share of the available memory that copies may take
+_SPARE_MEMORY = 0.8  # share of the available memory that copies may take
 
 # Layers of transformers that compute x + o(attention(rotated(q(norm x)), ...)), then x + down(silu(gate(norm x)) * up(norm x)).
-LAYERS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer")
+_LAYERS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer")
+_READ_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # of other layers, the maps that read the same input
 
 
 def pack(weight: Tensor) -> Tensor:
@@ -56,25 +55,20 @@ def pack(weight: Tensor) -> Tensor:
 class _PackedLinear(nn.Module):
     """Linear maps that read the same input, as one packed map."""
 
-    panels: Tensor
-    bias: Tensor | None
-
-    def __init__(self, members: Sequence[Any]) -> None:
+    def __init__(self, *members: Any) -> None:
         super().__init__()
         weights = [member.weight for member in members]
         self.sizes = [len(weight) for weight in weights]
-        self.register_buffer("panels", pack(torch.cat(weights) if len(weights) > 1 else weights[0]), persistent=False)
         bias = None if members[0].bias is None else torch.cat([member.bias for member in members])
+        self.register_buffer("panels", pack(torch.cat(weights) if len(weights) > 1 else weights[0]), persistent=False)
         self.register_buffer("bias", bias, persistent=False)
         self._last: tuple[Tensor | None, Sequence[Tensor]] = (None, ())
 
     def compute(self, number: int, linear: nn.Module, x: Tensor) -> Tensor:
         """Return the output (..., O) of one of the maps for `x` (..., I)."""
-        if len(self.sizes) == 1:
-            return torch.ops.specheads.packed_linear(x, self.panels, self.bias, self.sizes[0])
         if self._last[0] is not x:
             output = torch.ops.specheads.packed_linear(x, self.panels, self.bias, sum(self.sizes))
-            self._last = x, output.split(self.sizes, dim=-1)
+            self._last = x, output.split(self.sizes, dim=-1) if len(self.sizes) > 1 else [output]
         of_member = self._last[1][number]
         if number == len(self.sizes) - 1:
             self._last = None, ()
@@ -84,7 +78,7 @@ class _PackedLinear(nn.Module):
 def is_layer(module: nn.Module) -> bool:
     """Whether the operator `decoder_layer` computes what this module does."""
     kind = type(module)
-    if kind.__name__ not in LAYERS or not kind.__module__.startswith("transformers.models."):
+    if kind.__name__ not in _LAYERS or not kind.__module__.startswith("transformers.models."):
         return False
     layer: Any = module
     attention, mlp = layer.self_attn, layer.mlp
@@ -106,24 +100,22 @@ def _maps_of(mlp: Any) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
     return mlp.gate_proj, mlp.up_proj, mlp.down_proj
 
 
-class PackedLayer(nn.Module):
+class _PackedLayer(nn.Module):
     """One decoder layer whose maps are packed for the operator."""
 
-    bias: Tensor | None
-
-    def __init__(self, members: Sequence[nn.Module]) -> None:
+    def __init__(self, layer: Any) -> None:
         super().__init__()
-        layer: Any
-        (layer,) = members
         attention, (gate, up, down) = layer.self_attn, _maps_of(layer.mlp)
         inputs = [attention.q_proj, attention.k_proj, attention.v_proj]
-        self.register_buffer("queries_keys_values", pack(torch.cat([each.weight for each in inputs])), persistent=False)
-        bias = None if inputs[0].bias is None else torch.cat([each.bias for each in inputs])
-        self.register_buffer("bias", bias, persistent=False)
-        self.register_buffer("output", pack(attention.o_proj.weight), persistent=False)
-        gate_up = torch.stack([pack(gate.weight), pack(up.weight)], dim=1).flatten(0, 1)
-        self.register_buffer("gate_up", gate_up, persistent=False)
-        self.register_buffer("down", pack(down.weight), persistent=False)
+        tensors = {
+            "queries_keys_values": pack(torch.cat([each.weight for each in inputs])),
+            "bias": None if inputs[0].bias is None else torch.cat([each.bias for each in inputs]),
+            "output": pack(attention.o_proj.weight),
+            "gate_up": torch.stack([pack(gate.weight), pack(up.weight)], dim=1).flatten(0, 1),
+            "down": pack(down.weight),
+        }
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor, persistent=False)
 
     def compute(
         self,
@@ -137,12 +129,8 @@ class PackedLayer(nn.Module):
     ) -> Tensor:
         """Return the output (B, T, H) of the layer for hidden states (B, T, H)."""
         if attention_mask is None or position_embeddings is None or past_key_values is None:  # not a step on static memory
-            names = {
-                "attention_mask": attention_mask,
-                "position_embeddings": position_embeddings,
-                "past_key_values": past_key_values,
-            }
-            return type(layer).forward(layer, hidden, **names, **options)
+            options |= {"position_embeddings": position_embeddings, "past_key_values": past_key_values}
+            return type(layer).forward(layer, hidden, attention_mask=attention_mask, **options)
         memory: Any = past_key_values.layers[layer.self_attn.layer_idx]
         in_rows = isinstance(memory, RowsLayer)
         start_and_rows = (memory.places.positions, memory.places.rows) if in_rows else (memory.start, None)
@@ -186,17 +174,8 @@ def is_network(module: nn.Module) -> bool:
 class PackedNetwork(nn.Module):
     """A network whose maps are packed for the operator."""
 
-    input_mean: Tensor
-    input_scale: Tensor
-    projection: Tensor | None
-    projection_bias: Tensor | None
-    blocks: Tensor | None
-    block_biases: Tensor | None
-
-    def __init__(self, members: Sequence[nn.Module]) -> None:
+    def __init__(self, network: Any) -> None:
         super().__init__()
-        network: Any
-        (network,) = members
         projected, linears = isinstance(network.projection, nn.Linear), [block.linear for block in network.blocks]
         tensors = {
             "input_mean": network.input_mean,
@@ -213,21 +192,43 @@ class PackedNetwork(nn.Module):
 
     def logits(self, inputs: Tensor) -> Tensor:
         """Return the network's logits (...) for assembled inputs (..., input_size)."""
-        return torch.ops.specheads.head_network(
-            inputs,
-            self.input_mean,
-            self.input_scale,
-            self.projection,
-            self.projection_bias,
-            self.blocks,
-            self.block_biases,
-            self.readout,
-            self.readout_bias,
-        )
+        return torch.ops.specheads.head_network(inputs, *self._buffers.values())
 
 
-# By the first member, the weights that it was made of, and the copy.
-_copies: WeakKeyDictionary[nn.Module, tuple[Weights, _PackedLinear | PackedLayer | PackedNetwork]] = WeakKeyDictionary()
+def _is_packable(module: nn.Module) -> bool:
+    if type(module) is not nn.Linear or is_made_of_tensors(module.weight):
+        return False
+    return module.weight.dtype.is_floating_point and module.weight.dtype.itemsize > 1
+
+
+def _linear_groups(model: nn.Module, layers: Sequence[nn.Module]) -> list[list[Any]]:
+    """Return the linear maps outside of some layers, those together that read the same input and all have a bias or none."""
+    taken = {module for layer in layers for module in layer.modules()}
+    groups: dict[Any, list[Any]] = {}
+    for parent in model.modules():
+        for name, child in parent.named_children():
+            if child not in taken and _is_packable(child):
+                taken.add(child)
+                together = next((names for names in _READ_TOGETHER if name in names), name)
+                groups.setdefault((parent, together, child.bias is None, child.weight.dtype), []).append(child)
+    return list(groups.values())
+
+
+# By the first of some modules, the weights that their copy was made of, and the copy.
+_copies: WeakKeyDictionary[nn.Module, tuple[Weights, nn.Module]] = WeakKeyDictionary()
+
+
+def _copy_of(group: Sequence[nn.Module]) -> Any:
+    if not _is_current(group):
+        kind = _PackedLayer if is_layer(group[0]) else PackedNetwork if is_network(group[0]) else _PackedLinear
+        with torch.no_grad():
+            _copies[group[0]] = Weights(*group), kind(*group)
+    return _copies[group[0]][1]
+
+
+def _is_current(group: Sequence[nn.Module]) -> bool:
+    kept = _copies.get(group[0])
+    return kept is not None and kept[0].are_those_of(*group)
 
 
 class PackedModel(nn.Module):
@@ -245,7 +246,7 @@ class PackedModel(nn.Module):
         self.lm.output_embedding = self.lm.model.get_output_embeddings()
 
 
-def _sharing(module: Any, packed: Mapping[nn.Module, tuple[Any, int]], made: dict[nn.Module, Any]) -> Any:
+def _sharing(module: Any, packed: dict[nn.Module, tuple[Any, int]], made: dict[nn.Module, Any]) -> Any:
     """Return a tree of modules with the tensors of `module` in which those that are `packed` compute with their copies."""
     if module not in made:
         new = made[module] = object.__new__(type(module))
@@ -262,11 +263,11 @@ def _sharing(module: Any, packed: Mapping[nn.Module, tuple[Any, int]], made: dic
 def packed_model(lm: LanguageModel, others: Sequence[nn.Module]) -> PackedModel | None:
     """Return packed copies of a model on a CPU and of the networks in other modules, or None if memory is too small."""
     layers = [module for module in lm.model.modules() if is_layer(module)]
+    groups = [*([layer] for layer in layers), *_linear_groups(lm.model, layers)]
     networks = [module for other in others for module in other.modules() if is_network(module)]
-    groups: list[Sequence[nn.Module]] = [*([layer] for layer in layers), *_linear_groups(lm, within=layers)]
-    new = [member for group in (*groups, *([network] for network in networks)) if not _is_current(group) for member in group]
-    needed = sum(weight.nbytes for member in new for weight in member.parameters())
-    if needed > SPARE_MEMORY * available_memory():
+    new = [module for group in (*groups, *([network] for network in networks)) if not _is_current(group) for module in group]
+    needed = sum(weight.nbytes for module in new for weight in module.parameters())
+    if needed > _SPARE_MEMORY * _available_memory():
         _warn_of_memory()
         return None
     if needed > 2**20:
@@ -274,66 +275,22 @@ def packed_model(lm: LanguageModel, others: Sequence[nn.Module]) -> PackedModel 
     return PackedModel(lm, groups, networks)
 
 
-def available_memory() -> float:
+def _available_memory() -> float:
     """Return the bytes of memory that this process may still take; infinity where that cannot be told."""
     limits = [float("inf")]
     information = Path("/proc/meminfo")
     if information.is_file():
         fields = dict(line.split(":", 1) for line in information.read_text().splitlines() if ":" in line)
         limits.append(int(fields["MemAvailable"].split()[0]) * 1024)
-    elif hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
-        limits.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     most, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
     if most.is_file() and used.is_file() and most.read_text().strip() != "max":
         limits.append(int(most.read_text()) - int(used.read_text()))
     return min(limits)
 
 
-def _copy_of(group: Sequence[nn.Module]) -> Any:
-    if not _is_current(group):
-        with torch.no_grad():
-            kind = PackedLayer if is_layer(group[0]) else PackedNetwork if is_network(group[0]) else _PackedLinear
-            _copies[group[0]] = Weights(group), kind(group)
-    return _copies[group[0]][1]
-
-
-def _is_current(group: Sequence[nn.Module]) -> bool:
-    kept = _copies.get(group[0])
-    return kept is not None and kept[0].are_those_of(group)
-
-
-def _is_packable(module: nn.Module) -> TypeGuard[nn.Linear]:
-    if type(module) is not nn.Linear or is_made_of_tensors(module.weight):
-        return False
-    return module.weight.dtype.is_floating_point and module.weight.dtype.itemsize > 1
-
-
-@torch.no_grad()
-def _linear_groups(lm: LanguageModel, within: Sequence[nn.Module]) -> list[list[nn.Linear]]:
-    """Return the linear maps outside of some layers, those together that read the same tensor and all have a bias or none."""
-    inputs: list[Tensor] = []  # kept, so that no tensor takes the place of another
-    groups: dict[tuple[int, bool, torch.dtype], list[nn.Linear]] = {}
-
-    def note(module: nn.Linear, args: tuple[Tensor, ...]) -> None:
-        inputs.append(args[0])
-        members = groups.setdefault((id(args[0]), module.bias is None, module.weight.dtype), [])
-        if module not in members:
-            members.append(module)
-
-    inside = {module for layer in within for module in layer.modules()}
-    linears = [module for module in lm.model.modules() if _is_packable(module) and module not in inside]
-    handles = [module.register_forward_pre_hook(note) for module in linears]
-    try:
-        lm.logits(lm.hidden_states(torch.zeros((1, 1), dtype=torch.long, device=lm.device), use_cache=False))
-    finally:
-        for handle in handles:
-            handle.remove()
-    return list(groups.values())
-
-
 @cache  # every step of every engine asks, and one warning is enough
 def _warn_of_memory() -> None:
     logger.warning(
         "linear maps are not packed, and verification is slower: copies would take more than %.0f %% of the available memory",
-        SPARE_MEMORY * 100,
+        _SPARE_MEMORY * 100,
     )

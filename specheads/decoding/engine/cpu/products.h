@@ -7,6 +7,8 @@
 
 #include "kernels.h"
 
+#include <utility>
+
 namespace specheads_kernels __attribute__((visibility("hidden"))) {
 
 // block[t][j] = sum_i x[t][i] panel[i][j] for `tokens` rows t, at most kMostTokens, where columns i of the panel are `stride`
@@ -20,6 +22,9 @@ template <typename Value>
 struct Panels {
   const Value* values;
   int64_t number, size;  // of panels, and of columns in each
+
+  Panels(const Value* values, int64_t number, int64_t size) : values(values), number(number), size(size) {}
+  Panels(const at::TensorBase& panels) : Panels(panels.const_data_ptr<Value>(), panels.size(0), panels.size(1)) {}
 };
 
 // Multiply rows (tokens, size) with all panels, `together` at a time. For each product it calls
@@ -47,25 +52,19 @@ void for_panels(
   });
 }
 
-template <typename Value, typename Finish>
-void for_panels(
-    Team& team, const at::TensorBase& panels, int64_t together, const InputOf<Value>* rows, int64_t tokens, const Finish& finish) {
-  for_panels<Value>(team, Panels<Value>{panels.const_data_ptr<Value>(), panels.size(0), panels.size(1)}, together, rows, tokens, finish);
-}
-
-// Rows (tokens, size) as products read them, (tokens, columns): where they lie, or converted and padded with zeros.
-template <typename Value, int number>
-const InputOf<Value>* inputs_of(const Value* from, int64_t tokens, int64_t size, int64_t columns) {
-  using Input = InputOf<Value>;
-  if constexpr (std::is_same_v<Input, Value>) {
-    if (size == columns) return from;
+// Rows of `size` numbers, `stride` apart, as rows of `width` numbers of another type, and how far apart those are: where they lie,
+// or converted and padded with zeros.
+template <typename To, int number, typename From>
+std::pair<const To*, int64_t> converted(const From* from, int64_t stride, int64_t count, int64_t size, int64_t width) {
+  if constexpr (std::is_same_v<To, From>) {
+    if (size == width) return {from, stride};
   }
-  Input* to = scratch<Input, number>(tokens * columns);
-  for (int64_t t = 0; t < tokens; t++) {
-    for (int64_t i = 0; i < size; i++) to[t * columns + i] = static_cast<Input>(from[t * size + i]);
-    std::fill(to + t * columns + size, to + (t + 1) * columns, Input(0));
+  To* to = scratch<To, number>(count * width);
+  for (int64_t row = 0; row < count; row++) {
+    for (int64_t i = 0; i < size; i++) to[row * width + i] = static_cast<To>(from[row * stride + i]);
+    std::fill(to + row * width + size, to + (row + 1) * width, To(0));
   }
-  return to;
+  return {to, width};
 }
 
 }  // namespace specheads_kernels

@@ -186,98 +186,84 @@ int64_t token_at_of(const Value* probs, int64_t size, double uniform) {
   return size - 1;
 }
 
-// Call `function(row, value)` for every row of x (..., V), float32 or float64; `value` has the type of its numbers.
-template <typename Function>
-void for_each_row(const at::TensorBase& x, Function function) {
-  const int64_t size = x.size(-1), rows = size ? x.numel() / size : 0;
-  const int64_t grain = std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, size * x.element_size()));
-  at::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; row++) x.scalar_type() == at::kDouble ? function(row, double()) : function(row, float());
-  });
-}
-
-void check_wide(const at::TensorBase& x) {
-  TORCH_CHECK(x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble, "no operator for ", x.scalar_type());
+// A tensor of these sizes whose part for every row of x (..., V), float32 or float64, compute(row, its number, part) fills; its
+// numbers are of x's type or `Number`.
+template <typename Number = void, typename Compute>
+AtenTensorHandle of_rows(const at::TensorBase& x, at::IntArrayRef sizes, const Compute& compute) {
+  const auto fill = [&](auto value) {
+    using Value = decltype(value);
+    using Result = std::conditional_t<std::is_void_v<Number>, Value, Number>;
+    const at::TensorBase rows = x.contiguous();
+    at::TensorBase result = empty(sizes, c10::CppTypeToScalarType<Result>::value);
+    const int64_t size = x.size(-1), count = size ? x.numel() / size : 0, part = count ? result.numel() / count : 0;
+    const int64_t grain = std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, size * x.element_size()));
+    const Value* from = rows.const_data_ptr<Value>();
+    Result* to = result.mutable_data_ptr<Result>();
+    at::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; row++) compute(from + row * size, row, to + row * part);
+    });
+    return handle_of(result);
+  };
+  if (x.scalar_type() == at::kDouble) return fill(double());
+  TORCH_CHECK(x.scalar_type() == at::kFloat, "no operator for ", x.scalar_type());
+  return fill(float());
 }
 
 }  // namespace
 
 // The k-th largest (..., 1) of x (..., V), float32 or float64; NaN where a row has a NaN.
 AtenTensorHandle kth_largest(const at::TensorBase& x, int64_t k) {
-  check_wide(x);
   const int64_t size = x.size(-1);
   TORCH_CHECK(0 < k && k <= size, "k is ", k, " of ", size);
   auto shape = x.sizes().vec();
   shape.back() = 1;
-  at::TensorBase result = empty(shape, x.scalar_type()), rows = x.contiguous();
-  for_each_row(rows, [&](int64_t row, auto value) {
-    using Value = decltype(value);
-    result.mutable_data_ptr<Value>()[row] = kth_largest_of<Value>(rows.const_data_ptr<Value>() + row * size, size, k);
-  });
-  return handle_of(result);
+  return of_rows(x, shape, [&](const auto* row, int64_t, auto* to) { *to = kth_largest_of(row, size, k); });
 }
 
 // The probabilities (..., V) of logits (..., V) of which those below `least` (..., 1) are hidden.
 AtenTensorHandle kept_softmax(const at::TensorBase& logits, const at::TensorBase& least) {
-  check_wide(logits);
   const int64_t size = logits.size(-1);
   TORCH_CHECK(
       least.scalar_type() == logits.scalar_type() && least.numel() * size == logits.numel(), "logits are ", logits.sizes(),
       ", bounds are ", least.scalar_type(), " ", least.sizes());
-  const at::TensorBase rows = logits.contiguous(), bounds = least.contiguous();
-  at::TensorBase result = empty(logits.sizes(), logits.scalar_type());
-  for_each_row(rows, [&](int64_t row, auto value) {
-    using Value = decltype(value);
-    kept_softmax_of<Value>(
-        rows.const_data_ptr<Value>() + row * size, bounds.const_data_ptr<Value>()[row], size,
-        result.mutable_data_ptr<Value>() + row * size);
+  const at::TensorBase bounds = least.contiguous();
+  return of_rows(logits, logits.sizes(), [&](const auto* row, int64_t number, auto* to) {
+    kept_softmax_of(row, bounds.const_data_ptr<std::decay_t<decltype(*to)>>()[number], size, to);
   });
-  return handle_of(result);
 }
 
 // The probabilities (..., V) of the nucleus of probs (..., V).
 AtenTensorHandle nucleus(const at::TensorBase& probs, double top_p) {
-  check_wide(probs);
   TORCH_CHECK(0 < top_p && top_p <= 1, "top_p is ", top_p);
   const int64_t size = probs.size(-1);
-  const at::TensorBase rows = probs.contiguous();
-  at::TensorBase result = empty(probs.sizes(), probs.scalar_type());
-  for_each_row(rows, [&](int64_t row, auto value) {
-    using Value = decltype(value);
-    nucleus_of<Value>(rows.const_data_ptr<Value>() + row * size, top_p, size, result.mutable_data_ptr<Value>() + row * size);
-  });
-  return handle_of(result);
+  return of_rows(probs, probs.sizes(), [&](const auto* row, int64_t, auto* to) { nucleus_of(row, top_p, size, to); });
 }
 
 // The index (...) of the largest number of each row of x (..., V), the first of several.
 AtenTensorHandle most_likely(const at::TensorBase& x) {
-  check_wide(x);
   const int64_t size = x.size(-1);
   TORCH_CHECK(size > 0, "there is no number in ", x.sizes());
-  const at::TensorBase rows = x.contiguous();
-  at::TensorBase result = empty(x.sizes().slice(0, x.dim() - 1), at::kLong);
-  for_each_row(rows, [&](int64_t row, auto value) {
-    using Value = decltype(value);
-    result.mutable_data_ptr<int64_t>()[row] = most_likely_of<Value>(rows.const_data_ptr<Value>() + row * size, size);
-  });
-  return handle_of(result);
+  const auto sizes = x.sizes().slice(0, x.dim() - 1);
+  return of_rows<int64_t>(x, sizes, [&](const auto* row, int64_t, int64_t* to) { *to = most_likely_of(row, size); });
 }
 
 // Token ids (...) drawn from probs (..., V) at uniform (...), float64.
 AtenTensorHandle token_at(const at::TensorBase& probs, const at::TensorBase& uniform) {
-  check_wide(probs);
   const int64_t size = probs.size(-1);
   TORCH_CHECK(
       uniform.scalar_type() == at::kDouble && uniform.numel() * size == probs.numel(), "probabilities are ", probs.sizes(),
       ", uniform numbers are ", uniform.scalar_type(), " ", uniform.sizes());
-  const at::TensorBase rows = probs.contiguous(), points = uniform.contiguous();
-  at::TensorBase result = empty(uniform.sizes(), at::kLong);
-  for_each_row(rows, [&](int64_t row, auto value) {
-    using Value = decltype(value);
-    result.mutable_data_ptr<int64_t>()[row] =
-        token_at_of<Value>(rows.const_data_ptr<Value>() + row * size, size, points.const_data_ptr<double>()[row]);
+  const at::TensorBase points = uniform.contiguous();
+  const double* point = points.const_data_ptr<double>();
+  return of_rows<int64_t>(probs, uniform.sizes(), [&](const auto* row, int64_t number, int64_t* to) {
+    *to = token_at_of(row, size, point[number]);
   });
-  return handle_of(result);
 }
 
 }  // namespace specheads_kernels
+
+SPECHEADS_OPERATOR(kth_largest, "(Tensor x, int k) -> Tensor")
+SPECHEADS_OPERATOR(kept_softmax, "(Tensor logits, Tensor least) -> Tensor")
+SPECHEADS_OPERATOR(nucleus, "(Tensor probs, float top_p) -> Tensor")
+SPECHEADS_OPERATOR(most_likely, "(Tensor x) -> Tensor")
+SPECHEADS_OPERATOR(token_at, "(Tensor probs, Tensor uniform) -> Tensor")

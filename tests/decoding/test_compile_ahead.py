@@ -2,21 +2,22 @@
 
 import logging
 import os
-import time
+import threading
 from functools import partial
 
 import pytest
 import torch
-from commands import wait_for
 from fakes import needs_compiler, tiny_pair
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from specheads import SpeculativeDecoder, Warp, stopping
-from specheads.decoding.engine import compile_plan
-from specheads.decoding.engine.artefacts import folder
-from specheads.decoding.engine.compile_plan import Job, Plan, run_in_processes
+from specheads.decoding.engine import artefacts
+from specheads.decoding.engine.artefacts import Job, _run_in_processes, folder
+from specheads.decoding.engine.cpu import library
 
 GREEDY = Warp(temperature=0)
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork") or (os.cpu_count() or 1) == 1, reason="one core, or no fork")
 
 
 def decoder(engine):
@@ -30,7 +31,7 @@ def private_folders(monkeypatch, tmp_path):
 
 
 @needs_compiler
-@pytest.mark.skipif(not compile_plan.can_fork(), reason="one core, or no fork")
+@needs_fork
 def test_forked_processes_leave_the_steps_that_the_parent_loads(caplog):
     caplog.set_level(logging.INFO)
     compiled = decoder("compiled")
@@ -40,22 +41,22 @@ def test_forked_processes_leave_the_steps_that_the_parent_loads(caplog):
     assert "compiled ChainStep" not in caplog.text and "compiled VerifyStep" not in caplog.text
     assert len([path for path in folder().iterdir() if path.is_file()]) == 3
     assert compiled.generate([0, 1, 2], 20).tokens.tolist() == decoder("eager").generate([0, 1, 2], 20).tokens.tolist()
-    assert torch.get_num_threads() >= 1 and Plan.active is None
+    assert torch.get_num_threads() >= 1 and artefacts.planned is None
 
 
-@pytest.mark.skipif(not compile_plan.can_fork(), reason="one core, or no fork")
+@needs_fork
 def test_a_process_that_fails_is_said_and_does_no_harm(caplog):
     caplog.set_level(logging.INFO)
 
     def fail():
         raise RuntimeError("no such instruction")
 
-    run_in_processes([Job(f"step {number}", f"name{number}", fail) for number in range(3)], most=2)
+    _run_in_processes([Job(f"step {number}", f"name{number}", fail) for number in range(3)], most=2)
     assert sorted(record.message for record in caplog.records) == [f"step {number} was not compiled ahead" for number in range(3)]
 
 
-@pytest.mark.skipif(not compile_plan.can_fork(), reason="one core, or no fork")
-def test_the_longest_steps_are_compiled_first(tmp_path):
+@needs_fork
+def test_processes_begin_in_the_order_of_their_jobs(tmp_path):
     """One at a time, so that the order in which they end is that in which they began."""
     path = tmp_path / "order"
 
@@ -64,46 +65,33 @@ def test_the_longest_steps_are_compiled_first(tmp_path):
             stream.write(f"{size} ")
         raise RuntimeError("nothing to keep")
 
-    plan = [Job(f"step {size}", f"name{size}", partial(write, size), size) for size in (2, 9, 4)]
-    run_in_processes(compile_plan.longest_first(plan), most=1)
+    _run_in_processes([Job(f"step {size}", f"name{size}", partial(write, size), size) for size in (9, 4, 2)], most=1)
     assert path.read_text().split() == ["9", "4", "2"]
 
 
-@pytest.mark.skipif(not compile_plan.can_fork(), reason="one core, or no fork")
+@needs_compiler
 @pytest.mark.parametrize("fails", [False, True])
-def test_another_process_builds_while_the_compiler_is_loaded(monkeypatch, tmp_path, fails):
+def test_the_operators_are_built_while_the_compiler_is_loaded(monkeypatch, tmp_path, fails):
     """Each waits for the other here, so that neither could come first; a compiler that fails changes nothing."""
-    loading, built = tmp_path / "loading", tmp_path / "built"
+    loading, built = threading.Event(), threading.Event()
 
     def load():
-        loading.touch()
-        wait_for(built.exists, seconds=600)
+        loading.set()
+        assert built.wait(600)
         if fails:
             raise RuntimeError("no such instruction")
 
-    def build():
-        wait_for(loading.exists, seconds=600)
-        built.touch()
+    def build(path):
+        assert loading.wait(600)
+        built.set()
 
-    monkeypatch.setattr(compile_plan, "load_compiler", load)
-    compile_plan.load_compiler_during(build)
-    assert built.exists()
-
-
-@pytest.mark.skipif(not compile_plan.can_fork(), reason="one core, or no fork")
-def test_an_interrupt_ends_the_process_that_builds(monkeypatch):
-    started = []
-    fork = compile_plan.fork
-    monkeypatch.setattr(compile_plan, "fork", lambda run: started.append(fork(run)) or started[0])
-
-    def interrupt():
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(compile_plan, "load_compiler", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        compile_plan.load_compiler_during(partial(time.sleep, 600))
-    with pytest.raises(ProcessLookupError):
-        os.kill(started[0], 0)
+    monkeypatch.setattr(artefacts, "planned", {})
+    monkeypatch.setattr(artefacts, "load_compiler", load)
+    monkeypatch.setattr(library, "_library_path", lambda: tmp_path / "nothing")
+    monkeypatch.setattr(library, "_build", build)
+    monkeypatch.setattr(library, "_load_library", lambda path: None)
+    monkeypatch.setattr(library, "_RESULTS", {})
+    assert library.load_operators.__wrapped__() and built.is_set()
 
 
 @needs_compiler
@@ -111,12 +99,6 @@ def test_a_compiler_that_cannot_be_loaded_ahead_changes_nothing(monkeypatch):
     def fail():
         raise RuntimeError("no such instruction")
 
-    monkeypatch.setattr(compile_plan, "load_compiler", fail)
+    monkeypatch.setattr(artefacts, "load_compiler", fail)
     tokens = decoder("compiled").generate([0, 1, 2], 20).tokens.tolist()
     assert tokens == decoder("eager").generate([0, 1, 2], 20).tokens.tolist()
-
-
-def test_plans_are_not_nested():
-    with Plan(), pytest.raises(RuntimeError, match="nested"), Plan():
-        pass
-    assert Plan.active is None
