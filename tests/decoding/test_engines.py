@@ -234,6 +234,7 @@ def test_names_of_compiled_steps_tell_heads_and_models_apart():
 def test_names_of_compiled_steps_tell_kernels_of_attention_and_their_versions_apart(monkeypatch):
     lm = tiny_pair().draft_lm
     step = chain_step(lm, stopping.FixedLength(3))
+    monkeypatch.setattr(artefacts, "machine", artefacts.machine.__wrapped__)
     monkeypatch.setattr(artefacts, "find_spec", lambda name: True)
     monkeypatch.setattr(artefacts, "version", lambda name: "3.3")
     names = [name_of(lm, step)]

@@ -12,11 +12,11 @@ from specheads.decoding.engine.compiled_program import OPTIONS, CompiledProgram
 from specheads.decoding.engine.cuda_graph import (
     PART,
     GraphEngine,
-    GroupedOperations,
+    _attend,
+    _attend_parts,
+    _GroupedOperations,
     _GroupedStep,
     _is_faster,
-    attend,
-    attend_parts,
 )
 from specheads.decoding.engine.reading import computing
 
@@ -63,7 +63,7 @@ def test_attention_is_that_of_transformers(heads, groups, tokens, parts):
     ):
         for scale in (None, 0.3):
             expected, _ = sdpa_attention_forward(Layer(heads // groups), query, key, value, mask, scaling=scale)
-            actual = attend(query, key, value, mask, scale)
+            actual = _attend(query, key, value, mask, scale)
             assert actual.shape == expected.shape and actual.is_contiguous()
             torch.testing.assert_close(actual, expected, atol=1e-13, rtol=0)
 
@@ -73,15 +73,15 @@ def test_rows_of_a_batch_attend_each_to_its_memory(shared):
     query, key, value = tensors(3, 6, 2, 4, 2)
     mask = random_mask(1 if shared else 3, 4, 2 * PART)
     expected, _ = sdpa_attention_forward(Layer(3), query, key, value, mask.expand(3, -1, -1, -1))
-    torch.testing.assert_close(attend(query, key, value, mask), expected, atol=1e-13, rtol=0)
+    torch.testing.assert_close(_attend(query, key, value, mask), expected, atol=1e-13, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_parts_that_are_masked_throughout_leave_no_trace(dtype):
     query, key, value = tensors(1, 4, 2, 3, 3, dtype)
-    expected = attend(query, key[:, :, :PART], value[:, :, :PART], causal(3, PART, 60))
+    expected = _attend(query, key[:, :, :PART], value[:, :, :PART], causal(3, PART, 60))
     key[:, :, PART:], value[:, :, PART:] = 100, 100
-    assert torch.equal(attend(query, key, value, causal(3, 3 * PART, 60)), expected)
+    assert torch.equal(_attend(query, key, value, causal(3, 3 * PART, 60)), expected)
 
 
 def test_the_kernel_of_a_gpu_has_the_shapes_that_are_expected():
@@ -90,16 +90,16 @@ def test_the_kernel_of_a_gpu_has_the_shapes_that_are_expected():
     bias = torch.empty(1, 4, 20, PART, device="meta").expand(8, -1, -1, -1)
     kernel = torch.ops.aten._scaled_dot_product_efficient_attention
     out, log_sums, *_ = kernel(query, key, key, bias, True, scale=0.1)
-    shapes = [tensor.shape for tensor in attend_parts(query, key, key, bias, 0.1)]
+    shapes = [tensor.shape for tensor in _attend_parts(query, key, key, bias, 0.1)]
     assert [out.shape, log_sums[..., :20].shape] == shapes
 
 
 def test_only_masked_attention_is_replaced_and_only_while_asked():
     query, key, value = tensors(1, 6, 2, 4, 1)
     mask, plain, layer = causal(4, PART, 17), ALL_ATTENTION_FUNCTIONS["sdpa"], Layer(3)
-    with computing(GroupedOperations()):
+    with computing(_GroupedOperations()):
         ours = ALL_ATTENTION_FUNCTIONS["sdpa"]
-        assert torch.equal(ours(layer, query, key, value, mask)[0], attend(query, key, value, mask))
+        assert torch.equal(ours(layer, query, key, value, mask)[0], _attend(query, key, value, mask))
         others = [(None, {}), (torch.zeros(1, 1, 4, PART).double(), {}), (mask.expand(-1, 6, -1, -1), {})]
         for other, options in [*others, (mask, {"position_bias": random_tensor(1, 6, 4, PART)})]:
             assert torch.equal(
@@ -114,7 +114,7 @@ class Attention(nn.Module):
     def forward(self, query, start, places, memory, inputs):
         size = places.shape[0]
         mask = (torch.arange(size) <= start + torch.arange(query.shape[1])[:, None])[None, None]
-        return (attend(query.transpose(1, 2), memory[0][0][:, :, :size], memory[0][1][:, :, :size], mask),)
+        return (_attend(query.transpose(1, 2), memory[0][0][:, :, :size], memory[0][1][:, :, :size], mask),)
 
 
 @needs_compiler
@@ -154,10 +154,10 @@ def test_attention_that_fails_or_is_wrong_is_not_chosen(timed, monkeypatch, capl
     def fail(*args):
         raise RuntimeError("no kernel found\nand more")
 
-    monkeypatch.setattr(cuda_graph, "attend_parts", fail)
+    monkeypatch.setattr(cuda_graph, "_attend_parts", fail)
     assert not asked() and "no kernel found" in caplog.text
-    parts = lambda *args: tuple(tensor + 0.3 for tensor in attend_parts(*args))  # noqa: E731
-    monkeypatch.setattr(cuda_graph, "attend_parts", parts)
+    parts = lambda *args: tuple(tensor + 0.3 for tensor in _attend_parts(*args))  # noqa: E731
+    monkeypatch.setattr(cuda_graph, "_attend_parts", parts)
     assert not asked() and "something else" in caplog.text
 
 

@@ -12,7 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from specheads import Warp
 from specheads.decoding.engine.cpu import CpuOperations
 from specheads.decoding.engine.cpu.library import _FOLDER, _RESULTS, declarations
-from specheads.decoding.engine.cpu.packed import pack
+from specheads.decoding.engine.cpu.packed import _pack
 from specheads.decoding.engine.reading import computing
 from specheads.pair.sampling import active
 
@@ -35,7 +35,7 @@ def generator():
 
 
 def linear(x, weight, bias=None):
-    return torch.ops.specheads.packed_linear(x, pack(weight), bias, len(weight))
+    return torch.ops.specheads.packed_linear(x, _pack(weight), bias, len(weight))
 
 
 def attention(query, key, value, mask, scale=0.3):
@@ -76,7 +76,7 @@ def test_a_linear_map(shape, has_bias, dtype, threads):
 def test_panels_hold_the_rows_of_a_weight_and_zeros(dtype):
     """Column i of a panel has the numbers i of its rows, in bfloat16 pairs of columns or those of its two halves alternately."""
     weight, rows = random_tensor(70, 3, dtype=dtype), torch.ops.specheads.panel_rows(dtype == torch.float64)
-    panels, number = pack(weight), -(-70 // rows)
+    panels, number = _pack(weight), -(-70 // rows)
     in_pairs = dtype == torch.bfloat16 and torch.ops.specheads.multiplies_pairs()
     assert panels.shape == (number, 4 if in_pairs else 3, rows) and panels.is_contiguous() and panels.dtype == dtype
     if in_pairs:
@@ -275,7 +275,7 @@ def test_operators_are_traced_with_open_sizes():
         def __init__(self):
             super().__init__()
             self.weight = nn.Parameter(random_tensor(24, 24))
-            self.register_buffer("panels", pack(self.weight.detach()))
+            self.register_buffer("panels", _pack(self.weight.detach()))
 
         def forward(self, x, key):
             y = torch.ops.specheads.packed_linear(x, self.panels, None, 24)[:, None]

@@ -15,7 +15,7 @@ from specheads.decoding.engine.compiled import MOST_TOKENS
 from specheads.decoding.engine.compiled_program import CompiledProgram, Weights
 from specheads.decoding.engine.cpu import CpuStep, library, packed
 from specheads.decoding.engine.cpu.library import load_operators
-from specheads.decoding.engine.cpu.packed import pack, packed_model
+from specheads.decoding.engine.cpu.packed import _pack, packed_model
 from specheads.pair.language_model import LanguageModel
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("built_operators")]
@@ -300,7 +300,7 @@ def test_operators_that_fail_without_a_reason(monkeypatch, caplog):
 
 def test_the_panels_of_a_group_are_those_of_its_weights_in_turn(lm):
     layer = lm.model.model.layers[0].mlp
-    assert torch.equal(packed_model(lm, []).copies[3].panels, pack(torch.cat([layer.gate_proj.weight, layer.up_proj.weight])))
+    assert torch.equal(packed_model(lm, []).copies[3].panels, _pack(torch.cat([layer.gate_proj.weight, layer.up_proj.weight])))
 
 
 class Scaled(torch.Tensor):
@@ -349,5 +349,5 @@ def test_a_layer_with_a_weight_that_is_made_of_tensors_is_left_as_it_is():
     layer = lm.model.model.layers[0]
     weight = layer.mlp.up_proj.weight
     layer.mlp.up_proj.weight = nn.Parameter(Scaled(weight.round().to(torch.int8), torch.ones((), dtype=weight.dtype)), False)
-    assert not packed.is_layer(layer) and not packed._is_packable(layer.mlp.up_proj)
-    assert packed.is_layer(lm.model.model.layers[1]) and packed._is_packable(layer.mlp.down_proj)
+    assert not packed._is_layer(layer) and not packed._is_packable(layer.mlp.up_proj)
+    assert packed._is_layer(lm.model.model.layers[1]) and packed._is_packable(layer.mlp.down_proj)

@@ -7,7 +7,7 @@ from torch import nn
 
 from specheads import AcceptanceHead, HeadConfig
 from specheads.decoding.engine.cpu import CpuOperations
-from specheads.decoding.engine.cpu.packed import PackedNetwork, is_network, packed_model
+from specheads.decoding.engine.cpu.packed import _is_network, _PackedNetwork, packed_model
 from specheads.pair.sampling import computing_with
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("built_operators")]
@@ -46,7 +46,7 @@ def features_of(head, *shape):
 def test_the_logits_of_a_head(name, dtype, threads):
     head = random_head(CONFIGS[name], dtype)
     packed = packed_model(tiny_pair().draft_lm, [head])
-    assert any(isinstance(copied, PackedNetwork) for copied in packed.copies)
+    assert any(isinstance(copied, _PackedNetwork) for copied in packed.copies)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -100,10 +100,10 @@ def test_a_head_that_changes_is_packed_anew(change):
 
 def test_what_the_operator_does_not_have_is_left_to_torch():
     head = random_head(CONFIGS["default"], torch.float32)
-    assert is_network(head) and not is_network(nn.Linear(3, 3))
-    assert not is_network(head.to(torch.bfloat16))
+    assert _is_network(head) and not _is_network(nn.Linear(3, 3))
+    assert not _is_network(head.to(torch.bfloat16))
     packed = packed_model(tiny_pair().draft_lm, [head])
-    assert not any(isinstance(copied, PackedNetwork) for copied in packed.copies)
+    assert not any(isinstance(copied, _PackedNetwork) for copied in packed.copies)
 
 
 class Shifted(AcceptanceHead):
@@ -123,7 +123,7 @@ def test_a_network_that_computes_something_else_is_left_to_torch(part):
         head.readout = type("Other", (nn.Linear,), {})(20, 1)
     else:
         head.blocks[0].register_forward_hook(lambda block, inputs, output: 2 * output)
-    assert not is_network(head)
+    assert not _is_network(head)
 
 
 WRONG = {
@@ -142,7 +142,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_tensors_that_do_not_fit_are_refused(name):
     """A loop would read other numbers, or past the end of one."""
-    copied = PackedNetwork(random_head(CONFIGS["default"], torch.float32))
+    copied = _PackedNetwork(random_head(CONFIGS["default"], torch.float32))
     tensors = {"inputs": torch.zeros(2, 323)} | dict(copied.named_buffers())
     assert list(tensors) == list(WRONG)
     torch.ops.specheads.head_network(*tensors.values())

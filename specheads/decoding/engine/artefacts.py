@@ -227,7 +227,9 @@ def name_of(lm: LanguageModel, epilogue: Epilogue, *settings: Any) -> str | None
     weights, settings = tree_map_only(Tensor, lambda x: (tuple(x.shape), x.stride(), x.dtype, x.device), (weights, settings))
     model = (type(lm.model).__name__, lm.config.to_json_string(), lm.config._attn_implementation, lm.vocab_size, weights)
     kinds = [(name, type(part), part.training) for name, part in parts]
-    here = (machine(), _attention_kernels(), torch.get_num_threads())
+    # A trace holds what torch's attention chose on a GPU.
+    kernels = [getattr(torch.backends.cuda, f"{kind}_sdp_enabled")() for kind in ("flash", "mem_efficient", "math", "cudnn")]
+    here = (machine(), kernels, torch.get_num_threads())
     provenance = (*here, sources_of(*_ROOMS), sources, model, kinds, epilogue.compile_key, settings)
     return hashlib.sha256(repr(provenance).encode()).hexdigest()[:24]
 
@@ -240,15 +242,8 @@ def machine() -> tuple[str, ...]:
     lines = path.read_text().splitlines() if path.is_file() else [platform.processor()]
     features = sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))} or lines[:1])
     cpu = (platform.machine(), torch.backends.cpu.get_cpu_capability(), *features)
-    return (torch.__version__, transformers.__version__, platform.python_version(), *cpu, *gpus)
-
-
-def _attention_kernels() -> tuple[Any, ...]:
-    """Return what torch's attention may choose from on a GPU, and the versions of the libraries: a trace holds its choice."""
-    cuda = torch.backends.cuda
-    flags = (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(), cuda.cudnn_sdp_enabled())
-    triton = version("triton") if find_spec("triton") else None
-    return *flags, torch.version.cuda, torch.backends.cudnn.version(), triton
+    libraries = (torch.version.cuda, torch.backends.cudnn.version(), version("triton") if find_spec("triton") else None)
+    return (torch.__version__, transformers.__version__, platform.python_version(), *map(str, libraries), *cpu, *gpus)
 
 
 @cache

@@ -123,7 +123,7 @@ def _recorder_for(device: torch.device) -> _GraphRecorder | _ImitatingRecorder:
     return _GraphRecorder(device) if device.type == "cuda" else _ImitatingRecorder()
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None = None) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None = None) -> Tensor:
     """Return the attention (B, T, H, D) of `query` (B, H, T, D) over `key` and `value` (B, G, S, D), S a multiple of PART.
 
     Args:
@@ -142,12 +142,12 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float
     bias = bias.unflatten(2, (num_parts, PART)).transpose(1, 2)[:, None, :, None]  # (B or 1, 1, P, 1, T, PART)
     bias = bias.expand(batch, groups, -1, share, -1, -1) if mask.shape[0] > 1 else bias.expand(-1, -1, -1, share, -1, -1)
     bias = bias.reshape(-1, num_parts, share * tokens, PART).expand(batch * groups, -1, -1, -1)
-    out, log_sums = attend_parts(rows, in_parts(key), in_parts(value), bias, query.shape[-1] ** -0.5 if scale is None else scale)
+    out, log_sums = _attend_parts(rows, in_parts(key), in_parts(value), bias, query.shape[-1] ** -0.5 if scale is None else scale)
     whole = (log_sums.softmax(dim=1)[..., None] * out).sum(dim=1).to(query.dtype)
     return whole.reshape(batch, heads, tokens, -1).transpose(1, 2).contiguous()
 
 
-def attend_parts(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def _attend_parts(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Return each part's attention (N, P, R, D), and the logarithms of its sums of exponentials (N, P, R)."""
     if query.is_cuda and query.dtype != torch.float64:  # which the kernel does not have
         efficient = torch.ops.aten._scaled_dot_product_efficient_attention
@@ -159,7 +159,7 @@ def attend_parts(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale:
     return (scores - log_sums[..., None]).exp() @ value, log_sums
 
 
-class GroupedOperations(Operations):
+class _GroupedOperations(Operations):
     """Attention in groups, under masks that it can take."""
 
     def attention(
@@ -167,12 +167,12 @@ class GroupedOperations(Operations):
     ) -> Any:
         if mask is None or mask.dtype != torch.bool or mask.shape[1] > 1 or has_other_options(options):
             return plain(module, query, key, value, mask, **options)
-        return attend(query, key, value, mask, options.get("scaling")), None
+        return _attend(query, key, value, mask, options.get("scaling")), None
 
 
 @cache  # engines of one model take the same
 def _is_faster(device: torch.device, dtype: torch.dtype, num_heads: int, key_shape: tuple[int, int, int]) -> bool:
-    """Whether `attend` is faster on a GPU than transformers' attention, over keys (G, S, D); both are captured.
+    """Whether `_attend` is faster on a GPU than transformers' attention, over keys (G, S, D); both are captured.
 
     False where it fails or computes something else, which is said.
     """
@@ -182,12 +182,12 @@ def _is_faster(device: torch.device, dtype: torch.dtype, num_heads: int, key_sha
     mask = torch.ones(count, size, dtype=torch.bool, device=device).tril(size - count)[None, None]
     layer: Any = SimpleNamespace(num_key_value_groups=num_heads // groups, is_causal=True)
     try:
-        expected, actual = sdpa_attention_forward(layer, query, keys, values, mask)[0], attend(query, keys, values, mask)
+        expected, actual = sdpa_attention_forward(layer, query, keys, values, mask)[0], _attend(query, keys, values, mask)
         if not bool((actual - expected).abs().max() <= _LARGEST_ERROR * expected.abs().max()):
             logger.warning("attention in groups computes something else on this GPU; transformers' attention is used")
             return False
         plain = _milliseconds(lambda: sdpa_attention_forward(layer, query, keys, values, mask), device)
-        grouped = _milliseconds(lambda: attend(query, keys, values, mask), device)
+        grouped = _milliseconds(lambda: _attend(query, keys, values, mask), device)
     except RuntimeError as error:
         reason = next(iter(str(error).strip().splitlines()), "")
         logger.warning("attention in groups fails on this GPU (%s); transformers' attention is used", reason)
@@ -216,7 +216,7 @@ class _GroupedStep(StepOperations):
     name = "attention in groups"
 
     def operations(self, places: RowPlaces | None) -> Operations:
-        return GroupedOperations()
+        return _GroupedOperations()
 
 
 class GraphEngine(CompiledEngine):

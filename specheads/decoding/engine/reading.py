@@ -138,7 +138,7 @@ def _masks_of(lm: LanguageModel, seen: Tensor, position: Tensor, key_position: T
     return {"full_attention": formed(seen), "sliding_attention": formed(seen & near)}
 
 
-class StepLayer(CacheLayerMixin):
+class _StepLayer(CacheLayerMixin):
     """One attention layer's memory inside a step, read as far as `size`; subclasses write into it."""
 
     is_sliding = False
@@ -159,7 +159,7 @@ class StepLayer(CacheLayerMixin):
         return self.keys.shape[2]
 
 
-class RowsLayer(StepLayer):
+class RowsLayer(_StepLayer):
     """The memory of tokens at their places in rows."""
 
     def __init__(self, keys: Tensor, values: Tensor, size: int, places: RowPlaces, chosen: slice | None) -> None:
@@ -179,7 +179,7 @@ class RowsLayer(StepLayer):
         return 0
 
 
-class ChainLayer(StepLayer):
+class ChainLayer(_StepLayer):
     """The memory of one text, written at `start`, () long."""
 
     def __init__(self, keys: Tensor, values: Tensor, size: int, start: Tensor) -> None:

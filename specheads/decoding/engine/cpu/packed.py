@@ -33,7 +33,7 @@ _LAYERS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer")
 _READ_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # of other layers, the maps that read the same input
 
 
-def pack(weight: Tensor) -> Tensor:
+def _pack(weight: Tensor) -> Tensor:
     """Return a weight (O, I) in panels, (ceil(O / P), I, P), with zeros in place of missing rows.
 
     In bfloat16, where the processor multiplies pairs of numbers, two neighbouring columns are stored as pairs, and I is even;
@@ -60,7 +60,7 @@ class _PackedLinear(nn.Module):
         weights = [member.weight for member in members]
         self.sizes = [len(weight) for weight in weights]
         bias = None if members[0].bias is None else torch.cat([member.bias for member in members])
-        self.register_buffer("panels", pack(torch.cat(weights) if len(weights) > 1 else weights[0]), persistent=False)
+        self.register_buffer("panels", _pack(torch.cat(weights) if len(weights) > 1 else weights[0]), persistent=False)
         self.register_buffer("bias", bias, persistent=False)
         self._last: tuple[Tensor | None, Sequence[Tensor]] = (None, ())
 
@@ -75,7 +75,7 @@ class _PackedLinear(nn.Module):
         return of_member
 
 
-def is_layer(module: nn.Module) -> bool:
+def _is_layer(module: nn.Module) -> bool:
     """Whether the operator `decoder_layer` computes what this module does."""
     kind = type(module)
     if kind.__name__ not in _LAYERS or not kind.__module__.startswith("transformers.models."):
@@ -108,11 +108,11 @@ class _PackedLayer(nn.Module):
         attention, (gate, up, down) = layer.self_attn, _maps_of(layer.mlp)
         inputs = [attention.q_proj, attention.k_proj, attention.v_proj]
         tensors = {
-            "queries_keys_values": pack(torch.cat([each.weight for each in inputs])),
+            "queries_keys_values": _pack(torch.cat([each.weight for each in inputs])),
             "bias": None if inputs[0].bias is None else torch.cat([each.bias for each in inputs]),
-            "output": pack(attention.o_proj.weight),
-            "gate_up": torch.stack([pack(gate.weight), pack(up.weight)], dim=1).flatten(0, 1),
-            "down": pack(down.weight),
+            "output": _pack(attention.o_proj.weight),
+            "gate_up": torch.stack([_pack(gate.weight), _pack(up.weight)], dim=1).flatten(0, 1),
+            "down": _pack(down.weight),
         }
         for name, tensor in tensors.items():
             self.register_buffer(name, tensor, persistent=False)
@@ -153,7 +153,7 @@ class _PackedLayer(nn.Module):
         )
 
 
-def is_network(module: nn.Module) -> bool:
+def _is_network(module: nn.Module) -> bool:
     """Whether the operator `head_network` computes what this module does."""
     kind: Any = type(module)
     if not isinstance(module, Network) or kind.score is not Network.score or kind.assemble is not Network.assemble:
@@ -171,7 +171,7 @@ def is_network(module: nn.Module) -> bool:
     )
 
 
-class PackedNetwork(nn.Module):
+class _PackedNetwork(nn.Module):
     """A network whose maps are packed for the operator."""
 
     def __init__(self, network: Any) -> None:
@@ -180,9 +180,9 @@ class PackedNetwork(nn.Module):
         tensors = {
             "input_mean": network.input_mean,
             "input_scale": network.input_scale,
-            "projection": pack(network.projection.weight) if projected else None,
+            "projection": _pack(network.projection.weight) if projected else None,
             "projection_bias": network.projection.bias if projected else None,
-            "blocks": torch.cat([pack(linear.weight) for linear in linears]) if linears else None,
+            "blocks": torch.cat([_pack(linear.weight) for linear in linears]) if linears else None,
             "block_biases": torch.stack([linear.bias for linear in linears]) if linears else None,
             "readout": network.readout.weight[0],
             "readout_bias": network.readout.bias,
@@ -220,7 +220,7 @@ _copies: WeakKeyDictionary[nn.Module, tuple[Weights, nn.Module]] = WeakKeyDictio
 
 def _copy_of(group: Sequence[nn.Module]) -> Any:
     if not _is_current(group):
-        kind = _PackedLayer if is_layer(group[0]) else PackedNetwork if is_network(group[0]) else _PackedLinear
+        kind = _PackedLayer if _is_layer(group[0]) else _PackedNetwork if _is_network(group[0]) else _PackedLinear
         with torch.no_grad():
             _copies[group[0]] = Weights(*group), kind(*group)
     return _copies[group[0]][1]
@@ -262,9 +262,9 @@ def _sharing(module: Any, packed: dict[nn.Module, tuple[Any, int]], made: dict[n
 
 def packed_model(lm: LanguageModel, others: Sequence[nn.Module]) -> PackedModel | None:
     """Return packed copies of a model on a CPU and of the networks in other modules, or None if memory is too small."""
-    layers = [module for module in lm.model.modules() if is_layer(module)]
+    layers = [module for module in lm.model.modules() if _is_layer(module)]
     groups = [*([layer] for layer in layers), *_linear_groups(lm.model, layers)]
-    networks = [module for other in others for module in other.modules() if is_network(module)]
+    networks = [module for other in others for module in other.modules() if _is_network(module)]
     new = [module for group in (*groups, *([network] for network in networks)) if not _is_current(group) for module in group]
     needed = sum(weight.nbytes for module in new for weight in module.parameters())
     if needed > _SPARE_MEMORY * _available_memory():

@@ -1,6 +1,6 @@
 // Products of few tokens with the panels of a packed weight, which is read once.
 //
-// A weight lies in panels of kPair rows, each stored column by column; see `pack` in packed.py. Each number of a result is
+// A weight lies in panels of kPair rows, each stored column by column; see `_pack` in packed.py. Each number of a result is
 // summed in the same order whatever the number of tokens, so that a verification computes the same logits as steps of one token.
 
 #pragma once
