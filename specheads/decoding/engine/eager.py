@@ -245,7 +245,7 @@ class EagerEngine:
     def clear_row(self, row: int) -> None:
         """Zero one row's memory: a NaN would spread even from masked positions."""
         for memory in self._key_value_tensors():
-            memory[..., row, :, :, :].zero_()
+            memory[row].zero_()
 
     def _check_fits(self, end: int) -> None:
         if end > self._reach:
