@@ -62,7 +62,7 @@ def evaluate(
     located = {name: head if isinstance(head, LocatedHead) else LocatedHead(head, f"<{name}>") for name, head in heads.items()}
     setup = Setup(pair, located, settings, data, *folders)
     if earlier:
-        setup.prompts.recorded()  # so that other prompts are refused before hours of work
+        _ = setup.prompts.recorded  # so that other prompts are refused before hours of work
     for where, theirs in (earlier or {}).items():
         check_context(context_of(setup, config), theirs, where)
     outcome = _replay_and_decode(setup) if settings.can_replay else _decode_only(setup)

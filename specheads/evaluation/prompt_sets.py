@@ -133,9 +133,13 @@ class PromptSets:
         self.learned = {
             name: located.head.train_prompts for name, located in heads.items() if located.head.train_prompts is not None
         }
-        self.silent = [name for name in heads if name not in self.learned]
-        if self.silent:
-            logger.warning("%s", _silence(self.silent))
+        silent = [name for name in heads if name not in self.learned]
+        self._silence = [
+            f"Head {name} does not name the prompts that it learned from, so none are left out of what is reported."
+            for name in silent
+        ]
+        for remark in self._silence:
+            logger.warning("%s", remark)
         self._used: dict[str, PromptSet] = {}
 
     @cached_property
@@ -154,19 +158,17 @@ class PromptSets:
         name = self.name if split == "test" else f"{self.name}, {split}"
         return self._set(name, "test", self.data.source, prompts, self._numbers("train", "dev"), f"data.num_{split}")
 
-    def recorded(self) -> dict[str, PromptSet]:
-        """Return by name the prompts to record: dev prompts, the reported ones, and those of test_sets."""
-        self._used |= self._recorded
-        return self._recorded
-
     @cached_property
-    def _recorded(self) -> dict[str, PromptSet]:
+    def recorded(self) -> dict[str, PromptSet]:
+        """The prompts to record by name: dev prompts, the reported ones, and those of test_sets."""
         sets = [self.dev.first(self.settings.num_dev_prompts), self.reported.first(self.settings.num_prompts)]
         known = self._numbers("train", "dev") | _numbers_of(prompt for prompt, _ in sets[0].prompts)
         for name, test_set in (self.settings.test_sets or {}).items():
             title = name if name not in [other.name for other in sets] else f"{name}, more"
             sets.append(self._more(title, name, test_set, known))
-        return {prompt_set.name: prompt_set for prompt_set in sets}
+        named = {prompt_set.name: prompt_set for prompt_set in sets}
+        self._used |= named
+        return named
 
     def decoded(self, count: int) -> PromptSet:
         """Return the first `count` reported prompts, which are decoded."""
@@ -192,7 +194,7 @@ class PromptSets:
         """Return remarks on the prompts for readers of the report."""
         sets = {used.name: used for used in self._used.values() if used.num_left_out}
         left_out = [f"{_counted(reduced.num_left_out, reduced.name)} left out: {WHY}." for reduced in sets.values()]
-        return left_out + ([_silence(self.silent)] if self.silent else [])
+        return left_out + self._silence
 
     def _split(self, source: PromptSource, split: str, remedy: str | None = None, with_responses: bool = False) -> list[Prompt]:
         """Return the prompts of one split of a source; raises UserError, which ends with the remedy, if there are none."""
@@ -242,12 +244,3 @@ def _numbers_of(prompts: Iterable[Prompt]) -> set[int]:
 
 def _counted(number: int, name: str) -> str:
     return f"1 prompt of {name} was" if number == 1 else f"{number} prompts of {name} were"
-
-
-def _silence(names: Sequence[str]) -> str:
-    """Return a remark on heads that do not name their prompts."""
-    several = len(names) > 1
-    return (
-        f"{'Heads' if several else 'Head'} {', '.join(names)} {'do' if several else 'does'} not name the prompts that "
-        f"{'they' if several else 'it'} learned from, so none are left out of what is reported."
-    )

@@ -80,7 +80,7 @@ class Recorder:
 
 def record(setup: Setup) -> list[RecordedSet]:
     """Return the recordings of all sets of prompts of an evaluation, dev prompts first."""
-    settings, sets = setup.settings, setup.prompts.recorded()
+    settings, sets = setup.settings, setup.prompts.recorded
     rules = [rule for choice in setup.rules.values() for rule in choice.samples()]
     longest = max(
         MAX_TOKENS, *(rule.max_tokens for rule in rules)

@@ -106,7 +106,7 @@ def write_profiles(setup: Setup, outcome: Outcome) -> None:
 
     Of several heads, those without a local folder get none. Without a recording there is nothing to write.
     """
-    pair, settings, prompts = setup.pair, setup.settings, setup.prompts.recorded() if outcome.sets else {}
+    pair, settings, prompts = setup.pair, setup.settings, setup.prompts.recorded if outcome.sets else {}
     plain = [set_profile(prompts[each.name].provenance(), each) for each in outcome.sets[1:]]
     models = {
         "draft": {"id": pair.draft_id, "revision": pair.draft_revision, "dtype": str(pair.draft.dtype)},

@@ -52,7 +52,7 @@ def rows_of(prompts):
 
 
 def test_without_heads_every_set_is_the_beginning_of_its_split(folder, nano):
-    sets = sets_of(nano).recorded()
+    sets = sets_of(nano).recorded
     assert {name: rows_of(prompt_set) for name, prompt_set in sets.items()} == {
         "rows, dev": list(range(20, 24)),
         "rows": list(range(26, 34)),
@@ -64,7 +64,7 @@ def test_train_prompts_of_a_head_are_left_out_and_others_take_their_place(folder
     learned = TrainPrompts.of(texts_of([21, 27, 30]), texts_of([20, 28]))
     with caplog.at_level(logging.INFO):
         sets = sets_of(nano, mine=learned)
-        recorded = sets.recorded()
+        recorded = sets.recorded
     assert rows_of(recorded["rows, dev"]) == [20, 22, 23, 24]  # what it was calibrated on is a dev prompt as any other
     assert rows_of(recorded["rows"]) == [26, 29, 31, 32, 33, 34, 35, 36]
     assert rows_of(sets.decoded(3)) == [26, 29, 31]
@@ -76,7 +76,7 @@ def test_train_prompts_of_a_head_are_left_out_and_others_take_their_place(folder
 def test_a_head_of_another_template_knows_its_rows(folder, nano):
     """Templates that differ in white space and case give the same rows other ids."""
     learned = TrainPrompts.of([text.replace(" ", "\n\n").upper() for text in texts_of([21, 26, 30])])
-    recorded = sets_of(nano, mine=learned).recorded()
+    recorded = sets_of(nano, mine=learned).recorded
     assert rows_of(recorded["rows, dev"]) == [20, 22, 23, 24] and rows_of(recorded["rows"])[:4] == [27, 28, 29, 31]
 
 
@@ -84,34 +84,34 @@ def test_heads_that_name_ids_of_their_prompts_still_leave_them_out(folder, nano)
     """As heads do that were exported before hashes of words were kept."""
     ids = torch.tensor([id_number(text_id(text)) for text in texts_of([21, 26, 30])])
     learned = TrainPrompts.from_tensors({"train": ids, "dev": ids[:0]}, "old")
-    recorded = sets_of(nano, mine=learned).recorded()
+    recorded = sets_of(nano, mine=learned).recorded
     assert rows_of(recorded["rows, dev"]) == [20, 22, 23, 24] and rows_of(recorded["rows"])[:4] == [27, 28, 29, 31]
 
 
 def test_train_prompts_of_every_head_are_left_out(folder, nano):
     sets = sets_of(nano, one=TrainPrompts.of(texts_of([26])), other=TrainPrompts.of(texts_of([28]), texts_of([29])))
-    assert rows_of(sets.recorded()["rows"])[:3] == [27, 30, 31]
+    assert rows_of(sets.recorded["rows"])[:3] == [27, 30, 31]
 
 
 def test_a_file_yields_rows_that_no_head_learned_from(folder, nano):
     """As many as are asked for, though the file begins with those; the rows that rules are tuned on are left out, too."""
     learned = TrainPrompts.of(texts_of(range(20)), texts_of([20, 21]))
     sets = sets_of(nano, "test_sets={humaneval: rows.jsonl}", mine=learned)
-    more = sets.recorded()["humaneval"]
+    more = sets.recorded["humaneval"]
     assert rows_of(more) == list(range(24, 32)) and more.num_left_out == 24
     assert "24 prompts of humaneval were left out" in " ".join(sets.notes())
 
 
 def test_a_file_with_some_train_prompts_of_a_head_yields_the_rest(folder, nano):
     sets = sets_of(nano, "test_sets={humaneval: half.jsonl}", "num_dev_prompts=1", mine=TrainPrompts.of(texts_of(range(20))))
-    more = sets.recorded()["humaneval"]
+    more = sets.recorded["humaneval"]
     assert rows_of(more) == list(range(21, 29)) and more.num_left_out == 11
 
 
 def test_a_file_of_train_prompts_only_is_refused(folder, nano):
     sets = sets_of(nano, "test_sets={humaneval: first.jsonl}", mine=TrainPrompts.of(texts_of(range(20))))
     with pytest.raises(UserError, match=r"humaneval cannot be reported on: all 20 .*head=mine.*test_sets=\{humaneval: <file>\}"):
-        sets.recorded()
+        _ = sets.recorded
 
 
 def test_a_split_of_train_prompts_only_is_refused(folder, nano):
@@ -132,7 +132,7 @@ def test_a_name_without_a_file_yields_the_test_prompts_of_its_split(folder, nano
         more_sets = named_test_sets({"humaneval": None}, 100)
     sets = sets_of(nano, "num_prompts=100")
     sets.settings = sets.settings.but(test_sets=more_sets)
-    more = sets.recorded()["humaneval"]
+    more = sets.recorded["humaneval"]
     assert rows_of(more) == list(range(25, 40))  # 84, 20 and 60 of 164 rows are 20, 5 and 15 of 40
 
 
@@ -144,7 +144,7 @@ def test_a_set_that_reads_no_file_refuses_a_file(folder, nano):
 def test_a_head_that_does_not_name_its_prompts_is_named(folder, nano, caplog):
     sets = sets_of(nano, old=None)
     assert "Head old does not name the prompts that it learned from" in caplog.text
-    assert rows_of(sets.recorded()["rows"])[0] == 26 and sets.notes() == [caplog.records[-1].message]
+    assert rows_of(sets.recorded["rows"])[0] == 26 and sets.notes() == [caplog.records[-1].message]
 
 
 def test_provenance_is_a_hash_of_ids_in_any_order():
@@ -172,7 +172,7 @@ def nano_sets(nano, monkeypatch):
 
 def test_prompts_of_the_library_have_its_python_and_their_files(nano_sets):
     sets = nano_sets("data.num_test=20", "num_prompts=10")
-    recorded = sets.recorded()
+    recorded = sets.recorded
     assert [each["python"] for each in sets.context()["prompts"].values()] == [platform.python_version()] * 2
     of_file = {function.prompt: function.source for side in ("dev", "test") for function in sources.standard_library(side)}
     for prompt_set in recorded.values():
@@ -190,14 +190,14 @@ def test_prompts_are_spread_over_their_groups():
 
 def test_a_prompt_without_a_group_is_a_group_by_itself(folder, nano):
     sets = sets_of(nano)
-    ids = [prompt.prompt_id for prompt, _ in sets.recorded()["rows"].prompts]
-    assert sets.groups_of(ids) == sets.recorded()["rows"].groups == ids
+    ids = [prompt.prompt_id for prompt, _ in sets.recorded["rows"].prompts]
+    assert sets.groups_of(ids) == sets.recorded["rows"].groups == ids
 
 
 def test_a_final_part_is_named_in_the_report(nano_sets, monkeypatch):
     monkeypatch.setattr("specheads.prompts.sources.NUM_READ", 20)
     sets = nano_sets("split=final", "data.num_test=20", "data.final_part=[1,4]", "num_prompts=1000")
-    prompts = sets.recorded()["nano, final"].prompts
+    prompts = sets.recorded["nano, final"].prompts
     assert sets.context()["split"] == "final" and sets.context()["final_parts"] == [1, 4]
     assert {int(prompt.prompt_id, 16) % 10 for prompt, _ in prompts} == {1, 4}
     assert json.dumps(sets.context())  # as report.json has it
@@ -234,7 +234,7 @@ def test_a_trained_head_is_evaluated_on_rows_that_it_never_saw(folder, nano, mon
 
 def test_final_prompts_are_reported_on_request(folder, nano):
     sets = sets_of(nano, "data.num_test=6", "data.num_final=8", "split=final")
-    recorded = sets.recorded()
+    recorded = sets.recorded
     assert list(recorded) == ["rows, dev", "rows, final"] and recorded["rows, final"].role == "test"
     assert rows_of(recorded["rows, final"]) == list(range(32, 40))
     assert rows_of(sets.decoded(3)) == [32, 33, 34]

@@ -170,23 +170,8 @@ def probe(
     logger.info("probe: %d prompts; recording their responses, then timing steps", len(prompts))
     recorded = _recorded(pair, settings, data, data_folder, prompts)
     agreed = [agreement(pair, half.recording, settings.warp) for half in recorded]
-    positions = min(settings.context, pair.window // 2)
-    lm, widths = pair.target_lm, _widths(pair.draft_lm.hidden_size)
-    not_measured: list[str] = []
-    if isinstance(lm, ServedModel):
-        ratio, live = settings.remote_ratio or _parameter_ratio(pair), None
-        logger.info("probe: timing steps of the target on the server at %s", lm.server.url)
-        times = served_times(lm, ratio, (LOGISTIC, f"{HEAD}{widths[0]}"), positions, settings.repeats)
-        not_measured = not_known(settings, ratio, _mean([each for half in agreed for each in half.left_out]))
-    else:
-        logger.info("probe: timing draft steps, verifications and heads of width %s", ", ".join(map(str, widths)))
-        decoder = SpeculativeDecoder(pair, stopping=FixedLength(LONGEST), warp=settings.warp, engine=settings.engine)
-        times = step_times(decoder, _timed_rules(pair, widths), positions, settings.repeats)
-        length = best_length(recorded, times)
-        ids = [ids for _, ids in prompts[: settings.num_live_prompts]]
-        logger.info("probe: decoding %d prompts as a check", len(ids))
-        how = {name: getattr(settings, name) for name in ("warp", "max_new_tokens", "engine", "seed")}
-        live = live_check(pair, ids, times.costs, length, Evaluation(**how))
+    left_out = [each for half in agreed for each in half.left_out]
+    times, live, not_measured = _timed(pair, settings, recorded, prompts, left_out)
     options = predict(recorded, times, settings.warp.greedy, Overheads() if live is None else live.overheads)
     overlaps = [each for half in agreed for each in half.overlaps]
     resamples = resample_counts([group for half in recorded for group in half.groups or ()])
@@ -209,9 +194,29 @@ def probe(
     )
 
 
-def _parameter_ratio(pair: Pair) -> float:
-    target, draft = (sum(each.numel() for each in model.parameters()) for model in (pair.target, pair.draft))
-    return target / draft
+def _timed(
+    pair: Pair,
+    settings: Probe,
+    recorded: Sequence[RecordedSet],
+    prompts: Sequence[EncodedPrompt],
+    left_out: Sequence[np.ndarray],
+) -> tuple[StepTimes, LiveCheck | None, list[str]]:
+    """Return the times of steps, what decoding some prompts took, and what could not be measured."""
+    positions = min(settings.context, pair.window // 2)
+    lm, widths = pair.target_lm, _widths(pair.draft_lm.hidden_size)
+    if isinstance(lm, ServedModel):
+        target, draft = (sum(each.numel() for each in model.parameters()) for model in (pair.target, pair.draft))
+        ratio = settings.remote_ratio or target / draft
+        logger.info("probe: timing steps of the target on the server at %s", lm.server.url)
+        times = served_times(lm, ratio, (LOGISTIC, f"{HEAD}{widths[0]}"), positions, settings.repeats)
+        return times, None, not_known(settings, ratio, _mean(left_out))
+    logger.info("probe: timing draft steps, verifications and heads of width %s", ", ".join(map(str, widths)))
+    decoder = SpeculativeDecoder(pair, stopping=FixedLength(LONGEST), warp=settings.warp, engine=settings.engine)
+    times = step_times(decoder, _timed_rules(pair, widths), positions, settings.repeats)
+    ids = [ids for _, ids in prompts[: settings.num_live_prompts]]
+    logger.info("probe: decoding %d prompts as a check", len(ids))
+    how = {name: getattr(settings, name) for name in ("warp", "max_new_tokens", "engine", "seed")}
+    return times, live_check(pair, ids, times.costs, best_length(recorded, times), Evaluation(**how)), []
 
 
 def _mean(numbers: Sequence[np.ndarray]) -> float:
