@@ -14,7 +14,7 @@ from specheads.commands.compose import command_config, plain, settings_of, sourc
 from specheads.commands.evaluate import evaluation_settings
 from specheads.commands.help import PROGRAMS, experiments, help_text
 from specheads.decoding.load_aware import LoadAware
-from specheads.evaluation.candidates import DEFAULT, MEASURED, RuleChoice
+from specheads.evaluation.candidates import DEFAULT, MADE_UP, RuleChoice
 from specheads.pair.config import config_folder
 from specheads.prompts.sources import prompt_source
 from specheads.settings import fields_of
@@ -163,7 +163,7 @@ def test_policies_are_chosen_like_rules(name):
 def test_batches_have_the_policy_of_the_config_if_none_is_named():
     settings = evaluation_settings(composed("evaluate", ["concurrency=[4]"]))
     assert not settings.policies and set(DEFAULT) == {"load_aware"} == set(POLICIES)
-    policy = LoadAware(**MEASURED)
+    policy = LoadAware(**MADE_UP)
     assert policy.max_tokens == 1 and inspect.signature(LoadAware).parameters["max_tokens"].default == 8
 
 

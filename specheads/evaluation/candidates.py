@@ -24,7 +24,7 @@ TARGET, LOAD_AWARE = "target", "load-aware"  # of batches besides
 OF_VERIFICATION = "of_verification"  # the family of a verification rule's own stopping rule
 CEILING_THRESHOLDS = [round(0.05 * step, 2) for step in range(1, 20)]
 # Acceptable values in place of those that are measured.
-MEASURED = {"costs": LoadCosts(SecondsTable((1, 2), (1.0, 1.0)), SecondsTable((1, 2), (1.0, 1.0))), "survival": [1.0]}
+MADE_UP = {"costs": LoadCosts(SecondsTable((1, 2), (1.0, 1.0)), SecondsTable((1, 2), (1.0, 1.0))), "survival": [1.0]}
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class RuleChoice:
     def samples(self) -> list[Any]:
         """Return the rule with each combination of its values, or the policy; what is fitted or measured is made up."""
         if self.is_policy:
-            return [self.cls(**MEASURED, **self.arguments)]
+            return [self.cls(**MADE_UP, **self.arguments)]
         cls = self.cls
         head, rules = RecordedHead("any", "next_token") if self.takes_head else None, []
         for arguments in _combinations({key: _listed(value) for key, value in self.arguments.items()}):

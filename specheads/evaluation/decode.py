@@ -1,4 +1,4 @@
-"""The decoding of an evaluation: a probe of the costs, then the rules that are best at these costs, until all were decoded."""
+"""The decoding of an evaluation: a few prompts for the costs, then the rules that are best at these, until all were decoded."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ from specheads.storage.runs import is_resumed
 
 logger = logging.getLogger(__name__)
 
-PROBES, NUM_PROBED = (1, 4, 12), 4  # fixed lengths, and the number of dev prompts that they decode
+FEW_LENGTHS, FEW_PROMPTS = (1, 4, 12), 4  # fixed lengths, and the number of dev prompts that they decode
 CONTEXT = 256  # positions in memory while draft steps are timed
 PATIENCE = 3.0  # seconds after which slow steps are timed no more often
 MOST_TURNS = 4  # of choosing rules and decoding with them
@@ -50,14 +50,14 @@ TEXTS_AT_ONCE = 16
 NUM_TRIED = 16  # dev prompts at most, and half as many as are decoded for the report
 
 
-def probe(setup: Setup) -> list[Measured]:
+def decode_few(setup: Setup) -> list[Measured]:
     """Decode a few dev prompts with fixed lengths, and with the smallest and the largest head."""
-    name, settings = "head_threshold", [TARGET_ALONE, *map(fixed_length, PROBES)]
+    name, settings = "head_threshold", [TARGET_ALONE, *map(fixed_length, FEW_LENGTHS)]
     sizes = sorted(setup.heads, key=setup.head_sizes.__getitem__)
     for head in dict.fromkeys(sizes[:1] + sizes[-1:]):
         rule = HeadThreshold(setup.heads[head], 0.5)
         settings.append(Candidate(name, f"head {head}", rule, rule, {"threshold": 0.5}, rule_name=name, head=head))
-    return sweep(setup, "costs", settings, setup.prompts.dev.first(NUM_PROBED).prompts)
+    return sweep(setup, "costs", settings, setup.prompts.dev.first(FEW_PROMPTS).prompts)
 
 
 def measured_costs(setup: Setup, measured: Sequence[Measured]) -> CostTable:
@@ -85,19 +85,19 @@ def _timed_shares(setup: Setup, measured: Sequence[Measured]) -> dict[str, float
     return {under_verification: shares[kind] for under_verification, (kind, _) in rules.items()}
 
 
-def settle(setup: Setup, outcome: Outcome, tuning: Tuning, probed: Sequence[Measured]) -> Outcome:
+def settle(setup: Setup, outcome: Outcome, tuning: Tuning, few: Sequence[Measured]) -> Outcome:
     """Decode the chosen rules, fit the costs to their rounds, and choose again, until every chosen rule was decoded.
 
     All settings of a turn are decoded side by side, so that a slow minute slows all of them. Values that rules take from the
     measured costs, such as automatic thresholds, are fitted again after the first turn, which has many more rounds than the
-    probe. On a busy machine the costs never settle, and a second turn would not help.
+    few prompts. On a busy machine the costs never settle, and a second turn would not help.
     """
     evaluation = setup.settings
     settings = _chosen_settings(evaluation, outcome)
     for turn in range(1, MOST_TURNS + 1):
         measured = decode(setup, settings, "generations" if turn == 1 else f"generations-turn-{turn}")
         counts = decoded_counts(outcome, settings)
-        costs = measured_costs(setup, [*probed, *measured])
+        costs = measured_costs(setup, [*few, *measured])
         outcome = replace(outcome, cost_table=costs, measured=measured, decoded_counts=counts)
         if turn == 1:
             outcome = _tuned_again(setup, outcome, tuning)

@@ -13,7 +13,7 @@ from typing import Any
 from specheads.errors import UserError
 from specheads.evaluation.batches import decode_batches
 from specheads.evaluation.candidates import ORACLE_BOUND, candidates, sweep_settings
-from specheads.evaluation.decode import decode, draft_overlaps, measured_costs, probe, settle, tried_on_dev
+from specheads.evaluation.decode import decode, decode_few, draft_overlaps, measured_costs, settle, tried_on_dev
 from specheads.evaluation.draft_comparison import check_context
 from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.live_rows import response_quality
@@ -79,14 +79,14 @@ def _replay_and_decode(setup: Setup) -> Outcome:
     """Record, replay every rule, choose the best of each family on dev prompts, decode what `live` and `concurrency` ask for."""
     settings = setup.settings
     recorded = record(setup)
-    probed = probe(setup) if settings.live != "none" else []
-    cost_table = measured_costs(setup, probed) if probed else setup.counted_costs()
+    few = decode_few(setup) if settings.live != "none" else []
+    cost_table = measured_costs(setup, few) if few else setup.counted_costs()
     tuning = Tuning(recorded[0].recording, cost_table)
     rules = [*candidates(setup.rules, setup.heads, tuning), ORACLE_BOUND]
     outcome = Outcome(rules, cost_table, replay_all(recorded, rules)).chosen()
     outcome = replace(outcome, draft_overlaps=draft_overlaps(setup, recorded[0].recording))
-    outcome = settle(setup, outcome, tuning, probed) if probed else outcome
-    if probed and not settings.decodes_all:
+    outcome = settle(setup, outcome, tuning, few) if few else outcome
+    if few and not settings.decodes_all:
         outcome = replace(outcome, tried=tried_on_dev(setup, outcome))
         logger.info("on dev prompts %s is the fastest", outcome.recommended or "nothing")
     return replace(outcome, batches=decode_batches(setup, outcome)) if settings.concurrency else outcome
