@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.verification import Block, ChainVerification
+from specheads.decoding.verification.chains import prefix_distribution
+from specheads.decoding.verification.rule import AcceptanceDistribution
 from specheads.pair.sampling import uniforms
 from specheads.papers.block import GreedyBlockVerification, Levels, NestedDistribution
 
@@ -110,6 +112,11 @@ def emitted_distribution(
                         else:
                             states[len(emitted)][emitted, fresh] += joint_prob
     return total
+
+
+def greedy_block_distribution(block: Block) -> AcceptanceDistribution:
+    """Return the acceptance distribution of greedy block verification of one block that nothing modifies."""
+    return prefix_distribution(block, block.log_ratios().cumsum(dim=1))
 
 
 def difference(emitted: Tensor, target: Model) -> float:

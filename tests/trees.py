@@ -1,11 +1,18 @@
 """Drafted trees on tiny vocabularies, and the exact distribution of what decoding emits with them."""
 
 import itertools
+from dataclasses import replace
+from functools import cache
 
 import torch
 
-from specheads.papers.trees.growth import Nodes
-from specheads.papers.trees.verification import TreeBlock
+from specheads.papers.trees.verification import Draft, TreeBlock
+
+
+def drafter_in(decoder):
+    """Return what drafts trees or beams in a decoder."""
+    drafter = decoder.single.rounds.drafter
+    return getattr(drafter, "search", drafter)
 
 
 def distributions_after(model, nodes):
@@ -18,7 +25,7 @@ def distributions_after(model, nodes):
 
 def of_chains(chains, merge=True):
     """Return the tree of chains that were drawn level by level."""
-    nodes, ends = Nodes(), [-1] * len(chains)
+    nodes, ends = Draft(), [-1] * len(chains)
     for depth in range(len(chains[0])):
         ends = [nodes.add(end, chain[depth], merge) for chain, end in zip(chains, ends, strict=True)]
     return nodes
@@ -39,18 +46,25 @@ def trees_of(draft, count, length, merge=True, replacement=True):
             yield of_chains(chains, merge), prob
 
 
-def emitted(rule, target, draft, trees, num_tokens, repeated=None):
+def emitted(rule, target, draft, trees, num_tokens):
     """Return the exact distribution of the first `num_tokens` tokens (V, ..., V) where a round drafts one of `trees` and the
     target goes on alone.
-
-    `repeated`: of a graph, see Draft.
     """
+
+    @cache
+    def joint_after(begun, count):
+        """Return the target's distribution of `count` tokens (V, ..., V) after `begun`."""
+        if not count:
+            return torch.ones((), dtype=torch.float64)
+        following = [joint_after((*begun, token), count - 1) for token in range(target.vocab_size)]
+        return torch.stack([prob * rest for prob, rest in zip(target(begun), following, strict=True)])
+
     total = torch.zeros((target.vocab_size,) * num_tokens, dtype=torch.float64)
     for nodes, tree_prob, replacement in trees:
         target_probs, paths = distributions_after(target, nodes)
         draft_probs, _ = distributions_after(draft, nodes)
-        drafted = nodes.draft(draft_probs, replacement=replacement, repeated=repeated)
-        distribution = rule.distribution(TreeBlock.of(drafted, target_probs, rule.shared_logits))
+        drafted = replace(nodes, draft_probs=draft_probs, replacement=replacement)
+        distribution = rule.distribution(TreeBlock.of(drafted, target_probs))
         reach = [tree_prob]
         for move, parent in zip(distribution.moves.tolist(), nodes.parents, strict=True):
             reach.append(reach[parent + 1] * move)
@@ -60,6 +74,5 @@ def emitted(rule, target, draft, trees, num_tokens, repeated=None):
             following = distribution.next_probs(torch.tensor([row]))[0]
             for token, prob in enumerate((following / following.sum()).tolist()):
                 begun = (*path, token)
-                for rest in itertools.product(range(target.vocab_size), repeat=max(0, num_tokens - len(begun))):
-                    total[(*begun, *rest)[:num_tokens]] += stay * prob * target.joint(rest, begun)
+                total[begun[:num_tokens]] += stay * prob * joint_after(begun, max(0, num_tokens - len(begun)))
     return total

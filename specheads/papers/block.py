@@ -18,11 +18,6 @@ from specheads.decoding.verification.chains import prefix_distribution, reflecte
 from specheads.decoding.verification.rule import LARGEST_LOG_WEIGHT, AcceptanceDistribution, Block, VerificationRule
 
 
-def greedy_block_distribution(block: Block) -> AcceptanceDistribution:
-    """Return the acceptance distribution of greedy block verification of one block whose target is `block.target_probs`."""
-    return prefix_distribution(block, block.log_ratios().cumsum(dim=1))
-
-
 class Levels(NamedTuple):
     """The modifications in force, oldest first: each applies to the distribution that the older ones leave."""
 

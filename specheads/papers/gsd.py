@@ -18,9 +18,9 @@ from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.stopping import StoppingRule
 from specheads.errors import UserError
 from specheads.pair.sampling import Uniforms, Warp
-from specheads.papers.trees.growth import ROOT, Frontier, Grown, Nodes, Proposal, TreeDrafter
+from specheads.papers.trees.growth import Frontier, Proposal, TreeDrafter
 from specheads.papers.trees.rounds import TreeDrafting
-from specheads.papers.trees.verification import CHOSEN, Draft, TreeMatch
+from specheads.papers.trees.verification import CHOSEN, ROOT, Draft, TreeMatch
 
 
 class Tree(TreeDrafting):
@@ -77,10 +77,8 @@ class Tree(TreeDrafting):
                 f"drafting.prune=head leaves pruning to a head, but stopping by {type(rule).__name__} has none; use for example "
                 "stopping=[head_threshold], or drafting.prune=theta."
             )
-        return self.make_drafter(engine, warp, rule)
-
-    def make_drafter(self, engine: Engine, warp: Warp, rule: StoppingRule) -> "_TopDrafter":
-        """Return the drafter for these choices, which were checked."""
+        if isinstance(self, Graph):
+            return _GraphDrafter(self, engine, warp, rule)
         return _TopDrafter(self, engine, warp, rule)
 
 
@@ -91,23 +89,16 @@ class _TopDrafter(TreeDrafter):
         super().__init__(engine, warp, rule, choices.max_nodes, min(choices.max_width, choices.max_nodes))
         self.choices = choices
 
-    def draft(self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor) -> Draft:
-        """Return a tree after the committed tokens, at most `limit` deep."""
+    def begin(self, committed: Sequence[int], limit: int) -> None:
         self._joint = {ROOT: 0.0}
-        grown = self.grow(committed, state, limit, uniforms, ends)
-        return self.finished(grown)
-
-    def finished(self, grown: Grown) -> Draft:
-        """Return the tree as it is verified."""
-        return grown.nodes.draft(None, grown.num_draft_calls, nan=grown.nan)
 
     def propose(self, frontier: Frontier, uniforms: Uniforms) -> tuple[Tensor, Tensor, Tensor]:
         top = self.distribution(frontier.logits).topk(min(self.choices.top_k, self.engine.lm.vocab_size), dim=-1)
         rows = torch.arange(len(top.values), device=top.values.device)[:, None].expand_as(top.indices)
         return rows.flatten(), top.indices.flatten(), top.values.flatten().double()
 
-    def admit(self, nodes: Nodes, proposals: Sequence[Proposal]) -> tuple[dict[int, Proposal], list[int]]:
-        choices = self.choices
+    def admit(self, proposals: Sequence[Proposal]) -> tuple[dict[int, Proposal], list[int]]:
+        choices, tree = self.choices, self.tree
         possible = [proposal for proposal in proposals if proposal.prob > 0]
         joint = {proposal.number: self._joint[proposal.parent] + log(proposal.prob) for proposal in possible}
         ranked = sorted(possible, key=lambda proposal: -joint[proposal.number])
@@ -115,19 +106,19 @@ class _TopDrafter(TreeDrafter):
         for proposal in ranked:
             largest[proposal.parent] = max(largest.get(proposal.parent, 0.0), proposal.prob)
         # In the order in which they were proposed, so that the first child is the most likely.
-        taken = sorted(ranked[: choices.max_nodes - len(nodes)], key=lambda proposal: proposal.number)
+        taken = sorted(ranked[: choices.max_nodes - len(tree)], key=lambda proposal: proposal.number)
         admitted, onward = {}, []
         for proposal in taken:
-            node = nodes.add(proposal.parent, proposal.token)
+            node = tree.add(proposal.parent, proposal.token)
             admitted[node], self._joint[node] = proposal, joint[proposal.number]
             small = proposal.prob < choices.theta_prob or proposal.prob < choices.theta_sib * largest[proposal.parent]
             if not (proposal.stop or small):
                 onward.append(node)
-        onward = sorted(onward, key=lambda node: -self._joint[node]) if len(nodes) < choices.max_nodes else []
-        parents = self.without_repeats(nodes, onward, [node for node, proposal in admitted.items() if not proposal.stop])
+        onward = sorted(onward, key=lambda node: -self._joint[node]) if len(tree) < choices.max_nodes else []
+        parents = self.without_repeats(onward, [node for node, proposal in admitted.items() if not proposal.stop])
         return admitted, sorted(parents)
 
-    def without_repeats(self, nodes: Nodes, onward: Sequence[int], new: Sequence[int]) -> Sequence[int]:
+    def without_repeats(self, onward: Sequence[int], new: Sequence[int]) -> Sequence[int]:
         """Return the nodes that get children.
 
         Args:
@@ -169,9 +160,6 @@ class Graph(Tree):
     def most_verified(self, max_tokens: int) -> int:
         return self.max_verified
 
-    def make_drafter(self, engine: Engine, warp: Warp, rule: StoppingRule) -> "_GraphDrafter":
-        return _GraphDrafter(self, engine, warp, rule)
-
 
 class _GraphDrafter(_TopDrafter):
     """Drafts graphs and expands them to trees."""
@@ -182,34 +170,33 @@ class _GraphDrafter(_TopDrafter):
         self.most_pending = rule.max_tokens + 1  # the draft has not read accepted copies
         super().__init__(choices, engine, warp, rule)
 
-    def draft(self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor) -> Draft:
+    def begin(self, committed: Sequence[int], limit: int) -> None:
+        super().begin(committed, limit)
         self._occurrences: dict[tuple[int, ...], list[int]] = {}  # by run: the nodes that get children
         self._same: dict[int, int] = {}  # by merged node: the node with the same run that it is linked to
-        self._context = list(committed[-self.choices.tau :])
-        self._deepest = min(limit, self.rule.max_tokens)
-        return super().draft(committed, state, limit, uniforms, ends)
+        self._context, self._deepest = list(committed[-self.choices.tau :]), limit
 
-    def without_repeats(self, nodes: Nodes, onward: Sequence[int], new: Sequence[int]) -> Sequence[int]:
+    def without_repeats(self, onward: Sequence[int], new: Sequence[int]) -> Sequence[int]:
         """Return the nodes that get children: of those with the same run a single one, from which the others copy."""
         new_runs: dict[tuple[int, ...], int] = {}
         for node in self._by_preference(onward):
-            if not self._earlier(nodes, node):
-                new_runs.setdefault(self._run(nodes, node), node)
+            if not self._earlier(node):
+                new_runs.setdefault(self._run(node), node)
         chosen = set(new_runs.values())
         taken = [node for node in onward if node in chosen][: self.choices.max_width]
         for node in taken:
-            self._occurrences.setdefault(self._run(nodes, node), []).append(node)
+            self._occurrences.setdefault(self._run(node), []).append(node)
         for node in new:
-            if node not in taken and (earlier := self._earlier(nodes, node)):
+            if node not in taken and (earlier := self._earlier(node)):
                 self._same[node] = self._by_preference(earlier)[0]
         return taken
 
-    def _earlier(self, nodes: Nodes, node: int) -> Sequence[int]:
+    def _earlier(self, node: int) -> Sequence[int]:
         """Return the nodes that a node may be linked to."""
-        occurrences = self._occurrences.get(self._run(nodes, node), [])
+        occurrences = self._occurrences.get(self._run(node), [])
         if self.choices.same_path or not occurrences:
             return occurrences
-        return sorted(set(occurrences).difference(nodes.path(node)))
+        return sorted(set(occurrences).difference(self.tree.path(node)))
 
     def _by_preference(self, nodes: Sequence[int]) -> Sequence[int]:
         """Return nodes in the order in which they are preferred as the occurrence that others are linked to."""
@@ -217,43 +204,38 @@ class _GraphDrafter(_TopDrafter):
             return sorted(nodes, key=lambda node: -self._joint[node])
         return sorted(nodes, reverse=self.choices.linked_to == "last")
 
-    def _run(self, nodes: Nodes, node: int) -> tuple[int, ...]:
+    def _run(self, node: int) -> tuple[int, ...]:
         """Return the last `tau` tokens of a node's path."""
-        return (*self._context, *(nodes.tokens[above] for above in nodes.path(node)))[-self.choices.tau :]
+        return (*self._context, *(self.tree.tokens[above] for above in self.tree.path(node)))[-self.choices.tau :]
 
-    def finished(self, grown: Grown) -> Draft:
-        nodes, count = grown.nodes, len(grown.nodes)
-        repeated = torch.tensor(unmerge(nodes, self._same, self._deepest, self.choices.max_verified), dtype=torch.long)
-        copied = torch.arange(len(nodes)) >= count
-        return nodes.draft(None, grown.num_draft_calls, copied=copied, repeated=repeated, nan=grown.nan)
+    def finish(self) -> Draft:
+        unmerge(self.tree, self._same, self._deepest, self.choices.max_verified)
+        return self.tree
 
 
-def unmerge(nodes: Nodes, same: dict[int, int], depth: int, most: int) -> list[int]:
+def unmerge(tree: Draft, same: Mapping[int, int], depth: int, most: int) -> None:
     """Copy to every merged node the continuation of the node that it repeats, to `depth` levels and `most` nodes in all.
-
-    Return for every node the drafted node, not merged, that it repeats or is.
 
     Args:
         same: by merged node, the node that it repeats.
     """
+    num_drafted = len(tree)
     children: dict[int, list[int]] = {}
-    for node, parent in enumerate(nodes.parents):
+    for node, parent in enumerate(tree.parents):
         children.setdefault(parent, []).append(node)
-    # Nodes with the drafted node that they repeat or are: whatever follows the latter also follows the former.
-    repeated = [_last_of(same, node) for node in range(len(nodes))]
-    todo = [(nodes.depth[node], node) for node in same]
+    # By node the drafted node, not merged, that it repeats or is: whatever follows the latter also follows the former.
+    repeated = [_last_of(same, node) for node in range(num_drafted)]
+    todo = [(tree.depth[node], node) for node in same]
     heapify(todo)
     while todo:
         _, node = heappop(todo)
-        if nodes.depth[node] + 1 >= depth:
-            continue
-        for child in children.get(repeated[node], ()):
-            if len(nodes) >= most:
-                return repeated
-            copy = nodes.add(node, nodes.tokens[child])
+        for child in children.get(repeated[node], ()) if tree.depth[node] + 1 < depth else ():
+            if len(tree) >= most:
+                break
+            copy = tree.add(node, tree.tokens[child])
             repeated.append(repeated[child])
-            heappush(todo, (nodes.depth[copy], copy))
-    return repeated
+            heappush(todo, (tree.depth[copy], copy))
+    tree.num_copied = len(tree) - num_drafted
 
 
 def _last_of(links: Mapping[int, int], node: int) -> int:

@@ -13,9 +13,8 @@ from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.stopping import StoppingRule
 from specheads.errors import UserError
 from specheads.pair.sampling import Uniforms, Warp
-from specheads.papers.trees.growth import ROOT, Nodes
 from specheads.papers.trees.rounds import TreeDrafting
-from specheads.papers.trees.verification import CHOSEN, Draft, TreeMatch
+from specheads.papers.trees.verification import CHOSEN, ROOT, Draft, TreeMatch
 
 
 class Lookup(TreeDrafting):
@@ -58,16 +57,16 @@ class LookupDrafter:
 
     def draft(self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor) -> Draft:
         """Return at most `limit` tokens that followed the same run of tokens before."""
-        nodes, node = Nodes(), ROOT
+        draft, node = Draft(), ROOT
         limit = min(limit, self.rule.max_tokens)
         copied = torch.tensor(continuation(committed, self.max_ngram, limit), dtype=torch.long, device=self._device)
         for token, ended in zip(copied.tolist(), ends[copied].tolist(), strict=True):
-            node = nodes.add(node, token)
-            state, stop = self.rule.step(state, {"token": copied[len(nodes) - 1 : len(nodes)]})
+            node = draft.add(node, token)
+            state, stop = self.rule.step(state, {"token": copied[node : node + 1]})
             if ended or bool(stop):
                 break
-        self._state, self._count = state, len(nodes)
-        return nodes.draft()
+        self._state, self._count = state, len(draft)
+        return draft
 
     def after(self, path: Sequence[int]) -> tuple[Any, int, int]:
         """Return the stopping rule's state and the numbers of drafted and accepted tokens."""

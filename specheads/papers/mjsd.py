@@ -5,7 +5,6 @@ before it, and the output is more likely than samples are. `BlockSearch`, which 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import log
 from typing import Any
 
@@ -19,16 +18,17 @@ from specheads.decoding.engine import Engine, make_engine
 from specheads.decoding.load_aware import LengthPolicy
 from specheads.decoding.prompt_reader import PromptReader
 from specheads.decoding.records import CHAIN
-from specheads.decoding.rows import Row, RowOutcome, RowsDecoder, checked_window
+from specheads.decoding.rounds import ChainRounds, Drafter
+from specheads.decoding.rows import Rounds, Row, RowOutcome, RowsDecoder, checked_window
 from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.stopping import FixedLength, StoppingRule
 from specheads.decoding.verification.rule import AcceptanceDistribution, Block, ChainVerification
 from specheads.errors import UserError, is_number
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Uniforms, Warp, sample_distinct
-from specheads.papers.trees.growth import ROOT, Frontier, Nodes, Proposal, TreeDrafter, usual_length
+from specheads.papers.trees.growth import Frontier, Proposal, TreeDrafter, usual_length
 from specheads.papers.trees.rounds import TreeDrafting
-from specheads.papers.trees.verification import BEAM, Draft
+from specheads.papers.trees.verification import BEAM, ROOT, Draft, TreeVerification
 
 
 class JointVerification(ChainVerification):
@@ -98,6 +98,21 @@ class Beam(TreeDrafting):
         """Return the drafter for these choices, which writes into `memory`."""
         return _BeamDrafter(self, engine, warp, rule, memory)
 
+    def rounds(
+        self,
+        pair: Pair,
+        engines: Sequence[Engine],
+        stopping: StoppingRule,
+        verification: Any,
+        warp: Warp,
+        memory: DraftMemory,
+    ) -> Rounds:
+        if isinstance(verification, TreeVerification):
+            return super().rounds(pair, engines, stopping, verification, warp, memory)
+        self.check_rows(engines, verification)
+        chains = _BeamChains(self.drafter(engines[-1], warp, stopping, memory), memory)
+        return ChainRounds(pair, engines, chains, verification, warp, memory)
+
 
 class _BeamDrafter(TreeDrafter):
     """Searches with beams and returns the best one, with the distributions along it."""
@@ -108,17 +123,21 @@ class _BeamDrafter(TreeDrafter):
         self.num_beams, self._memory, self._probs = choices.num_beams, memory, memory.distributions(most + 1)
         self._num_samples = 0 if warp.greedy else choices.samples_per_beam * choices.num_beams
 
-    def draft(self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor) -> Draft:
-        """Return the best beam after the committed tokens, at most `limit` long."""
+    def begin(self, committed: Sequence[int], limit: int) -> None:
         self._joint, self._best = {ROOT: 0.0}, ROOT
         self._ended: dict[int, float] = {}
-        grown = self.grow(committed, state, limit, uniforms, ends)
-        self._path = grown.nodes.path(self._best)
+
+    def finish(self) -> Draft:
+        """Return the best beam, with the distributions along it, which are in the memory of chains, too."""
+        tree, chain, last = self.tree, Draft(is_tree=False), ROOT
+        self._path = tree.path(self._best)
         for index, node in enumerate(self._path):
-            token = torch.tensor([grown.nodes.tokens[node]], device=self._probs.device)
-            self._memory.write(self._memory.indices[index], token, self._probs[grown.nodes.parents[node] + 1][None])
-        tokens = torch.tensor([grown.nodes.tokens[node] for node in self._path], dtype=torch.long)
-        return replace(Draft.chain(tokens, self._memory.probs[0, : len(tokens)], grown.num_draft_calls), nan=grown.nan)
+            last = chain.add(last, tree.tokens[node])
+            token = torch.tensor([tree.tokens[node]], device=self._probs.device)
+            self._memory.write(self._memory.indices[index], token, self._probs[tree.parents[node] + 1][None])
+        chain.draft_probs, chain.num_draft_calls = self._memory.probs[0, : len(chain)], tree.num_draft_calls
+        chain.nan = tree.nan
+        return chain
 
     def propose(self, frontier: Frontier, uniforms: Uniforms) -> tuple[Tensor, Tensor, Tensor]:
         probs, device = self.distribution(frontier.logits), frontier.logits.device
@@ -143,12 +162,12 @@ class _BeamDrafter(TreeDrafter):
         top = joint[among].masked_fill(entries == 0, -torch.inf).topk(self.num_beams)
         return among[top.indices], top.values
 
-    def admit(self, nodes: Nodes, proposals: Sequence[Proposal]) -> tuple[dict[int, Proposal], list[int]]:
+    def admit(self, proposals: Sequence[Proposal]) -> tuple[dict[int, Proposal], list[int]]:
         """Keep the best beams; one that has ended still competes, and the search is over once it is the best."""
         admitted = {}
         for proposal in proposals:
             if proposal.prob > 0:
-                node = nodes.add(proposal.parent, proposal.token)
+                node = self.tree.add(proposal.parent, proposal.token)
                 admitted[node], self._joint[node] = proposal, self._joint[proposal.parent] + log(proposal.prob)
                 self._ended |= {node: self._joint[node]} if proposal.stop else {}
         running = {node: self._joint[node] for node in admitted} | self._ended
@@ -160,10 +179,33 @@ class _BeamDrafter(TreeDrafter):
 
     def after(self, path: Sequence[int]) -> tuple[Any, int, int]:
         """Return the stopping rule's state along the best beam, its length and the number of accepted tokens."""
-        return self._grown.state(self._best), len(self._path), len(path)
+        return self.state_after(self._best), len(self._path), len(path)
 
     def keep(self, path: Sequence[int]) -> None:
         super().keep(self._path[: len(path)])
+
+
+class _BeamChains(Drafter):
+    """Drafts the best beam of a single row, as `ChainRounds` asks for chains."""
+
+    def __init__(self, search: _BeamDrafter, memory: DraftMemory) -> None:
+        super().__init__(search.engine, search.rule)
+        self.search, self._memory = search, memory
+
+    def warm_up(self, ends: Tensor) -> None:
+        self.search.warm_up(ends)
+
+    def draft(self, rows: Sequence[Row], ends: Tensor, most: int) -> None:
+        (row,) = rows
+        draft = self.search.draft(row.committed, self.state, min(row.most_drafted, most), row.draft_uniforms, ends)
+        row.num_drafted, row.num_draft_calls, row.has_next_probs = len(draft), draft.num_draft_calls, False
+        self.state, _, _ = self.search.after([])
+        if draft.nan:  # verification tells the model by it
+            row.num_drafted = 1
+            self._memory.probs[0, 0] = torch.nan
+
+    def keep(self, row: Row, num_accepted: int) -> None:
+        self.search.keep(range(num_accepted))
 
 
 class BlockSearch(Decoder):
@@ -222,4 +264,4 @@ class _SearchRounds:
         # The last token is read with the next block, as a decoder's last token is read in the next round.
         self._search.keep(range(len(block.tokens) - 1))
         nan_in = self._model_id if block.nan else None
-        return [RowOutcome(block.tokens.tolist(), nan_in=nan_in, num_target_calls=block.num_draft_calls)], drafted
+        return [RowOutcome(block.tokens, nan_in=nan_in, num_target_calls=block.num_draft_calls)], drafted

@@ -1,7 +1,6 @@
 """SpecTr (Sun et al. 2023): several independently sampled chains, and k-sequential selection of one of them."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,9 +10,18 @@ from specheads.decoding.engine import Engine
 from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.stopping import StoppingRule
 from specheads.pair.sampling import Uniforms, Warp, sample_distinct
-from specheads.papers.trees.growth import ROOT, Frontier, Nodes, Proposal, TreeDrafter, usual_length
+from specheads.papers.trees.growth import Frontier, Proposal, TreeDrafter, usual_length
 from specheads.papers.trees.rounds import TreeDrafting
-from specheads.papers.trees.verification import DISTINCT, IID, Draft, MultiRound, TreeBlock, TreeDistribution, TreeVerification
+from specheads.papers.trees.verification import (
+    DISTINCT,
+    IID,
+    ROOT,
+    Draft,
+    MultiRound,
+    TreeBlock,
+    TreeDistribution,
+    TreeVerification,
+)
 
 
 class Multi(TreeDrafting):
@@ -60,12 +68,12 @@ class _MultiDrafter(TreeDrafter):
         super().__init__(engine, warp, rule, most, choices.num_chains)
         self.choices, self.distribution, self._probs = choices, warp, memory.distributions(most + 1)
 
-    def draft(self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor) -> Draft:
-        """Return the chains after the committed tokens, at most `limit` long."""
+    def begin(self, committed: Sequence[int], limit: int) -> None:
         self._chains = [ROOT] * self.choices.num_chains  # the end of each that still grows
-        grown = self.grow(committed, state, limit, uniforms, ends)
-        distributions = self._probs[: len(grown.nodes) + 1]
-        return grown.nodes.draft(distributions, grown.num_draft_calls, replacement=self.choices.replacement, nan=grown.nan)
+
+    def finish(self) -> Draft:
+        self.tree.draft_probs, self.tree.replacement = self._probs[: len(self.tree) + 1], self.choices.replacement
+        return self.tree
 
     def propose(self, frontier: Frontier, uniforms: Uniforms) -> tuple[Tensor, Tensor, Tensor]:
         probs, device = self.distribution(frontier.logits), frontier.logits.device
@@ -79,18 +87,15 @@ class _MultiDrafter(TreeDrafter):
         tokens, first_probs = sample_distinct(probs[0], uniform)
         return rows, tokens, first_probs.double()
 
-    def admit(self, nodes: Nodes, proposals: Sequence[Proposal]) -> tuple[dict[int, Proposal], list[int]]:
+    def admit(self, proposals: Sequence[Proposal]) -> tuple[dict[int, Proposal], list[int]]:
         admitted: dict[int, Proposal] = {}
-        growing = []
+        self._chains = []
         for proposal in proposals:
-            if proposal.prob <= 0:
-                continue  # there were fewer tokens than chains
-            node = nodes.add(proposal.parent, proposal.token, self.choices.merge)
-            admitted.setdefault(node, proposal)
-            if not proposal.stop:
-                growing.append(node)
-        self._chains = growing
-        return admitted, sorted(set(growing))
+            if proposal.prob > 0:  # otherwise there were fewer tokens than chains
+                node = self.tree.add(proposal.parent, proposal.token, self.choices.merge)
+                admitted.setdefault(node, proposal)
+                self._chains += [] if proposal.stop else [node]
+        return admitted, sorted(set(self._chains))
 
 
 _NUM_HALVINGS = 40  # of an interval of length k - 1; the remaining error only lowers the acceptance
@@ -119,16 +124,14 @@ class SpecTr(TreeVerification):
         passing = torch.minimum(draft, target / rho[:, None].to(target.dtype))
         beta = passing.double().sum(dim=1)
         taken = 1 - (1 - beta).clamp_min(0) ** counts
+        there, node = block.samples >= 0, block.samples.clamp_min(0)
+        token = block.tokens[node]
+        sampled_prob = draft.gather(1, token).double()
+        share = passing.gather(1, token).double() / sampled_prob.clamp_min(torch.finfo(torch.float64).tiny)
+        passes = torch.where(there & (sampled_prob > 0), share.clamp_max(1.0), 0.0)
+        reach = torch.nn.functional.pad((1 - passes).cumprod(dim=1), (1, 0), value=1.0)[:, :-1]  # all before were rejected
         moves = torch.zeros(len(block.tokens), dtype=torch.float64, device=target.device)
-        reach = torch.ones(len(target), dtype=torch.float64, device=target.device)
-        for number in range(block.most_samples):
-            there, node = block.samples[:, number] >= 0, block.samples[:, number].clamp_min(0)
-            token = block.tokens[node][:, None]
-            sampled_prob = draft.gather(1, token).squeeze(1).double()
-            share = passing.gather(1, token).squeeze(1).double() / sampled_prob.clamp_min(torch.finfo(torch.float64).tiny)
-            passes = torch.where(there & (sampled_prob > 0), share.clamp_max(1.0), 0.0)
-            moves = moves.index_add(0, node, reach * passes)
-            reach = reach * (1 - passes)
+        moves = moves.index_add(0, node.flatten(), (reach * passes).flatten())
         scale = torch.where(beta > 0, taken / beta.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
         return TreeDistribution(moves, (target - passing * scale[:, None].to(target.dtype)).clamp_min(0), block)
 

@@ -42,4 +42,4 @@ def test_a_draft_ends_with_a_token_that_ends_the_response():
     drafter = papers.Lookup().drafter(SpeculativeDecoder(tiny_pair(4)).draft_engine, Warp(), stopping.FixedLength(4), None)
     ends = torch.tensor([False, False, True, False])
     state = stopping.FixedLength(4).start_prompt(1, torch.device("cpu"))
-    assert drafter.draft([0, 1, 2, 3, 0], state, 9, None, ends).tokens.tolist() == [1, 2]
+    assert drafter.draft([0, 1, 2, 3, 0], state, 9, None, ends).tokens == [1, 2]

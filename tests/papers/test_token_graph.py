@@ -6,13 +6,12 @@ from fakes import tiny_pair
 
 from specheads import SpeculativeDecoder, UserError, Warp, papers, stopping
 from specheads.pair.sampling import Uniforms
-from specheads.papers import TreeMatch
 from specheads.papers.gsd import unmerge
-from specheads.papers.trees.growth import ROOT, Nodes
+from specheads.papers.trees.verification import ROOT, Draft
 
 
 def tree(*drawn):
-    nodes = Nodes()
+    nodes = Draft()
     for parent, token in drawn:
         nodes.add(parent, token)
     return nodes
@@ -71,36 +70,28 @@ def test_no_more_nodes_than_asked_for_shallow_ones_first():
     assert len(nodes) == 9 and max(nodes.depth) == 8
 
 
-def test_every_node_names_the_drafted_node_that_it_repeats():
-    nodes = tree((ROOT, 7), (0, 8), (1, 9), (2, 6), (ROOT, 5), (4, 7), (5, 8))
-    assert unmerge(nodes, {6: 1}, depth=5, most=64) == [0, 1, 2, 3, 4, 5, 1, 2, 3]
-    nodes = tree((ROOT, 1), (0, 2), (ROOT, 3), (1, 1), (2, 2))
-    assert unmerge(nodes, {3: 0, 4: 1}, depth=4, most=64) == [0, 1, 2, 0, 1, 0, 1, 1]
-
-
 GROWN = {"theta_prob": 0.0, "theta_sib": 0.0, "top_k": 2, "max_nodes": 60, "max_width": 40}
 WIDE = GROWN | {"top_k": 3, "max_nodes": 400}
 
 
 def linked(**choices):
-    """Return a graph of six levels over six tokens, its nodes and its drafter."""
+    """Return a graph of six levels over six tokens, and its drafter."""
     way = papers.Graph(tau=1, max_verified=400, **WIDE, **choices)
     decoder = SpeculativeDecoder(tiny_pair(6), way, stopping.FixedLength(6), warp=Warp(0), engine="eager")
     device = torch.device("cpu")
     state, no_ends = decoder.stopping.start_prompt(1, device), torch.zeros(6, dtype=torch.bool)
     draft = decoder.single.rounds.drafter.draft([0, 1, 2], state, 6, Uniforms(device, 0), no_ends)
-    nodes = Nodes(draft.tokens.tolist(), draft.parents.tolist(), draft.depth.tolist())
-    return draft, nodes, decoder.single.rounds.drafter
+    return draft, decoder.single.rounds.drafter
 
 
 def test_links_lead_to_the_first_the_last_or_the_most_likely_occurrence():
     chosen = {}
     for linked_to in ("first", "last", "most_likely"):
-        _, nodes, drafter = linked(linked_to=linked_to, same_path=False)
+        nodes, drafter = linked(linked_to=linked_to, same_path=False)
         assert drafter._same
         for node, target in drafter._same.items():
             above = nodes.path(node)
-            possible = [n for n in drafter._occurrences[drafter._run(nodes, node)] if n not in above]
+            possible = [n for n in drafter._occurrences[drafter._run(node)] if n not in above]
             possible = [n for n in possible if nodes.depth[n] <= nodes.depth[node]]
             score = {"first": lambda n: -n, "last": lambda n: n, "most_likely": drafter._joint.get}[linked_to]
             assert target == max(possible, key=score) != node
@@ -110,14 +101,13 @@ def test_links_lead_to_the_first_the_last_or_the_most_likely_occurrence():
 
 def test_a_run_on_the_same_path_is_drafted_again_where_that_is_no_repetition():
     for same_path in (True, False):
-        draft, nodes, drafter = linked(same_path=same_path)
+        nodes, drafter = linked(same_path=same_path)
         on_path = [target in nodes.path(node) for node, target in drafter._same.items()]
         assert any(on_path) == same_path
         several = [len(occurrences) > 1 for occurrences in drafter._occurrences.values()]
         assert any(several) != same_path
-        for node, original in enumerate(draft.repeated.tolist()):
-            assert drafter._run(nodes, node) == drafter._run(nodes, original) and not draft.copied[original]
-            assert original not in drafter._same
+        for node, original in drafter._same.items():
+            assert drafter._run(node) == drafter._run(original) and original < nodes.num_drafted
 
 
 @pytest.mark.parametrize("choices", [{"linked_to": "first", "same_path": False}, {"linked_to": "last"}])
@@ -126,16 +116,6 @@ def test_other_links_emit_the_same_greedy_tokens(choices):
     ways = (papers.Tree(**WIDE), papers.Graph(tau=1, max_verified=400, **WIDE, **choices))
     outs = [SpeculativeDecoder(pair, way, stop, warp=Warp(0), engine="eager").generate([0, 1, 2], 40) for way in ways]
     assert outs[0].tokens.tolist() == outs[1].tokens.tolist() and outs[1].stats.graph_success > 0
-
-
-def test_shared_logits_change_what_a_graph_emits_and_nothing_without_one():
-    pair, stop, warp = tiny_pair(4, scale=2.0), stopping.FixedLength(6), Warp(1.0)
-    for way, changed in ((papers.Tree(**GROWN), False), (papers.Graph(tau=1, max_verified=200, **GROWN), True)):
-        outs = [
-            SpeculativeDecoder(pair, way, stop, TreeMatch(shared), warp, "eager").generate([0, 1, 2], 40, seed=3)
-            for shared in (False, True)
-        ]
-        assert (outs[0].tokens.tolist() != outs[1].tokens.tolist()) == changed
 
 
 def test_a_graph_drafts_fewer_tokens_and_verifies_as_deep():

@@ -3,10 +3,11 @@ bias that they state.
 """
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
-from chains import block_after, difference, emitted_distribution, expected_accepted
+from chains import block_after, difference, emitted_distribution, expected_accepted, greedy_block_distribution
 from hypothesis import given
 from hypothesis import strategies as st
 from properties.strategies import probabilities, tables, tries
@@ -15,7 +16,6 @@ from trees import distributions_after, emitted, trees_of
 from specheads.decoding.verification import BlockVerification, TokenVerification, block_distribution, token_distribution
 from specheads.pair.sampling import accept_prob
 from specheads.papers import BiasedVerification, MultiRound, SpecTr, TreeMatch
-from specheads.papers.block import greedy_block_distribution
 from specheads.papers.theory.chains import total_variation
 from specheads.papers.theory.rejections import least_bias
 from specheads.papers.trees.verification import TreeBlock
@@ -138,7 +138,7 @@ def test_a_walk_goes_down_the_tree_to_a_token_that_the_target_may_say(rule, draf
     uniforms = torch.tensor([*numbers, *[0.5] * (length + 1)], dtype=torch.float64)
     for nodes, _, replacement in trees:
         target_probs, draft_probs = (distributions_after(model, nodes)[0] for model in (target, draft))
-        block = TreeBlock.of(nodes.draft(draft_probs, replacement=replacement), target_probs)
+        block = TreeBlock.of(replace(nodes, draft_probs=draft_probs, replacement=replacement), target_probs)
         verdict = rule.distribution(block).decide(uniforms[:length], uniforms[length : length + 1])
         path = [node for node in verdict.accepted_nodes.tolist() if node >= 0]
         assert len(path) == verdict.num_accepted.item()

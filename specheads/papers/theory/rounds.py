@@ -14,8 +14,7 @@ from specheads.papers.block import GreedyBlockVerification
 from specheads.papers.claims import CheckedClaim, Section, computed, equality
 from specheads.papers.spectr import SpecTr
 from specheads.papers.theory.chains import Chains, every_draft, tokens_per_round
-from specheads.papers.trees.growth import ROOT, Nodes
-from specheads.papers.trees.verification import MultiRound, TreeBlock, TreeVerification
+from specheads.papers.trees.verification import ROOT, Draft, MultiRound, TreeBlock, TreeVerification
 
 CHAIN_RULES = TokenVerification(), BlockVerification(), GreedyBlockVerification()
 
@@ -44,11 +43,11 @@ def _tokens_of_samples(rule: TreeVerification, chains: Chains, num_drafted: int,
 
 def _moves(rule: TreeVerification, sampled: tuple[int, ...], draft: Tensor, target: Tensor) -> dict[int, float]:
     """Return by sampled token the probability that it is accepted at a node."""
-    nodes = Nodes()
+    tree = Draft(draft_probs=draft[None])
     for token in sampled:
-        nodes.add(ROOT, token, merge=True)
-    block = TreeBlock.of(nodes.draft(draft[None]), target.expand(len(nodes) + 1, -1))
-    return dict(zip(nodes.tokens, rule.distribution(block).moves.tolist(), strict=True))
+        tree.add(ROOT, token, merge=True)
+    block = TreeBlock.of(tree, target.expand(len(tree) + 1, -1))
+    return dict(zip(tree.tokens, rule.distribution(block).moves.tolist(), strict=True))
 
 
 def most_tokens_per_round(chains: Chains, num_drafted: int) -> float:

@@ -1,7 +1,7 @@
-"""Rounds of methods that draft trees or beams: one row, whose drafter grows a tree on the host."""
+"""Rounds of methods that draft trees: one row, whose drafter grows a tree on the host."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -11,17 +11,15 @@ from specheads.decoding.drafting import Drafting
 from specheads.decoding.engine import Engine
 from specheads.decoding.prompt_reader import PromptReader
 from specheads.decoding.records import DraftTree
-from specheads.decoding.rounds import expected_of
-from specheads.decoding.rows import Row, RowOutcome
+from specheads.decoding.rows import Rounds, Row, RowOutcome
 from specheads.decoding.step_inputs import DraftMemory, HostNumbers
 from specheads.decoding.stopping import StoppingRule
-from specheads.decoding.verification import VerificationRule
-from specheads.decoding.verifier import ChainVerifier, VerifyStep
+from specheads.decoding.verification import Verification
 from specheads.errors import UserError
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Uniforms, Warp, has_nan
-from specheads.papers.trees.growth import Nodes, TreeReader
-from specheads.papers.trees.verification import BEAM, Draft, TreeBlock, TreeVerification
+from specheads.papers.trees.growth import TreeReader
+from specheads.papers.trees.verification import Draft, TreeBlock, TreeVerification
 
 
 class Drafter(Protocol):
@@ -65,153 +63,98 @@ class TreeDrafting(Drafting):
         """
         raise NotImplementedError
 
-    def rounds(
-        self,
-        pair: Pair,
-        engines: Sequence[Engine],
-        stopping: StoppingRule,
-        verification: VerificationRule | TreeVerification,
-        warp: Warp,
-        memory: DraftMemory,
-    ) -> "_TreeRounds":
+    def check_rows(self, engines: Sequence[Engine], verification: Verification) -> None:
+        """Raise UserError for engines with memory of several texts."""
         if engines[0].num_rows > 1:
             raise UserError(
                 f"{type(self).__name__} with {type(verification).__name__} decodes one prompt at a time; batches need chains, "
                 "for example drafting=autoregressive and verification=token."
             )
-        drafter, target = self.drafter(engines[-1], warp, stopping, memory), engines[0]
-        verifier: Verifier
-        if isinstance(verification, TreeVerification):
-            most = max(self.most_verified(stopping.max_tokens), stopping.max_tokens)
-            verifier = _TreeVerifier(target, warp, verification, most, stopping.max_tokens, is_chain=self.kind == BEAM)
-        else:
-            verifier = _BeamVerifier(target, VerifyStep(warp, verification, memory), stopping.max_tokens)
-        return _TreeRounds(pair, engines, drafter, verifier, stopping)
 
-
-class Outcome(NamedTuple):
-    """The outcome of a verification."""
-
-    path: Sequence[int]  # the accepted nodes, from the context down
-    next_token: int  # the target's
-    hidden: Tensor  # (1, H), the state that it was decided from
-    draft_nan: bool
-    target_nan: bool
-    tree: DraftTree | None
-
-
-class _TreeVerifier:
-    """Verifies trees: one forward pass over the last committed token and all nodes, then the rule."""
-
-    def __init__(self, engine: Engine, warp: Warp, rule: TreeVerification, most_nodes: int, deepest: int, is_chain: bool) -> None:
-        """`most_nodes`, `deepest`: of the largest draft; `is_chain`: every draft is one, and no tree is recorded."""
-        self.engine, self.warp, self.rule, self._deepest, self._is_chain = engine, warp, rule, deepest, is_chain
-        self.reader = TreeReader(engine, most_nodes, most_nodes + 1)
-
-    def warm_up(self) -> None:
-        """Prepare the engine for all that verification runs."""
-        self.reader.warm_up_nodes()
-
-    def start(self, row: Row) -> None:
-        """There is no state."""
-
-    def verify(self, row: Row, draft: Draft, planned: int) -> Outcome:
-        """Verify a draft, and keep the accepted part in memory."""
-        nodes = Nodes(draft.tokens.tolist(), draft.parents.tolist(), draft.depth.tolist())
-        logits, hidden = self.reader.read_whole(nodes, row.committed[-1])
-        block = TreeBlock.of(draft, self.warp(logits), self.rule.shared_logits)
-        numbers = row.verify_uniforms.take(self._deepest + 1)
-        verdict = self.rule.distribution(block).decide(numbers[:-1], numbers[-1:])
-        nans = [has_nan(block.target_probs).any(), torch.zeros_like(verdict.next_token, dtype=torch.bool)[0]]
-        if block.draft_probs is not None:
-            sampled = (block.samples >= 0).any(dim=1)  # other rows are left over from an earlier draft
-            nans[1] = (has_nan(block.draft_probs) & sampled).any()
-        packed = torch.cat([verdict.next_token, torch.stack(nans).long(), verdict.accepted_nodes]).tolist()
-        next_token, target_nan, draft_nan, *path = packed
-        path = [node for node in path if node >= 0]
-        self.reader.keep(path)
-        ended = path[-1] + 1 if path else 0
-        tree = None if self._is_chain else DraftTree(nodes.tokens, nodes.parents, draft.num_drafted, path)
-        return Outcome(path, next_token, hidden[ended : ended + 1], bool(draft_nan), bool(target_nan), tree)
-
-
-class _BeamVerifier:
-    """Verifies the chain that a search wrote into the memory of chains."""
-
-    def __init__(self, engine: Engine, step: VerifyStep, most: int) -> None:
-        """`most`: the length of the longest chain."""
-        self.rule, self._chains = step.rule, ChainVerifier(engine, step, most)
-
-    def warm_up(self) -> None:
-        """Prepare the engine for all that verification runs."""
-        self._chains.warm_up()
-
-    def start(self, row: Row) -> None:
-        """Begin another prompt."""
-        self._chains.start([row])
-
-    def verify(self, row: Row, draft: Draft, planned: int) -> Outcome:
-        """Verify a draft, and keep the accepted part in memory."""
-        row.num_drafted, row.has_next_probs = len(draft.tokens), False
-        (result,), hidden = self._chains.verify([row], [planned])
-        path = range(result.num_accepted)
-        return Outcome(path, result.next_token, hidden, result.draft_nan, result.target_nan, None)
-
-
-Verifier = _TreeVerifier | _BeamVerifier
+    def rounds(
+        self,
+        pair: Pair,
+        engines: Sequence[Engine],
+        stopping: StoppingRule,
+        verification: Any,
+        warp: Warp,
+        memory: DraftMemory,
+    ) -> Rounds:
+        self.check_rows(engines, verification)
+        most = max(self.most_verified(stopping.max_tokens), stopping.max_tokens)
+        return _TreeRounds(pair, engines, self.drafter(engines[-1], warp, stopping, memory), stopping, verification, warp, most)
 
 
 class _TreeRounds:
-    """Rounds of one row with a drafter of its own."""
+    """Rounds of one row: a drafter grows a tree, and one forward pass of the target reads its last token and all nodes."""
 
     def __init__(
         self,
         pair: Pair,
         engines: Sequence[Engine],
         drafter: Drafter,
-        verifier: Verifier,
         stopping: StoppingRule,
+        verification: TreeVerification,
+        warp: Warp,
+        most_nodes: int,
     ) -> None:
-        self.engines, self.drafter, self.verifier, self.stopping = engines, drafter, verifier, stopping
+        """`most_nodes`: of the largest draft."""
+        self.engines, self.drafter, self.stopping, self.warp = engines, drafter, stopping, warp
         self.readers: Sequence[PromptReader] = [PromptReader(engine) for engine in engines]
+        self._distribution, self._reader = verification.distribution, TreeReader(engines[0], most_nodes, most_nodes + 1)
         self._pair, self._counts = pair, HostNumbers((2, 1), engines[-1].lm.device)
         self._num_drafted, self._num_accepted = self._counts.tensor.unbind()
 
     def warm_up(self, ends: Tensor) -> None:
         self.drafter.warm_up(ends)
-        self.verifier.warm_up()
+        self._reader.warm_up(nodes_alone=True)
 
     def start(self, rows: Sequence[Row], target_hidden: Mapping[int, Tensor]) -> None:
         self.state = self.stopping.start_prompt(1, self.engines[-1].lm.device)
         self._target_hidden = target_hidden.get(0)
-        self.verifier.start(rows[0])
 
     def num_expected(self, row: Row) -> float | None:
-        return expected_of(self.stopping, self.verifier.rule, self.state)
+        return None
 
     def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[RowOutcome], Mark]:
         (row,) = rows
         self.state = self.stopping.start_round(self.state, self._target_hidden if self.stopping.reads_target else None)
-        planned = self.stopping.planned_length(self.state) if getattr(self.verifier.rule, "reads_planned", False) else None
-        most = min(row.most_drafted, self.stopping.max_tokens)
         draft = self.drafter.draft(row.committed, self.state, row.most_drafted, row.draft_uniforms, ends)
         drafted = clock.mark()
         if draft.nan:
             return [RowOutcome([], nan_in=self._pair.draft_id)], drafted
-        outcome = self.verifier.verify(row, draft, 0 if planned is None else min(int(planned), most))
-        self._target_hidden = outcome.hidden
-        self.state, self._counts.numbers[0], self._counts.numbers[1] = self.drafter.after(outcome.path)
+        path, next_token, nan_in = self._verify(row, draft)
+        self.state, self._counts.numbers[0], self._counts.numbers[1] = self.drafter.after(path)
         self._counts.send()
         self.state = self.stopping.end_round(self.state, self._num_drafted, self._num_accepted)
-        self.drafter.keep(outcome.path)
-        path = list(outcome.path)
-        result = RowOutcome(
-            tokens=[*draft.tokens[path].tolist(), outcome.next_token],
+        self.drafter.keep(path)
+        outcome = RowOutcome(
+            tokens=[*(draft.tokens[node] for node in path), next_token],
             num_drafted=draft.num_drafted,
             num_accepted=len(path),
             num_draft_calls=draft.num_draft_calls,
-            nan_in=self._pair.draft_id if outcome.draft_nan else self._pair.target_id if outcome.target_nan else None,
-            num_copies=0 if draft.copied is None else int(draft.copied[path].sum()),
-            tree=outcome.tree,
+            nan_in=nan_in,
+            num_copies=sum(node >= draft.num_drafted for node in path),
+            tree=DraftTree(draft.tokens, draft.parents, draft.num_drafted, path) if draft.is_tree else None,
         )
-        return [result], drafted
+        return [outcome], drafted
+
+    def _verify(self, row: Row, draft: Draft) -> tuple[Sequence[int], int, str | None]:
+        """Verify a draft, and keep the accepted part in memory.
+
+        Return the accepted nodes, from the context down, the target's token, and the model whose logits were NaN.
+        """
+        logits, hidden = self._reader.read_whole(draft, row.committed[-1])
+        block = TreeBlock.of(draft, self.warp(logits))
+        numbers = row.verify_uniforms.take(self.stopping.max_tokens + 1)
+        nodes, token = self._distribution(block).decide(numbers[:-1], numbers[-1:])
+        nans = [has_nan(block.target_probs).any(), torch.zeros_like(token, dtype=torch.bool)[0]]
+        if block.draft_probs is not None:
+            sampled = (block.samples >= 0).any(dim=1)  # other rows are left over from an earlier draft
+            nans[1] = (has_nan(block.draft_probs) & sampled).any()
+        next_token, target_nan, draft_nan, *path = torch.cat([token, torch.stack(nans).long(), nodes]).tolist()
+        path = [node for node in path if node >= 0]
+        self._reader.keep(path)
+        ended = path[-1] + 1 if path else 0
+        self._target_hidden = hidden[ended : ended + 1]
+        return path, next_token, self._pair.draft_id if draft_nan else self._pair.target_id if target_nan else None

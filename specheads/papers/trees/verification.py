@@ -4,14 +4,12 @@ The walk starts at the context. At every node it moves to one of the children or
 computes the probabilities of all moves without randomness; tests enumerate the same distribution that decoding samples from.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specheads.decoding.arguments import check_flag
 from specheads.decoding.verification import Verification
 from specheads.pair.sampling import accept_prob, at_least_float32, sample
 
@@ -21,43 +19,57 @@ DISTINCT = "a tree of samples without replacement"
 CHOSEN = "a tree of chosen tokens"
 BEAM = "the best beam"
 
+ROOT = -1  # the parent of first nodes: the context
 
-@dataclass(frozen=True)
+
+@dataclass
 class Draft:
-    """A proposal as a token tree; a chain is the tree without branches. A node's parent comes before it."""
+    """A proposal as a token tree, on the host; a chain is the tree without branches.
 
-    tokens: Tensor  # (N,) long
-    parents: Tensor  # (N,) long, -1 = the context
-    depth: Tensor  # (N,) long, 0 for a child of the context
+    Nodes are numbered as they are added, so a node's parent comes before it.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    depth: list[int] = field(default_factory=list)  # 0 for a child of the context
+    order: list[int] = field(default_factory=list)  # in sampling order; a node that was sampled twice occurs twice
     # (<=N + 1, V), row p + 1 the warped distribution that the children of node p were sampled from, row 0 that of the context's;
     # None where no token was sampled.
-    draft_probs: Tensor | None
-    order: Tensor  # (M,) long, the sampled nodes in sampling order; a node that was sampled twice occurs twice
-    num_draft_calls: int  # draft forward passes spent on it
-    copied: Tensor | None = None  # (N,) bool, of a graph: the nodes that were copied instead of drafted
-    repeated: Tensor | None = None  # (N,) long, of a graph: the drafted node with the same last tokens, or the node itself
+    draft_probs: Tensor | None = None
+    num_draft_calls: int = 0  # draft forward passes spent on it
+    num_copied: int = 0  # of a graph: the last nodes, which were copied instead of drafted
     replacement: bool = True  # whether a token may be sampled twice after the same node
-    nan: bool = False  # whether the draft's logits were NaN; then the rest means nothing
+    is_tree: bool = True  # whether it is recorded as one
+    nan: bool = False  # whether the draft's logits were NaN or infinite; then the rest means nothing
+    _known: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
 
     @property
     def num_drafted(self) -> int:
         """How many tokens the draft model proposed."""
-        return len(self.tokens) if self.copied is None else int((~self.copied).sum())
+        return len(self) - self.num_copied
 
-    @classmethod
-    def chain(cls, tokens: Tensor, draft_probs: Tensor | None, num_draft_calls: int) -> "Draft":
-        """Return a draft without branches."""
-        index = torch.arange(len(tokens), device=tokens.device)
-        return cls(tokens, index - 1, index, draft_probs, index, num_draft_calls)
+    def add(self, parent: int, token: int, merge: bool = False) -> int:
+        """Add a child of `parent` and return its node; with `merge`, the node of the same token there if there is one."""
+        node = self._known.get((parent, token)) if merge else None
+        if node is None:
+            node = len(self)
+            self.tokens.append(token)
+            self.parents.append(parent)
+            self.depth.append(0 if parent == ROOT else self.depth[parent] + 1)
+            self._known[parent, token] = node
+        self.order.append(node)
+        return node
 
-
-@dataclass(frozen=True)
-class _TreeVerdict:
-    """The decision of a verification rule for a tree."""
-
-    num_accepted: Tensor  # (1,) long
-    next_token: Tensor  # (1,) long, the target's token after the accepted ones
-    accepted_nodes: Tensor  # (D,) long, from the context down, -1 after the last
+    def path(self, node: int) -> list[int]:
+        """Return the nodes from the context down to `node`."""
+        path = []
+        while node != ROOT:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
 
 
 @dataclass(frozen=True)
@@ -79,42 +91,41 @@ class TreeBlock:
     replacement: bool = True  # whether a token could be sampled twice after the same node
 
     @classmethod
-    def of(cls, draft: Draft, target_probs: Tensor, shared: bool = False) -> "TreeBlock":
+    def of(cls, draft: Draft, target_probs: Tensor) -> "TreeBlock":
         """Return the block of a draft and the target's distributions (N + 1, V), on the device of these.
-
-        Args:
-            shared: replace the target's distribution after each node of a graph by that after the node that it repeats.
 
         Raises:
             ValueError: numbers of nodes that do not fit together.
         """
-        count, device = len(draft.tokens), target_probs.device
+        count, device = len(draft), target_probs.device
         if len(target_probs) != count + 1:
             raise ValueError(f"{count} nodes need {count + 1} distributions of the target, but there are {len(target_probs)}")
-        if shared and draft.repeated is not None:
-            context = draft.repeated.new_zeros(1)
-            target_probs = target_probs[torch.cat([context, draft.repeated + 1]).to(device)]
-        parents, order = draft.parents.tolist(), draft.order.tolist()
         sampled: list[list[int]] = [[] for _ in range(count + 1)]
-        for node in order:
-            sampled[parents[node] + 1].append(node)
+        for node in draft.order:
+            sampled[draft.parents[node] + 1].append(node)
         most = max(map(len, sampled))
-        table = torch.tensor([nodes + [-1] * (most - len(nodes)) for nodes in sampled], dtype=torch.long)
+        ancestors = np.eye(count, dtype=bool)
+        for node, parent in enumerate(draft.parents):
+            if parent >= 0:
+                ancestors[node] |= ancestors[parent]
         draft_probs = draft.draft_probs
         if draft_probs is not None:
             draft_probs = at_least_float32(draft_probs.to(device))
             rows = count + 1 - len(draft_probs)
             draft_probs = torch.nn.functional.pad(draft_probs, (0, 0, 0, rows)) if rows else draft_probs
-        crowded = torch.tensor([row for row, nodes in enumerate(sampled) if len(nodes) > 1], dtype=torch.long)
+
+        def numbers(values: list[int] | list[list[int]]) -> Tensor:
+            return torch.tensor(values, dtype=torch.long, device=device)
+
         return cls(
-            tokens=draft.tokens.to(device),
-            depth=draft.depth.to(device),
-            parent_row=(draft.parents + 1).to(device),
-            samples=table.to(device),
-            ancestors=_lineage(parents).to(device),
+            tokens=numbers(draft.tokens),
+            depth=numbers(draft.depth),
+            parent_row=numbers(draft.parents) + 1,
+            samples=numbers([nodes + [-1] * (most - len(nodes)) for nodes in sampled]),
+            ancestors=torch.from_numpy(ancestors).to(device),
             draft_probs=draft_probs,
             target_probs=at_least_float32(target_probs),
-            crowded=crowded.to(device),
+            crowded=numbers([row for row, nodes in enumerate(sampled) if len(nodes) > 1]),
             replacement=draft.replacement,
         )
 
@@ -124,24 +135,6 @@ class TreeBlock:
         if self.draft_probs is None:
             raise ValueError("the nodes were chosen, not sampled, so there are no distributions of the draft")
         return self.target_probs, self.draft_probs
-
-    @property
-    def most_samples(self) -> int:
-        """The most samples after any node."""
-        return self.samples.shape[1]
-
-
-def _lineage(parents: Sequence[int]) -> Tensor:
-    """Return the ancestors of nodes: (N, N) bool, row i marks node i and all nodes above it.
-
-    Args:
-        parents: of each node, -1 for the context; a parent comes before its children.
-    """
-    ancestors = np.eye(len(parents), dtype=bool)
-    for node, parent in enumerate(parents):
-        if parent >= 0:
-            ancestors[node] |= ancestors[parent]
-    return torch.from_numpy(ancestors)
 
 
 @dataclass(frozen=True)
@@ -158,15 +151,15 @@ class TreeDistribution:
         # Where two distributions differ by rounding alone a residual is empty, and the target's distribution is as close.
         return torch.where(rest.sum(dim=-1, keepdim=True) > 0, rest, self.block.target_probs[row])
 
-    def decide(self, uniforms: Tensor, next_uniform: Tensor) -> _TreeVerdict:
-        """Return the verdict at given uniform numbers.
+    def decide(self, uniforms: Tensor, next_uniform: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the accepted nodes (D,), from the context down, -1 after the last, and the target's next token (1,).
 
         Args:
             uniforms: (>=D,), for the move at each depth.
             next_uniform: (1,), for the next token.
         """
-        block, count = self.block, len(self.moves)
-        index = torch.arange(count, device=self.moves.device)
+        block = self.block
+        index = torch.arange(len(self.moves), device=self.moves.device)
         earlier_sibling = (block.parent_row[:, None] == block.parent_row) & (index < index[:, None])
         before = earlier_sibling.double() @ self.moves
         uniform = uniforms[block.depth]
@@ -174,18 +167,15 @@ class TreeDistribution:
         reached = ~(block.ancestors & ~chosen).any(dim=1)
         places = uniforms.new_full((len(uniforms) + 1,), -1, dtype=torch.long)
         path = places.scatter(0, torch.where(reached, block.depth, len(uniforms)), index)[:-1]
-        num_accepted = reached.sum(dim=0, keepdim=True)
-        row = torch.where(reached, block.depth + 1, 0)
-        row = torch.where(num_accepted > 0, row.argmax(dim=0, keepdim=True) + 1, 0) if count else num_accepted
-        next_token = sample(self.next_probs(row), next_uniform)
-        return _TreeVerdict(num_accepted=num_accepted, next_token=next_token, accepted_nodes=path)
+        # The row of the deepest node that is reached, row 0 where none is.
+        deepest = torch.nn.functional.pad(torch.where(reached, block.depth + 2, 0), (1, 0), value=1)
+        return path, sample(self.next_probs(deepest.argmax(dim=0, keepdim=True)), next_uniform)
 
 
 class TreeVerification(Verification):
     """The base of rules for trees, which verify each tree whatever happened before."""
 
     takes = frozenset({IID, DISTINCT, CHOSEN, BEAM})
-    shared_logits: bool = False  # whether it verifies a graph's node by the distribution after the node that it repeats
 
     def distribution(self, block: TreeBlock) -> TreeDistribution:
         """Return the distribution of the outcome."""
@@ -212,7 +202,7 @@ class MultiRound(TreeVerification):
         moves = torch.zeros(len(block.tokens), dtype=torch.float64, device=target.device)
         # The probability that all samples so far were rejected.
         reach = torch.ones(len(target), dtype=torch.float64, device=target.device)
-        for number in range(block.most_samples):
+        for number in range(block.samples.shape[1]):
             there, node = block.samples[:, number] >= 0, block.samples[:, number].clamp_min(0)
             token = block.tokens[node][:, None]
             passes = accept_prob(target.gather(1, token), draft.gather(1, token)).squeeze(1).double()
@@ -235,23 +225,11 @@ class TreeMatch(TreeVerification):
     A move has the target's probability of the node's token. Lossless for every tree that was fixed before the target sampled,
     however its tokens were chosen.
 
-    Args:
-        shared_logits: verify a node of a graph by the target's distribution after the node that it repeats, instead of after its
-            path: what a target that read the graph itself, without the copies, would do. The copies are read all the same, so
-            this shows only what such a saving would cost. It is lossy, unless the target's next token depends on the last `tau`
-            tokens alone: the total variation of three tokens is 0.11 (0.04 to 0.21) for random targets over three tokens.
-
-    Source: Miao et al. 2024 (SpecInfer), algorithm 2, VerifyGreedy. `shared_logits` has no source: the code of GSD (Gong et al.
-    2024, github.com/gzhch/gsd) makes a tree of the graph before the target reads it.
+    Source: Miao et al. 2024 (SpecInfer), algorithm 2, VerifyGreedy.
     """
 
-    name = "tree_match"
-
-    def __init__(self, shared_logits: bool = False) -> None:
-        check_flag("verification.shared_logits", shared_logits)
-        self.shared_logits, self.lossless = shared_logits, not shared_logits
-        self.compile_key = ("tree match", shared_logits)
-        self.label = "tree matching, shared logits" if shared_logits else "tree matching"
+    name = compile_key = "tree_match"
+    label = "tree matching"
 
     def distribution(self, block: TreeBlock) -> TreeDistribution:
         rest, row, token = block.target_probs.clone(), block.parent_row, block.tokens

@@ -5,11 +5,10 @@ import random
 
 import pytest
 import torch
-from chains import Model, difference, emitted_distribution, expected_accepted
+from chains import Model, difference, emitted_distribution, expected_accepted, greedy_block_distribution
 
 from specheads.decoding.verification import BlockVerification, TokenVerification, block_distribution, token_distribution
 from specheads.papers import BiasedVerification
-from specheads.papers.block import greedy_block_distribution
 
 SHAPES = [(2, 1), (2, 2), (2, 3), (2, 4), (3, 2), (3, 3), (4, 2)]
 

@@ -10,9 +10,8 @@ from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.verification import Block, SyntheticVerification
 from specheads.decoding.verifier import VerifyStep
 from specheads.pair.config import config_folder
-from specheads.papers import BiasedVerification, BigLittle, GreedyBlockVerification, JointVerification, TreeMatch
-from specheads.papers.trees.growth import Nodes
-from specheads.papers.trees.verification import TreeBlock, TreeVerification
+from specheads.papers import BiasedVerification, BigLittle, GreedyBlockVerification, JointVerification
+from specheads.papers.trees.verification import Draft, TreeBlock, TreeVerification
 
 # By name: other settings than the defaults.
 OTHER = {
@@ -21,7 +20,6 @@ OTHER = {
     "greedy_block": [{"num_levels": 1}],
     "joint": [{"threshold": 0.2}],
     "synthetic": [{"rate": 0.7}],
-    "tree_match": [{"shared_logits": True}],
 }
 META = torch.device("meta")  # tensors without numbers, which cannot be mixed with those of the CPU
 
@@ -63,7 +61,6 @@ def test_rules_are_compiled_together_only_if_they_decide_alike():
         ("multi_round", {}, "multi-round verification", True),
         ("spectr", {}, "SpecTr", True),
         ("tree_match", {}, "tree matching", True),
-        ("tree_match", {"shared_logits": True}, "tree matching, shared logits", False),
     ],
 )
 def test_reports_name_rules_and_their_settings(name, settings, label, lossless):
@@ -99,7 +96,6 @@ def test_reports_name_rules_and_their_settings(name, settings, label, lossless):
             "verification.rate=2 must be between 0 and 1; "
             + "it is the probability that a drafted token is accepted, for example 0.8.",
         ),
-        (lambda: TreeMatch("yes"), "verification.shared_logits=yes must be true or false."),
     ],
 )
 def test_refusals_name_the_setting_its_value_and_what_it_is(make, message):
@@ -138,11 +134,10 @@ def chain_on(device):
 
 @pytest.mark.parametrize("name", [name for name, rule in RULES.items() if issubclass(rule, TreeVerification)])
 def test_trees_are_verified_on_the_device_of_the_targets_distributions(name):
-    nodes = Nodes()
+    draft = Draft(draft_probs=torch.full((7, 3), 1 / 3))
     for parent, token in ((-1, 0), (0, 1), (0, 2), (-1, 1), (3, 1), (-1, 0)):
-        nodes.add(parent, token, merge=False)
-    draft = nodes.draft(torch.full((len(nodes.tokens) + 1, 3), 1 / 3))
-    block = TreeBlock.of(draft, torch.empty(len(nodes.tokens) + 1, 3, device=META))
+        draft.add(parent, token)
+    block = TreeBlock.of(draft, torch.empty(7, 3, device=META))
     uniforms = torch.empty(3, dtype=torch.float64, device=META)
-    verdict = RULES[name]().distribution(block).decide(uniforms[:2], uniforms[2:])
-    assert verdict.num_accepted.device == verdict.next_token.device == verdict.accepted_nodes.device == META
+    path, next_token = RULES[name]().distribution(block).decide(uniforms[:2], uniforms[2:])
+    assert path.device == next_token.device == META

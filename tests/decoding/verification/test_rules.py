@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from chains import greedy_block_verification
+from chains import greedy_block_distribution, greedy_block_verification
 from statistics_helper import chi_square_p_value
 
 from specheads import Warp
@@ -18,7 +18,6 @@ from specheads.decoding.verification import (
 )
 from specheads.decoding.verification.chains import reflected
 from specheads.papers import BiasedVerification, BigLittle, GreedyBlockVerification
-from specheads.papers.block import greedy_block_distribution
 
 CHAIN_RULES = [TokenVerification(), BlockVerification(), BiasedVerification(0.2), BiasedVerification(0.2, "uno"), BigLittle()]
 RULES = [*CHAIN_RULES, GreedyBlockVerification()]
