@@ -6,6 +6,7 @@ No other module imports `specheads.papers`: conf/drafting and conf/verification 
 import inspect
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -24,12 +25,11 @@ from specheads.decoding.drafting import Autoregressive, check_pairing
 from specheads.errors import UserError
 from specheads.evaluation.candidates import RuleChoice, check_rules
 from specheads.evaluation.head_folders import LocatedHead, find_heads
-from specheads.evaluation.prompt_sets import PromptSet, PromptSets
+from specheads.evaluation.prompt_sets import PromptSets
 from specheads.evaluation.settings import Evaluation
-from specheads.pair.pair import Pair
-from specheads.papers.layer_skip import LayerSearch, SkippedLayers, print_sets, search
+from specheads.papers.layer_skip import LayerSearch, print_sets, search
 from specheads.papers.reproduction.decoding import decode
-from specheads.papers.reproduction.report import Reproduced, checked, is_measured, measured, print_result, write_result
+from specheads.papers.reproduction.report import checked, is_measured, measured, print_result
 from specheads.papers.reproduction.settings import Method, Reproduction
 from specheads.papers.theory.report import theory
 from specheads.replay.head_scores import head_fingerprint
@@ -39,61 +39,40 @@ GROUPS = ("drafting", "stopping", "verification")
 KEYS = ("name", "baseline", "block", "beams", *GROUPS, "warp")
 
 
-def reproduced(cfg: DictConfig) -> Reproduced:
-    """Repeat the experiment of a composed config; print, write and return its result.
+@command("reproduce", Generation, Reproduction)
+def reproduce(cfg: DictConfig) -> None:
+    """Repeat the experiment of a composed config; print the result and write `reproduction.json` into its folder.
 
     Raises:
-        UserError: settings that do not fit, or no head for a method that needs one.
+        UserError: settings that do not fit, or not one head for the methods that need one.
     """
     settings, data = settings_of(Reproduction, cfg, methods=methods_of(plain(cfg.methods))), prompt_data(cfg)
-    _check_head(settings, cfg.model.name)
+    needing, heads = [method.name for method in settings.methods if method.needs_head], dict[str, LocatedHead]()
+    if needing and settings.head is None:
+        raise UserError(
+            f"head=null, but {needing[0]} decodes with a head; train it with 'specheads train model={cfg.model.name} "
+            "experiment=specdecpp', and give head=latest or its folder."
+        )
     data.check(settings.split)
     pair, run = load_configured_pair(cfg), Path(cfg.paths.run)
-    head = _located_head(settings, pair, Path(cfg.paths.outputs))
-    heads = {} if head is None else {Path(head.where).name: head}
+    if needing:
+        heads = find_heads(settings.head, pair, Path(cfg.paths.outputs), settings.warp)
+        if len(heads) > 1:
+            raise UserError(f"head={settings.head} has {len(heads)} heads; give the folder of one, such as {next(iter(heads))}.")
+    head = next(iter(heads.values()), None)
     sets = PromptSets(data, pair, heads, Evaluation(split="final" if settings.split == "final" else "test"))
     prompts = (sets.dev if settings.split == "dev" else sets.reported).first(settings.num_prompts)
     tallies = decode(pair, settings, prompts.prompts, run, head)
-    result = Reproduced(
-        experiment=Path(cfg.command).name,
-        command=command_line(),
-        provenance=provenance(pair, settings, prompts, head),
-        methods=measured(tallies, settings.metrics, prompts.groups),
-        claims=[checked(claim, tallies, prompts.groups) for claim in settings.reported_claims if is_measured(claim, tallies)],
-    )
-    print_result(result)
-    outcomes = [claim.outcome for claim in result.claims]
-    counts = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in dict.fromkeys(outcomes)) or "none"
-    print(
-        f"{len(prompts.prompts)} prompts decoded by {len(tallies)} methods; claims: {counts}", write_result(result, run), sep="\n"
-    )
-    return result
-
-
-def _check_head(settings: Reproduction, model: str) -> None:
-    """Raise UserError if a method needs a head and none is named."""
-    needing = [method.name for method in settings.methods if method.needs_head]
-    if needing and settings.head is None:
-        raise UserError(
-            f"head=null, but {needing[0]} decodes with a head; train it with 'specheads train model={model} "
-            "experiment=specdecpp', and give head=latest or its folder."
-        )
-
-
-def _located_head(settings: Reproduction, pair: Pair, outputs: Path) -> LocatedHead | None:
-    """Return the head that the methods share; None where none needs it. Raises UserError for a folder of several."""
-    if not any(method.needs_head for method in settings.methods):
-        return None
-    heads = find_heads(settings.head, pair, outputs, settings.warp)
-    if len(heads) > 1:
-        raise UserError(f"head={settings.head} has {len(heads)} heads; give the folder of one, such as {next(iter(heads))}.")
-    return next(iter(heads.values()))
-
-
-def provenance(pair: Pair, settings: Reproduction, prompts: PromptSet, head: LocatedHead | None) -> dict[str, object]:
-    """Return all that decides a result and does not depend on the machine."""
-    with_head = {} if head is None else {"head": {"fingerprint": head_fingerprint(head.head)}}
-    return with_head | {
+    methods = measured(tallies, settings.metrics, prompts.groups)
+    claims = [checked(claim, tallies, prompts.groups) for claim in settings.reported_claims if is_measured(claim, tallies)]
+    print_result(methods, claims)
+    outcomes = Counter(claim.outcome for claim in claims)
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()) or "none"
+    print(f"{len(prompts.prompts)} prompts decoded by {len(tallies)} methods; claims: {counts}")
+    result = {
+        "experiment": Path(cfg.command).name,
+        "command": command_line(),
+        **({} if head is None else {"head": {"fingerprint": head_fingerprint(head.head)}}),
         "model": {
             "name": pair.name,
             "target": [pair.target_id, pair.target_revision],
@@ -106,7 +85,11 @@ def provenance(pair: Pair, settings: Reproduction, prompts: PromptSet, head: Loc
         "ratio": settings.ratio,
         "settings": [dict(method.keys) for method in settings.methods],
         "versions": {"specheads": specheads.__version__},
+        "methods": {name: {metric: asdict(value) for metric, value in row.items()} for name, row in methods.items()},
+        "claims": [asdict(claim) for claim in claims],
     }
+    write_json(run / "reproduction.json", result)
+    print(run / "reproduction.json")
 
 
 def command_line() -> str:
@@ -170,8 +153,9 @@ def _rule(where: str, content: Mapping[str, Any]) -> RuleChoice:
     return choice
 
 
-def layers_found(cfg: DictConfig) -> list[SkippedLayers]:
-    """Search as the config asks for, print and write; return the best set of every size, the best of all first.
+@command("layer_search", Generation, LayerSearch)
+def layer_search(cfg: DictConfig) -> None:
+    """Search as the config asks for; print and write the best set of layers of every size, the best of all first.
 
     Raises:
         UserError: settings that do not fit.
@@ -185,19 +169,6 @@ def layers_found(cfg: DictConfig) -> list[SkippedLayers]:
     print(run / "layer_search.json")
     best = ",".join(map(str, sets[0].skipped))
     print(f"next: {next_command('evaluate', 'head=null', 'drafting=layer_skip', f'drafting.skipped=[{best}]')}")
-    return sets
-
-
-@command("reproduce", Generation, Reproduction)
-def reproduce(cfg: DictConfig) -> None:
-    """Repeat an experiment, print and write its result."""
-    reproduced(cfg)
-
-
-@command("layer_search", Generation, LayerSearch)
-def layer_search(cfg: DictConfig) -> None:
-    """Search, print and write the sets of layers."""
-    layers_found(cfg)
 
 
 COMMANDS = {"reproduce": reproduce, "layer_search": layer_search}

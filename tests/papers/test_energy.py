@@ -5,7 +5,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from specheads.papers.reproduction.measures import energy_counter
+from specheads.papers.reproduction.measures import energy_meter
 
 GPUS = {"GPU-11111111-aaaa": 250, "GPU-22222222-bbbb": 100}  # joules by id
 
@@ -41,17 +41,17 @@ def pair_on(*devices):
 
 
 def test_the_energy_is_that_of_all_boards(nvml):
-    assert energy_counter(pair_on(("cuda", 0))).joules() == 250
-    assert energy_counter(pair_on(("cuda", 0), ("cuda", 1), ("cpu",))).joules() == 350
+    assert energy_meter(pair_on(("cuda", 0)))() == 250
+    assert energy_meter(pair_on(("cuda", 0), ("cuda", 1), ("cpu",)))() == 350
 
 
 def test_where_nothing_counts_the_log_says_why(nvml, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
-    assert energy_counter(pair_on(("cpu",))) is None and "that of NVIDIA's GPUs" in caplog.messages[-1]
+    assert energy_meter(pair_on(("cpu",))) is None and "that of NVIDIA's GPUs" in caplog.messages[-1]
     nvml.refused.add("GPU-22222222-bbbb")
-    assert energy_counter(pair_on(("cuda", 1))) is None and "Not Supported; NVML counts whole GPUs" in caplog.messages[-1]
+    assert energy_meter(pair_on(("cuda", 1))) is None and "Not Supported; NVML counts whole GPUs" in caplog.messages[-1]
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert energy_counter(pair_on(("cuda", 0))) is None and "pip install 'specheads[energy]'" in caplog.messages[-1]
+    assert energy_meter(pair_on(("cuda", 0))) is None and "pip install 'specheads[energy]'" in caplog.messages[-1]
 
 
 def test_the_real_library_has_what_is_called(nvml, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,9 @@ from specheads.heads.head import save_head
 from specheads.pair.config import config_folder
 from specheads.papers.reproduction import decoding
 from specheads.papers.reproduction.measures import DRAFT_COUNTS
-from specheads.papers.reproduction.report import Reproduced, checked, measured, print_result
-from specheads.papers.reproduction.settings import METRICS, Claim, Reproduction, Tally
+from specheads.papers.reproduction.report import checked, is_measured, measured, print_result
+from specheads.papers.reproduction.settings import METRICS, Claim, Reproduction, samples
+from specheads.papers.reproduction.settings import tally as tally_of
 
 ROOT = Path(__file__).parents[2]
 ITEMS = {item["id"] for paper in yaml.safe_load((ROOT / "benchmarks/papers.yaml").read_text("utf-8")) for item in paper["items"]}
@@ -40,13 +42,11 @@ def settings(name, *overrides):
 
 def tally(tokens, calls, drafted=0, nats=1.0, copies=0):
     """The tally of a method by prompt, from tokens and target calls."""
-    made = Tally(4.0)
+    entries = []
     for number, call in zip(tokens, calls, strict=True):
-        made.stats.append(DecodeStats(number, drafted, drafted // 2, drafted - drafted // 2, call, drafted, 2.0, 1.0, copies))
-        made.nats.append(nats * number)
-        made.drafts.append(dict.fromkeys(DRAFT_COUNTS, 0))
-        made.joules.append(None)
-    return made
+        stats = DecodeStats(number, drafted, drafted // 2, drafted - drafted // 2, call, drafted, 2.0, 1.0, copies)
+        entries.append([asdict(stats), nats * number, dict.fromkeys(DRAFT_COUNTS, 0), None])
+    return tally_of(entries, 4.0)
 
 
 def claim(**values):
@@ -102,8 +102,8 @@ def test_prompts_of_a_group_are_resampled_together():
 def test_metrics_are_those_of_the_counts():
     made = tally([6, 10], [2, 3], drafted=8, copies=1)
     counts = np.array([[1.0, 1], [0, 2]])
-    total = DecodeStats.total(made.stats)
-    values = {name: made.samples(name, counts) for name in METRICS}
+    total = DecodeStats.total([DecodeStats(number, 8, 4, 4, call, 8, 2.0, 1.0, 1) for number, call in ((6, 2), (10, 3))])
+    values = {name: samples(made, name, counts) for name in METRICS}
     assert all(values[name] is None for name in ("first_child", "repeated_bigrams", "joules_per_token"))  # of trees, of a meter
     assert {values[name][0] for name in ("tokens_per_round",)} == {total.block_efficiency}
     assert values["acceptance_rate"][0] == total.acceptance_rate and values["discard_rate"][0] == total.discard_rate
@@ -111,7 +111,8 @@ def test_metrics_are_those_of_the_counts():
     assert values["copied_rounds"][0] == total.graph_success and values["tokens_per_second"][0] == total.tokens_per_second
     assert values["perplexity"] == pytest.approx([np.e, np.e]) and values["tokens_per_round"][1] == 10 / 3
     assert values["tokens_per_draft_step"][0] == 16 / (16 + 4 * 5)
-    assert tally([6], [2]).samples("acceptance_rate", np.ones((1, 1))) is None
+    assert samples(tally([6], [2]), "acceptance_rate", np.ones((1, 1))) is None
+    assert is_measured(claim(), {"a": made}) and not is_measured(claim(metric="joules_per_token"), {"a": made})
 
 
 def test_a_claim_on_what_a_method_does_not_have_is_a_message():
@@ -203,10 +204,10 @@ def test_commands_take_their_experiments():
 
 def test_a_method_that_needs_a_head_says_how_to_train_it(tmp_path):
     with pytest.raises(UserError, match=r"head=null, but head 0.1 .*'specheads train model=nano experiment=specdecpp'"):
-        papers.reproduced(composed("specdecpp_table1", "model=nano", f"paths.run={tmp_path}"))
+        papers.reproduce.run(composed("specdecpp_table1", "model=nano", f"paths.run={tmp_path}"))
     words = ["head=latest", f"paths.run={tmp_path}", f"paths.outputs={tmp_path}"]
     with pytest.raises(UserError, match="there is no head for draft"):
-        papers.reproduced(composed("specdecpp_table1", "model=nano", *words))
+        papers.reproduce.run(composed("specdecpp_table1", "model=nano", *words))
 
 
 # --- runs
@@ -228,7 +229,7 @@ def same_pair(nano, monkeypatch):
 
 def run(name, folder, *overrides):
     """Run an experiment in a folder; return its reproduction.json."""
-    papers.reproduced(composed(name, *TINY, f"paths.run={folder}", *overrides))
+    papers.reproduce.run(composed(name, *TINY, f"paths.run={folder}", *overrides))
     return json.loads((folder / "reproduction.json").read_text())
 
 
@@ -292,6 +293,6 @@ def test_the_command_does_not_name_folders(monkeypatch):
 
 def test_tables_leave_out_what_nothing_has(capsys):
     tallies = {"a": tally(EVEN, [2] * 20), "b [x]": tally(UNEVEN, [2] * 20)}
-    print_result(Reproduced("e", "c", {}, measured(tallies, list(METRICS), 20), [checked(claim(over="b [x]"), tallies, 20)]))
+    print_result(measured(tallies, list(METRICS), 20), [checked(claim(over="b [x]"), tallies, 20)])
     printed = capsys.readouterr().out
     assert "b [x]" in printed and "rounds with a copy" not in printed and "did not" in printed

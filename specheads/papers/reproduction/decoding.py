@@ -4,13 +4,11 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from specheads.decoding.decoder import Baseline, SpeculativeDecoder
 from specheads.decoding.engine import compile_ahead, resolve_engine
-from specheads.decoding.records import DecodeStats
 from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.live_rows import response_nats
 from specheads.evaluation.setup import device_name
@@ -18,8 +16,8 @@ from specheads.evaluation.sweep import response_seed
 from specheads.forecast import progress
 from specheads.pair.pair import Pair
 from specheads.papers.mjsd import BlockSearch
-from specheads.papers.reproduction.measures import EnergyCounter, draft_counts, energy_counter
-from specheads.papers.reproduction.settings import Method, Reproduction, Tally
+from specheads.papers.reproduction.measures import Meter, draft_counts, energy_meter
+from specheads.papers.reproduction.settings import Method, Reproduction, Tally, tally
 from specheads.prompts.prompt import EncodedPrompt
 from specheads.replay.head_scores import head_fingerprint
 from specheads.storage.journal import Entry, Journal
@@ -36,28 +34,25 @@ def decode(
 
     Prompts that the journal of an interrupted run in the folder `run` has are not decoded again.
     """
-    journal, ids = open_journal(pair, settings, prompts, run, head), [tokens for _, tokens in prompts]
+    journal, ids = _open_journal(pair, settings, prompts, run, head), [tokens for _, tokens in prompts]
     window = min(pair.window, max(map(len, ids)) + settings.max_new_tokens)
-    total, meter = len(settings.methods) * len(prompts), energy_counter(pair)
+    total, meter = len(settings.methods) * len(prompts), energy_meter(pair)
     logger.info("%d methods x %d prompts = %d responses, into %s", len(settings.methods), len(prompts), total, run)
-    tallies = {method.name: Tally(settings.ratio) for method in settings.methods}
     with progress("decoding", total) as advance:
         decoders: dict[str, Decoder] = {}
         if len(journal.entries) < len(prompts):
             decoders = {method.name: decoder_of(method, pair, settings, head, window) for method in settings.methods}
-            warm_up(decoders, ids[0], settings)
+            compile_ahead(decoder.prepare for decoder in decoders.values())
+            for decoder in decoders.values():  # each decodes a prompt that is not counted
+                decoder.warm_up()
+                decoder.generate(ids[0], settings.max_new_tokens, settings.seed)
         advance(len(journal.entries) * len(settings.methods))
         for number, prompt in enumerate(ids):
             if number not in journal.entries:
-                journal.add(number, decoded(pair, decoders, number, prompt, settings, meter))
+                journal.add(number, _decoded(pair, decoders, number, prompt, settings, meter))
                 advance(len(decoders))
-            for name, tally in tallies.items():
-                stats, nats, drafts, joules = journal.entries[number][name]
-                tally.stats.append(DecodeStats(**stats))
-                tally.nats.append(nats)
-                tally.drafts.append(drafts)
-                tally.joules.append(joules)
-    return tallies
+    entries = [journal.entries[number] for number in range(len(ids))]
+    return {method.name: tally((entry[method.name] for entry in entries), settings.ratio) for method in settings.methods}
 
 
 def decoder_of(method: Method, pair: Pair, settings: Reproduction, head: LocatedHead | None, window: int) -> Decoder:
@@ -74,35 +69,27 @@ def decoder_of(method: Method, pair: Pair, settings: Reproduction, head: Located
     return SpeculativeDecoder(pair, method.drafting, rule, method.verification, warp, settings.engine, window)
 
 
-def warm_up(decoders: Mapping[str, Decoder], prompt: Sequence[int], settings: Reproduction) -> None:
-    """Compile what decoders need, and let each decode a prompt that is not counted."""
-    compile_ahead(decoder.prepare for decoder in decoders.values())
-    for decoder in decoders.values():
-        decoder.warm_up()
-        decoder.generate(prompt, settings.max_new_tokens, settings.seed)
-
-
-def decoded(
+def _decoded(
     pair: Pair,
     decoders: Mapping[str, Decoder],
     number: int,
     prompt: Sequence[int],
     settings: Reproduction,
-    meter: EnergyCounter | None = None,
+    meter: Meter | None,
 ) -> Entry:
     """Return by method, of its response to a prompt: the counts of its rounds, its nats, the counts of its drafts, its joules."""
     names, entry = list(decoders), {}
     first, seed = number % len(names), response_seed(settings.seed, number, 0)
     for name in names[first:] + names[:first]:
-        before = meter.joules() if meter else None
+        before = meter() if meter else None
         out = decoders[name].generate(prompt, settings.max_new_tokens, seed)
-        joules = None if meter is None or before is None else meter.joules() - before
+        joules = None if meter is None or before is None else meter() - before
         nats = response_nats(pair.target_lm, prompt, [out.tokens.tolist()])
         entry[name] = [asdict(out.stats), *nats, draft_counts(out), joules]
     return entry
 
 
-def open_journal(
+def _open_journal(
     pair: Pair, settings: Reproduction, prompts: Sequence[EncodedPrompt], run: Path, head: LocatedHead | None
 ) -> Journal:
     """Return the journal of a run, empty unless the run is resumed."""
@@ -110,13 +97,7 @@ def open_journal(
     if not is_resumed(run):
         path.unlink(missing_ok=True)
     run.mkdir(parents=True, exist_ok=True)
-    fingerprint = head and [head_fingerprint(head.head), head.head.config.calibration]
-    return Journal(path, {**provenance(pair, settings), "prompts": [ids for _, ids in prompts], "head": fingerprint})
-
-
-def provenance(pair: Pair, settings: Reproduction) -> dict[str, Any]:
-    """Return all that decides responses and their times except the prompts."""
-    return {
+    provenance = {  # all that decides responses and their times
         "methods": [method.keys for method in settings.methods],
         "warp": asdict(settings.warp),
         "seed": settings.seed,
@@ -127,4 +108,7 @@ def provenance(pair: Pair, settings: Reproduction) -> dict[str, Any]:
         "device": device_name(pair),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
+        "prompts": [ids for _, ids in prompts],
+        "head": head and [head_fingerprint(head.head), head.head.config.calibration],
     }
+    return Journal(path, provenance)

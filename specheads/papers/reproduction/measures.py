@@ -5,12 +5,12 @@ responses say something.
 """
 
 import logging
-from collections.abc import Iterable
-from typing import Any
+from collections import Counter
+from collections.abc import Callable
 
 import torch
 
-from specheads.decoding.records import DraftTree, Generation
+from specheads.decoding.records import Generation
 from specheads.pair.pair import Pair
 
 logger = logging.getLogger(__name__)
@@ -18,21 +18,11 @@ logger = logging.getLogger(__name__)
 DRAFT_COUNTS = ("first_reached", "first_accepted", "second_reached", "second_accepted", "bigrams", "bigrams_repeated")
 
 
-class EnergyCounter:
-    """The sum of the counters of some GPUs."""
-
-    def __init__(self, pynvml: Any, devices: Iterable[torch.device]) -> None:
-        # By their ids, because CUDA_VISIBLE_DEVICES changes numbers and order.
-        ids = [f"GPU-{torch.cuda.get_device_properties(device).uuid}" for device in devices]
-        self._pynvml, self._handles = pynvml, [pynvml.nvmlDeviceGetHandleByUUID(each) for each in ids]
-
-    def joules(self) -> float:
-        """Return the joules since an arbitrary moment; the counters are millijoules since their driver was loaded."""
-        return 1e-3 * sum(map(self._pynvml.nvmlDeviceGetTotalEnergyConsumption, self._handles))
+Meter = Callable[[], float]  # returns joules since an arbitrary moment
 
 
-def energy_counter(pair: Pair) -> EnergyCounter | None:
-    """Return the counter of the GPUs that hold a pair, or None, with the reason in the log, where there is none."""
+def energy_meter(pair: Pair) -> Meter | None:
+    """Return the meter of the GPUs that hold a pair, or None, with the reason in the log, where there is none."""
     devices = {weight.device for lm in (pair.target_lm, pair.draft_lm) for weight in lm.model.parameters()}
     gpus = sorted((device for device in devices if device.type == "cuda"), key=str)
     if not gpus or torch.version.hip:
@@ -45,12 +35,18 @@ def energy_counter(pair: Pair) -> EnergyCounter | None:
         return None
     try:
         pynvml.nvmlInit()
-        counter = EnergyCounter(pynvml, gpus)
-        counter.joules()
+        # By their ids, because CUDA_VISIBLE_DEVICES changes numbers and order.
+        ids = [f"GPU-{torch.cuda.get_device_properties(device).uuid}" for device in gpus]
+        handles = [pynvml.nvmlDeviceGetHandleByUUID(each) for each in ids]
+
+        def joules() -> float:
+            return 1e-3 * sum(map(pynvml.nvmlDeviceGetTotalEnergyConsumption, handles))
+
+        joules()
     except pynvml.NVMLError as error:
         logger.info("energy is not measured: %s; NVML counts whole GPUs since Volta, not their parts (MIG)", error)
         return None
-    return counter
+    return joules
 
 
 def draft_counts(generation: Generation) -> dict[str, int]:
@@ -63,25 +59,18 @@ def draft_counts(generation: Generation) -> dict[str, int]:
     """
     counts, last = dict.fromkeys(DRAFT_COUNTS, 0), int(generation.prompt_ids[-1])
     for each in generation.rounds:
-        if each.tree is not None:
-            _count(each.tree, last, counts)
+        if (tree := each.tree) is not None:
+            path, seen, siblings = set(tree.path), set(), Counter[int]()
+            for node, parent in enumerate(tree.parents):
+                if (parent < 0 or parent in path) and siblings[parent] < 2:
+                    rank = ("first", "second")[siblings[parent]]
+                    counts[f"{rank}_reached"] += 1
+                    counts[f"{rank}_accepted"] += node in path
+                siblings[parent] += 1
+            for parent, token in zip(tree.parents[: tree.num_drafted], tree.tokens, strict=False):
+                bigram = last if parent < 0 else tree.tokens[parent], token
+                counts["bigrams"] += 1
+                counts["bigrams_repeated"] += bigram in seen
+                seen.add(bigram)
         last = each.tokens[-1]
     return counts
-
-
-def _count(tree: DraftTree, last: int, counts: dict[str, int]) -> None:
-    """Add those of a draft after the token `last`."""
-    path, seen = set(tree.path), set()
-    siblings = dict.fromkeys((-1, *tree.path), 0)  # by node that was reached: its children so far
-    for node, parent in enumerate(tree.parents):
-        if parent in siblings:
-            if siblings[parent] < 2:
-                rank = ("first", "second")[siblings[parent]]
-                counts[f"{rank}_reached"] += 1
-                counts[f"{rank}_accepted"] += node in path
-            siblings[parent] += 1
-    for parent, token in zip(tree.parents[: tree.num_drafted], tree.tokens, strict=False):
-        bigram = last if parent < 0 else tree.tokens[parent], token
-        counts["bigrams"] += 1
-        counts["bigrams_repeated"] += bigram in seen
-        seen.add(bigram)

@@ -1,7 +1,7 @@
 """The settings of an experiment: the methods that decode, what is measured of them, and the claims that are checked on that."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -14,13 +14,12 @@ from specheads.errors import UserError
 from specheads.evaluation.candidates import RuleChoice
 from specheads.evaluation.settings import EngineName
 from specheads.pair.sampling import Warp
-from specheads.papers.reproduction.measures import DRAFT_COUNTS
 from specheads.settings import Built, Flag, Number, PositiveCount, PositiveNumber, Seed, Settings, Text, setting
 
 
 @dataclass(frozen=True)
 class _Metric:
-    """A ratio of sums, by the names of two columns of a Tally."""
+    """A ratio of sums, by the names of two columns of a tally."""
 
     title: str
     above: str
@@ -46,38 +45,39 @@ METRICS = {
 }
 
 
-@dataclass
-class Tally:
-    """What a method did with each prompt; `ratio`: the draft steps that a forward pass of the target takes."""
+Tally = Mapping[str, np.ndarray]  # what a method did: by column the numbers of the prompts (P,), NaN where not measured
 
-    ratio: float
-    stats: list[DecodeStats] = field(default_factory=list)
-    nats: list[float] = field(default_factory=list)  # the negative log-likelihood of each response under the target
-    drafts: list[Mapping[str, int]] = field(default_factory=list)  # DRAFT_COUNTS
-    joules: list[float | None] = field(default_factory=list)  # None where energy is not measured
 
-    def column(self, name: str) -> np.ndarray:
-        """Return the numbers of the prompts (P,)."""
-        if name in ("nats", "joules"):
-            return np.array(getattr(self, name), dtype=float)
-        if name in DRAFT_COUNTS:
-            return np.array([counts[name] for counts in self.drafts], dtype=float)
-        if name == "num_kept":  # drafted tokens that were accepted: without copies, which cost the draft nothing
-            return self.column("num_drafted") - self.column("num_discarded")
-        if name == "steps":
-            return self.column("num_draft_calls") + self.ratio * self.column("num_target_calls")
-        return np.array([getattr(stats, name) for stats in self.stats], dtype=float)
+def tally(entries: Iterable[Sequence[Any]], ratio: float) -> Tally:
+    """Return the columns of a method.
 
-    def rows(self, name: str) -> np.ndarray:
-        """Return the numbers whose sums a metric divides, (2, P)."""
-        return np.stack([self.column(METRICS[name].above), self.column(METRICS[name].below)])
+    Args:
+        entries: of each response its counts, its negative log-likelihood under the target, its DRAFT_COUNTS and its joules.
+        ratio: the draft steps that a forward pass of the target takes.
+    """
+    rows = []
+    for counts, nats, drafts, joules in entries:
+        stats = DecodeStats(**counts)
+        more = {
+            "decode_seconds": stats.decode_seconds,
+            "num_kept": stats.num_drafted - stats.num_discarded,  # accepted, without copies, which cost the draft nothing
+            "steps": stats.num_draft_calls + ratio * stats.num_target_calls,
+        }
+        rows.append({**counts, **drafts, **more, "nats": nats, "joules": joules})
+    return {name: np.array([row[name] for row in rows], dtype=float) for name in rows[0]}
 
-    def samples(self, name: str, counts: np.ndarray) -> np.ndarray | None:
-        """Return a metric (1 + R,) under each row of `counts` (1 + R, P); None where it does not apply, as without a draft."""
-        above, below = self.rows(name) @ counts.T
-        if not below.all() or np.isnan(above).any():
-            return None
-        return np.exp(above / below) if METRICS[name].exponential else above / below
+
+def sums(tally: Tally, metric: str) -> np.ndarray:
+    """Return the numbers whose sums a metric divides, (2, P)."""
+    return np.stack([tally[METRICS[metric].above], tally[METRICS[metric].below]])
+
+
+def samples(tally: Tally, metric: str, counts: np.ndarray) -> np.ndarray | None:
+    """Return a metric (1 + R,) under each row of `counts` (1 + R, P); None where it does not apply, as without a draft."""
+    above, below = sums(tally, metric) @ counts.T
+    if not below.all() or np.isnan(above).any():
+        return None
+    return np.exp(above / below) if METRICS[metric].exponential else above / below
 
 
 def _metric(name: str) -> str:
