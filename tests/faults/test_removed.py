@@ -1,21 +1,22 @@
 """Files that are removed while a command is running, after they were verified: the message names them."""
 
+import numpy as np
 import pytest
 
 from specheads.errors import user_error
 from specheads.replay.recording import load_recording
 from specheads.storage.data_set import load_split
 from specheads.storage.journal import Journal
+from specheads.storage.row_store import RowStore
 from specheads.storage.runs import finish, run_folder
-from specheads.storage.tensor_shards import ShardReader
 from tests.mutations import kinds
 
 READERS = {
     "data set": (kinds.make_data_set, "data/train-*.parquet", lambda folder: load_split(folder / "data", "train")),
     "tensor shards": (
         kinds.make_tensors,
-        "features/*.safetensors",
-        lambda folder: ShardReader(folder / "features").row("a.safetensors", 0),
+        "features/*/*.safetensors",
+        lambda folder: RowStore(folder / "features", {"seed": 0}, {"a": np.array([1, 1])}, "features").row("a", 0),
     ),
     "recording": (kinds.record, "recordings/*/*.parquet", lambda folder: load_recording(next(folder.glob("recordings/*")))),
     "manifest": (kinds.record, "recordings/*/manifest.json", lambda folder: load_recording(next(folder.glob("recordings/*")))),

@@ -40,8 +40,8 @@ from specheads.replay.response_tree import RecordSettings
 from specheads.storage import runs
 from specheads.storage.data_set import SCHEMA, load_split
 from specheads.storage.journal import Journal
+from specheads.storage.row_store import RowStore
 from specheads.storage.shards import ShardStore
-from specheads.storage.tensor_shards import ShardReader, make_missing, packed
 from specheads.training.checkpoints import differences
 
 
@@ -177,19 +177,18 @@ def read_data_set(folder: Path) -> Any:
     return [list(load_split(folder / "data", split)) for split in ("dev", "train")]
 
 
-def make_tensors(folder: Path) -> None:
-    def compute(name: str) -> dict[str, Tensor]:
-        return packed([{"hidden": torch.full((length, 4), float(length)), "ids": torch.arange(length)} for length in (2, 3)])
+def make_tensors(folder: Path) -> RowStore:
+    def compute(start: str, rows: range) -> list[dict[str, Tensor]]:
+        return [{"hidden": torch.full((length, 4), float(length)), "ids": torch.arange(length)} for length in (2, 3)]
 
-    make_missing(folder / "features", {"seed": 0}, {"a.safetensors": 2, "b.safetensors": 2}, compute, "features", 0.0)
+    store = RowStore(folder / "features", {"seed": 0}, {name: np.array([1, 1]) for name in "ab"}, "features")
+    store.fill(compute)
+    return store
 
 
 def read_tensors(folder: Path) -> Any:
-    make_tensors(folder)
-    reader = ShardReader(folder / "features")
-    return [
-        {key: value.tolist() for key, value in reader.row(f"{name}.safetensors", row).items()} for name in "ab" for row in (0, 1)
-    ]
+    store = make_tensors(folder)
+    return [{key: value.tolist() for key, value in store.row(name, row).items()} for name in "ab" for row in (0, 1)]
 
 
 @cache

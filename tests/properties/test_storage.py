@@ -16,18 +16,17 @@ from fakes import tiny_pair
 from hypothesis import example, given
 from hypothesis import strategies as st
 from properties.strategies import probabilities, tries
-from safetensors.torch import save_file
 
 from data_gen.run import generate_data
 from data_gen.settings import Generation
 from specheads.pair.sampling import Warp
 from specheads.prompts.prompt import Prompt, text_id
-from specheads.storage import files, journal, shards, tensor_shards
+from specheads.storage import files, journal, row_store, shards
 from specheads.storage.data_set import load_split
 from specheads.storage.files import write_json
 from specheads.storage.journal import Journal
+from specheads.storage.row_store import RowStore
 from specheads.storage.shards import ShardStore, read_manifest
-from specheads.storage.tensor_shards import ShardReader, make_missing, packed, spans
 
 SCHEMA = pa.schema({"number": pa.int32(), "text": pa.string(), "ids": pa.list_(pa.int32()), "probs": pa.list_(pa.float32())})
 PROVENANCE = {"target": ["t", "r"], "seed": 0}
@@ -202,24 +201,21 @@ def test_workers_finish_what_one_that_died_was_making(plan, orders, step, share)
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), interruptions)
 def test_a_store_of_tensors_has_the_same_bytes_after_any_interruptions(counts, interruptions):
-    num_rows = {f"{number}.safetensors": count for number, count in enumerate(counts)}
-
-    def computed(name):
-        return packed([{"hidden": torch.full((row + 1, 2), float(row))} for row in range(num_rows[name])])
+    sizes = {f"{number}-": np.ones(count, dtype=int) for number, count in enumerate(counts)}
 
     def make_all(folder):
-        make_missing(folder, PROVENANCE, num_rows, computed, "rows", 0.0)
+        store = RowStore(folder, PROVENANCE, sizes, "rows")
+        store.fill(lambda start, rows: [{"hidden": torch.full((row + 1, 2), float(row))} for row in rows])
+        return store
 
     with folder() as here, folder() as alone:
         for step, share in interruptions:
             with killed_at(step, share):
                 make_all(here)
-        make_all(here)
-        make_all(alone)
-        assert content(here) == content(alone)
-        reader = ShardReader(here)
-        for name, count in num_rows.items():
-            assert [len(reader.row(name, row)["hidden"]) for row in range(count)] == list(range(1, count + 1))
+        store, same = make_all(here), make_all(alone)
+        assert content(store.folder) == content(same.folder)
+        for number, count in enumerate(counts):
+            assert [len(store.row(f"{number}-", row)["hidden"]) for row in range(count)] == list(range(1, count + 1))
 
 
 class Letters:
@@ -297,10 +293,10 @@ def test_rows_of_tensors_are_read_back(sizes, width):
         for count, seed in sizes
     ]
     with folder() as here:
-        save_file(packed(made), here / "part.safetensors")
-        reader = ShardReader(here)
+        store = RowStore(here, PROVENANCE, {"": np.ones(len(made), dtype=int)}, "rows")
+        store.fill(lambda start, rows: [made[row] for row in rows])
         for number, row in enumerate(made):
-            read = reader.row("part.safetensors", number)
+            read = store.row("", number)
             assert read.keys() == row.keys() and all(torch.equal(read[name], row[name]) for name in row)
 
 
@@ -309,8 +305,9 @@ def test_rows_of_tensors_are_read_back(sizes, width):
 @example([1, 9, 9], 10)  # 18 bytes in one shard
 def test_shards_of_tensors_are_consecutive_and_below_their_size_after_their_first_row(sizes, shard_bytes):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tensor_shards, "SHARD_BYTES", shard_bytes)
-        parts = spans(np.array(sizes, dtype=np.int64))
-    assert [row for first, count in parts for row in range(first, first + count)] == list(range(len(sizes)))
-    for first, count in parts:
-        assert count > 0 and sum(sizes[first + 1 : first + count]) < shard_bytes
+        patch.setattr(row_store, "SHARD_BYTES", shard_bytes)
+        store = RowStore(Path(), PROVENANCE, {"": np.array(sizes, dtype=np.int64)}, "rows")
+    parts = [rows for _, rows in store.parts.values()]
+    assert [row for rows in parts for row in rows] == list(range(len(sizes)))
+    for rows in parts:
+        assert len(rows) and sum(sizes[row] for row in rows[1:]) < shard_bytes

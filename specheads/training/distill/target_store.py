@@ -16,8 +16,8 @@ from specheads.pair.padding import BATCH_TOKENS, SLICE_ELEMENTS, batches_of_toke
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import check_numbers
 from specheads.replay.response_batch import ResponseBatch
+from specheads.storage.row_store import RowStore
 from specheads.training.distill.distill_loss import most_likely
-from specheads.training.row_store import RowStore
 
 NUM_KEPT = 64  # tokens of each distribution, at 6 bytes each
 FOLDER = "target_probs"

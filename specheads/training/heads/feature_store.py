@@ -16,8 +16,8 @@ from specheads.heads.features import FEATURES, RECORDED, ROUND_INPUTS
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import BATCH_TOKENS, batches_of_tokens
 from specheads.pair.sampling import check_numbers
+from specheads.storage.row_store import RowStore
 from specheads.training.heads.mixed_responses import MixedResponses
-from specheads.training.row_store import RowStore
 
 
 class FeatureStore:

@@ -83,7 +83,7 @@ def test_the_store_holds_the_distributions_along_every_response(pair, texts, tmp
 def test_shards_and_batches_of_any_size_hold_the_same(pair, texts, tmp_path, monkeypatch, shard_bytes):
     whole = store_of(tmp_path / "whole", pair, texts)
     whole.make()
-    monkeypatch.setattr("specheads.storage.tensor_shards.SHARD_BYTES", shard_bytes)
+    monkeypatch.setattr("specheads.storage.row_store.SHARD_BYTES", shard_bytes)
     monkeypatch.setattr("specheads.training.distill.target_store.BATCH_TOKENS", 9)
     parts = store_of(tmp_path / "parts", pair, texts)
     parts.make()

@@ -75,7 +75,7 @@ def assert_equals_online(nano64, dataset, predicts, keys):
 @pytest.mark.parametrize("predicts", KINDS)
 @pytest.mark.parametrize("shard_bytes", [1, 20_000, 2**28])
 def test_stored_features_equal_those_of_the_draft_in_every_epoch(nano64, rows, tmp_path, monkeypatch, predicts, shard_bytes):
-    monkeypatch.setattr("specheads.storage.tensor_shards.SHARD_BYTES", shard_bytes)
+    monkeypatch.setattr("specheads.storage.row_store.SHARD_BYTES", shard_bytes)
     monkeypatch.setattr(store_module, "BATCH_TOKENS", 40)
     data = stored(tmp_path, nano64, rows, predicts)
     for epoch in range(NUM_EPOCHS):
@@ -130,7 +130,7 @@ def count_forward_passes(monkeypatch, nano64):
 
 
 def test_a_complete_store_is_not_made_again_and_a_damaged_shard_alone_is(nano64, rows, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("specheads.storage.tensor_shards.SHARD_BYTES", 1)
+    monkeypatch.setattr("specheads.storage.row_store.SHARD_BYTES", 1)
     stored(tmp_path, nano64, rows, "next_token")
     calls = count_forward_passes(monkeypatch, nano64)
     stored(tmp_path, nano64, rows, "next_token")
@@ -144,7 +144,7 @@ def test_a_complete_store_is_not_made_again_and_a_damaged_shard_alone_is(nano64,
 
 
 def test_an_interrupted_store_keeps_its_shards(nano64, rows, tmp_path, monkeypatch):
-    monkeypatch.setattr("specheads.storage.tensor_shards.SHARD_BYTES", 1)
+    monkeypatch.setattr("specheads.storage.row_store.SHARD_BYTES", 1)
     calls = count_forward_passes(monkeypatch, nano64)
     real = FeatureStore._computed
     monkeypatch.setattr(FeatureStore, "_computed", lambda self, start, rows: 1 / 0 if rows[0] == 4 else real(self, start, rows))

@@ -1,0 +1,107 @@
+"""Tensors that are computed once for each row of some data, and kept on disk in safetensors shards.
+
+Every shard holds the tensors of its rows one after another, and `ends` (rows,), the position at which each row ends.
+"""
+
+import logging
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.progress import Progress
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from specheads.storage.shards import ShardStore, fingerprint
+
+logger = logging.getLogger(__name__)
+
+GIB = 2**30
+SHARD_BYTES = 2**28  # while a shard is made, twice as much is held in memory
+
+
+class RowStore:
+    """The tensors of rows, in `folder`/<fingerprint of their provenance>; it can be sent to the processes of a loader.
+
+    Shards have checksums and appear by rename; a restart makes the missing ones. They are mapped into memory when they are read.
+    """
+
+    def __init__(self, folder: Path, provenance: Mapping[str, Any], sizes: Mapping[str, np.ndarray], what: str) -> None:
+        """Plan a store of rows with `sizes`, the most bytes of each, by the beginning of the names of their shards.
+
+        `what` describes the store in the log.
+        """
+        self.provenance, self.what, self.sizes = provenance, what, sizes
+        self.folder = folder / fingerprint(provenance)
+        self.parts: dict[str, tuple[str, range]] = {}  # by the names of shards
+        self._firsts: dict[str, np.ndarray] = {}
+        for start, rows in sizes.items():
+            # The rows of a shard after its first one have less than SHARD_BYTES.
+            firsts = np.flatnonzero(np.diff(np.cumsum(rows) // SHARD_BYTES, prepend=-1))
+            self._firsts[start] = firsts
+            for first, end in zip(firsts.tolist(), [*firsts[1:].tolist(), len(rows)], strict=False):
+                self.parts[_name(start, first)] = start, range(first, end)
+        self._open: dict[str, tuple[Any, Tensor]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_open": {}}  # each process opens the files itself
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the whole store, at most."""
+        return sum(int(rows.sum()) for rows in self.sizes.values())
+
+    def fits(self, budget: float) -> bool:
+        """Return whether the store is within a budget in GiB, and what it lacks fits on the disk."""
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        present = sum(path.stat().st_size for path in self.folder.glob("*.safetensors"))
+        return self.num_bytes <= budget * GIB and self.num_bytes - present <= shutil.disk_usage(self.folder.parent).free
+
+    def fill(self, compute: Callable[[str, range], Sequence[Mapping[str, Tensor]]]) -> None:
+        """Make the shards that are missing or damaged; another process that needs them, too, waits.
+
+        `compute` returns the tensors (n, ...) of each of some rows.
+        """
+        store, names = ShardStore(self.folder, self.provenance), list(self.parts)
+        # An earlier training run may have completed the store with fewer shards.
+        if store.is_complete() and all(name in store.shards for name in names):
+            logger.info("%s: complete in %s", self.what, self.folder)
+            return
+        with store.missing(names) as missing, Progress(transient=True) as bar:
+            counts = len(missing), len(names)
+            logger.info(
+                "%s: at most %.2f GiB, %d of %d shards to do, in %s", self.what, self.num_bytes / GIB, *counts, self.folder
+            )
+            done = bar.add_task(self.what, total=len(missing))
+            for name in missing:
+                start, rows = self.parts[name]
+                store.put(name, len(rows), partial(save_file, _packed(compute(start, rows))))
+                bar.advance(done)
+            store.complete(names)
+
+    def row(self, start: str, number: int) -> dict[str, Tensor]:
+        """Return the tensors of a row among those whose shards' names begin with `start`."""
+        firsts = self._firsts[start]
+        first = int(firsts[np.searchsorted(firsts, number, side="right") - 1])
+        name, number = _name(start, first), number - first
+        if name not in self._open:
+            file = safe_open(self.folder / name, "pt")
+            self._open[name] = file, file.get_tensor("ends")
+        file, ends = self._open[name]
+        span = slice(int(ends[number - 1]) if number else 0, int(ends[number]))
+        return {key: file.get_slice(key)[span] for key in file.keys() if key != "ends"}  # noqa: SIM118
+
+
+def _name(start: str, first: int) -> str:
+    return f"{start}{first:08d}.safetensors"
+
+
+def _packed(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the tensors of a shard: those of its rows, (n, ...) each, one after another, and `ends`."""
+    ends = torch.tensor([len(next(iter(row.values()))) for row in rows]).cumsum(0)
+    return {name: torch.cat([row[name] for row in rows]).contiguous() for name in rows[0]} | {"ends": ends}
