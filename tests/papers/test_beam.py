@@ -29,7 +29,7 @@ def drafter_of(pair, way, warp=None, length=LENGTH):
     no_ends = torch.zeros(VOCAB, dtype=torch.bool)
 
     def draft(*seed, ends=no_ends):
-        decoder.draft_engine.clear()
+        decoder.draft_engine.rewind(0)
         return drafter_in(decoder).draft(TEXT, stop.start_prompt(1, DEVICE), length, Uniforms(DEVICE, *seed), ends)
 
     return draft
@@ -41,7 +41,7 @@ def chain_of(pair, warp, length):
     drafter, memory = decoder.single.rounds.drafter, decoder.single.rounds.memory
 
     def draft(seed):
-        decoder.draft_engine.clear()
+        decoder.draft_engine.rewind(0)
         row = Row(0, list(TEXT), len(TEXT), 20, 20, frozenset(), Uniforms(DEVICE, seed), Uniforms(DEVICE, seed))
         drafter.start([row])
         drafter.draft([row], torch.zeros(VOCAB, dtype=torch.bool), length)
