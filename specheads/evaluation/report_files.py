@@ -37,9 +37,18 @@ def write_report(report: Report, folder: Path) -> list[Path]:
 
 
 def _write_csv(report: Report, path: Path) -> None:
-    """Write a row for every rule of every data set and every setting that was decoded, alone and in batches.
+    """Write every result, with a column for every key."""
+    rows = _results(report)
+    with path.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, fieldnames=list(dict.fromkeys(key for each in rows for key in each)))
+        writer.writeheader()
+        writer.writerows(rows)
 
-    There is a column for every key; keys of nested mappings are named `outer.inner`.
+
+def _results(report: Report) -> list[dict[str, Any]]:
+    """Return a row for every rule of every data set and every setting that was decoded, alone and in batches.
+
+    Keys of nested mappings are named `outer.inner`.
     """
 
     def row(values: RuleRow | LiveRow | BatchRow, **where: Any) -> dict[str, Any]:
@@ -51,10 +60,7 @@ def _write_csv(report: Report, path: Path) -> None:
     for table in report.batches:
         sizes = {"concurrency": table.concurrency, "num_requests": table.num_requests}
         rows += [row(setting, how="decoded in batches", **sizes) for setting in table.rows]
-    with path.open("w", newline="") as stream:
-        writer = csv.DictWriter(stream, fieldnames=list(dict.fromkeys(key for each in rows for key in each)))
-        writer.writeheader()
-        writer.writerows(rows)
+    return rows
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -95,7 +101,7 @@ def print_report(report: Report, console: Console | None = None) -> None:
 
 
 def log_report(report: Report, loggers: Sequence[Any]) -> None:
-    """Log tables and plots to every W&B logger of Lightning; others have no place for them."""
+    """Log the page, the results and the plots to every W&B logger of Lightning; others have no place for them."""
     from lightning.pytorch.loggers import WandbLogger
 
     for logger in loggers:
@@ -106,45 +112,22 @@ def log_report(report: Report, loggers: Sequence[Any]) -> None:
 
 
 def contents(report: Report) -> dict[str, Any]:
-    """Return the logged tables and figures, without measured figures that are not to be trusted: then the doubts are logged."""
+    """Return what is logged: the page, a table of all results, and the plots.
+
+    Measured figures that are not to be trusted are on the page only, which says so.
+    """
     import wandb
 
-    from specheads.evaluation.page.figures import DOUBTFUL, figures_of  # imports plotly
+    from specheads.evaluation.page.document import html_of  # imports plotly
+    from specheads.evaluation.page.figures import DOUBTFUL, figures_of
 
-    ratios = [ratio for ratio in ratios_of(report) if is_trusted(report, ratio)]
-    parts: dict[str, list[tuple[str, Table]]] = {}
-    for name, ratio, table in ratio_tables(report, ratios, roles=("dev", "test")):
-        parts.setdefault(name, []).append((ratio, table))
-    if quality := quality_table(report):
-        parts["quality"] = [("decoded", quality)]
-    if report.live and not report.doubts:
-        parts["live"] = [("decoded", live_table(report))]
-    if report.batches and not report.doubts:
-        parts["batches"] = [(f"{batches.concurrency} at once", batch_table(report, batches)) for batches in report.batches]
-    logged = {name: _logged(tables) for name, tables in parts.items()}
-    if report.doubts:
-        logged["doubts"] = (["what was measured is not to be trusted"], [[doubt] for doubt in report.doubts])
-    drawn = {
+    rows = [row for row in _results(report) if not report.doubts or row["how"] == "replayed"]
+    keys = dict.fromkeys(key for row in rows for key in row if is_trusted(report, MEASURED) or f".{MEASURED}." not in key)
+    plots = {
         f"{name}/{key}": wandb.Plotly(figure)
-        for name, some in figures_of(report).items()
-        for key, figure in some.items()
+        for name, figures in figures_of(report).items()
+        for key, figure in figures.items()
         if figure.layout.meta != DOUBTFUL
     }
-    return {name: wandb.Table(columns=list(columns), data=rows) for name, (columns, rows) in logged.items()} | drawn
-
-
-def _logged(parts: Sequence[tuple[str, Table]]) -> tuple[Sequence[str], list[list[Any]]]:
-    """Return columns and rows of tables of equal columns as plain values; the first column says which table a row is of.
-
-    A value is the number that a cell is sorted by, next to its limits where a column has any.
-    """
-    columns, every = parts[0][1].columns, [(name, row.cells) for name, table in parts for row in table.rows]
-    limited = [any(cells[number].limits is not None for _, cells in every) for number in range(len(columns))]
-    names = ["of"]
-    rows: list[list[Any]] = [[name] for name, _ in every]
-    for number, column in enumerate(columns):
-        names += [column, f"{column}, limits"][: 1 + limited[number]]
-        for row, (_, cells) in zip(rows, every, strict=True):
-            cell = cells[number]
-            row += [cell.text if cell.key is None else cell.key, cell.limits][: 1 + limited[number]]
-    return names, rows
+    results = wandb.Table(columns=list(keys), data=[[row.get(key) for key in keys] for row in rows], allow_mixed_types=True)
+    return {"report": wandb.Html(html_of(report), inject=False), "results": results, **plots}
