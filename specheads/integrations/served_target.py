@@ -10,8 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
-from functools import cached_property
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -167,19 +166,7 @@ class ServedModel(LanguageModel):
         return 1 - hidden.unflatten(-1, (2, self.kept))[:, 1].exp().sum(dim=-1)
 
 
-@dataclass
-class _ServedPair(Pair):
-    """A pair whose target is without weights here, because a server runs it."""
-
-    served: ServedModel | None = None
-
-    @cached_property
-    def target_lm(self) -> LanguageModel:
-        assert self.served is not None
-        return self.served
-
-
-def served_pair(pair: Pair, server: Server, warp: Warp) -> _ServedPair:
+def served_pair(pair: Pair, server: Server, warp: Warp) -> Pair:
     """Return a pair with the target of a server.
 
     Args:
@@ -197,9 +184,9 @@ def served_pair(pair: Pair, server: Server, warp: Warp) -> _ServedPair:
             "model that the server runs."
         )
     kept = 1 if warp.greedy else min(warp.top_k or WITHOUT_TOP_K, pair.vocab_size)
-    made = _ServedPair(**{field.name: getattr(pair, field.name) for field in fields(Pair)})
-    made.served = ServedModel(server, pair.target_lm, kept)
-    made.target_revision = f"{pair.target_revision}, {server.model} in vLLM {server.version}, {kept} tokens"
+    revision = f"{pair.target_revision}, {server.model} in vLLM {server.version}, {kept} tokens"
+    made = replace(pair, target_revision=revision)
+    made.target_lm = ServedModel(server, pair.target_lm, kept)  # in place of the cached property
     return made
 
 
