@@ -30,7 +30,6 @@ from specheads.evaluation.sweep import Sweep, response_seed
 from specheads.forecast import progress
 from specheads.replay.recording import Recording
 from specheads.storage.journal import Entry, Journal
-from specheads.storage.runs import is_resumed
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +81,10 @@ def decode_batches(setup: Setup, outcome: Outcome) -> list[BatchTable]:
     lengths = [each.rule.max_tokens for each in outcome.candidates if each.family == FIXED and each.rule]
     policies = evaluation.policies or DEFAULT
     longest = max(choice.arguments.get("max_tokens", MAX_TOKENS) for choice in policies.values())
-    costs, dev = _costs(setup, max(requests), max(*lengths, longest)), outcome.sets[0].recording
+    ways = None, None, evaluation.verification, evaluation.warp, evaluation.engine, setup.window
+    # Costs are kept, so that a resumed run chooses no other settings.
+    costs = kept_costs(SpeculativeDecoder(setup.pair, *ways), max(requests), max(*lengths, longest))
+    dev = outcome.sets[0].recording
     shared = [rule for rule in best_of_kinds(outcome) if rule.family != FIXED] + load_settings(policies, dev, costs)
     settings = {size: [TARGET_ALONE, best_fixed(dev, costs, lengths, size), *shared] for size in requests}
     total = evaluation.repeats * sum(len(settings[size]) * len(made) for size, made in requests.items())
@@ -117,15 +119,6 @@ def load_settings(policies: Rules, dev: Recording, costs: LoadCosts) -> list[Can
         policy: LengthPolicy = choice.cls(costs=costs, survival=survival(dev, longest), **choice.arguments)
         settings.append(Candidate(LOAD_AWARE, name.replace("_", "-"), None, None, policy=policy, rule_name=name))
     return settings
-
-
-def _costs(setup: Setup, max_batch: int, max_tokens: int) -> LoadCosts:
-    """Return what rounds cost here, as this run first took it: a resumed run must not choose other settings."""
-    path, settings = setup.run_folder / "batch-costs.json", setup.settings
-    if not (is_resumed(setup.run_folder) and path.is_file()):
-        decoder = SpeculativeDecoder(setup.pair, None, None, settings.verification, settings.warp, settings.engine, setup.window)
-        kept_costs(decoder, max_batch, max_tokens).write(path)
-    return LoadCosts.read(path)
 
 
 def run_batches(
