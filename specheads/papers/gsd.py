@@ -20,7 +20,7 @@ from specheads.errors import UserError
 from specheads.pair.sampling import Uniforms, Warp
 from specheads.papers.trees.growth import Frontier, Proposal, TreeDrafter
 from specheads.papers.trees.rounds import TreeDrafting
-from specheads.papers.trees.verification import CHOSEN, ROOT, Draft, TreeMatch
+from specheads.papers.trees.verification import CHOSEN, ROOT, Draft
 
 
 class Tree(TreeDrafting):
@@ -63,12 +63,6 @@ class Tree(TreeDrafting):
 
     def most_read(self, max_tokens: int) -> int:
         return self.max_nodes
-
-    def most_verified(self, max_tokens: int) -> int:
-        return self.max_nodes
-
-    def usual_verification(self) -> TreeMatch:
-        return TreeMatch()
 
     def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "_TopDrafter":
         """Return the drafter for these choices; raises UserError for prune=head without a head."""

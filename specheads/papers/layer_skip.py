@@ -1,9 +1,9 @@
 """Draft & Verify (Zhang et al. 2023): the target drafts for itself, without some of its layers.
 
-`specheads papers layer_search` chooses these. Layers are removed one after another; each time the layer without which decoding is
-fastest. The target responds to dev prompts. A draft's acceptance is the overlap of its distributions with the target's along
-these responses; its cost is the share of the weights that it still reads. Both determine the speed at the best fixed length
-(Leviathan et al. 2023, theorem 3.8). The authors search by Bayesian optimisation of measured time.
+`specheads papers layer_search` chooses these, one after another: each time the layer without which decoding is fastest. A draft's
+acceptance is the overlap of its distributions with the target's along responses to dev prompts; its cost is the share of the
+weights that it still reads. Both determine the speed at the best fixed length (Leviathan et al. 2023, theorem 3.8). The authors
+search by Bayesian optimisation of measured time.
 """
 
 import copy
@@ -142,7 +142,7 @@ class LayerSearch(Settings):
 
 
 @dataclass(frozen=True)
-class SkippedLayers:
+class _SkippedLayers:
     """A set of layers to skip, and the speed of the draft without them."""
 
     skipped: tuple[int, ...]
@@ -184,7 +184,7 @@ def distributions_along(lm: LanguageModel, texts: Sequence[Text], warp: Warp) ->
         yield probs
 
 
-def search(pair: Pair, prompts: Sequence[EncodedPrompt], settings: LayerSearch, run: Path) -> list[SkippedLayers]:
+def search(pair: Pair, prompts: Sequence[EncodedPrompt], settings: LayerSearch, run: Path) -> list[_SkippedLayers]:
     """Return the best set of every size that was reached, the best of all first; `run` keeps a journal of what was tried."""
     num_layers = len(_layers_of(pair.target))
     most = max(1, int(settings.most_skipped * num_layers))
@@ -195,7 +195,7 @@ def search(pair: Pair, prompts: Sequence[EncodedPrompt], settings: LayerSearch, 
     # On the CPU: next to a large target there is no memory for them.
     targets = [distribution.cpu() for distribution in distributions_along(pair.target_lm, texts, settings.warp)]
     journal = _journal(pair, texts, settings, run)
-    best: list[SkippedLayers] = []
+    best: list[_SkippedLayers] = []
     with progress("searching", num_drafts) as advance:
         number = 0
         for _ in range(most):
@@ -205,7 +205,7 @@ def search(pair: Pair, prompts: Sequence[EncodedPrompt], settings: LayerSearch, 
                 if number not in journal.entries:
                     journal.add(number, {"acceptance": _mean_overlap(pair, candidate, texts, targets, settings.warp)})
                 acceptance, cost = journal.entries[number]["acceptance"], cost_without(pair, candidate)
-                tried.append(SkippedLayers(candidate, acceptance, cost, *best_length(acceptance, cost, MAX_TOKENS)))
+                tried.append(_SkippedLayers(candidate, acceptance, cost, *best_length(acceptance, cost, MAX_TOKENS)))
                 number += 1
                 advance(1)
             best.append(max(tried, key=lambda layers: (layers.speedup, layers.acceptance)))
@@ -228,12 +228,10 @@ def _journal(pair: Pair, texts: Sequence[Text], settings: LayerSearch, run: Path
     return Journal(path, provenance | {"texts": [ids for ids, _ in texts], "seed": settings.seed})
 
 
-def print_sets(sets: Sequence[SkippedLayers], console: Console | None = None) -> None:
+def print_sets(sets: Sequence[_SkippedLayers]) -> None:
     """Print a row for each set of layers."""
-    table = Table("skipped layers")
-    for column in ("acceptance", "cost", "length", "speed-up"):
-        table.add_column(column, justify="right")
-    for layers in sets:
-        skipped = ", ".join(map(str, layers.skipped))
-        table.add_row(skipped, f"{layers.acceptance:.3f}", f"{layers.cost:.3f}", f"{layers.length}", f"{layers.speedup:.2f}x")
-    (console or Console()).print(table)
+    table = Table("skipped layers", "acceptance", "cost", "length", "speed-up")
+    for each in sets:
+        skipped = ", ".join(map(str, each.skipped))
+        table.add_row(skipped, f"{each.acceptance:.3f}", f"{each.cost:.3f}", f"{each.length}", f"{each.speedup:.2f}x")
+    Console().print(table)

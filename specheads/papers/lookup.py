@@ -13,8 +13,9 @@ from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.stopping import StoppingRule
 from specheads.errors import UserError
 from specheads.pair.sampling import Uniforms, Warp
+from specheads.papers.trees.growth import RowDrafter
 from specheads.papers.trees.rounds import TreeDrafting
-from specheads.papers.trees.verification import CHOSEN, ROOT, Draft, TreeMatch
+from specheads.papers.trees.verification import CHOSEN, ROOT, Draft
 
 
 class Lookup(TreeDrafting):
@@ -33,9 +34,6 @@ class Lookup(TreeDrafting):
         check_count("drafting.max_ngram", max_ngram, least=1)
         self.max_ngram = max_ngram
 
-    def usual_verification(self) -> TreeMatch:
-        return TreeMatch()
-
     def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "LookupDrafter":
         """Return the drafter for these choices; raises UserError for a rule that needs a draft's distribution."""
         if rule.needs - {"token"}:
@@ -46,17 +44,13 @@ class Lookup(TreeDrafting):
         return LookupDrafter(self.max_ngram, rule, engine.lm.device)
 
 
-class LookupDrafter:
+class LookupDrafter(RowDrafter):
     """Copies drafts from the committed text."""
 
     def __init__(self, max_ngram: int, rule: StoppingRule, device: torch.device) -> None:
         self.max_ngram, self.rule, self._device = max_ngram, rule, device
 
-    def warm_up(self, ends: Tensor) -> None:
-        """There is nothing to prepare."""
-
     def draft(self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor) -> Draft:
-        """Return at most `limit` tokens that followed the same run of tokens before."""
         draft, node = Draft(), ROOT
         limit = min(limit, self.rule.max_tokens)
         copied = torch.tensor(continuation(committed, self.max_ngram, limit), dtype=torch.long, device=self._device)
@@ -69,11 +63,7 @@ class LookupDrafter:
         return draft
 
     def after(self, path: Sequence[int]) -> tuple[Any, int, int]:
-        """Return the stopping rule's state and the numbers of drafted and accepted tokens."""
         return self._state, self._count, len(path)
-
-    def keep(self, path: Sequence[int]) -> None:
-        """There is no memory."""
 
 
 def continuation(text: Sequence[int], max_ngram: int, limit: int) -> Sequence[int]:

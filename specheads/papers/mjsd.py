@@ -95,7 +95,6 @@ class Beam(TreeDrafting):
         return JointVerification()
 
     def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "_BeamDrafter":
-        """Return the drafter for these choices, which writes into `memory`."""
         return _BeamDrafter(self, engine, warp, rule, memory)
 
     def rounds(
@@ -178,7 +177,6 @@ class _BeamDrafter(TreeDrafter):
         return admitted, sorted(node for node in best if node not in self._ended)
 
     def after(self, path: Sequence[int]) -> tuple[Any, int, int]:
-        """Return the stopping rule's state along the best beam, its length and the number of accepted tokens."""
         return self.state_after(self._best), len(self._path), len(path)
 
     def keep(self, path: Sequence[int]) -> None:

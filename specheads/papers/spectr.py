@@ -45,9 +45,6 @@ class Multi(TreeDrafting):
     def most_read(self, max_tokens: int) -> int:
         return self.num_chains * max_tokens
 
-    def most_verified(self, max_tokens: int) -> int:
-        return self.num_chains * max_tokens
-
     @property
     def kind(self) -> str:
         return IID if self.replacement else DISTINCT
@@ -56,7 +53,6 @@ class Multi(TreeDrafting):
         return MultiRound()
 
     def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "_MultiDrafter":
-        """Return the drafter for these choices."""
         return _MultiDrafter(self, engine, warp, rule, memory)
 
 

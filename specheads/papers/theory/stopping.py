@@ -83,21 +83,21 @@ class AcceptanceChain:
         return lambda table: (1 - part) * table[lower, bins] + part * table[lower + 1, bins]
 
 
-class Policy(NamedTuple):
+class _Policy(NamedTuple):
     """The best policy: it goes on after token j of bin b while the survival so far exceeds `least_survival[j - 1, b]`."""
 
     throughput: float  # tokens per second
     least_survival: Tensor  # (max_tokens, B), infinite where it never goes on
 
 
-def optimal_stopping(chain: AcceptanceChain, costs: StepCosts, max_tokens: int) -> Policy:
+def optimal_stopping(chain: AcceptanceChain, costs: StepCosts, max_tokens: int) -> _Policy:
     """Return the best policy among those that draft 1 to `max_tokens` tokens in a round."""
     low, high = 0.0, (max_tokens + 1) / costs.target_seconds
     while high - low > PRECISION * high:
         middle = (low + high) / 2
         worth, _ = _round_worth(chain, costs, max_tokens, middle)
         low, high = (middle, high) if worth > 0 else (low, middle)
-    return Policy(low, _round_worth(chain, costs, max_tokens, low)[1])
+    return _Policy(low, _round_worth(chain, costs, max_tokens, low)[1])
 
 
 def _round_worth(chain: AcceptanceChain, costs: StepCosts, max_tokens: int, throughput: float) -> tuple[float, Tensor]:
@@ -126,7 +126,7 @@ def _crossing(going_on: Tensor) -> Tensor:
     return torch.where(pays.any(dim=0), log_survival.exp(), torch.inf)
 
 
-def value_of_going_on(chain: AcceptanceChain, policy: Policy) -> tuple[Tensor, Tensor]:
+def value_of_going_on(chain: AcceptanceChain, policy: _Policy) -> tuple[Tensor, Tensor]:
     """Return what a policy still drafts, by token, survival and bin, (max_tokens - 1, grid, B) each: accepted and drafted tokens.
 
     Accepted tokens are expected given that all tokens so far are accepted; survival, with `GRID`, is what the policy believes.
@@ -155,7 +155,7 @@ def lengths_at(survival: Tensor, threshold: float) -> Tensor:
     return _first(1 - survival > threshold)
 
 
-def lengths_of(drafts: Tensor, chain: AcceptanceChain, policy: Policy) -> Tensor:
+def lengths_of(drafts: Tensor, chain: AcceptanceChain, policy: _Policy) -> Tensor:
     """Return the lengths (n,) of drafts under the best policy for a chain."""
     bins = torch.bucketize(drafts, chain.edges)
     return _first(drafts.cumprod(dim=1) <= policy.least_survival[torch.arange(bins.shape[1]), bins])
@@ -189,7 +189,7 @@ def automatic_threshold(drafts: Tensor, costs: StepCosts) -> float:
     return threshold
 
 
-def theorem_delta(chain: AcceptanceChain, policy: Policy, costs: StepCosts) -> float:
+def theorem_delta(chain: AcceptanceChain, policy: _Policy, costs: StepCosts) -> float:
     """Return the least constant Delta of theorem 3.1 for the best policy: seconds, at least 0.
 
     If no token so far will be rejected, drafting on saves time. What it saves beyond the forward pass of the target is Delta

@@ -119,7 +119,36 @@ class Proposal:
     stop: bool  # whether the stopping rule or the token itself ends its path
 
 
-class TreeDrafter:
+class RowDrafter:
+    """The base of what drafts trees for one row, round by round."""
+
+    def warm_up(self, ends: Tensor) -> None:
+        """Prepare the engine for all that drafting runs."""
+
+    def draft(self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor) -> Draft:
+        """Return a draft after the committed tokens. The draft model has not read the last of them, and maybe more.
+
+        Args:
+            state: of the stopping rule, B = 1.
+            limit: the longest useful path.
+            uniforms: the numbers at which tokens are sampled.
+            ends: (V,) bool, the tokens that end a response and therefore a path.
+        """
+        raise NotImplementedError
+
+    def after(self, path: Sequence[int]) -> tuple[Any, int, int]:
+        """Return the stopping rule's state along a path of the last draft, and the numbers of its tokens and of accepted ones.
+
+        Args:
+            path: the accepted nodes, with which that path begins.
+        """
+        raise NotImplementedError
+
+    def keep(self, path: Sequence[int]) -> None:
+        """Forget the last draft except for the accepted nodes `path`."""
+
+
+class TreeDrafter(RowDrafter):
     """Grows trees level by level, with one forward pass of the draft and one wait for the device per level.
 
     A drafter chooses the tokens of a level (`propose`, `admit`); the rest is common to all: the stopping rule sees every token
@@ -135,11 +164,9 @@ class TreeDrafter:
         self._reader = TreeReader(engine, most_nodes, most_at_once, self.most_pending)
 
     def warm_up(self, ends: Tensor) -> None:
-        """Prepare the engine for all that drafting runs."""
         self._reader.warm_up()
 
     def draft(self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor) -> Draft:
-        """Return a tree of at most `limit` levels after the committed tokens."""
         limit = min(limit, self.rule.max_tokens)
         self.tree, self._was_read = Draft(), limit >= 1
         self._states: dict[int, tuple[Any, int]] = {ROOT: (state, 0)}  # by node: a level's states (c, ...), and the row
@@ -197,10 +224,7 @@ class TreeDrafter:
         return tree_map(lambda value: value[row : row + 1], states)
 
     def after(self, path: Sequence[int]) -> tuple[Any, int, int]:
-        """Return the rule's state (1, ...) at the end of a path, the path's length and how many of its tokens were accepted.
-
-        The path is the accepted one, `path`, as far as it was drafted, and continues with first children.
-        """
+        """Return them for the accepted nodes as far as they were drafted, and then first children."""
         drafted = [node for node in path if node in self._states]
         node, length = (drafted[-1] if drafted else ROOT), len(drafted)
         for child in range(node + 1, len(self.tree)):
@@ -209,6 +233,5 @@ class TreeDrafter:
         return self.state_after(node), length, len(drafted)
 
     def keep(self, path: Sequence[int]) -> None:
-        """Forget the last draft except for the accepted nodes `path`."""
         if self._was_read:
             self._reader.keep(path)

@@ -1,7 +1,7 @@
 """Rounds of methods that draft trees: one row, whose drafter grows a tree on the host."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,45 +17,21 @@ from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.verification import Verification
 from specheads.errors import UserError
 from specheads.pair.pair import Pair
-from specheads.pair.sampling import Uniforms, Warp, has_nan
-from specheads.papers.trees.growth import TreeReader
-from specheads.papers.trees.verification import Draft, TreeBlock, TreeVerification
-
-
-class Drafter(Protocol):
-    """Drafts for one row, round by round."""
-
-    def warm_up(self, ends: Tensor) -> None:
-        """Prepare the engine for all that drafting runs."""
-
-    def draft(self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor) -> Draft:
-        """Return a draft after the committed tokens. The draft model has not read the last of them, and maybe more.
-
-        Args:
-            state: of the stopping rule, B = 1.
-            limit: the longest useful path.
-            uniforms: the numbers at which tokens are sampled.
-            ends: (V,) bool, the tokens that end a response and therefore a path.
-        """
-
-    def after(self, path: Sequence[int]) -> tuple[Any, int, int]:
-        """Return the stopping rule's state along a path of the last draft, and the numbers of its tokens and of accepted ones.
-
-        Args:
-            path: the accepted nodes, with which that path begins.
-        """
-
-    def keep(self, path: Sequence[int]) -> None:
-        """Forget the last draft except for the accepted nodes `path`."""
+from specheads.pair.sampling import Warp, has_nan
+from specheads.papers.trees.growth import RowDrafter, TreeReader
+from specheads.papers.trees.verification import Draft, TreeBlock, TreeMatch, TreeVerification
 
 
 class TreeDrafting(Drafting):
     """The base of methods whose drafts have several candidates, or are chosen among several."""
 
-    def most_verified(self, max_tokens: int) -> int:
-        return max_tokens
+    def usual_verification(self) -> Any:
+        return TreeMatch()
 
-    def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> Drafter:
+    def most_verified(self, max_tokens: int) -> int:
+        return self.most_read(max_tokens) or max_tokens
+
+    def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> RowDrafter:
         """Return the drafter for these choices; a chain is written into `memory`.
 
         Raises:
@@ -92,7 +68,7 @@ class _TreeRounds:
         self,
         pair: Pair,
         engines: Sequence[Engine],
-        drafter: Drafter,
+        drafter: RowDrafter,
         stopping: StoppingRule,
         verification: TreeVerification,
         warp: Warp,
