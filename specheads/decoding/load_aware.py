@@ -36,13 +36,12 @@ class LengthPolicy:
 class LoadAware(LengthPolicy):
     """Draft the length with the highest expected throughput, with what a round costs at this number of rows.
 
-    Source: goodput in SmartSpec (Liu et al. 2024), with acceptance measured on other prompts in place of earlier rounds. What a
-    draft has to read once it drafts again, after rounds of the target alone, is left out.
-
     Args:
-        costs: seconds of rounds.
-        survival: the probability that the first 1, 2, ... tokens of a draft are all accepted.
+        costs: seconds of rounds; what a draft reads after rounds of the target alone is left out.
+        survival: the probability that the first 1, 2, ... tokens of a draft are all accepted, as measured on other prompts.
         max_tokens: longest draft.
+
+    Source: goodput in SmartSpec (Liu et al. 2024).
     """
 
     POSITION_STEP = 1.25  # positions in memory count in steps of a quarter, so that equal rounds are planned once

@@ -23,10 +23,7 @@ POSITIONS = ("target_position", "draft_position", "target_attention")  # the fie
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Seconds of a draft step, of a verification by its number of drafted tokens, and of a round's overhead.
-
-    They are measured here (step_times.py, replay/cost.py), or counted: then `spread` is empty.
-    """
+    """Seconds of a draft step, of a verification by its number of drafted tokens, and of a round's overhead."""
 
     draft_seconds: float
     target_seconds: float  # of a verification without a drafted token: one forward pass of the target
@@ -35,7 +32,7 @@ class StepCosts:
     # Measured seconds of verifying 0, 1, 2, ... drafted tokens, where there are any; beyond them each token takes
     # `verified_seconds`.
     verification: tuple[float, ...] = ()
-    # By step, the mean of its times over their median: near 1 on a quiet machine.
+    # By step, the mean of its times over their median: near 1 on a quiet machine; empty where costs are counted.
     spread: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @property
