@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from specheads.decoding.arguments import check_count
-from specheads.decoding.drafting import Autoregressive, Drafting, check_pairing, default_verification
+from specheads.decoding.drafting import Autoregressive, Drafting, check_pairing
 from specheads.decoding.engine import Engine, make_engine
 from specheads.decoding.load_aware import LengthPolicy
 from specheads.decoding.records import CHAIN, Generation
@@ -151,7 +151,7 @@ class SpeculativeDecoder(Decoder):
     ) -> None:
         self.drafting = drafting or Autoregressive()
         self.pair = pair = self.drafting.pair(pair)
-        self.verification = verification or default_verification(self.drafting)
+        self.verification = verification or self.drafting.usual_verification()
         check_pairing(self.drafting, self.verification)
         self.stopping = stopping or self.verification.stopping or FixedLength()
         self.warp, self._engine_name = warp or Warp(), engine

@@ -36,9 +36,9 @@ class Drafting:
         """How tokens are chosen, which decides what may verify them."""
         return CHAIN
 
-    def usual_verification(self) -> Any:
-        """Return the Verification of such drafts unless another one is chosen; None: token verification."""
-        return None
+    def usual_verification(self) -> Verification:
+        """Return the rule that verifies such drafts unless another one is chosen."""
+        return TokenVerification()
 
     def pair(self, pair: Pair) -> Pair:
         """Return the pair that decodes: a method that makes a draft replaces the pair's draft."""
@@ -262,15 +262,10 @@ class _RowsDrafter(Drafter):
         row.num_read = min(row.num_read, len(row.committed) + num_accepted)
 
 
-def default_verification(drafting: Drafting) -> Verification:
-    """Return the rule that verifies such drafts unless another one is chosen."""
-    return drafting.usual_verification() or TokenVerification()
-
-
 def check_pairing(drafting: Drafting, rule: Verification) -> None:
     """Raise UserError for a rule that cannot verify such drafts."""
     if drafting.kind not in rule.takes:
         raise UserError(
             f"{rule.label} does not take what {type(drafting).__name__} drafts, {drafting.kind}; use for example verification="
-            f"{default_verification(drafting).name}."
+            f"{drafting.usual_verification().name}."
         )

@@ -12,7 +12,7 @@ from families import CONFIGS, VOCAB_SIZE, family_pair
 from statistics_helper import chi_square_p_value
 
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, UserError, Warp, generate_baseline, stopping
-from specheads.decoding.drafting import check_pairing, default_verification
+from specheads.decoding.drafting import check_pairing
 from specheads.papers.mjsd import BlockSearch
 
 LOSSLESS = [
@@ -26,7 +26,7 @@ NUM_TOKENS = 24
 def cases():
     """Every family with every drafting and its usual rule, and one family with all rules; the rest in a full run."""
     for family, (way, rule) in itertools.product(CONFIGS, LOSSLESS):
-        usual = isinstance(default_verification(DRAFTINGS[way]), RULES[rule])
+        usual = isinstance(DRAFTINGS[way].usual_verification(), RULES[rule])
         yield pytest.param(family, way, rule, marks=[] if usual or family == "llama" else pytest.mark.full)
 
 
@@ -191,7 +191,7 @@ def test_sampled_output_follows_the_targets_distribution(way, rule):
 
 def test_every_kind_of_draft_has_a_default_rule():
     for way in DRAFTINGS.values():
-        check_pairing(way, default_verification(way))
+        check_pairing(way, way.usual_verification())
 
 
 def test_a_rule_has_the_name_of_its_config():
