@@ -83,9 +83,6 @@ class _SampleFit:
     def auto_threshold(self, head: Any, max_tokens: int, costs: Any) -> tuple[float, float]:
         return 0.5, 0.1
 
-    def costs_at(self, cost_ratio: float) -> StepCosts:
-        return StepCosts.at_ratio(10)
-
 
 Rules = Mapping[str, RuleChoice]
 DEFAULT: Rules = {"load_aware": RuleChoice(LoadAware)}  # of batches, if none is named

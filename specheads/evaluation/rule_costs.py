@@ -118,15 +118,12 @@ class Tuning:
     def logistic(self, names: Sequence[str]) -> dict[str, float]:
         """Return the weights of a logistic of the draft's confidence; for `names` see `logistic_inputs`."""
         if tuple(names) not in self._fits:
-            self._fits[tuple(names)] = self._fit_logistic(names)
+            node, _, accepted, _ = self.recording.labels()
+            features = {name: self.recording.features[name][node] for name in ("draft_prob", "max_prob", "entropy")}
+            inputs = [name for name in names if name != "bias"]
+            weights = fit_logistic(logistic_inputs(inputs, features), accepted.double()).tolist()
+            self._fits[tuple(names)] = dict(zip([*inputs, "bias"], weights, strict=True))
         return self._fits[tuple(names)]
-
-    def _fit_logistic(self, names: Sequence[str]) -> dict[str, float]:
-        node, _, accepted, _ = self.recording.labels()
-        features = {name: self.recording.features[name][node] for name in ("draft_prob", "max_prob", "entropy")}
-        inputs = [name for name in names if name != "bias"]
-        weights = fit_logistic(logistic_inputs(inputs, features), accepted.double()).tolist()
-        return dict(zip([*inputs, "bias"], weights, strict=True))
 
     def calibration(self, head: RecordedHead) -> dict[str, float]:
         """Return slope and intercept that calibrate a head's logits here (Platt scaling).
@@ -146,29 +143,20 @@ class Tuning:
         """The share of proposed tokens that are accepted."""
         return self.recording.labels()[2].double().mean().item()
 
-    def costs_at(self, cost_ratio: float) -> StepCosts:
-        """Return the costs at which a forward pass of the target takes `cost_ratio` draft steps."""
-        return StepCosts.at_ratio(cost_ratio)
-
-    def throughputs(self, head: RecordedHead, max_tokens: int, costs: StepCosts) -> np.ndarray:
-        """Return the throughput of a head at each of GRID, in tokens per time of a draft step."""
-        if (head, max_tokens) not in self._curves:
-            rules = [recorded_threshold(head, float(threshold), max_tokens) for threshold in GRID]
-            rounds = replay(self.recording, rules)
-            counts = [replayed.per_prompt(self.recording.num_prompts) for replayed in rounds]
-            self._curves[head, max_tokens] = counts
-        curve = self._curves[head, max_tokens]
-        seconds = np.array([costs.seconds(counts.drafted, counts.rounds).sum() for counts in curve])
-        return np.array([counts.tokens.sum() for counts in curve]) * (costs.draft_seconds + costs.verified_seconds) / seconds
-
     def auto_threshold(self, head: RecordedHead, max_tokens: int, costs: StepCosts) -> tuple[float, float]:
         """Return the threshold at which one more draft step yields no more than the throughput, and that throughput.
 
         The threshold is `1 - lambda t_d / m`, where m is the mean acceptance of the tokens without a prediction and lambda t_d
         the throughput at this threshold: a fixed point (SpecDec++, theorem 3.1, in renewal-reward form).
         """
+        if (head, max_tokens) not in self._curves:
+            rules = [recorded_threshold(head, float(threshold), max_tokens) for threshold in GRID]
+            rounds = replay(self.recording, rules)
+            self._curves[head, max_tokens] = [replayed.per_prompt(self.recording.num_prompts) for replayed in rounds]
+        curve = self._curves[head, max_tokens]
+        tokens, seconds = np.array([(each.tokens.sum(), costs.seconds(each.drafted, each.rounds).sum()) for each in curve]).T
+        throughputs = tokens * (costs.draft_seconds + costs.verified_seconds) / seconds  # at GRID, per time of a draft step
         worth = self.mean_acceptance ** (2 if head.config.predicts == "input_token" else 1)
-        throughputs = self.throughputs(head, max_tokens, costs)
         excess = 1 - throughputs / worth - GRID  # positive where going on would pay
         last = int(np.flatnonzero(excess > 0).max(initial=0))
         part = np.clip(excess[last] / (excess[last] - excess[last + 1]), 0, 1) if last + 1 < len(GRID) else 0.0

@@ -265,7 +265,7 @@ class ExpectedThroughput(HeadRule):
     def fit(cls, arguments: Mapping[str, Any], fitting: Any, head: Any, costs: StepCosts | None) -> dict[str, Any]:
         fitted = dict(arguments)
         if costs is None:
-            costs = fitting.costs_at(fitted.get("cost_ratio", 10.0))
+            costs = StepCosts.at_ratio(fitted.get("cost_ratio", 10.0))
         elif fitted["cost_ratio"] is None:
             fitted["cost_ratio"] = cost_ratio(costs)
         _, throughput = fitting.auto_threshold(head, fitted.get("max_tokens", MAX_TOKENS), costs)
