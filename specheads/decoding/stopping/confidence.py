@@ -170,16 +170,8 @@ class _AcceptanceTrend(NamedTuple):
 class AdaptiveEntropy(_ConfidenceRule):
     """Stop once `1 - sqrt(gamma entropy)`, a bound on the acceptance probability, falls below a threshold that adapts.
 
-    After each round the threshold rises if the average acceptance rate is below `target_acceptance`, and falls otherwise.
-
-    Args:
-        gamma: steepness of the bound, per nat.
-        target_acceptance: in [0, 1], the acceptance rate to steer to.
-        threshold: in [0, 1], at the start of a prompt.
-        step: its change per round before smoothing.
-        beta_acceptance: in [0, 1], weight of the past in the average acceptance rate, which starts at 0.
-        beta_threshold: in [0, 1], weight of the past in the threshold.
-        max_tokens: tokens per round at most.
+    After each round the threshold rises by `step` if the average acceptance rate, which starts at 0, is below
+    `target_acceptance`, and falls otherwise; the betas are the weights of the past in the average and in the threshold.
 
     Source: AdaEDL (Agrawal et al. 2024), with the update of Draft & Verify (Zhang et al. 2023, section 3.3).
     """
