@@ -7,6 +7,7 @@ without weights.
 
 import pickle
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,19 +30,14 @@ _NUM_SAMPLED = 8  # numbers of each tensor that `Weights` compares: writing thro
 _Build = Callable[[Iterator[Tensor]], Any]
 
 
+@dataclass(frozen=True)
 class CompiledProgram:
     """A compiled step, and the sources of the tensors that it reads."""
 
-    def __init__(self, artifact: Any, options: Mapping[str, Any], sources: Sequence[str | Tensor], outputs: Any) -> None:
-        """Keep the parts of a compiled step.
-
-        Args:
-            artifact: the function of the tensors of `sources`, then the tensors of a call.
-            options: Inductor's.
-            sources: names of a module's tensors, and tensors that no module owns.
-            outputs: the structure of the result, with None in place of tensors.
-        """
-        self._artifact, self._options, self._sources, self._outputs = artifact, options, sources, outputs
+    artifact: Any  # the function of the tensors of `sources`, then the tensors of a call
+    options: Mapping[str, Any]  # Inductor's
+    sources: Sequence[str | Tensor]  # names of a module's tensors, and tensors that no module owns
+    outputs: Any  # the structure of the result, with None in place of tensors
 
     @classmethod
     def compile(
@@ -86,22 +82,22 @@ class CompiledProgram:
     @property
     def is_general(self) -> bool:
         """Whether it contains no tensor that may change from run to run, so that it can be kept on disk."""
-        constants = [source for source in self._sources if isinstance(source, Tensor)]
+        constants = [source for source in self.sources if isinstance(source, Tensor)]
         return all(constant.numel() <= _LARGEST_CONSTANT and not constant.requires_grad for constant in constants)
 
     def bind(self, module: nn.Module, memory: Sequence[Any]) -> Callable[..., Any]:
         """Return the call of `module` as a function of `(tokens, start, places, inputs)`, tensors and tuples of them."""
         tensors = _tensors(module)
-        weights = [tensors[source] if isinstance(source, str) else source for source in self._sources]
+        weights = [tensors[source] if isinstance(source, str) else source for source in self.sources]
         memory = tree_leaves(memory)
-        build, run = _builder(self._outputs), None
+        build, run = _builder(self.outputs), None
 
         def call(tokens: Tensor, start: Tensor, places: Tensor, inputs: tuple[Any, ...]) -> Any:
             nonlocal run
             args = [*weights, tokens, start, places, *memory]
             add_leaves(inputs, args)
             if run is None:
-                results, run = _first_call(self._artifact, args)
+                results, run = _first_call(self.artifact, args)
             else:
                 results = run(args)
             return build(iter(results))
@@ -110,7 +106,7 @@ class CompiledProgram:
 
     def to_bytes(self) -> bytes:
         """Return the program as bytes, for `from_bytes`."""
-        return pickle.dumps((self._artifact.serialize(), self._options, self._sources, self._outputs))
+        return pickle.dumps((self.artifact.serialize(), self.options, self.sources, self.outputs))
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "CompiledProgram":

@@ -76,8 +76,7 @@ def tree_reading(lm: LanguageModel, tree_slots: TreeSlots, start: Tensor, count:
     position = tree_slots.base + tree_slots.depth[nodes]
     # ALiBi's distances are differences of depth.
     key_position = torch.where(inside, tree_slots.base + tree_slots.depth[clamped], place)
-    masks = _masks_of(lm, seen[None], position[None, :, None], key_position)
-    return Reading({"position_ids": position.clamp_max(lm.window - 1)[None], "attention_mask": masks}, key_position)
+    return _masked(lm, position[None], seen[None], key_position)
 
 
 def chain_reading(lm: LanguageModel, start: Tensor, count: int, size: int) -> Reading:
@@ -87,16 +86,14 @@ def chain_reading(lm: LanguageModel, start: Tensor, count: int, size: int) -> Re
     if lm.config.model_type not in _MAKES_MASKS:
         return Reading({"position_ids": positions})
     key_position = torch.arange(size, device=start.device)
-    masks = _masks_of(lm, key_position <= positions[..., None], positions[..., None], key_position)
-    return Reading({"position_ids": positions, "attention_mask": masks}, key_position)
+    return _masked(lm, positions, key_position <= positions[..., None], key_position)
 
 
 def rows_reading(lm: LanguageModel, places: RowPlaces, size: int) -> Reading:
     """Return how tokens (N, 1) at their places are read; see `tree_reading`."""
     key_position = torch.arange(size, device=places.rows.device)
     positions = places.positions[:, None]
-    masks = _masks_of(lm, (key_position <= positions)[:, None], positions[:, None], key_position)
-    return Reading({"position_ids": positions.clamp_max(lm.window - 1), "attention_mask": masks}, key_position)
+    return _masked(lm, positions, (key_position <= positions)[:, None], key_position)
 
 
 @contextmanager
@@ -115,12 +112,10 @@ def _alibi_at(lm: LanguageModel, key_position: Tensor | None, num_rows: int) -> 
         del base_model.build_alibi_tensor
 
 
-def _masks_of(lm: LanguageModel, seen: Tensor, position: Tensor, key_position: Tensor) -> Tensor | dict[str, Tensor]:
-    """Return the attention mask of `seen` (B, T, S) in the form that a model takes, one for each kind of its layers.
+def _masked(lm: LanguageModel, positions: Tensor, seen: Tensor, key_position: Tensor) -> Reading:
+    """Return how tokens at `positions` (B, T) long are read that see keys as in `seen` (B, T, S).
 
-    Args:
-        position: (B, T, 1) long, of the tokens.
-        key_position: (S,) long, of the memory's places.
+    A mask has the form that a model takes, and there is one for each kind of its layers.
     """
 
     def formed(seen: Tensor) -> Tensor:
@@ -129,13 +124,15 @@ def _masks_of(lm: LanguageModel, seen: Tensor, position: Tensor, key_position: T
         dtype = lm.output_embedding.weight.dtype
         return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min)[:, None]
 
+    masks: Tensor | dict[str, Tensor]
     window, kinds = getattr(lm.config, "sliding_window", None), getattr(lm.config, "layer_types", None)
     if window is None or (kinds and "sliding_attention" not in kinds):
-        return formed(seen)
-    near = key_position > position - window
-    if not kinds:  # the window slides over every layer, as in Mistral
-        return formed(seen & near)
-    return {"full_attention": formed(seen), "sliding_attention": formed(seen & near)}
+        masks = formed(seen)
+    else:
+        near = seen & (key_position > positions[..., None] - window)
+        # Without kinds, the window slides over every layer, as in Mistral.
+        masks = {"full_attention": formed(seen), "sliding_attention": formed(near)} if kinds else formed(near)
+    return Reading({"position_ids": positions.clamp_max(lm.window - 1), "attention_mask": masks}, key_position)
 
 
 class _StepLayer(CacheLayerMixin):

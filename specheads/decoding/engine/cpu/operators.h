@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <exception>
 #include <optional>
+#include <type_traits>
 
 namespace at {
 class TensorBase;
@@ -39,32 +40,24 @@ inline double plain(double number) {
   return number;
 }
 
-// What torch and compiled steps call an operator's parameters.
+// What torch and compiled steps call an operator with: a reference is a tensor, a pointer one that may be missing.
+template <typename Parameter, typename Tensor, typename Missing>
+using Argument =
+    std::conditional_t<std::is_reference_v<Parameter>, Tensor, std::conditional_t<std::is_pointer_v<Parameter>, Missing, Parameter>>;
 template <typename Parameter>
-struct TypesOf {
-  using Stable = Parameter;
-  using Handle = Parameter;
-};
-template <>
-struct TypesOf<const at::TensorBase&> {
-  using Stable = torch::stable::Tensor;
-  using Handle = AtenTensorHandle;
-};
-template <>
-struct TypesOf<const at::TensorBase*> {
-  using Stable = std::optional<torch::stable::Tensor>;
-  using Handle = AtenTensorHandle*;
-};
+using Stable = Argument<Parameter, torch::stable::Tensor, std::optional<torch::stable::Tensor>>;
+template <typename Parameter>
+using Handle = Argument<Parameter, AtenTensorHandle, AtenTensorHandle*>;
 
 template <auto compute>
 struct Operator;
 template <typename... Parameters, AtenTensorHandle (*compute)(Parameters...)>
 struct Operator<compute> {
-  static torch::stable::Tensor run(typename TypesOf<Parameters>::Stable... arguments) {
+  static torch::stable::Tensor run(Stable<Parameters>... arguments) {
     return torch::stable::Tensor(compute(plain(arguments)...));
   }
 
-  static AOTITorchError call(typename TypesOf<Parameters>::Handle... arguments, AtenTensorHandle* result) {
+  static AOTITorchError call(Handle<Parameters>... arguments, AtenTensorHandle* result) {
     try {
       *result = compute(plain(arguments)...);
       return AOTI_TORCH_SUCCESS;

@@ -52,16 +52,21 @@ def _pack(weight: Tensor) -> Tensor:
     return padded.reshape(number, rows, size).transpose(1, 2).contiguous()
 
 
-class _PackedLinear(nn.Module):
+class _Packed(nn.Module):
+    def __init__(self, **tensors: Tensor | None) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor, persistent=False)
+
+
+class _PackedLinear(_Packed):
     """Linear maps that read the same input, as one packed map."""
 
     def __init__(self, *members: Any) -> None:
-        super().__init__()
         weights = [member.weight for member in members]
-        self.sizes = [len(weight) for weight in weights]
         bias = None if members[0].bias is None else torch.cat([member.bias for member in members])
-        self.register_buffer("panels", _pack(torch.cat(weights) if len(weights) > 1 else weights[0]), persistent=False)
-        self.register_buffer("bias", bias, persistent=False)
+        super().__init__(panels=_pack(torch.cat(weights) if len(weights) > 1 else weights[0]), bias=bias)
+        self.sizes = [len(weight) for weight in weights]
         self._last: tuple[Tensor | None, Sequence[Tensor]] = (None, ())
 
     def compute(self, number: int, linear: nn.Module, x: Tensor) -> Tensor:
@@ -100,22 +105,19 @@ def _maps_of(mlp: Any) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
     return mlp.gate_proj, mlp.up_proj, mlp.down_proj
 
 
-class _PackedLayer(nn.Module):
+class _PackedLayer(_Packed):
     """One decoder layer whose maps are packed for the operator."""
 
     def __init__(self, layer: Any) -> None:
-        super().__init__()
         attention, (gate, up, down) = layer.self_attn, _maps_of(layer.mlp)
         inputs = [attention.q_proj, attention.k_proj, attention.v_proj]
-        tensors = {
-            "queries_keys_values": _pack(torch.cat([each.weight for each in inputs])),
-            "bias": None if inputs[0].bias is None else torch.cat([each.bias for each in inputs]),
-            "output": _pack(attention.o_proj.weight),
-            "gate_up": torch.stack([_pack(gate.weight), _pack(up.weight)], dim=1).flatten(0, 1),
-            "down": _pack(down.weight),
-        }
-        for name, tensor in tensors.items():
-            self.register_buffer(name, tensor, persistent=False)
+        super().__init__(
+            queries_keys_values=_pack(torch.cat([each.weight for each in inputs])),
+            bias=None if inputs[0].bias is None else torch.cat([each.bias for each in inputs]),
+            output=_pack(attention.o_proj.weight),
+            gate_up=torch.stack([_pack(gate.weight), _pack(up.weight)], dim=1).flatten(0, 1),
+            down=_pack(down.weight),
+        )
 
     def compute(
         self,
@@ -171,11 +173,10 @@ def _is_network(module: nn.Module) -> bool:
     )
 
 
-class _PackedNetwork(nn.Module):
+class _PackedNetwork(_Packed):
     """A network whose maps are packed for the operator."""
 
     def __init__(self, network: Any) -> None:
-        super().__init__()
         projected, linears = isinstance(network.projection, nn.Linear), [block.linear for block in network.blocks]
         tensors = {
             "input_mean": network.input_mean,
@@ -187,8 +188,8 @@ class _PackedNetwork(nn.Module):
             "readout": network.readout.weight[0],
             "readout_bias": network.readout.bias,
         }
-        for name, tensor in tensors.items():
-            self.register_buffer(name, None if tensor is None else tensor.detach().clone().contiguous(), persistent=False)
+        copies = {name: None if each is None else each.detach().clone().contiguous() for name, each in tensors.items()}
+        super().__init__(**copies)
 
     def logits(self, inputs: Tensor) -> Tensor:
         """Return the network's logits (...) for assembled inputs (..., input_size)."""
