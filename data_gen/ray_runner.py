@@ -53,21 +53,21 @@ def on_workers(settings: Generation, shared: Path, open_stage: OpenStage, stages
     needs = {"num_cpus": settings.ray_cpus_per_worker, "num_gpus": settings.ray_gpus_per_worker}
     try:
         _check_size(ray.cluster_resources(), settings)
-        remote = ray.remote(Worker).options(**needs, scheduling_strategy="SPREAD")
+        remote = ray.remote(_Worker).options(**needs, scheduling_strategy="SPREAD")
         logger.info(
             "ray: %d workers, each with %g CPUs and %g GPUs, begin as soon as the cluster has room for them",
             *(settings.ray_num_workers, *needs.values()),
         )
         with tempfile.NamedTemporaryFile(dir=shared.absolute(), prefix=".ray-") as sign:
-            check = {"sign": sign.name, "packages": packages_here(), "host": socket.gethostname(), "folder": os.getcwd()}
+            check = {"sign": sign.name, "packages": _packages_here(), "host": socket.gethostname(), "folder": os.getcwd()}
             for stage in stages:
-                folder = Crew(ray, partial(remote.remote, open_stage, stage, check), settings.ray_num_workers).make_stage()
+                folder = _Crew(ray, partial(remote.remote, open_stage, stage, check), settings.ray_num_workers).make_stage()
         return folder
     finally:
         ray.shutdown()
 
 
-class Worker:
+class _Worker:
     """A process of the cluster that makes lots of a stage."""
 
     def __init__(self, open_stage: OpenStage, argument: dict[str, Any], check: Mapping[str, Any]) -> None:
@@ -106,7 +106,7 @@ class Worker:
             stage.store.complete(list(stage.shards))
 
 
-class Crew:
+class _Crew:
     """The workers of one stage. Another one begins in place of one that dies."""
 
     def __init__(self, ray: Any, new_worker: Callable[[], Any], count: int) -> None:
@@ -162,7 +162,7 @@ class Crew:
                     yield result
 
 
-def packages_here() -> dict[str, str]:
+def _packages_here() -> dict[str, str]:
     """Return the versions of the packages that decide the bytes of what this process makes."""
     return {name: importlib.import_module(name).__version__ for name in ("specheads", "torch", "transformers")}
 
@@ -198,7 +198,7 @@ def _check_size(has: Mapping[str, float], settings: Generation) -> None:
 
 def _check_worker(check: Mapping[str, Any]) -> None:
     """Raise UserError if this process has other versions than the driver, or does not see its folder."""
-    host, ours = socket.gethostname(), packages_here()
+    host, ours = socket.gethostname(), _packages_here()
     different = {name: version for name, version in check["packages"].items() if ours[name] != version}
     if different:
         raise UserError(

@@ -32,7 +32,7 @@ _FIND_VERSION = (
 
 
 @cache  # it is asked for every cache that might be used
-def vllm_version(python: str) -> str:
+def _vllm_version(python: str) -> str:
     """Return the version of vLLM in the environment of an interpreter. Raises UserError if there is none."""
     try:
         done = subprocess.run([python, "-c", _FIND_VERSION], check=False, capture_output=True, text=True)
@@ -53,7 +53,7 @@ def responses_provenance(settings: Generation) -> dict[str, Any]:
     """Return what decides responses besides the target and the settings of all runners; nothing for those that are made here."""
     if not settings.by_vllm:
         return {}
-    return {"runner": ["vllm", vllm_version(settings.vllm_python or sys.executable), dict(settings.vllm_options)]}
+    return {"runner": ["vllm", _vllm_version(settings.vllm_python or sys.executable), dict(settings.vllm_options)]}
 
 
 def vllm_responses(
@@ -70,7 +70,13 @@ def vllm_responses(
     if is_synthetic(pair.target_id):
         raise UserError(f"runner=vllm cannot load {pair.target_id}, which is made in memory; leave runner out.")
     places = [(name, row) for name, shard in shards.items() for row in range(len(shard.prompts))]
-    requests = [request for shard in shards.values() for request in _requests_of(pair, shard, settings)]
+    requests = []
+    for shard in shards.values():
+        for prompt, ids in shard.prompts:
+            most = min(settings.max_new_tokens, pair.window - len(ids))
+            uniform = float(uniforms_of(settings, prompt.prompt_id, shard.sample)[0, 0])
+            params = sampling_params(pair, warp_of(settings, shard), most, uniform)
+            requests.append({"ids": list(ids), "params": params})
     path, ended = folder / "vllm.log", dict[tuple[str, int], Response]()
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file, path.open("w") as log:
         json.dump({"model": _model_of(pair, requests, settings), "requests": requests}, file)
@@ -95,16 +101,6 @@ def vllm_responses(
                     yield name, [ended.pop(place) for place in wanted]
             finally:
                 process.kill()
-
-
-def _requests_of(pair: Pair, shard: Shard, settings: Generation) -> list[dict[str, Any]]:
-    """Return the requests for a shard's responses, with the arguments of vLLM's SamplingParams."""
-    warp, requests = warp_of(settings, shard), []
-    for prompt, ids in shard.prompts:
-        most = min(settings.max_new_tokens, pair.window - len(ids))
-        uniform = float(uniforms_of(settings, prompt.prompt_id, shard.sample)[0, 0])
-        requests.append({"ids": list(ids), "params": sampling_params(pair, warp, most, uniform)})
-    return requests
 
 
 def _model_of(pair: Pair, requests: list[dict[str, Any]], settings: Generation) -> dict[str, Any]:

@@ -76,7 +76,7 @@ class Command:
             # Only the first process of a launcher prints what is not an error.
             with contextlib.nullcontext() if processes.is_first or processes.launcher is None else _silence():
                 if asked := [word for word in words if _HELP.fullmatch(word)]:
-                    print(help_text(self.name, overrides_of(words), classes=self.classes, of=asked[-1].partition("=")[2]))
+                    print(help_text(self.name, _overrides_of(words), classes=self.classes, of=asked[-1].partition("=")[2]))
                 else:
                     register_resolver()
                     interrupts.listen()
@@ -196,7 +196,7 @@ def next_command(verb: str, *overrides: str) -> str:
     return shlex.join(["specheads", verb, *config, *kept, *overrides])
 
 
-def overrides_of(words: list[str]) -> list[str]:
+def _overrides_of(words: list[str]) -> list[str]:
     """Return the overrides among the words of a command line, for composing its config; a folder of configs is one of them."""
     options = ArgumentParser(add_help=False, allow_abbrev=False)
     options.add_argument("--config-dir", "-cd")

@@ -58,7 +58,7 @@ def evaluate(cfg: DictConfig) -> Report:
         heads = located()
         logger.info("heads: %s", ", ".join(head.where for head in heads.values()) or "none")
         if settings.calibrate:
-            calibrate_again([head.where for head in heads.values()], drafting_pair, settings, data, data_folder)
+            _calibrate_again([head.where for head in heads.values()], drafting_pair, settings, data, data_folder)
             heads = located()
         report = evaluate_heads(pair, heads, settings, data, (data_folder, run), earlier, _config_text(cfg))
         try:
@@ -74,7 +74,7 @@ def evaluate(cfg: DictConfig) -> Report:
     return report
 
 
-def calibrate_again(
+def _calibrate_again(
     heads: Sequence[str], pair: Pair, settings: Evaluation, data: PromptData, data_folder: Path
 ) -> dict[str, dict[str, float]]:
     """Fit the calibration of the heads in these folders to dev prompts; print and return the errors by head (see `calibrate`).
@@ -190,7 +190,7 @@ def _config_text(cfg: DictConfig) -> str:
 
 def probe_pair(cfg: DictConfig) -> Probed:
     """Probe the pair of a composed config; print and write what was found, and return it. Raises UserError as `probe`."""
-    settings, data = settings_of(Probe, cfg), probed_prompts(cfg)
+    settings, data = settings_of(Probe, cfg), _probed_prompts(cfg)
     data.source.check()
     pair = load_configured_pair(cfg, only_draft=settings.remote_url is not None)
     if settings.remote_url is not None:
@@ -208,7 +208,7 @@ def probe_pair(cfg: DictConfig) -> Probed:
     return probed
 
 
-def probed_prompts(cfg: DictConfig) -> PromptData:
+def _probed_prompts(cfg: DictConfig) -> PromptData:
     """Return the prompts of a config: those of `prompts=`, a file in the format of the chosen data set, or those of that set."""
     data = prompt_data(cfg)
     if cfg.prompts is None:

@@ -166,7 +166,7 @@ def read_head(text: str) -> str:
     return "\n".join(line.removeprefix("#").removeprefix(" ") for line in head if not line.startswith("# @package"))
 
 
-def choices_of(command: str, group: str) -> list[str]:
+def _choices_of(command: str, group: str) -> list[str]:
     """Return the names in a config group that a command takes, of those that the project has."""
     return [*experiments(command)] if group == GROUP else names_of(group)
 
@@ -200,7 +200,7 @@ def _key(text: str) -> str:
 def _choices(command: str, group: str, chosen: str | None) -> str:
     """Return the names of a config group, the chosen ones marked and first."""
     marked = _names_in(chosen)
-    names = dict.fromkeys([*marked, *choices_of(command, group)])
+    names = dict.fromkeys([*marked, *_choices_of(command, group)])
     return " | ".join(f"[{name}]" if name in marked else name for name in names)
 
 
@@ -270,7 +270,7 @@ def composition_error(error: Exception, command: str, words: Sequence[str], clas
         return UserError(f"a file in {where} is not valid YAML in UTF-8: {' '.join(str(error).split())}.")
     if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        known = choices_of(command, group)
+        known = _choices_of(command, group)
         return UserError(
             f"{group}={name}: there is no such choice; {_closest(name, known)}use one of {', '.join(known)}, or write "
             f"<folder>/{group}/{name}.yaml and add --config-dir <folder>."

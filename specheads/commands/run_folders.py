@@ -44,7 +44,7 @@ class NoteRunKey(Callback):
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Note the key of a run; let the first process alone write files."""
-        NoteRunKey.key, NoteRunKey.resume = run_key(config), config.resume
+        NoteRunKey.key, NoteRunKey.resume = _run_key(config), config.resume
         if not is_first_process():
             with read_write(config), open_dict(config):
                 config.hydra.output_subdir = None
@@ -57,7 +57,7 @@ class NoteRunKey(Callback):
         Raises SystemExit if another process works in it: of another error Hydra would only warn.
         """
         global _sweep
-        NoteRunKey.key, NoteRunKey.resume = run_key(config), config.resume
+        NoteRunKey.key, NoteRunKey.resume = _run_key(config), config.resume
         if config.hydra.launcher._target_ != _BASIC:
             _sweep = Path(config.hydra.sweep.dir)
             try:
@@ -93,7 +93,7 @@ def register_resolver(folder: Path | None = None) -> None:
     OmegaConf.register_new_resolver("run_folder", resolve, replace=True)
 
 
-def run_key(config: DictConfig) -> str:
+def _run_key(config: DictConfig) -> str:
     """Return a key of a composed configuration; it does not depend on Hydra's folders, on `resume`, or on where it computes."""
     settings = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
     overrides, ignored = settings.pop("hydra")["overrides"]["task"], {f"trainer.{name}" for name in _WHERE}

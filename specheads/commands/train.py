@@ -73,7 +73,7 @@ def train_head(cfg: DictConfig, pair: Pair | None = None) -> "TrainedHeads":
         pair = pair or load_configured_pair(cfg, only_draft=not is_first_process() and not settings.reads_target)
         trained = train_heads(pair, partial(data_cache, cfg, pair), settings, run, loggers)
     if is_first_process():
-        print_heads(trained)
+        _print_heads(trained)
     return trained
 
 
@@ -91,7 +91,7 @@ def distill_draft(cfg: DictConfig, pair: Pair | None = None) -> "DistilledDraft"
             check_config(model_config(cfg), settings, cfg.data.max_prompt_tokens + cfg.data.max_new_tokens)
             # A draft that lacks some of the target's tokens learns them.
             pair = replace(load_configured_pair(cfg, new_draft=settings.initial_draft), known_to_draft=None)
-        distilled = distill(pair, partial(responses_of, cfg, pair, settings), settings, run, loggers)
+        distilled = distill(pair, partial(_responses_of, cfg, pair, settings), settings, run, loggers)
     if is_first_process():
         _print_draft(distilled)
     return distilled
@@ -110,7 +110,7 @@ def _checked_settings(cls: type[T], cfg: DictConfig) -> T:
     return settings
 
 
-def responses_of(cfg: DictConfig, pair: Pair, settings: Distillation) -> GeneratedData:
+def _responses_of(cfg: DictConfig, pair: Pair, settings: Distillation) -> GeneratedData:
     """Return the data set of a distillation: the target's responses without labels, and the prompts.
 
     The prompts have the responses of their source if the draft learns from these.
@@ -120,7 +120,7 @@ def responses_of(cfg: DictConfig, pair: Pair, settings: Distillation) -> Generat
     return data_cache(cfg, pair, splits=splits, prompts=prompts, labelled=False)
 
 
-def print_heads(trained: "TrainedHeads") -> None:
+def _print_heads(trained: "TrainedHeads") -> None:
     """Print how the heads compare with rules without a head, how well they are calibrated in rounds, and their folder.
 
     Of more than MOST_SHOWN heads, those of the lowest KL are shown, the lowest first.

@@ -160,11 +160,11 @@ def exact_number(response: str, reference: str) -> float:
 
     Source: Cobbe et al. 2021 (GSM8K), whose references end with `#### 42`.
     """
-    number = last_number(response)
-    return float(number is not None and number == last_number(reference.rpartition(_FINAL_ANSWER)[2]))
+    number = _last_number(response)
+    return float(number is not None and number == _last_number(reference.rpartition(_FINAL_ANSWER)[2]))
 
 
-def last_number(text: str) -> Decimal | None:
+def _last_number(text: str) -> Decimal | None:
     """Return the last number of a text, None if there is none; commas group digits, and $ may precede them."""
     numbers = _NUMBER.findall(text.replace("\u2212", "-"))
     return Decimal(re.sub("[,$]", "", numbers[-1])) if numbers else None
@@ -193,7 +193,7 @@ def check_references(score: str, references: Sequence[str | None]) -> None:
         )
     if score == "exact_number":
         for reference in given:
-            if last_number(reference.rpartition(_FINAL_ANSWER)[2]) is None:
+            if _last_number(reference.rpartition(_FINAL_ANSWER)[2]) is None:
                 raise UserError(
                     f"data.score=exact_number compares numbers, but a response of the data set has none: {reference[-60:]!r}; "
                     "give other fields in data.response_template, or use data.score=rouge_l or null."

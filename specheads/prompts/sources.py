@@ -160,7 +160,7 @@ def split_of(module_path: str) -> str:
     return "test" if position < _DEV_SHARE + _TEST_SHARE else "train"
 
 
-def functions_in(source: str, name: str) -> Iterator[Function]:
+def _functions_in(source: str, name: str) -> Iterator[Function]:
     """Yield the documented functions and methods of one file's text; yields nothing where Python cannot parse it."""
     try:
         with warnings.catch_warnings():
@@ -226,7 +226,7 @@ def _functions_under(root: Path, split: str) -> tuple[Function, ...]:
     by_body: dict[str, Function] = {}
     for name, path in named:
         with contextlib.suppress(UnicodeDecodeError, OSError):  # a file that is not UTF-8 is left out
-            for function in functions_in(path.read_text(encoding="utf-8"), name):
+            for function in _functions_in(path.read_text(encoding="utf-8"), name):
                 with contextlib.suppress(SyntaxError):  # of a body that Python parses only inside its function
                     by_body.setdefault(function.key, function)
     functions = tuple(by_body.values())

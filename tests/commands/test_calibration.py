@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specheads import AcceptanceHead, HeadConfig, UserError
-from specheads.commands.evaluate import calibrate_again
+from specheads.commands.evaluate import _calibrate_again
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.settings import Evaluation
 from specheads.heads.head import load_head, save_head
@@ -28,7 +28,7 @@ def folder(nano, tmp_path):
 def calibrated(nano, tmp_path, *heads):
     settings = Evaluation(num_dev_prompts=4, max_new_tokens=8, record={"num_samples": 2})
     data = PromptData(NanoSource(2, 6, 2), ResponseLimits())
-    return calibrate_again([str(head) for head in heads], nano, settings, data, tmp_path / "data")
+    return _calibrate_again([str(head) for head in heads], nano, settings, data, tmp_path / "data")
 
 
 def test_the_calibration_is_replaced_and_the_weights_stay(folder, nano, tmp_path, capsys):

@@ -10,8 +10,8 @@ from hydra.errors import HydraException
 
 import specheads.commands.help as help_module
 from specheads.commands import papers
-from specheads.commands.command import overrides_of
-from specheads.commands.help import choices_of, composed, experiments
+from specheads.commands.command import _overrides_of
+from specheads.commands.help import _choices_of, composed, experiments
 from specheads.commands.main import VERBS
 from specheads.errors import UserError
 from specheads.pair.config import config_folder
@@ -29,7 +29,7 @@ def compositions():
     """Every choice of every config group, with the first command that takes it; with all others only in a full run."""
     choices, taken = [], set()
     for command in COMMANDS:
-        for choice in [f"{group}={name}" for group in composed_once(command)[1] for name in choices_of(command, group)]:
+        for choice in [f"{group}={name}" for group in composed_once(command)[1] for name in _choices_of(command, group)]:
             choices.append(pytest.param(command, choice, marks=[pytest.mark.full] if choice in taken else []))
             taken.add(choice)
     return choices
@@ -85,7 +85,7 @@ def test_the_text_fits_and_names_every_choice(command):
     groups = composed_once(command)[1]
     for group in groups:
         (choices,) = re.findall(rf"^  {group}= .*(?:\n {{6,}}.*)*", text, re.MULTILINE)
-        assert set(choices_of(command, group)) <= set(re.findall(r"[\w.-]+", choices))
+        assert set(_choices_of(command, group)) <= set(re.findall(r"[\w.-]+", choices))
     assert ("experiment" in groups) == (command in ("train", "reproduce"))
 
 
@@ -204,7 +204,7 @@ def test_a_choice_of_another_folder_is_shown(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "my-pair.yaml").write_text("draft: my/draft\ntarget: my/target\n")
     words = ["--config-dir", str(tmp_path), "model=my-pair", "--help"]
-    text = help_text("train", overrides_of(words))
+    text = help_text("train", _overrides_of(words))
     assert "[my-pair]" in text and "model.draft=my/draft" in text
 
 

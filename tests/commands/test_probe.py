@@ -61,11 +61,11 @@ def test_the_next_command_has_the_same_prompts(monkeypatch, nano, tmp_path, caps
 def test_own_prompts_are_read_from_a_file(tmp_path):
     rows = [json.dumps({"instruction": f"Say {number}.", "input": ""}) for number in range(9)]
     (tmp_path / "mine.jsonl").write_text("\n".join(rows))
-    data = evaluate.probed_prompts(composed(tmp_path, "data=alpaca", f"prompts={tmp_path / 'mine.jsonl'}"))
+    data = evaluate._probed_prompts(composed(tmp_path, "data=alpaca", f"prompts={tmp_path / 'mine.jsonl'}"))
     prompts = list(data.source.load(False))
     assert [prompt.text for prompt in prompts] == [f"Say {number}." for number in range(6)]
     with pytest.raises(UserError, match="reads no file; add data=alpaca"):
-        evaluate.probed_prompts(composed(tmp_path, f"prompts={tmp_path / 'mine.jsonl'}"))
+        evaluate._probed_prompts(composed(tmp_path, f"prompts={tmp_path / 'mine.jsonl'}"))
 
 
 def test_too_few_prompts_are_named(monkeypatch, nano, tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specheads.commands.train import MOST_SHOWN, print_heads
+from specheads.commands.train import MOST_SHOWN, _print_heads
 from specheads.training.heads.head_training import TrainedHeads
 
 
@@ -17,7 +17,7 @@ def trained(number, path):
 @pytest.mark.parametrize("number", [1, MOST_SHOWN])
 def test_few_heads_are_all_shown_in_their_order(number, tmp_path, capsys):
     heads = trained(number, tmp_path)
-    print_heads(heads)
+    _print_heads(heads)
     text = capsys.readouterr().out
     places = [text.index(f"{name} ") for name in heads.names]
     assert places == sorted(places) and "draft probability" in text and "more are in" not in text
@@ -25,7 +25,7 @@ def test_few_heads_are_all_shown_in_their_order(number, tmp_path, capsys):
 
 def test_of_very_many_heads_the_best_are_shown_and_the_others_counted(tmp_path, capsys):
     heads = trained(1000, tmp_path)
-    print_heads(heads)
+    _print_heads(heads)
     text = capsys.readouterr().out
     assert len(text.splitlines()) < 4 * MOST_SHOWN and "draft probability" in text
     assert "980 more are in" in text and "head-979 " not in text and text.index("head-999 ") < text.index("head-980 ")

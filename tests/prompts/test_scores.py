@@ -6,7 +6,7 @@ import pytest
 
 from specheads import UserError
 from specheads.prompts.data_set_source import DatasetSource
-from specheads.prompts.prompt import check_references, exact_number, last_number, rouge_l
+from specheads.prompts.prompt import _last_number, check_references, exact_number, rouge_l
 
 
 @pytest.mark.parametrize(
@@ -29,12 +29,12 @@ from specheads.prompts.prompt import check_references, exact_number, last_number
     ],
 )
 def test_the_last_number_is_read(text, number):
-    assert last_number(text) == Decimal(number)
+    assert _last_number(text) == Decimal(number)
 
 
 @pytest.mark.parametrize("text", ["", "no number", "$, and -."])
 def test_a_text_may_have_no_number(text):
-    assert last_number(text) is None
+    assert _last_number(text) is None
 
 
 REFERENCE = "She had 5 and bought 65 more.\n#### 70,000"

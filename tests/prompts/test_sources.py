@@ -506,14 +506,14 @@ def quoted(x):
 
 
 def test_a_function_becomes_signature_docstring_and_body():
-    second, first = prompt_sources.functions_in(SOURCE, "shape.py")
+    second, first = prompt_sources._functions_in(SOURCE, "shape.py")
     assert first.prompt == 'def area(self, scale=1):\n    """Return the area."""\n'
     assert first.body == "    # in square units\n    return self.width * self.height * scale\n"
     assert second.prompt.startswith("def quoted(x):\n")
     for each in (first, second):
         ast.parse(each.prompt + each.body)
         assert each.source == "shape.py"
-    assert list(prompt_sources.functions_in("def broken(:\n", "x.py")) == []
+    assert list(prompt_sources._functions_in("def broken(:\n", "x.py")) == []
 
 
 def test_bodies_that_differ_in_comments_and_layout_have_one_key():

@@ -8,7 +8,7 @@ import time
 import pytest
 from omegaconf import OmegaConf
 
-from specheads.commands.run_folders import NoteRunKey, may_resume, run_key
+from specheads.commands.run_folders import NoteRunKey, _run_key, may_resume
 from specheads.errors import UserError
 from specheads.storage import runs
 
@@ -51,18 +51,18 @@ def test_the_key_of_a_run_depends_on_its_settings_and_not_on_its_folder():
     same = [config(), config(resume=False), config(resume=False, task=["resume=false"])]
     moved = config()
     moved.hydra.run.dir = "elsewhere"
-    assert len({run_key(settings) for settings in [*same, moved]}) == 1
+    assert len({_run_key(settings) for settings in [*same, moved]}) == 1
     others = [config(seed=1), config(command="evaluate"), config(task=["head.depth=1,2"]), config(task=["head.depth=1,3"])]
     others += [config(resume="a.ckpt"), config(resume="b.ckpt")]
-    assert len({run_key(settings) for settings in [config(), *others]}) == 7
+    assert len({_run_key(settings) for settings in [config(), *others]}) == 7
 
 
 def test_the_key_of_a_run_does_not_depend_on_where_it_trains():
     plain = config(trainer={"max_epochs": 3, "devices": 1})
     words = ["trainer.devices=2", "+trainer.strategy=fsdp2", "+trainer.num_nodes=2", "trainer.accelerator=cpu"]
     moved = config(trainer={"max_epochs": 3, "devices": 2, "strategy": "fsdp2", "num_nodes": 2, "accelerator": "cpu"}, task=words)
-    assert run_key(plain) == run_key(moved) != run_key(config(trainer={"max_epochs": 4}))
-    assert run_key(config(trainer=None)) not in (run_key(plain), run_key(config()))
+    assert _run_key(plain) == _run_key(moved) != _run_key(config(trainer={"max_epochs": 4}))
+    assert _run_key(config(trainer=None)) not in (_run_key(plain), _run_key(config()))
 
 
 def test_what_a_launcher_restarts_resumes(monkeypatch):
@@ -74,7 +74,7 @@ def test_what_a_launcher_restarts_resumes(monkeypatch):
 
 
 def test_the_order_of_overrides_does_not_matter():
-    assert run_key(config(task=["a=1", "b=2"])) == run_key(config(task=["b=2", "a=1"]))
+    assert _run_key(config(task=["a=1", "b=2"])) == _run_key(config(task=["b=2", "a=1"]))
 
 
 def test_an_interrupted_run_is_found_again(tmp_path):

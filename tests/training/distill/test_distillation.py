@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, OPTConfig, OPTForC
 import specheads
 from specheads import Distillation, UserError, Warp, load_pair
 from specheads.commands.compose import command_config, settings_of
-from specheads.commands.train import distill_draft, responses_of, train_head
+from specheads.commands.train import _responses_of, distill_draft, train_head
 from specheads.evaluation.head_folders import find_heads
 from specheads.prompts import sources
 from specheads.training.distill.distillation import check_strategy, distill, prepare
@@ -196,7 +196,7 @@ def test_the_quality_in_the_folder_is_that_of_the_folder(cfg):
     folder = distill_draft(half).folder
     pair = load_pair("nano", draft=str(folder), dtype="bfloat16")
     settings, initial_pair = settings_of(Distillation, half), load_pair("nano", dtype="bfloat16")
-    data = responses_of(half, initial_pair, settings)
+    data = _responses_of(half, initial_pair, settings)
     splits, _ = load_splits(data, initial_pair, train_samples(data, initial_pair, settings), settings)
     assert draft_quality(pair, splits["test"], Warp(1.0, 50), 4) == description_of(folder)["test"]["after"]
 
@@ -223,7 +223,7 @@ def test_the_library_call_is_the_command(cfg, tmp_path):
         num_dev_prompts=3,
     )
     assert settings == settings_of(Distillation, composed_cfg)
-    data = responses_of(composed_cfg, pair, settings)
+    data = _responses_of(composed_cfg, pair, settings)
     distilled = specheads.distill(pair, data, settings, tmp_path / "library")
     assert distilled.folder == tmp_path / "library" / "draft" and distilled.after == description_of(folder)["test"]["after"]
     files = [(each / "model.safetensors").read_bytes() for each in (folder, distilled.folder)]
