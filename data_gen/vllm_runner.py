@@ -69,7 +69,6 @@ def vllm_responses(
     """
     if is_synthetic(pair.target_id):
         raise UserError(f"runner=vllm cannot load {pair.target_id}, which is made in memory; leave runner out.")
-    places = [(name, row) for name, shard in shards.items() for row in range(len(shard.prompts))]
     requests = []
     for shard in shards.values():
         for prompt, ids in shard.prompts:
@@ -77,7 +76,7 @@ def vllm_responses(
             uniform = float(uniforms_of(settings, prompt.prompt_id, shard.sample)[0, 0])
             params = sampling_params(pair, warp_of(settings, shard), most, uniform)
             requests.append({"ids": list(ids), "params": params})
-    path, ended = folder / "vllm.log", dict[tuple[str, int], Response]()
+    path, ended = folder / "vllm.log", dict[int, Response]()  # by the number of the request
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file, path.open("w") as log:
         json.dump({"model": _model_of(pair, requests, settings), "requests": requests}, file)
         file.flush()
@@ -86,9 +85,10 @@ def vllm_responses(
         command = [settings.vllm_python or sys.executable, "-P", answering.__file__, file.name]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True) as process:
             try:
+                first = 0
                 for name, shard in shards.items():
-                    wanted = [(name, row) for row in range(len(shard.prompts))]
-                    while not all(place in ended for place in wanted):
+                    wanted = range(first, first := first + len(shard.prompts))
+                    while not all(number in ended for number in wanted):
                         line = cast(IO[str], process.stdout).readline()
                         if not line:
                             said = [each for each in path.read_text().splitlines() if each.strip()] or [""]
@@ -96,9 +96,9 @@ def vllm_responses(
                                 f"vLLM ended without all responses; its log is {path}, whose last line is: {said[-1]}"
                             )
                         content = json.loads(line)
-                        ended[places[content["request"]]] = Response(content["ids"], content["finished"])
+                        ended[content["request"]] = Response(content["ids"], content["finished"])
                         advance(1)
-                    yield name, [ended.pop(place) for place in wanted]
+                    yield name, [ended.pop(number) for number in wanted]
             finally:
                 process.kill()
 
