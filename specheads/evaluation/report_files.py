@@ -26,11 +26,11 @@ from specheads.storage.files import write_json, write_whole
 
 def write_report(report: Report, folder: Path) -> list[Path]:
     """Write report.html, report.json, report.csv; return their paths."""
-    from specheads.evaluation.page.document import write_page  # imports plotly
+    from specheads.evaluation.page.document import html_of  # imports plotly
 
     folder.mkdir(parents=True, exist_ok=True)
     written = [folder / name for name in ("report.html", "report.json", "report.csv")]
-    write_page(report, written[0])
+    write_whole(written[0], lambda path: path.write_text(html_of(report), encoding="utf-8"))
     write_json(written[1], asdict(report))
     write_whole(written[2], lambda path: _write_csv(report, path))
     return written

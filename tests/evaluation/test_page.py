@@ -19,7 +19,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from specheads.evaluation.candidates import CEILING, FIXED, ORACLE
 from specheads.evaluation.conclusions import key_findings, main_data_set, ratios_of
-from specheads.evaluation.page.document import html_of, write_page
+from specheads.evaluation.page.document import html_of
 from specheads.evaluation.page.figures import DOUBTFUL, figures_of
 from specheads.evaluation.report import MEASURED, DataSet, Report
 from specheads.evaluation.tables import bank_table, divergence_table, loads_table
@@ -73,7 +73,7 @@ def report():
 @pytest.fixture(scope="module")
 def path(report, tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "report.html"
-    write_page(report, path)
+    path.write_text(html_of(report), encoding="utf-8")
     return path
 
 
@@ -413,7 +413,7 @@ def attacked(value, field=""):
 def test_no_text_of_a_report_runs_or_becomes_an_element(browser, report, tmp_path, doubts):
     """Names of models, heads, rules and prompts, the config and the responses are only text, in tables and in figures."""
     path = tmp_path / "report.html"
-    write_page(replace(attacked(report), doubts=doubts), path)
+    path.write_text(html_of(replace(attacked(report), doubts=doubts)), encoding="utf-8")
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     browser.get(path.as_uri())
     drawn = "return [...document.querySelectorAll('.plot')].every(one => one.hidden || one.querySelector('.main-svg'))"

@@ -6,8 +6,6 @@ Everything that a model or a config wrote reaches the page through templates tha
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -34,7 +32,6 @@ from specheads.evaluation.tables import (
     ratio_tables,
     winners_table,
 )
-from specheads.storage.files import write_whole
 
 PLOTS = {  # by figure, the title of its section, and the selectors that it depends on
     "pareto": ("Discard rate against verification rate", "set"),
@@ -54,12 +51,6 @@ class Panel:
     table: Table | None = None
     doubtful: bool = False
     prompts: Mapping[str, Sequence[TextSample]] = field(default_factory=dict)  # the responses to each
-
-
-def write_page(report: Report, path: Path) -> None:
-    """Write `report` to `path` as one HTML file."""
-    page = html_of(report)
-    write_whole(path, lambda temporary: temporary.write_text(page, encoding="utf-8"))
 
 
 def html_of(report: Report) -> str:
@@ -92,13 +83,10 @@ def rendered(figures: Mapping[str, Figures], **content: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    folder = files("specheads.evaluation.page")
     return environment.get_template("page.html").render(
         # Without a `<` no text within can end the script early.
         figures=Markup(to_json_plotly(figures).replace("<", "\\u003c")),
         plotly=Markup(get_plotlyjs()) if figures else "",
-        style=Markup(folder.joinpath("page.css").read_text(encoding="utf-8")),
-        script=Markup(folder.joinpath("page.js").read_text(encoding="utf-8")),
         **content,
     )
 
