@@ -36,7 +36,7 @@ class Levels(NamedTuple):
         return self.left.amax(dim=1) if self.left.shape[1] else self.left.sum(dim=1)
 
 
-def modified_targets(levels: Levels, block: Block) -> tuple[Tensor, Levels]:
+def _modified_targets(levels: Levels, block: Block) -> tuple[Tensor, Levels]:
     """Return the distributions that a block is verified against (B, K + 1, V), and the levels before each position (B, L, K + 1).
 
     `block.draft_probs` are (B, K + 1, V).
@@ -106,7 +106,7 @@ class NestedDistribution:
         A row whose levels are all in use falls back to block verification, which modifies nothing, and so does one whose length
         was not known beforehand: the reach of its modification would depend on drafts that were not made.
         """
-        target, before = modified_targets(levels, block)
+        target, before = _modified_targets(levels, block)
         modified = replace(block, target_probs=target)
         modifies = (levels.left == 0).any(dim=1) & (block.planned > 0)
         steps = modified.log_ratios()

@@ -166,7 +166,7 @@ def best_length(acceptance: float, cost: float, longest: int) -> tuple[int, floa
     return length, speeds[length]
 
 
-def cost_without(pair: Pair, skipped: Sequence[int]) -> float:
+def _cost_without(pair: Pair, skipped: Sequence[int]) -> float:
     """Return the share of the weights that a forward pass reads without some layers."""
     sizes = [sum(weight.numel() for weight in layer.parameters()) for layer in _layers_of(pair.target)]
     total = sum(sizes) + pair.target_lm.output_embedding.weight.numel()
@@ -174,7 +174,7 @@ def cost_without(pair: Pair, skipped: Sequence[int]) -> float:
 
 
 @torch.no_grad()
-def distributions_along(lm: LanguageModel, texts: Sequence[Text], warp: Warp) -> Iterator[Tensor]:
+def _distributions_along(lm: LanguageModel, texts: Sequence[Text], warp: Warp) -> Iterator[Tensor]:
     """Yield the distributions (N, V) of the tokens of every response after its prompt."""
     for prompt, response in texts:
         tokens = torch.cat([torch.tensor(prompt), response])[None].to(lm.device)
@@ -193,7 +193,7 @@ def search(pair: Pair, prompts: Sequence[EncodedPrompt], settings: LayerSearch, 
     decoder = Baseline(pair, settings.warp, settings.engine)
     texts = [(ids, decoder.generate(ids, settings.max_new_tokens, seed=number).tokens) for number, (_, ids) in enumerate(prompts)]
     # On the CPU: next to a large target there is no memory for them.
-    targets = [distribution.cpu() for distribution in distributions_along(pair.target_lm, texts, settings.warp)]
+    targets = [distribution.cpu() for distribution in _distributions_along(pair.target_lm, texts, settings.warp)]
     journal = _journal(pair, texts, settings, run)
     best: list[_SkippedLayers] = []
     with progress("searching", num_drafts) as advance:
@@ -204,7 +204,7 @@ def search(pair: Pair, prompts: Sequence[EncodedPrompt], settings: LayerSearch, 
                 candidate = tuple(sorted((*skipped, layer)))
                 if number not in journal.entries:
                     journal.add(number, {"acceptance": _mean_overlap(pair, candidate, texts, targets, settings.warp)})
-                acceptance, cost = journal.entries[number]["acceptance"], cost_without(pair, candidate)
+                acceptance, cost = journal.entries[number]["acceptance"], _cost_without(pair, candidate)
                 tried.append(_SkippedLayers(candidate, acceptance, cost, *best_length(acceptance, cost, MAX_TOKENS)))
                 number += 1
                 advance(1)
@@ -215,7 +215,7 @@ def search(pair: Pair, prompts: Sequence[EncodedPrompt], settings: LayerSearch, 
 def _mean_overlap(pair: Pair, skipped: Sequence[int], texts: Sequence[Text], targets: Sequence[Tensor], warp: Warp) -> float:
     """Return the mean overlap with the target's distributions, along its responses, of the target without some layers."""
     lm = LanguageModel(without_layers(pair.target, skipped), pair.vocab_size)
-    drafts = distributions_along(lm, texts, warp)
+    drafts = _distributions_along(lm, texts, warp)
     shared = [overlap(target.to(draft.device), draft) for target, draft in zip(targets, drafts, strict=True)]
     return torch.cat(shared).mean().item()
 

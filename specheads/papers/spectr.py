@@ -116,7 +116,7 @@ class SpecTr(TreeVerification):
         counts = (block.samples >= 0).sum(dim=1)
         # A single sample, in most rows, is tested against the target itself.
         rho, rows = torch.ones(len(counts), dtype=torch.float64, device=target.device), block.crowded
-        rho[rows] = spectr_factor(target[rows], draft[rows], counts[rows])
+        rho[rows] = _spectr_factor(target[rows], draft[rows], counts[rows])
         passing = torch.minimum(draft, target / rho[:, None].to(target.dtype))
         beta = passing.double().sum(dim=1)
         taken = 1 - (1 - beta).clamp_min(0) ** counts
@@ -132,7 +132,7 @@ class SpecTr(TreeVerification):
         return TreeDistribution(moves, (target - passing * scale[:, None].to(target.dtype)).clamp_min(0), block)
 
 
-def spectr_factor(target: Tensor, draft: Tensor, counts: Tensor) -> Tensor:
+def _spectr_factor(target: Tensor, draft: Tensor, counts: Tensor) -> Tensor:
     """Return rho (R,) float64 for distributions (R, V) and `counts` (R,) samples each.
 
     It is never below the solution, so the rule is lossless.

@@ -18,7 +18,7 @@ from specheads.evaluation.live_rows import response_nats
 from specheads.evaluation.probe.prediction import agreement
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.pair.language_model import LanguageModel
-from specheads.papers.layer_skip import distributions_along
+from specheads.papers.layer_skip import _distributions_along
 from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay.head_scores import add_predictions, head_fingerprint
 from specheads.replay.recording import load_recording, make_recording
@@ -85,6 +85,7 @@ def label(pair, folder):
 RUNS = {f"decoding, {name}": decode(warp) for name, warp in WARPS.items()} | {
     "decoding by block verification": decode(verify=verification.BlockVerification()),
     "decoding of a tree": decode(drafts=papers.Tree(), verify=papers.TreeMatch(), warp=WARPS["greedy"]),
+    "decoding of a beam": decode(drafts=papers.Beam(3), verify=papers.JointVerification(), warp=WARPS["greedy"]),
     "decoding of several drafts": decode(drafts=papers.Multi(2), verify=papers.MultiRound()),
     "the target alone": lambda pair, folder: Baseline(pair, Warp(), "eager").generate(PROMPT, 6),
     "a batch": decode_batch,
@@ -140,7 +141,7 @@ def test_predictions_and_measurements_are_refused(role, pair, broken, tmp_path, 
     if role == "target":
         runs += [
             lambda: response_nats(pair.target_lm, PROMPT, [[1, 2]]),
-            lambda: list(distributions_along(pair.target_lm, [(np.array(PROMPT), torch.tensor([1, 2]))], Warp())),
+            lambda: list(_distributions_along(pair.target_lm, [(np.array(PROMPT), torch.tensor([1, 2]))], Warp())),
         ]
     for run in runs:
         with monkeypatch.context():

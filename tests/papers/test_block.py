@@ -15,7 +15,7 @@ from specheads.papers.block import (
     Levels,
     NestedDistribution,
     _modified,
-    modified_targets,
+    _modified_targets,
 )
 
 
@@ -108,7 +108,7 @@ def test_a_modification_is_what_is_left_of_the_target_and_none_where_nothing_is(
 
 def test_without_levels_the_target_stays_as_it_is():
     block = random_block(2, 3)
-    target, levels = modified_targets(Levels.none(2, 0, torch.device("cpu")), block)
+    target, levels = _modified_targets(Levels.none(2, 0, torch.device("cpu")), block)
     assert torch.equal(target, block.target_probs) and levels.left.shape == levels.log_ratio.shape == (2, 0, 4)
     generator = torch.Generator().manual_seed(0)
     empty = torch.zeros(2, 0, dtype=torch.long)

@@ -11,7 +11,7 @@ from specheads.commands.compose import command_config
 from specheads.evaluation.prompt_sets import PromptSet
 from specheads.pair.pair import Pair
 from specheads.papers import layer_skip
-from specheads.papers.layer_skip import best_length, cost_without
+from specheads.papers.layer_skip import _cost_without, best_length
 from specheads.prompts.prompt import Prompt
 
 
@@ -35,7 +35,7 @@ def test_the_search_skips_layers_that_add_nothing(pair, tmp_path, monkeypatch, c
     papers.layer_search.run(cfg)
     sets = json.loads((tmp_path / "layer_search.json").read_text())
     assert sets[0]["skipped"] == [1, 3] and sets[0]["acceptance"] > 0.98
-    assert sets[0]["cost"] == pytest.approx(cost_without(pair, [1, 3])) and 0.3 < sets[0]["cost"] < 0.7
+    assert sets[0]["cost"] == pytest.approx(_cost_without(pair, [1, 3])) and 0.3 < sets[0]["cost"] < 0.7
     assert sorted(len(each["skipped"]) for each in sets) == [1, 2, 3]
     assert "'drafting.skipped=[1,3]'" in capsys.readouterr().out
     # What was tried is not tried again.

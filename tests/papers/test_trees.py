@@ -13,7 +13,7 @@ from specheads.decoding.verification import token_distribution
 from specheads.decoding.verification.rule import Block
 from specheads.papers import MultiRound, SpecTr, TreeMatch
 from specheads.papers.gsd import unmerge
-from specheads.papers.spectr import spectr_factor
+from specheads.papers.spectr import _spectr_factor
 from specheads.papers.trees.verification import Draft, TreeBlock, TreeDistribution
 
 RULES = {"tree_match": TreeMatch(), "multi_round": MultiRound(), "spectr": SpecTr()}
@@ -104,7 +104,7 @@ def test_a_single_chain_is_verified_like_token_verification(distribution_of):
 def test_the_factor_of_spectr_solves_its_equation():
     target, draft = (torch.stack([Model(5, seed + shift)(()) for seed in range(20)]) for shift in (0, 50))
     for k in (1, 2, 4, 8):
-        rho = spectr_factor(target, draft, torch.full((20,), k))
+        rho = _spectr_factor(target, draft, torch.full((20,), k))
         beta = torch.minimum(draft, target / rho[:, None]).sum(dim=1)
         torch.testing.assert_close(1 - (1 - beta) ** k, rho * beta, atol=1e-9, rtol=0)
         assert ((rho >= 1) & (rho <= k)).all()

@@ -33,7 +33,7 @@ def theory(out: str = "outputs/theory", seed: str = "0", data: str | None = None
     """
     if not seed.removeprefix("-").isdigit():
         raise UserError(f"seed={seed} must be an integer.")
-    recorded = {Path(data).name: recorded_drafts(Path(data))} if data else {}
+    recorded = {Path(data).name: _recorded_drafts(Path(data))} if data else {}
 
     def generator() -> torch.Generator:
         return torch.Generator().manual_seed(int(seed))
@@ -60,7 +60,7 @@ def theory(out: str = "outputs/theory", seed: str = "0", data: str | None = None
     return f"claims: {', '.join(f'{count} {outcome}' for outcome, count in counts.items())}\n{path}"
 
 
-def recorded_drafts(folder: Path) -> Tensor:
+def _recorded_drafts(folder: Path) -> Tensor:
     """Return drafts of a recording as long as it can replay: from every K-th position along each response, for each sample.
 
     A draft (K,) has its tokens' acceptance probabilities. It follows the response while its tokens are accepted, and then the

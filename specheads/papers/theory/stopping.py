@@ -126,7 +126,7 @@ def _crossing(going_on: Tensor) -> Tensor:
     return torch.where(pays.any(dim=0), log_survival.exp(), torch.inf)
 
 
-def value_of_going_on(chain: AcceptanceChain, policy: _Policy) -> tuple[Tensor, Tensor]:
+def _value_of_going_on(chain: AcceptanceChain, policy: _Policy) -> tuple[Tensor, Tensor]:
     """Return what a policy still drafts, by token, survival and bin, (max_tokens - 1, grid, B) each: accepted and drafted tokens.
 
     Accepted tokens are expected given that all tokens so far are accepted; survival, with `GRID`, is what the policy believes.
@@ -195,7 +195,7 @@ def theorem_delta(chain: AcceptanceChain, policy: _Policy, costs: StepCosts) -> 
     If no token so far will be rejected, drafting on saves time. What it saves beyond the forward pass of the target is Delta
     where it saves most: accepted tokens are worth the time that a token takes, drafted tokens cost theirs.
     """
-    accepted, drafted = value_of_going_on(chain, policy)
+    accepted, drafted = _value_of_going_on(chain, policy)
     saved = accepted / policy.throughput - costs.draft_seconds * drafted
     return max(0.0, saved.max().item() - (costs.target_seconds - costs.draft_seconds))
 

@@ -45,7 +45,7 @@ def test_drafts_of_a_recording_are_accepted_as_they_were(tmp_path):
     pair, prompts = family_pair("llama"), [(Prompt(f"{i:04x}", "test", ""), [3 + i, 5, 7]) for i in range(4)]
     folder = make_recording(pair, prompts, Warp(0), ResponseLimits(26), RecordSettings(1, 4, 8), 0, tmp_path)
     add_predictions(folder, pair, {}, ground_truth=True)
-    recording, drafts = load_recording(folder), report.recorded_drafts(folder)
+    recording, drafts = load_recording(folder), report._recorded_drafts(folder)
     expected = []
     for first, length in zip(recording.first.tolist(), recording.lengths.tolist(), strict=True):
         accepted = recording.accepted[0, first : first + length]

@@ -8,6 +8,7 @@ from specheads.papers.theory.stopping import (
     GRID,
     MADE_UP,
     AcceptanceChain,
+    _value_of_going_on,
     automatic_threshold,
     best_fixed,
     best_threshold,
@@ -18,7 +19,6 @@ from specheads.papers.theory.stopping import (
     speed,
     theorem_delta,
     theorem_threshold,
-    value_of_going_on,
 )
 
 CHAINS = {name: AcceptanceChain.known(*numbers) for name, numbers in MADE_UP.items()}
@@ -64,7 +64,7 @@ def test_the_value_of_going_on_is_nothing_where_the_policy_is_indifferent(name):
     """At the least survival, the tokens that are still accepted are worth exactly the time that drafting takes."""
     chain, costs = CHAINS[name], StepCosts.at_ratio(10)
     policy = optimal_stopping(chain, costs, 12)
-    accepted, drafted = value_of_going_on(chain, policy)
+    accepted, drafted = _value_of_going_on(chain, policy)
     gain = GRID.exp()[:, None] * accepted - policy.throughput * costs.draft_seconds * drafted
     inside = policy.least_survival[:-1].clamp(GRID[0].exp(), 1.0)
     place = ((inside.log() - GRID[0]) / (GRID[1] - GRID[0])).round().long().clamp(0, len(GRID) - 1)
