@@ -173,9 +173,9 @@ def test_doubts_come_first_and_measured_figures_are_greyed(report, html):
     assert html.count('<td class="doubtful"') == decoded
     assert "measured (5.4), doubtful" in html
     trusted = html_of(replace(report, doubts=[]))
-    assert "doubtful" not in trusted.replace(get_plotlyjs(), "").replace(FOLDER.joinpath("page.css").read_text(), "").replace(
-        FOLDER.joinpath("page.js").read_text(), ""
-    )
+    assert "doubtful" not in trusted.replace(get_plotlyjs(), "").replace(
+        FOLDER.joinpath("page.css").read_text().strip(), ""
+    ).replace(FOLDER.joinpath("page.js").read_text().strip(), "")
     assert "not to be trusted" not in trusted
 
 
