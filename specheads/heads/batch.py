@@ -4,7 +4,8 @@ The features are computed by the same code as in the decoder, so a head reads th
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,10 +35,11 @@ class HeadBatch:
 
     def to(self, device: torch.device) -> "HeadBatch":
         """Return this batch on a device."""
-        moved = {name: getattr(self, name).to(device) for name in ("tokens", "row", "index", "drafted", "start")}
-        labels = {name: values.to(device) for name, values in self.labels.items()}
-        features = {name: values.to(device) for name, values in self.features.items()}
-        return replace(self, **moved, labels=labels, features=features)
+
+        def moved(value: Any) -> Any:
+            return {name: moved(each) for name, each in value.items()} if isinstance(value, dict) else value.to(device)
+
+        return HeadBatch(**moved(vars(self)))
 
 
 def collate(items: Sequence[Mapping]) -> HeadBatch:

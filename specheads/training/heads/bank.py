@@ -164,19 +164,18 @@ class HeadBank(nn.Module):
     def __init__(self, specs: list[HeadSpec], seed: int) -> None:
         super().__init__()
         self.specs = specs
-        heads = []
+        heads: dict[str, AcceptanceHead] = {}
         for spec in specs:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                head = AcceptanceHead(spec.config)
+                head = heads[spec.name] = AcceptanceHead(spec.config)
                 for network in (head, head.overlap) if spec.tied_blocks else ():
                     if network is not None:
                         tie_blocks(network)
-            heads.append(head)
         self.read_outs = [_ReadOut(spec) for spec in specs] + [
             _ReadOut(spec, overlap=True) for spec in specs if spec.config.overlap
         ]
-        networks = self._networks(dict(zip((spec.name for spec in specs), heads, strict=True)))
+        networks = self._networks(heads)
         self.groups: dict[tuple, list[int]] = {}  # numbers of the read-outs whose networks can be stacked
         for number, (network, read_out) in enumerate(zip(networks, self.read_outs, strict=True)):
             shape = network.inputs, read_out.spec.config.width, read_out.spec.tied_blocks
