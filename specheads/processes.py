@@ -109,13 +109,6 @@ def from_first(call: Callable[[], T]) -> T:
     return answer["value"]
 
 
-def after_first(call: Callable[[], T]) -> T:
-    """Return what `call` returns; the first process that a launcher has started calls alone, and then the others do."""
-    made: list[T] = []
-    from_first(lambda: made.append(call()))
-    return made[0] if made else call()
-
-
 @cache
 def _store(processes: Processes) -> "Store":
     """Return the store that torch.distributed begins with, before there is a process group."""

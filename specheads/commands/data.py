@@ -13,7 +13,7 @@ from specheads.commands.command import command, next_command
 from specheads.commands.compose import load_configured_pair, model_config, settings_of, source_of
 from specheads.errors import UserError
 from specheads.pair.pair import Pair
-from specheads.processes import after_first
+from specheads.processes import from_first
 from specheads.prompts.prompt import SPLITS, GeneratedData, Prompt, unique
 
 
@@ -28,12 +28,12 @@ def data_cache(
     settings, root = settings_of(Generation, cfg), Path(cfg.paths.data)
     prompts = unique(source_of(cfg).load(pair.chats)) if prompts is None else prompts
 
-    def make() -> Path:
+    def make() -> str:
         if settings.runner == "ray" and isinstance(next_stage(pair, prompts, settings, root, splits, labelled), Stage):
             _on_workers(cfg, settings, splits, labelled)
-        return generate_data(pair, prompts, settings, root, splits, labelled)
+        return str(generate_data(pair, prompts, settings, root, splits, labelled))
 
-    return GeneratedData(after_first(make), prompts, settings.limits)
+    return GeneratedData(Path(from_first(make)), prompts, settings.limits)
 
 
 def _on_workers(cfg: DictConfig, settings: Generation, splits: Collection[str] = SPLITS, labelled: bool = True) -> str:
