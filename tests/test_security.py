@@ -93,7 +93,7 @@ def test_a_checkpoint_that_holds_code_is_refused_and_does_not_run_it(tmp_path, t
     path = tmp_path / "run" / "checkpoints" / "last.ckpt"
     path.parent.mkdir(parents=True)
     (tmp_path / "run" / "run.json").write_text(json.dumps({"resumed": True}))
-    checkpoints = Checkpoints(path, every_steps=1)
+    checkpoints = Checkpoints(path, every_steps=1, provenance={})
     checkpoints.provenance = {"seed": 1}
     torch.save({"provenance": {"seed": 1}, "state_dict": Trap(trace)}, path if way == "the run's" else tmp_path / "named.ckpt")
     if way == "the run's":
