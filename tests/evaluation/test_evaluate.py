@@ -157,6 +157,14 @@ def test_greedy_drafts_are_not_decoded_under_block_verification(call):
     assert all(row.efficiency_gain is None for row in report.live)
 
 
+def test_a_draft_of_which_nothing_is_accepted_gets_the_lowest_threshold(call, pair):
+    for weight in pair.draft.parameters():
+        weight.normal_(generator=torch.Generator().manual_seed(7))
+    report = call(live="none", warp=Warp(0))
+    rows = [row for row in report.data_sets[1].rules if row.family == "head_threshold auto"]
+    assert rows and {row.name.split()[1] for row in rows} == {"0.02"}
+
+
 def test_the_trial_decodes_dev_prompts_by_all_lossless_rules(call, monkeypatch, nano, tmp_path):
     monkeypatch.setattr(decode, "FEWEST_GROUPS", 3)
     report = call(num_live_prompts=2)
