@@ -162,7 +162,7 @@ def made_or_error(cls, values):
 
 def test_most_fields_have_a_constraint_that_is_tried_here():
     count = sum(len(cls.model_fields) for cls in CLASSES)
-    assert len(CLASSES) > 20 and len(DOMAINS) > 0.85 * count
+    assert len(CLASSES) > 20 and len(DOMAINS) > 0.8 * count
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
