@@ -4,6 +4,7 @@ import json
 import logging
 
 import pyarrow.parquet as pq
+import numpy as np
 import pytest
 import torch
 from fakes import tiny_llama
@@ -15,7 +16,7 @@ from specheads.pair import language_model
 from specheads.pair.config import ModelSource
 from specheads.pair.language_model import chosen_dtype, load_model, weightless_model
 from specheads.prompts.sources import NanoSource
-from specheads.training.distill.distillation import run_provenance, with_precision
+from specheads.training.distill import distillation
 from specheads.training.heads.feature_store import FeatureStore
 
 SMALL = {"max_new_tokens": 8, "samples_per_position": 2}
@@ -106,39 +107,38 @@ def test_data_of_a_pair_has_labels_in_float32(tmp_path, dtype):
     assert len(fine) and ((fine * 512) % 1 > 0).any()
 
 
-def test_data_of_another_type_is_not_reused(tmp_path, caplog):
-    caplog.set_level(logging.INFO)
+def test_data_of_another_type_is_not_reused(tmp_path):
     folders = [
         generate_data(load_pair("nano", dtype=dtype), NanoSource(3, 0, 0), Generation(**SMALL), tmp_path)
         for dtype in ("float32", "bfloat16")
     ]
-    assert folders[0] != folders[1] and "responses are taken from" not in caplog.text
+    assert folders[0] != folders[1]
 
 
 def test_runs_and_features_of_another_type_are_told_apart(nano, tmp_path):
     half = load_pair("nano", dtype="bfloat16")
     settings = Distillation()
-    entries = [run_provenance(settings, pair, None) for pair in (nano, half)]
+    entries = [distillation._provenance(settings, pair) for pair in (nano, half)]
     assert [name for name in entries[0] if entries[0][name] != entries[1][name]] == ["dtype"]
-    stores = [FeatureStore(tmp_path, pair.draft_lm, {"train": NoTexts()}, frozenset(["hidden"]), 1) for pair in (nano, half)]
-    assert stores[0].folder != stores[1].folder
+    stores = [FeatureStore(tmp_path, pair.draft_lm, {"train": NoTexts()}, frozenset(["hidden"])) for pair in (nano, half)]
+    assert stores[0].rows.folder != stores[1].rows.folder
 
 
 class NoTexts:
     """A split without texts."""
 
-    predicts, varies, response_share, seed, rolls = "next_token", False, None, 0, False
+    predicts, varies, response_share, seed, num_samples = "next_token", False, None, 0, 0
 
     def __len__(self):
         return 0
 
     def lengths(self):
-        return []
+        return np.zeros(0, dtype=np.int64)
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [("float32", "32-true"), ("bfloat16", "bf16-mixed")])
 def test_distillation_on_a_cpu_computes_in_the_type_of_the_draft(dtype, expected):
     pair = load_pair("nano", dtype=dtype)
-    assert with_precision(Distillation(), pair).trainer.precision == expected
+    assert distillation._with_precision(Distillation(), pair).trainer.precision == expected
     asked = Distillation(trainer={"precision": "32-true"})
-    assert with_precision(asked, pair).trainer.precision == "32-true"
+    assert distillation._with_precision(asked, pair).trainer.precision == "32-true"

@@ -191,7 +191,7 @@ def verifications(name: str):
         "greedy_block": st.builds(papers.GreedyBlockVerification, st.integers(1, 4)),
         "joint": st.builds(papers.JointVerification, probabilities(0, 0.99)),
         "synthetic": st.builds(verification.SyntheticVerification, probabilities()),
-        "tree_match": st.builds(papers.TreeMatch, st.booleans()),
+        "tree_match": st.builds(papers.TreeMatch),
     }
     return choices.get(name, st.builds(RULES[name]))
 

@@ -139,11 +139,10 @@ def test_a_walk_goes_down_the_tree_to_a_token_that_the_target_may_say(rule, draf
     for nodes, _, replacement in trees:
         target_probs, draft_probs = (distributions_after(model, nodes)[0] for model in (target, draft))
         block = TreeBlock.of(replace(nodes, draft_probs=draft_probs, replacement=replacement), target_probs)
-        verdict = rule.distribution(block).decide(uniforms[:length], uniforms[length : length + 1])
-        path = [node for node in verdict.accepted_nodes.tolist() if node >= 0]
-        assert len(path) == verdict.num_accepted.item()
+        accepted, next_token = rule.distribution(block).decide(uniforms[:length], uniforms[length : length + 1])
+        path = [node for node in accepted.tolist() if node >= 0]
         assert [nodes.parents[node] for node in path] == [-1, *path][: len(path)]
-        assert target_probs[path[-1] + 1 if path else 0, verdict.next_token.item()] > 0
+        assert target_probs[path[-1] + 1 if path else 0, next_token.item()] > 0
         assert all(target_probs[parent + 1, nodes.tokens[node]] > 0 for node, parent in zip(path, [-1, *path], strict=False))
 
 
