@@ -3,8 +3,8 @@
 import json
 import logging
 
-import pyarrow.parquet as pq
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from fakes import tiny_llama
