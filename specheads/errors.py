@@ -42,9 +42,10 @@ def user_error(error: BaseException | None) -> UserError | None:
         if is_out_of_memory(error):
             return UserError(
                 f"out of memory ({(str(error).splitlines() or ['no details'])[0]}). Use smaller batches "
-                "(generation.batch_size= for generating data and recording prompts, loader.batch_size= for training in several "
-                "processes), shorter responses (data.max_new_tokens=) or a smaller dtype (model.dtype=bfloat16). Finished work "
-                "is kept; other sizes make another cache or run."
+                "(generation.batch_size= for generating data and recording prompts; loader.batch_size= for training, and "
+                "trainer.accumulate_grad_batches= for as many rows per step), gradient_checkpointing=true for distilling, "
+                "shorter responses (data.max_new_tokens=) or a smaller dtype (model.dtype=bfloat16). Finished work is kept; "
+                "other sizes make another cache or run."
             )
         if isinstance(error, OSError) and error.errno and (error.filename or error.errno in _REMEDIES):
             where = f"{error.filename}: " if error.filename else ""

@@ -183,18 +183,5 @@ def test_the_papers_recipe_is_the_papers():
     assert list(evaluation.thresholds) == ["auto", *(t / 10 for t in range(1, 10))]
 
 
-def test_the_authors_recipe_is_the_papers_but_for_what_their_code_does_otherwise():
-    papers, authors = (
-        composed("train", [f"experiment={name}", "model=llama2-7b"]) for name in ("specdecpp", "specdecpp_authors")
-    )
-    assert authors.head.tied_blocks and not authors.mixing.redrawn
-    assert (authors.generation.labels, authors.optimizer.weight_decay) == ("plain", 0)
-    for section in ("head", "loss", "mixing", "optimizer", "loader", "trainer", "generation"):
-        others = {"tied_blocks", "redrawn", "labels", "weight_decay"}
-        assert {key: value for key, value in authors[section].items() if key not in others} == {
-            key: value for key, value in papers[section].items() if key not in others
-        }
-
-
 def test_a_data_set_on_the_command_line_wins_over_that_of_the_model():
     assert composed("evaluate", ["data=alpaca"]).data.path == "tatsu-lab/alpaca"

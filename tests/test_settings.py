@@ -75,7 +75,7 @@ def test_a_cache_key_has_what_decides_numbers():
     base = HeadTraining()
     same = [base.but(features_budget=0), base.but(resume=False), base.but(loader={"num_workers": 3}), base.but(calibration=None)]
     other = [base.but(seed=1), base.but(loader={"batch_size": 3}), base.but(trainer={"max_epochs": 3})]
-    other += [base.but(mixing={"response_share": 0.5}), base.but(mixing={"redrawn": False}), base.but(optimizer={"lr": 1e-4})]
+    other += [base.but(mixing={"response_share": 0.5}), base.but(optimizer={"lr": 1e-4})]
     assert all(settings.cache_key() == base.cache_key() for settings in same)
     assert all(settings.cache_key() != base.cache_key() for settings in other)
 

@@ -88,7 +88,7 @@ def distill_draft(cfg: DictConfig, pair: Pair | None = None) -> "DistilledDraft"
         from specheads.training.distill.memory import check_config
 
         if pair is None:
-            check_config(model_config(cfg), settings, cfg.data.max_prompt_tokens + cfg.data.max_new_tokens)
+            check_config(model_config(cfg), settings)
             # A draft that lacks some of the target's tokens learns them.
             pair = replace(load_configured_pair(cfg, new_draft=settings.initial_draft), known_to_draft=None)
         distilled = distill(pair, partial(_responses_of, cfg, pair, settings), settings, run, loggers)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from specheads.errors import UserError
 
@@ -87,11 +86,3 @@ def quantize(model: "PreTrainedModel", name: str) -> "PreTrainedModel":
 def is_quantized(model: "PreTrainedModel") -> bool:
     """Whether a model's weights are quantized."""
     return getattr(model.config, "quantization_config", None) is not None
-
-
-def stored_bytes(weight: torch.Tensor) -> int:
-    """Return the bytes of a weight, which a quantized one spreads over several tensors."""
-    if not is_traceable_wrapper_subclass(weight):
-        return weight.nbytes
-    names, _ = weight.__tensor_flatten__()
-    return sum(stored_bytes(getattr(weight, name)) for name in names)

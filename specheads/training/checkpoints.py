@@ -30,23 +30,6 @@ UNREADABLE = (
     *(pickle.UnpicklingError, zipfile.BadZipFile, zlib.error, struct.error),
 )
 
-# Settings that only some versions write into a checkpoint, at the values that the others have.
-_IMPLIED = {
-    "mixing.redrawn": True,
-    "trainer.check_val_every_n_epoch": 1,
-    "trainer.val_check_interval": None,
-    "write_batch_size": 64,
-    "init": "draft",
-    "init_config": None,
-    "loss.beta": 0.5,
-    "loss.temperature": 1.0,
-    "loss.hard_weight": 0.0,
-    "loss.token_share": 1.0,
-    "mixed.text": 0.0,
-    "mixed.target": 0.5,
-    "mixed.on_policy": 0.5,
-}
-
 
 class Checkpoints(L.Callback):
     """Writes `path` every so many optimiser steps, at the end of every epoch, and when the run is asked to stop.
@@ -173,5 +156,4 @@ def differences(checkpoint: Path, provenance: Mapping[str, Any]) -> list[str]:
             f"{checkpoint} is not a checkpoint that specheads train can resume ({type(error).__name__}); expected "
             "outputs/<task>/<date_time>/checkpoints/last.ckpt of an earlier run, or resume=false to start again."
         ) from None
-    saved, present = _IMPLIED | saved, _IMPLIED | dict(provenance)
-    return sorted(name for name in saved.keys() | present.keys() if saved.get(name) != present.get(name))
+    return sorted(name for name in saved.keys() | provenance.keys() if saved.get(name) != provenance.get(name))

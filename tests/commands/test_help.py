@@ -192,7 +192,7 @@ def test_the_short_help_names_what_is_chosen_and_where_the_other_choices_are():
     text = help_module.help_text("train", ["model=synthetic-tiny"], 100, COMMANDS["train"].classes, of="")
     (models,) = re.findall(r"^  model= .*(?:\n {6,}.*)*", text, re.MULTILINE)
     assert models.startswith("  model=       [synthetic-tiny] | bloom") and models.endswith("…")
-    assert "experiment=  [null] | specdecpp | specdecpp_authors | specdecpp_grid | thorough\n" in text
+    assert "experiment=  [null] | specdecpp | specdecpp_grid | thorough\n" in text
 
 
 def test_command_lines_stay_whole_for_copying():

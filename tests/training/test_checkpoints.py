@@ -254,13 +254,6 @@ def test_a_checkpoint_has_its_provenance(tmp_path):
     assert differences(tmp_path / "last.ckpt", {"data": "b", "heads": []}) == ["data", "heads", "seed"]
 
 
-def test_settings_that_earlier_versions_had_are_compared_with_what_is_left_of_them(tmp_path):
-    torch.save({"provenance": {"seed": 1, "init": "draft", "loss.beta": 0.5}}, tmp_path / "last.ckpt")
-    assert differences(tmp_path / "last.ckpt", {"seed": 1}) == []
-    torch.save({"provenance": {"seed": 1, "init": "fresh", "loss.beta": 0.5}}, tmp_path / "last.ckpt")
-    assert differences(tmp_path / "last.ckpt", {"seed": 1}) == ["init"]
-
-
 def test_a_checkpoint_with_a_changed_bit_is_named(tmp_path):
     torch.save({"provenance": {}, "weight": torch.ones(1000)}, tmp_path / "last.ckpt")
     content = bytearray((tmp_path / "last.ckpt").read_bytes())

@@ -1,6 +1,5 @@
 """The loss of a draft on the tokens of responses: a divergence of its distributions from the target's."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,24 +12,11 @@ from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.sampling import overlap
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
-FLOOR = -60.0  # replaces smaller log-probabilities where they are multiplied by a draft's probability: e^-60 is negligible
 
 
 def forward_kl(target: Tensor, draft: Tensor) -> Tensor:
     """Return KL(t || d) = sum t log(t / d)."""
     return torch.where(target > -torch.inf, target.exp() * (target - draft), 0.0).sum(dim=-1)
-
-
-def _reverse_kl(target: Tensor, draft: Tensor) -> Tensor:
-    """Return KL(d || t) = sum d log(d / t); what the target rules out counts as e^FLOOR."""
-    return (draft.exp() * (draft - target.clamp_min(FLOOR))).sum(dim=-1)
-
-
-def _jensen_shannon(target: Tensor, draft: Tensor) -> Tensor:
-    """Return KL(t || m) / 2 + KL(d || m) / 2 with m = (t + d) / 2; what the target rules out counts as e^FLOOR."""
-    target = target.clamp_min(FLOOR)
-    mixture = torch.logaddexp(target + math.log(0.5), draft + math.log(0.5))
-    return (0.5 * target.exp() * (target - mixture) + 0.5 * draft.exp() * (draft - mixture)).sum(dim=-1)
 
 
 def _total_variation(target: Tensor, draft: Tensor) -> Tensor:
@@ -40,8 +26,6 @@ def _total_variation(target: Tensor, draft: Tensor) -> Tensor:
 
 DIVERGENCES: dict[str, Divergence] = {
     "forward_kl": forward_kl,
-    "reverse_kl": _reverse_kl,
-    "jensen_shannon": _jensen_shannon,
     "total_variation": _total_variation,
 }
 

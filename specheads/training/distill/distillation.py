@@ -22,7 +22,7 @@ from specheads.settings import shown
 from specheads.storage.files import write_json
 from specheads.training.distill.distill_module import DistillModule, shards_weights
 from specheads.training.distill.draft_quality import draft_quality, with_fitted_temperature
-from specheads.training.distill.memory import check_trainable, chosen_precision, layers_run_again
+from specheads.training.distill.memory import check_trainable
 from specheads.training.distill.samples import OF_DATA, Samples, load_splits, train_samples
 from specheads.training.distill.settings import Distillation
 from specheads.training.loaders import ResumableData
@@ -75,17 +75,24 @@ def distill(
     check_strategy(settings, pair, trainer)
     data = data() if callable(data) else data
     train = train_samples(data, pair, settings)
-    longest = min(train.longest(data.limits.max_new_tokens), pair.window)
-    run_again = layers_run_again(pair, settings, longest)
     splits, provenance = load_splits(data, pair, train, settings, alike=shards_weights(trainer.strategy))
     checkpoints.provenance |= provenance
     earlier = checkpoint_to_resume(settings.resume, checkpoints)
-    _announce(pair, settings, len(train), run_again, run)
+    logger.info(
+        "distilling %s for %s: %d prompts, responses %s, %d epochs, into %s",
+        pair.draft_id,
+        pair.target_id,
+        len(train),
+        _listed(settings.shares),
+        settings.trainer.max_epochs,
+        run,
+    )
+    logger.info("measuring the draft before training")
     module = DistillModule(pair, settings, data.limits)
     before, module.before = (
         draft_quality(pair, splits[name], settings.warp, settings.loader.batch_size) for name in ("test", "dev")
     )
-    prepare(pair.draft, run_again)
+    prepare(pair.draft, settings.gradient_checkpointing)
     batches = ResumableData(splits, **settings.loader.values(), seed=settings.seed, collate=list)
     with deferred() as checkpoints.request, fast_products(settings.trainer.precision, device.type):
         if earlier:
@@ -106,11 +113,16 @@ def distill(
 
 
 def _with_precision(settings: Distillation, pair: Pair) -> Distillation:
-    """Return settings whose `trainer.precision` is not auto."""
+    """Return settings whose `trainer.precision` is not auto.
+
+    auto is bf16-mixed on a GPU by CUDA, whose units for bfloat16 are the fastest and whose flash attention takes nothing wider;
+    elsewhere only for a draft in bfloat16; never for one in float64, which is for tests.
+    """
     if settings.trainer.precision != "auto":
         return settings
     dtype, device_type = pair.draft.dtype, pair.draft_lm.device.type
-    precision = chosen_precision("auto", dtype, device_type)
+    half = dtype == torch.bfloat16 or (device_type == "cuda" and dtype != torch.float64)
+    precision = "bf16-mixed" if half else "32-true"
     logger.info("trainer.precision=auto: %s, as the draft is in %s on %s", precision, short_name(dtype), device_type)
     return settings.but(trainer=settings.trainer.but(precision=precision))
 
@@ -164,22 +176,6 @@ def check_strategy(settings: Distillation, pair: Pair, trainer: "Trainer") -> No
             f"{trainer.num_devices} processes on a machine with model.device_map: each would spread a target over all GPUs; use "
             "one process per machine (trainer.devices=1), or a target that fits each GPU and model.device_map=null."
         )
-
-
-def _announce(pair: Pair, settings: Distillation, num_prompts: int, run_again: bool, run: Path) -> None:
-    """Log what is trained, on what, and the memory that it takes."""
-    logger.info(
-        "distilling %s for %s: %d prompts, responses %s, %d epochs, into %s",
-        pair.draft_id,
-        pair.target_id,
-        num_prompts,
-        _listed(settings.shares),
-        settings.trainer.max_epochs,
-        run,
-    )
-    if run_again:
-        logger.info("the draft's layers run again for the gradient, which takes less memory and a third more time")
-    logger.info("measuring the draft before training")
 
 
 def _listed(shares: Mapping[str, float]) -> str:

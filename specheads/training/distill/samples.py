@@ -70,14 +70,6 @@ class Samples(Dataset):
     def __len__(self) -> int:
         return len(self.prompts)
 
-    def longest(self, max_new_tokens: int) -> int:
-        """Return the number of tokens of the longest text; the draft's own responses may have `max_new_tokens`."""
-        texts = ((prompt, row) for rows in self.answers.values() for prompt, row in zip(self.prompts, rows, strict=True))
-        lengths = [len(prompt) + len(response) for prompt, row in texts for response in row]
-        if "on_policy" in self.shares:
-            lengths.append(max(map(len, self.prompts)) + max_new_tokens)
-        return max(lengths)
-
     def kind(self, key: tuple[int, int]) -> str:
         """Return the kind of response that a prompt gets in an epoch."""
         if len(self.shares) == 1:

@@ -71,10 +71,10 @@ class Distillation(Training):
         None,
         "the target's layers that the draft begins with, [0,3,5], or how many, spread evenly; null: it begins as it is",
     )
-    divergence: Literal["forward_kl", "reverse_kl", "jensen_shannon", "total_variation"] = setting(
+    divergence: Literal["total_variation", "forward_kl"] = setting(
         "total_variation",
-        "the divergence of the draft's distribution from the target's, for each token: forward_kl, reverse_kl, jensen_shannon or "
-        "total_variation",
+        "the divergence of the draft's distribution from the target's, for each token: total_variation (the probability of a "
+        "rejection) or forward_kl",
         key="loss.divergence",
     )
     target_probs_budget: NonNegativeNumber = setting(
@@ -84,10 +84,9 @@ class Distillation(Training):
         "text and epoch; 0: none are stored",
         decides=False,  # which responses are read from the store decides, see load_splits
     )
-    gradient_checkpointing: Flag | Literal["auto"] = setting(
-        "auto",
-        "whether the draft's layers run again for the gradient, which takes less memory and a third more time; auto: if they do "
-        "not fit a GPU otherwise",
+    gradient_checkpointing: Flag = setting(
+        False,
+        "whether the draft's layers run again for the gradient, which takes less memory and a third more time",
         decides=False,
     )
     optimizer: _DraftOptimizer = setting(_DraftOptimizer(), "how weights are updated")

@@ -20,7 +20,6 @@ class HeadSpec:
     name: str
     config: HeadConfig
     reject_weight: float = 1.0
-    tied_blocks: bool = False  # one block, applied as often as the head is deep, which begins at random
 
 
 @dataclass(frozen=True)
@@ -53,15 +52,14 @@ class HeadStack(nn.Module):
     """G networks of the same inputs and width as one batched computation, however deep each is: the same numbers as each alone.
 
     Parameters of the same name and shape are one tensor (G, ...), or (G_k, ...) in the k-th block of G_k. The deepest network
-    comes first, so that the k-th block of all networks that have one is one product over the first of them. With tied blocks the
-    first block is every block; its parameters are (G_1, ...).
+    comes first, so that the k-th block of all networks that have one is one product over the first of them.
     """
 
     input_mean: Tensor
     input_scale: Tensor
 
-    def __init__(self, networks: Sequence[Network], tied: bool = False) -> None:
-        """Take the values of `networks`, which agree in kind, inputs and width; where they are `tied`, of their first blocks."""
+    def __init__(self, networks: Sequence[Network]) -> None:
+        """Take the values of `networks`, which agree in kind, inputs and width."""
         super().__init__()
         self.order = sorted(range(len(networks)), key=lambda number: -len(networks[number].blocks))
         ordered = [networks[number] for number in self.order]
@@ -73,23 +71,20 @@ class HeadStack(nn.Module):
             self.projection = _Stacked(ordered, "projection")
         depths = [len(network.blocks) for network in ordered]
         self.num_deep = [sum(depth > level for depth in depths) for level in range(depths[0])]  # networks with a block there
-        counts = self.num_deep[:1] if tied else self.num_deep
-        self.blocks = nn.ModuleList(_Stacked(ordered[:count], f"blocks.{level}.linear") for level, count in enumerate(counts))
+        self.blocks = nn.ModuleList(
+            _Stacked(ordered[:count], f"blocks.{level}.linear") for level, count in enumerate(self.num_deep)
+        )
         self.readout = _Stacked(ordered, "readout")
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return logits (G, N), in the order in which the networks were given, of assembled inputs (N, input_size)."""
         x = (inputs - self.input_mean) * self.input_scale
         x = self.projection.shared(x) if self.projected else x.expand(len(self.order), *x.shape)
-        for block, count in zip(self._levels(), self.num_deep, strict=True):
+        for block, count in zip(self.blocks, self.num_deep, strict=True):
             deep, shallow = x[:count], x[count:]
             deep = deep + silu(block(deep))
             x = torch.cat([deep, shallow]) if len(shallow) else deep
         return self.readout(x).squeeze(-1)[torch.tensor(self.order, device=x.device).argsort()]
-
-    def _levels(self) -> list[nn.Module]:
-        """Return what computes the first block of the networks, the second, and so on."""
-        return list(self.blocks) if len(self.blocks) == len(self.num_deep) else [self.blocks[0]] * len(self.num_deep)
 
     def lend(self, networks: Sequence[Network]) -> None:
         """Let networks of the shapes and order of the given ones share this stack's memory, so that changes appear in both."""
@@ -98,7 +93,7 @@ class HeadStack(nn.Module):
             parts["projection"] = self.projection
         for place, number in enumerate(self.order):
             network = networks[number]
-            levels = {f"blocks.{level}.linear": block for level, block in enumerate(self._levels()[: len(network.blocks)])}
+            levels = {f"blocks.{level}.linear": block for level, block in enumerate(self.blocks[: len(network.blocks)])}
             state = {
                 f"{name}.{kind}": values.detach()[place]
                 for name, part in (parts | levels).items()
@@ -124,15 +119,6 @@ class HeadStack(nn.Module):
             if parameter.grad is not None:
                 squares[self.order[: len(parameter)]] += parameter.grad.flatten(1).double().square().sum(dim=1)
         self.scale_gradients((largest / (squares.sqrt() + 1e-6)).clamp_max(1.0))
-
-
-@torch.no_grad()
-def tie_blocks(network: Network) -> None:
-    """Give all blocks of a network the same random weights (the code of SpecDec++'s authors, specdec_pp/wrap_model.py)."""
-    for block in network.blocks[:1]:
-        cast(nn.Linear, block.linear).reset_parameters()
-    for block in network.blocks[1:]:
-        block.load_state_dict(network.blocks[0].state_dict())
 
 
 class _Stacked(nn.Module):
@@ -168,21 +154,15 @@ class HeadBank(nn.Module):
         for spec in specs:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                head = heads[spec.name] = AcceptanceHead(spec.config)
-                for network in (head, head.overlap) if spec.tied_blocks else ():
-                    if network is not None:
-                        tie_blocks(network)
+                heads[spec.name] = AcceptanceHead(spec.config)
         self.read_outs = [_ReadOut(spec) for spec in specs] + [
             _ReadOut(spec, overlap=True) for spec in specs if spec.config.overlap
         ]
         networks = self._networks(heads)
         self.groups: dict[tuple, list[int]] = {}  # numbers of the read-outs whose networks can be stacked
         for number, (network, read_out) in enumerate(zip(networks, self.read_outs, strict=True)):
-            shape = network.inputs, read_out.spec.config.width, read_out.spec.tied_blocks
-            self.groups.setdefault(shape, []).append(number)
-        self.stacks = nn.ModuleList(
-            HeadStack([networks[number] for number in group], tied) for (*_, tied), group in self.groups.items()
-        )
+            self.groups.setdefault((network.inputs, read_out.spec.config.width), []).append(number)
+        self.stacks = nn.ModuleList(HeadStack([networks[number] for number in group]) for group in self.groups.values())
 
     def _networks(self, heads: Mapping[str, AcceptanceHead]) -> list[Network]:
         """Return the network of every read-out."""

@@ -21,7 +21,7 @@ from specheads.training.heads.mixed_responses import MixedResponses
 
 
 class FeatureStore:
-    """The features that heads of one kind need of some splits."""
+    """The features of splits whose texts are the responses, unmixed: those that look-ahead heads need."""
 
     def __init__(
         self,
@@ -35,21 +35,17 @@ class FeatureStore:
 
         Args:
             lm: the draft.
-            splits: the texts that heads of one kind are trained on.
             needs: features that the heads read; those that the feature table does not store are left out.
             target: the target, if heads read its states.
         """
         self.lm, self.splits, self.target = lm, splits, target
-        any_split = next(iter(splits.values()))
-        self.predicts = any_split.predicts
-        # The test compares look-ahead heads with rules that need no head.
-        names = needs | set(RECORDED) if self.predicts == "next_token" else needs
-        self.needs = frozenset(name for name in names if FEATURES[name].stored)
+        # The test compares heads with rules that need no head.
+        self.needs = frozenset(name for name in needs | set(RECORDED) if FEATURES[name].stored)
         provenance = {
             "data": folder.name,
             "dtype": [None if each is None else str(each.model.dtype) for each in (target, lm)],
             "features": sorted(self.needs),
-            "predicts": self.predicts,
+            "predicts": "next_token",
             "texts": {name: [data.response_share, data.seed, len(data)] for name, data in splits.items()},
         }
         bytes_per_token = sum(map(self._bytes_of_feature, self.needs))
@@ -57,12 +53,11 @@ class FeatureStore:
         self.rows = RowStore(folder / "features", provenance, sizes, "features")
 
     def stored(self, budget: float) -> "dict[str, MixedResponses | StoredResponses]":
-        """Return the splits with stored features, after computing the missing ones.
+        """Return the splits with stored features, after computing the missing ones; as they are if the store does not fit.
 
-        Where the texts change between epochs, and where the store is larger than `budget` in GiB or what the disk takes, the
-        splits are returned as they are.
+        `budget` is the largest size of the store in GiB.
         """
-        if any(data.varies for data in self.splits.values()) or not self.rows.fits(budget):
+        if not self.rows.fits(budget):
             return dict(self.splits)
         self.rows.fill(self._computed)
         return {name: StoredResponses(data, self.rows, name) for name, data in self.splits.items()}
@@ -101,7 +96,7 @@ class FeatureStore:
 
     def _features(self, batch: HeadBatch, samples: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return the features of a batch to store, with `samples` of its drafted tokens (n,)."""
-        features, *others = sample_features(self.lm, batch, self.predicts, self.needs - set(ROUND_INPUTS), samples)
+        features, *others = sample_features(self.lm, batch, "next_token", self.needs - set(ROUND_INPUTS), samples)
         for name in features:
             if FEATURES[name].of_token:
                 features[name] = torch.stack([features[name], *(other[name] for other in others)], dim=1)

@@ -117,12 +117,10 @@ def _loaders(folder: Path, settings: HeadTraining, pair: Pair, module: HeadModul
     """Return the loaders of all splits of a data set; the draft's states are stored first if the settings ask for it."""
     mixing = settings.head.predicts, settings.response_share, settings.seed
     in_rounds = bool(module.bank.needs & set(ROUND_INPUTS))
-    splits: dict[str, Any] = {
-        split: MixedResponses(load_split(folder, split), *mixing, in_rounds, settings.mixing.redrawn) for split in SPLITS
-    }
-    read = {split: splits[split] for split in ("train", "dev")}  # in every epoch
-    store = FeatureStore(folder, pair.draft_lm, read, module.bank.needs, pair.target_lm)
-    splits |= store.stored(settings.features_budget)
+    splits: dict[str, Any] = {split: MixedResponses(load_split(folder, split), *mixing, in_rounds) for split in SPLITS}
+    if not splits["train"].mixes:  # mixed texts differ from epoch to epoch
+        read = {split: splits[split] for split in ("train", "dev")}  # in every epoch
+        splits |= FeatureStore(folder, pair.draft_lm, read, module.bank.needs, pair.target_lm).stored(settings.features_budget)
     return ResumableData(splits, **settings.loader.values(), seed=settings.seed, collate=collate)
 
 
@@ -153,7 +151,6 @@ def _export(
         provenance = {
             "optimizer": module.optimizer.values(),
             "reject_weight": spec.reject_weight,
-            "tied_blocks": spec.tied_blocks,
             **trained,
             "test": module.test_results[spec.name],
             "kl": module.divergences[spec.name],

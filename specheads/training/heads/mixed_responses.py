@@ -1,9 +1,8 @@
 """The texts that heads learn from, and the tokens that they predict there.
 
 Mixing (SpecDec++, section 3.2) replaces a part of the response by drafted tokens, so that hidden states come from text like
-the decoder's. Each epoch mixes differently, from a seed per (epoch, row), unless the text is mixed once. If several tokens were
-sampled at each position, each epoch takes another one: a head then learns how probabilities differ between tokens instead of
-memorising one token.
+the decoder's. Each epoch mixes differently, from a seed per (epoch, row). If several tokens were sampled at each position, each
+epoch takes another one: a head then learns how probabilities differ between tokens instead of memorising one token.
 """
 
 from collections.abc import Mapping
@@ -47,26 +46,17 @@ def round_starts(row: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray
 class MixedResponses(Dataset):
     """Rows of a data set, mixed differently in every epoch."""
 
-    def __init__(
-        self,
-        rows: Any,
-        predicts: str,
-        response_share: float | None,
-        seed: int,
-        in_rounds: bool = False,
-        redrawn: bool = True,
-    ) -> None:
+    def __init__(self, rows: Any, predicts: str, response_share: float | None, seed: int, in_rounds: bool = False) -> None:
         """Mix `rows` (a `datasets.Dataset`, or dicts of its columns).
 
-        `response_share` is the probability that a position keeps the target's token, None for the default of the kind; unless
-        texts are `redrawn`, every epoch is the first one; with `in_rounds` heads read the position in the round, and the starts
-        of rounds are random.
+        `response_share` is the probability that a position keeps the target's token, None for the default of the kind; with
+        `in_rounds` heads read the position in the round, and the starts of rounds are random.
 
         Raises:
             UserError: see `checked_share`.
         """
         self.predicts, self.seed, self.in_rounds = predicts, seed, in_rounds
-        self.response_share, self.redrawn = checked_share(predicts, response_share), redrawn
+        self.response_share = checked_share(predicts, response_share)
         columns = [*COLUMNS, *(ROUND_COLUMNS if in_rounds else ())]
         self.rows = rows.with_format("numpy", columns=columns) if hasattr(rows, "with_format") else rows
 
@@ -75,18 +65,13 @@ class MixedResponses(Dataset):
 
     @property
     def mixes(self) -> bool:
-        """Whether texts have drafted tokens in them."""
+        """Whether texts have drafted tokens in them, others in every epoch."""
         return self.response_share < 1
-
-    @property
-    def varies(self) -> bool:
-        """Whether the texts differ from epoch to epoch."""
-        return self.mixes and self.redrawn
 
     @cached_property
     def num_samples(self) -> int:
-        """Samples at each position that share a text; an epoch uses one of them."""
-        return 1 if self.mixes else len(_samples_of(self.rows[0]))
+        """The number of samples at each position; an epoch uses one of them."""
+        return len(_samples_of(self.rows[0]))
 
     def lengths(self) -> np.ndarray:
         """Return the number of tokens that heads may predict in each row (rows,): those of its response."""
@@ -96,12 +81,11 @@ class MixedResponses(Dataset):
         return responses.value_lengths().to_numpy().astype(np.int64)
 
     def sampled_tokens(self, number: int) -> list[np.ndarray]:
-        """Return the tokens (n,) of every sample that an epoch may use at the predicted positions of a row's text."""
-        return [self[sample, number]["drafted"] for sample in range(self.num_samples)]
+        """Return the tokens (n,) of every sample at the positions of a row's response."""
+        return [drafted.astype(np.int64) for drafted, _ in _samples_of(self.rows[number])]
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
         epoch, number = key
-        epoch = 0 if self.mixes and not self.redrawn else epoch
         row = self.rows[number]
         response, samples = np.asarray(row["response_ids"]), _samples_of(row)
         drafted, accept_prob = samples[epoch % len(samples)]

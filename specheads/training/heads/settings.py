@@ -15,7 +15,6 @@ from specheads.heads.config import DEFAULT_INPUTS, KNOWN_INPUTS, HeadConfig, can
 from specheads.pair.pair import Pair
 from specheads.settings import (
     Count,
-    Flag,
     NonNegativeNumber,
     Number,
     OneOrMore,
@@ -79,11 +78,6 @@ class _HeadShape(Settings):
         f"[]: {', '.join(DEFAULT_INPUTS['input_token'])} for input_token, {', '.join(DEFAULT_INPUTS['next_token'])} for "
         "next_token; or a list of such lists",
     )
-    tied_blocks: Flag = setting(
-        False,
-        "true: one block of random weights, applied depth times, as in the code of SpecDec++'s authors; false: depth blocks, "
-        "which begin as the identity",
-    )
 
 
 class _Mixing(Settings):
@@ -93,9 +87,6 @@ class _Mixing(Settings):
         None,
         "the probability that a position keeps the target's token in place of the drafted one; null: 0.15 (the paper's) for "
         "input_token, 1 (no mixing) for next_token",
-    )
-    redrawn: Flag = setting(
-        True, "true: every epoch mixes other positions; false: all mix the same ones, as in the code of SpecDec++'s authors"
     )
 
 
@@ -194,7 +185,7 @@ class HeadTraining(Training):
         tags = {"head.width": f"w{config.width}", "head.inputs": "+".join(config.inputs)}
         different = [tag for key, tag in tags.items() if len(choices[key]) > 1]
         name = "-".join([predicts, f"d{config.depth}", f"r{weight:g}", *different]).replace(".", "_")
-        return HeadSpec(name, config, weight, self.head.tied_blocks)
+        return HeadSpec(name, config, weight)
 
     @property
     def response_share(self) -> float:
@@ -208,5 +199,4 @@ class HeadTraining(Training):
 
     def cache_key(self) -> dict[str, Any]:
         """Return the settings that decide the result of a training, except for the data and the heads."""
-        mixing = {"mixing.response_share": self.response_share, "mixing.redrawn": self.mixing.redrawn}
-        return cache_key(self) | self.trainer.cache_key() | mixing
+        return cache_key(self) | self.trainer.cache_key() | {"mixing.response_share": self.response_share}

@@ -121,7 +121,7 @@ def test_a_draft_may_begin_as_layers_of_the_target(cfg, layers, num_layers):
         pytest.param(["model.dtype=bfloat16", "trainer.precision=bf16-mixed"], marks=pytest.mark.full),
         pytest.param(["model.dtype=bfloat16"], marks=pytest.mark.full),
         ["model.dtype=bfloat16", "samples=on_policy"],
-        ["target_probs_budget=0", "loss.divergence=jensen_shannon"],
+        ["target_probs_budget=0", "loss.divergence=forward_kl"],
         ["warp.temperature=0", "samples=on_policy"],
     ],
     ids=lambda words: " ".join(words),

@@ -11,11 +11,6 @@ def naive(name, t, d):
     """The definition, in probabilities."""
     if name == "forward_kl":
         return torch.special.xlogy(t, t / d).sum(-1)
-    if name == "reverse_kl":
-        return (d * (d / t).log()).sum(-1)
-    if name == "jensen_shannon":
-        m = (t + d) / 2
-        return (t * (t / m).log()).sum(-1) / 2 + (d * (d / m).log()).sum(-1) / 2
     return (t - torch.minimum(t, d)).sum(-1)
 
 
@@ -65,11 +60,3 @@ def test_half_precision_logits_of_a_large_vocabulary_are_safe(name):
     exact = DIVERGENCES[name](target.double().log_softmax(-1), draft.detach().double().log_softmax(-1))
     torch.testing.assert_close(value.double(), exact, atol=1e-4, rtol=1e-4)
     assert gradient.isfinite().all()
-
-
-def test_a_token_of_negligible_target_probability_counts_as_one_that_is_ruled_out():
-    """A floor: in reverse KL and Jensen-Shannon, e^-80 costs a draft as much as 0."""
-    draft = torch.randn(1, 3, dtype=torch.float64).log_softmax(-1)
-    ruled_out, hardly = (torch.tensor([[0.5, 0.5, rest]], dtype=torch.float64).log() for rest in (0.0, 1e-35))
-    for name in ("reverse_kl", "jensen_shannon"):
-        torch.testing.assert_close(DIVERGENCES[name](ruled_out, draft), DIVERGENCES[name](hardly, draft), rtol=1e-9, atol=0)

@@ -1,7 +1,5 @@
 """The two read-outs of heads in a bank: what each learns, from which labels, and that neither changes the other."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -78,16 +76,6 @@ def test_the_acceptance_is_learned_to_the_same_weights_with_and_without_the_othe
             torch.testing.assert_close(value, alone.state_dict()[name], rtol=0, atol=1e-10)
     for name, value in bank.heads["plain"].state_dict().items():
         torch.testing.assert_close(value, bank.heads["both"].state_dict()[name], rtol=0, atol=1e-10)
-
-
-def test_heads_with_tied_blocks_and_others_learn_side_by_side(drafted):
-    features, labels = drafted
-    specs = [replace(spec("tied", depth=3), tied_blocks=True), spec("other", depth=3)]
-    bank = trained(specs, features, labels, steps=3)
-    tied, other = (bank.heads[name] for name in ("tied", "other"))
-    for network in (tied, tied.overlap):
-        assert all(torch.equal(block.linear.weight, network.blocks[0].linear.weight) for block in network.blocks)
-    assert not torch.equal(other.blocks[0].linear.weight, other.blocks[1].linear.weight)
 
 
 def test_a_banks_logits_are_those_of_its_heads(drafted):

@@ -17,11 +17,7 @@ from specheads.training.heads.head_module import HeadModule
 from specheads.training.heads.mixed_responses import MixedResponses
 from specheads.training.settings import Optimizer
 
-NEEDS = {
-    "input_token": frozenset({"hidden", "entropy", "second_prob"}),
-    "next_token": frozenset({"hidden", "embedding", "draft_prob", "max_prob", "entropy", "second_prob"}),
-}
-KINDS = list(NEEDS)
+NEEDS = frozenset({"hidden", "embedding", "draft_prob", "max_prob", "entropy", "second_prob"})
 NUM_EPOCHS = 3
 
 
@@ -49,45 +45,40 @@ def rows(nano64, prompts):
     ]
 
 
-def splits_of(rows, predicts, redrawn=False):
-    parts = {"train": rows, "dev": rows[:3]}
-    return {name: MixedResponses(part, predicts, None, 0, redrawn=redrawn) for name, part in parts.items()}
+def store_of(tmp_path, nano64, rows):
+    splits = {name: MixedResponses(part, "next_token", None, 0) for name, part in (("train", rows), ("dev", rows[:3]))}
+    return FeatureStore(tmp_path, nano64.draft_lm, splits, NEEDS)
 
 
-def store_of(tmp_path, nano64, rows, predicts, redrawn=False):
-    return FeatureStore(tmp_path, nano64.draft_lm, splits_of(rows, predicts, redrawn), NEEDS[predicts])
+def stored(tmp_path, nano64, rows):
+    return store_of(tmp_path, nano64, rows).stored(1.0)
 
 
-def stored(tmp_path, nano64, rows, predicts):
-    return store_of(tmp_path, nano64, rows, predicts).stored(1.0)
-
-
-def assert_equals_online(nano64, dataset, predicts, keys):
+def assert_equals_online(nano64, dataset, keys):
     """Compare in float64 with what the draft says of the same items."""
     items = [dataset[key] for key in keys]
     batch = collate(items)
-    expected = head_features(nano64.draft_lm, batch, predicts, NEEDS[predicts] - {"embedding"})
+    expected = head_features(nano64.draft_lm, batch, "next_token", NEEDS - {"embedding"})
     assert len(batch.drafted) > 0 and batch.features.keys() >= expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(batch.features[name], value, atol=1e-10, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.parametrize("predicts", KINDS)
 @pytest.mark.parametrize("shard_bytes", [1, 20_000, 2**28])
-def test_stored_features_equal_those_of_the_draft_in_every_epoch(nano64, rows, tmp_path, monkeypatch, predicts, shard_bytes):
+def test_stored_features_equal_those_of_the_draft_in_every_epoch(nano64, rows, tmp_path, monkeypatch, shard_bytes):
     monkeypatch.setattr("specheads.storage.row_store.SHARD_BYTES", shard_bytes)
     monkeypatch.setattr(store_module, "BATCH_TOKENS", 40)
-    data = stored(tmp_path, nano64, rows, predicts)
+    data = stored(tmp_path, nano64, rows)
     for epoch in range(NUM_EPOCHS):
-        assert_equals_online(nano64, data["train"], predicts, [(epoch, number) for number in (4, 0, 6, 2, 1, 5, 3)])
-    assert_equals_online(nano64, data["dev"], predicts, [(0, number) for number in range(3)])
+        assert_equals_online(nano64, data["train"], [(epoch, number) for number in (4, 0, 6, 2, 1, 5, 3)])
+    assert_equals_online(nano64, data["dev"], [(0, number) for number in range(3)])
     files = list(tmp_path.glob("features/*/*.safetensors"))
     assert len(files) == {1: 7 + 3, 2**28: 2}.get(shard_bytes, len(files))
     assert len(files) > 2 or shard_bytes == 2**28
 
 
 def test_each_epoch_has_the_probability_of_its_sample(nano64, rows, tmp_path):
-    data = stored(tmp_path, nano64, rows, "next_token")["train"]
+    data = stored(tmp_path, nano64, rows)["train"]
     probs = [data[epoch, 4]["features"]["draft_prob"] for epoch in range(4)]
     assert not torch.equal(probs[0], probs[1]) and not torch.equal(probs[1], probs[2]) and torch.equal(probs[0], probs[3])
     hidden = [data[epoch, 4]["features"]["hidden"] for epoch in range(2)]
@@ -95,14 +86,14 @@ def test_each_epoch_has_the_probability_of_its_sample(nano64, rows, tmp_path):
 
 
 def test_a_copy_for_a_loaders_process_reads_the_same(nano64, rows, tmp_path):
-    data = stored(tmp_path, nano64, rows, "next_token")["train"]
+    data = stored(tmp_path, nano64, rows)["train"]
     expected = data[1, 3]
     copy = pickle.loads(pickle.dumps(data))
     assert torch.equal(copy[1, 3]["features"]["hidden"], expected["features"]["hidden"])
 
 
 def test_the_targets_stored_states_are_those_of_each_epochs_rounds(nano64, rows, tmp_path):
-    needs = NEEDS["next_token"] | {"index", "target_hidden"}
+    needs = NEEDS | {"index", "target_hidden"}
     splits = {name: MixedResponses(rows, "next_token", None, 0, in_rounds=True) for name in ("train", "dev")}
     store = FeatureStore(tmp_path, nano64.draft_lm, splits, needs, nano64.target_lm)
     stored = store.stored(1.0)["train"]
@@ -131,15 +122,15 @@ def count_forward_passes(monkeypatch, nano64):
 
 def test_a_complete_store_is_not_made_again_and_a_damaged_shard_alone_is(nano64, rows, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("specheads.storage.row_store.SHARD_BYTES", 1)
-    stored(tmp_path, nano64, rows, "next_token")
+    stored(tmp_path, nano64, rows)
     calls = count_forward_passes(monkeypatch, nano64)
-    stored(tmp_path, nano64, rows, "next_token")
+    stored(tmp_path, nano64, rows)
     assert not calls
     path = next(tmp_path.glob("features/*/train-000-00000004.safetensors"))
     content = path.read_bytes()
     path.write_bytes(content[:-8] + bytes(8))
     with caplog.at_level(logging.INFO):
-        stored(tmp_path, nano64, rows, "next_token")
+        stored(tmp_path, nano64, rows)
     assert len(calls) == 1 and path.read_bytes() == content and "1 of 10 shards to do" in caplog.text
 
 
@@ -149,34 +140,29 @@ def test_an_interrupted_store_keeps_its_shards(nano64, rows, tmp_path, monkeypat
     real = FeatureStore._computed
     monkeypatch.setattr(FeatureStore, "_computed", lambda self, start, rows: 1 / 0 if rows[0] == 4 else real(self, start, rows))
     with pytest.raises(ZeroDivisionError):
-        stored(tmp_path, nano64, rows, "next_token")
+        stored(tmp_path, nano64, rows)
     assert len(calls) == 4
     monkeypatch.setattr(FeatureStore, "_computed", real)
-    assert_equals_online(nano64, stored(tmp_path, nano64, rows, "next_token")["train"], "next_token", [(0, 5), (0, 1)])
+    assert_equals_online(nano64, stored(tmp_path, nano64, rows)["train"], [(0, 5), (0, 1)])
     assert len(calls) == 4 + 6 + 1  # the six that were missing, and one to compare with
 
 
 def test_other_features_texts_or_data_have_another_store(nano64, rows, tmp_path):
-    def folder(predicts="next_token", share=None, part=rows, where=tmp_path):
-        splits = {name: MixedResponses(part, predicts, share, 0) for name in ("train", "dev")}
-        return FeatureStore(where, nano64.draft_lm, splits, NEEDS[predicts]).rows.folder
+    def folder(needs=NEEDS, part=rows, where=tmp_path):
+        splits = {name: MixedResponses(part, "next_token", None, 0) for name in ("train", "dev")}
+        return FeatureStore(where, nano64.draft_lm, splits, needs).rows.folder
 
-    folders = [folder(), folder("input_token"), folder(share=0.5), folder(part=rows[:4]), folder(where=tmp_path / "b")]
-    assert len(set(folders)) == 5 and folder() == folders[0]
+    folders = [folder(), folder(NEEDS - {"second_prob"}), folder(part=rows[:4]), folder(where=tmp_path / "b")]
+    assert len(set(folders)) == 4 and folder() == folders[0]
 
 
 def test_the_announced_size_is_that_of_the_files(nano64, rows, tmp_path):
-    store = FeatureStore(tmp_path, nano64.draft_lm, splits_of(rows * 40, "next_token"), NEEDS["next_token"])
+    store = store_of(tmp_path, nano64, rows * 40)
     store.stored(1.0)
     stored = sum(path.stat().st_size for path in store.rows.folder.glob("*.safetensors"))
     assert stored == pytest.approx(store.rows.num_bytes, rel=0.05)
 
 
-def test_texts_that_stay_the_same_are_stored_if_they_fit(nano64, rows, tmp_path):
-    def are_stored(predicts, budget, redrawn=False):
-        splits = store_of(tmp_path, nano64, rows, predicts, redrawn).stored(budget)
-        return isinstance(splits["train"], StoredResponses)
-
-    assert are_stored("next_token", 1.0, redrawn=True) and are_stored("input_token", 1.0)
-    assert not are_stored("input_token", 1.0, redrawn=True)
-    assert not are_stored("next_token", 1e-9) and not are_stored("next_token", 0)
+def test_features_are_stored_if_they_fit(nano64, rows, tmp_path):
+    for budget, fits in ((1.0, True), (1e-9, False), (0, False)):
+        assert isinstance(store_of(tmp_path, nano64, rows).stored(budget)["train"], StoredResponses) == fits

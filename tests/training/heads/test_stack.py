@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specheads.heads.head import AcceptanceHead, HeadConfig, set_scale
-from specheads.training.heads.bank import HeadBank, HeadSpec, HeadStack, tie_blocks
+from specheads.training.heads.bank import HeadBank, HeadSpec, HeadStack
 
 SIZE, NUM_TOKENS = 12, 40
 
@@ -59,35 +59,6 @@ def test_gradients_are_those_of_each_head_alone(inputs):
     for head, scaled in zip(heads, lent(gradients, heads), strict=True):
         for name, parameter in head.named_parameters():
             torch.testing.assert_close(dict(scaled.named_parameters())[name].data, parameter.grad, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("depths", [[3], [1, 3, 0, 3, 2]], ids=str)
-def test_tied_blocks_are_one_whose_gradient_is_that_of_all(depths, inputs):
-    heads = make_heads(depths)
-    for head in heads:
-        tie_blocks(head)
-        assert all(torch.equal(block.linear.weight, head.blocks[0].linear.weight) for block in head.blocks)
-    stack = HeadStack(heads, tied=True)
-    assert len(stack.blocks) == 1
-    torch.testing.assert_close(stack(inputs), torch.stack([head.score(inputs) for head in heads]), rtol=0, atol=1e-12)
-    stack(inputs).sum().backward()
-    gradients = copy.deepcopy(stack)
-    for theirs, ours in zip(gradients.parameters(), stack.parameters(), strict=True):
-        theirs.data = ours.grad
-    for head, scaled in zip(heads, lent(gradients, heads), strict=True):
-        head.score(inputs).sum().backward()
-        torch.testing.assert_close(scaled.readout.weight.data, head.readout.weight.grad, rtol=0, atol=1e-11)
-        for block in scaled.blocks:  # all are the one
-            expected = sum(block.linear.weight.grad for block in head.blocks)
-            torch.testing.assert_close(block.linear.weight.data, expected, rtol=0, atol=1e-11)
-
-
-def test_tying_replaces_the_blocks_by_random_ones():
-    head, shallow = AcceptanceHead(HeadConfig(SIZE, 2)), AcceptanceHead(HeadConfig(SIZE, 0))
-    assert not head.blocks[0].linear.weight.any()  # the identity
-    tie_blocks(head)
-    assert 0 < head.blocks[1].linear.weight.abs().max() <= head.config.width**-0.5  # as torch begins
-    tie_blocks(shallow)
 
 
 def test_each_heads_gradient_is_clipped_by_itself(inputs):
