@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specheads.decoding.arguments import check_choice, check_count, check_flag, check_probability
+from specheads.decoding.arguments import check_choice, check_count, check_probability
 from specheads.decoding.engine import Engine
 from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.stopping import StoppingRule
@@ -131,25 +131,18 @@ class Graph(Tree):
     Args:
         tau: tokens that must agree, including the last tokens of the context.
         max_verified: nodes that the target reads, including copies; shallow ones first.
-        linked_to: which of several occurrences a node is linked to, and which node of a level is the occurrence: `most_likely`,
-            `first` or `last`, in the order of drafting.
-        same_path: whether a node may be linked to a node of its path; if not, that run is drafted again, and there may be several
-            occurrences of it.
         Others as in Tree.
 
     Source: Gong et al. 2024 (GSD), section 3. Their code (github.com/gzhch/gsd) copies continuations, too; it links to the first
-    occurrence outside the node's path, and also to a node that has no continuation.
+    occurrence outside the node's path, where here that of a level is its most likely node, and also to a node that has no
+    continuation.
     """
 
-    def __init__(
-        self, tau: int = 2, max_verified: int = 64, linked_to: str = "most_likely", same_path: bool = True, **choices: Any
-    ) -> None:
+    def __init__(self, tau: int = 2, max_verified: int = 64, **choices: Any) -> None:
         super().__init__(**choices)
         check_count("drafting.tau", tau, least=1)
         check_count("drafting.max_verified", max_verified, least=self.max_nodes)
-        check_choice("drafting.linked_to", linked_to, ("most_likely", "first", "last"))
-        check_flag("drafting.same_path", same_path)
-        self.tau, self.max_verified, self.linked_to, self.same_path = tau, max_verified, linked_to, same_path
+        self.tau, self.max_verified = tau, max_verified
 
     def most_verified(self, max_tokens: int) -> int:
         return self.max_verified
@@ -166,37 +159,22 @@ class _GraphDrafter(_TopDrafter):
 
     def begin(self, committed: Sequence[int], limit: int) -> None:
         super().begin(committed, limit)
-        self._occurrences: dict[tuple[int, ...], list[int]] = {}  # by run: the nodes that get children
+        self._occurrences: dict[tuple[int, ...], int] = {}  # by run: the node that gets children
         self._same: dict[int, int] = {}  # by merged node: the node with the same run that it is linked to
         self._context, self._deepest = list(committed[-self.choices.tau :]), limit
 
     def without_repeats(self, onward: Sequence[int], new: Sequence[int]) -> Sequence[int]:
         """Return the nodes that get children: of those with the same run a single one, from which the others copy."""
         new_runs: dict[tuple[int, ...], int] = {}
-        for node in self._by_preference(onward):
-            if not self._earlier(node):
-                new_runs.setdefault(self._run(node), node)
-        chosen = set(new_runs.values())
-        taken = [node for node in onward if node in chosen][: self.choices.max_width]
-        for node in taken:
-            self._occurrences.setdefault(self._run(node), []).append(node)
+        for node in onward:
+            if (run := self._run(node)) not in self._occurrences:
+                new_runs.setdefault(run, node)
+        taken = list(new_runs.values())[: self.choices.max_width]
+        self._occurrences |= {self._run(node): node for node in taken}
         for node in new:
-            if node not in taken and (earlier := self._earlier(node)):
-                self._same[node] = self._by_preference(earlier)[0]
+            if node not in taken and (run := self._run(node)) in self._occurrences:
+                self._same[node] = self._occurrences[run]
         return taken
-
-    def _earlier(self, node: int) -> Sequence[int]:
-        """Return the nodes that a node may be linked to."""
-        occurrences = self._occurrences.get(self._run(node), [])
-        if self.choices.same_path or not occurrences:
-            return occurrences
-        return sorted(set(occurrences).difference(self.tree.path(node)))
-
-    def _by_preference(self, nodes: Sequence[int]) -> Sequence[int]:
-        """Return nodes in the order in which they are preferred as the occurrence that others are linked to."""
-        if self.choices.linked_to == "most_likely":
-            return sorted(nodes, key=lambda node: -self._joint[node])
-        return sorted(nodes, reverse=self.choices.linked_to == "last")
 
     def _run(self, node: int) -> tuple[int, ...]:
         """Return the last `tau` tokens of a node's path."""

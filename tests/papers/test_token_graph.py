@@ -74,9 +74,9 @@ GROWN = {"theta_prob": 0.0, "theta_sib": 0.0, "top_k": 2, "max_nodes": 60, "max_
 WIDE = GROWN | {"top_k": 3, "max_nodes": 400}
 
 
-def linked(**choices):
+def linked():
     """Return a graph of six levels over six tokens, and its drafter."""
-    way = papers.Graph(tau=1, max_verified=400, **WIDE, **choices)
+    way = papers.Graph(tau=1, max_verified=400, **WIDE)
     decoder = SpeculativeDecoder(tiny_pair(6), way, stopping.FixedLength(6), warp=Warp(0), engine="eager")
     device = torch.device("cpu")
     state, no_ends = decoder.stopping.start_prompt(1, device), torch.zeros(6, dtype=torch.bool)
@@ -84,38 +84,15 @@ def linked(**choices):
     return draft, decoder.single.rounds.drafter
 
 
-def test_links_lead_to_the_first_the_last_or_the_most_likely_occurrence():
-    chosen = {}
-    for linked_to in ("first", "last", "most_likely"):
-        nodes, drafter = linked(linked_to=linked_to, same_path=False)
-        assert drafter._same
-        for node, target in drafter._same.items():
-            above = nodes.path(node)
-            possible = [n for n in drafter._occurrences[drafter._run(node)] if n not in above]
-            possible = [n for n in possible if nodes.depth[n] <= nodes.depth[node]]
-            score = {"first": lambda n: -n, "last": lambda n: n, "most_likely": drafter._joint.get}[linked_to]
-            assert target == max(possible, key=score) != node
-        chosen[linked_to] = drafter._same
-    assert len({tuple(sorted(links.items())) for links in chosen.values()}) == 3
-
-
-def test_a_run_on_the_same_path_is_drafted_again_where_that_is_no_repetition():
-    for same_path in (True, False):
-        nodes, drafter = linked(same_path=same_path)
-        on_path = [target in nodes.path(node) for node, target in drafter._same.items()]
-        assert any(on_path) == same_path
-        several = [len(occurrences) > 1 for occurrences in drafter._occurrences.values()]
-        assert any(several) != same_path
-        for node, original in drafter._same.items():
-            assert drafter._run(node) == drafter._run(original) and original < nodes.num_drafted
-
-
-@pytest.mark.parametrize("choices", [{"linked_to": "first", "same_path": False}, {"linked_to": "last"}])
-def test_other_links_emit_the_same_greedy_tokens(choices):
-    pair, stop = tiny_pair(6), stopping.FixedLength(6)
-    ways = (papers.Tree(**WIDE), papers.Graph(tau=1, max_verified=400, **WIDE, **choices))
-    outs = [SpeculativeDecoder(pair, way, stop, warp=Warp(0), engine="eager").generate([0, 1, 2], 40) for way in ways]
-    assert outs[0].tokens.tolist() == outs[1].tokens.tolist() and outs[1].stats.graph_success > 0
+def test_repetitions_are_linked_to_the_one_node_with_children_whose_last_tokens_are_the_same():
+    nodes, drafter = linked()
+    assert any(target in nodes.path(node) for node, target in drafter._same.items())
+    for node, original in drafter._same.items():
+        assert drafter._run(node) == drafter._run(original) and original < nodes.num_drafted
+        assert drafter._occurrences[drafter._run(node)] == original != node
+        level = [n for n in range(nodes.num_drafted) if nodes.depth[n] == nodes.depth[original]]
+        alike = [n for n in level if drafter._run(n) == drafter._run(original)]
+        assert original == max(alike, key=drafter._joint.get)
 
 
 def test_a_graph_drafts_fewer_tokens_and_verifies_as_deep():
@@ -139,8 +116,6 @@ def test_a_graph_drafts_fewer_tokens_and_verifies_as_deep():
         ({"tau": 0}, "drafting.tau=0 must be a positive integer"),
         ({"max_nodes": 80, "max_verified": 70}, "drafting.max_verified=70 must be an integer of at least 80"),
         ({"theta_prob": 2}, "drafting.theta_prob=2 must be between 0 and 1"),
-        ({"linked_to": "nearest"}, "drafting.linked_to=nearest must be one of most_likely, first, last"),
-        ({"same_path": 1}, "drafting.same_path=1 must be true or false"),
         ({"top_k": 0}, "drafting.top_k=0 must be a positive integer"),
     ],
 )
