@@ -133,13 +133,11 @@ def _parsed_arguments() -> Namespace:
     parser.add_argument("--device", default="cpu", help="on others llama.cpp and vLLM are left out")
     parser.add_argument("--modes", nargs="+", choices=("greedy", "sampled"), default=["greedy", "sampled"])
     parser.add_argument("--head", help="a folder that specheads train exported")
-    parser.add_argument("--greedy-head", help="the same for greedy decoding; default: --head")
     parser.add_argument("--rate", type=float, help="accept drafted tokens at this rate: timing without text")
     parser.add_argument("--engine", default="auto", help="of this decoder")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of every process")
     parser.add_argument("--llama-bin", help="the folder of llama-server; default: that of PATH")
     parser.add_argument("--vllm-python", default=sys.executable, help="an interpreter with vLLM")
-    parser.add_argument("--vllm-drafts", choices=("greedy", "probabilistic"), default="greedy", help="of sampled decoding")
     parser.add_argument("--vllm-eager", action="store_true", help="do not compile vLLM's models")
     parser.add_argument("--window", type=int, default=1024, help="positions that peers have memory for")
     parser.add_argument("--at-once", type=int, nargs="+", default=[1], metavar="N", help="prompts that come at once")
@@ -160,7 +158,7 @@ def _pair_keys(given: Namespace) -> dict[str, str]:
 
 def _all_peers(pair: Pair, given: Namespace, greedy: bool, folder: Path) -> _Peers:
     """Return everything that can be compared here; files that peers read are written to `folder`."""
-    peers, head = _Peers(), (given.greedy_head if greedy else None) or given.head
+    peers, head = _Peers(), given.head
     if not head:
         peers.left_out.append("the head is left out: --head names one that specheads train exported.")
     setup: dict[str, Any] = {"threads": given.threads, "greedy": greedy, "head": head and str(Path(head).resolve())}
@@ -168,10 +166,7 @@ def _all_peers(pair: Pair, given: Namespace, greedy: bool, folder: Path) -> _Pee
     if given.device == "cpu" and given.rate is None:
         setup |= {"dtype": str(pair.target.dtype).removeprefix("torch."), "window": min(pair.window, given.window)}
         _add_llama(peers, pair, setup, given, folder)
-        drafts = "greedy" if greedy else given.vllm_drafts
-        _add_vllm(
-            peers, pair, setup | {"requests": max(given.at_once), "eager": given.vllm_eager, "drafts": drafts}, given, folder
-        )
+        _add_vllm(peers, pair, setup | {"requests": max(given.at_once), "eager": given.vllm_eager}, given, folder)
     return peers
 
 

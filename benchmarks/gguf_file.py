@@ -5,16 +5,14 @@ tokens go in and come out as ids, so that any tokenizer will do, which llama.cpp
 response.
 """
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 FAMILY = ("llama", "mistral")
-ROPE_TYPES = ("default", "llama3")
 
 
 def obstacle(model: PreTrainedModel) -> str | None:
@@ -26,8 +24,8 @@ def obstacle(model: PreTrainedModel) -> str | None:
         return "it has sliding windows"
     if dtype not in (torch.float32, torch.bfloat16):
         return f"its weights are {dtype}; choose --dtype float32 or bfloat16"
-    if config.rope_parameters["rope_type"] not in ROPE_TYPES:
-        return f"its rope type is {config.rope_parameters['rope_type']}, and this script writes {', '.join(ROPE_TYPES)}"
+    if config.rope_parameters["rope_type"] != "default":
+        return f"its rope type is {config.rope_parameters['rope_type']}, and this script writes none but default"
     return "it has biases" if any(not name.endswith(".weight") for name in model.state_dict()) else None
 
 
@@ -44,7 +42,7 @@ def write_gguf(model: PreTrainedModel, path: Path) -> None:
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     for add in (writer.add_key_length, writer.add_value_length, writer.add_rope_dimension_count):
-        add(_head_size(config))
+        add(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(vocab_size)
@@ -76,24 +74,9 @@ def gguf_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
         if part in heads:
             weight = interleaved(weight, heads[part])
         yield names.get_name(name, try_suffixes=(".weight",)), weight if weight.ndim > 1 else weight.float()
-    if config.rope_parameters["rope_type"] == "llama3":
-        yield "rope_freqs.weight", _llama3_factors(config)
 
 
 def interleaved(weight: Tensor, num_heads: int) -> Tensor:
     """Return the rows of a query or key matrix as llama.cpp rotates them: neighbours instead of the two halves of a head."""
     halves = weight.reshape(num_heads, 2, -1, *weight.shape[1:])
     return halves.transpose(1, 2).reshape(weight.shape).contiguous()
-
-
-def _head_size(config: PreTrainedConfig) -> int:
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-
-
-def _llama3_factors(config: PreTrainedConfig) -> Tensor:
-    """Return by how much each frequency is divided."""
-    rope, size = config.rope_parameters, _head_size(config)
-    low, high, context = rope["low_freq_factor"], rope["high_freq_factor"], rope["original_max_position_embeddings"]
-    lengths = 2 * math.pi * rope["rope_theta"] ** (torch.arange(0, size, 2, dtype=torch.float64) / size)
-    smooth = ((context / lengths - low) / (high - low)).clamp(0, 1)
-    return (1 / ((1 - smooth) / rope["factor"] + smooth)).float()

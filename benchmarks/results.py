@@ -94,7 +94,6 @@ def write_result(
     seeds: Sequence[int] = (),
     prompts: Mapping[str, Any] | None = None,
     notes: Sequence[str] | str = (),
-    machine: Mapping[str, Any] | None = None,
     final_parts: Sequence[int] = (),
     keep: str | None = None,
     folder: Path = RESULTS,
@@ -102,8 +101,8 @@ def write_result(
     """Write a result and return its file: in outputs/benchmarks, or in `folder` under the name `keep` where one is given.
 
     `command`: that of this process where none is given. `prompts`: from `prompt_record`, one or several by the name of their
-    set. `machine`: only where another process measured, whose load is not known. `final_parts`: those of the final split that
-    were read; parts that were read before are printed, and a kept result is listed next to `folder`.
+    set. `final_parts`: those of the final split that were read; parts that were read before are printed, and a kept result is
+    listed next to `folder`.
     """
     place, name = (folder, keep) if keep else (OUTPUTS, name)
     result = {
@@ -111,8 +110,8 @@ def write_result(
         "command": _without_folders(command or _started_command()),
         "date": datetime.now(UTC).date().isoformat(),
         "commit": COMMIT,
-        "machine": dict(machine or this_machine()),
-        "load": None if machine else {"start": LOAD, "end": _load_average(), "quiet": _is_quiet()},
+        "machine": _this_machine(),
+        "load": {"start": LOAD, "end": _load_average(), "quiet": _is_quiet()},
         "split": split,
         "seeds": list(seeds),
         "prompts": prompts and dict(prompts),
@@ -171,7 +170,7 @@ def _commit() -> str | None:
         return None
 
 
-def this_machine() -> dict[str, Any]:
+def _this_machine() -> dict[str, Any]:
     """Return the processor, what of it is used, the versions and the GPU."""
     information = Path("/proc/cpuinfo")
     model = re.search(r"^model name\s*: (.+)$", information.read_text(), re.MULTILINE) if information.exists() else None

@@ -23,7 +23,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.results import Column, Table, Value, add_keep_option, text_of, write_result
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, load_pair
-from specheads.decoding.decoder import Baseline
 from specheads.decoding.step_times import counted_share, step_times
 from specheads.decoding.stopping import DraftProduct, FixedLength, HeadThreshold, Logistic, StoppingRule
 from specheads.pair.language_model import LanguageModel
@@ -58,11 +57,6 @@ def now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
-
-
-def target_alone(decoder: SpeculativeDecoder) -> Baseline:
-    """Return the decoding of the target alone on a decoder's engine."""
-    return Baseline(decoder.pair, decoder.warp, decoder.target_engine)
 
 
 def weight_bytes(lm: LanguageModel) -> int:

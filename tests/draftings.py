@@ -11,7 +11,6 @@ DRAFTINGS = {
     "layer_skip": papers.LayerSkip([0]),
     "lookup": papers.Lookup(),
     "beam": papers.Beam(3),
-    "sampled_beam": papers.Beam(3, 2),
     "multi": papers.Multi(3),
     "batch": papers.Multi(3, merge=False),
     "distinct": papers.Multi(3, replacement=False),

@@ -61,16 +61,6 @@ def test_rows_are_rotated_as_neighbours():
     torch.testing.assert_close(neighbours[..., 1], rotated[..., 8:])
 
 
-def test_llama3_frequencies_are_those_of_transformers():
-    pytest.importorskip("gguf")
-    rope = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    model = small_llama(rope_parameters=rope | {"original_max_position_embeddings": 32})
-    factors = dict(gguf_tensors(model))["rope_freqs.weight"]
-    plain = 1e4 ** -(torch.arange(0, 16, 2) / 16)
-    torch.testing.assert_close(plain / factors, model.model.rotary_emb.inv_freq)
-    assert factors.min() == 1 and factors.max() == 8
-
-
 def test_models_that_cannot_be_written_have_a_reason():
     other = GPT2LMHeadModel(GPT2Config(vocab_size=40, n_embd=32, n_layer=1, n_head=2))
     assert "architecture is gpt2" in obstacle(other)
@@ -84,9 +74,9 @@ def yarn():
 
 
 def arguments(**values):
-    given = {"model": "nano", "dtype": None, "device": "cpu", "head": None, "greedy_head": None, "rate": None, "engine": "eager"}
+    given = {"model": "nano", "dtype": None, "device": "cpu", "head": None, "rate": None, "engine": "eager"}
     given |= {"threads": 1, "window": 256, "at_once": [1], "llama_bin": "/nowhere", "vllm_python": "no-python"}
-    return Namespace(**given | {"vllm_drafts": "greedy", "vllm_eager": False} | values)
+    return Namespace(**given | {"vllm_eager": False} | values)
 
 
 def test_missing_peers_are_left_out_with_a_line(nano, tmp_path):
@@ -99,7 +89,7 @@ def test_missing_peers_are_left_out_with_a_line(nano, tmp_path):
 
 def test_every_setting_of_vllm_is_a_process_of_its_own_with_its_options(nano, tmp_path, monkeypatch):
     monkeypatch.setattr("benchmarks.decoding.can_import", lambda python, package: package == "vllm")
-    given = arguments(head="sampled", greedy_head="greedy", at_once=[1, 4], vllm_drafts="probabilistic")
+    given = arguments(head="outputs/head", at_once=[1, 4])
     for greedy in (True, False):
         made = _all_peers(nano, given, greedy, tmp_path)
         settings = [setting for setting in made.settings if setting.peer == "vLLM"]
@@ -107,9 +97,8 @@ def test_every_setting_of_vllm_is_a_process_of_its_own_with_its_options(nano, tm
         setups = {setting.name: made.commands[setting.worker].setup for setting in settings}
         assert setups["vLLM, alone"]["drafted"] == 0 and setups["vLLM, draft model, K=4"]["drafted"] == 4
         assert setups["vLLM, head on the draft model, threshold 0.5"]["threshold"] == 0.5
-        assert all(each["head"].endswith("/greedy" if greedy else "/sampled") for each in setups.values())
+        assert all(each["head"].endswith("/outputs/head") for each in setups.values())
         assert all(each["requests"] == 4 and each["greedy"] == greedy for each in setups.values())
-        assert all(each["drafts"] == ("greedy" if greedy else "probabilistic") for each in setups.values())
 
 
 def test_processes_decode_as_this_project_and_stand_still_between(nano, prompts):

@@ -126,17 +126,6 @@ MISTAKES = {
         ["evaluate.py", "drafting=tree"],
         "token verification does not take what Tree drafts, a tree of chosen tokens; use for example verification=tree_match",
     ),
-    "head that does not prune": (
-        [
-            "evaluate.py",
-            "head=null",
-            "drafting=tree",
-            "drafting.prune=head",
-            "verification=tree_match",
-            "live_rules=[fixed_length]",
-        ],
-        "prune=head leaves pruning to a head",
-    ),
     "group that is null": (
         ["train.py", "calibration=null", "logger=null"],
         "logger=null: a group of configs cannot be null; write '~logger'",

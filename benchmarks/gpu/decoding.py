@@ -1,32 +1,24 @@
 """What does a step of the target read per second, what do a verification and a draft step cost, and what of a round is neither?
 
-How many tokens per second do the target's responses and their labels take? The pair has the shapes of Llama 3.1 8B and Llama
-3.2 1B, random weights, and an untrained head; prompts are random tokens. Steps are timed as steps.py times them. Rounds accept
-drafted tokens at a given rate, whatever the models say, and no response ends early.
+The pair has the shapes of Llama 3.1 8B and Llama 3.2 1B, random weights, and an untrained head; the prompt is random tokens.
+Steps are timed as steps.py times them. Rounds accept drafted tokens at a given rate, whatever the models say, and no response
+ends early.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 
-from benchmarks.gpu.machine import Setup, made_up_prompts
+from benchmarks.gpu.machine import Setup
 from benchmarks.results import Column, Table, Value
-from benchmarks.steps import ALONE, DRAFT, DRAFT_WITH_HEAD, WARPS, now, seconds_of, weight_bytes
-from data_gen.rows import label_responses
-from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp
+from benchmarks.steps import ALONE, DRAFT, DRAFT_WITH_HEAD, WARPS, seconds_of, weight_bytes
+from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder
 from specheads.decoding.records import DecodeStats
-from specheads.decoding.responses import Responder
 from specheads.decoding.stopping import FixedLength, HeadThreshold, StoppingRule
 from specheads.decoding.verification import SyntheticVerification
 from specheads.pair.pair import Pair
-from specheads.prompts.prompt import ResponseLimits
 
-WARP = Warp(1.0, top_k=50)  # of responses and labels
-ROWS = (1, 16, 64)  # responses that are written together
-PROMPT_TOKENS, NEW_TOKENS = 128, 128
-SAMPLES = 2  # drafted tokens that are labelled at each position
 VERIFIED = (2, 3, 4, 5, 6, 8, 9, 12, 16, 20)  # tokens that a verification reads
 CONTEXT, WINDOW = 256, 1024
 ACCEPTANCE = 0.8  # the rate of synthetic verification
@@ -40,7 +32,7 @@ def round_tables(setup: Setup, goals: dict[str, float]) -> Iterator[Table]:
     pair = setup.pair()
     head = AcceptanceHead(HeadConfig(pair.draft_lm.hidden_size)).to(setup.device).requires_grad_(False)
     context = 32 if setup.tiny else CONTEXT
-    prompt = made_up_prompts(pair, 1, context)[0]
+    prompt = torch.randint(pair.vocab_size, (context,), generator=torch.Generator().manual_seed(0)).tolist()
     rows, by_mode = list[list[Value]](), dict[str, dict[str, float]]()
     for mode in WARPS:
         decoder = _decoder(setup, pair, HeadThreshold(head), mode)
@@ -76,32 +68,3 @@ def _rounds(setup: Setup, pair: Pair, head: AcceptanceHead, prompt: list[int], s
         alone = stats.num_draft_calls * steps[DRAFT_WITH_HEAD if name == "head" else DRAFT]
         alone += stats.num_target_calls * steps[VERIFICATION]
         yield [name, stats.decode_seconds / stats.num_target_calls, stats.block_efficiency, stats.decode_seconds / alone]
-
-
-@torch.no_grad()
-def data_tables(setup: Setup, goals: dict[str, float]) -> Iterator[Table]:
-    """Yield the table of speeds."""
-    pair, num_tokens = setup.pair(), 8 if setup.tiny else NEW_TOKENS
-    prompts = made_up_prompts(pair, 2 if setup.tiny else max(ROWS), 8 if setup.tiny else PROMPT_TOKENS)
-    rows: list[list[Value]] = []
-    for size in ROWS[:1] if setup.tiny else ROWS:
-        limits = ResponseLimits(num_tokens, batch_size=size)
-        responder = Responder(pair, [len(prompt) for prompt in prompts[:size]], limits, engine=setup.engine)
-        uniform = np.random.default_rng(1).random((size, num_tokens))
-        made, taken = _second(setup, lambda: responder.respond(prompts[:size], uniform, WARP))  # noqa: B023
-        rows.append([f"responses, {size} at once", sum(len(response.ids) for response in made) / taken])
-    responses = made_up_prompts(pair, len(prompts), num_tokens)
-    uniform = np.random.default_rng(0).random((len(responses), SAMPLES, num_tokens))
-    _, taken = _second(setup, lambda: label_responses(pair, prompts, responses, uniform, WARP))
-    rows.append([f"labels of {SAMPLES} drafted tokens at each position", len(responses) * num_tokens / taken])
-    columns = [Column("what"), Column("tokens/s", "fixed:0")]
-    yield Table("data", f"Making data with {pair.name}, responses of {num_tokens} tokens", columns, rows)
-
-
-def _second(setup: Setup, call: Callable[[], Any]) -> tuple[Any, float]:
-    """Return what a second call returns, and its seconds."""
-    for _ in range(2):
-        start = now(setup.device)
-        made = call()
-        taken = now(setup.device) - start
-    return made, taken

@@ -1,15 +1,12 @@
 """The machine that a measurement ran on, how fast it could be, and the models that are measured on it."""
 
-import platform
 import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
-import transformers
 
-from benchmarks.results import this_machine
 from benchmarks.steps import bandwidth, timed
 from specheads import load_pair
 from specheads.pair.pair import Pair
@@ -24,8 +21,6 @@ DATA_SHEETS = {
     "H100": (3.35e12, 989e12),
     "A100-SXM4-40GB": (1.555e12, 312e12),
     "A100": (2.039e12, 312e12),
-    "L40S": (0.864e12, 362e12),
-    "RTX 4090": (1.008e12, 165e12),
 }
 PAIRS = {"llama3": "synthetic-llama3", "llama2": "synthetic-llama2", "tiny": "synthetic-tiny"}
 
@@ -60,20 +55,8 @@ class Setup:
         dtype = "float32" if self.device.type == "cpu" else "bfloat16"
         return load_pair(PAIRS["tiny" if self.tiny else name], device=str(self.device), dtype=dtype, **keys)
 
-    def description(self) -> dict[str, Any]:
-        """Return the machine and the versions that decide how fast it is."""
-        memory = torch.cuda.get_device_properties(self.device).total_memory if self.device.type == "cuda" else None
-        versions = {"transformers": transformers.__version__, "cuda": torch.version.cuda, "system": platform.platform()}
-        return this_machine() | versions | {"gpu_memory_bytes": memory}
-
 
 def _product_speed(device: torch.device, size: int) -> float:
     """Return the operations per second of a product of two square bfloat16 matrices of random numbers."""
     left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
     return 2 * size**3 / timed(lambda: left @ right, device, 7)
-
-
-def made_up_prompts(pair: Pair, count: int, length: int) -> list[list[int]]:
-    """Return prompts of random tokens, (count, length) ids, the same ones each time."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(pair.vocab_size, (count, length), generator=generator).tolist()

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from benchmarks.peer_workers.processes import Answer, Generate, serve
-from benchmarks.steps import WARPS, target_alone
+from benchmarks.steps import WARPS
 from specheads import SpeculativeDecoder, load_head, load_pair
 from specheads.decoding.decoder import Baseline
 from specheads.decoding.records import DecodeStats
@@ -37,7 +37,7 @@ def _specheads(setup: Mapping[str, Any], pair: Pair) -> Generate:
         verification = verification if rate is None else SyntheticVerification(rate)
         match rule:
             case "alone":
-                decoder: SpeculativeDecoder | Baseline = target_alone(basis)
+                decoder: SpeculativeDecoder | Baseline = Baseline(pair, warp, basis.target_engine)
             case "fixed":
                 decoder = basis.with_stopping(FixedLength(value), verification)
             case "head":

@@ -47,7 +47,6 @@ def _make(setup: Mapping[str, Any]) -> tuple[Mapping[str, str], Generate]:
             "method": "draft_model",
             "model": setup["draft_folder"],
             "num_speculative_tokens": setup["drafted"],
-            "draft_sample_method": setup["drafts"],
         }
     model = vllm.LLM(**options)
     repair_sampling()

@@ -126,12 +126,12 @@ def _print_heads(trained: "TrainedHeads") -> None:
     Of more than MOST_SHOWN heads, those of the lowest KL are shown, the lowest first.
     """
     names = list(trained.names)
-    if trained.num_heads > MOST_SHOWN:
+    if len(names) > MOST_SHOWN:
         names = sorted(names, key=lambda name: trained.test[name]["kl"])[:MOST_SHOWN]
     listed = {name: trained.test[name] for name in [*names, *(name for name in trained.test if name not in trained.names)]}
     rows = [[name, *(f"{metrics[key]:.3f}" if key in metrics else "-" for key in _METRICS)] for name, metrics in listed.items()]
     _print_table(["on held-out prompts", *_METRICS.values()], rows)
-    if left_out := trained.num_heads - len(names):
+    if left_out := len(trained.names) - len(names):
         print(f"the {len(names)} heads of the lowest KL; {left_out:,} more are in {trained.folder.parent}/test.json")
     rows = []
     for name in names if trained.calibration_errors else ():
@@ -142,7 +142,7 @@ def _print_heads(trained: "TrainedHeads") -> None:
     if rows:
         _print_table(["in rounds on dev prompts", "ECE", "calibrated"], rows)
         print("calibrated: fitted on one half of the prompts, measured on the other")
-    print(f"\n{'head' if trained.num_heads == 1 else 'heads'}: {trained.folder}")
+    print(f"\n{'head' if len(trained.names) == 1 else 'heads'}: {trained.folder}")
 
 
 def _print_draft(distilled: "DistilledDraft") -> None:

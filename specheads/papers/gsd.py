@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specheads.decoding.arguments import check_choice, check_count, check_probability
+from specheads.decoding.arguments import check_count, check_probability
 from specheads.decoding.engine import Engine
 from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.stopping import StoppingRule
-from specheads.errors import UserError
 from specheads.pair.sampling import Uniforms, Warp
 from specheads.papers.trees.growth import Frontier, Proposal, TreeDrafter
 from specheads.papers.trees.rounds import TreeDrafting
@@ -30,9 +29,8 @@ class Tree(TreeDrafting):
     `theta_prob`, or below `theta_sib` times that of its most likely sibling.
 
     Args:
-        prune: `theta`, or `head`, which leaves pruning to a stopping rule with a head alone.
         top_k: children of a node.
-        theta_prob, theta_sib: in [0, 1]; 0 prunes nothing.
+        theta_prob, theta_sib: in [0, 1]; 0 prunes nothing, and leaves it to the stopping rule.
         max_nodes: of a tree; those on the most likely paths are taken.
         max_width: nodes of a level that get children, the most likely ones.
 
@@ -48,31 +46,20 @@ class Tree(TreeDrafting):
         theta_sib: float = 0.3,
         max_nodes: int = 64,
         max_width: int = 16,
-        prune: str = "theta",
     ) -> None:
-        check_choice("drafting.prune", prune, ("theta", "head"))
         for name, value in (("top_k", top_k), ("max_nodes", max_nodes), ("max_width", max_width)):
             check_count(f"drafting.{name}", value, least=1)
         check_probability(
             "drafting.theta_prob", theta_prob, "the probability below which a node gets no children, for example 0.2"
         )
         check_probability("drafting.theta_sib", theta_sib, "a share of the most likely sibling's probability, for example 0.3")
-        self.prune, self.top_k = prune, top_k
-        self.theta_prob, self.theta_sib = (theta_prob, theta_sib) if prune == "theta" else (0.0, 0.0)
+        self.top_k, self.theta_prob, self.theta_sib = top_k, theta_prob, theta_sib
         self.max_nodes, self.max_width = max_nodes, max_width
 
     def most_read(self, max_tokens: int) -> int:
         return self.max_nodes
 
     def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "_TopDrafter":
-        """Return the drafter for these choices; raises UserError for prune=head without a head."""
-        if self.prune == "head" and not rule.uses_head:
-            raise UserError(
-                f"drafting.prune=head leaves pruning to a head, but stopping by {type(rule).__name__} has none; use for example "
-                "stopping=[head_threshold], or drafting.prune=theta."
-            )
-        if isinstance(self, Graph):
-            return _GraphDrafter(self, engine, warp, rule)
         return _TopDrafter(self, engine, warp, rule)
 
 
@@ -146,6 +133,9 @@ class Graph(Tree):
 
     def most_verified(self, max_tokens: int) -> int:
         return self.max_verified
+
+    def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "_GraphDrafter":
+        return _GraphDrafter(self, engine, warp, rule)
 
 
 class _GraphDrafter(_TopDrafter):

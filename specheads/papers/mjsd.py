@@ -25,7 +25,7 @@ from specheads.decoding.stopping import FixedLength, StoppingRule
 from specheads.decoding.verification.rule import AcceptanceDistribution, Block, ChainVerification
 from specheads.errors import UserError, is_number
 from specheads.pair.pair import Pair
-from specheads.pair.sampling import Uniforms, Warp, sample_distinct
+from specheads.pair.sampling import Uniforms, Warp
 from specheads.papers.trees.growth import Frontier, Proposal, TreeDrafter, usual_length
 from specheads.papers.trees.rounds import TreeDrafting
 from specheads.papers.trees.verification import BEAM, ROOT, Draft, TreeVerification
@@ -67,23 +67,17 @@ class Beam(TreeDrafting):
     """`drafting=beam`: the most likely chain that a beam search finds, as long as the stopping rule lets it grow.
 
     Args:
-        num_beams: B.
-        samples_per_beam: 0 searches: the B most likely continuations of all beams are the next beams. S samples: S * B different
-            continuations are sampled, in turn, by their joint probabilities, and the B most likely of them are the next beams.
-            `Beam(1, 1)` is ancestral sampling; 2 is the beam sampling of the authors, and of transformers but for the last token.
-            Greedy decoding searches.
+        num_beams: B; the B most likely continuations of all beams are the next beams.
 
-    Source: Qin et al. 2024, section 4, with its number of beams. Their code
-    (github.com/ZongyueQin/MJSD) samples 2 per beam, and differs in two points: it starts from B copies of the context, so that a
-    first token can be sampled several times, and its draft probability is the share of all beams' continuations.
+    Source: Qin et al. 2024, section 4, with its number of beams. Their code (github.com/ZongyueQin/MJSD) samples 2 continuations
+    per beam.
     """
 
     kind = BEAM
 
-    def __init__(self, num_beams: int = 8, samples_per_beam: int = 0) -> None:
+    def __init__(self, num_beams: int = 8) -> None:
         check_count("drafting.num_beams", num_beams, least=1)
-        check_count("drafting.samples_per_beam", samples_per_beam)
-        self.num_beams, self.samples_per_beam = num_beams, samples_per_beam
+        self.num_beams = num_beams
 
     def most_read(self, max_tokens: int) -> int:
         return self.num_beams * max_tokens
@@ -120,7 +114,6 @@ class _BeamDrafter(TreeDrafter):
         most = choices.most_read(usual_length(rule))
         super().__init__(engine, warp, rule, most, choices.num_beams)
         self.num_beams, self._memory, self._probs = choices.num_beams, memory, memory.distributions(most + 1)
-        self._num_samples = 0 if warp.greedy else choices.samples_per_beam * choices.num_beams
 
     def begin(self, committed: Sequence[int], limit: int) -> None:
         self._joint, self._best = {ROOT: 0.0}, ROOT
@@ -143,23 +136,9 @@ class _BeamDrafter(TreeDrafter):
         self._probs[torch.tensor(frontier.nodes, device=device) + 1] = probs
         before = torch.tensor([self._joint[node] for node in frontier.nodes], dtype=torch.float64, device=device)
         joint = (before[:, None] + probs.double().log()).flatten()
-        among, scores = self._next_beams(joint, uniforms)
-        rows, tokens = among // probs.shape[1], among % probs.shape[1]
-        return rows, tokens, probs[rows, tokens].double().masked_fill(scores == -torch.inf, 0.0)
-
-    def _next_beams(self, joint: Tensor, uniforms: Uniforms) -> tuple[Tensor, Tensor]:
-        """Return which continuations are the next beams (b,), and their joint log-probabilities (b,): -inf for none.
-
-        Args:
-            joint: (c,), of all continuations.
-        """
-        if not self._num_samples:
-            top = joint.topk(min(self.num_beams, len(joint)))
-            return top.indices, top.values
-        weights = (joint - joint.max()).exp()  # the largest is 1, however unlikely the beams are
-        among, entries = sample_distinct(weights, uniforms.take(self._num_samples))
-        top = joint[among].masked_fill(entries == 0, -torch.inf).topk(self.num_beams)
-        return among[top.indices], top.values
+        best = joint.topk(min(self.num_beams, len(joint))).indices
+        rows, tokens = best // probs.shape[1], best % probs.shape[1]
+        return rows, tokens, probs[rows, tokens].double()
 
     def admit(self, proposals: Sequence[Proposal]) -> tuple[dict[int, Proposal], list[int]]:
         """Keep the best beams; one that has ended still competes, and the search is over once it is the best."""

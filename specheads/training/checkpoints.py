@@ -1,4 +1,4 @@
-"""Lightning callbacks that make training resumable with the same results, and one that forecasts the remaining time.
+"""A Lightning callback that makes training resumable with the same results, and forecasts the remaining time.
 
 A checkpoint is written between two steps, never between an epoch's last step and its validation: a run that resumes there would
 skip the validation. It holds the provenance of the run, so that no run of other settings resumes from it.
@@ -44,6 +44,7 @@ class Checkpoints(L.Callback):
         self.saved_step = 0
         self.earlier_seconds = 0.0
         self.start = time.perf_counter()
+        self.forecast = Forecast("training, without validation")
 
     @property
     def seconds(self) -> float:
@@ -66,6 +67,7 @@ class Checkpoints(L.Callback):
         interrupts.listen_again(self.request)
 
     def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, outputs: Any, batch: Any, index: int) -> None:
+        self.forecast.update(trainer.global_step, trainer.estimated_stepping_batches)
         stop = self.is_asked(trainer)
         if index + 1 >= trainer.num_training_batches or (index + 1) % trainer.val_check_batch == 0:
             return  # a validation comes first; the epoch's end, or the next step, saves
@@ -115,16 +117,6 @@ class Checkpoints(L.Callback):
             os.replace(temporary_of(self.path), self.path)
         trainer.strategy.barrier()
         self.saved_step = trainer.global_step
-
-
-class TimeToGo(L.Callback):
-    """Logs how long the training will still take."""
-
-    def __init__(self) -> None:
-        self.forecast = Forecast("training, without validation")
-
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        self.forecast.update(trainer.global_step, trainer.estimated_stepping_batches)
 
 
 def _check_weights(trainer: L.Trainer) -> None:

@@ -19,7 +19,7 @@ from torch.distributed import PrefixStore, rendezvous
 from specheads.errors import UserError
 from specheads.processes import Processes
 from specheads.storage.runs import is_resumed
-from specheads.training.checkpoints import Checkpoints, TimeToGo, differences
+from specheads.training.checkpoints import Checkpoints, differences
 from specheads.training.settings import TrainerSettings, Training, check_launcher, num_processes
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def new_trainer(
         use_distributed_sampler=False,  # EpochSampler splits rows over processes
         enable_model_summary=False,
         logger=list(loggers),
-        callbacks=[checkpoints, TimeToGo(), RichProgressBar()],
+        callbacks=[checkpoints, RichProgressBar()],
         enable_checkpointing=False,
     )
     if trainer.accumulate_grad_batches > 1 and trainer.strategy.handles_gradient_accumulation:

@@ -168,7 +168,7 @@ SAMPLED = [("batch", "multi_round"), ("distinct", "multi_round")]
 SAMPLED += [("multi", rule) for rule in ("multi_round", "spectr")]
 SAMPLED += [("lookup", "tree_match"), ("multi", "tree_match")]
 # The same rule, which samples from the target whatever was drafted.
-SAMPLED += [pytest.param(way, "tree_match", marks=pytest.mark.full) for way in ("beam", "sampled_beam", "tree", "graph")]
+SAMPLED += [pytest.param(way, "tree_match", marks=pytest.mark.full) for way in ("beam", "tree", "graph")]
 
 
 @pytest.mark.parametrize(("way", "rule"), SAMPLED)

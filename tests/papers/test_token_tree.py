@@ -176,7 +176,6 @@ def test_a_text_may_fill_the_window_to_its_end(pair):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: papers.Tree(prune="all"), "drafting.prune=all must be one of theta, head"),
         (lambda: papers.Multi(0), "drafting.num_chains=0"),
         (lambda: papers.Multi(merge="yes"), "drafting.merge=yes must be true or false"),
         (lambda: papers.Beam(0), "drafting.num_beams=0"),

@@ -167,7 +167,6 @@ METHODS = {
     "layer_skip": st.builds(papers.LayerSkip, st.sampled_from([[0], [1]])),
     "lookup": st.builds(papers.Lookup, st.integers(1, 4)),
     "beam": st.builds(papers.Beam, st.integers(1, 4)),
-    "sampled_beam": st.builds(papers.Beam, st.integers(1, 4), st.integers(1, 3)),
     "multi": chains_of(),
     "batch": chains_of(merge=st.just(False)),
     "distinct": chains_of(replacement=st.just(False), merge=st.booleans()),

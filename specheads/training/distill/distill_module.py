@@ -21,7 +21,7 @@ from specheads.training.distill.distill_loss import (
     token_losses,
 )
 from specheads.training.distill.draft_quality import quality_of, quality_sums
-from specheads.training.distill.draft_responses import DraftResponses, state_of
+from specheads.training.distill.draft_responses import DraftResponses
 from specheads.training.distill.samples import Sample, batch_of
 from specheads.training.distill.settings import Distillation
 from specheads.training.distill.sharding import is_sharded, shard, within_forward
@@ -136,7 +136,7 @@ class DistillModule(CurveModule):
         if self.trainer.world_size > 1:
             parts *= self.trainer.world_size
             torch.distributed.all_gather_object(parts, self.draft_responses.responses)
-        checkpoint["draft_responses"] = state_of({key: response for part in parts for key, response in part.items()})
+        checkpoint["draft_responses"] = {key: torch.from_numpy(ids) for part in parts for key, ids in part.items()}
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
         super().on_load_checkpoint(checkpoint)

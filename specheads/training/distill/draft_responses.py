@@ -4,8 +4,6 @@ A response depends on (seed, epoch, prompt) and the draft's weights alone. The p
 a resumed run no longer has the weights that wrote them.
 """
 
-import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -18,8 +16,6 @@ from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp
 from specheads.prompts.prompt import ResponseLimits
 from specheads.training.distill.samples import Sample
-
-logger = logging.getLogger(__name__)
 
 
 class DraftResponses:
@@ -35,7 +31,6 @@ class DraftResponses:
         self.warp = replace(warp, temperature=1.0) if warp.greedy else warp
         self.responses: dict[tuple[int, int], np.ndarray] = {}
         self.covered: set[tuple[int, int]] = set()
-        self.announced = False
 
     def refresh(self, batch: Sequence[Sample], upcoming: Callable[[], tuple[Sequence[Sample], Sequence[Sample]]]) -> None:
         """Let the draft write if a sample of a step has no response yet.
@@ -59,7 +54,7 @@ class DraftResponses:
     @torch.no_grad()
     def write(self, samples: Sequence[Sample]) -> None:
         """Let the draft respond to `samples`, and forget the responses that it wrote before."""
-        start, model = time.perf_counter(), self.pair.draft
+        model = self.pair.draft
         was_training = model.training
         model.eval()
         lengths = [len(sample.prompt) for sample in samples]
@@ -71,23 +66,8 @@ class DraftResponses:
         keys = [sample.key for sample in samples]
         self.responses = {key: np.array(each.ids, dtype=np.int32) for key, each in zip(keys, responses, strict=True)}
         model.train(was_training)
-        if not self.announced:
-            self.announced = True
-            tokens, seconds = sum(map(len, self.responses.values())), time.perf_counter() - start
-            logger.info("on-policy: the draft wrote %d responses, %d tokens, in %.1f s", len(samples), tokens, seconds)
 
-    def load(self, state: Mapping[str, Tensor]) -> None:
+    def load(self, responses: Mapping[tuple[int, int], Tensor]) -> None:
         """Restore the responses of a checkpoint, those of all processes."""
-        texts = np.split(state["tokens"].numpy(), state["ends"].numpy()[:-1]) if len(state["ends"]) else []
-        self.responses = {(epoch, row): text for (epoch, row), text in zip(state["keys"].tolist(), texts, strict=True)}
-        self.covered = set(self.responses)
-
-
-def state_of(responses: Mapping[tuple[int, int], np.ndarray]) -> dict[str, Tensor]:
-    """Return responses by (epoch, prompt) for a checkpoint: their keys, all tokens, and where each ends."""
-    tokens = np.concatenate([np.zeros(0, np.int32), *responses.values()])
-    return {
-        "keys": torch.tensor(list(responses), dtype=torch.long).reshape(-1, 2),
-        "tokens": torch.from_numpy(tokens),
-        "ends": torch.tensor([len(text) for text in responses.values()], dtype=torch.long).cumsum(0),
-    }
+        self.responses = {key: ids.numpy() for key, ids in responses.items()}
+        self.covered = set(responses)

@@ -26,24 +26,18 @@ class FeatureStore:
     def __init__(
         self,
         folder: Path,
-        lm: LanguageModel,
+        draft: LanguageModel,
+        target: LanguageModel,
         splits: Mapping[str, MixedResponses],
         needs: frozenset[str],
-        target: LanguageModel | None = None,
     ) -> None:
-        """Plan the store of the data set in `folder`.
-
-        Args:
-            lm: the draft.
-            needs: features that the heads read; those that the feature table does not store are left out.
-            target: the target, if heads read its states.
-        """
-        self.lm, self.splits, self.target = lm, splits, target
+        """Plan the store of the data set in `folder`: of what heads `needs`, those features that the feature table stores."""
+        self.draft, self.target, self.splits = draft, target, splits
         # The test compares heads with rules that need no head.
         self.needs = frozenset(name for name in needs | set(RECORDED) if FEATURES[name].stored)
         provenance = {
             "data": folder.name,
-            "dtype": [None if each is None else str(each.model.dtype) for each in (target, lm)],
+            "dtype": [str(each.model.dtype) for each in (target, draft)],
             "features": sorted(self.needs),
             "predicts": "next_token",
             "texts": {name: [data.response_share, data.seed, len(data)] for name, data in splits.items()},
@@ -64,11 +58,7 @@ class FeatureStore:
 
     def _model_of(self, feature: str) -> LanguageModel:
         """Return the model that a feature is read from."""
-        if not FEATURES[feature].reads_target:
-            return self.lm
-        if self.target is None:
-            raise ValueError("heads read the target's states, so the store needs the target")
-        return self.target
+        return self.target if FEATURES[feature].reads_target else self.draft
 
     def _bytes_of_feature(self, name: str) -> int:
         """Return the bytes of a feature for each drafted token."""
@@ -84,9 +74,9 @@ class FeatureStore:
         rows: list[dict[str, Tensor]] = [{} for _ in items]
         # Rows of similar length are read together; their features are put back in order.
         for places in batches_of_tokens([len(item["tokens"]) for item in items], BATCH_TOKENS):
-            batch = collate([items[place] for place in places]).to(self.lm.device)
+            batch = collate([items[place] for place in places]).to(self.draft.device)
             samples = [[torch.from_numpy(ids) for ids in data.sampled_tokens(numbers[place])] for place in places]
-            merged = [torch.cat(ids).to(self.lm.device) for ids in zip(*samples, strict=True)]
+            merged = [torch.cat(ids).to(self.draft.device) for ids in zip(*samples, strict=True)]
             counts = [len(items[place]["index"]) for place in places]
             for name, values in self._features(batch, merged).items():
                 check_numbers(self._model_of(name).name, values)
@@ -96,13 +86,13 @@ class FeatureStore:
 
     def _features(self, batch: HeadBatch, samples: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return the features of a batch to store, with `samples` of its drafted tokens (n,)."""
-        features, *others = sample_features(self.lm, batch, "next_token", self.needs - set(ROUND_INPUTS), samples)
+        features, *others = sample_features(self.draft, batch, "next_token", self.needs - set(ROUND_INPUTS), samples)
         for name in features:
             if FEATURES[name].of_token:
                 features[name] = torch.stack([features[name], *(other[name] for other in others)], dim=1)
         if "target_hidden" in self.needs:
             # For a round that begins at the token; the state for any other round is the one stored with an earlier token.
-            features["target_hidden"] = target_states(self._model_of("target_hidden"), batch, batch.index)
+            features["target_hidden"] = target_states(self.target, batch, batch.index)
         return features
 
 

@@ -25,42 +25,33 @@ TRAIN_BATCHES = 64  # that results on training prompts are computed on
 class HeadModule(CurveModule):
     """A bank of heads, their weighted loss, and the metrics of their predictions."""
 
-    def __init__(self, bank: HeadBank, draft: LanguageModel, optimizer: Optimizer, target: LanguageModel | None = None) -> None:
-        """`target` is needed where heads read its states and those are not stored."""
+    def __init__(self, bank: HeadBank, draft: LanguageModel, target: LanguageModel, optimizer: Optimizer) -> None:
+        """The target is run only where heads read its states and those are not stored."""
         super().__init__()
-        self.bank = bank
-        self.optimizer = optimizer
-        self._draft, self._target = (draft,), (target,)  # in tuples, so that their weights are not registered as this module's
+        self.bank, self.optimizer = bank, optimizer
+        self._models = draft, target  # in a tuple, so that their weights are not registered as this module's
         self._collected: list[tuple[Tensor, Tensor, Tensor]] = []  # see `_collect`
         self.test_results: dict[str, dict[str, float]] = {}
         self.divergences: dict[str, dict[str, float]] = {}  # by head, its KL on train and dev prompts (SpecDec++, table 3)
 
     def features(self, batch: HeadBatch, needs: frozenset[str] | None = None, predicts: str | None = None) -> dict[str, Tensor]:
         """Return the features of a batch: those that the bank reads, or those that `needs` and `predicts` ask for."""
-        lm, predicts, needs = self._draft[0], predicts or self.bank.predicts, needs or self.bank.needs
+        (lm, target), predicts, needs = self._models, predicts or self.bank.predicts, needs or self.bank.needs
         stored = batch.features if predicts == self.bank.predicts else {}
         features = {name: value for name, value in stored.items() if name in needs}
         if "index" in needs:
             features["index"] = batch.index - batch.start
         if "target_hidden" in needs - features.keys():
-            features["target_hidden"] = target_states(self.target, batch, batch.start)
+            features["target_hidden"] = target_states(target, batch, batch.start)
         missing = needs - features.keys()
         if missing == {"embedding"}:  # which is looked up, not computed
             with torch.no_grad():
                 return features | {"embedding": lm.embed(batch.drafted)}
         return features | (head_features(lm, batch, predicts, missing) if missing else {})
 
-    @property
-    def target(self) -> LanguageModel:
-        """The target; raises ValueError if none was given."""
-        (target,) = self._target
-        if target is None:
-            raise ValueError("heads read the target's states, so the module needs the target")
-        return target
-
     def on_fit_start(self) -> None:
         """Move the draft to the device of the heads; fix the scale of look-ahead inputs from the first batches."""
-        self._draft[0].model.to(self.device)
+        self._models[0].model.to(self.device)
         if self.bank.predicts == "next_token" and self.trainer.ckpt_path is None:
             batches = [
                 batch.to(self.device)

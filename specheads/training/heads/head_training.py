@@ -50,11 +50,6 @@ class TrainedHeads:
     test: dict[str, dict[str, float]] = field(default_factory=dict)
     calibration_errors: dict[str, dict[str, float]] = field(default_factory=dict)
 
-    @property
-    def num_heads(self) -> int:
-        """The number of heads."""
-        return len(self.names)
-
 
 def train_heads(
     pair: Pair,
@@ -84,7 +79,7 @@ def train_heads(
     trainer, checkpoints = new_trainer(settings, run, loggers, pair.draft_lm.device.type, provenance)
     data = data() if callable(data) else data
     checkpoints.provenance["data"] = data.folder.name
-    module = HeadModule(HeadBank(specs, settings.seed), pair.draft_lm, settings.optimizer, pair.target_lm)
+    module = HeadModule(HeadBank(specs, settings.seed), pair.draft_lm, pair.target_lm, settings.optimizer)
     loaders = _loaders(data.folder, settings, pair, module)
     train = load_split(data.folder, "train")
     counts = {"num_prompts": len(set(train["prompt_id"][:])), "num_responses": len(train)}
@@ -120,7 +115,7 @@ def _loaders(folder: Path, settings: HeadTraining, pair: Pair, module: HeadModul
     splits: dict[str, Any] = {split: MixedResponses(load_split(folder, split), *mixing, in_rounds) for split in SPLITS}
     if not splits["train"].mixes:  # mixed texts differ from epoch to epoch
         read = {split: splits[split] for split in ("train", "dev")}  # in every epoch
-        splits |= FeatureStore(folder, pair.draft_lm, read, module.bank.needs, pair.target_lm).stored(settings.features_budget)
+        splits |= FeatureStore(folder, pair.draft_lm, pair.target_lm, read, module.bank.needs).stored(settings.features_budget)
     return ResumableData(splits, **settings.loader.values(), seed=settings.seed, collate=collate)
 
 

@@ -9,10 +9,15 @@ from fakes import tiny_pair
 
 from specheads import Warp
 from specheads.prompts.prompt import ResponseLimits
-from specheads.training.distill.draft_responses import DraftResponses, state_of
+from specheads.training.distill.draft_responses import DraftResponses
 from specheads.training.distill.samples import Sample
 
 PROMPTS = [[1, 2, 3], [4], [2, 2, 5, 1], [3, 3]]
+
+
+def kept(responses):
+    """Responses as checkpoints have them."""
+    return {key: torch.from_numpy(ids) for key, ids in responses.items()}
 
 
 @pytest.fixture
@@ -88,7 +93,7 @@ def test_a_checkpoint_holds_the_responses(pair, count, tmp_path):
     first, second = writer(pair), writer(pair)
     if count:
         first.write(unanswered(rows=range(count)))
-    torch.save(state_of(first.responses), tmp_path / "state.pt")
+    torch.save(kept(first.responses), tmp_path / "state.pt")
     second.load(torch.load(tmp_path / "state.pt", weights_only=True))
     written, loaded = ({key: ids.tolist() for key, ids in each.responses.items()} for each in (first, second))
     assert loaded == written and len(written) == count
@@ -109,7 +114,7 @@ def test_processes_write_their_parts_at_the_same_steps(pair):
     assert [list(each.responses) for each in (one, other)] == [[(0, 0), (0, 1), (0, 2)], [(0, 3)]]
     other.refresh(coming[1:], lambda: pytest.fail("the responses are written already"))
     together = writer(pair)
-    together.load(state_of(one.responses | other.responses))
+    together.load(kept(one.responses | other.responses))
     together.refresh(coming, lambda: pytest.fail("the responses are in the checkpoint"))
     assert [s.response.tolist() for s in together.answered(coming)] == [
         s.response.tolist() for s in answered(writer(pair), coming)
