@@ -179,14 +179,14 @@ def unmerge(tree: Draft, same: Mapping[int, int], depth: int, most: int) -> None
     """Copy to every merged node the continuation of the node that it repeats, to `depth` levels and `most` nodes in all.
 
     Args:
-        same: by merged node, the node that it repeats.
+        same: by merged node, the node that it repeats, which is not merged itself.
     """
     num_drafted = len(tree)
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(tree.parents):
         children.setdefault(parent, []).append(node)
-    # By node the drafted node, not merged, that it repeats or is: whatever follows the latter also follows the former.
-    repeated = [_last_of(same, node) for node in range(num_drafted)]
+    # By node the drafted node that it repeats or is: whatever follows the latter also follows the former.
+    repeated = [same.get(node, node) for node in range(num_drafted)]
     todo = [(tree.depth[node], node) for node in same]
     heapify(todo)
     while todo:
@@ -198,10 +198,3 @@ def unmerge(tree: Draft, same: Mapping[int, int], depth: int, most: int) -> None
             repeated.append(repeated[child])
             heappush(todo, (tree.depth[copy], copy))
     tree.num_copied = len(tree) - num_drafted
-
-
-def _last_of(links: Mapping[int, int], node: int) -> int:
-    """Return the node at the end of the links that begin at `node`."""
-    while node in links:
-        node = links[node]
-    return node
