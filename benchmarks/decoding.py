@@ -20,7 +20,6 @@ import statistics
 import sys
 import tempfile
 from argparse import Namespace
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -249,17 +248,14 @@ def fastest(
     workers: Workers, settings: Sequence[Setting], prompts: Sequence[list[int]], length: int, repeats: int, at_once: int = 1
 ) -> list[Setting]:
     """Return the fastest setting of each way of each peer."""
-    count = Counter((setting.peer, setting.way) for setting in settings)
-    several = [setting for setting in settings if count[setting.peer, setting.way] > 1]
+    ways: dict[tuple[str, str], list[Setting]] = {}
+    for setting in settings:
+        ways.setdefault((setting.peer, setting.way), []).append(setting)
+    several = [setting for group in ways.values() if len(group) > 1 for setting in group]
     speeds = {name: made.speed for name, made in measure(workers, several, prompts, length, repeats, at_once).items()}
     for name, speed in speeds.items():
         print(f"    tuning: {name}: {speed:,.0f} tokens/s", file=sys.stderr, flush=True)
-    best: dict[tuple[str, str], Setting] = {}
-    for setting in settings:
-        before = best.setdefault((setting.peer, setting.way), setting)
-        if setting is not before and speeds[setting.name] > speeds[before.name]:
-            best[setting.peer, setting.way] = setting
-    return list(best.values())
+    return [max(group, key=lambda setting: speeds.get(setting.name, 0.0)) for group in ways.values()]
 
 
 def measure(

@@ -33,6 +33,7 @@ from specheads.storage.files import write_json
 Value = float | int | str | None | Mapping[str, float]
 FINAL_PARTS = "final_parts.json"
 OUTPUTS = ROOT / "outputs" / "benchmarks"
+MOST_LOAD = 0.5  # of a quiet machine, on average over a minute
 RENDERED = ("docs/measurements", "benchmarks/gpu/README.md", "benchmarks/results", f"benchmarks/{FINAL_PARTS}")
 
 
@@ -190,18 +191,9 @@ def _load_average() -> float:
 
 
 def _is_quiet() -> bool:
-    """Return whether the machine does nothing else: on each core a loop of about 2 ms takes the same time, again and again."""
-    if not hasattr(os, "sched_setaffinity"):
-        return _evenly_timed(_loop_seconds())
-    cores = os.sched_getaffinity(0)
-    try:
-        return all(os.sched_setaffinity(0, {core}) or _evenly_timed(_loop_seconds()) for core in sorted(cores))
-    finally:
-        os.sched_setaffinity(0, cores)
-
-
-def _loop_seconds() -> list[float]:
-    return timeit.repeat("for _ in range(50_000): pass", number=1, repeat=110)[10:]
+    """Return whether the machine did little at the start, and now a loop of about 2 ms takes the same time, again and again."""
+    seconds = timeit.repeat("for _ in range(50_000): pass", number=1, repeat=110)[10:]
+    return LOAD < MOST_LOAD and _evenly_timed(seconds)
 
 
 def _evenly_timed(seconds: Sequence[float]) -> bool:

@@ -106,16 +106,12 @@ def _rows_of(reports: Mapping[str, Sequence[Report]]) -> Iterator[list[Value]]:
         for head, by_seed in reports.items():
             winners = [report["data_sets"][place]["winners"] for report in by_seed]
             for family in dict.fromkeys(winner["family"] for winner in winners[0]):
-                chosen = {ratio: [_one_of(each, family, ratio) for each in winners] for ratio in RATIOS}
+                by_key = [{(winner["family"], winner["ratio"]): winner for winner in each} for each in winners]
+                chosen = {ratio: [each[family, ratio] for each in by_key] for ratio in RATIOS}
                 has_head = chosen[RATIOS[0]][0]["head_share"] is not None
                 if has_head or head == first:
                     name = family.replace("_", " ") + (f", {head}" if has_head else "")
                     yield [data["name"], name, *figures(chosen)]
-
-
-def _one_of(winners: Sequence[Mapping[str, Any]], family: str, ratio: str) -> Mapping[str, Any]:
-    """Return the winner of a family at a ratio."""
-    return next(winner for winner in winners if (winner["family"], winner["ratio"]) == (family, ratio))
 
 
 def figures(chosen: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Value]:

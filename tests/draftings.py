@@ -13,7 +13,6 @@ DRAFTINGS = {
     "beam": papers.Beam(3),
     "multi": papers.Multi(3),
     "batch": papers.Multi(3, merge=False),
-    "distinct": papers.Multi(3, replacement=False),
     "tree": papers.Tree(3, 0.02, 0.02, max_nodes=20, max_width=5),
     "graph": papers.Graph(tau=1, max_verified=24, top_k=3, theta_prob=0.02, theta_sib=0.02, max_nodes=20, max_width=5),
 }

@@ -31,17 +31,13 @@ def of_chains(chains, merge=True):
     return nodes
 
 
-def trees_of(draft, count, length, merge=True, replacement=True):
-    """Yield every tree of `count` chains of `length` tokens, and its probability; without replacement first tokens differ."""
+def trees_of(draft, count, length, merge=True):
+    """Yield every tree of `count` chains of `length` tokens, and its probability."""
     options = list(itertools.product(range(draft.vocab_size), repeat=length))
     for chains in itertools.product(options, repeat=count):
         prob = 1.0
-        for number, chain in enumerate(chains):
-            distribution = draft(()).clone()
-            if not replacement:
-                distribution[[other[0] for other in chains[:number]]] = 0
-                distribution = distribution / distribution.sum().clamp_min(1e-300)
-            prob *= distribution[chain[0]].item() * draft.joint(chain[1:], chain[:1])
+        for chain in chains:
+            prob *= draft(())[chain[0]].item() * draft.joint(chain[1:], chain[:1])
         if prob > 0:
             yield of_chains(chains, merge), prob
 
@@ -60,10 +56,10 @@ def emitted(rule, target, draft, trees, num_tokens):
         return torch.stack([prob * rest for prob, rest in zip(target(begun), following, strict=True)])
 
     total = torch.zeros((target.vocab_size,) * num_tokens, dtype=torch.float64)
-    for nodes, tree_prob, replacement in trees:
+    for nodes, tree_prob in trees:
         target_probs, paths = distributions_after(target, nodes)
         draft_probs, _ = distributions_after(draft, nodes)
-        drafted = replace(nodes, draft_probs=draft_probs, replacement=replacement)
+        drafted = replace(nodes, draft_probs=draft_probs)
         distribution = rule.distribution(TreeBlock.of(drafted, target_probs))
         reach = [tree_prob]
         for move, parent in zip(distribution.moves.tolist(), nodes.parents, strict=True):

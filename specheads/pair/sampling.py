@@ -156,23 +156,6 @@ def sample(probs: Tensor, uniform: Tensor) -> Tensor:
     return active().token_at(at_least_float32(probs), uniform.to(probs.device).double())
 
 
-def sample_distinct(probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Return different token ids (..., Q) sampled in turn, each from those left, and their entries of `probs` (..., Q).
-
-    Where fewer than Q tokens have a probability, the entries of the rest are 0, and their ids mean nothing.
-
-    Args:
-        probs: (..., V), which need not sum to one.
-        uniforms: (..., Q), in [0, 1).
-    """
-    left, tokens, entries = probs.clone(), [], []
-    for uniform in uniforms.unbind(dim=-1):
-        tokens.append(sample(left, uniform).unsqueeze(-1))
-        entries.append(left.gather(-1, tokens[-1]))
-        left = left.scatter(-1, tokens[-1], 0.0)
-    return torch.cat(tokens, dim=-1), torch.cat(entries, dim=-1)
-
-
 def uniforms(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Return float64 uniform numbers in [0, 1) on the generator's device."""
     return torch.rand(shape, generator=generator, dtype=torch.float64, device=generator.device)

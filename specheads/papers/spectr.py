@@ -9,11 +9,10 @@ from specheads.decoding.arguments import check_count, check_flag
 from specheads.decoding.engine import Engine
 from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.stopping import StoppingRule
-from specheads.pair.sampling import Uniforms, Warp, sample_distinct
+from specheads.pair.sampling import Uniforms, Warp
 from specheads.papers.trees.growth import Frontier, Proposal, TreeDrafter, usual_length
 from specheads.papers.trees.rounds import TreeDrafting
 from specheads.papers.trees.verification import (
-    DISTINCT,
     IID,
     ROOT,
     Draft,
@@ -31,23 +30,19 @@ class Multi(TreeDrafting):
         num_chains: k.
         merge: whether chains share the nodes of a common prefix, so that all of them can continue where it is accepted. Without
             it verification follows the first accepted chain alone (`drafting=batch`, Yin et al. 2024).
-        replacement: false samples the first tokens without replacement, so that no two chains begin with the same token.
 
-    Source: SpecTr (Sun et al. 2023); SpecInfer (Miao et al. 2024) for the tree; RSD (Jeon et al. 2024) without replacement.
+    Source: SpecTr (Sun et al. 2023); SpecInfer (Miao et al. 2024) for the tree.
     """
 
-    def __init__(self, num_chains: int = 4, merge: bool = True, replacement: bool = True) -> None:
+    kind = IID
+
+    def __init__(self, num_chains: int = 4, merge: bool = True) -> None:
         check_count("drafting.num_chains", num_chains, least=1)
-        for name, value in (("merge", merge), ("replacement", replacement)):
-            check_flag(f"drafting.{name}", value)
-        self.num_chains, self.merge, self.replacement = num_chains, merge, replacement
+        check_flag("drafting.merge", merge)
+        self.num_chains, self.merge = num_chains, merge
 
     def most_read(self, max_tokens: int) -> int:
         return self.num_chains * max_tokens
-
-    @property
-    def kind(self) -> str:
-        return IID if self.replacement else DISTINCT
 
     def usual_verification(self) -> MultiRound:
         return MultiRound()
@@ -68,7 +63,7 @@ class _MultiDrafter(TreeDrafter):
         self._chains = [ROOT] * self.choices.num_chains  # the end of each that still grows
 
     def finish(self) -> Draft:
-        self.tree.draft_probs, self.tree.replacement = self._probs[: len(self.tree) + 1], self.choices.replacement
+        self.tree.draft_probs = self._probs[: len(self.tree) + 1]
         return self.tree
 
     def propose(self, frontier: Frontier, uniforms: Uniforms) -> tuple[Tensor, Tensor, Tensor]:
@@ -76,21 +71,16 @@ class _MultiDrafter(TreeDrafter):
         self._probs[torch.tensor(frontier.nodes, device=device) + 1] = probs
         place = {node: row for row, node in enumerate(frontier.nodes)}
         rows = torch.tensor([place[end] for end in self._chains], device=device)
-        uniform = uniforms.take(self.choices.num_chains)[: len(rows)]
-        if self.choices.replacement or frontier.nodes != [ROOT]:
-            tokens = self.distribution.draw(probs[rows], uniform)
-            return rows, tokens, probs[rows, tokens].double()
-        tokens, first_probs = sample_distinct(probs[0], uniform)
-        return rows, tokens, first_probs.double()
+        tokens = self.distribution.draw(probs[rows], uniforms.take(self.choices.num_chains)[: len(rows)])
+        return rows, tokens, probs[rows, tokens].double()
 
     def admit(self, proposals: Sequence[Proposal]) -> tuple[dict[int, Proposal], list[int]]:
         admitted: dict[int, Proposal] = {}
         self._chains = []
         for proposal in proposals:
-            if proposal.prob > 0:  # otherwise there were fewer tokens than chains
-                node = self.tree.add(proposal.parent, proposal.token, self.choices.merge)
-                admitted.setdefault(node, proposal)
-                self._chains += [] if proposal.stop else [node]
+            node = self.tree.add(proposal.parent, proposal.token, self.choices.merge)
+            admitted.setdefault(node, proposal)
+            self._chains += [] if proposal.stop else [node]
         return admitted, sorted(set(self._chains))
 
 

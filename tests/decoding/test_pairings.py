@@ -164,7 +164,7 @@ def test_rules_of_a_decoder_share_its_compiled_steps():
         assert decoder.draft_engine.num_prepared == before or way == "graph"  # whose pending tokens are more
 
 
-SAMPLED = [("batch", "multi_round"), ("distinct", "multi_round")]
+SAMPLED = [("batch", "multi_round")]
 SAMPLED += [("multi", rule) for rule in ("multi_round", "spectr")]
 SAMPLED += [("lookup", "tree_match"), ("multi", "tree_match")]
 # The same rule, which samples from the target whatever was drafted.
@@ -207,7 +207,6 @@ def test_a_rule_has_the_name_of_its_config():
             "token verification does not take what Tree drafts, a tree of chosen tokens; use for example verification=tree_match",
         ),
         ("multi", "block", "use for example verification=multi_round"),
-        ("distinct", "spectr", "SpecTr does not take .* without replacement; use for example verification=multi_round"),
         ("beam", "token", "use for example verification=joint"),
         ("lookup", "joint", "joint verification, threshold 0.1 does not take what Lookup drafts"),
     ],

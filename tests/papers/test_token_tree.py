@@ -144,14 +144,9 @@ def test_independent_chains_are_sampled_from_the_distribution_and_merged(pair):
         torch.testing.assert_close(draft.draft_probs[parent + 1], distribution_after(pair, tokens_above(draft, parent), warp))
 
 
-def test_chains_side_by_side_and_without_replacement(pair):
+def test_chains_side_by_side(pair):
     side, _ = draft_of(pair, papers.Multi(4, merge=False), stopping.FixedLength(3), Warp(1.0))
     assert len(side.tokens) == 12 == len(side.order)
-    apart, _ = draft_of(pair, papers.Multi(4, replacement=False), stopping.FixedLength(2), Warp(1.0))
-    roots = [token for token, depth in zip(apart.tokens, apart.depth, strict=True) if depth == 0]
-    assert len(roots) == 4 == len(set(roots)) and not apart.replacement
-    point, _ = draft_of(pair, papers.Multi(4, replacement=False), stopping.FixedLength(2), Warp(1.0, top_k=2))
-    assert point.depth.count(0) == 2  # there are no more tokens
 
 
 def test_a_rule_whose_drafts_exceed_the_memory_is_refused(pair):

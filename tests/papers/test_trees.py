@@ -37,25 +37,9 @@ def check(rule, target, draft, trees, length):
 def test_iid_chains_are_lossless(rule, merge, vocab_size, count, length):
     for seed in range(4):
         target, draft = Model(vocab_size, 2 * seed, seed % 2 == 1), Model(vocab_size, 2 * seed + 1, seed % 4 > 1)
-        trees = [(nodes, prob, True) for nodes, prob in trees_of(draft, count, length, merge)]
-        assert sum(prob for _, prob, _ in trees) == pytest.approx(1)
+        trees = list(trees_of(draft, count, length, merge))
+        assert sum(prob for _, prob in trees) == pytest.approx(1)
         check(RULES[rule], target, draft, trees, length)
-
-
-@pytest.mark.parametrize(("vocab_size", "count", "length"), [(2, 2, 2), (3, 2, 2), (3, 3, 1), (4, 3, 1)])
-@pytest.mark.parametrize("rule", ["tree_match", "multi_round"])
-def test_first_tokens_without_replacement_are_lossless(rule, vocab_size, count, length):
-    for seed in range(4):
-        target, draft = Model(vocab_size, 2 * seed), Model(vocab_size, 2 * seed + 1)
-        trees = [(nodes, prob, False) for nodes, prob in trees_of(draft, count, length, replacement=False)]
-        assert sum(prob for _, prob, _ in trees) == pytest.approx(1)
-        check(RULES[rule], target, draft, trees, length)
-
-
-def test_samples_without_replacement_verified_as_with_it_would_be_noticed():
-    target, draft = Model(3, 4), Model(3, 5)
-    trees = [(nodes, prob, True) for nodes, prob in trees_of(draft, 2, 1, replacement=False)]
-    assert difference(emitted(MultiRound(), target, draft, trees, 2), target) > 0.1
 
 
 def test_ignoring_repeated_samples_would_be_noticed():
@@ -63,7 +47,7 @@ def test_ignoring_repeated_samples_would_be_noticed():
     target, draft, trees = Model(3, 4), Model(3, 5), []
     for nodes, prob in trees_of(draft, 3, 1):
         nodes.order = sorted(set(nodes.order))
-        trees.append((nodes, prob, True))
+        trees.append((nodes, prob))
     assert difference(emitted(MultiRound(), target, draft, trees, 2), target) > 1e-2
 
 
@@ -74,7 +58,7 @@ def test_chosen_trees_are_lossless_under_matching():
         nodes.add(parent, token)
     for seed in range(4):
         target = Model(3, seed, seed % 2 == 1)
-        check(TreeMatch(), target, Model(3, 9), [(nodes, 1.0, True)], 3)
+        check(TreeMatch(), target, Model(3, 9), [(nodes, 1.0)], 3)
 
 
 def test_copies_of_a_graph_are_lossless():
@@ -85,7 +69,7 @@ def test_copies_of_a_graph_are_lossless():
     unmerge(graph, {2: 1, 4: 0, 5: 3, 6: 0, 7: 1}, depth=3, most=64)
     assert graph.num_copied > 5
     for seed in range(20):
-        check(TreeMatch(), Model(3, seed, seed % 2 == 1), Model(3, 99), [(graph, 1.0, True)], 3)
+        check(TreeMatch(), Model(3, seed, seed % 2 == 1), Model(3, 99), [(graph, 1.0)], 3)
 
 
 @pytest.mark.parametrize("distribution_of", [MultiRound().distribution, SpecTr().distribution])

@@ -169,14 +169,11 @@ METHODS = {
     "beam": st.builds(papers.Beam, st.integers(1, 4)),
     "multi": chains_of(),
     "batch": chains_of(merge=st.just(False)),
-    "distinct": chains_of(replacement=st.just(False), merge=st.booleans()),
     "tree": st.builds(papers.Tree, **sizes),
     "graph": st.builds(
         papers.Graph,
         st.integers(1, 3),
         st.integers(20, 40),
-        st.sampled_from(["most_likely", "first", "last"]),
-        st.booleans(),
         **sizes,
     ),
 }

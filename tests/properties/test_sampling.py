@@ -8,7 +8,7 @@ from properties.strategies import probabilities, temperatures, tries
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from specheads import UserError, Warp
-from specheads.pair.sampling import LEAST, Uniforms, accept_prob, overlap, sample, sample_distinct, tokens_at
+from specheads.pair.sampling import LEAST, Uniforms, accept_prob, overlap, sample, tokens_at
 
 dtypes = st.sampled_from([torch.float64, torch.float32, torch.bfloat16])
 logit = st.sampled_from([-1e4, -30.0, 0.0, 1.0, 30.0, 1e4]) | st.floats(-50, 50)
@@ -84,16 +84,6 @@ def test_every_token_has_its_share_of_the_numbers(row, numbers, dtype):
     ends = wide.cumsum(0) / wide.sum()
     for token, number in zip(tokens.tolist(), numbers, strict=True):
         assert ends[token] - wide[token] / wide.sum() - 1e-12 <= number <= ends[token] + 1e-12
-
-
-@tries(5)
-@given(weights, st.lists(probabilities(0, 1, exclude_max=True), min_size=1, max_size=9))
-def test_samples_without_replacement_are_different_tokens(row, numbers):
-    probs = torch.tensor(row, dtype=torch.float64)
-    tokens, entries = sample_distinct(probs, torch.tensor(numbers, dtype=torch.float64))
-    taken = [token for token, entry in zip(tokens.tolist(), entries.tolist(), strict=True) if entry > 0]
-    assert len(set(taken)) == len(taken) == min(len(numbers), int((probs > 0).sum()))
-    assert all(probs[token] == entry for token, entry in zip(tokens.tolist(), entries.tolist(), strict=True) if entry > 0)
 
 
 @tries(5)

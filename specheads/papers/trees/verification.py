@@ -15,7 +15,6 @@ from specheads.pair.sampling import accept_prob, at_least_float32, sample
 
 # How the tokens of a tree were chosen.
 IID = "a tree of i.i.d. samples"
-DISTINCT = "a tree of samples without replacement"
 CHOSEN = "a tree of chosen tokens"
 BEAM = "the best beam"
 
@@ -38,7 +37,6 @@ class Draft:
     draft_probs: Tensor | None = None
     num_draft_calls: int = 0  # draft forward passes spent on it
     num_copied: int = 0  # of a graph: the last nodes, which were copied instead of drafted
-    replacement: bool = True  # whether a token may be sampled twice after the same node
     is_tree: bool = True  # whether it is recorded as one
     nan: bool = False  # whether the draft's logits were NaN or infinite; then the rest means nothing
     _known: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -88,7 +86,6 @@ class TreeBlock:
     draft_probs: Tensor | None  # (N + 1, V), which the nodes were sampled from
     target_probs: Tensor  # (N + 1, V)
     crowded: Tensor  # (c,) long, the rows with several samples
-    replacement: bool = True  # whether a token could be sampled twice after the same node
 
     @classmethod
     def of(cls, draft: Draft, target_probs: Tensor) -> "TreeBlock":
@@ -126,7 +123,6 @@ class TreeBlock:
             draft_probs=draft_probs,
             target_probs=at_least_float32(target_probs),
             crowded=numbers([row for row, nodes in enumerate(sampled) if len(nodes) > 1]),
-            replacement=draft.replacement,
         )
 
     @property
@@ -175,7 +171,7 @@ class TreeDistribution:
 class TreeVerification(Verification):
     """The base of rules for trees, which verify each tree whatever happened before."""
 
-    takes = frozenset({IID, DISTINCT, CHOSEN, BEAM})
+    takes = frozenset({IID, CHOSEN, BEAM})
 
     def distribution(self, block: TreeBlock) -> TreeDistribution:
         """Return the distribution of the outcome."""
@@ -185,17 +181,15 @@ class TreeVerification(Verification):
 class MultiRound(TreeVerification):
     """`verification=multi_round`: the tokens sampled at a node are tested one after the other.
 
-    Each is tested against the target's residual after the earlier rejections, even if the same token was sampled before. Without
-    replacement a token's distribution is the draft's without the tokens sampled before it, renormalised.
+    Each is tested against the target's residual after the earlier rejections, even if the same token was sampled before.
 
-    Source: Miao et al. 2024 (SpecInfer), algorithm 2, VerifyStochastic; without replacement as in Jeon et al. 2024 (RSD), section
-    3.
+    Source: Miao et al. 2024 (SpecInfer), algorithm 2, VerifyStochastic.
     """
 
     name = "multi_round"
     compile_key = "multi round"
     label = "multi-round verification"
-    takes = frozenset({IID, DISTINCT})
+    takes = frozenset({IID})
 
     def distribution(self, block: TreeBlock) -> TreeDistribution:
         target, draft = block.both_probs
@@ -212,10 +206,6 @@ class MultiRound(TreeVerification):
             residual = (target - draft).clamp_min(0)
             mass = residual.sum(dim=1, keepdim=True)
             target = torch.where(there[:, None] & (mass > 0), residual / mass.clamp_min(torch.finfo(mass.dtype).tiny), target)
-            if not block.replacement:
-                others = draft.scatter(1, token, 0.0)
-                others = others / others.sum(dim=1, keepdim=True).clamp_min(torch.finfo(others.dtype).tiny)
-                draft = torch.where(there[:, None], others, draft)
         return TreeDistribution(moves, target, block)
 
 
