@@ -88,19 +88,14 @@ def test_dangerous_calls_are_found_under_any_name(source, names):
 # --- files of others
 
 
-@pytest.mark.parametrize("way", ["resume=<file>", "the run's"])
-def test_a_checkpoint_that_holds_code_is_refused_and_does_not_run_it(tmp_path, trace, way, caplog):
+def test_a_checkpoint_that_holds_code_is_refused_and_does_not_run_it(tmp_path, trace, caplog):
     path = tmp_path / "run" / "checkpoints" / "last.ckpt"
     path.parent.mkdir(parents=True)
     (tmp_path / "run" / "run.json").write_text(json.dumps({"resumed": True}))
     checkpoints = Checkpoints(path, every_steps=1, provenance={})
     checkpoints.provenance = {"seed": 1}
-    torch.save({"provenance": {"seed": 1}, "state_dict": Trap(trace)}, path if way == "the run's" else tmp_path / "named.ckpt")
-    if way == "the run's":
-        assert checkpoint_to_resume(True, checkpoints) is None and "training starts again" in caplog.text
-    else:
-        with pytest.raises(UserError, match=r"named\.ckpt is not a checkpoint"):
-            checkpoint_to_resume(str(tmp_path / "named.ckpt"), checkpoints)
+    torch.save({"provenance": {"seed": 1}, "state_dict": Trap(trace)}, path)
+    assert checkpoint_to_resume(checkpoints) is None and "training starts again" in caplog.text
     assert not trace.exists()
     with pytest.raises(TypeError):  # the trap is one: an ordinary unpickler springs it, and then fails to find a dictionary
         dict(pickle.loads(pickle.dumps(Trap(trace))))

@@ -99,7 +99,8 @@ class Command:
         """Run one composed config: the only one, or one of a sweep."""
         try:
             check_experiment(self.name, HydraConfig.get().runtime.choices.get("experiment"))
-            _check_resume(cfg)
+            if not isinstance(cfg.resume, bool):
+                raise UserError(f"resume={shown(cfg.resume)} must be true or false.")
             check_keys(cfg, self.classes)
             if (processes := Processes.this()).launcher is not None:  # each of its processes uses a GPU of its own
                 import torch  # slow, and not every command needs it
@@ -174,13 +175,6 @@ def _silence() -> Iterator[None]:
 def run_folder() -> Path:
     """Return the folder of the current run."""
     return Path(HydraConfig.get().runtime.output_dir)
-
-
-def _check_resume(cfg: DictConfig) -> None:
-    """Raise UserError for a value of `resume` that this command does not take."""
-    more = ", or a file such as outputs/head/<date_time>/checkpoints/last.ckpt" if "checkpoint" in cfg else ""
-    if not isinstance(cfg.resume, bool) and not (more and isinstance(cfg.resume, str) and Path(cfg.resume).is_file()):
-        raise UserError(f"resume={shown(cfg.resume)} must be true or false{more}.")
 
 
 def next_command(verb: str, *overrides: str) -> str:

@@ -48,11 +48,7 @@ class RunSettings(Settings):
     """Where a command writes, and whether it resumes a run."""
 
     command: Text = setting("", "the name of the folder of runs in paths.outputs")
-    resume: Flag | Text = setting(
-        True,
-        "true: resume the newest run of the same command if it is unfinished; false: start again; specheads train also takes a "
-        "checkpoint to resume in a new folder",
-    )
+    resume: Flag = setting(True, "true: resume the newest run of the same command if it is unfinished; false: start again")
     paths: _Paths = setting(_Paths(), "the folders of a command")
 
 

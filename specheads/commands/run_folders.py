@@ -40,7 +40,7 @@ class NoteRunKey(Callback):
     """
 
     key = ""
-    resume: bool | str = True
+    resume = True
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Note the key of a run; let the first process alone write files."""
@@ -96,12 +96,10 @@ def register_resolver(folder: Path | None = None) -> None:
 def _run_key(config: DictConfig) -> str:
     """Return a key of a composed configuration; it does not depend on Hydra's folders, on `resume`, or on where it computes."""
     settings = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
-    overrides, ignored = settings.pop("hydra")["overrides"]["task"], {f"trainer.{name}" for name in _WHERE}
+    settings.pop("resume", None)
+    overrides, ignored = settings.pop("hydra")["overrides"]["task"], {"resume", *(f"trainer.{name}" for name in _WHERE)}
     if isinstance(trainer := settings.get("trainer"), dict):
         settings["trainer"] = {name: value for name, value in trainer.items() if name not in _WHERE}
-    if isinstance(settings.get("resume"), bool):
-        settings.pop("resume")
-        ignored.add("resume")
     kept = sorted(override for override in overrides if override.lstrip("+~").split("=")[0] not in ignored)
     return hashlib.sha256(json.dumps([settings, kept], sort_keys=True, default=str).encode()).hexdigest()[:16]
 

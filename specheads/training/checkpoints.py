@@ -145,7 +145,7 @@ def differences(checkpoint: Path, provenance: Mapping[str, Any]) -> list[str]:
             raise TypeError("no provenance")
     except UNREADABLE as error:
         raise UserError(
-            f"{checkpoint} is not a checkpoint that specheads train can resume ({type(error).__name__}); expected "
-            "outputs/<task>/<date_time>/checkpoints/last.ckpt of an earlier run, or resume=false to start again."
+            f"{checkpoint} is not a checkpoint that can be resumed ({type(error).__name__}); expected the one that the "
+            "interrupted run wrote."
         ) from None
     return sorted(name for name in saved.keys() | provenance.keys() if saved.get(name) != provenance.get(name))

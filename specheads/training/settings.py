@@ -12,14 +12,12 @@ from specheads.processes import Processes
 from specheads.settings import (
     Built,
     Count,
-    Flag,
     NonNegativeNumber,
     PositiveCount,
     PositiveNumber,
     Probability,
     Seed,
     Settings,
-    Text,
     cache_key,
     setting,
     shown,
@@ -114,12 +112,6 @@ class Training(Settings):
         200,
         "the number of optimizer steps between two checkpoints; one more is written at the end of every epoch",
         key="checkpoint.every_steps",
-        decides=False,
-    )
-    resume: Flag | Text = setting(
-        True,
-        "true: resume the newest run of the same command if it is unfinished; false: start again; or a checkpoint to resume in a "
-        "new folder",
         decides=False,
     )
 

@@ -4,7 +4,7 @@ import atexit
 import contextlib
 import logging
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,19 +55,17 @@ def new_trainer(
     loggers: Sequence[Logger],
     device_type: str,
     provenance: Mapping[str, Any],
-    of_data: Collection[str] = ("data",),
 ) -> tuple[L.Trainer, Checkpoints]:
     """Seed all random generators; return a trainer, and the callback that writes its checkpoints into the folder of the run.
 
     Args:
         device_type: the device of the models, for `trainer.accelerator=auto`: they may be on a CPU, and Apple's GPUs have no
             float64.
-        provenance: what decides the numbers of the run, except for its data. A checkpoint that the settings name must have it.
-        of_data: the names of what is added to the provenance once there is data.
+        provenance: what decides the numbers of the run, except for its data, which is added once there is some.
 
     Raises:
         UserError: see `placement`; batches that cannot be split over processes, or that are accumulated under a strategy that
-            averages them itself; a checkpoint of other settings.
+            averages them itself.
     """
     for name in ("pytorch.utilities.rank_zero", "fabric.utilities.distributed"):
         logging.getLogger(f"lightning.{name}").setLevel(logging.WARNING)
@@ -92,38 +90,21 @@ def new_trainer(
             "tokens each has; use a larger loader.batch_size, or another strategy, for example +trainer.strategy=ddp."
         )
     settings.check_processes(trainer.world_size)
-    _named_checkpoint(settings.resume, checkpoints.provenance, of_data)  # before hours of generating data
     return trainer, checkpoints
 
 
-def checkpoint_to_resume(resume: bool | str, checkpoints: Checkpoints) -> Path | None:
-    """Return the checkpoint to resume: that of this folder's interrupted run, or the one that `resume` names.
-
-    Raises:
-        UserError: `resume` names a checkpoint of other settings or data.
-    """
+def checkpoint_to_resume(checkpoints: Checkpoints) -> Path | None:
+    """Return the checkpoint of this folder's interrupted run; None, with a warning, where it is of other settings or damaged."""
     path = checkpoints.path
-    if path.is_file() and is_resumed(path.parents[1]):
-        try:
-            changed = differences(path, checkpoints.provenance)
-            if not changed:
-                return path
-            logger.warning("training starts again: %s was written with another %s", path, ", ".join(changed))
-        except UserError as error:
-            logger.warning("training starts again: %s", error)
-    return _named_checkpoint(resume, checkpoints.provenance)
-
-
-def _named_checkpoint(resume: bool | str, provenance: Mapping[str, Any], but: Collection[str] = ()) -> Path | None:
-    """Return the checkpoint that `resume` names, if any; raise UserError if it is of other settings, leaving out `but`."""
-    if not isinstance(resume, str):
+    if not (path.is_file() and is_resumed(path.parents[1])):
         return None
-    if changed := [name for name in differences(Path(resume), provenance) if name not in but]:
-        raise UserError(
-            f"resume={resume} is of a run with another {', '.join(changed)}; give the same settings as that run had, "
-            "or resume=false to start again."
-        )
-    return Path(resume)
+    try:
+        if changed := differences(path, checkpoints.provenance):
+            logger.warning("training starts again: %s was written with another %s", path, ", ".join(changed))
+    except UserError as error:
+        logger.warning("training starts again: %s", error)
+        return None
+    return None if changed else path
 
 
 FSDP2 = "fsdp2"  # our name for a strategy that Lightning has no name for

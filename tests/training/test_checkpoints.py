@@ -1,7 +1,6 @@
 """A training run that is killed anywhere and started again has the same numbers as an uninterrupted run."""
 
 from functools import cache
-from pathlib import Path
 
 import lightning as L
 import numpy as np
@@ -18,10 +17,9 @@ from specheads.training.checkpoints import Checkpoints, differences
 from specheads.training.heads.bank import HeadBank, HeadSpec
 from specheads.training.heads.head_module import HeadModule
 from specheads.training.heads.mixed_responses import MixedResponses
-from specheads.training.heads.settings import HeadTraining
 from specheads.training.loaders import EpochSampler, ResumableData, ResumableLoader
 from specheads.training.settings import Optimizer
-from specheads.training.trainer import checkpoint_to_resume, new_trainer
+from specheads.training.trainer import checkpoint_to_resume
 
 pytestmark = pytest.mark.filterwarnings("ignore:Experiment logs directory")
 
@@ -270,7 +268,7 @@ def test_a_file_that_is_not_a_checkpoint_is_named(tmp_path, content):
     torch.save({"state_dict": {}, "weights": torch.zeros(100)}, path)
     if content != "foreign":
         path.write_bytes(path.read_bytes()[:300] if content == "cut off" else content)
-    with pytest.raises(UserError, match=r"last\.ckpt is not a checkpoint that specheads train can resume"):
+    with pytest.raises(UserError, match=r"last\.ckpt is not a checkpoint that can be resumed"):
         differences(path, {})
 
 
@@ -281,49 +279,30 @@ HERE = {"data": "a", "seed": 1}
 
 @pytest.fixture
 def stopped(tmp_path):
-    """The checkpoints of an interrupted run, and another run's."""
+    """The checkpoints of an interrupted run."""
     path = tmp_path / "run" / "checkpoints" / "last.ckpt"
     path.parent.mkdir(parents=True)
     torch.save({"provenance": HERE}, path)
     write_json(tmp_path / "run" / "run.json", {"resumed": True})
-    torch.save({"provenance": HERE}, tmp_path / "named.ckpt")
-    return Checkpoints(path, 1, HERE), str(tmp_path / "named.ckpt")
+    return Checkpoints(path, 1, HERE)
 
 
-def test_an_interrupted_run_resumes_from_its_checkpoint_rather_than_a_named_one(stopped):
-    checkpoints, named = stopped
-    assert checkpoint_to_resume(True, checkpoints) == checkpoints.path
-    assert checkpoint_to_resume(named, checkpoints) == checkpoints.path
+def test_an_interrupted_run_resumes_from_its_checkpoint(stopped):
+    assert checkpoint_to_resume(stopped) == stopped.path
 
 
 def test_a_run_that_is_not_resumed_leaves_a_checkpoint_alone(stopped):
-    checkpoints, named = stopped
-    write_json(checkpoints.path.parents[1] / "run.json", {"resumed": False})
-    assert checkpoint_to_resume(False, checkpoints) is None
-    assert checkpoint_to_resume(named, checkpoints) == Path(named)
+    write_json(stopped.path.parents[1] / "run.json", {"resumed": False})
+    assert checkpoint_to_resume(stopped) is None
 
 
 def test_a_checkpoint_of_other_settings_is_left_with_a_warning_that_names_them(stopped, caplog):
-    checkpoints, _ = stopped
-    checkpoints.provenance["seed"] = 2
-    assert checkpoint_to_resume(True, checkpoints) is None
+    stopped.provenance["seed"] = 2
+    assert checkpoint_to_resume(stopped) is None
     assert "was written with another seed" in caplog.text
 
 
-def test_a_named_checkpoint_is_used_if_that_of_the_run_cannot_be_read(stopped, caplog):
-    checkpoints, named = stopped
-    checkpoints.path.write_bytes(b"cut off")
-    assert checkpoint_to_resume(named, checkpoints) == Path(named)
+def test_a_checkpoint_that_cannot_be_read_is_left_with_a_warning(stopped, caplog):
+    stopped.path.write_bytes(b"cut off")
+    assert checkpoint_to_resume(stopped) is None
     assert "training starts again" in caplog.text
-
-
-def test_a_named_checkpoint_of_other_settings_is_refused(stopped):
-    checkpoints, named = stopped
-    checkpoints.provenance |= {"seed": 2, "data": "b"}
-    checkpoints.path.unlink()
-    with pytest.raises(UserError, match=r"named\.ckpt is of a run with another data, seed"):
-        checkpoint_to_resume(named, checkpoints)
-    settings = HeadTraining(resume=named, trainer={"accelerator": "cpu"})
-    with pytest.raises(UserError, match=r"named\.ckpt is of a run with another seed;"):
-        new_trainer(settings, checkpoints.path.parent, [], "cpu", {"seed": 2})
-    new_trainer(settings, checkpoints.path.parent, [], "cpu", {"seed": 1})  # data will be added

@@ -23,7 +23,7 @@ from specheads.storage.files import write_json
 from specheads.training.distill.distill_module import DistillModule, shards_weights
 from specheads.training.distill.draft_quality import draft_quality, with_fitted_temperature
 from specheads.training.distill.memory import check_trainable
-from specheads.training.distill.samples import OF_DATA, Samples, load_splits, train_samples
+from specheads.training.distill.samples import Samples, load_splits, train_samples
 from specheads.training.distill.settings import Distillation
 from specheads.training.loaders import ResumableData
 from specheads.training.trainer import checkpoint_to_resume, fast_products, new_trainer
@@ -71,13 +71,13 @@ def distill(
     check_trainable(is_quantized(pair.draft), pair.draft_id)
     settings = _with_precision(settings, pair)
     device, dtype = pair.draft_lm.device, pair.draft.dtype
-    trainer, checkpoints = new_trainer(settings, run, loggers, device.type, _provenance(settings, pair), of_data=OF_DATA)
+    trainer, checkpoints = new_trainer(settings, run, loggers, device.type, _provenance(settings, pair))
     check_strategy(settings, pair, trainer)
     data = data() if callable(data) else data
     train = train_samples(data, pair, settings)
     splits, provenance = load_splits(data, pair, train, settings, alike=shards_weights(trainer.strategy))
     checkpoints.provenance |= provenance
-    earlier = checkpoint_to_resume(settings.resume, checkpoints)
+    earlier = checkpoint_to_resume(checkpoints)
     logger.info(
         "distilling %s for %s: %d prompts, responses %s, %d epochs, into %s",
         pair.draft_id,

@@ -22,8 +22,6 @@ from specheads.storage.data_set import load_split
 from specheads.training.distill.settings import Distillation
 from specheads.training.distill.target_store import Answers, TargetStore, texts_fingerprint
 
-OF_DATA = ("data", "texts", "stored distributions")  # what `load_splits` adds to a run's provenance
-
 
 @dataclass
 class Sample:
@@ -137,7 +135,7 @@ def encoded_response(pair: Pair, text: str, prompt_length: int, max_new_tokens: 
 def load_splits(
     data: GeneratedData, pair: Pair, train: Samples, settings: Distillation, alike: bool = False
 ) -> tuple[dict[str, Samples], dict[str, Any]]:
-    """Return the samples of each split, and what decides them (OF_DATA).
+    """Return the samples of each split, and what decides them.
 
     The target's distributions along responses of `train` are stored, and the missing ones computed here, if they fit the budget
     and are read again. `alike`: they are stored for responses of all kinds, or for none.
@@ -156,8 +154,8 @@ def load_splits(
     for store in train.stored.values():
         store.make()
     distributions = {kind: store.provenance["distribution"] for kind, store in train.stored.items()}
-    provenance = data.folder.name, texts_fingerprint(train.prompts, train.answers), json.dumps(distributions)
-    return splits, dict(zip(OF_DATA, provenance, strict=True))
+    texts = texts_fingerprint(train.prompts, train.answers)
+    return splits, {"data": data.folder.name, "texts": texts, "stored distributions": json.dumps(distributions)}
 
 
 def _column(rows: Any, name: str) -> list[np.ndarray]:

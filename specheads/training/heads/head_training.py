@@ -61,12 +61,12 @@ def train_heads(
     """Train heads on the pair's draft, all in one pass over its states, calibrate them and export them to `run`/heads.
 
     Args:
-        data: the data set, or a function that generates it: a checkpoint that `settings` name is checked before the call.
+        data: the data set, or a function that generates it, which is called once the settings have been checked.
         run: the folder of the run, which holds its checkpoints; an unfinished training in it is resumed.
         loggers: Lightning loggers for the metrics.
 
     Raises:
-        UserError: a checkpoint of other settings, a data set without one of the splits, heads that learned nothing.
+        UserError: a data set without one of the splits, heads that learned nothing.
     """
     run = Path(run)
     if settings.trainer.other("strategy") == FSDP2:
@@ -83,7 +83,7 @@ def train_heads(
     loaders = _loaders(data.folder, settings, pair, module)
     train = load_split(data.folder, "train")
     counts = {"num_prompts": len(set(train["prompt_id"][:])), "num_responses": len(train)}
-    earlier, names = checkpoint_to_resume(settings.resume, checkpoints), [spec.name for spec in specs]
+    earlier, names = checkpoint_to_resume(checkpoints), [spec.name for spec in specs]
     with deferred() as checkpoints.request:
         logger.info(
             "training %s: %d responses to %d train prompts, %d epochs, into %s%s",

@@ -15,7 +15,7 @@ from specheads.commands.compose import command_config, settings_of
 from specheads.commands.train import _responses_of, distill_draft, train_head
 from specheads.evaluation.head_folders import find_heads
 from specheads.prompts import sources
-from specheads.training.distill.distillation import check_strategy, distill, prepare
+from specheads.training.distill.distillation import check_strategy, prepare
 from specheads.training.distill.draft_quality import draft_quality
 from specheads.training.distill.samples import encoded_response, load_splits, train_samples
 
@@ -260,11 +260,3 @@ def test_a_draft_that_is_spread_over_processes_cannot_write(cfg, nano):
 def test_a_loaded_draft_is_not_taken_for_the_initial_draft_that_is_asked_for(cfg, nano):
     with pytest.raises(UserError, match=r"init_layers=2 trains a new draft, but the pair has the draft embedded:nano/draft"):
         distill_draft(cfg("init_layers=2"), nano)
-
-
-def test_data_are_made_only_once_a_named_checkpoint_fits(cfg, nano, tmp_path):
-    distill_draft(cfg("trainer.max_epochs=1", "samples=text"), load_pair("nano"))
-    resumed = cfg("samples=text", "loss.divergence=forward_kl", f"resume={tmp_path}/run/checkpoints/last.ckpt")
-    settings = settings_of(Distillation, resumed)
-    with pytest.raises(UserError, match=r"resume=.*is of a run with another loss.divergence, trainer.max_epochs; give the same"):
-        distill(nano, lambda: pytest.fail("the data was made"), settings, tmp_path / "other")

@@ -60,7 +60,6 @@ def test_layers_decide_the_initial_draft():
         {"gradient_checkpointing": True},
         {"target_probs_budget": 0},
         {"loader": {"num_workers": 3}},
-        {"resume": False},
     ],
     ids=str,
 )

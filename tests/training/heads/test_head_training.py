@@ -38,13 +38,6 @@ def test_heads_are_trained_calibrated_and_exported(nano, data, tmp_path):
     assert json.loads((tmp_path / "run" / "test.json").read_text()).keys() == trained.test.keys()
 
 
-def test_a_named_checkpoint_is_checked_before_data_is_made(nano, tmp_path):
-    (tmp_path / "no.ckpt").write_bytes(b"not a checkpoint")
-    settings = SETTINGS.but(resume=str(tmp_path / "no.ckpt"))
-    with pytest.raises(UserError, match=r"no\.ckpt is not a checkpoint"):
-        specheads.train_heads(nano, lambda: pytest.fail("data was made"), settings, run=tmp_path / "run")
-
-
 def test_calibration_leaves_out_prompts_that_a_head_learned_from(nano, data):
     dev = [prompt for prompt in data.prompts if prompt.split == "dev"]
     learned = specheads.AcceptanceHead(specheads.HeadConfig(hidden_size=4))
