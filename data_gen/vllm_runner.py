@@ -19,13 +19,14 @@ from data_gen.settings import Generation
 from specheads.decoding.responses import Response
 from specheads.errors import UserError
 from specheads.integrations import vllm_responses as answering
-from specheads.integrations.served_target import sampling_params
 from specheads.pair.pair import Pair
 from specheads.pair.revisions import resolve
+from specheads.pair.sampling import Warp
 from specheads.pair.synthetic import is_synthetic
 
 logger = logging.getLogger(__name__)
 
+SEEDS = 2**53  # as many as there are numbers of which a uniform one is drawn
 _FIND_VERSION = (
     "import importlib.metadata as m; names = m.packages_distributions().get('vllm'); print(m.version(names[0]) if names else '')"
 )
@@ -74,7 +75,7 @@ def vllm_responses(
         for prompt, ids in shard.prompts:
             most = min(settings.max_new_tokens, pair.window - len(ids))
             uniform = float(uniforms_of(settings, prompt.prompt_id, shard.sample)[0, 0])
-            params = sampling_params(pair, warp_of(settings, shard), most, uniform)
+            params = _sampling_params(pair, warp_of(settings, shard), most, uniform)
             requests.append({"ids": list(ids), "params": params})
     path, ended = folder / "vllm.log", dict[int, Response]()  # by the number of the request
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file, path.open("w") as log:
@@ -101,6 +102,16 @@ def vllm_responses(
                     yield name, [ended.pop(number) for number in wanted]
             finally:
                 process.kill()
+
+
+def _sampling_params(pair: Pair, warp: Warp, most: int, uniform: float) -> dict[str, Any]:
+    """Return the arguments of vLLM's SamplingParams for a response of at most `most` tokens; `uniform` decides the seed."""
+    chosen: dict[str, Any] = {"temperature": float(warp.temperature), "stop_token_ids": sorted(pair.stop_tokens)}
+    if not warp.greedy:
+        chosen |= {"top_k": warp.top_k, "top_p": float(warp.top_p)}
+    if padded := range(pair.vocab_size, pair.target.config.get_text_config().vocab_size):
+        chosen["logit_bias"] = dict.fromkeys(map(str, padded), -100.0)  # tokens that the tokenizer does not know
+    return chosen | {"max_tokens": most, "seed": int(uniform * SEEDS)}
 
 
 def _model_of(pair: Pair, requests: list[dict[str, Any]], settings: Generation) -> dict[str, Any]:

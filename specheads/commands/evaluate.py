@@ -29,7 +29,6 @@ from specheads.evaluation.replayed_sets import Recorder
 from specheads.evaluation.report import Report
 from specheads.evaluation.report_files import print_report, write_report
 from specheads.evaluation.settings import Evaluation
-from specheads.integrations.served_target import Server, served_pair
 from specheads.pair.pair import Pair
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.prompt import unique
@@ -192,10 +191,7 @@ def probe_pair(cfg: DictConfig) -> Probed:
     """Probe the pair of a composed config; print and write what was found, and return it. Raises UserError as `probe`."""
     settings, data = settings_of(Probe, cfg), _probed_prompts(cfg)
     data.source.check()
-    pair = load_configured_pair(cfg, only_draft=settings.remote_url is not None)
-    if settings.remote_url is not None:
-        server = Server(settings.remote_url, settings.remote_model, settings.remote_requests)
-        pair = served_pair(pair, server, settings.warp)
+    pair = load_configured_pair(cfg)
     prompts = [] if cfg.prompts is None else [f"data.path={cfg.prompts}"]  # what comes next is for the same prompts
 
     def following(verb: str, *words: str) -> str:

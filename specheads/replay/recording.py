@@ -19,7 +19,6 @@ from torch import Tensor
 from specheads.decoding.branches import Branches
 from specheads.decoding.responses import Responder, row_uniforms
 from specheads.heads.features import RECORDED
-from specheads.integrations.served_target import ServedModel, ServedResponder
 from specheads.pair.padding import BATCH_TOKENS, batches_of_tokens
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp
@@ -201,7 +200,7 @@ def make_recording(
     logger.info("recording: %d prompts, %d samples each, in %s", len(prompts), settings.num_samples, folder)
     num_nodes = len(prompts) * generation.max_new_tokens * (1 + settings.num_samples * settings.max_tokens)
     log_space(folder, num_nodes * BYTES_PER_NODE, "recording")
-    responder = _responder(pair, [len(ids) for _, ids in prompts], generation)
+    responder = Responder(pair, [len(ids) for _, ids in prompts], generation)
     with store.missing(list(shards)) as missing:
         advance(sum(len(part) for name, part in shards.items() if name not in missing))
         for name in missing:
@@ -211,15 +210,8 @@ def make_recording(
     return folder
 
 
-def _responder(pair: Pair, lengths: Sequence[int], generation: ResponseLimits) -> Responder | ServedResponder:
-    """Return what makes the target's responses."""
-    if isinstance(pair.target_lm, ServedModel):
-        return ServedResponder(pair, pair.target_lm, generation.max_new_tokens, lengths)
-    return Responder(pair, lengths, generation)
-
-
 def _record(
-    responder: Responder | ServedResponder,
+    responder: Responder,
     prompts: Sequence[EncodedPrompt],
     warp: Warp,
     most: int,

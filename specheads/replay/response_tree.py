@@ -18,7 +18,6 @@ from torch import Tensor
 
 from specheads.decoding.branches import Branches, ReadTexts
 from specheads.heads.features import RECORDED, drafting_features
-from specheads.integrations.served_target import ServedModel
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import SLICE_ELEMENTS, right_padded
 from specheads.pair.pair import Pair
@@ -183,22 +182,9 @@ def node_states(
     lm: LanguageModel, prompt: Sequence[int], response: Sequence[int], branches: Branches, batch_size: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield tokens (n,) of all nodes of a response in order, and the hidden states (n, H) that `lm` predicts them from."""
-    if isinstance(lm, ServedModel):
-        yield _served_states(lm, prompt, response, branches)
-        return
     read = ReadTexts.of(lm, torch.tensor([[*prompt, *response][:-1]]))
     yield torch.tensor(list(response), device=lm.device), read.hidden[0, len(prompt) - 1 :]
     tokens, used = branches.tokens.to(lm.device), branches.used.to(lm.device)
     for rows, states in read.states(branches, batch_size):
         width = states.shape[1]
         yield tokens[rows, :width][used[rows, :width]], states[used[rows, :width]]
-
-
-def _served_states(lm: ServedModel, prompt: Sequence[int], response: Sequence[int], branches: Branches) -> tuple[Tensor, Tensor]:
-    """Return the tokens and states of all nodes of a response; a server reads every branch as a text from its beginning."""
-    whole, branches = [*prompt, *response], branches.to(lm.device)
-    drafts = [tokens[:length].tolist() for tokens, length in zip(branches.tokens, branches.lengths.tolist(), strict=True)]
-    texts = [whole[:prefix] + draft[:-1] for prefix, draft in zip(branches.prefix.tolist(), drafts, strict=True)]
-    along, *after = lm.states([whole[:-1], *texts])
-    states = [along[len(prompt) - 1 :], *(each[-len(draft) :] for each, draft in zip(after, drafts, strict=True))]
-    return torch.tensor([*response, *(token for draft in drafts for token in draft)]), torch.cat(states)

@@ -3,9 +3,8 @@
 import json
 
 import pytest
-from vllm_server import StandIn, serving
 
-from specheads import UserError, load_pair
+from specheads import UserError
 from specheads.commands import evaluate
 from specheads.commands.compose import command_config
 from specheads.evaluation.probe.probe import doubts_of
@@ -16,7 +15,6 @@ SMALL = [
     "repeats=2",
     "max_new_tokens=16",
     "engine=eager",
-    "num_samples=1",
 ]
 
 
@@ -78,32 +76,9 @@ def test_times_that_contradict_decoding_are_doubted():
     from evaluation.probe.test_prediction import TIMES, known
 
     from specheads.evaluation.probe.prediction import Overheads
-    from specheads.evaluation.probe.timing import LiveCheck
+    from specheads.evaluation.probe.probe import LiveCheck
 
     live = LiveCheck(4, 3, 100.0, 150.0, Overheads())
     assert list(doubts_of(TIMES, live, known(fixed=1.6))) == []
     (doubt,) = doubts_of(TIMES, live, known(fixed=0.7))
     assert "0.70 times" in doubt and "1.50 times" in doubt
-
-
-def test_a_target_on_a_server_is_probed_as_far_as_it_can_be(monkeypatch, nano, tmp_path, capsys):
-    weightless = load_pair("nano", only_draft=True)
-    monkeypatch.setattr(evaluate, "load_configured_pair", lambda cfg, only_draft: weightless if only_draft else nano)
-    with serving(StandIn(nano)) as url:
-        found = evaluate.probe_pair(composed(tmp_path, f"remote.url={url}", "context=32"))
-    out = " ".join(capsys.readouterr().out.split())
-    assert found.live is None and "not measured: A draft step on the server is taken as 1/" in out
-    costs = found.times.costs
-    assert costs.ratio == pytest.approx(costs.target_seconds / costs.draft_seconds)
-    assert {rule.step_seconds for rule in found.times.rules.values()} == {0.0}
-    assert json.loads((tmp_path / "probe.json").read_text())["live"] is None
-    assert "nothing was decoded as a check" in (tmp_path / "probe.html").read_text()
-
-
-def test_tokens_that_a_server_does_not_name_are_said():
-    from specheads.evaluation.probe.probe import Probe, not_known
-    from specheads.pair.sampling import Warp
-
-    assert "remote.ratio says" in not_known(Probe(remote_ratio=5.0), 5.0, 0.3)[0]
-    assert len(not_known(Probe(), 5.0, 0.3)) == 2
-    assert "does not name tokens of 30.00% of the target's probability" in not_known(Probe(warp=Warp(top_k=0)), 5.0, 0.3)[-1]

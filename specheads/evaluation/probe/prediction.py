@@ -1,7 +1,7 @@
 """What each way to decode would be worth, from recorded prompts and measured steps; every choice is made on other prompts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,7 +13,6 @@ from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, ORACLE_BOUND
 from specheads.evaluation.intervals import Interval, interval, resample_counts
 from specheads.evaluation.replayed_sets import RecordedSet, counts_of
 from specheads.evaluation.rule_costs import CostTable, Tuning
-from specheads.integrations.served_target import ServedModel
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, check_finite, overlap
 from specheads.replay.recording import Recording
@@ -39,31 +38,22 @@ HEAD_SHARES = {False: (0.29, 0.32, 0.37), True: (0.38, 0.43, 0.52)}  # by whethe
 MORE_OVERLAP = 0.1  # half of what distillation added to the overlap of nano's and mini's drafts
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """Draft and target along the responses of P prompts: by prompt, one number for each token of its response."""
-
-    overlaps: list[np.ndarray] = field(default_factory=list)  # of the two distributions, before each token
-    unknown: list[np.ndarray] = field(default_factory=list)  # the target's probability of tokens that the draft does not know
-    left_out: list[np.ndarray] = field(default_factory=list)  # that of tokens that a server which runs the target does not name
-
-
 @torch.no_grad()
-def agreement(pair: Pair, recording: Recording, warp: Warp) -> Agreement:
-    """Return how far a pair agrees along the responses of a recording."""
-    agreed, device, known = Agreement(), pair.draft_lm.device, pair.known_to_draft
-    unknown = (torch.zeros(pair.vocab_size, dtype=torch.bool) if known is None else ~known).to(device)
+def agreement(pair: Pair, recording: Recording, warp: Warp) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return how far a pair agrees before each token of the responses of a recording, by response (N,).
+
+    Returns the overlaps of the two distributions, and the target's probability of tokens that the draft does not know.
+    """
+    overlaps, unknown, device, known = [], [], pair.draft_lm.device, pair.known_to_draft
+    is_unknown = (torch.zeros(pair.vocab_size, dtype=torch.bool) if known is None else ~known).to(device)
     for number, prompt in enumerate(recording.prompts):
         batch = ResponseBatch.of([np.array(prompt)], [np.array(recording.response(number))], device)
-        states = {lm: batch.states(lm) for lm in (pair.draft_lm, pair.target_lm)}
-        probs = [warp(lm.logits(each)).to(device) for lm, each in states.items()]
+        probs = [warp(lm.logits(batch.states(lm))).to(device) for lm in (pair.draft_lm, pair.target_lm)]
         for model_id, each in zip((pair.draft_id, pair.target_id), probs, strict=True):
             check_finite(model_id, each)
-        agreed.overlaps.append(overlap(*probs).double().cpu().numpy())
-        agreed.unknown.append((probs[1] * unknown).sum(dim=1).double().cpu().numpy())
-        if isinstance(pair.target_lm, ServedModel):
-            agreed.left_out.append(pair.target_lm.left_out(states[pair.target_lm]).double().numpy())
-    return agreed
+        overlaps.append(overlap(*probs).double().cpu().numpy())
+        unknown.append((probs[1] * is_unknown).sum(dim=1).double().cpu().numpy())
+    return overlaps, unknown
 
 
 def better_draft(recording: Recording, gain: float, seed: int = 0) -> Recording:

@@ -21,8 +21,6 @@ def print_probe(probed: Probed, console: Console | None = None) -> None:
         console.print(f"{name}: {text}", highlight=False)
     for part in terminal(_options(probed), console.width):
         console.print(part)
-    for assumption in probed.not_measured:
-        console.print(f"not measured: {assumption}", highlight=False)
     for doubt in probed.doubts:
         console.print(f"not to be trusted: {doubt}", highlight=False, style="yellow")
     console.print(probed.answer.text, highlight=False, style="bold")
@@ -35,11 +33,7 @@ def _measured(probed: Probed) -> list[tuple[str, str]]:
     widths = sorted(option.width for option in probed.options if option.width is not None)
     heads = ", ".join(f"{width} wide {probed.times.share(f'{HEAD}{width}'):+.0%}" for width in widths)
     survived = " ".join(f"{share:.0%}" for share in probed.survival)
-    checked: list[tuple[str, str]] = []
-    if live is not None:
-        speed = f"{live.tokens_per_second:,.0f} tokens/s, {live.speedup:.2f}x the target alone"
-        speed += f" ({live.alone_tokens_per_second:,.0f})"
-        checked = [(f"decoded as a check, {live.num_prompts} prompts with K={live.length}", speed)]
+    speed = f"{live.tokens_per_second:,.0f} tokens/s, {live.speedup:.2f}x the target alone"
     lost = [] if probed.unknown is None else [("probability of tokens that the draft does not know", f"{probed.unknown:.2%}")]
     return [
         ("pair", probed.pair),
@@ -53,7 +47,10 @@ def _measured(probed: Probed) -> list[tuple[str, str]]:
         ),
         ("verifying drafted tokens, over such a step", verified),
         ("what a head adds to a draft step", heads),
-        *checked,
+        (
+            f"decoded as a check, {live.num_prompts} prompts with K={live.length}",
+            f"{speed} ({live.alone_tokens_per_second:,.0f})",
+        ),
     ]
 
 
@@ -87,7 +84,7 @@ def html_of(probed: Probed) -> str:
         overview=_measured(probed),
         findings_title="Answer",
         findings=[probed.answer.text, f"Next: {probed.answer.command}"],
-        notes=probed.not_measured,
+        notes=[],
         data_sets=[],
         sections=[options, *context_section(probed.context)],
     )
