@@ -71,7 +71,7 @@ def decode_batches(setup: Setup, outcome: Outcome) -> list[BatchTable]:
     know the load. Fixed lengths and policies are chosen and fitted on dev prompts at the measured costs of steps in rows.
     """
     evaluation = setup.settings
-    decoded = setup.prompts.decoded(evaluation.num_live_prompts)
+    decoded = setup.prompts.decoded
     prompts = [ids for _, ids in decoded.prompts]
     counts = {size: max(len(prompts), REQUESTS_PER_ROW * size) for size in evaluation.concurrency}
     requests = {size: [prompts[number % len(prompts)] for number in range(count)] for size, count in counts.items()}

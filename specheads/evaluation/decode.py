@@ -28,7 +28,7 @@ from specheads.evaluation.replayed_sets import Outcome, replay_all
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.rule_costs import CostTable, Tuning
 from specheads.evaluation.settings import Evaluation
-from specheads.evaluation.setup import Setup, device_name
+from specheads.evaluation.setup import STEP_SHARES, Setup, device_name
 from specheads.evaluation.sweep import FEWEST_GROUPS, Measured, Sweep, doubts_of, with_measured
 from specheads.forecast import progress
 from specheads.prompts.prompt import EncodedPrompt
@@ -81,7 +81,7 @@ def _timed_shares(setup: Setup, measured: Sequence[Measured]) -> dict[str, float
         decoder = SpeculativeDecoder(setup.pair, warp=evaluation.warp, engine=evaluation.engine, window=window)
         times = step_times(decoder, untimed, min(CONTEXT, window // 2), verified=(), patience=PATIENCE)
         shares |= {kind: times.share(kind) for kind in untimed}
-        write_json(setup.step_shares_path, shares)
+        write_json(setup.run_folder / STEP_SHARES, shares)
     return {under_verification: shares[kind] for under_verification, (kind, _) in rules.items()}
 
 
@@ -125,19 +125,16 @@ def decoded_counts(outcome: Outcome, settings: Sequence[Candidate]) -> dict[str,
 
 def _tuned_again(setup: Setup, outcome: Outcome, tuning: Tuning) -> Outcome:
     """Return the outcome with the candidates for the measured costs fitted to its cost table and replayed again."""
-    tuning = replace(tuning, cost_table=outcome.cost_table)
-    refitted = {
-        number: candidate
-        for number, candidate in enumerate(candidates(setup.rules, setup.heads, tuning))
-        if candidate.ratio == MEASURED
-    }
-    if not refitted:
+    tuned = candidates(setup.rules, setup.heads, replace(tuning, cost_table=outcome.cost_table))
+    numbers = [number for number, candidate in enumerate(tuned) if candidate.ratio == MEASURED]
+    if not numbers:
         return outcome
-    sets = [
-        before.with_counts(dict(zip(refitted, after.counts, strict=True)))
-        for before, after in zip(outcome.sets, replay_all(outcome.sets, list(refitted.values())), strict=True)
-    ]
-    rules = [refitted.get(number, candidate) for number, candidate in enumerate(outcome.candidates)]
+    rules, sets = list(outcome.candidates), [replace(each, counts=list(each.counts)) for each in outcome.sets]
+    for number in numbers:
+        rules[number] = tuned[number]
+    for each, again in zip(sets, replay_all(sets, [tuned[number] for number in numbers]), strict=True):
+        for number, counts in zip(numbers, again.counts, strict=True):
+            each.counts[number] = counts
     return replace(outcome, candidates=rules, sets=sets)
 
 
@@ -167,8 +164,7 @@ def best_of_kinds(outcome: Outcome) -> list[Candidate]:
 
 def decode(setup: Setup, settings: Sequence[Candidate], name: str = "generations") -> list[Measured]:
     """Decode the reported prompts with every setting, and by the chosen baseline; `name` is that of the journal."""
-    prompts = setup.prompts.decoded(setup.settings.num_live_prompts).prompts
-    return sweep(setup, name, settings, prompts, setup.settings.measures_quality)
+    return sweep(setup, name, settings, setup.prompts.decoded.prompts, setup.settings.measures_quality)
 
 
 def sweep(

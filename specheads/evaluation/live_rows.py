@@ -143,7 +143,7 @@ class ResponseQuality:
 
 def response_quality(setup: Setup, measured: Sequence[Measured]) -> dict[str, ResponseQuality]:
     """Return the quality of every setting's responses, by its name: one more forward pass of the target over each response."""
-    prompts, pair = setup.prompts.decoded(setup.settings.num_live_prompts).prompts, setup.pair
+    prompts, pair = setup.prompts.decoded.prompts, setup.pair
     score = SCORES[setup.prompt_data.score] if setup.prompt_data.score else None
     nats = []  # by prompt (settings, R)
     logger.info("quality: the target reads the responses to %d prompts once more", len(prompts))

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from specheads.errors import UserError
 from specheads.evaluation.head_folders import LocatedHead
@@ -31,21 +31,11 @@ from specheads.prompts.prompt import (
 )
 
 
-class _ReportedSource(PromptSource, Protocol):
-    """A source of prompts that can be reported on."""
-
-    def check_final(self) -> None:
-        """Raise UserError unless final prompts are asked for."""
-
-    def provenance(self) -> Mapping[str, str]:
-        """Return everything that decides the prompts except the keys of data."""
-
-
 @dataclass(frozen=True)
 class PromptData:
     """The prompts of dev, test and final splits, and their name in reports; without a name it is that of the pair."""
 
-    source: _ReportedSource
+    source: PromptSource
     limits: ResponseLimits = field(default_factory=ResponseLimits)  # that of responses is max_new_tokens of the settings
     name: str | None = None
 
@@ -65,7 +55,7 @@ class PromptData:
 class TestSet:
     """More prompts to report on: the test split of a source, or the rows of a file in order (`is_file`), of any split."""
 
-    source: _ReportedSource
+    source: PromptSource
     is_file: bool = False
 
     __test__ = False  # pytest must not collect it
@@ -133,10 +123,10 @@ class PromptSets:
         self.learned = {
             name: located.head.train_prompts for name, located in heads.items() if located.head.train_prompts is not None
         }
-        silent = [name for name in heads if name not in self.learned]
         self._silence = [
             f"Head {name} does not name the prompts that it learned from, so none are left out of what is reported."
-            for name in silent
+            for name in heads
+            if name not in self.learned
         ]
         for remark in self._silence:
             logger.warning("%s", remark)
@@ -170,16 +160,12 @@ class PromptSets:
         self._used |= named
         return named
 
-    def decoded(self, count: int) -> PromptSet:
-        """Return the first `count` reported prompts, which are decoded."""
-        decoded = self.reported.first(count)
+    @cached_property
+    def decoded(self) -> PromptSet:
+        """The first reported prompts, which are decoded."""
+        decoded = self.reported.first(self.settings.num_live_prompts)
         self._used[f"{decoded.name}, decoded"] = decoded
         return decoded
-
-    def groups_of(self, prompt_ids: Sequence[str]) -> list[str]:
-        """Return the group of each prompt of a recording."""
-        groups = {prompt.prompt_id: prompt.group for used in self._used.values() for prompt, _ in used.prompts}
-        return [groups.get(prompt_id) or prompt_id for prompt_id in prompt_ids]
 
     def context(self) -> dict[str, Any]:
         """Return the description of the prompts for the report: the split, its parts if any, and each set's provenance."""
@@ -214,9 +200,7 @@ class PromptSets:
             prompts = self._split(replace(source, num_test=count + len(known)), "test")
         return self._set(title, "test", source, prompts, known, key).first(count)
 
-    def _set(
-        self, name: str, role: str, source: _ReportedSource, prompts: Sequence[Prompt], known: set[int], key: str
-    ) -> PromptSet:
+    def _set(self, name: str, role: str, source: PromptSource, prompts: Sequence[Prompt], known: set[int], key: str) -> PromptSet:
         """Return a set of all `prompts` that are not `known`; raises UserError, which names the key, if that leaves none."""
         kept = [prompt for prompt in prompts if known.isdisjoint(_numbers_of([prompt]))]
         num_left_out = len(prompts) - len(kept)

@@ -49,11 +49,10 @@ def _winners(replayed: RecordedSet, outcome: Outcome, ratio: str, speeds: Sequen
         speeds: every candidate's speed-ups (1 + R,) on this set.
     """
     choice = outcome.best[ratio]
-    fixed, ceiling, oracle = (speeds[choice[family]] if family in choice else None for family in (FIXED, CEILING, ORACLE))
+    ceiling, oracle = (speeds[choice[family]] if family in choice else None for family in (CEILING, ORACLE))
+    fixed, chosen = speeds[choice[FIXED]], list(choice.items())
     lengths = [number for number, candidate in enumerate(outcome.candidates) if candidate.family == FIXED]
-    chosen = list(choice.items())
-    if lengths:
-        chosen.insert(1, (f"{FIXED} in hindsight", max(lengths, key=lambda number: speeds[number][0])))
+    chosen.insert(1, (f"{FIXED} in hindsight", max(lengths, key=lambda number: speeds[number][0])))
     named = [(family, number, outcome.candidates[number]) for family, number in chosen]
     return [
         Winner(
@@ -61,7 +60,7 @@ def _winners(replayed: RecordedSet, outcome: Outcome, ratio: str, speeds: Sequen
             name=rule.name,
             ratio=ratio,
             speedup=interval(speeds[number]),
-            gain=interval(speeds[number] / (1 if fixed is None else fixed)),
+            gain=interval(speeds[number] / fixed),
             gap_ceiling=_gap(speeds[number], fixed, ceiling),
             gap_oracle=_gap(speeds[number], fixed, oracle),
             dev_speedup=float(outcome.speeds[ratio][number]),
@@ -73,16 +72,16 @@ def _winners(replayed: RecordedSet, outcome: Outcome, ratio: str, speeds: Sequen
     ]
 
 
-def _break_even(replayed: RecordedSet, outcome: Outcome, number: int, ratio: str, fixed: np.ndarray | None) -> Interval | None:
-    """Return the cost of its head at which a candidate would be as fast as the best fixed length, if there are both."""
+def _break_even(replayed: RecordedSet, outcome: Outcome, number: int, ratio: str, fixed: np.ndarray) -> Interval | None:
+    """Return the cost of its head at which a candidate would be as fast as the best fixed length; None without a head."""
     rule, counts = outcome.candidates[number], replayed.counts[number]
-    share = None if fixed is None else outcome.cost_table.break_even(counts, replayed.resamples, rule, ratio, fixed)
+    share = outcome.cost_table.break_even(counts, replayed.resamples, rule, ratio, fixed)
     return None if share is None else interval(share)
 
 
-def _gap(speeds: np.ndarray, fixed: np.ndarray | None, best: np.ndarray | None) -> Interval | None:
+def _gap(speeds: np.ndarray, fixed: np.ndarray, best: np.ndarray | None) -> Interval | None:
     """Return the share of the gap between the best fixed length and `best` that is closed; None where there is no gap."""
-    if fixed is None or best is None or not (best[0] > fixed[0]):
+    if best is None or not (best[0] > fixed[0]):
         return None
     return interval((speeds - fixed) / (best - fixed))
 
@@ -98,10 +97,8 @@ def bank(heads: Mapping[str, RecordedHead], reported: Sequence[RecordedSet], out
         logits, labels = predicted[test.name]
         speeds, break_evens = {}, {}
         for ratio, number in best.items():
-            speeds[ratio] = interval(_speed(test, outcome, number, ratio))
-            fixed = outcome.best[ratio].get(FIXED)
-            if fixed is not None:
-                break_evens[ratio] = _break_even(test, outcome, number, ratio, _speed(test, outcome, fixed, ratio))
+            ours, fixed = (_speed(test, outcome, each, ratio) for each in (number, outcome.best[ratio][FIXED]))
+            speeds[ratio], break_evens[ratio] = interval(ours), _break_even(test, outcome, number, ratio, fixed)
         row = BankRow(
             head=name,
             auroc=auroc(logits, labels),

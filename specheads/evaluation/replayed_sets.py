@@ -32,17 +32,13 @@ class RecordedSet:
     name: str
     role: str  # dev: rules are tuned on it; test: they are not
     recording: Recording
-    counts: Sequence[Counts] = ()
+    counts: list[Counts] = field(default_factory=list)
     groups: Sequence[Hashable] | None = None  # the group of each prompt; None: each prompt is a group by itself
 
     @property
     def resamples(self) -> np.ndarray:
         """The number of times that each prompt is in each resample; see `resample_counts`."""
         return resample_counts(self.groups or self.recording.num_prompts)
-
-    def with_counts(self, changed: Mapping[int, Counts]) -> "RecordedSet":
-        """Return the set with other counts of some candidates, by number."""
-        return replace(self, counts=[changed.get(number, counts) for number, counts in enumerate(self.counts)])
 
 
 @dataclass(frozen=True)
@@ -81,19 +77,14 @@ class Recorder:
 def record(setup: Setup) -> list[RecordedSet]:
     """Return the recordings of all sets of prompts of an evaluation, dev prompts first."""
     settings, sets = setup.settings, setup.prompts.recorded
-    rules = [rule for choice in setup.rules.values() for rule in choice.samples()]
-    longest = max(
-        MAX_TOKENS, *(rule.max_tokens for rule in rules)
-    )  # at least so many, so that fewer rules need no other recording
+    # At least MAX_TOKENS, so that fewer rules need no other recording.
+    longest = max(MAX_TOKENS, *(rule.max_tokens for choice in setup.rules.values() for rule in choice.samples()))
     limits = replace(setup.prompt_data.limits, max_new_tokens=settings.max_new_tokens)
     amounts = RecordSettings(settings.record.num_samples, longest, limits.batch_size)
     recorder = Recorder(setup.pair, settings.warp, limits, amounts, settings.seed, setup.data_folder)
     prompts = {name: prompt_set.prompts for name, prompt_set in sets.items()}
     recordings = recorder.record(prompts, list(setup.heads.values()), settings.record.ground_truth)
-    return [
-        RecordedSet(name, sets[name].role, recording, groups=setup.prompts.groups_of(recording.prompt_ids))
-        for name, recording in recordings.items()
-    ]
+    return [RecordedSet(name, sets[name].role, recording, groups=sets[name].groups) for name, recording in recordings.items()]
 
 
 def counts_of(
@@ -104,11 +95,11 @@ def counts_of(
     # By compile key, so that no more rounds are in memory at once than one group of rules has.
     keys = [None if candidate.rule is None else candidate.rule.compile_key for candidate in candidates]
     for key in dict.fromkeys(keys):
-        numbers = [number for number, other in enumerate(keys) if other == key]
-        rules = [rule for number in numbers if (rule := candidates[number].rule) is not None]
-        for number, rounds in zip(numbers, replay(recording, rules) if rules else [oracle(recording)], strict=True):
-            counts[number] = rounds.per_prompt(recording.num_prompts)
-        advance(len(numbers))
+        rules = {number: candidates[number].rule for number, other in enumerate(keys) if other == key}
+        known = [rule for rule in rules.values() if rule is not None]
+        replayed = replay(recording, known) if known else [oracle(recording)]
+        counts |= zip(rules, (rounds.per_prompt(recording.num_prompts) for rounds in replayed), strict=True)
+        advance(len(rules))
     return [counts[number] for number in range(len(candidates))]
 
 

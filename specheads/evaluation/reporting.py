@@ -37,7 +37,7 @@ def report_of(setup: Setup, outcome: Outcome, config: str | None = None) -> Repo
     measured, cost_table = outcome.measured, outcome.cost_table
     live, gains, doubts = list[LiveRow](), dict[str, Interval | None](), list[str]()
     if measured:
-        groups = setup.prompts.decoded(setup.settings.num_live_prompts).groups
+        groups = setup.prompts.decoded.groups
         rows = live_rows(measured, cost_table, setup.settings.verification.lossless, _replayed_speeds(setup, outcome), groups)
         live = with_quality(rows, measured, outcome.responses, groups)
         # The winners at the measured ratio are not those of others.

@@ -22,6 +22,8 @@ from specheads.pair.pair import Pair
 from specheads.storage.files import read_json
 from specheads.storage.runs import is_resumed
 
+STEP_SHARES = "step-shares.json"
+
 
 def device_name(pair: Pair) -> str:
     """Return the name of the device that the target runs on."""
@@ -78,18 +80,17 @@ class Setup:
 
     @cached_property
     def step_shares(self) -> dict[str, float]:
-        """By the kind of a rule what it adds to a draft step, as a share of the step: those that this run timed so far."""
-        return read_json(self.step_shares_path) if is_resumed(self.run_folder) and self.step_shares_path.is_file() else {}
+        """By the kind of a rule what it adds to a draft step, as a share of the step: those that this run timed so far.
+
+        They are kept in a file, so that a resumed run does not choose other settings.
+        """
+        path = self.run_folder / STEP_SHARES
+        return read_json(path) if is_resumed(self.run_folder) and path.is_file() else {}
 
     @property
     def window(self) -> int:
         """The memory's positions for decoding: enough for every prompt and its response."""
         return min(self.pair.window, self.prompt_data.limits.max_prompt_tokens + self.settings.max_new_tokens)
-
-    @property
-    def step_shares_path(self) -> Path:
-        """Where they are kept, so that a resumed run does not choose other settings."""
-        return self.run_folder / "step-shares.json"
 
     @property
     def head_shares(self) -> dict[str, float]:

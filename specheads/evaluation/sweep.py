@@ -83,8 +83,7 @@ class Sweep:
         Args:
             on_generation: called with the number of responses that are done.
         """
-        decoders = self._decoders(settings, prompts)
-        start = time.perf_counter()
+        decoders, start = self._decoders(settings, prompts), time.perf_counter()
         compile_ahead(decoder.prepare for decoder in decoders)
         for decoder in decoders:
             decoder.warm_up()
@@ -95,9 +94,8 @@ class Sweep:
         done = {} if journal is None else journal.entries
         on_generation(len(done) * self.settings.repeats * len(settings))
         for number, prompt in enumerate(prompts):
-            if number in done:
-                entry = done[number]
-            else:
+            entry = done.get(number)
+            if entry is None:
                 entry = self._decoded(decoders, number, prompt, on_generation)
                 if journal is not None:
                     journal.add(number, entry)
@@ -152,13 +150,9 @@ REMEDY = "run it again on a quiet machine, or leave decoding out (live=none)"
 
 
 def doubts_of(alone: Measured, fit: CostFit, live: Sequence[LiveRow], num_groups: int) -> Iterator[str]:
-    """Yield the reasons why the measured times are not to be trusted; none if they are.
+    """Yield the reasons why the times of the target `alone`, and the costs and speeds from all rounds, are not to be trusted.
 
-    Args:
-        alone: the target without a draft.
-        fit: the costs that were fitted to all rounds.
-        live: the settings that were decoded.
-        num_groups: the groups of prompts (files, where prompts come from files) that intervals are over.
+    `num_groups` is the number of groups of prompts (files, where prompts come from files) that intervals are over.
     """
     busy, more = "The machine was busy", "decode more (num_live_prompts=)"
     spread = alone.pace.mean() / np.median(alone.pace)
@@ -174,9 +168,8 @@ def doubts_of(alone: Measured, fit: CostFit, live: Sequence[LiveRow], num_groups
         yield f"{busy}: no cost of a draft step could be told from these rounds; {REMEDY}."
     if num_groups < FEWEST_GROUPS:
         yield f"Only {num_groups} independent prompts were decoded, at least {FEWEST_GROUPS} are needed for intervals; {more}."
-    speeds = {row.name: row.tokens_per_second for row in live}
-    widths = {name: (speed.high - speed.low) / 2 / speed.value for name, speed in speeds.items()}
-    widest, width = max(widths.items(), key=lambda each: each[1], default=("", 0.0))
+    speeds = [(row.tokens_per_second, row.name) for row in live]
+    width, widest = max((((speed.high - speed.low) / 2 / speed.value, name) for speed, name in speeds), default=(0.0, ""))
     if width > LARGEST_HALF_WIDTH:
         limit = f"and at most ±{LARGEST_HALF_WIDTH:.0%} is accepted; decode more prompts (num_live_prompts=), on a quiet machine"
         yield f"The interval of the speed of {widest} is ±{width:.0%}, {limit}."
@@ -209,6 +202,7 @@ def with_measured(
     """Return a table with the measured costs of the decoded rules.
 
     Args:
+        table: of the cost ratios.
         measured: the decoded settings, the target alone among them.
         sizes: by head, its counted share of a draft step; a head that was not decoded gets the cost of decoded heads of similar
             sizes.
@@ -221,9 +215,8 @@ def with_measured(
     speed = float(1 / np.median(alone))
 
     def fitted(fit: CostFit) -> CostTable:
-        costs = {MEASURED: fit.costs, **table.at_ratios().costs}
         added = _head_seconds(fit, heads, sizes), _untimed(fit, kinds, heads)
-        return CostTable(costs, table.head_shares, fit, *added, speed)
+        return CostTable({MEASURED: fit.costs, **table.costs}, table.head_shares, fit, *added, speed)
 
     halves = fits_of_halves(times, kinds, shares)
     return replace(fitted(fit_costs(times, kinds, shares)), halves=() if halves is None else tuple(map(fitted, halves)))

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -45,6 +45,12 @@ class PromptSource(Protocol):
 
         With `responses`, prompts have the response in the data set, if there is one.
         """
+
+    def check_final(self) -> None:
+        """Raise UserError unless final prompts are asked for."""
+
+    def provenance(self) -> Mapping[str, str]:
+        """Return everything that decides the prompts except the keys of data."""
 
 
 def unique(prompts: Iterable[Prompt]) -> list[Prompt]:

@@ -98,28 +98,12 @@ def _fit(times: RoundTimes, rules: Mapping[str, bool], shares: Mapping[str, floa
     if number[0] > 0:
         number, seconds = np.append(0, number), np.append(min(target_seconds, seconds[0]), seconds)
     table = np.interp(np.arange(number[-1] + 1), number, seconds)
-    spread = {
-        "draft": _spread(common.draft_calls, common.draft_seconds),
-        "verify": _spread(common.drafted, common.target_seconds),
-    }
-    costs = StepCosts(draft_seconds, float(table[0]), verified_seconds, round_seconds, tuple(table.tolist()), spread)
+    costs = StepCosts(draft_seconds, float(table[0]), verified_seconds, round_seconds, tuple(table.tolist()))
     added = {
         name: RuleCosts() if plain else _added_costs(costs, times.part(times.rule == number), shares.get(name))
         for number, (name, plain) in enumerate(rules.items())
     }
     return CostFit(costs, added, num_rounds=len(times.drafted))
-
-
-def _by_number(number: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return each number that rounds (R,) have, in order, which of them each round has, their counts, and median seconds."""
-    numbers, which, counts = np.unique(number, return_inverse=True, return_counts=True)
-    return numbers, which, counts, np.array([np.median(seconds[which == index]) for index in range(len(numbers))])
-
-
-def _spread(number: np.ndarray, seconds: np.ndarray) -> float:
-    """Return the mean of seconds over the mean of the medians for the same number of steps or tokens."""
-    _, which, _, medians = _by_number(number, seconds)
-    return float(seconds.mean() / medians[which].mean()) if medians[which].any() else 1.0
 
 
 def _added_costs(costs: StepCosts, times: RoundTimes, share: float | None) -> RuleCosts:
@@ -144,7 +128,8 @@ def _medians(number: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, np.nd
 
     Rare numbers are left out if enough others remain.
     """
-    numbers, _, counts, medians = _by_number(number, seconds)
+    numbers, which, counts = np.unique(number, return_inverse=True, return_counts=True)
+    medians = np.array([np.median(seconds[which == index]) for index in range(len(numbers))])
     often = counts >= LEAST_ROUNDS
     often = often if often.sum() >= 2 else np.ones_like(often)
     return numbers[often].astype(int), medians[often], counts[often]

@@ -121,7 +121,7 @@ def test_a_rule_that_was_fitted_again_is_still_compared_with_the_replay_of_the_o
     draft_seconds = iter((0.1, 0.4))  # measured by the probe, and with the decoded rules
 
     def measured_costs(setup, measured):
-        table = setup.counted_costs().at_ratios()
+        table = setup.counted_costs()
         return replace(table, costs={MEASURED: StepCosts(next(draft_seconds), 1.0), **table.costs}, alone=1.0)
 
     for module in (evaluation, decode):

@@ -67,7 +67,7 @@ def test_train_prompts_of_a_head_are_left_out_and_others_take_their_place(folder
         recorded = sets.recorded
     assert rows_of(recorded["rows, dev"]) == [20, 22, 23, 24]  # what it was calibrated on is a dev prompt as any other
     assert rows_of(recorded["rows"]) == [26, 29, 31, 32, 33, 34, 35, 36]
-    assert rows_of(sets.decoded(3)) == [26, 29, 31]
+    assert rows_of(sets.decoded) == [26, 29, 31]
     assert "3 prompts of 14 of rows were left out" in caplog.text and "1 prompt of 6 of rows, dev was left out" in caplog.text
     assert [prompt_set["num_left_out"] for prompt_set in sets.context()["prompts"].values()] == [1, 3, 3]
     assert [note for note in sets.notes() if note.startswith("3 prompts of rows were left out")]
@@ -116,7 +116,7 @@ def test_a_file_of_train_prompts_only_is_refused(folder, nano):
 
 def test_a_split_of_train_prompts_only_is_refused(folder, nano):
     with pytest.raises(UserError, match=r"rows cannot be reported on: all 14 of its prompts .*head=mine.*data\.num_test"):
-        sets_of(nano, mine=TrainPrompts.of(texts_of(range(NUM_ROWS)))).decoded(3)
+        _ = sets_of(nano, mine=TrainPrompts.of(texts_of(range(NUM_ROWS)))).decoded
 
 
 def test_a_name_without_a_file_yields_the_test_prompts_of_its_split(folder, nano, tmp_path):
@@ -177,7 +177,6 @@ def test_prompts_of_the_library_have_its_python_and_their_files(nano_sets):
     of_file = {function.prompt: function.source for side in ("dev", "test") for function in sources.standard_library(side)}
     for prompt_set in recorded.values():
         assert prompt_set.groups == [of_file[prompt.text] for prompt, _ in prompt_set.prompts]
-        assert sets.groups_of([prompt.prompt_id for prompt, _ in prompt_set.prompts]) == prompt_set.groups
 
 
 def test_prompts_are_spread_over_their_groups():
@@ -191,7 +190,7 @@ def test_prompts_are_spread_over_their_groups():
 def test_a_prompt_without_a_group_is_a_group_by_itself(folder, nano):
     sets = sets_of(nano)
     ids = [prompt.prompt_id for prompt, _ in sets.recorded["rows"].prompts]
-    assert sets.groups_of(ids) == sets.recorded["rows"].groups == ids
+    assert sets.recorded["rows"].groups == ids
 
 
 def test_a_final_part_is_named_in_the_report(nano_sets, monkeypatch):
@@ -237,7 +236,7 @@ def test_final_prompts_are_reported_on_request(folder, nano):
     recorded = sets.recorded
     assert list(recorded) == ["rows, dev", "rows, final"] and recorded["rows, final"].role == "test"
     assert rows_of(recorded["rows, final"]) == list(range(32, 40))
-    assert rows_of(sets.decoded(3)) == [32, 33, 34]
+    assert rows_of(sets.decoded) == [32, 33, 34]
     context = sets.context()
     assert (context["split"], context["final_parts"]) == ("final", [])
     assert list(context["prompts"]) == ["rows, dev", "rows, final", "rows, final, decoded"]

@@ -74,7 +74,3 @@ def test_prompts_are_predicted_from_the_rounds_of_others(table):
     costs = table.for_prompts(rule(FixedLength(4)), NUM_PROMPTS)
     assert costs[0] == costs[2] == table.halves[0].costs[MEASURED] and costs[1] == costs[3] == table.halves[1].costs[MEASURED]
     assert table.halves[0].fit.num_rounds + table.halves[1].fit.num_rounds == table.fit.num_rounds
-
-
-def test_without_measurements_only_the_ratios_are_left(table):
-    assert set(table.at_ratios().costs) == {"10"} and table.at_ratios().fit is None

@@ -1,28 +1,29 @@
 """What each way to decode would be worth, from recorded prompts and measured steps; every choice is made on other prompts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.step_times import StepTimes
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, Logistic
 from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, ORACLE_BOUND, Candidate, RuleChoice, candidates, fixed_length
 from specheads.evaluation.intervals import Interval, interval, resample_counts
-from specheads.evaluation.replayed_sets import RecordedSet, counts_of
+from specheads.evaluation.replayed_sets import Outcome, RecordedSet, counts_of
+from specheads.evaluation.report import MEASURED
 from specheads.evaluation.rule_costs import CostTable, Tuning
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, check_finite, overlap
+from specheads.replay.cost import CostFit
 from specheads.replay.recording import Recording
 from specheads.replay.replay import Counts
 from specheads.replay.response_batch import ResponseBatch
 
 PLAIN, FIXED_NAME, LOGISTIC = "the target alone", "fixed length", "logistic"
 BETTER, HEAD = "a better draft", "head of width "  # the last is followed by the width
-HERE = "here"  # the name of the measured costs
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+FIXED_LENGTHS = [fixed_length(length) for length in LENGTHS]
 THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(2, 20))
 RULES = {
     FIXED: RuleChoice(FixedLength, {"num_tokens": list(LENGTHS)}),
@@ -92,65 +93,55 @@ def predict(halves: Sequence[RecordedSet], times: StepTimes, greedy: bool, overh
 
     Lengths and thresholds are chosen on one half of the prompts and counted on the other, both ways.
     """
-    costs = replace(times.costs, round_seconds=overheads.round_seconds)
-    alone = costs.target_seconds + overheads.alone_seconds
-    more = {LOGISTIC: times.rules[LOGISTIC].step_seconds}  # seconds that a family of rules adds to a draft step
+    table = _cost_table(times, overheads)
     resamples = resample_counts([group for half in halves for group in half.groups or ()])
-    better = [better_draft(half.recording, MORE_OVERLAP) for half in halves]
-    counted: dict[str, list[tuple[Counts, str]]] = {}  # by option, of each half its counts at what the other half chose
-    for number, half in enumerate(halves):
-        for family, candidate in _best_rules(halves[1 - number].recording, costs, more).items():
-            counted.setdefault(family, []).append((counts_of(half.recording, [candidate])[0], candidate.name))
-        chosen = fixed_length(_best_length([better[1 - number]], costs))
-        counted.setdefault(BETTER, []).append((counts_of(better[number], [chosen])[0], chosen.name))
-        counted.setdefault(ORACLE, []).append((counts_of(half.recording, [ORACLE_BOUND])[0], ""))
-    speeds = {
-        name: _throughput([counts for counts, _ in made], costs, more.get(name, 0.0), resamples) * alone
-        for name, made in counted.items()
-    }
+    counted: dict[str, list[tuple[Candidate, Counts]]] = {}  # by option, what each half chose, with its counts on the other
+
+    def count(name: str, rule: Candidate, recording: Recording) -> None:
+        counted.setdefault(name, []).append((rule, counts_of(recording, [rule])[0]))
+
+    for half, other in (halves, halves[::-1]):
+        better, better_other = (better_draft(each.recording, MORE_OVERLAP) for each in (half, other))
+        rules = [*candidates(RULES, {}, Tuning(other.recording, table)), ORACLE_BOUND]
+        for family, rule in best_rules(other.recording, rules, table).items():
+            count(family, rule, half.recording)
+        count(BETTER, best_rules(better_other, FIXED_LENGTHS, table)[FIXED], better)
+    speeds = {}
+    for name, made in counted.items():
+        seconds = [table.of(rule, MEASURED).seconds(counts.drafted, counts.rounds) for rule, counts in made]
+        tokens = np.concatenate([counts.tokens for _, counts in made])
+        speeds[name] = (resamples @ tokens) / (resamples @ np.concatenate(seconds)) / table.alone
     options = [Option(PLAIN, Interval(1.0, 1.0, 1.0), interval(1 / speeds[FIXED]))]
     for name, samples in speeds.items():
-        value = " or ".join(dict.fromkeys(value for _, value in counted[name]))
-        title, is_bound = name.replace("_", " "), name in (CEILING, ORACLE)
-        options.append(Option(title, interval(samples), interval(samples / speeds[FIXED]), value, is_bound))
-    ceiling = [counts for counts, _ in counted[CEILING]]
+        value, bound = " or ".join(dict.fromkeys(rule.name for rule, _ in counted[name])), counted[name][0][0].bound
+        value = "" if name == ORACLE else value
+        options.append(Option(name.replace("_", " "), interval(samples), interval(samples / speeds[FIXED]), value, bound))
+    ceiling = [counts for _, counts in counted[CEILING]]
     # A head's rule drafts about as much per emitted token as the ceiling's.
     drafted = sum(each.drafted.sum() for each in ceiling) / sum(each.tokens.sum() for each in ceiling)
-    for name, rule in times.rules.items():
+    for name, costs in times.rules.items():
         if name != LOGISTIC:
-            slowed = rule.step_seconds * drafted / alone
+            slowed = costs.step_seconds * drafted * table.alone
             options.append(_head_option(name, speeds[FIXED], speeds[CEILING], slowed, HEAD_SHARES[greedy]))
     return options
 
 
-def best_length(halves: Sequence[RecordedSet], times: StepTimes) -> int:
-    """Return the fixed length that is the fastest on all prompts."""
-    return _best_length([half.recording for half in halves], replace(times.costs, round_seconds=0.0))
+def _cost_table(times: StepTimes, overheads: Overheads) -> CostTable:
+    costs = replace(times.costs, round_seconds=overheads.round_seconds)
+    fit = CostFit(costs, {Logistic.__name__: times.rules[LOGISTIC]})
+    return CostTable({MEASURED: costs}, fit=fit, alone=1 / (costs.target_seconds + overheads.alone_seconds))
 
 
-def _best_length(recordings: Sequence[Recording], costs: StepCosts) -> int:
-    lengths = [fixed_length(length) for length in LENGTHS]
-    by_length = zip(*(counts_of(recording, lengths) for recording in recordings), strict=True)
-    return LENGTHS[int(np.argmax([_throughput(counts, costs)[0] for counts in by_length]))]
+def best_length(half: RecordedSet, times: StepTimes) -> int:
+    """Return the fixed length that is the fastest on some prompts, by the times of steps."""
+    rule = best_rules(half.recording, FIXED_LENGTHS, _cost_table(times, Overheads()))[FIXED]
+    return int(rule.parameters["num_tokens"])
 
 
-def _throughput(counts: Sequence[Counts], costs: StepCosts, more: float = 0.0, resamples: np.ndarray | None = None) -> np.ndarray:
-    """Return the tokens per second (R,) of counts, with so many seconds more in each draft step; without resamples (1,)."""
-    seconds = np.concatenate([costs.seconds(each.drafted, each.rounds) + more * each.drafted for each in counts])
-    tokens = np.concatenate([each.tokens for each in counts])
-    resamples = np.ones((1, len(tokens))) if resamples is None else resamples
-    return (resamples @ tokens) / (resamples @ seconds)
-
-
-def _best_rules(recording: Recording, costs: StepCosts, more: Mapping[str, float]) -> dict[str, Candidate]:
-    """Return the fastest candidate of each family on a recording, to which open parameters are fitted."""
-    rules = candidates(RULES, {}, Tuning(recording, CostTable({HERE: costs})))
-    best: dict[str, tuple[float, Candidate]] = {}
-    for candidate, counts in zip(rules, counts_of(recording, rules), strict=True):
-        speed = _throughput([counts], costs, more.get(candidate.family, 0.0))[0]
-        if candidate.family not in best or speed > best[candidate.family][0]:
-            best[candidate.family] = (speed, candidate)
-    return {family: candidate for family, (_, candidate) in best.items()}
+def best_rules(recording: Recording, rules: Sequence[Candidate], table: CostTable) -> dict[str, Candidate]:
+    """Return the fastest rule of each family on a recording at the measured costs."""
+    outcome = Outcome(rules, table, [RecordedSet("", "dev", recording, counts_of(recording, rules))]).chosen()
+    return {family: rules[number] for family, number in outcome.best[MEASURED].items()}
 
 
 def _head_option(name: str, fixed: np.ndarray, ceiling: np.ndarray, slowed: float, shares: Sequence[float]) -> Option:

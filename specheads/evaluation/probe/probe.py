@@ -1,7 +1,6 @@
 """A probe: record some prompts, time the steps, predict what each way to decode is worth, and say what to do."""
 
 import logging
-import shlex
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -174,8 +173,8 @@ def probe(
     settings: Probe,
     data: PromptData,
     data_folder: Path,
-    command_line: CommandLine = lambda *words: shlex.join(["specheads", *words]),
-    context: Mapping[str, Any] | None = None,
+    command_line: CommandLine,
+    context: Mapping[str, Any],
 ) -> Probed:
     """Return what speculation would be worth for a pair on prompts like those of `data`.
 
@@ -199,7 +198,7 @@ def probe(
     checked = [ids for _, ids in prompts[: settings.num_live_prompts]]
     logger.info("probe: decoding %d prompts as a check", len(checked))
     how = {name: getattr(settings, name) for name in ("warp", "max_new_tokens", "engine", "seed")}
-    live = live_check(pair, checked, times.costs, best_length(recorded, times), Evaluation(**how))
+    live = live_check(pair, checked, times.costs, best_length(recorded[0], times), Evaluation(**how))
     options = predict(recorded, times, settings.warp.greedy, live.overheads)
     resamples = resample_counts([group for half in recorded for group in half.groups or ()])
     sums, lengths = np.array([[each.sum(), len(each)] for each in overlaps]).T
@@ -216,7 +215,7 @@ def probe(
         options=options,
         answer=answer_of(options, command_line),
         doubts=[*doubts_of(times, live, options)],
-        context={"warp": asdict(settings.warp), "versions": versions(), **(context or {})},
+        context={"warp": asdict(settings.warp), "versions": versions(), **context},
     )
 
 
