@@ -7,6 +7,7 @@ recording of dev prompts.
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 from specheads.decoding.load_aware import LengthPolicy, LoadAware
@@ -23,8 +24,14 @@ FIXED, CEILING, ORACLE = "fixed_length", "ceiling", "oracle"
 TARGET, LOAD_AWARE = "target", "load-aware"  # of batches besides
 OF_VERIFICATION = "of_verification"  # the family of a verification rule's own stopping rule
 CEILING_THRESHOLDS = [round(0.05 * step, 2) for step in range(1, 20)]
-# Acceptable values in place of those that are measured.
+# Acceptable values in place of those that are measured or fitted, while nothing is recorded.
 MADE_UP = {"costs": LoadCosts(SecondsTable((1, 2), (1.0, 1.0)), SecondsTable((1, 2), (1.0, 1.0))), "survival": [1.0]}
+MADE_UP_FIT = SimpleNamespace(
+    mean_acceptance=0.5,
+    logistic=lambda names: dict.fromkeys(names, 0.0),
+    calibration=lambda head: {"slope": 1.0, "intercept": 0.0},
+    auto_threshold=lambda head, max_tokens, costs: (0.5, 0.1),
+)
 
 
 @dataclass(frozen=True)
@@ -64,24 +71,9 @@ class RuleChoice:
         for arguments in _combinations({key: _listed(value) for key, value in self.arguments.items()}):
             if open_names := cls.open_parameters(arguments):
                 costs = StepCosts.at_ratio(10) if open_names & cls.fitted_to_costs else None
-                arguments = cls.fit(arguments, _SampleFit(), head, costs)
+                arguments = cls.fit(arguments, MADE_UP_FIT, head, costs)
             rules.append(_made(cls, arguments, head))
         return rules
-
-
-class _SampleFit:
-    """Acceptable values in place of a fit, while nothing is recorded."""
-
-    mean_acceptance = 0.5
-
-    def logistic(self, names: Sequence[str]) -> dict[str, float]:
-        return dict.fromkeys(names, 0.0)
-
-    def calibration(self, head: Any) -> dict[str, float]:
-        return {"slope": 1.0, "intercept": 0.0}
-
-    def auto_threshold(self, head: Any, max_tokens: int, costs: Any) -> tuple[float, float]:
-        return 0.5, 0.1
 
 
 Rules = Mapping[str, RuleChoice]

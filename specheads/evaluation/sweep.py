@@ -16,7 +16,7 @@ from specheads.evaluation.report import MEASURED, LiveRow
 from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.settings import Evaluation
 from specheads.pair.pair import Pair
-from specheads.replay.cost import CostFit, RoundTimes, fit_costs, fits_of_halves
+from specheads.replay.cost import CostFit, RoundTimes, fit_costs
 from specheads.replay.replay import rounds_by_length
 from specheads.storage.journal import Entry, Journal
 
@@ -218,8 +218,8 @@ def with_measured(
         added = _head_seconds(fit, heads, sizes), _untimed(fit, kinds, heads)
         return CostTable({MEASURED: fit.costs, **table.costs}, table.head_shares, fit, *added, speed)
 
-    halves = fits_of_halves(times, kinds, shares)
-    return replace(fitted(fit_costs(times, kinds, shares)), halves=() if halves is None else tuple(map(fitted, halves)))
+    fit, halves = fit_costs(times, kinds, shares)
+    return replace(fitted(fit), halves=tuple(map(fitted, halves or ())))
 
 
 def _head_seconds(fit: CostFit, heads: Mapping[str, str | None], sizes: Mapping[str, float]) -> dict[str, float]:

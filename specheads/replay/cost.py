@@ -49,8 +49,13 @@ class CostFit:
         return drafting + self.costs.round_seconds + rounds[times.rule] + self.costs.verify_seconds(times.drafted)
 
 
-def fit_costs(times: RoundTimes, rules: Mapping[str, bool], shares: Mapping[str, float] = MappingProxyType({})) -> CostFit:
+def fit_costs(
+    times: RoundTimes, rules: Mapping[str, bool], shares: Mapping[str, float] = MappingProxyType({})
+) -> tuple[CostFit, tuple[CostFit, CostFit] | None]:
     """Fit costs to rounds by medians: of the rounds with equal numbers of drafted tokens, and then over these medians.
+
+    Returns the costs, and those for the even and for the odd responses, each fitted to the other half; None with too few
+    responses.
 
     Args:
         times: rounds of one or more kinds of rules.
@@ -64,26 +69,15 @@ def fit_costs(times: RoundTimes, rules: Mapping[str, bool], shares: Mapping[str,
     """
     if len(times.drafted) < 3 or len(np.unique(times.drafted)) < 2:
         raise UserError("these runs cannot separate the costs of draft and target; evaluate at least two draft lengths.")
-    fit, halves = _fit(times, rules, shares), fits_of_halves(times, rules, shares)
-    if halves is None:
-        return fit
-    even = times.response % 2 == 0
-    expected = np.zeros(len(even))
+    fit, even = _fit(times, rules, shares), times.response % 2 == 0
+    if len(np.unique(times.response)) < 4 or any(len(np.unique(times.drafted[half])) < 2 for half in (even, ~even)):
+        return fit, None
+    halves = _fit(times.part(~even), rules, shares), _fit(times.part(even), rules, shares)
+    expected, measured = np.zeros(len(even)), times.draft_seconds + times.target_seconds
     for half, other in zip((even, ~even), halves, strict=True):
         expected[half] = other.predicted(times.part(half))
-    measured = times.draft_seconds + times.target_seconds
     sums = (np.bincount(times.response, weights=seconds)[np.unique(times.response)] for seconds in (measured, expected))
-    return replace(fit, r_squared=_r_squared(*sums), round_r_squared=_r_squared(measured, expected))
-
-
-def fits_of_halves(
-    times: RoundTimes, rules: Mapping[str, bool], shares: Mapping[str, float] = MappingProxyType({})
-) -> tuple[CostFit, CostFit] | None:
-    """Return the costs for the even and for the odd responses, each fitted to the other half; None with too few responses."""
-    even = times.response % 2 == 0
-    if len(np.unique(times.response)) < 4 or any(len(np.unique(times.drafted[half])) < 2 for half in (even, ~even)):
-        return None
-    return _fit(times.part(~even), rules, shares), _fit(times.part(even), rules, shares)
+    return replace(fit, r_squared=_r_squared(*sums), round_r_squared=_r_squared(measured, expected)), halves
 
 
 def _fit(times: RoundTimes, rules: Mapping[str, bool], shares: Mapping[str, float]) -> CostFit:

@@ -111,19 +111,16 @@ class Recording:
         """
         branched = self.branch_length > 0
         position = torch.arange(self.accepted.shape[1]).expand_as(self.accepted)
-        # The token at the limit is the target's, even where the draft would agree.
-        undrafted = torch.zeros(self.accepted.shape[1], dtype=torch.bool)
-        undrafted[(self.first + self.lengths - 1)[self.lengths == self.limits]] = True
+        ends = self.first + self.lengths - 1
+        last, undrafted = torch.zeros((2, self.accepted.shape[1]), dtype=torch.bool)
+        last[ends] = True
+        undrafted[ends[self.lengths == self.limits]] = True  # it is the target's, even where the draft would agree
         known = (self.accepted & ~undrafted) | branched
         node = torch.where(self.accepted, position, self.branch_first)
-        last = torch.zeros(self.accepted.shape[1], dtype=torch.bool)
-        last[self.first + self.lengths - 1] = True
         after = torch.where(self.accepted, torch.where(last, -1, position + 1), torch.where(self.branch_length > 1, node + 1, -1))
-        return node[known], after[known], self.accepted[known], self._furthest()[known]
-
-    def _furthest(self) -> Tensor:
-        """Return how many accepted tokens are right before each position, (Q, N) long: a round can have drafted as many there."""
-        return _accepted_before(self.accepted, self.first).clamp_max(self.max_tokens - 1)
+        # As many accepted tokens as are right before a position, a round can have drafted there.
+        furthest = _accepted_before(self.accepted, self.first).clamp_max(self.max_tokens - 1)
+        return node[known], after[known], self.accepted[known], furthest[known]
 
 
 def _accepted_before(accepted: Tensor, first: Tensor) -> Tensor:

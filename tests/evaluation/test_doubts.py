@@ -39,7 +39,7 @@ def sweep(slow):
 
 
 def fit_of(measured):
-    return fit_costs(*round_times(measured))
+    return fit_costs(*round_times(measured))[0]
 
 
 def doubts(slow, live=(), num_groups=NUM_PROMPTS):

@@ -5,7 +5,7 @@ import pytest
 
 from specheads import UserError
 from specheads.decoding.step_costs import RuleCosts, StepCosts
-from specheads.replay.cost import RoundTimes, fit_costs, fits_of_halves
+from specheads.replay.cost import RoundTimes, fit_costs
 
 STEP, PASS, MORE, OVERHEAD = 0.002, 0.01, 0.001, 0.0005  # seconds
 KINDS = {"fixed": True, "more fixed": True, "head": False}  # two that compute nothing, and one that does
@@ -31,7 +31,7 @@ def rounds(noise=0.0, slow=0.0, verify=verification, num_rounds=1200):
 
 
 def test_exact_times_give_exact_costs():
-    fit = fit_costs(rounds(), KINDS)
+    fit, _ = fit_costs(rounds(), KINDS)
     costs = fit.costs
     fitted = (costs.draft_seconds, costs.target_seconds, costs.verified_seconds, costs.round_seconds)
     assert fitted == pytest.approx((STEP, PASS, MORE, OVERHEAD))
@@ -45,7 +45,7 @@ def test_exact_times_give_exact_costs():
 def test_one_slow_round_in_ten_moves_no_cost():
     """Means would be off by a factor of 1.9; the fit says by its R squared that it explains little of what was measured."""
     times = rounds(slow=0.1)
-    fit = fit_costs(times, KINDS)
+    fit, _ = fit_costs(times, KINDS)
     costs = fit.costs
     assert costs.draft_seconds == pytest.approx(STEP, rel=0.01) and costs.target_seconds == pytest.approx(PASS, rel=0.01)
     assert costs.verified_seconds == pytest.approx(MORE, rel=0.05)
@@ -55,7 +55,7 @@ def test_one_slow_round_in_ten_moves_no_cost():
 
 
 def test_noise_lowers_r_squared_and_moves_costs_little():
-    fit = fit_costs(rounds(noise=0.3, num_rounds=10_000), KINDS)
+    fit, _ = fit_costs(rounds(noise=0.3, num_rounds=10_000), KINDS)
     assert 0.5 < fit.round_r_squared < 0.95 and fit.r_squared > fit.round_r_squared
     assert fit.costs.draft_seconds == pytest.approx(STEP, rel=0.05)
     assert fit.costs.target_seconds == pytest.approx(PASS, rel=0.05)
@@ -66,17 +66,18 @@ def test_r_squared_is_over_responses_that_were_not_fitted():
     rng = np.random.default_rng(0)
     drafted = rng.integers(0, 30, 300)
     times = RoundTimes(drafted, drafted, rng.random(300), rng.random(300), drafted * 0, np.repeat(np.arange(100), 3))
-    assert fit_costs(times, {"fixed": True}).round_r_squared < 0.05
+    assert fit_costs(times, {"fixed": True})[0].round_r_squared < 0.05
 
 
 def test_each_half_of_the_responses_is_predicted_from_the_other():
     times = rounds(noise=0.1)
-    of_even, of_odd = fits_of_halves(times, KINDS)
+    of_even, of_odd = fit_costs(times, KINDS)[1]
     even = times.response % 2 == 0
     assert of_even.num_rounds == (~even).sum() and of_odd.num_rounds == even.sum()
     changed = replace(times, draft_seconds=np.where(even, 100.0, times.draft_seconds))
-    assert fits_of_halves(changed, KINDS)[0] == of_even and fits_of_halves(changed, KINDS)[1] != of_odd
-    assert fits_of_halves(times.part(times.response < 2), KINDS) is None
+    even_again, odd_again = fit_costs(changed, KINDS)[1]
+    assert even_again == of_even and odd_again != of_odd
+    assert fit_costs(times.part(times.response < 2), KINDS)[1] is None
 
 
 def test_verification_in_steps_is_a_table():
@@ -85,7 +86,7 @@ def test_verification_in_steps_is_a_table():
     def padded(drafted):
         return PASS * np.where(drafted <= 4, 1.0, 1.6)
 
-    fit = fit_costs(rounds(verify=padded), KINDS)
+    fit, _ = fit_costs(rounds(verify=padded), KINDS)
     assert fit.costs.verification == pytest.approx([PASS] * 5 + [1.6 * PASS] * 4)
     counts = np.zeros((1, 9))
     counts[0, [3, 8]] = 2, 1
@@ -94,21 +95,21 @@ def test_verification_in_steps_is_a_table():
 
 
 def test_verifying_more_never_costs_less():
-    costs = fit_costs(rounds(verify=lambda drafted: PASS - 0.0005 * drafted), KINDS).costs
+    costs = fit_costs(rounds(verify=lambda drafted: PASS - 0.0005 * drafted), KINDS)[0].costs
     assert costs.verified_seconds == 0 and len(set(costs.verification)) == 1
     assert 0.006 < costs.target_seconds < 0.01
 
 
 def test_a_fit_predicts_the_total_time():
     times = rounds(noise=0.3)
-    fit = fit_costs(times, KINDS)
+    fit, _ = fit_costs(times, KINDS)
     assert fit.predicted(times).sum() == pytest.approx(times.draft_seconds.sum() + times.target_seconds.sum(), rel=0.01)
 
 
 def test_drafts_without_a_model_cost_no_step():
     times = rounds()
     times = RoundTimes(times.drafted * 0, times.drafted, times.drafted * 0 + 0.0001, *list(vars(times).values())[3:])
-    costs = fit_costs(times, KINDS).costs
+    costs = fit_costs(times, KINDS)[0].costs
     assert (costs.draft_seconds, costs.round_seconds) == pytest.approx((0, 0.0001)) and costs.ratio == float("inf")
 
 
@@ -123,7 +124,7 @@ def test_one_fixed_length_is_compared_with_other_rules():
     """Where the only rule without a cost drafted one length, the rounds of all rules separate the costs of draft and target."""
     times = rounds()
     some = times.part((times.rule == 2) | (times.drafted == 4))
-    costs = fit_costs(some, KINDS).costs
+    costs = fit_costs(some, KINDS)[0].costs
     assert STEP <= costs.draft_seconds <= STEP + HEAD and costs.verified_seconds == pytest.approx(MORE, rel=0.1)
 
 
@@ -132,7 +133,7 @@ def test_no_rule_makes_a_step_faster():
     times = rounds()
     faster = np.where(times.rule == 2, 0.5, 1.0)
     times = replace(times, draft_seconds=times.draft_seconds * faster, target_seconds=times.target_seconds * faster)
-    assert fit_costs(times, KINDS).rules["head"] == RuleCosts(0.0, 0.0)
+    assert fit_costs(times, KINDS)[0].rules["head"] == RuleCosts(0.0, 0.0)
 
 
 def test_seconds_of_counts():
