@@ -6,7 +6,7 @@ Fitted are the weights of a logistic, a head's calibration, and automatic thresh
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,8 +19,16 @@ from specheads.replay.cost import CostFit
 from specheads.replay.recording import Recording
 from specheads.replay.replay import Counts, RecordedHead, head_logits, recorded_threshold, replay
 
-if TYPE_CHECKING:
-    from specheads.evaluation.candidates import Candidate
+
+class _Costed(Protocol):
+    """A rule with its numbers: its kind and its head, if any, decide its costs."""
+
+    @property
+    def rule(self) -> Any: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def head(self) -> str | None: ...
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,7 @@ class CostTable:
             step = self.measured_heads.get(head, step)
         return costs.with_rule(RuleCosts(step_seconds=step))
 
-    def of(self, rule: "Candidate", ratio: str) -> StepCosts:
+    def of(self, rule: _Costed, ratio: str) -> StepCosts:
         """Return the costs of a rule at a ratio."""
         if rule.rule is None:  # the oracle
             return self.costs[ratio]
@@ -59,19 +67,19 @@ class CostTable:
         costs = self.of_head(rule.head, ratio)
         return costs.with_rule(self.untimed.get(rule.head is not None, RuleCosts())) if ratio == MEASURED else costs
 
-    def head_share(self, rule: "Candidate", ratio: str) -> float | None:
+    def head_share(self, rule: _Costed, ratio: str) -> float | None:
         """Return a head's cost at a ratio, as a share of a draft step; None without a head or a draft step."""
         if rule.head is None or not self.costs[ratio].draft_seconds:
             return None
         return self.of(rule, ratio).draft_seconds / self.costs[ratio].draft_seconds - 1
 
-    def speedup(self, counts: Counts, resamples: np.ndarray, rule: "Candidate", ratio: str) -> np.ndarray:
+    def speedup(self, counts: Counts, resamples: np.ndarray, rule: _Costed, ratio: str) -> np.ndarray:
         """Return the speed-up over the target alone (R,) under each row of `resamples` (R, P)."""
         seconds = self.of(rule, ratio).seconds(counts.drafted, counts.rounds)
         return (resamples @ counts.tokens) / (resamples @ seconds) / (self.alone if ratio == MEASURED else 1.0)
 
     def break_even(
-        self, counts: Counts, resamples: np.ndarray, rule: "Candidate", ratio: str, fixed: np.ndarray
+        self, counts: Counts, resamples: np.ndarray, rule: _Costed, ratio: str, fixed: np.ndarray
     ) -> np.ndarray | None:
         """Return the share of a draft step (R,) at which a head's rule would be as fast as the best fixed length.
 
@@ -84,7 +92,7 @@ class CostTable:
         allowed = (resamples @ counts.tokens) / (fixed * (self.alone if ratio == MEASURED else 1.0))
         return (allowed - resamples @ without) / (resamples @ counts.drafted) / costs.draft_seconds
 
-    def for_prompts(self, rule: "Candidate", num_prompts: int) -> list[StepCosts]:
+    def for_prompts(self, rule: _Costed, num_prompts: int) -> list[StepCosts]:
         """Return the measured costs of a rule on each of the first prompts, from rounds of other prompts if there are enough."""
         halves = self.halves or (self, self)
         return [halves[number % 2].of(rule, MEASURED) for number in range(num_prompts)]
