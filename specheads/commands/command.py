@@ -28,7 +28,7 @@ from specheads.commands.compose import RunSettings, check_keys
 from specheads.commands.help import check_experiment, composition_error, help_text
 from specheads.commands.run_folders import may_resume, register_resolver
 from specheads.errors import UserError, user_error
-from specheads.pair.config import ROLES, PairConfig, config_folder
+from specheads.pair.config import PairConfig, config_folder
 from specheads.processes import Processes, is_first_process
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.settings import Settings, config_of, shown
@@ -155,7 +155,7 @@ def command(
 
 def _defaults(classes: Sequence[type[Settings]]) -> dict[str, Any]:
     """Return the keys of a command with its classes of settings, and their defaults."""
-    pair = _fields(PairConfig) | dict.fromkeys(ROLES, "???")
+    pair = config_of(PairConfig) | {"draft": "???", "target": "???"}
     all_classes: list[type[Settings]] = [RunSettings, *classes]
     nodes = [OmegaConf.create(config_of(cls)) for cls in all_classes]
     return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.merge({"model": pair}, *nodes)))

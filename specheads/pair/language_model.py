@@ -17,22 +17,23 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from specheads.errors import UserError, is_out_of_memory
 from specheads.pair.config import ModelSource
-from specheads.pair.quantization import QUANTIZATIONS, quantize
+from specheads.pair.quantization import QUANTIZATIONS
 from specheads.pair.revisions import from_pretrained, resolve
 from specheads.pair.sampling import at_least_float32
-from specheads.pair.synthetic import is_synthetic, synthetic_model, synthetic_tokenizer
+from specheads.pair.synthetic import is_synthetic, synthetic_config, synthetic_model, synthetic_tokenizer
 
 logger = logging.getLogger(__name__)
 
 # What torch calls the instructions for products of bfloat16 numbers, of matrices (x86's AMX, ARM's BFMMLA) and of vectors.
-MATRIX_INSTRUCTIONS = ("amx_bf16", "bf16", "sve_bf16")
-VECTOR_INSTRUCTIONS = ("avx512_bf16",)
+_MATRIX_INSTRUCTIONS = ("amx_bf16", "bf16", "sve_bf16")
+_VECTOR_INSTRUCTIONS = ("avx512_bf16",)
 
 
 class LanguageModel:
@@ -138,7 +139,7 @@ def _avoid_cudnn_attention() -> None:
 def load_tokenizer(location: str | Path, revision: str | None, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a folder or hub id. Raises UserError if it cannot be loaded."""
     if is_synthetic(location):
-        return synthetic_tokenizer(str(location))
+        return synthetic_tokenizer(location)
     return from_pretrained(AutoTokenizer, location, revision, "tokenizer", trust_remote_code=trust_remote_code)
 
 
@@ -154,8 +155,9 @@ def load_model(source: ModelSource) -> PreTrainedModel:
         name = "a type that its config does not name" if stored is None else short_name(stored)
         logger.info("dtype=auto: %s runs in %s, its weights are stored in %s", location, short_name(dtype), name)
     if is_synthetic(location):
-        model = synthetic_model(str(location), dtype, source.device)
-        return _for_inference(quantize(model, quantization) if quantization else model)
+        if quantization:
+            raise UserError(f"quantization={quantization} is for models that are read from files; leave it out for {location}.")
+        return _for_inference(synthetic_model(location, dtype, source.device))
     keys: dict[str, Any] = {"dtype": dtype, "trust_remote_code": source.trust_remote_code}
     if source.device_map:
         keys["device_map"] = source.device_map
@@ -181,18 +183,20 @@ def _for_inference(model: PreTrainedModel) -> PreTrainedModel:
 
 def weightless_model(source: ModelSource) -> PreTrainedModel:
     """Return what `load_model` does, but without weights, for a process that only needs its shape."""
-    location, (dtype, _) = source.location, chosen_dtype(source)
-    if is_synthetic(location):
-        return _for_inference(synthetic_model(str(location), dtype, "meta"))
-    trust = source.trust_remote_code
-    config = from_pretrained(AutoConfig, location, source.revision, trust_remote_code=trust)
+    config, (dtype, _) = _config_of(source), chosen_dtype(source)
     with torch.device("meta"):
         dtype = config.dtype if dtype == "auto" else dtype
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=source.trust_remote_code)
     with suppress(OSError, ValueError):  # a model without one keeps that of its config
         given = {"revision": source.revision} if source.revision else {}
-        model.generation_config = GenerationConfig.from_pretrained(resolve(location), **given)
+        model.generation_config = GenerationConfig.from_pretrained(resolve(source.location), **given)
     return _for_inference(model)
+
+
+def _config_of(source: ModelSource) -> PreTrainedConfig:
+    if is_synthetic(source.location):
+        return synthetic_config(source.location)
+    return from_pretrained(AutoConfig, source.location, source.revision, trust_remote_code=source.trust_remote_code)
 
 
 def chosen_dtype(source: ModelSource) -> tuple[Any, torch.dtype | None]:
@@ -206,17 +210,15 @@ def chosen_dtype(source: ModelSource) -> tuple[Any, torch.dtype | None]:
     """
     if torch.device(source.device).type != "cpu" or (source.device_map and torch.cuda.is_available()):
         return source.dtype, None
-    if source.dtype == torch.bfloat16 and not _has_instructions(*MATRIX_INSTRUCTIONS, *VECTOR_INSTRUCTIONS):
+    if source.dtype == torch.bfloat16 and not _has_instructions(*_MATRIX_INSTRUCTIONS, *_VECTOR_INSTRUCTIONS):
         _warn_of_slow_bfloat16()
     if source.dtype != "auto":
         return source.dtype, None
-    stored = torch.bfloat16
-    if not is_synthetic(source.location):
-        config = from_pretrained(AutoConfig, source.location, source.revision, trust_remote_code=source.trust_remote_code)
-        stored = config.get_text_config().dtype or config.dtype
-        if stored == torch.float64 or getattr(config, "quantization_config", None):
-            return source.dtype, stored
-    usable = MATRIX_INSTRUCTIONS + (VECTOR_INSTRUCTIONS if stored == torch.bfloat16 else ())
+    config = _config_of(source)
+    stored = config.get_text_config().dtype or config.dtype
+    if stored == torch.float64 or getattr(config, "quantization_config", None):
+        return source.dtype, stored
+    usable = _MATRIX_INSTRUCTIONS + (_VECTOR_INSTRUCTIONS if stored == torch.bfloat16 else ())
     return torch.bfloat16 if _has_instructions(*usable) else torch.float32, stored
 
 

@@ -1,4 +1,4 @@
-"""What a pair is and needs, said before anything of it is loaded: its models, the memory of their weights, access on the hub."""
+"""What a pair is and needs, said before anything of it is loaded: its models and the memory of their weights."""
 
 from contextlib import suppress
 from typing import NamedTuple
@@ -7,10 +7,7 @@ from specheads.errors import UserError
 from specheads.pair.config import ModelSource, PairConfig
 from specheads.pair.language_model import short_name, weightless_model
 from specheads.pair.quantization import QUANTIZATIONS
-from specheads.pair.revisions import EMBEDDED, how_to_access
-
-# By the beginning of a model's id the licence that must be accepted on the hub before a download.
-GATED = {f"meta-llama/Llama-{version}": f"Llama {version} Community License" for version in ("2", "3.1", "3.2")}
+from specheads.pair.revisions import EMBEDDED
 
 
 class _Weights(NamedTuple):
@@ -22,19 +19,20 @@ class _Weights(NamedTuple):
 
 
 def pair_needs(config: PairConfig, only_draft: bool = False) -> list[str]:
-    """Return lines about a pair for its user: models, memory, access to gated ones; none for an embedded pair.
+    """Return lines about a pair for its user: models and memory; none for an embedded pair.
 
     Sizes are those of the models' configs, where these can be read. With `only_draft` the target's weights are not loaded.
     """
     if str(config.target).startswith(EMBEDDED) or not config.target:
         return []
-    sources = {role: config.source(role) for role in ("draft", "target") if role == "target" or config.draft}
-    models, weights = [], [_weights_of(source) for source in sources.values()]
-    for (role, source), each in zip(sources.items(), weights, strict=True):
-        number = f" ({amount(each.number, 'billion', 'million')} parameters)" if each else ""
+    models, loaded = [], list[_Weights | None]()
+    for role in ("draft", "target") if config.draft else ("target",):
+        source = config.source(role)
+        weights = _weights_of(source)
+        number = f" ({amount(weights.number, 'billion', 'million')} parameters)" if weights else ""
         models.append(f"{role} {source.location}{number}")
+        loaded += [] if only_draft and role == "target" else [weights]
     lines = [f"pair {config.name or 'without a name'}: {' for '.join(models)}"]
-    loaded = weights[:-1] if only_draft else weights
     if loaded and (known := [each for each in loaded if each]) == loaded:
         sizes = [amount(each.num_bytes, "GB", "MB") for each in known]
         parts = f" ({' + '.join(sizes)})" if len(sizes) > 1 else ""
@@ -42,10 +40,6 @@ def pair_needs(config: PairConfig, only_draft: bool = False) -> list[str]:
             f"it needs {amount(sum(each.num_bytes for each in known), 'GB', 'MB')} of memory{parts} for weights in "
             f"{' and '.join(dict.fromkeys(each.dtype for each in known))}, and more for the keys and values of texts"
         )
-    gated = {str(source.location): name for source in sources.values() for name in GATED if str(source.location).startswith(name)}
-    if gated:
-        licences = ", ".join(dict.fromkeys(GATED[name] for name in gated.values()))
-        lines.append(f"gated ({licences}): {how_to_access([*gated])}")
     return lines
 
 

@@ -1,9 +1,8 @@
 """Where a model lies and which version of it that is: the hub's commit, or a hash of a local folder's weights."""
 
 import hashlib
-import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ from specheads.errors import UserError, is_out_of_memory
 
 EMBEDDED = "embedded:"  # models that ship inside the package, `embedded:nano/target`
 _DRAFT_TEMPERATURE = "draft_temperature"  # a key of a draft's config.json: what divides its logits
-MOST_REASON = 300  # characters of another library's message
-PIECE_BYTES, NUM_PIECES = 2**16, 64  # what is read of each weight file
+_MOST_REASON = 300  # characters of another library's message
+_PIECE_BYTES, _NUM_PIECES = 2**16, 64  # what is read of each weight file
 
 
 def resolve(location: str | Path) -> str:
@@ -40,7 +39,10 @@ def from_pretrained(loader: Any, location: str | Path, revision: str | None = No
             loaded = loader.from_pretrained(resolve(location), **({"revision": revision} if revision else {}), **kwargs)
     except Exception as error:
         if _is_gated(error):
-            raise UserError(f"the {what} {str(location)!r} is gated, so: {how_to_access([str(location)])}.") from error
+            raise UserError(
+                f"the {what} {str(location)!r} is gated, so: accept the licence at https://huggingface.co/{location}, then log "
+                "in here with `hf auth login`, or set HF_TOKEN."
+            ) from error
         if not _is_unreadable(error, kwargs.get("trust_remote_code", False)):
             raise
         if "custom code" in str(error):
@@ -79,12 +81,6 @@ def _is_unreadable(error: Exception, runs_code: bool) -> bool:
     return not runs_code and not is_out_of_memory(error) and (damage or type(error) in (Exception, StrictDataclassError))
 
 
-def how_to_access(locations: Sequence[str]) -> str:
-    """Return what to do before gated models can be downloaded."""
-    pages = " and ".join(f"https://huggingface.co/{location}" for location in locations)
-    return f"accept the licence at {pages}, then log in here with `hf auth login`, or set HF_TOKEN"
-
-
 def _is_gated(error: BaseException | None) -> bool:
     """Whether an error comes from a repository whose licence this account has not accepted."""
     while error is not None and not isinstance(error, GatedRepoError):
@@ -99,7 +95,7 @@ def _reason(location: str | Path, what: str, error: Exception) -> str:
         return f"there is no folder {folder!s}."
     if what == "tokenizer" and folder.is_dir() and not any(folder.glob("tokenizer*")):
         return "the folder has no tokenizer; save it there (tokenizer.save_pretrained), or give its folder by model.tokenizer=."
-    return " ".join(str(error).split())[:MOST_REASON] or type(error).__name__
+    return " ".join(str(error).split())[:_MOST_REASON] or type(error).__name__
 
 
 @contextmanager
@@ -126,27 +122,17 @@ def set_draft_temperature(draft: PreTrainedModel, temperature: float) -> None:
 
 def revision_of(model: PreTrainedModel, location: str | Path, quantization: str | None = None) -> str:
     """Return the version of a loaded model: the hub commit or `folder_revision`, its temperature, how its weights are stored."""
-    revision = getattr(model.config, "_commit_hash", None) or folder_revision(location)
-    revision = _at_temperature(revision, draft_temperature(model.config))
+    revision = _revision(model.config, location)
     return revision if quantization is None else f"{revision}-{quantization}"
 
 
 def revision_at(location: str | Path) -> str:
     """Return `revision_of` a model that is not loaded. Raises UserError if it cannot be found."""
-    folder = Path(resolve(location))
-    if not folder.is_dir() and not str(location).startswith(".") and str(location).count("/") == 1:
-        config = from_pretrained(AutoConfig, location)
-        return _at_temperature(config._commit_hash or "not known", draft_temperature(config))
-    file, revision = folder / "config.json", _cached_commit(location) or folder_revision(location)
-    try:
-        content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        return _at_temperature(revision, float(content.get("text_config", content).get(_DRAFT_TEMPERATURE, 1.0)))
-    except (ValueError, AttributeError, TypeError) as error:
-        raise UserError(f"{file} is no config of a model ({error}); save the model again.") from None
+    return _revision(from_pretrained(AutoConfig, location), location)
 
 
-def _at_temperature(revision: str, temperature: float) -> str:
-    """Return the version of a draft whose config names a temperature: every cache and head knows it by that."""
+def _revision(config: PreTrainedConfig, location: str | Path) -> str:
+    revision, temperature = getattr(config, "_commit_hash", None) or folder_revision(location), draft_temperature(config)
     return revision if temperature == 1 else f"{revision} at temperature {temperature:g}"
 
 
@@ -169,7 +155,7 @@ def folder_revision(location: str | Path) -> str:
         size = file.stat().st_size
         digest.update(f"{file.name} {size} ".encode())
         with file.open("rb") as stream:
-            for number in range(NUM_PIECES):
-                stream.seek(max(0, size - PIECE_BYTES) * number // (NUM_PIECES - 1))
-                digest.update(stream.read(PIECE_BYTES))
+            for number in range(_NUM_PIECES):
+                stream.seek(max(0, size - _PIECE_BYTES) * number // (_NUM_PIECES - 1))
+                digest.update(stream.read(_PIECE_BYTES))
     return digest.hexdigest()[:16]

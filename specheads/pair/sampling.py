@@ -165,53 +165,37 @@ class Uniforms:
     """A stream of uniform numbers that depends on its seed alone, made on the host and copied to `device` in blocks."""
 
     BLOCK = 1024
-    LARGEST_PART = 2  # of those that are taken in every round
-    PARTS = 64  # made at a time: one after another, views take several times as long
 
     def __init__(self, device: torch.device, *seed: int) -> None:
         self.device = device
         self._random = np.random.default_rng(seed)
         self._block, self._next, self._end = torch.empty(0), 0, 0
         self._numbers: list[float] | None = None
-        self._parts: dict[int, list[Tensor]] = {}  # the block's first numbers in parts of one length
 
     def take(self, count: int) -> Tensor:
         """Return the next numbers (count,), float64 in [0, 1)."""
         if self._next + count > self._end:
             self._begin_block(count)
-        place, rest = divmod(self._next, count)
         self._next += count
-        if rest or count > self.LARGEST_PART:
-            return self._block[self._next - count : self._next]
-        parts = self._parts.get(count)
-        if parts is None:
-            parts = self._parts[count] = []
-        while len(parts) <= place:
-            parts += self._block[len(parts) * count :][: self.PARTS * count].split(count)
-        return parts[place]
+        return self._block[self._next - count : self._next]
 
     def number(self) -> float:
         """Return the next number as a number of the host; the stream's device must be the CPU."""
-        numbers = self._numbers
-        if numbers is None or self._next >= len(numbers):
-            if self._next >= self._end:
-                self._begin_block(1)
-            numbers = self._numbers = self._block.tolist()
+        if self._next >= self._end:
+            self._begin_block(1)
+        if self._numbers is None:
+            self._numbers = self._block.tolist()
         self._next += 1
-        return numbers[self._next - 1]
+        return self._numbers[self._next - 1]
 
     def give_back(self, count: int) -> None:
         """Put the last `count` numbers of the last `take` back, so that the next `take` returns them again."""
         self._next -= count
 
     def _begin_block(self, count: int) -> None:
-        drawn = torch.from_numpy(self._draw(max(self.BLOCK, count)))
+        drawn = torch.from_numpy(self._random.random(max(self.BLOCK, count)))
         self._block, self._next, self._end = drawn.to(self.device, non_blocking=True), 0, len(drawn)
-        self._parts, self._numbers = {}, None
-
-    def _draw(self, count: int) -> np.ndarray:
-        """Return a new block of at least `count` numbers."""
-        return self._random.random(count)
+        self._numbers = None
 
 
 class GivenUniforms(Uniforms):
@@ -221,8 +205,8 @@ class GivenUniforms(Uniforms):
         super().__init__(torch.device("cpu"))
         self._block, self._end = torch.from_numpy(np.ascontiguousarray(numbers)), len(numbers)
 
-    def _draw(self, count: int) -> np.ndarray:
-        raise RuntimeError(f"all {len(self._block)} given numbers are taken")
+    def _begin_block(self, count: int) -> None:
+        raise RuntimeError(f"all {self._end} given numbers are taken")
 
 
 def overlap(target_probs: Tensor, draft_probs: Tensor) -> Tensor:

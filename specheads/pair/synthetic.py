@@ -4,6 +4,7 @@ Their text is noise and a draft's tokens are almost never accepted, so time them
 at a given rate.
 """
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specheads.errors import UserError
 
-SYNTHETIC = "synthetic:"  # how a config names them, `synthetic:llama2-7b`
-SEED = 0
+_SYNTHETIC = "synthetic:"  # how a config names them, `synthetic:llama2-7b`
+_SEED = 0
 
 
 def _shape(base: dict[str, Any], hidden: int, intermediate: int, layers: int, heads: int, **others: Any) -> dict[str, Any]:
@@ -45,30 +46,30 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 def is_synthetic(location: object) -> bool:
     """Return whether a location names a synthetic model."""
-    return str(location).startswith(SYNTHETIC)
+    return str(location).startswith(_SYNTHETIC)
 
 
-def _shape_of(location: str) -> dict[str, Any]:
-    """Return the sizes of `synthetic:<name>`, arguments of LlamaConfig. Raises UserError for an unknown name."""
-    name = location.removeprefix(SYNTHETIC)
+def synthetic_config(location: str | Path) -> LlamaConfig:
+    """Return the config of `synthetic:<name>`. Raises UserError for an unknown name."""
+    name = str(location).removeprefix(_SYNTHETIC)
     if name not in SHAPES:
-        raise UserError(f"there is no synthetic model {location!r}; known: {', '.join(SYNTHETIC + known for known in SHAPES)}.")
-    return SHAPES[name]
+        raise UserError(f"there is no synthetic model {location!r}; known: {', '.join(_SYNTHETIC + known for known in SHAPES)}.")
+    config = LlamaConfig(**SHAPES[name], dtype=torch.bfloat16, bos_token_id=None, eos_token_id=None, pad_token_id=None)
+    config._commit_hash = f"random weights, seed {_SEED}"
+    return config
 
 
-def synthetic_model(location: str, dtype: torch.dtype | str, device: str) -> LlamaForCausalLM:
+def synthetic_model(location: str | Path, dtype: torch.dtype | str, device: str) -> LlamaForCausalLM:
     """Return a Llama of the named shape on `device`, with random weights of a fixed seed."""
-    config = LlamaConfig(**_shape_of(location), bos_token_id=None, eos_token_id=None, pad_token_id=None)
+    config = synthetic_config(location)
     with torch.random.fork_rng(), torch.device(device):
-        torch.manual_seed(SEED)
-        model = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16 if dtype == "auto" else dtype)
-    model.config._commit_hash = f"random weights, seed {SEED}"
-    return model
+        torch.manual_seed(_SEED)
+        return LlamaForCausalLM._from_config(config, dtype=config.dtype if dtype == "auto" else dtype)
 
 
-def synthetic_tokenizer(location: str) -> PreTrainedTokenizerFast:
+def synthetic_tokenizer(location: str | Path) -> PreTrainedTokenizerFast:
     """Return a tokenizer that reads each number below the vocabulary's size as the token with that id, and anything else as 0."""
-    vocabulary = {str(number): number for number in range(_shape_of(location)["vocab_size"])}
+    vocabulary = {str(number): number for number in range(synthetic_config(location).vocab_size)}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="0"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)

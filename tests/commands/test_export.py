@@ -1,12 +1,13 @@
 """`specheads export`, in this process."""
 
 import json
+import shutil
 
 import pytest
 import torch
 
 from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
-from specheads.pair.revisions import folder_revision
+from specheads.pair.revisions import folder_revision, resolve
 
 
 @pytest.fixture
@@ -63,6 +64,7 @@ def test_the_files_and_the_draft_are_checked(head, run, tmp_path):
     code, text, _ = run("export", f"head={head}", "draft=embedded:nano/draft")
     assert code == 0 and "trained for the present revision of embedded:nano/draft" in text
     (tmp_path / "other").mkdir()
+    shutil.copy(resolve("embedded:nano/draft/config.json"), tmp_path / "other")
     (tmp_path / "other" / "model.safetensors").write_bytes(b"other weights")
     code, _, error = run("export", f"head={head}", f"draft={tmp_path}/other")
     assert code == 2 and "was trained for draft embedded:nano/draft" in error and folder_revision(tmp_path / "other") in error
@@ -93,7 +95,7 @@ def test_card_is_rewritten_from_the_config(head, run):
         (["export", "head=a", "report=b"], "report=b is not known; expected one of head, format, draft"),
         (["export", "head=./none"], "there is no head folder './none'"),
         (["export", "head=HEAD", "format=pickle"], "format=pickle is not known; use standalone"),
-        (["export", "head=HEAD", "draft=./none"], "./none holds no .safetensors"),
+        (["export", "head=HEAD", "draft=./none"], "the model './none' could not be loaded"),
         (["export", "head=specheads/nano/draft/../draft"], "config.json belongs to a model, not to a head"),
     ],
 )
