@@ -1,7 +1,7 @@
 """Make a data set in two stages, of which each fills a cache and keeps the shards that exist.
 
-`Responses` makes the target's responses, which fit every draft of the same window. `Labels` reads them, and adds the tokens that
-the draft samples along them with their acceptance probabilities.
+`ResponseStage` makes the target's responses, which fit every draft of the same window. `LabelStage` reads them, and adds the
+tokens that the draft samples along them with their acceptance probabilities.
 """
 
 import contextlib
@@ -22,10 +22,11 @@ from specheads.decoding.responses import Responder, Response
 from specheads.errors import UserError
 from specheads.forecast import progress
 from specheads.pair.pair import Pair
-from specheads.prompts.prompt import SPLITS, Prompt, PromptSource, encode_prompts, response_provenance, unique
+from specheads.prompts.prompt import SPLITS, Prompt, encode_prompts, response_provenance, unique
+from specheads.prompts.sources import PromptSource
 from specheads.storage.data_set import SCHEMA
 from specheads.storage.files import log_space
-from specheads.storage.shards import MANIFEST, ShardStore, checksum, fingerprint, read_manifest
+from specheads.storage.shards import MANIFEST, ShardStore, fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -66,21 +67,21 @@ def next_stage(
     """Return the folder of the complete cache, see `generate_data`, or the stage that comes next where there is none yet."""
     usable = [prompt for prompt in prompts if prompt.split in SPLITS]  # final prompts are for evaluations
     wanted = [prompt for prompt in usable if prompt.split in splits]
-    # A cache with labels, or with more splits than needed, can be used too.
-    for some in (usable, wanted):
-        for labels in (True, labelled):
-            if folder := _complete(root, cache_provenance(pair, some, settings, labels)):
-                return folder
-    if labelled:
-        for some in (usable, wanted):
-            if folder := _complete(root, cache_provenance(pair, some, settings, labelled=False)):
-                return Labels(pair, wanted, settings, root, folder)
-    return Responses(pair, wanted, settings, root)
 
+    def complete(labels: bool) -> ShardStore | None:
+        for some in (usable, wanted):  # a cache with more splits than needed can be used, too
+            provenance = cache_provenance(pair, some, settings, labels)
+            folder = root / fingerprint(provenance)
+            if (folder / MANIFEST).is_file() and (store := ShardStore(folder, provenance)).is_complete():
+                return store
+        return None
 
-def _complete(root: Path, provenance: dict[str, Any]) -> Path | None:
-    folder = root / fingerprint(provenance)
-    return folder if (folder / MANIFEST).is_file() and ShardStore(folder, provenance, SCHEMA).is_complete() else None
+    if store := complete(labels=True):
+        return store.folder
+    responses = complete(labels=False)
+    if responses and labelled:
+        return LabelStage(pair, wanted, settings, root, responses)
+    return responses.folder if responses else ResponseStage(pair, wanted, settings, root)
 
 
 class Stage(ABC):
@@ -90,7 +91,7 @@ class Stage(ABC):
     labelled: bool
 
     def __init__(self, pair: Pair, prompts: Sequence[Prompt], settings: Generation, root: Path) -> None:
-        self.pair, self.prompts, self.settings, self.root = pair, prompts, settings, root
+        self.pair, self.settings = pair, settings
         provenance = cache_provenance(pair, prompts, settings, self.labelled)
         self.store = ShardStore(root / fingerprint(provenance), provenance, SCHEMA)
         self.shards = plan_shards(encode_prompts(pair, prompts, settings.limits), settings)
@@ -125,7 +126,7 @@ class Stage(ABC):
         """Make some shards."""
 
 
-class Responses(Stage):
+class ResponseStage(Stage):
     """The stage that answers the prompts: by vLLM, or in this process."""
 
     name, labelled = "responses", False
@@ -134,7 +135,7 @@ class Responses(Stage):
         """Return one lot per vLLM process, which answers many prompts together, or one per shard."""
         if not self.settings.by_vllm:
             return super().lots(missing)
-        names, count = list(self.shards), self.settings.num_lots
+        names, count = list(self.shards), self.settings.ray_num_workers if self.settings.runner == "ray" else 1
         ends = [round(len(names) * number / count) for number in range(count + 1)]
         lots = [[name for name in names[first:end] if name in missing] for first, end in pairwise(ends)]
         return [lot for lot in lots if lot]
@@ -143,16 +144,6 @@ class Responses(Stage):
     def _responder(self) -> Responder:
         lengths = [len(ids) for shard in self.shards.values() for _, ids in shard.prompts]
         return Responder(self.pair, lengths, self.settings.limits)
-
-    @cached_property
-    def _earlier(self) -> Path | None:
-        """A complete cache with fewer responses to each prompt, which are the first of these."""
-        for count in range(self.settings.responses_per_prompt - 1, 0, -1):
-            settings = self.settings.but(responses_per_prompt=count)
-            if folder := _complete(self.root, cache_provenance(self.pair, self.prompts, settings, labelled=False)):
-                logger.info("data: the first %d responses to each prompt are taken from %s", count, folder)
-                return folder
-        return None
 
     def make(self, names: Sequence[str], advance: Advance) -> None:
         """Answer the prompts of some shards."""
@@ -164,20 +155,15 @@ class Responses(Stage):
             return
         for name in names:
             shard = self.shards[name]
-            if self._earlier and (known := _read_responses(self._earlier, name, shard)):
-                responses = known
-                advance(len(known))
-            else:
-                responses = respond(self._responder, shard, self.settings, advance)
-            self.store.write(name, response_rows(shard, responses))
+            self.store.write(name, response_rows(shard, respond(self._responder, shard, self.settings, advance)))
 
 
-class Labels(Stage):
+class LabelStage(Stage):
     """The stage that adds the draft's tokens and their labels to the responses in a folder."""
 
     name, labelled = "labels", True
 
-    def __init__(self, pair: Pair, prompts: Sequence[Prompt], settings: Generation, root: Path, responses: Path) -> None:
+    def __init__(self, pair: Pair, prompts: Sequence[Prompt], settings: Generation, root: Path, responses: ShardStore) -> None:
         super().__init__(pair, prompts, settings, root)
         self.responses = responses
 
@@ -185,11 +171,17 @@ class Labels(Stage):
         """Label the responses of some shards. Raises UserError if one of them has changed."""
         for name in names:
             shard = self.shards[name]
-            responses = _read_responses(self.responses, name, shard)
-            if responses is None:
-                raise UserError(f"{name} in {self.responses} has changed since it was written; run the command again.")
+            responses = self._read(name, shard)
             self.store.write(name, label_rows(self.pair, shard, responses, self.settings))
             advance(len(responses))
+
+    def _read(self, name: str, shard: Shard) -> list[Response]:
+        path = self.responses.folder / name
+        if self.responses.has(name):
+            rows = pq.read_table(path, columns=["prompt_ids", "sample", "response_ids", "finished"]).to_pylist()
+            if [(row["prompt_ids"], row["sample"]) for row in rows] == [(ids, shard.sample) for _, ids in shard.prompts]:
+                return [Response(row["response_ids"], row["finished"]) for row in rows]
+        raise UserError(f"{path} has changed since it was written; run the command again.")
 
 
 def cache_provenance(pair: Pair, prompts: Sequence[Prompt], settings: Generation, labelled: bool) -> dict[str, Any]:
@@ -203,14 +195,3 @@ def cache_provenance(pair: Pair, prompts: Sequence[Prompt], settings: Generation
         "dtype": [str(pair.target.dtype), "any"],
         "settings": {name: value for name, value in sizes.items() if name in RESPONSE_LIMITS},
     }
-
-
-def _read_responses(cache: Path, name: str, shard: Shard) -> list[Response] | None:
-    """Return the responses of a shard of a cache; None if it is missing, damaged or another."""
-    entry, path = read_manifest(cache)["shards"].get(name), cache / name
-    if entry is None or not path.is_file() or checksum(path) != entry["sha256"]:
-        return None
-    rows = pq.read_table(path, columns=["prompt_ids", "sample", "response_ids", "finished"]).to_pylist()
-    if [(row["prompt_ids"], row["sample"]) for row in rows] != [(ids, shard.sample) for _, ids in shard.prompts]:
-        return None
-    return [Response(row["response_ids"], row["finished"]) for row in rows]

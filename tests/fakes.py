@@ -106,9 +106,6 @@ def drafted_length(rule, state, features):
 class FewPrompts:
     """A source of six prompts for each split."""
 
-    def check(self):
-        pass
-
     def check_final(self):
         raise UserError("there are no final prompts.")
 

@@ -21,8 +21,7 @@ from specheads.pair.config import PairConfig, config_folder, pair_config
 from specheads.pair.needs import pair_needs
 from specheads.pair.pair import NewDraft, Pair, load_pair
 from specheads.processes import is_first_process
-from specheads.prompts.data_set_source import DatasetSource
-from specheads.prompts.sources import NanoSource, prompt_source
+from specheads.prompts.sources import PromptSource, prompt_source
 from specheads.settings import Flag, Settings, Text, fields_of, key_of, setting, shown
 
 if TYPE_CHECKING:
@@ -115,13 +114,11 @@ def _check_known(cfg: DictConfig, group: str, known: Sequence[str]) -> None:
             raise UserError(f"{key}={value} is not known; expected one of {', '.join(known)}.")
 
 
-def source_of(cfg: DictConfig) -> NanoSource | DatasetSource:
+def source_of(cfg: DictConfig) -> PromptSource:
     """Return the source of prompts of a composed config; raises UserError for mistakes that show before data is read."""
     if not isinstance(cfg.data, DictConfig):
         raise UserError(f"data={shown(plain(cfg.data))} must be a set of keys; choose a prompt set of conf/data.")
-    source = prompt_source(plain(cfg.data))
-    source.check()
-    return source
+    return prompt_source(plain(cfg.data))
 
 
 def load_configured_pair(cfg: DictConfig, only_draft: bool = False, new_draft: NewDraft | None = None) -> Pair:

@@ -164,7 +164,6 @@ def named_test_sets(named: Any, num_prompts: int) -> dict[str, TestSet] | None:
         if path is not None and not isinstance(source, DatasetSource):
             raise UserError(f"test_sets={{{name}: {path}}}: {name} reads no file; leave it out: test_sets={{{name}: null}}.")
         sets[name] = TestSet(source) if path is None else file_source(cast(DatasetSource, source), path, num_prompts)
-        sets[name].source.check()
     return sets
 
 
@@ -190,7 +189,6 @@ def _config_text(cfg: DictConfig) -> str:
 def probe_pair(cfg: DictConfig) -> Probed:
     """Probe the pair of a composed config; print and write what was found, and return it. Raises UserError as `probe`."""
     settings, data = settings_of(Probe, cfg), _probed_prompts(cfg)
-    data.source.check()
     pair = load_configured_pair(cfg)
     prompts = [] if cfg.prompts is None else [f"data.path={cfg.prompts}"]  # what comes next is for the same prompts
 

@@ -21,7 +21,6 @@ from specheads.prompts.prompt import (
     FINAL,
     EncodedPrompt,
     Prompt,
-    PromptSource,
     ResponseLimits,
     check_references,
     encode_prompts,
@@ -29,6 +28,7 @@ from specheads.prompts.prompt import (
     ids_hash,
     unique,
 )
+from specheads.prompts.sources import PromptSource
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,6 @@ class PromptData:
 
     def check(self, split: str) -> None:
         """Raise UserError for mistakes that show before prompts are read."""
-        self.source.check()
         if split == FINAL:
             self.source.check_final()
 

@@ -18,7 +18,7 @@ import datasets
 from pyarrow import parquet
 
 from specheads.errors import UserError
-from specheads.prompts.rows import Table, kind_of
+from specheads.prompts.rows import SourceRows, kind_of
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +58,7 @@ def check(path: str, splits: Mapping[str, str]) -> None:
                     "of them, or rename it."
                 )
             if local.exists():
-                with local.open("rb") as stream:
-                    if not stream.read(1):
-                        raise _no_rows(path)
+                local.open("rb").close()
         elif local.suffix.lower() in _SUFFIXES or path.startswith(("/", "./", "../", "~")):
             raise UserError(
                 f"{what}: there is no {local.absolute()}; give a {_KINDS}, a folder written by save_to_disk, or a hub data set."
@@ -69,7 +67,7 @@ def check(path: str, splits: Mapping[str, str]) -> None:
         raise UserError(f"{what} cannot be read ({error.strerror}); check the path and who may read it.") from None
 
 
-def load_tables(path: str, name: str | None, revision: str | None = None) -> Table | dict[str, Table]:
+def load_tables(path: str, name: str | None, revision: str | None = None) -> SourceRows | dict[str, SourceRows]:
     """Return the data set: one table where it has no splits (a file, a single saved data set), otherwise a table per split.
 
     Args:
@@ -97,16 +95,16 @@ def load_tables(path: str, name: str | None, revision: str | None = None) -> Tab
     except _UNREADABLE as error:
         raise _not_loaded(path, name, local.exists(), error) from error
     if isinstance(loaded, datasets.Dataset):
-        return Table(loaded)
+        return SourceRows(loaded)
     if loaded is not None:
-        return {key: Table(rows) for key, rows in loaded.items()}
+        return {key: SourceRows(rows) for key, rows in loaded.items()}
     table = _read_file(path, local)
     if not any(table.rows):
-        raise _no_rows(path)
+        raise UserError(f"data.path={path!r} has no rows; give a data set with some, or use data=nano.")
     return table
 
 
-def _read_file(path: str, file: Path) -> Table:
+def _read_file(path: str, file: Path) -> SourceRows:
     """Return the rows of a .json, .jsonl, .csv or .txt file; `path` is its name in messages, and has the suffix.
 
     Raises:
@@ -121,11 +119,11 @@ def _read_file(path: str, file: Path) -> Table:
     if suffix == ".csv":
         return _parse_csv(path, text)
     if suffix == ".txt":
-        return Table([{"text": line} for line in text.removesuffix("\n").split("\n")], row_name="line")
+        return SourceRows([{"text": line} for line in text.removesuffix("\n").split("\n")], row_name="line")
     return _parse_json(path, text)
 
 
-def _parse_csv(path: str, text: str) -> Table:
+def _parse_csv(path: str, text: str) -> SourceRows:
     reader = csv.DictReader(io.StringIO(text), strict=True)
     rows: list[dict] = []
     try:
@@ -137,10 +135,10 @@ def _parse_csv(path: str, text: str) -> Table:
             rows.append(row)
     except csv.Error as error:
         raise _at(path, reader.line_num + 1, f"no CSV ({error}); check its quotes") from None
-    return Table(rows)
+    return SourceRows(rows)
 
 
-def _parse_json(path: str, text: str) -> Table:
+def _parse_json(path: str, text: str) -> SourceRows:
     """Parse an array of objects, or one object per line; a blank line is an empty row, so that rows count as lines do."""
     is_array = text.lstrip().startswith("[")
     expected = f"expected one object per line, or an array of objects, such as {_EXAMPLE}"
@@ -155,20 +153,20 @@ def _parse_json(path: str, text: str) -> Table:
             if not isinstance(row, dict):
                 raise _at(path, len(rows) + 1, f"{kind_of(row)} instead of an object; {expected}", "row" if is_array else "line")
             rows.append(row)
-    return Table(rows, row_name="row" if is_array else "line")
+    return SourceRows(rows, row_name="row" if is_array else "line")
 
 
 def _at(path: str, number: int, problem: str, row_name: str = "line") -> UserError:
     return UserError(f"data.path={path!r}, {row_name} {number}: {problem}.")
 
 
-def cut(tables: Table | dict[str, Table], path: str, key: str, split: str) -> list[Table]:
+def cut(tables: SourceRows | dict[str, SourceRows], path: str, key: str, split: str) -> list[SourceRows]:
     """Return the tables that a split such as "train[:500]+test" names; a source without splits goes by any name.
 
     Raises:
         UserError: a split that is not there, or that is empty.
     """
-    if isinstance(tables, Table):
+    if isinstance(tables, SourceRows):
         tables = {re.split(r"[\[+(]", split)[0].strip(): tables}
     try:
         parts = datasets.ReadInstruction.from_spec(split).to_absolute({name: len(table.rows) for name, table in tables.items()})
@@ -183,18 +181,14 @@ def cut(tables: Table | dict[str, Table], path: str, key: str, split: str) -> li
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Hide the progress bars and log messages of `datasets` and its hub client: our messages contain the important parts."""
-    hidden = datasets.are_progress_bars_disabled()
-    levels = {library: library.level for library in map(logging.getLogger, ("datasets", "huggingface_hub"))}
-    datasets.disable_progress_bars()
-    for library in levels:
-        library.setLevel(logging.CRITICAL)
-    try:
+    with contextlib.ExitStack() as afterwards:
+        if not datasets.are_progress_bars_disabled():
+            datasets.disable_progress_bars()
+            afterwards.callback(datasets.enable_progress_bars)
+        for library in map(logging.getLogger, ("datasets", "huggingface_hub")):
+            afterwards.callback(library.setLevel, library.level)
+            library.setLevel(logging.CRITICAL)
         yield
-    finally:
-        for library, level in levels.items():
-            library.setLevel(level)
-        if not hidden:
-            datasets.enable_progress_bars()
 
 
 def _not_loaded(path: str, name: str | None, is_local: bool, error: Exception) -> UserError:
@@ -219,7 +213,3 @@ def _not_loaded(path: str, name: str | None, is_local: bool, error: Exception) -
         f"data set into a {_KINDS} and give data.path=<file>; or download it where there is a network and copy the cache "
         "(HF_HOME) here; or use data=nano."
     )
-
-
-def _no_rows(path: str) -> UserError:
-    return UserError(f"data.path={path!r} has no rows; give a data set with some, or use data=nano.")

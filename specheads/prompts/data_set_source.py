@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from specheads.errors import UserError
 from specheads.prompts.prompt import FINAL, SCORES, SPLITS, Prompt, check_counts, scaled_down, text_id
-from specheads.prompts.rows import Table, Template, check_values
+from specheads.prompts.rows import SourceRows, Template, check_values
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class DatasetSource:
-    """`data=alpaca` and the like: rows of a hub data set, a file or a folder, through a template.
+    """`data=alpaca` and the like: rows of a hub data set, a file or a folder, through a template. Raises UserError for mistakes.
 
     The first `num_train` prompts are the train prompts, the next the dev prompts, and the next the test prompts unless those
     have a split of their own; final prompts, if any, follow the test prompts.
@@ -52,8 +52,7 @@ class DatasetSource:
     shuffled: bool = False
     score: str | None = None
 
-    def check(self) -> None:
-        """Raise UserError for mistakes that show before data is read."""
+    def __post_init__(self) -> None:
         from specheads.prompts import data_set  # imports `datasets`: slow, and nano does without
 
         check_counts(self.num_train, self.num_dev, self.num_test, self.num_final)
@@ -69,10 +68,9 @@ class DatasetSource:
             )
         splits = {"data.split": self.split} | ({} if self.test_split is None else {"data.test_split": self.test_split})
         data_set.check(self.path, splits)
-        meanings = {"name": "the name of a configuration", "revision": "a commit, tag or branch of the data set"}
-        for name, meaning in meanings.items():
+        for name in ("name", "revision"):
             if not isinstance(value := getattr(self, name), str | None):
-                raise UserError(f"data.{name}={value!r} must be text, {meaning}, or null.")
+                raise UserError(f"data.{name}={value!r} must be text, or null for the data set's usual one.")
         if not isinstance(self.shuffled, bool):
             raise UserError(f"data.shuffled={self.shuffled!r} must be true or false.")
 
@@ -96,11 +94,10 @@ class DatasetSource:
             responses: whether to fill in the data set's own, by `response_template`, where a row has one.
 
         Raises:
-            UserError: settings that are wrong, a data set that cannot be loaded, rows that the template does not fit.
+            UserError: a data set that cannot be loaded, rows that the template does not fit.
         """
         from specheads.prompts import data_set
 
-        self.check()
         if responses and self.response_template is None:
             raise UserError(
                 "data.response_template=null, but the data set's own responses are asked for; say where they are, for example "
@@ -111,7 +108,7 @@ class DatasetSource:
         tables = data_set.load_tables(self.path, self.name, self.revision)
         splits: tuple[str, ...] = (*SPLITS, FINAL) if self.num_final else SPLITS
         takes = {"split": splits}
-        if self.test_split is not None and not isinstance(tables, Table):
+        if self.test_split is not None and not isinstance(tables, SourceRows):
             takes = {"split": splits[:2], "test_split": splits[2:]}
         prompts = []
         for key, taken in takes.items():
@@ -139,7 +136,7 @@ class DatasetSource:
         return Template.parse(f"data.{name}", getattr(self, name))
 
     def _texts(
-        self, tables: Sequence[Table], template: Template, answers: Template | None, limit: int
+        self, tables: Sequence[SourceRows], template: Template, answers: Template | None, limit: int
     ) -> list[tuple[str, str | None]]:
         """Return (text, response) of `limit` rows that fit the template, the first unless shuffled, or of all that there are."""
         known = list(dict.fromkeys(field for table in tables for field in table.fields))
@@ -147,13 +144,12 @@ class DatasetSource:
         answers = answers and answers.restricted(known, self.path)
         fields = list(dict.fromkeys([*template.fields, *(answers.fields if answers else [])]))
         texts: list[tuple[str, str | None]] = []
-        seen: dict[str, tuple[str, str]] = {}
         num_unfit = 0
         try:
             for place, row in (each for table in tables for each in table.numbered(fields)):
                 if len(texts) == limit and not self.shuffled:
                     break
-                check_values(row, fields, self.path, place, seen)
+                check_values(row, fields, self.path, place)
                 text = template.fill(row)
                 if text is None:
                     num_unfit += 1

@@ -3,11 +3,11 @@
 import hashlib
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from specheads.errors import UserError, is_count
 from specheads.pair.pair import Pair
@@ -32,25 +32,6 @@ class Prompt:
     text: str
     response: str | None = None
     group: str | None = None
-
-
-class PromptSource(Protocol):
-    """Where prompts come from."""
-
-    def check(self) -> None:
-        """Raise UserError for mistakes that show before data is read."""
-
-    def load(self, chats: bool, responses: bool = False) -> Iterable[Prompt]:
-        """Return the prompts, for a pair that takes instructions (`chats`) or for one that continues a text.
-
-        With `responses`, prompts have the response in the data set, if there is one.
-        """
-
-    def check_final(self) -> None:
-        """Raise UserError unless final prompts are asked for."""
-
-    def provenance(self) -> Mapping[str, str]:
-        """Return everything that decides the prompts except the keys of data."""
 
 
 def unique(prompts: Iterable[Prompt]) -> list[Prompt]:

@@ -19,7 +19,7 @@ _FIELD = re.compile(r"[^.\[\]]+(\[[^\[\]]+\])*")  # "input", "translation[de]", 
 
 
 @dataclass(frozen=True)
-class Table:
+class SourceRows:
     """Rows in order. `row_name` is the name of a row in its source ("line"), `first` the number of the first row there."""
 
     rows: "list[dict] | datasets.Dataset"
@@ -33,10 +33,10 @@ class Table:
             return list(dict.fromkeys(field for row in self.rows for field in row))
         return self.rows.column_names
 
-    def part(self, start: int, stop: int) -> "Table":
+    def part(self, start: int, stop: int) -> "SourceRows":
         """Return the rows from number `start` to before `stop`, counted from 0."""
         rows = self.rows[start:stop] if isinstance(self.rows, list) else self.rows.select(range(start, stop))
-        return Table(rows, self.row_name, self.first + start)
+        return SourceRows(rows, self.row_name, self.first + start)
 
     def numbered(self, fields: Sequence[str]) -> Iterator[tuple[str, dict]]:
         """Yield ("line 3", row) and so on; columns that `fields` do not name, such as images, are not decoded."""
@@ -132,20 +132,12 @@ def _value_at(row: Mapping, field: str) -> object:
         return None
 
 
-def check_values(row: Mapping, fields: Sequence[str], path: str, place: str, seen: dict[str, tuple[str, str]]) -> None:
-    """Raise UserError unless the fields of a row are texts or numbers, as they were in the rows before.
-
-    Args:
-        path, place: the data set and which row of it this is, for messages.
-        seen: each field's first type and its place; filled in here.
-    """
+def check_values(row: Mapping, fields: Sequence[str], path: str, place: str) -> None:
+    """Raise UserError unless the fields of a row, the `place` in the data set `path`, are texts or numbers."""
     for field in fields:
         if (value := _value_at(row, field)) is None:
             continue
         kind, what = kind_of(value), f"data.path={path!r}, {place}: the field {field!r}"
-        first_kind, first_place = seen.setdefault(field, (kind, place))
-        if kind != first_kind:
-            raise UserError(f"{what} is {kind}, but {first_kind} in {first_place}; write all of them alike.")
         if kind not in ("a text", "a number"):
             part = next(iter(value), None) if isinstance(value, Mapping) else 0 if isinstance(value, list) and value else None
             remedy = "convert it" if part is None else f"name a part of it, such as {{{field}[{part}]}}"
@@ -155,6 +147,6 @@ def check_values(row: Mapping, fields: Sequence[str], path: str, place: str, see
 
 
 def kind_of(value: object) -> str:
-    """Return the type of a value in words; integers and other numbers have the same one, because both are written as they are."""
+    """Return the type of a value in words."""
     names = {str: "a text", int: "a number", float: "a number", bool: "true or false", dict: "an object", list: "a list"}
     return "null" if value is None else names.get(type(value), f"a {type(value).__name__}")

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from specheads.errors import UserError, is_count
 from specheads.prompts.data_set_source import DatasetSource
@@ -59,8 +59,7 @@ class NanoSource:
     num_final: int | None = None
     final_part: int | Sequence[int] | None = None
 
-    def check(self) -> None:
-        """Raise UserError for a value that is not a count or a part, and if there would be no prompts."""
+    def __post_init__(self) -> None:
         check_counts(self.num_train, self.num_dev, self.num_test, self.num_final or 0)
         for part in self.final_parts:
             if not is_count(part) or part >= NUM_PARTS or self.final_parts.count(part) > 1:
@@ -102,7 +101,6 @@ class NanoSource:
         They are code to continue, whether the pair takes instructions (`chats`) or not. With `responses`, each has the body of
         its function.
         """
-        self.check()
         wanted = {"train": self.num_train, "dev": self.num_dev, "test": self.num_test}
         prompts = _prompts(responses)
         for split in SPLITS:
@@ -204,15 +202,13 @@ def _is_placeholder(first: ast.stmt) -> bool:
     return isinstance(first, ast.Pass) or (isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant))
 
 
-def standard_library(split: str) -> Sequence[Function]:
-    """Return the de-duplicated functions of this interpreter's standard library: of its train, dev or test files."""
-    return _functions_under(Path(sysconfig.get_path("stdlib")), split)
-
-
 @cache
-def _functions_under(root: Path, split: str) -> tuple[Function, ...]:
-    """Return the functions of a split, which are parsed once per machine and then read from the cache folder."""
-    files: dict[str, Path] = {}
+def standard_library(split: str) -> Sequence[Function]:
+    """Return the de-duplicated functions of this interpreter's standard library: of its train, dev or test files.
+
+    They are parsed once per machine and then read from the cache folder.
+    """
+    root, files = Path(sysconfig.get_path("stdlib")), dict[str, Path]()
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [name for name in subfolders if name not in _SKIPPED_FOLDERS]  # not walked at all: some are large
         paths = [Path(folder, name) for name in names if name.endswith(".py")]
@@ -236,16 +232,17 @@ def _functions_under(root: Path, split: str) -> tuple[Function, ...]:
     return functions
 
 
+PromptSource: TypeAlias = NanoSource | DatasetSource
 _LIMITS = ("max_new_tokens", "max_prompt_tokens")  # keys of `data` that are the responses', not the source's
 
 
-def source_class(data: Mapping[str, Any]) -> type[NanoSource] | type[DatasetSource]:
+def source_class(data: Mapping[str, Any]) -> type[PromptSource]:
     """Return the class of the source of the keys of `data`: a data set where they have a `path`, or else NanoSource."""
     return DatasetSource if "path" in data else NanoSource
 
 
-def prompt_source(data: Mapping[str, Any]) -> NanoSource | DatasetSource:
-    """Return the source of the keys of `data`. Raises UserError for a key that it does not have, or a key that is missing."""
+def prompt_source(data: Mapping[str, Any]) -> PromptSource:
+    """Return the source of the keys of `data`. Raises UserError for mistakes that show before data is read."""
     kind = source_class(data)
     values = {name: value for name, value in data.items() if name not in _LIMITS}
     known = [field.name for field in fields(kind)]

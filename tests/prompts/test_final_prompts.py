@@ -98,18 +98,16 @@ def test_a_prompt_of_several_files_belongs_to_the_first_by_name(monkeypatch):
 @pytest.mark.parametrize("part", [10, -1, "all", 0.5, True, [1, 1], [0, 12]])
 def test_an_unknown_part_is_refused(part):
     with pytest.raises(UserError, match=r"data\.final_part=.* must be a part of the final split: a number from 0 to 9"):
-        NanoSource(1, 1, 1, None, part).check()
+        NanoSource(1, 1, 1, None, part)
 
 
 @pytest.mark.parametrize("part", [None, 2])
 def test_more_test_prompts_than_come_before_the_final_ones_are_refused(part):
-    source = NanoSource(1, 1, NUM_READ + 1, None, part)
-    for call in (source.check, lambda: list(source.load(chats=False))):
-        with pytest.raises(
-            UserError, match=r"data\.num_test=301 reaches into the final.*at most 300.*split=final data\.final_part=9"
-        ):
-            call()
-    NanoSource(1, 1, NUM_READ, None, part).check()
+    with pytest.raises(
+        UserError, match=r"data\.num_test=301 reaches into the final.*at most 300.*split=final data\.final_part=9"
+    ):
+        NanoSource(1, 1, NUM_READ + 1, None, part)
+    NanoSource(1, 1, NUM_READ, None, part)
 
 
 @pytest.mark.parametrize("changes", [{}, {"num_final": 0, "final_part": 1}, {"num_final": 50}])
@@ -169,7 +167,7 @@ def test_final_rows_of_a_test_split_follow_its_test_rows(tmp_path):
 
 def test_a_count_of_final_prompts_is_checked(tmp_path):
     with pytest.raises(UserError, match=r"data\.num_final=-1 must be a non-negative integer"):
-        rows_source(tmp_path, (1, 1, 1), -1).check()
+        rows_source(tmp_path, (1, 1, 1), -1)
     with pytest.raises(UserError, match=r"split=final needs final prompts, but data\.num_final=0 .*data\.num_final=500"):
         rows_source(tmp_path, (1, 1, 1), 0).check_final()
     rows_source(tmp_path, (1, 1, 1), 1).check_final()

@@ -97,6 +97,5 @@ def test_rouge_l_is_that_of_the_longest_common_subsequence(response, reference, 
     ],
 )
 def test_a_score_that_cannot_be_computed_is_refused(score, response_template, message):
-    source = DatasetSource("rows.jsonl", None, "train", None, "{q}", None, 1, 1, 1, response_template, score=score)
     with pytest.raises(UserError, match=message):
-        source.check()
+        DatasetSource("rows.jsonl", None, "train", None, "{q}", None, 1, 1, 1, response_template, score=score)

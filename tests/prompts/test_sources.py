@@ -411,25 +411,22 @@ def test_datasets_prints_nothing_and_keeps_its_log_levels(monkeypatch):
 )
 def test_wrong_settings_are_found_before_data_is_read(monkeypatch, changes, message):
     monkeypatch.setattr(datasets, "load_dataset", None)
-    wrong = source(**{"path": "someone/set"} | changes)
-    for call in (wrong.check, lambda: wrong.load(chats=True)):
-        with pytest.raises(UserError, match=message):
-            call()
+    with pytest.raises(UserError, match=message):
+        source(**{"path": "someone/set"} | changes)
 
 
 def test_right_settings_pass_without_the_hub(monkeypatch, tmp_path):
     monkeypatch.setattr(datasets, "load_dataset", None)
     for path in ("someone/set", jsonl(tmp_path, ROWS)):
-        source(path, ["{a}", "{b}"], split="train[:10%]", test_split="test").check()
+        source(path, ["{a}", "{b}"], split="train[:10%]", test_split="test")
 
 
 @pytest.mark.parametrize(
     ("counts", "message"), [((-1, 1, 1), "num_train=-1"), ((0, 0, 0), "are all 0"), ((1, "x", 1), "num_dev=x")]
 )
 def test_nanos_counts_are_checked_too(counts, message):
-    for call in (NanoSource(*counts).check, lambda: list(NanoSource(*counts).load(chats=False))):
-        with pytest.raises(UserError, match=message):
-            call()
+    with pytest.raises(UserError, match=message):
+        NanoSource(*counts)
 
 
 def test_data_generation_asks_for_the_prompts_that_suit_the_pair(tmp_path):
