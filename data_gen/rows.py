@@ -6,7 +6,7 @@ time, never for a whole response, and a batch's labels leave the device together
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,7 +27,13 @@ if TYPE_CHECKING:
 BATCH_TOKENS = 16_384  # padded tokens that a model reads at once
 SLICE_ELEMENTS = 2**22  # probabilities of one model that are held at once on a CPU, whose cache takes about as many
 _DEVICE_ELEMENTS = 2**26  # on other devices, which small slices would keep waiting for weights and launches
-_NO_ROLLOUTS = dict.fromkeys(("rollout_start", "rollout_ids", "rollout_accept_prob"), ())  # see SCHEMA
+# The columns of a response's labels: index i is response position i, and log-probabilities are those of the warped distributions.
+# Where several tokens were sampled at each position, the columns `more_` have a list for each sample after the first.
+LABELS = (
+    *("draft_ids", "accept_prob", "overlap", "draft_logprob", "target_logprob"),
+    *("response_draft_logprob", "response_target_logprob", "more_draft_ids", "more_accept_prob"),
+)
+_EMPTY = dict.fromkeys((*LABELS, "rollout_start", "rollout_ids", "rollout_accept_prob"), ())  # see SCHEMA
 
 
 @dataclass(frozen=True)
@@ -65,9 +71,8 @@ def respond(
     return responder.respond([ids for _, ids in shard.prompts], uniform, warp_of(settings, shard), on_step)
 
 
-def response_rows(shard: Shard, responses: Sequence[Response], labels: "Sequence[Labels]" = ()) -> list[dict]:
+def response_rows(shard: Shard, responses: Sequence[Response], labels: Sequence[dict[str, list]] = ()) -> list[dict]:
     """Return the rows of one shard, in the order of its prompts; without labels, the columns of the draft are empty."""
-    labels = labels or [Labels(*([] for _ in fields(Labels)))] * len(responses)
     return [
         {
             "prompt_id": prompt.prompt_id,
@@ -77,10 +82,12 @@ def response_rows(shard: Shard, responses: Sequence[Response], labels: "Sequence
             "prompt_ids": prompt_ids,
             "response_ids": response.ids,
             "finished": response.finished,
-            **asdict(labels_of_row),
-            **_NO_ROLLOUTS,
+            **_EMPTY,
+            **labels_of_row,
         }
-        for (prompt, prompt_ids), response, labels_of_row in zip(shard.prompts, responses, labels, strict=True)
+        for (prompt, prompt_ids), response, labels_of_row in zip(
+            shard.prompts, responses, labels or [{}] * len(responses), strict=True
+        )
     ]
 
 
@@ -103,24 +110,6 @@ def warp_of(settings: "Generation", shard: Shard) -> Warp:
     return replace(settings.warp, temperature=1.0) if settings.warp.greedy and shard.sample else settings.warp
 
 
-@dataclass(frozen=True)
-class Labels:
-    """The columns of one response: index i is response position i, and log-probabilities are those of the warped distributions.
-
-    Where several tokens were sampled at each position, the columns `more_` have a list for each sample after the first.
-    """
-
-    draft_ids: list[int]
-    accept_prob: list[float]
-    overlap: list[float]
-    draft_logprob: list[float]
-    target_logprob: list[float]
-    response_draft_logprob: list[float]
-    response_target_logprob: list[float]
-    more_draft_ids: list[list[int]]
-    more_accept_prob: list[list[float]]
-
-
 @torch.no_grad()
 def label_responses(
     pair: Pair,
@@ -128,14 +117,14 @@ def label_responses(
     responses: Sequence[Sequence[int]],
     uniform: np.ndarray,
     warp: Warp,
-) -> list[Labels]:
-    """Return the labels of each response.
+) -> list[dict[str, list]]:
+    """Return the labels of each response by the names of their columns, LABELS.
 
     Args:
         prompts, responses: token ids per row; responses are not empty.
         uniform: (B, samples, >= longest response) in [0, 1), one number per drafted token.
     """
-    results: dict[int, Labels] = {}  # by row
+    results: dict[int, dict[str, list]] = {}  # by row
     for rows in batches_of_tokens([len(p) + len(r) for p, r in zip(prompts, responses, strict=True)], BATCH_TOKENS):
         texts = [[*prompts[row], *responses[row]] for row in rows]
         where = torch.cat(
@@ -149,12 +138,12 @@ def label_responses(
         columns = _columns(pair, texts, where, torch.from_numpy(uniforms), warp)
         ends = np.cumsum([len(responses[row]) for row in rows])[:-1]
         for row, *parts in zip(rows, *(np.split(column, ends, axis=-1) for column in columns), strict=True):
-            results[row] = Labels(*(part.tolist() for part in parts))
+            results[row] = {name: part.tolist() for name, part in zip(LABELS, parts, strict=True)}
     return [results[row] for row in range(len(prompts))]
 
 
 def _columns(pair: Pair, texts: list[list[int]], where: Tensor, uniforms: Tensor, warp: Warp) -> list[np.ndarray]:
-    """Return Labels' columns, (N,) or for `more_` (samples - 1, N), of the positions `where` (2, N) = (row, index in the text).
+    """Return the columns LABELS, (N,) or for `more_` (samples - 1, N), of positions `where` (2, N) = (row, index in the text).
 
     `uniforms` (samples, N) are the numbers that decide the drafted tokens.
     """

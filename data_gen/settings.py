@@ -10,7 +10,6 @@ from specheads.settings import Built, NonNegativeNumber, PositiveCount, Seed, Se
 _LARGEST_BATCH = 2**16  # responses; their key-value memory is allocated at once
 # Settings that decide responses; the others decide what the draft samples along them.
 RESPONSE_LIMITS = ("max_new_tokens", "max_prompt_tokens", "batch_size", "rows_per_shard", "responses_per_prompt")
-_KEYS_IN_CACHES = {"samples_per_position": "draws_per_position"}  # settings that have an earlier name in the keys of caches
 
 
 class Generation(Settings):
@@ -97,14 +96,7 @@ class Generation(Settings):
         """Whether vLLM answers the prompts."""
         return "vllm" in (self.runner, self.ray_responses if self.runner == "ray" else None)
 
-    @property
-    def num_lots(self) -> int:
-        """The number of parts of the prompts of which vLLM answers each at once."""
-        return self.ray_num_workers if self.runner == "ray" else 1
-
     def sizes(self) -> dict[str, Any]:
         """Return limits and sizes by their keys in caches, without usual labels."""
-        without = {"seed", "warp", "runner", "vllm_python", "vllm_options"}  # these, or who answers, have other keys in caches
-        without |= {name for name in type(self).model_fields if name.startswith("ray_")}
-        without |= {"labels"} if self.labels == "warped" else set()
-        return {_KEYS_IN_CACHES.get(name, name): value for name, value in self.values().items() if name not in without}
+        sizes = {name: getattr(self, name) for name in RESPONSE_LIMITS} | {"draws_per_position": self.samples_per_position}
+        return sizes if self.labels == "warped" else sizes | {"labels": self.labels}

@@ -1,7 +1,7 @@
 import bisect
 import itertools
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from fakes import tiny_pair
 from statistics_helper import chi_square_p_value
 
 from data_gen import rows as label
-from data_gen.rows import Labels, label_responses
+from data_gen.rows import LABELS, label_responses
 from specheads.decoding.responses import Responder
 from specheads.errors import UserError
 from specheads.pair.padding import right_padded
@@ -42,33 +42,33 @@ def distributions(model, prefix, warp, vocab_size):
 
 def reference(pair, prompt, response, uniforms, warp):
     """Labels by their definitions: one forward per position and model, no batch, no padding, no slices."""
-    made = Labels([], [], [], [], [], [], [], [[] for _ in uniforms[1:]], [[] for _ in uniforms[1:]])
+    made = {name: [[] for _ in uniforms[1:]] if name.startswith("more_") else [] for name in LABELS}
     for i, token in enumerate(response):
         prefix = [*prompt, *response[:i]]
         t, d = (distributions(model, prefix, warp, pair.vocab_size) for model in (pair.target, pair.draft))
         drafted, *others = (bisect.bisect_right(list(itertools.accumulate(d)), draw[i]) for draw in uniforms)
-        made.draft_ids.append(drafted)
-        made.accept_prob.append(min(1.0, t[drafted] / d[drafted]))
+        made["draft_ids"].append(drafted)
+        made["accept_prob"].append(min(1.0, t[drafted] / d[drafted]))
         for number, other in enumerate(others):
-            made.more_draft_ids[number].append(other)
-            made.more_accept_prob[number].append(min(1.0, t[other] / d[other]))
-        made.overlap.append(sum(min(a, b) for a, b in zip(t, d, strict=True)))
-        made.draft_logprob.append(log(d[drafted]))
-        made.target_logprob.append(log(t[drafted]))
-        made.response_draft_logprob.append(log(d[token]))
-        made.response_target_logprob.append(log(t[token]))
+            made["more_draft_ids"][number].append(other)
+            made["more_accept_prob"][number].append(min(1.0, t[other] / d[other]))
+        made["overlap"].append(sum(min(a, b) for a, b in zip(t, d, strict=True)))
+        made["draft_logprob"].append(log(d[drafted]))
+        made["target_logprob"].append(log(t[drafted]))
+        made["response_draft_logprob"].append(log(d[token]))
+        made["response_target_logprob"].append(log(t[token]))
     return made
 
 
 def assert_same(made, expected, tolerance=1e-10):
-    for name, value in asdict(expected).items():
+    for name, value in expected.items():
         if name.endswith("draft_ids"):
-            assert getattr(made, name) == value
+            assert made[name] == value
         elif name == "more_accept_prob":
-            for draw, expected_draw in zip(made.more_accept_prob, value, strict=True):
+            for draw, expected_draw in zip(made["more_accept_prob"], value, strict=True):
                 assert draw == pytest.approx(expected_draw, rel=tolerance, abs=tolerance)
         else:
-            assert getattr(made, name) == pytest.approx(value, rel=tolerance, abs=tolerance), name
+            assert made[name] == pytest.approx(value, rel=tolerance, abs=tolerance), name
 
 
 @pytest.mark.parametrize("warp", WARPS, ids=str)
@@ -79,7 +79,7 @@ def test_labels_equal_their_definitions(warp):
     for row in range(6):
         assert_same(made[row], reference(pair, prompts[row], responses[row], uniforms[row], warp))
     # both outcomes occur, so the comparison says something of either
-    accepted = [value for labels in made for value in labels.accept_prob]
+    accepted = [value for labels in made for value in labels["accept_prob"]]
     assert min(accepted) < 0.5 and max(accepted) == 1
 
 
@@ -96,18 +96,18 @@ def test_a_response_of_the_target_has_finite_logprobs_there_and_every_draft_toke
     responder = Responder(pair, list(map(len, prompts)), ResponseLimits(20))
     responses = [response.ids for response in responder.respond(prompts, uniform(6, 20, seed=4)[:, 0], warp)]
     made = label_responses(pair, prompts, responses, uniform(6, 20), warp)
-    assert all(math.isfinite(value) for labels in made for value in labels.response_target_logprob + labels.draft_logprob)
+    assert all(math.isfinite(value) for labels in made for value in labels["response_target_logprob"] + labels["draft_logprob"])
     # a token outside the warped distribution has minus infinity, not a large number
-    assert -math.inf in [value for labels in made for value in labels.target_logprob + labels.response_draft_logprob]
+    assert -math.inf in [value for labels in made for value in labels["target_logprob"] + labels["response_draft_logprob"]]
 
 
 def test_a_draft_that_is_the_target_is_always_accepted():
     pair, (prompts, responses) = tiny_pair(12, scale=2.0, same=True), random_texts()
     for labels in label_responses(pair, prompts, responses, uniform(6, 14), Warp(1.0, top_k=5)):
-        assert set(labels.accept_prob) == {1.0}
-        assert labels.overlap == pytest.approx([1.0] * len(labels.overlap), abs=1e-12)
-        assert labels.draft_logprob == labels.target_logprob
-        assert labels.response_draft_logprob == labels.response_target_logprob
+        assert set(labels["accept_prob"]) == {1.0}
+        assert labels["overlap"] == pytest.approx([1.0] * len(labels["overlap"]), abs=1e-12)
+        assert labels["draft_logprob"] == labels["target_logprob"]
+        assert labels["response_draft_logprob"] == labels["response_target_logprob"]
 
 
 def test_greedy_labels_are_one_where_the_models_best_tokens_agree_and_zero_elsewhere():
@@ -117,9 +117,9 @@ def test_greedy_labels_are_one_where_the_models_best_tokens_agree_and_zero_elsew
     for prompt, response, labels in zip(prompts, responses, made, strict=True):
         text = torch.tensor([[*prompt, *response]])
         best = [model(text).logits[0, len(prompt) - 1 : -1].argmax(dim=-1) for model in (pair.target, pair.draft)]
-        assert labels.draft_ids == best[1].tolist()
-        assert labels.accept_prob == labels.overlap == (best[0] == best[1]).double().tolist()
-        agreements += labels.accept_prob
+        assert labels["draft_ids"] == best[1].tolist()
+        assert labels["accept_prob"] == labels["overlap"] == (best[0] == best[1]).double().tolist()
+        agreements += labels["accept_prob"]
     assert {0.0, 1.0} == set(agreements)
 
 
@@ -193,7 +193,7 @@ def test_drafted_tokens_follow_the_drafts_warped_distribution():
     made = label_responses(pair, [prompt] * count, [response] * count, uniform(count, 2, seed=5), warp)
     for i in range(2):
         distribution = torch.tensor(distributions(pair.draft, [*prompt, *response[:i]], warp, 8))
-        counts = torch.bincount(torch.tensor([labels.draft_ids[i] for labels in made]), minlength=8)
+        counts = torch.bincount(torch.tensor([labels["draft_ids"][i] for labels in made]), minlength=8)
         assert chi_square_p_value(counts, distribution) > 1e-6
 
 
@@ -202,8 +202,8 @@ def test_the_mean_label_over_evenly_spread_uniforms_is_the_overlap():
     spread = ((np.arange(count) + 0.5) / count)[:, None, None]
     made = label_responses(pair, [[3, 1, 5]] * count, [[4]] * count, spread, Warp(1.0))
     # Each token's share of the numbers is its probability to within one draw.
-    assert np.mean([labels.accept_prob[0] for labels in made]) == pytest.approx(made[0].overlap[0], abs=8 / count)
-    assert 0.1 < made[0].overlap[0] < 0.9
+    assert np.mean([labels["accept_prob"][0] for labels in made]) == pytest.approx(made[0]["overlap"][0], abs=8 / count)
+    assert 0.1 < made[0]["overlap"][0] < 0.9
 
 
 @pytest.mark.parametrize("broken", ["target", "draft"])
@@ -220,6 +220,6 @@ def test_logits_of_a_padded_vocabulary_are_left_out():
     prompts, responses = random_texts(vocab_size=9)
     uniforms = uniform(6, 14)
     made = label_responses(narrow, prompts, responses, uniforms, Warp())
-    assert max(token for labels in made for token in labels.draft_ids) == 8
+    assert max(token for labels in made for token in labels["draft_ids"]) == 8
     for row in range(6):
         assert_same(made[row], reference(narrow, prompts[row], responses[row], uniforms[row], Warp()))

@@ -118,7 +118,7 @@ def test_responses_are_those_of_vllm_and_labels_are_ours(nano, prompts, stand_in
     row = made[0]  # labels follow from responses as they always do
     uniform = uniforms_of(chosen, row["prompt_id"], 0)[None, 1:]
     (labels,) = label_responses(nano, [row["prompt_ids"]], [row["response_ids"]], uniform, chosen.label_warp)
-    assert row["draft_ids"] == labels.draft_ids and row["accept_prob"] == pytest.approx(labels.accept_prob)
+    assert row["draft_ids"] == labels["draft_ids"] and row["accept_prob"] == pytest.approx(labels["accept_prob"])
 
 
 def test_version_and_options_are_in_the_key_and_the_interpreter_is_not(nano, prompts, stand_in):
