@@ -83,24 +83,15 @@ def read_json(path: Path) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-def open_inside(path: Path, flags: int) -> int:
-    """Return the descriptor of a file that is opened with `flags`.
-
-    Raises:
-        OSError: the file cannot be opened, or is a link: the file elsewhere to which it leads would be changed.
-    """
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
-
-
 def lock(path: Path) -> TextIO | None:
     """Return the open file `path`, locked, or None if another process has the lock.
 
     Closing the file releases the lock, and so does the end of the process in any case.
 
     Raises:
-        OSError: the file cannot be written, or is a link.
+        OSError: the file cannot be written, or is a link: the file elsewhere to which it leads would be changed.
     """
-    stream = os.fdopen(open_inside(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "a+")
+    stream = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666), "a+")
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -21,14 +21,16 @@ class Journal:
     def __init__(self, path: Path, provenance: Mapping[str, Any]) -> None:
         """Open `path` and keep its entries if its provenance is the same; incomplete and damaged lines are dropped.
 
-        A journal with another provenance (another head, another number of threads) is renamed.
+        One with another provenance (another head, another number of threads) starts from the beginning.
         """
         self.path, provenance = path, json.loads(json.dumps(provenance))  # as JSON returns it: tuples become lists
         header, *lines = _lines(path) or [{}]
         earlier = header.get("provenance") if isinstance(header, dict) else None
         kept = [line for line in lines if _is_entry(line)] if earlier == provenance else []
         if lines and earlier != provenance:
-            _set_aside(path, earlier if isinstance(earlier, dict) else {}, provenance)
+            known = earlier if isinstance(earlier, dict) else {}
+            other = ", ".join(name for name in provenance if known.get(name) != provenance[name])
+            logger.warning("%s starts from the beginning: it was measured with another %s", path, other)
         elif len(kept) < len(lines):
             logger.warning("%s: %d incomplete or damaged lines are measured again", path, len(lines) - len(kept))
         self.entries: dict[int, Entry] = {line["prompt"]: line["entry"] for line in kept}
@@ -48,16 +50,6 @@ def _checksum(prompt: int, entry: Entry) -> int:
 
 def _is_entry(line: object) -> bool:
     return isinstance(line, dict) and line.keys() == _KEYS and line["crc32"] == _checksum(line["prompt"], line["entry"])
-
-
-def _set_aside(path: Path, earlier: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:
-    """Rename a journal, and log which parts of its provenance differ."""
-    number = 1
-    while (aside := path.with_name(f"{path.stem}-{number}{path.suffix}")).exists():
-        number += 1
-    path.rename(aside)
-    other = ", ".join(name for name in provenance if earlier.get(name) != provenance[name])
-    logger.warning("starts from the beginning: %s was measured with another %s; it is kept as %s", path, other, aside.name)
 
 
 def _lines(path: Path) -> list[Entry]:

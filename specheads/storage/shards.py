@@ -14,6 +14,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specheads.errors import UserError
-from specheads.storage.files import locked, open_inside, write_json, write_whole
+from specheads.storage.files import locked, read_json, write_json, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ class ShardStore:
         self.folder, self.schema = folder, schema
         self.provenance = json.loads(json.dumps(dict(provenance)))  # as JSON returns it: tuples become lists
         folder.mkdir(parents=True, exist_ok=True)
-        self._checksums: dict[str, tuple[tuple[int, ...], str]] = {}  # by name, for a file's time, size and number
+        self._checksum = cache(lambda path, *status: checksum(path))  # for a file's time, size and number
         self._writer = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         self._read()
 
@@ -59,15 +60,10 @@ class ShardStore:
     def has(self, name: str) -> bool:
         """Return whether a shard exists with the checksum that was noted; a damaged or foreign one counts as missing."""
         path, entry = self.folder / name, self.shards.get(name)
-        return entry is not None and path.is_file() and self._checksum(path) == entry["sha256"]
-
-    def _checksum(self, path: Path) -> str:
-        """Return the checksum of a shard, which is computed again only if the file is another."""
+        if entry is None or not path.is_file():
+            return False
         status = path.stat()
-        key = status.st_mtime_ns, status.st_size, status.st_ino
-        if self._checksums.get(path.name, (None, ""))[0] != key:
-            self._checksums[path.name] = key, checksum(path)
-        return self._checksums[path.name][1]
+        return self._checksum(path, status.st_mtime_ns, status.st_size, status.st_ino) == entry["sha256"]
 
     def is_complete(self) -> bool:
         """Return whether an earlier run finished this cache and no shard has changed; the log names those that have."""
@@ -131,8 +127,8 @@ def _note_of(path: Path) -> Path:
 def _noted(folder: Path, provenance: Mapping[str, Any]) -> Iterator[tuple[str, Entry]]:
     """Yield the names of shards of this cache that were finished since its manifest was written, and what is noted about them."""
     for note in sorted(folder.glob(".*.json")):
-        with contextlib.suppress(OSError, ValueError), os.fdopen(open_inside(note, os.O_RDONLY)) as stream:
-            entry = json.loads(stream.read())
+        with contextlib.suppress(OSError, ValueError):
+            entry = read_json(note)
             if isinstance(entry, dict) and entry.keys() >= {"rows", "sha256"} and entry.get("of") == fingerprint(provenance):
                 yield note.name[1:].removesuffix(".json"), entry
 
@@ -145,13 +141,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_bytes()) if path.is_file() else {}
+        manifest = read_json(path) if path.is_file() else {}
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON ({error}); delete it, and its shards will be made again.") from None
     if not isinstance(manifest, dict) or not manifest:
         return {}
-    if "made_of" in manifest:  # the key of earlier versions
-        manifest["provenance"] = manifest.pop("made_of")
     shards = manifest.setdefault("shards", {})
     if not isinstance(shards, dict) or not all(
         isinstance(entry, dict) and entry.keys() >= {"rows", "sha256"} for entry in shards.values()

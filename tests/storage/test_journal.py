@@ -53,13 +53,11 @@ def test_an_entry_that_was_changed_is_measured_again(path, caplog):
     assert "1 incomplete or damaged lines are measured again" in caplog.text
 
 
-def test_a_journal_of_another_sweep_is_kept_under_another_name(path, caplog):
-    content = path.read_text()
+def test_a_journal_of_another_sweep_starts_from_the_beginning(path, caplog):
     provenance = {**PROVENANCE, "seed": 1}
     assert Journal(path, provenance).entries == {}
     assert json.loads(path.read_text())["provenance"]["seed"] == 1
-    assert path.with_name("generations-1.jsonl").read_text() == content
-    assert "another seed; it is kept as generations-1.jsonl" in caplog.text
+    assert "generations.jsonl starts from the beginning: it was measured with another seed" in caplog.text
 
 
 def test_an_interrupted_sweep_resumes_to_the_same_counts(nano, prompts, tmp_path):
