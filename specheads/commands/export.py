@@ -58,13 +58,13 @@ def run(words: Sequence[str]) -> str:
             f"head={settings.head} is a checkpoint of the SpecDec++ authors; convert it to a head of this project first: "
             f"python -c \"import specheads; specheads.load_head('{settings.head}').save_pretrained('my-head')\""
         )
-    return f"{without_home(str(FORMATS[settings.format].write(head, Path(settings.head))))} written"
+    return f"{without_home(str(FORMATS[settings.format][1](head, Path(settings.head))))} written"
 
 
 def help_text() -> str:
     """Return the help text of the verb."""
     rows = [(f"  {field.key + '=':<10}", field.help) for field in fields_of(Export)]
-    rows[2:2] = [(f"{'':<12}{name:<14}", entry.about) for name, entry in FORMATS.items()]
+    rows[2:2] = [(f"{'':<12}{name:<14}", about) for name, (about, _) in FORMATS.items()]
     lines = [fill(text, 80, initial_indent=first, subsequent_indent=" " * len(first)) for first, text in rows]
     return "\n".join(["usage: specheads export head=<folder> [key=value ...]", "", f"  {VERBS['export'].about}", "", *lines])
 

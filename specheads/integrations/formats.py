@@ -3,8 +3,6 @@
 import logging
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,49 +40,16 @@ def write_onnx(head: AcceptanceHead, folder: Path) -> Path:
     except ImportError as error:
         raise UserError(f"format=onnx needs {error.name}: pip install 'specheads[onnx]'.") from None
     path, names = folder / "head.onnx", [*_example_inputs(head, 1)[0], "index"]
-    registration = logging.getLogger("torch.onnx._internal.exporter._registration")
-    level = registration.level
-    registration.setLevel(logging.ERROR)  # it warns that torchvision is missing, which a head does not use
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # by torch, about its pytrees
-            graph = torch.onnx.export(_traced(head), input_names=names, output_names=["logit", "acceptance"], verbose=False)
-    finally:
-        registration.setLevel(level)
+    # It warns that torchvision is missing, which a head does not use.
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # by torch, about its pytrees
+        graph = torch.onnx.export(_traced(head), input_names=names, output_names=["logit", "acceptance"], verbose=False)
     assert graph is not None  # only torch's former exporter returns None
 
     def write(temporary: Path) -> None:
         graph.save(temporary)
-        session = onnxruntime.InferenceSession(temporary, providers=["CPUExecutionProvider"])
-        _check_same(head, partial(_run_session, session), path.name)
-
-    write_whole(path, write)
-    return path
-
-
-def _run_session(session: Any, features: Mapping[str, Tensor], index: Tensor) -> tuple[Tensor, Tensor]:
-    """Return logits and calibrated chances of acceptance (B,), computed by an onnxruntime session."""
-    inputs = {name: value.numpy() for name, value in {**features, "index": index}.items()}
-    logit, acceptance = session.run(None, inputs)
-    return torch.from_numpy(logit), torch.from_numpy(acceptance)
-
-
-def write_program(head: AcceptanceHead, folder: Path) -> Path:
-    """Write `head.pt2`, an exported torch program, reloaded and checked against the head; return its path.
-
-    `torch.export.load(path).module()(features, index)` returns `logit` and `acceptance`, (B,) each, for features by name, (B,
-    size) or (B,) float32, and `index` (B,) long.
-
-    Raises:
-        UserError: a program that computes something else.
-    """
-    path, graph = folder / "head.pt2", _traced(head)
-
-    def write(temporary: Path) -> None:
-        with temporary.open("wb") as stream:  # torch refuses paths with another suffix
-            torch.export.save(graph, stream)
-        with temporary.open("rb") as stream:
-            _check_same(head, torch.export.load(stream).module(), path.name)
+        _check_same(head, onnxruntime.InferenceSession(temporary, providers=["CPUExecutionProvider"]), path.name)
 
     write_whole(path, write)
     return path
@@ -136,15 +101,14 @@ def _traced(head: AcceptanceHead) -> torch.export.ExportedProgram:
     )
 
 
-def _check_same(
-    head: AcceptanceHead, exported: Callable[[Mapping[str, Tensor], Tensor], tuple[Tensor, Tensor]], where: object
-) -> None:
-    """Raise UserError unless `exported` computes what the head computes, on batches of several sizes."""
+def _check_same(head: AcceptanceHead, session: Any, where: str) -> None:
+    """Raise UserError unless an onnxruntime session computes what the head computes, on batches of several sizes."""
     original = _CalibratedHead(head)
     for batch in BATCHES:
-        inputs = _example_inputs(head, batch)
+        features, index = _example_inputs(head, batch)
+        computed = session.run(None, {name: value.numpy() for name, value in {**features, "index": index}.items()})
         with torch.no_grad():
-            pairs = zip(exported(*inputs), original(*inputs), strict=True)
+            pairs = zip(map(torch.from_numpy, computed), original(features, index), strict=True)
         difference = max(((actual - expected).abs() / expected.abs().clamp_min(1)).max().item() for actual, expected in pairs)
         if not difference < TOLERANCE:
             raise UserError(
@@ -215,25 +179,17 @@ def _write_card(head: AcceptanceHead, folder: Path) -> Path:
     return folder / "README.md"
 
 
-@dataclass(frozen=True)
-class _Format:
-    """A sentence about what is written, and the function that writes it into a head's folder and returns its path."""
-
-    about: str
-    write: Callable[[AcceptanceHead, Path], Path]
-
-
-FORMATS = {
-    "standalone": _Format(
+# By name a sentence about what is written, and the function that writes it into a head's folder and returns its path.
+FORMATS: dict[str, tuple[str, Callable[[AcceptanceHead, Path], Path]]] = {
+    "standalone": (
         "acceptance_head.py, which needs torch and safetensors alone",
         lambda head, folder: loaders.write_loader(folder, loaders.STANDALONE),
     ),
-    "transformers": _Format(
+    "transformers": (
         "custom_generate/generate.py, for generate(custom_generate=<folder>); heads that were exported long ago lack it",
         lambda head, folder: loaders.write_loader(folder, loaders.CUSTOM_GENERATE),
     ),
-    "onnx": _Format("head.onnx, for onnxruntime (pip install 'specheads[onnx]')", write_onnx),
-    "torch_export": _Format("head.pt2, an exported torch program", write_program),
-    "specdecpp": _Format("a folder that the SpecDec++ authors' code loads, if their network can compute the same", write_theirs),
-    "card": _Format("README.md from the head's config, to which an evaluation adds results", _write_card),
+    "onnx": ("head.onnx, for onnxruntime (pip install 'specheads[onnx]')", write_onnx),
+    "specdecpp": ("a folder that the SpecDec++ authors' code loads, if their network can compute the same", write_theirs),
+    "card": ("README.md from the head's config, to which an evaluation adds results", _write_card),
 }

@@ -180,8 +180,9 @@ def exported_once(tmp_path_factory):
     head = AcceptanceHead(HeadConfig(8, depth=1, predicts="input_token", width=8, calibration=calibration))
     torch.nn.init.normal_(head.readout.weight)
     folder = save_head(head, tmp_path_factory.mktemp("exported") / "head", torch.randn(32, 8))
-    for entry in FORMATS.values():
-        entry.write(load_head(folder), folder)
+    for _, write in FORMATS.values():
+        write(load_head(folder), folder)
+    (folder / "head.pt2").write_bytes(b"of an earlier version")
     return folder
 
 

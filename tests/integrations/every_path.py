@@ -100,7 +100,7 @@ class Theirs(nn.Module):
 def ways(pair, kind, folder):
     """Return, by name, functions of a prompt that return tokens and draft lengths."""
     head = load_head(folder)
-    for form in ("standalone", "onnx", "torch_export", *(["specdecpp"] if kind == "input_token" else [])):
+    for form in ("standalone", "onnx", *(["specdecpp"] if kind == "input_token" else [])):
         print(export.run([f"head={folder}", f"format={form}"]), file=sys.stderr)
     bounds = {"threshold": THRESHOLD, "max_tokens": LONGEST}
     decoder = specheads.SpeculativeDecoder(pair, stopping=HeadThreshold(head, **bounds), warp=specheads.Warp(0.0))
@@ -132,14 +132,10 @@ def ways(pair, kind, folder):
     spec.loader.exec_module(module)
     alone = module.StandaloneHead.load(folder)
     session = onnxruntime.InferenceSession(folder / "head.onnx", providers=["CPUExecutionProvider"])
-    graph = torch.export.load(folder / "head.pt2").module()
 
     def in_onnx(features, index):
         known = {name: features[name].numpy() for name in head.config.inputs}
         return session.run(["acceptance"], known | {"index": index.numpy()})[0][0]
-
-    def in_torch(features, index):
-        return graph({name: features[name] for name in head.config.inputs}, index)[1]
 
     ways = {
         "decoder": ours,
@@ -147,7 +143,6 @@ def ways(pair, kind, folder):
         "custom_generate": custom,
         "standalone": lambda prompt: decoded(pair, prompt, lambda: module.DraftRound(alone, **bounds).stops),
         "onnx": lambda prompt: decoded(pair, prompt, threshold_on(kind, in_onnx)),
-        "torch_export": lambda prompt: decoded(pair, prompt, threshold_on(kind, in_torch)),
     }
     if kind == "input_token":
         theirs = Theirs(pair.draft_lm.hidden_size)
