@@ -4,13 +4,11 @@ Keys of a choice, such as those of conf/stopping/heuristic.yaml, are explained b
 compose gets the closest known spelling.
 """
 
-import json
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from io import StringIO
 from itertools import takewhile
-from textwrap import TextWrapper
 from typing import Any, NamedTuple, cast
 
 import yaml
@@ -19,13 +17,16 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Column, Table
 
 from specheads.commands.compose import RunSettings, command_config, names_of
 from specheads.commands.main import PROGRAMS
 from specheads.errors import UserError
 from specheads.pair.config import PairConfig, config_folder
 from specheads.prompts.sources import DatasetSource, NanoSource, source_class
-from specheads.settings import fields_of
+from specheads.settings import fields_of, shown
 
 GROUP, REPRODUCE = "experiment", "reproduce"
 _REPRODUCES = re.compile(rf"^command: {REPRODUCE}/", re.MULTILINE)  # to parse the files would take longer than all else here
@@ -36,20 +37,16 @@ _HYDRA = [
     ("--cfg job", "prints the composed config and ends"),
     ("--hydra-help", "lists the options of Hydra"),
 ]
-_RUN_FOLDER = ("${hydra:runtime.output_dir}", "${paths.outputs}/${command}/<date_time>")  # the first is known only within a run
-_PLAIN = re.compile(r"[^\s\"'{}\[\],]+")  # text that the command line takes without quotes
-_NARROWEST, _USUAL, _WIDEST = 60, 100, 130  # columns of a terminal
 _ALL = "all"  # every key
 _MOST_EXAMPLES = 4  # command lines in the help that fits a screen
-_Rows = list[tuple[str, str]]  # "key=value", or "key.*" for a group of keys, and its explanation
 
 
-class _Section(NamedTuple):
-    """The keys of one config group, or of none."""
+class Section(NamedTuple):
+    """Rows of the help: "key=value", or "key.*" for a group of keys, and its explanation."""
 
     title: str
     description: str
-    rows: _Rows
+    rows: list[tuple[str, str]]
 
 
 def help_text(
@@ -65,29 +62,46 @@ def help_text(
         HydraException, OmegaConfBaseException: `overrides` do not compose.
         UserError: no key is called `of`.
     """
-    width = max(_NARROWEST, width or min(_WIDEST, shutil.get_terminal_size((_USUAL, 24)).columns))
     cfg, chosen = composed(command, overrides)
-    listed = sections(cfg, chosen, classes)
+    console = Console(file=(output := StringIO()), width=width, markup=False, emoji=False, highlight=False)
+    listed, is_short = sections(cfg, chosen, classes), not of
     if of not in (_ALL, ""):
-        return "\n\n".join(_section_texts(_within(listed, of), width))
-    whole, about = of == _ALL, [_wrap(line, width) for line in _head_of(command) if not line.startswith(" ")]
-    about += [f"  {line}" for line in usage_head(command)[: None if whole else _MOST_EXAMPLES]]
-    groups = [(f"{group}=", _choices(command, group, choice)) for group, choice in chosen.items()]
-    tables = {"config groups, [what is chosen here]": groups}
-    if command == REPRODUCE:
-        tables["experiments"] = [(name, text.partition("\n")[0]) for name, text in experiments(command).items()]
-    rows = [row for section in listed for row in section.rows]
-    names = dict.fromkeys(_key(text).partition(".")[0] for text, _ in rows if "." in text.partition("=")[0])
-    if not whole:
-        tables["keys"] = [row for row in rows if _key(row[0]).partition(".")[0] not in names]
-    parts = [f"usage: {PROGRAMS[command]} [key=value ...]", "\n".join(about)]
-    parts += ["\n".join([title, *_lines(table, width, single=not whole)]) for title, table in tables.items()]
-    if whole:
-        parts += [*_section_texts(listed, width), "\n".join(["Hydra", *_lines(_HYDRA, width)])]
+        rows = {each.title: [row for row in each.rows if row[0].startswith((f"{of}.", f"{of}="))] for each in listed}
+        listed = [Section(title, "", kept) for title, kept in rows.items() if kept]
+        if not listed:
+            raise UserError(f"--help={of}: there is no such key; --help=all lists every key.")
     else:
-        parts.append(_wrap("  ".join(f"{name}.*" for name in names), width, "groups of keys\n  ", "  "))
-        parts.append("\n".join(["more", *_lines(_MORE + _HYDRA, width)]))
-    return "\n\n".join(parts)
+        about = "\n".join(line for line in _head_of(command) if not line.startswith(" "))
+        console.print(f"usage: {PROGRAMS[command]} [key=value ...]\n\n{about}")
+        for line in usage_head(command)[: _MOST_EXAMPLES if is_short else None]:
+            console.print(f"  {line}", soft_wrap=True)  # a command line stays whole for copying
+        console.print()
+        groups = [(f"{group}=", _choices(command, group, choice)) for group, choice in chosen.items()]
+        first = [Section("config groups, [what is chosen here]", "", groups)]
+        if command == REPRODUCE:
+            repeated = [(name, text.partition("\n")[0]) for name, text in experiments(command).items()]
+            first.append(Section("experiments", "", repeated))
+        if is_short:
+            rows = [row for section in listed for row in section.rows]
+            top = [row for row in rows if "." not in row[0].partition("=")[0]]
+            names = dict.fromkeys(row[0].partition(".")[0] for row in rows if row not in top)
+            listed = [Section("keys", "", top), Section("groups of keys", "  ".join(f"{name}.*" for name in names), [])]
+        listed = [*first, *listed, Section("more", "", _MORE + _HYDRA) if is_short else Section("Hydra", "", _HYDRA)]
+    for title, description, rows in listed:
+        if rows or description:
+            console.print(title, *([Padding(description, (0, 0, 0, 2))] if description else []), sep="\n")
+            console.print(*([_table(rows, console.width, is_short)] if rows else []), "", sep="")
+    return "\n".join(line.rstrip() for line in output.getvalue().rstrip().splitlines())
+
+
+def _table(rows: list[tuple[str, str]], width: int, is_short: bool) -> Table:
+    """Return rows in two columns; with `is_short` each is cut to a line. A value may be cut, but not a key."""
+    limit = max(width // (3 if is_short else 2), *(text.find("=") + 4 for text, _ in rows))
+    first = Column(no_wrap=True, overflow="ellipsis", width=min(limit, max(len(text) + 2 for text, _ in rows)))
+    table = Table.grid(first, Column(no_wrap=is_short, overflow="ellipsis", ratio=1), padding=(0, 2), expand=True)
+    for text, explanation in rows:
+        table.add_row(f"  {text}", explanation)
+    return table
 
 
 def usage_head(command: str) -> list[str]:
@@ -106,33 +120,34 @@ def composed(command: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, d
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     single = [str(override.input_line) for override in parsed if not override.is_sweep_override()]
-    content = cast(dict[str, Any], OmegaConf.to_container(command_config(command, single, with_hydra=True)))
-    choices: dict[str, str | None] = content.pop("hydra")["runtime"]["choices"]
+    cfg = command_config(command, single, with_hydra=True)
+    choices: dict[str, str | None] = dict(reversed(cfg.hydra.runtime.choices.items()))  # Hydra has the last one first
     for override in parsed:  # Hydra does not report a choice that is a list
-        group, names = override.key_or_group, override.value()
-        if isinstance(names, list) and (config_folder() / group).is_dir():
-            choices[group] = f"[{','.join(map(str, names))}]"
-    groups = [group for group in reversed(choices) if group.isidentifier()]  # not hydra/launcher; Hydra has the last one first
-    cfg = cast(DictConfig, OmegaConf.create(OmegaConf.to_yaml(content).replace(*_RUN_FOLDER)))
+        if isinstance(names := override.value(), list) and names_of(override.key_or_group):
+            choices[override.key_or_group] = shown(names)
+    OmegaConf.set_struct(cfg, False)
+    del cfg.hydra
+    cfg.paths.run = "${paths.outputs}/${command}/<date_time>"  # which only a run knows
+    groups = [group for group in choices if group.isidentifier()]  # not hydra/launcher
     return cfg, {group: choices[group] for group in sorted(groups, key=lambda group: group != "model")}
 
 
-def sections(cfg: DictConfig, chosen: Mapping[str, str | None], classes: Sequence[type]) -> list[_Section]:
+def sections(cfg: DictConfig, chosen: Mapping[str, str | None], classes: Sequence[type]) -> list[Section]:
     """Return every key of a composed config with its explanation: first those of no config group, then group by group."""
     explained: dict[str, str] = {}
-    listed = {"": _Section("general", "", [])}
+    listed = {"": Section("general", "", [])}
     for group, choice in chosen.items():
         files = {path.stem: path.read_text("utf-8") for path in (config_folder() / group).glob("*.yaml")}
-        listed[group] = _Section(f"{group}={choice}", read_head(files.get(str(choice), "")), [])
+        listed[group] = Section(f"{group}={choice}", read_head(files.get(str(choice), "")), [])
         for name in sorted(files, key=_names_in(choice).__contains__):
             explained |= _comments(files[name], group) if group != GROUP else {}
     explained |= _sentences(classes, source_class(cfg.data))
-    for key, value in _walk(cast(Mapping[str, Any], OmegaConf.to_container(cfg))):
-        section, explanation = listed.get(key.partition(".")[0], listed[""]), explained.get(key, "")
+    for key, value in _walk(cast(Mapping[str, Any], OmegaConf.to_container(cfg, resolve=True))):
+        rows, explanation = listed.get(key.partition(".")[0], listed[""]).rows, explained.get(key, "")
         if not isinstance(value, Mapping) or not value:
-            section.rows.append((f"{key}={_shown(_resolved(cfg, key, value))}", explanation))
+            rows.append((f"{key}={shown(value)}".replace("\n", "\\n"), explanation))
         elif explanation:
-            section.rows.append((f"{key}.*", explanation))
+            rows.append((f"{key}.*", explanation))
     return list(listed.values())
 
 
@@ -184,19 +199,6 @@ def _comments(text: str, group: str) -> dict[str, str]:
     return comments
 
 
-def _within(listed: Sequence[_Section], key: str) -> list[_Section]:
-    """Return the sections with the key and those in its group. Raises UserError if there are none."""
-    rows = {each.title: [row for row in each.rows if f"{_key(row[0])}.".startswith(f"{key}.")] for each in listed}
-    if not any(rows.values()):
-        raise UserError(f"--help={key}: there is no such key; --help=all lists every key.")
-    return [_Section(title, "", kept) for title, kept in rows.items() if kept]
-
-
-def _key(text: str) -> str:
-    """Return the key of a row."""
-    return text.partition("=")[0].removesuffix(".*")
-
-
 def _choices(command: str, group: str, chosen: str | None) -> str:
     """Return the names of a config group, the chosen ones marked and first."""
     marked = _names_in(chosen)
@@ -215,48 +217,6 @@ def _walk(content: Mapping[str, Any], parent: str = "") -> Iterator[tuple[str, A
         if name != "_target_":
             yield f"{parent}{name}", value
             yield from _walk(value, f"{parent}{name}.") if isinstance(value, Mapping) else ()
-
-
-def _resolved(cfg: DictConfig, key: str, value: Any) -> Any:
-    """Return a value with its interpolations resolved, or as it is where only a run can do that."""
-    try:
-        return OmegaConf.select(cfg, key) if isinstance(value, str) and "${" in value else value
-    except OmegaConfBaseException:
-        return value
-
-
-def _shown(value: Any) -> str:
-    """Return a value as it is written on the command line."""
-    if isinstance(value, str) and _PLAIN.fullmatch(value):
-        return value
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
-
-
-def _section_texts(listed: Sequence[_Section], width: int) -> Iterator[str]:
-    """Yield the text of each section that has one; explanations start in the same column of all."""
-    column = min(width // 2 - 4, max(len(text) for section in listed for text, _ in section.rows))
-    for section in listed:
-        if section.rows or section.description:
-            title = _wrap(section.description, width, f"{section.title}  ", "  ")
-            yield "\n".join([title, *_lines(section.rows, width, column)])
-
-
-def _lines(rows: _Rows, width: int, column: int = 0, single: bool = False) -> list[str]:
-    """Return rows in two columns, the first at least `column` wide; the second is wrapped, or with `single` cut to the line."""
-    rows = [(_cut(text, max(width // 3 if single else width // 2 - 4, text.find("=") + 2)), why) for text, why in rows]
-    column = max([column, *(len(text) for text, _ in rows)])
-    if single:
-        return [_cut(f"  {text:<{column}}  {why}".rstrip(), width) for text, why in rows]
-    return [_wrap(why, width, f"  {text:<{column}}  ", " " * (column + 4)) for text, why in rows]
-
-
-def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
-
-
-def _wrap(text: str, width: int, first: str = "", indent: str = "") -> str:
-    wrapper = TextWrapper(width, initial_indent=first, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-    return wrapper.fill(text) or first.rstrip()
 
 
 def composition_error(error: Exception, command: str, words: Sequence[str], classes: Sequence[type] = ()) -> UserError | None:
