@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial, reduce
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, TypeAlias, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, TypeVar, cast, get_args
 
 from pydantic import (
     BaseModel,
@@ -37,11 +37,11 @@ _LARGEST_COUNT = 2**31 - 1  # of objects in memory, or of numbered files
 _LARGEST_SEED = 2**32 - 1  # the largest that every random generator takes
 
 
-def _number(expected: str, holds: Callable[[float], bool] = lambda value: True) -> PlainValidator:
+def _number(expected: str, holds: Callable[[float], bool] = math.isfinite, kind: Any = int | float) -> PlainValidator:
     """Return a check that keeps the value as it is: 0 and 0.0 are written differently into cache keys."""
 
     def check(value: Any) -> Any:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not holds(value):
+        if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value) or not holds(value):
             raise ValueError(f"must be {expected}")
         return value
 
@@ -52,14 +52,12 @@ def count(least: int = 0, most: int = _LARGEST_COUNT) -> PlainValidator:
     """Return a check for integers from `least` to `most`."""
     expected = {0: "a non-negative integer", 1: "a positive integer"}.get(least, f"an integer of at least {least}")
 
-    def check(value: Any) -> Any:
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"must be {expected}")
+    def holds(value: float) -> bool:
         if value > most:
             raise ValueError(f"must be at most {most}")
-        return value
+        return value >= least
 
-    return PlainValidator(check)
+    return _number(expected, holds, int)
 
 
 Number = Annotated[float, _number("a finite number")]
@@ -146,28 +144,20 @@ class Settings(BaseModel, metaclass=_Checked):
         return {name: getattr(self, name) for name in type(self).model_fields} | dict(self.model_extra or {})
 
 
-class _SettingField(NamedTuple):
-    """One key of a command, and its sentence of help."""
-
-    key: str
-    help: str
-
-
-def fields_of(cls: type, prefix: str = "") -> Iterator[_SettingField]:
-    """Yield every field of a class of settings, those of nested settings after the field that holds them.
+def fields_of(cls: type, prefix: str = "") -> dict[str, str]:
+    """Return the keys of a class of settings with their sentences of help, those of nested settings after that of their group.
 
     The help for the fields of a plain dataclass (`Built`) is in the `Args:` of its docstring.
     """
     if not issubclass(cls, Settings):
         sentences = _documented_arguments(inspect.getdoc(cls) or "")
-        for argument in dataclasses.fields(cast(Any, cls)):
-            yield _SettingField(_joined(prefix, argument.name), sentences.get(argument.name, ""))
-        return
+        return {_joined(prefix, each.name): sentences.get(each.name, "") for each in dataclasses.fields(cast(Any, cls))}
+    keys: dict[str, str] = {}
     for name, field in cls.model_fields.items():
-        key = _joined(prefix, key_of(name, field))
-        yield _SettingField(key, field.description or "")
+        keys[key := _joined(prefix, key_of(name, field))] = field.description or ""
         for nested in _classes_in(field.annotation):
-            yield from fields_of(nested, key)
+            keys |= fields_of(nested, key)
+    return keys
 
 
 def _documented_arguments(docstring: str) -> dict[str, str]:

@@ -2,20 +2,21 @@
 
 import os
 import time
+from pathlib import Path
 
 from data_gen.settings import Generation
-from specheads.commands.command import command, run_folder
+from specheads.commands.command import command
 from specheads.errors import UserError
 
 
 @command("data_gen", Generation)
 def main(cfg):
-    (run_folder() / "begun").write_text(str(os.getpid()))
+    (Path(cfg.paths.run) / "begun").write_text(str(os.getpid()))
     if cfg.seed == 1:
         raise UserError("seed=1 must be another number")
     if cfg.seed == 2:
         time.sleep(600)
-    with (run_folder() / "times").open("a") as stream:
+    with (Path(cfg.paths.run) / "times").open("a") as stream:
         stream.write("done\n")
 
 

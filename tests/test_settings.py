@@ -65,7 +65,7 @@ def test_values_stay_as_they_are_given():
 
 
 def test_fields_are_listed_with_their_help():
-    fields = {field.key: field.help for field in fields_of(Outer)}
+    fields = fields_of(Outer)
     assert list(fields) == ["group.rate", "inner", "inner.size", "inner.loud", "shape", "shape.width", "shape.height"]
     assert fields["shape.width"] == "how wide it is, or null for the usual width"
 

@@ -12,8 +12,9 @@ import shlex
 import socket
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import update_wrapper
+from io import StringIO
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -26,6 +27,7 @@ from specheads import interrupts
 from specheads.commands import run_folders
 from specheads.commands.compose import RunSettings, check_keys
 from specheads.commands.help import check_experiment, composition_error, help_text
+from specheads.commands.main import EXIT_USER_ERROR
 from specheads.commands.run_folders import may_resume, register_resolver
 from specheads.errors import UserError, user_error
 from specheads.pair.config import PairConfig, config_folder
@@ -34,7 +36,6 @@ from specheads.prompts.data_set_source import DatasetSource
 from specheads.settings import Settings, config_of, shown
 from specheads.storage import runs
 
-EXIT_USER_ERROR = 2
 _HELP = re.compile(r"-h|--help(=\S*)?")
 # What a head and its evaluation must have in common.
 _SHARED_KEYS = ("model", "data", "warp", "generation", "runner", "vllm", "ray", "paths", "seed")
@@ -74,7 +75,7 @@ class Command:
                     "it once, with plain python. Only specheads train and distill share their work over processes."
                 )
             # Only the first process of a launcher prints what is not an error.
-            with contextlib.nullcontext() if processes.is_first or processes.launcher is None else _silence():
+            with contextlib.redirect_stdout(sys.stdout if processes.is_first or processes.launcher is None else StringIO()):
                 if asked := [word for word in words if _HELP.fullmatch(word)]:
                     print(help_text(self.name, _overrides_of(words), classes=self.classes, of=asked[-1].partition("=")[2]))
                 else:
@@ -108,7 +109,7 @@ class Command:
                 if processes.local_rank < torch.cuda.device_count():
                     torch.cuda.set_device(processes.local_rank)
             if run_folders.begin():
-                folder = run_folder()
+                folder = Path(HydraConfig.get().runtime.output_dir)
                 # Reports, logs and commands repeat it.
                 cfg.paths.run = str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)
                 self.run(cfg)
@@ -164,17 +165,6 @@ def _defaults(classes: Sequence[type[Settings]]) -> dict[str, Any]:
 def _fields(cls: type) -> dict[str, Any]:
     """Return the fields of a plain dataclass with their defaults; "???" marks those without one."""
     return {each.name: "???" if each.default is dataclasses.MISSING else each.default for each in dataclasses.fields(cls)}
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        yield
-
-
-def run_folder() -> Path:
-    """Return the folder of the current run."""
-    return Path(HydraConfig.get().runtime.output_dir)
 
 
 def next_command(verb: str, *overrides: str) -> str:

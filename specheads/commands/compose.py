@@ -22,7 +22,7 @@ from specheads.pair.needs import pair_needs
 from specheads.pair.pair import NewDraft, Pair, load_pair
 from specheads.processes import is_first_process
 from specheads.prompts.sources import PromptSource, prompt_source
-from specheads.settings import Flag, Settings, Text, fields_of, key_of, setting, shown
+from specheads.settings import Flag, Settings, Text, key_of, setting, shown
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 _SHARED_GROUPS = ("data",)  # groups of keys that are spread over several classes
 _OTHER_KEYS = ("model", "data", "logger")  # groups of keys that are not the fields of one class of settings
+
+_MISSING = object()  # in place of the value of a key that a config does not have
 
 S = TypeVar("S", bound=Settings)
 
@@ -83,35 +85,33 @@ def keys_of_choice(where: str, group: str, name: object, given: Mapping[str, Any
 def settings_of(cls: type[S], cfg: DictConfig, **objects: Any) -> S:
     """Return the settings of a class, with the keys of a composed config that it has; nested `_target_`s are instantiated.
 
-    `objects` are the fields that are not taken from the config. Raises UserError for a wrong value, or a key in a group of keys
-    of the class that is not known.
+    `objects` are the fields that are not taken from the config. Raises UserError for a wrong value.
     """
-    values, groups = dict(objects), dict[str, list[str]]()
+    values = dict(objects)
     for name, field in cls.model_fields.items():
-        key = key_of(name, field)
-        group, _, last = key.rpartition(".")
-        groups.setdefault(group, []).append(last)
-        if name not in objects and (value := _selected(cfg, key)) is not _MISSING:
-            values[name] = value
-    for group in sorted(groups.keys() - {"", *_SHARED_GROUPS}):
-        _check_known(cfg, group, groups[group])
+        if name not in objects:
+            value = OmegaConf.select(cfg, key_of(name, field), default=_MISSING, throw_on_missing=True)
+            values |= {} if value is _MISSING else {name: plain(value)}
     return cls(**values)
 
 
-def check_keys(cfg: DictConfig, classes: Sequence[type]) -> None:
+def check_keys(cfg: DictConfig, classes: Sequence[type[Settings]]) -> None:
     """Raise UserError for a key of a composed config that is in none of the classes of settings of its command."""
-    known = {field.key.partition(".")[0] for cls in (RunSettings, *classes) for field in fields_of(cls)}
-    _check_known(cfg, "", sorted(known | {*_OTHER_KEYS}))
-    _check_known(cfg, "paths", [*_Paths.model_fields])
-
-
-def _check_known(cfg: DictConfig, group: str, known: Sequence[str]) -> None:
-    """Raise UserError for a key in a group, or in none (""), that is not known."""
-    for name in map(str, (OmegaConf.select(cfg, group) or ()) if group else cfg):
-        if name not in known:
-            key = f"{group}.{name}" if group else name
-            value = shown(plain(OmegaConf.select(cfg, key)))
-            raise UserError(f"{key}={value} is not known; expected one of {', '.join(known)}.")
+    settings_of(RunSettings, cfg)
+    groups = {"": {*_OTHER_KEYS}}
+    for cls in (RunSettings, *classes):
+        for name, field in cls.model_fields.items():
+            group, _, last = (key := key_of(name, field)).rpartition(".")
+            groups.setdefault(group, set()).add(last)
+            groups[""].add(key.partition(".")[0])
+    for group in sorted(groups.keys() - {*_SHARED_GROUPS}):
+        node = OmegaConf.select(cfg, group, default={}) if group else cfg
+        if not isinstance(node, Mapping | DictConfig):
+            raise UserError(f"{group}={shown(plain(node))} must be a set of keys; leave it out for the usual ones.")
+        if unknown := [str(name) for name in node if name not in groups[group]]:
+            key = f"{group}.{unknown[0]}" if group else unknown[0]
+            value = shown(plain(node[unknown[0]]))
+            raise UserError(f"{key}={value} is not known; expected one of {', '.join(sorted(groups[group]))}.")
 
 
 def source_of(cfg: DictConfig) -> PromptSource:
@@ -144,17 +144,6 @@ def _model_keys(cfg: DictConfig) -> dict[str, Any]:
 def plain(value: Any) -> Any:
     """Return a value of a config as ordinary Python, with interpolations resolved and nested `_target_`s instantiated."""
     return instantiate(value, _convert_="all") if isinstance(value, DictConfig | ListConfig) else value
-
-
-_MISSING = object()
-
-
-def _selected(cfg: DictConfig, key: str) -> Any:
-    group = key.rpartition(".")[0]
-    node = OmegaConf.select(cfg, group, default=_MISSING) if group else _MISSING
-    if node is not _MISSING and not isinstance(node, DictConfig):
-        raise UserError(f"{group}={shown(plain(node))} must be a set of keys; leave it out for the usual ones.")
-    return plain(OmegaConf.select(cfg, key, default=_MISSING, throw_on_missing=True))
 
 
 @contextlib.contextmanager

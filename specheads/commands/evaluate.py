@@ -20,7 +20,7 @@ from specheads.decoding.verification import VerificationRule
 from specheads.errors import UserError
 from specheads.evaluation.candidates import RuleChoice
 from specheads.evaluation.draft_comparison import compared, read_report
-from specheads.evaluation.evaluate import evaluate as evaluate_heads
+from specheads.evaluation.evaluate import evaluate
 from specheads.evaluation.head_folders import LocatedHead, find_heads
 from specheads.evaluation.probe.probe import Probe, Probed, probe
 from specheads.evaluation.probe.report import print_probe, write_probe
@@ -40,7 +40,8 @@ from specheads.training.heads.calibrate import calibrate, is_kept
 logger = logging.getLogger(__name__)
 
 
-def evaluate(cfg: DictConfig) -> Report:
+@command("evaluate", Generation, Evaluation)
+def main(cfg: DictConfig) -> Report:
     """Evaluate a composed config; print, write and return the report."""
     # Mistakes and failed logins are reported before the models are loaded, which may take minutes.
     settings, data = evaluation_settings(cfg), prompt_data(cfg)
@@ -59,7 +60,7 @@ def evaluate(cfg: DictConfig) -> Report:
         if settings.calibrate:
             _calibrate_again([head.where for head in heads.values()], drafting_pair, settings, data, data_folder)
             heads = located()
-        report = evaluate_heads(pair, heads, settings, data, (data_folder, run), earlier, _config_text(cfg))
+        report = evaluate(pair, heads, settings, data, (data_folder, run), earlier, _config_text(cfg))
         try:
             report = replace(report, drafts=compared(report, earlier) if earlier else [])
         finally:  # an evaluation is kept even if it cannot be compared
@@ -98,12 +99,6 @@ def _calibrate_again(
         is_new = "calibrated" if not is_kept(error) else "left as it is: its calibration is at least as good on these prompts"
         print(f"{folder} {is_new}")
     return errors
-
-
-@command("evaluate", Generation, Evaluation)
-def main(cfg: DictConfig) -> None:
-    """Evaluate, print and write the report."""
-    evaluate(cfg)
 
 
 def evaluation_settings(cfg: DictConfig) -> Evaluation:
@@ -186,6 +181,7 @@ def _config_text(cfg: DictConfig) -> str:
     return without_home(OmegaConf.to_yaml(cfg, resolve=True))
 
 
+@command("probe", Generation, Probe)
 def probe_pair(cfg: DictConfig) -> Probed:
     """Probe the pair of a composed config; print and write what was found, and return it. Raises UserError as `probe`."""
     settings, data = settings_of(Probe, cfg), _probed_prompts(cfg)
@@ -214,9 +210,3 @@ def _probed_prompts(cfg: DictConfig) -> PromptData:
         )
     test_set = file_source(data.source, str(cfg.prompts), cfg.num_prompts)
     return PromptData(test_set.source, data.limits, Path(str(cfg.prompts)).stem)
-
-
-@command("probe", Generation, Probe)
-def probe_command(cfg: DictConfig) -> None:
-    """Probe a pair."""
-    probe_pair(cfg)

@@ -63,7 +63,7 @@ def run(words: Sequence[str]) -> str:
 
 def help_text() -> str:
     """Return the help text of the verb."""
-    rows = [(f"  {field.key + '=':<10}", field.help) for field in fields_of(Export)]
+    rows = [(f"  {key + '=':<10}", text) for key, text in fields_of(Export).items()]
     rows[2:2] = [(f"{'':<12}{name:<14}", about) for name, (about, _) in FORMATS.items()]
     lines = [fill(text, 80, initial_indent=first, subsequent_indent=" " * len(first)) for first, text in rows]
     return "\n".join(["usage: specheads export head=<folder> [key=value ...]", "", f"  {VERBS['export'].about}", "", *lines])

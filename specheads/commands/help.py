@@ -154,7 +154,7 @@ def sections(cfg: DictConfig, chosen: Mapping[str, str | None], classes: Sequenc
 def _sentences(classes: Sequence[type], *sources: type) -> dict[str, str]:
     """Return the keys of a command with classes of settings and sources of prompts, and their sentences of help."""
     prefixed = [(RunSettings, ""), (PairConfig, "model"), *((cls, "data") for cls in sources), *((cls, "") for cls in classes)]
-    return {each.key: each.help for cls, prefix in prefixed for each in fields_of(cls, prefix) if each.help}
+    return {key: text for cls, prefix in prefixed for key, text in fields_of(cls, prefix).items() if text}
 
 
 def experiments(command: str) -> dict[str, str]:

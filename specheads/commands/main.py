@@ -30,7 +30,7 @@ class Verb(NamedTuple):
 
 
 VERBS = {
-    "probe": Verb("evaluate", "probe_command", "say what speculation is worth for a pair, without training", ("probe",)),
+    "probe": Verb("evaluate", "probe_pair", "say what speculation is worth for a pair, without training", ("probe",)),
     "data": Verb("data", "main", "have the target answer prompts, and label drafted tokens", ("data_gen",)),
     "train": Verb("train", "main", "train acceptance heads; missing data is made first", ("train",)),
     "distill": Verb("train", "distill_command", "train the draft itself", ("distill",)),

@@ -220,7 +220,7 @@ def test_a_trained_head_is_evaluated_on_rows_that_it_never_saw(folder, nano, mon
     assert learned.train.tolist() == sorted(map(text_hash, texts_of(range(20))))
     assert learned.dev.tolist() == sorted(map(text_hash, texts_of([20, 21])))
     monkeypatch.setattr(evaluate, "load_configured_pair", lambda cfg: nano)
-    report = evaluate.evaluate(cfg)
+    report = evaluate.main.run(cfg)
     assert report.context["prompts"]["humaneval"]["num_left_out"] == 24  # 20 and 2, and two more that rules are tuned on
     assert [data.num_prompts for data in report.data_sets] == [4, 8, 8]
     assert (

@@ -33,7 +33,7 @@ def test_a_mistake_is_refused_with_its_key_and_what_was_expected(given, message)
 
 
 def test_every_key_has_a_sentence_of_help():
-    assert [field.key for field in fields_of(Distillation) if not field.help] == []
+    assert [key for key, text in fields_of(Distillation).items() if not text] == []
 
 
 def test_every_divergence_can_be_chosen():
