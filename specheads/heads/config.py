@@ -110,29 +110,22 @@ class HeadConfig:
             raise UserError(f"{where} lacks the key {missing[0]!r}; export the head again.")
         for name in ("calibration", "overlap_calibration"):
             IndexCalibration.from_dict(values.get(name), where)
-        if not _is_list_of_texts(values["inputs"]):
-            raise UserError(f"{where} has inputs={values['inputs']!r}, expected a list of features; export the head again.")
         try:
-            return cls(**{**values, "inputs": tuple(values["inputs"]), "format_version": FORMAT_VERSION})
+            return cls(**{**values, "format_version": FORMAT_VERSION})
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
 
 
+def _is(*kinds: type) -> Callable[[object], bool]:
+    """Return a check for values of some types; truth values are no numbers."""
+    return lambda value: isinstance(value, kinds) and not isinstance(value, bool)
+
+
+_is_text, _is_real = _is(str), _is(int, float)  # real numbers may be NaN: some metrics are not defined on few tokens
+
+
 def _is_size(value: object) -> bool:
     return is_count(value, least=1) and value <= LARGEST_SIZE
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_list_of_texts(value: object) -> bool:
-    return isinstance(value, list | tuple) and all(map(_is_text, value))
-
-
-def _is_real(value: object) -> bool:
-    """Whether this is a number, or NaN: some metrics are not defined on few tokens."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _or_none(holds: Callable[[Any], bool]) -> Callable[[object], bool]:
@@ -144,15 +137,9 @@ def _is_set_of(holds: Callable[[Any], bool]) -> Callable[[object], bool]:
     return lambda value: isinstance(value, Mapping) and all(map(holds, value.values()))
 
 
-def _is_train(value: object) -> bool:
-    """Whether these are values of the training: any, of which the card needs some numbers."""
-    if not isinstance(value, Mapping):
-        return False
-    counts, metrics = ([value.get(name) for name in names] for names in (("num_prompts", "num_responses"), ("test", "dev_ece")))
-    return all(map(_or_none(is_count), counts)) and all(map(_or_none(_is_set_of(_is_real)), metrics))
-
-
 _SIZE = f"a positive integer of at most {LARGEST_SIZE}"
+# What the card reads of the training.
+_TRAIN = {"num_prompts": is_count, "num_responses": is_count, "test": _is_set_of(_is_real), "dev_ece": _is_set_of(_is_real)}
 # What each value must be, and whether it is.
 _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "hidden_size": (_SIZE, _is_size),
@@ -164,14 +151,14 @@ _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "predicts": (f"one of {', '.join(KNOWN_INPUTS)}", lambda value: _is_text(value) and value in KNOWN_INPUTS),
     **dict.fromkeys(("label", "tap"), ("text", _is_text)),
     **dict.fromkeys(("draft", "target"), ("a set of texts", _is_set_of(_or_none(_is_text)))),
-    "inputs": ("a list of features", _is_list_of_texts),
+    "inputs": ("a list of features", lambda value: isinstance(value, list | tuple) and all(map(_is_text, value))),
     "warp": ("a set of numbers", _is_set_of(is_number)),
     "overlap": ("true or false", lambda value: isinstance(value, bool)),
-    "recommended": (
-        "a set of numbers and texts, or null",
-        _or_none(_is_set_of(lambda each: is_number(each) or _is_text(each))),
+    "recommended": ("a set of numbers and texts, or null", _or_none(_is_set_of(lambda each: is_number(each) or _is_text(each)))),
+    "train": (
+        "a set of values, with counts of prompts and numbers in test and dev_ece",
+        lambda train: isinstance(train, Mapping) and all(_or_none(holds)(train.get(name)) for name, holds in _TRAIN.items()),
     ),
-    "train": ("a set of values, with counts of prompts and numbers in test and dev_ece", _is_train),
 }
 
 

@@ -123,16 +123,13 @@ def _folder(location: str | Path, hub: Mapping[str, Any]) -> Path:
         ) from error
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> Any:
     try:
-        content = read_json(path)
+        return read_json(path)
     except FileNotFoundError:
         raise UserError(f"{path.parent} has no {path.name}, so it is no head folder; expected one of specheads train.") from None
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON ({error}); export the head again.") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path} must be a JSON object; export the head again.")
-    return content
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
@@ -147,9 +144,10 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         raise UserError(f"{error} Export the head again.") from None
 
 
-def _is_theirs(config: Mapping[str, Any]) -> bool:
+def _is_theirs(config: Any) -> bool:
     """Whether the content of a `config.json` belongs to a checkpoint of SpecDec++'s authors."""
-    return "hidden_size" in config and not {"format_version", "inputs", "model_type", "architectures"} & config.keys()
+    ours = {"format_version", "inputs", "model_type", "architectures"}  # keys of heads of this project, or of models
+    return isinstance(config, dict) and "hidden_size" in config and not ours & config.keys()
 
 
 def _converted(config: Mapping[str, Any], tensors: Mapping[str, Tensor], where: object) -> tuple[HeadConfig, dict[str, Tensor]]:

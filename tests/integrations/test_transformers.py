@@ -300,7 +300,7 @@ def test_heads_are_taken_away_in_any_order(nano, prompts, simple):
 
 
 def test_a_head_can_be_removed_while_the_code_of_a_folder_is_running(nano, prompts, simple):
-    """Both replace the same method of the target, and neither knows the other's classes."""
+    """Both take the place of the same method of the target, and neither knows the other's classes."""
     handle = assist(nano.target, nano.draft, simple)
 
     class TakenAway(StoppingCriteria):
@@ -310,7 +310,6 @@ def test_a_head_can_be_removed_while_the_code_of_a_folder_is_running(nano, promp
 
     folder = {"custom_generate": str(simple), "trust_remote_code": True, "draft_model": nano.draft, "do_sample": False}
     nano.target.generate(**inputs(prompts[0]), **folder, max_new_tokens=8, stopping_criteria=StoppingCriteriaList([TakenAway()]))
-    assert not handle._dispatcher._users
     nano.target.generate(**inputs(prompts[0]), assistant_model=nano.draft, do_sample=False, max_new_tokens=8)
     assert handle.rounds == [] and "_get_candidate_generator" not in vars(nano.target)
 

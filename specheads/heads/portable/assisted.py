@@ -8,13 +8,12 @@ generation, one prompt is decoded at a time, with a dynamic cache.
 import copy
 import threading
 import warnings
-from collections.abc import Callable
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.generation import StoppingCriteria, StoppingCriteriaList
+from transformers.generation import StoppingCriteriaList
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
 from specheads.heads.features import drafting_features, reads_target
@@ -112,9 +111,10 @@ class HeadCandidates(AssistedCandidateGenerator):
         given = super()._prepare_generation_args(*arguments)
         config = copy.copy(given["generation_config"])  # lengths go into it for the same reason as use_cache
         config.min_new_tokens, config.max_new_tokens = given.pop("min_new_tokens"), given.pop("max_new_tokens")
-        return given | {"generation_config": config, "stopping_criteria": StoppingCriteriaList([_Enough(self._stops)])}
+        return given | {"generation_config": config, "stopping_criteria": StoppingCriteriaList([self._stops])}
 
-    def _stops(self, text: Tensor) -> bool:
+    def _stops(self, text: Tensor, *others: Any, **kwargs: Any) -> Tensor:
+        """Return whether the draft ends, (1,); transformers asks after each token, besides its own criteria."""
         token, logits = text[:, -1], self._tap.logits[:, -1, : self._assisted.head.config.get("vocab_size")]
         embedding = self.assistant_model.get_input_embeddings()
         features = drafting_features(
@@ -126,17 +126,7 @@ class HeadCandidates(AssistedCandidateGenerator):
         )
         if self._target_hidden is not None:
             features["target_hidden"] = self._target_hidden
-        return self._round.stops(features)
-
-
-class _Enough(StoppingCriteria):
-    """The criterion that transformers evaluates after every drafted token, next to the end of the text and the longest draft."""
-
-    def __init__(self, stops: Callable[[Tensor], bool]) -> None:
-        self._stops = stops
-
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        return torch.full((len(input_ids),), self._stops(input_ids), dtype=torch.bool, device=input_ids.device)
+        return torch.tensor([self._round.stops(features)], device=text.device)
 
 
 class Assisted:
@@ -171,11 +161,22 @@ class Assisted:
         same = head.readout.weight.device == device
         self.head = head if same else copy.deepcopy(head).to(device)  # the original may serve another draft elsewhere
         self.new_round()
-        self._dispatcher = _Dispatcher.serving(target, self)
+        with _LOCK:
+            present = vars(target).get(REPLACED)
+            self._dispatcher = present if hasattr(present, "users") else _Dispatcher(target)
+            self._dispatcher.users.append(self)
+            setattr(target, REPLACED, self._dispatcher)
 
     def remove(self) -> None:
-        """Restore the target's original assisted generation."""
-        self._dispatcher.take_out(self)
+        """Restore the target's original assisted generation, once no other object serves it."""
+        with _LOCK:
+            users = self._dispatcher.users
+            if self in users:
+                users.remove(self)
+            if not users and vars(self.target).get(REPLACED) is self._dispatcher:
+                delattr(self.target, REPLACED)
+                if self._dispatcher.had is not None:
+                    setattr(self.target, REPLACED, self._dispatcher.had)
 
     def __enter__(self) -> Self:
         return self
@@ -221,45 +222,18 @@ class Assisted:
 
 
 class _Dispatcher:
-    """Replaces the method of a target that makes drafts, as long as at least one Assisted uses it."""
+    """Takes the place of a target's method that makes drafts while it has users: each an Assisted, of this file or a copy."""
 
     def __init__(self, target: PreTrainedModel) -> None:
-        if not hasattr(target, REPLACED):
-            raise ValueError(
-                f"{type(target).__name__} of this transformers has no {REPLACED}, which a head replaces; use transformers 5.17 "
-                "to 5.23."
-            )
-        self._target, self._before = target, getattr(target, REPLACED)
-        self._users: list[Assisted] = []
-        self._had = vars(target).get(REPLACED)  # set, for example, by the copy of this code in a head's folder
+        self.before, self.had = getattr(target, REPLACED), vars(target).get(REPLACED)
+        self.users: list[Assisted] = []
 
-    @classmethod
-    def serving(cls, target: PreTrainedModel, user: Assisted) -> "_Dispatcher":
-        """Return the target's dispatcher, existing or new, with `user` added to those that it asks."""
-        with _LOCK:
-            present = getattr(vars(target).get(REPLACED), "__self__", None)
-            dispatcher = present if isinstance(present, cls) else cls(target)
-            dispatcher._users.append(user)
-            setattr(target, REPLACED, dispatcher.candidates)
-        return dispatcher
-
-    def take_out(self, user: Assisted) -> None:
-        """Remove a user; the last one restores what was there before."""
-        with _LOCK:
-            if user in self._users:
-                self._users.remove(user)
-            if not self._users and getattr(vars(self._target).get(REPLACED), "__self__", None) is self:
-                delattr(self._target, REPLACED)
-                # The heads of an earlier dispatcher may have been removed since.
-                if self._had is not None and getattr(getattr(self._had, "__self__", None), "_users", True):
-                    setattr(self._target, REPLACED, self._had)
-
-    def candidates(self, assistant_model: PreTrainedModel | None = None, **arguments: Any) -> Any:
+    def __call__(self, assistant_model: PreTrainedModel | None = None, **arguments: Any) -> Any:
         """Return the generator of drafts: that of the latest user who serves the draft, else the target's original one."""
-        for user in reversed(self._users):
+        for user in reversed(self.users):
             if user.serves(assistant_model):
                 return user.candidates(**arguments)
-        return self._before(assistant_model=assistant_model, **arguments)
+        return self.before(assistant_model=assistant_model, **arguments)
 
 
 def _check(target: PreTrainedModel, draft: PreTrainedModel, head: StandaloneHead, reads_target: bool) -> None:
@@ -277,6 +251,11 @@ def _check(target: PreTrainedModel, draft: PreTrainedModel, head: StandaloneHead
                 f"the head reads hidden states of size {size} of the {role}, but those of {model.name_or_path} have {actual}; it "
                 f"was trained for {trained}. Use that one, or train a head for this pair."
             )
+    if not hasattr(target, REPLACED):
+        raise ValueError(
+            f"{type(target).__name__} of this transformers has no {REPLACED}, which a head replaces; use transformers 5.17 to "
+            "5.23."
+        )
     of_draft, of_target = (model.config.get_text_config().vocab_size for model in (draft, target))
     if of_draft != of_target:
         raise ValueError(

@@ -21,15 +21,6 @@ def assemble(inputs: Sequence[str], features: Mapping[str, Tensor], dtype: torch
     return torch.cat(columns, dim=-1)
 
 
-def _tensor_mismatch(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str | None:
-    """Return the first difference between the names and shapes of two sets of tensors, or None."""
-    for name in sorted(expected.keys() | given.keys()):
-        wanted, actual = (tuple(tensors[name].shape) if name in tensors else "no such tensor" for tensors in (expected, given))
-        if wanted != actual:
-            return f"tensor {name!r} is {actual}, expected {wanted}"
-    return None
-
-
 def load_tensors(make: Callable[[], Head], config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Head:
     """Return the head that `make` returns for `config`, with these tensors in float32, for inference.
 
@@ -42,8 +33,11 @@ def load_tensors(make: Callable[[], Head], config: Mapping[str, Any], tensors: M
         raise ValueError(f"there are {len(tensors)} tensors, too few for depth={config['depth']} in config.json")
     with torch.device("meta"):
         head = make()
-    if mismatch := _tensor_mismatch(head.state_dict(), tensors):
-        raise ValueError(f"{mismatch} from config.json")
+    shapes = [{name: tuple(tensor.shape) for name, tensor in each.items()} for each in (head.state_dict(), tensors)]
+    for name in sorted(shapes[0].keys() | shapes[1].keys()):
+        wanted, actual = (each.get(name, "no such tensor") for each in shapes)
+        if wanted != actual:
+            raise ValueError(f"tensor {name!r} is {actual}, expected {wanted} from config.json")
     head.load_state_dict({name: tensor.to(torch.float32, copy=True) for name, tensor in tensors.items()}, assign=True)
     return head.requires_grad_(False).eval()
 
