@@ -26,7 +26,7 @@ from specheads.prompts import sources as nano_source
 from specheads.storage.shards import ShardStore
 from specheads.training.distill import memory as memory_plan
 
-COMMANDS = {"train.py": train.main, "distill": train.distill_command, "evaluate.py": evaluate.main, "data_gen": data.main}
+COMMANDS = {"train.py": train.train_head, "distill": train.distill_draft, "evaluate.py": evaluate.main, "data_gen": data.main}
 COMMANDS["layer_search"] = papers.layer_search
 DISTILL = ["distill"]
 GRAPHS = ["evaluate.py", "drafting=graph", "verification=tree_match", "head=null"]

@@ -47,9 +47,7 @@ class Command:
     A sweep has several jobs in one folder; if one of them fails, the others still run, and the exit code is 2.
     """
 
-    def __init__(
-        self, name: str, run: Callable[[DictConfig], object], classes: Sequence[type[Settings]], folder: str, shared: bool
-    ) -> None:
+    def __init__(self, name: str, run: Callable[..., Any], classes: Sequence[type[Settings]], folder: str, shared: bool) -> None:
         self.name, self.run, self.classes, self.shared = name, run, classes, shared
         ConfigStore.instance().store(f"{name}_settings", _defaults(classes) | {"command": folder})
         ConfigStore.instance().store("data_set", _fields(DatasetSource), group="data")  # for the files of conf/data
@@ -145,7 +143,7 @@ class Command:
 
 def command(
     name: str, *classes: type[Settings], folder: str | None = None, shared: bool = False
-) -> Callable[[Callable[[DictConfig], object]], Command]:
+) -> Callable[[Callable[..., Any]], Command]:
     """Return a decorator that makes a function of a config the command line whose config is conf/<name>.yaml.
 
     Its keys are the fields of `classes`. Its runs have the folder `folder` (by default `name`) in paths.outputs. With `shared`,

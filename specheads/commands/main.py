@@ -32,8 +32,8 @@ class Verb(NamedTuple):
 VERBS = {
     "probe": Verb("evaluate", "probe_pair", "say what speculation is worth for a pair, without training", ("probe",)),
     "data": Verb("data", "main", "have the target answer prompts, and label drafted tokens", ("data_gen",)),
-    "train": Verb("train", "main", "train acceptance heads; missing data is made first", ("train",)),
-    "distill": Verb("train", "distill_command", "train the draft itself", ("distill",)),
+    "train": Verb("train", "train_head", "train acceptance heads; missing data is made first", ("train",)),
+    "distill": Verb("train", "distill_draft", "train the draft itself", ("distill",)),
     "evaluate": Verb("evaluate", "main", "compare stopping rules on prompts, decode the best, report", ("evaluate",)),
     "papers": Verb("papers", "main", "repeat papers' experiments and theory, find layers to skip", ("reproduce", "layer_search")),
     "export": Verb("export", "main", "check and describe a head, write it for other decoders", ()),

@@ -16,13 +16,7 @@ from rich.table import Column, Table
 
 from data_gen.settings import Generation
 from specheads.commands.command import command, next_command
-from specheads.commands.compose import (
-    load_configured_pair,
-    model_config,
-    open_loggers,
-    settings_of,
-    source_of,
-)
+from specheads.commands.compose import load_configured_pair, model_config, open_loggers, settings_of, source_of
 from specheads.commands.data import check_data, data_cache
 from specheads.errors import UserError
 from specheads.pair.pair import Pair
@@ -45,21 +39,6 @@ _HELD_OUT = ("dev", "test")  # splits that a draft is measured on
 
 
 @command("train", Generation, HeadTraining, folder="head", shared=True)
-def main(cfg: DictConfig) -> None:
-    """Train heads, and print the command that comes next."""
-    trained = train_head(cfg)
-    if is_first_process():
-        print(f"next: {next_command('evaluate', f'head={trained.folder}')}")
-
-
-@command("distill", Generation, Distillation, shared=True)
-def distill_command(cfg: DictConfig) -> None:
-    """Distil the draft, and print the command that comes next."""
-    distilled = distill_draft(cfg)
-    if is_first_process():
-        print(f"next: {next_command('train', f'model.draft={distilled.folder}')}")
-
-
 def train_head(cfg: DictConfig, pair: Pair | None = None) -> "TrainedHeads":
     """Train the heads of a composed config for its pair, which may be loaded already; print how good they are, and return them.
 
@@ -74,9 +53,11 @@ def train_head(cfg: DictConfig, pair: Pair | None = None) -> "TrainedHeads":
         trained = train_heads(pair, partial(data_cache, cfg, pair), settings, run, loggers)
     if is_first_process():
         _print_heads(trained)
+        print(f"next: {next_command('evaluate', f'head={trained.folder}')}")
     return trained
 
 
+@command("distill", Generation, Distillation, shared=True)
 def distill_draft(cfg: DictConfig, pair: Pair | None = None) -> "DistilledDraft":
     """Distil the draft of a composed config's pair, which may be loaded already; print how good it is, and return it.
 
@@ -94,6 +75,7 @@ def distill_draft(cfg: DictConfig, pair: Pair | None = None) -> "DistilledDraft"
         distilled = distill(pair, partial(_responses_of, cfg, pair, settings), settings, run, loggers)
     if is_first_process():
         _print_draft(distilled)
+        print(f"next: {next_command('train', f'model.draft={distilled.folder}')}")
     return distilled
 
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from specheads.errors import UserError
 from specheads.heads.calibration import IndexCalibration, calibrated
-from specheads.heads.card import card
 from specheads.heads.features import FEATURES
 from specheads.heads.head import AcceptanceHead
 from specheads.heads.portable import loaders
@@ -126,7 +125,7 @@ def write_theirs(head: AcceptanceHead, folder: Path) -> Path:
         UserError: a head that their network cannot compute, with the reason.
     """
     if reason := _obstacle(head):
-        raise UserError(f"format=specdecpp cannot hold this head: {reason}. Use format=standalone or format=transformers.")
+        raise UserError(f"format=specdecpp cannot hold this head: {reason}. Use format=standalone or format=onnx.")
     if head.config.calibration is not None:
         logger.warning("their format has no calibration by index: their decoder reads the head's raw logits")
     size, depth = head.config.hidden_size, head.config.depth
@@ -174,22 +173,12 @@ def _linears(head: AcceptanceHead) -> list[nn.Linear]:
     return [cast(ResidualBlock, block).linear for block in head.blocks]
 
 
-def _write_card(head: AcceptanceHead, folder: Path) -> Path:
-    write_whole(folder / "README.md", lambda temporary: temporary.write_text(card(head.config)))
-    return folder / "README.md"
-
-
 # By name a sentence about what is written, and the function that writes it into a head's folder and returns its path.
 FORMATS: dict[str, tuple[str, Callable[[AcceptanceHead, Path], Path]]] = {
     "standalone": (
         "acceptance_head.py, which needs torch and safetensors alone",
         lambda head, folder: loaders.write_loader(folder, loaders.STANDALONE),
     ),
-    "transformers": (
-        "custom_generate/generate.py, for generate(custom_generate=<folder>); heads that were exported long ago lack it",
-        lambda head, folder: loaders.write_loader(folder, loaders.CUSTOM_GENERATE),
-    ),
     "onnx": ("head.onnx, for onnxruntime (pip install 'specheads[onnx]')", write_onnx),
     "specdecpp": ("a folder that the SpecDec++ authors' code loads, if their network can compute the same", write_theirs),
-    "card": ("README.md from the head's config, to which an evaluation adds results", _write_card),
 }

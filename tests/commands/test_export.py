@@ -1,6 +1,5 @@
 """`specheads export`, in this process."""
 
-import json
 import shutil
 
 import pytest
@@ -72,18 +71,6 @@ def test_the_files_and_the_draft_are_checked(head, run, tmp_path):
     (head / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 64]))
     code, _, error = run("export", f"head={head}")
     assert code == 2 and "checksum differs" in error
-
-
-def test_card_is_rewritten_from_the_config(head, run):
-    before = (head / "README.md").read_text()
-    config = json.loads((head / "config.json").read_text())
-    config["train"]["test"]["auroc"] = 0.8125
-    (head / "config.json").write_text(json.dumps(config))
-    code, text, _ = run("export", f"head={head}", "format=card")
-    assert code == 0 and f"{head}/README.md written" in text
-    assert (head / "README.md").read_text() == before.replace(
-        "accepted against rejected tokens | 0.7500 |", "accepted against rejected tokens | 0.8125 |"
-    )
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_papers_lists_and_runs_what_it_can_do(run, monkeypatch):
 
 def test_a_verb_is_handed_on_with_its_words(run, monkeypatch):
     called = []
-    for module, name in ((train, "distill_command"), (evaluate, "main"), (train, "main")):
+    for module, name in ((train, "distill_draft"), (evaluate, "main"), (train, "train_head")):
         monkeypatch.setattr(module, name, lambda: called.append(sys.argv[1:]))
     assert run("evaluate", "head=mine")[0] == run("distill", "model=nano")[0] == run("train")[0] == 0
     assert called == [["head=mine"], ["model=nano"], []]
@@ -45,7 +45,7 @@ def test_a_verb_is_handed_on_with_its_words(run, monkeypatch):
 
 def test_a_further_process_of_a_run_has_the_verb_of_the_first(run, monkeypatch):
     called = []
-    monkeypatch.setattr(train, "distill_command", lambda: called.append(sys.argv[1:]))
+    monkeypatch.setattr(train, "distill_draft", lambda: called.append(sys.argv[1:]))
     run("distill", "model=nano")
     assert os.environ[VERB_OF_PARENT] == "distill"
     monkeypatch.setenv("LOCAL_RANK", "1")

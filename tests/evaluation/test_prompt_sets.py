@@ -212,7 +212,7 @@ def test_a_trained_head_is_evaluated_on_rows_that_it_never_saw(folder, nano, mon
         "head.width=8",
         "calibration=2",
     ]
-    exported = train_head(command_config("train", [*small, *head, "paths.run=trained"]), nano).folder
+    exported = train_head.run(command_config("train", [*small, *head, "paths.run=trained"]), nano).folder
     rules = ["stopping=[fixed_length,head_threshold]", "fixed_lengths=[1,2]", "thresholds=[0.5]", "live=none", "ratios=[10]"]
     words = [f"head={exported}", *COUNTS[3:], *rules, "test_sets={humaneval: rows.jsonl}", "paths.run=run"]
     cfg = command_config("evaluate", [*small, *words])

@@ -106,7 +106,6 @@ def read_head(folder: Path) -> Any:
     seen |= {"config": vars(head.config), "prompts": None if known is None else (known.train.tolist(), known.dev.tolist())}
     assert head.score(head.random_inputs(3)).isfinite().all()
     export.run([f"head={folder}"])
-    export.run([f"head={folder}", "format=card"])
     store_in_config(folder, recommended=head.config.recommended)
     HeadThreshold(head, 0.5)
     if head.config.recommended:
