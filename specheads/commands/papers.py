@@ -36,7 +36,6 @@ from specheads.replay.head_scores import head_fingerprint
 from specheads.storage.files import write_json
 
 GROUPS = ("drafting", "stopping", "verification")
-KEYS = ("name", "baseline", "block", "beams", *GROUPS, "warp")
 
 
 @command("reproduce", Generation, Reproduction)
@@ -105,7 +104,7 @@ def methods_of(entries: Any) -> tuple[Method, ...]:
     Raises:
         UserError: a name that is not in conf/, a key that its file does not have, values that do not fit each other.
     """
-    if not isinstance(entries, list) or not all(isinstance(entry, Mapping) and entry.get("name") for entry in entries):
+    if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
         raise UserError(
             f"methods={entries} must be a list of methods; write each as {{name: ..., drafting: ..., stopping: ...}}."
         )
@@ -113,9 +112,7 @@ def methods_of(entries: Any) -> tuple[Method, ...]:
 
 
 def _method(entry: Mapping[str, Any]) -> Method:
-    where = f"methods: {entry['name']}"
-    if unknown := [key for key in entry if key not in KEYS]:
-        raise UserError(f"{where}: {unknown[0]} is not known; expected one of {', '.join(KEYS)}.")
+    where = f"methods: {entry.get('name')}"
     chosen = {group: _chosen(where, group, entry[group]) for group in GROUPS if entry.get(group) is not None}
     if entry.get("baseline") and chosen:
         raise UserError(f"{where}: a baseline drafts nothing; leave out {', '.join(chosen)}, or baseline.")

@@ -130,18 +130,15 @@ def write_theirs(head: AcceptanceHead, folder: Path) -> Path:
         logger.warning("their format has no calibration by index: their decoder reads the head's raw logits")
     size, depth = head.config.hidden_size, head.config.depth
     with torch.no_grad():
-        weight, bias = (
-            head.readout.weight * head.input_scale,
-            head.readout.bias - head.readout.weight @ (head.input_scale * head.input_mean),
-        )
-        block = {}
-        if depth:
-            linear = _linears(head)[0]
-            block = {"weight": linear.weight, "bias": linear.bias - linear.weight @ head.input_mean}
-        tensors = {f"model.{place}.linear.{part}": value.clone() for place in range(depth) for part, value in block.items()}
+        weight, bias = head.readout.weight * head.input_scale, head.readout.bias
+        bias = bias - weight @ head.input_mean
         # Rejection has logit 0, so that the softmax of both is the sigmoid of one.
-        tensors |= {f"model.{depth}.weight": torch.cat([torch.zeros_like(weight), weight])}
+        tensors = {f"model.{depth}.weight": torch.cat([torch.zeros_like(weight), weight])}
         tensors |= {f"model.{depth}.bias": torch.cat([torch.zeros_like(bias), bias])}
+        for block in head.blocks:
+            linear = cast(ResidualBlock, block).linear
+            tensors |= {"model.0.linear.weight": linear.weight.clone()}
+            tensors |= {"model.0.linear.bias": linear.bias - linear.weight @ head.input_mean}
     theirs = folder / "specdecpp"
     theirs.mkdir(exist_ok=True)
     write_whole(theirs / "model.safetensors", lambda path: save_file(tensors, path, metadata={"format": "pt"}))
@@ -151,26 +148,14 @@ def write_theirs(head: AcceptanceHead, folder: Path) -> Path:
 
 def _obstacle(head: AcceptanceHead) -> str | None:
     """Return why their network cannot compute the same as this head, or None."""
-    config = head.config
-    if config.predicts != "input_token" or config.inputs != ("hidden",) or isinstance(head.projection, nn.Linear):
-        inputs = ", ".join(config.inputs)
+    config, inputs = head.config, ", ".join(head.config.inputs)
+    if config.predicts != "input_token" or inputs != "hidden" or isinstance(head.projection, nn.Linear):
         return f"it reads {inputs} with predicts={config.predicts}, theirs reads the hidden state of the token it predicts"
-    blocks = _linears(head)
-    if any(not torch.equal(block.weight, blocks[0].weight) or not torch.equal(block.bias, blocks[0].bias) for block in blocks):
-        return (
-            f"its {config.depth} blocks have different weights, theirs is one block applied {config.depth} times (use "
-            "head.depth=1 at most)"
-        )
-    if blocks and not torch.equal(head.input_scale, torch.ones_like(head.input_scale)):
+    if config.depth > 1:
+        return f"it has {config.depth} blocks, theirs repeats a single one (use head.depth=1 at most)"
+    if config.depth and not (head.input_scale == 1).all():
         return "it scales its inputs, which theirs does not do and blocks cannot absorb (use head.depth=0)"
-    if len(blocks) > 1 and head.input_mean.any():
-        return "it shifts its inputs, which only the first of several blocks with equal weights could absorb (use head.depth=1)"
     return None
-
-
-def _linears(head: AcceptanceHead) -> list[nn.Linear]:
-    """Return the linear layers of a head's blocks."""
-    return [cast(ResidualBlock, block).linear for block in head.blocks]
 
 
 # By name a sentence about what is written, and the function that writes it into a head's folder and returns its path.

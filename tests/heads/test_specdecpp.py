@@ -91,15 +91,6 @@ def test_our_heads_are_written_exactly(depth, tmp_path):
     torch.testing.assert_close(back({"hidden": hidden}), head({"hidden": hidden}), atol=1e-4, rtol=1e-5)
 
 
-def test_their_checkpoints_are_written_as_they_were_read(tmp_path):
-    torch.manual_seed(0)
-    network = Theirs(3)
-    folder = write_theirs(load_head(saved(network, 3, tmp_path / "theirs")), tmp_path)
-    again, hidden = Theirs(3), torch.randn(50, SIZE)
-    load_model(again, folder / "model.safetensors", strict=False)
-    torch.testing.assert_close(again.chance(hidden), network.chance(hidden), atol=1e-5, rtol=0)
-
-
 def test_a_calibration_that_is_left_out_is_logged(tmp_path, caplog):
     calibration = {"slope": [1.2], "intercept": [0.1]}
     write_theirs(AcceptanceHead(HeadConfig(hidden_size=SIZE, predicts="input_token", depth=0, calibration=calibration)), tmp_path)
@@ -108,14 +99,6 @@ def test_a_calibration_that_is_left_out_is_logged(tmp_path, caplog):
 
 def with_scale(head):
     head.input_scale.fill_(2.0)
-
-
-def with_mean(head):
-    head.input_mean.fill_(1.0)
-
-
-def with_different_blocks(head):
-    nn.init.normal_(head.blocks[1].linear.weight)
 
 
 @pytest.mark.parametrize(
@@ -128,9 +111,8 @@ def with_different_blocks(head):
             "it reads hidden, entropy with predicts=input_token",
         ),
         ({"predicts": "input_token", "width": 8}, None, "it reads hidden"),
-        ({"predicts": "input_token", "depth": 2}, with_different_blocks, "its 2 blocks have different weights"),
+        ({"predicts": "input_token", "depth": 2}, None, "it has 2 blocks"),
         ({"predicts": "input_token", "depth": 1}, with_scale, "it scales its inputs"),
-        ({"predicts": "input_token", "depth": 2}, with_mean, "it shifts its inputs"),
     ],
 )
 def test_a_head_that_their_network_cannot_compute_is_refused(kind, change, reason, tmp_path):

@@ -137,7 +137,7 @@ WRONG = {
         "[{name: a, drafting: chain}]",
         "a: drafting names 'chain', which is not in conf/drafting; use one of",
     ),
-    "an unknown key": ("[{name: a, draft: b}]", "methods: a: draft is not known; expected one of name, baseline"),
+    "an unknown key": ("[{name: a, draft: b}]", "draft=b is not known; expected one of name, baseline"),
     "a key that its file lacks": (
         "[{name: a, drafting: {name: beam, beams: 2}}]",
         "methods: a: drafting: beams=2 is not known; the keys of beam are num",
@@ -152,7 +152,7 @@ WRONG = {
     ),
     "a pairing": ("[{name: a, drafting: tree, verification: token}]", "does not take what Tree drafts"),
     "a baseline with a draft": ("[{name: a, baseline: target, drafting: tree}]", "a baseline drafts nothing; leave out drafting"),
-    "no name": ("[{drafting: tree}]", "must be a list of methods"),
+    "no name": ("[{drafting: tree}]", "name is missing; it is its name in tables and claims"),
     "a name twice": ("[{name: a}, {name: a}]", "methods names 'a' twice"),
     "another baseline": ("[{name: a, baseline: none}]", "baseline=none must be one of"),
     "another warp": ("[{name: a, warp: {heat: 1}}]", "warp={'heat': 1} has the unknown key heat"),
