@@ -11,7 +11,7 @@ import yaml
 
 import specheads
 from data_gen.settings import Generation
-from specheads.commands import export, papers
+from specheads.commands import export
 from specheads.commands.help import REPRODUCE, composed, experiments, read_head, sections, usage_head
 from specheads.commands.main import PROGRAMS, VERBS
 from specheads.pair.config import checked_dtype, config_folder, pair_config
@@ -35,9 +35,10 @@ suppress_warnings = ["myst.header"]
 
 def command_pages() -> Iterator[tuple[str, str]]:
     """Yield the name and the text of a page for every verb with a config."""
-    described = {name: (verb.load(), verb.about) for name, verb in VERBS.items() if len(verb.configs) == 1}
-    described |= {name: (command, papers.ABOUT[name]) for name, command in papers.COMMANDS.items()}
-    for verb, (command, about) in described.items():
+    for verb, (_, _, about, config) in VERBS.items():
+        if config is None:
+            continue
+        command = VERBS[verb].load()
         cfg, chosen = composed(command.name)
         lines = [f"# {PROGRAMS[command.name]}", "", f"{about[0].upper()}{about[1:]}.", ""]
         lines += ["```bash", *usage_head(command.name), "```", ""]
@@ -51,7 +52,7 @@ def command_pages() -> Iterator[tuple[str, str]]:
                 lines += [f"## {section.title}", "", section.description.replace("<", "\\<"), ""]
                 lines += ["| key | what it is |", "|---|---|"]
                 lines += [f"| `{key.replace('|', chr(92) + '|')}` | {escaped(why)} |" for key, why in section.rows] + [""]
-        yield verb, "\n".join(lines)
+        yield verb.split()[-1], "\n".join(lines)
 
 
 def escaped(text: str) -> str:

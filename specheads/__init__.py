@@ -40,9 +40,9 @@ _MODULES = {
 }
 LAZY = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = ["AcceptanceHead", "Distillation", "DistilledDraft", "Evaluation", "GeneratedData", "HeadConfig", "HeadTraining", "Pair"]
-__all__ += ["SpeculativeDecoder", "TrainedHeads", "UserError", "Warp", "distill", "drafting", "evaluate", "generate_baseline"]
-__all__ += ["load_head", "load_pair", "save_head", "stopping", "train_heads", "verification"]
+__all__ = ["AcceptanceHead", "Distillation", "DistilledDraft", "Evaluation", "GeneratedData", "HeadConfig", "HeadTraining"]
+__all__ += ["Pair", "SpeculativeDecoder", "TrainedHeads", "UserError", "Warp", "distill", "drafting", "evaluate"]
+__all__ += ["generate_baseline", "load_head", "load_pair", "save_head", "stopping", "train_heads", "verification"]
 
 
 def __getattr__(name: str) -> Any:

@@ -185,4 +185,4 @@ def test_every_verb_of_the_cluster_examples_is_known(path):
     assert path.read_text().startswith("#") and len(path.read_text().splitlines()) < 45
     verbs = re.findall(r"(?<![\w/.-])specheads ([a-z_]+)\b(?= [a-z])", path.read_text())
     assert path.suffix == ".yaml" or verbs
-    assert set(verbs) <= VERBS.keys()
+    assert set(verbs) <= {verb.split()[0] for verb in VERBS}

@@ -55,7 +55,7 @@ class RunSettings(Settings):
 
 def command_config(name: str, words: Sequence[str] = (), with_hydra: bool = False) -> DictConfig:
     """Return the config conf/<name>.yaml of a command with the words of a command line. Raises Hydra's errors."""
-    next(verb for verb in VERBS.values() if name in verb.configs).load()  # which makes its defaults known
+    next(verb for verb in VERBS.values() if verb.config == name).load()  # which makes its defaults known
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
         return hydra.compose(name, list(words), return_hydra_config=with_hydra)
 
@@ -98,8 +98,9 @@ def settings_of(cls: type[S], cfg: DictConfig, **objects: Any) -> S:
 def check_keys(cfg: DictConfig, classes: Sequence[type[Settings]]) -> None:
     """Raise UserError for a key of a composed config that is in none of the classes of settings of its command."""
     settings_of(RunSettings, cfg)
+    all_classes: list[type[Settings]] = [RunSettings, *classes]
     groups = {"": {*_OTHER_KEYS}}
-    for cls in (RunSettings, *classes):
+    for cls in all_classes:
         for name, field in cls.model_fields.items():
             group, _, last = (key := key_of(name, field)).rpartition(".")
             groups.setdefault(group, set()).add(last)

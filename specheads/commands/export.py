@@ -4,9 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import Annotated, Any
-
-from pydantic import AfterValidator
+from typing import Any, Literal
 
 from specheads.commands.main import VERBS
 from specheads.errors import UserError
@@ -17,17 +15,11 @@ from specheads.settings import Settings, Text, fields_of, setting
 from specheads.storage.files import without_home
 
 
-def _format(name: str) -> str:
-    if name not in FORMATS:
-        raise ValueError(f"is not known; use {' or '.join(FORMATS)}")
-    return name
-
-
 class Export(Settings):
     """What is checked, and what is written."""
 
     head: Text = setting(help="a folder that specheads train exported, or a hub id", min_length=1)
-    format: Annotated[Text, AfterValidator(_format)] | None = setting(
+    format: Literal["standalone", "onnx", "specdecpp"] | None = setting(
         None, "what to write into the head's folder; without it, the head is checked and described"
     )
     draft: Text | None = setting(None, "a draft's folder or hub id, to check that the head was trained for its present revision")

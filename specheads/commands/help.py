@@ -66,8 +66,8 @@ def help_text(
     console = Console(file=(output := StringIO()), width=width, markup=False, emoji=False, highlight=False)
     listed, is_short = sections(cfg, chosen, classes), not of
     if of not in (_ALL, ""):
-        rows = {each.title: [row for row in each.rows if row[0].startswith((f"{of}.", f"{of}="))] for each in listed}
-        listed = [Section(title, "", kept) for title, kept in rows.items() if kept]
+        kept = [(title, [row for row in rows if row[0].startswith((f"{of}.", f"{of}="))]) for title, _, rows in listed]
+        listed = [Section(title, "", rows) for title, rows in kept if rows]
         if not listed:
             raise UserError(f"--help={of}: there is no such key; --help=all lists every key.")
     else:

@@ -17,12 +17,12 @@ VERB_OF_PARENT = "SPECHEADS_VERB"
 
 
 class Verb(NamedTuple):
-    """A verb: its module and the function there that runs the words of the command line, what it does, its configs in conf/."""
+    """A verb: its module and the function there that runs the words of the command line, what it does, its config in conf/."""
 
     module: str
     entry: str
     about: str
-    configs: tuple[str, ...]
+    config: str | None
 
     def load(self) -> Any:
         """Return the function that runs the words of the command line."""
@@ -30,40 +30,37 @@ class Verb(NamedTuple):
 
 
 VERBS = {
-    "probe": Verb("evaluate", "probe_pair", "say what speculation is worth for a pair, without training", ("probe",)),
-    "data": Verb("data", "main", "have the target answer prompts, and label drafted tokens", ("data_gen",)),
-    "train": Verb("train", "train_head", "train acceptance heads; missing data is made first", ("train",)),
-    "distill": Verb("train", "distill_draft", "train the draft itself", ("distill",)),
-    "evaluate": Verb("evaluate", "main", "compare stopping rules on prompts, decode the best, report", ("evaluate",)),
-    "papers": Verb("papers", "main", "repeat papers' experiments and theory, find layers to skip", ("reproduce", "layer_search")),
-    "export": Verb("export", "main", "check and describe a head, write it for other decoders", ()),
+    "probe": Verb("evaluate", "probe_pair", "say what speculation is worth for a pair, without training", "probe"),
+    "data": Verb("data", "main", "have the target answer prompts, and label drafted tokens", "data_gen"),
+    "train": Verb("train", "train_head", "train acceptance heads; missing data is made first", "train"),
+    "distill": Verb("train", "distill_draft", "train the draft itself", "distill"),
+    "evaluate": Verb("evaluate", "main", "compare stopping rules on prompts, decode the best, report", "evaluate"),
+    "papers reproduce": Verb("papers", "reproduce", "repeat a paper's experiment, and check its claims", "reproduce"),
+    "papers theory": Verb("papers", "print_theory", "compute papers' theory; takes out=, seed=, data=", None),
+    "papers layer_search": Verb("papers", "layer_search", "choose layers to skip, for drafting=layer_skip", "layer_search"),
+    "export": Verb("export", "main", "check and describe a head, write it for other decoders", None),
 }
-# The command of each config.
-PROGRAMS = {
-    config: f"specheads {name}{f' {config}' if len(verb.configs) > 1 else ''}"
-    for name, verb in VERBS.items()
-    for config in verb.configs
-}
+PROGRAMS = {verb.config: f"specheads {name}" for name, verb in VERBS.items() if verb.config}  # the command of each config
 
 
 def run(words: Sequence[str]) -> None:
     """Run a command line. Raises UserError for a verb or an argument that is not known."""
-    if not words or words[0] in ("-h", "--help"):
-        print("usage: specheads <verb> [key=value ...]; <verb> --help lists the keys of a verb\n")
-        print("\n".join(f"  {name:<10} {verb.about}" for name, verb in VERBS.items()))
-        return
-    name = words[0]
-    if name not in VERBS:
-        raise UserError(f"specheads {name}: there is no such verb; use {', '.join(VERBS)}, or --help.")
-    os.environ[VERB_OF_PARENT], sys.argv[1:] = name, words[1:]
-    VERBS[name].load()()
+    for name, verb in VERBS.items():
+        if [*words][: (size := len(name.split()))] == name.split():
+            os.environ[VERB_OF_PARENT], sys.argv[1:] = name, words[size:]
+            verb.load()()
+            return
+    if words and words[-1] not in ("papers", "-h", "--help"):
+        raise UserError(f"specheads {' '.join(words[:2])}: there is no such verb; use {', '.join(VERBS)}, or --help.")
+    print("usage: specheads <verb> [key=value ...]; <verb> --help lists the keys of a verb\n")
+    print("\n".join(f"  {name:<19} {verb.about}" for name, verb in VERBS.items()))
 
 
 def main() -> None:
     """Run the command line of this process; a user's mistake is one message and exit code 2."""
     words, parents = sys.argv[1:], os.environ.get(VERB_OF_PARENT)
     try:
-        run([parents, *words] if "LOCAL_RANK" in os.environ and parents in VERBS else words)
+        run([*parents.split(), *words] if "LOCAL_RANK" in os.environ and parents in VERBS else words)
         sys.stdout.flush()
     except BrokenPipeError:  # what reads the output has seen enough: `specheads train --help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

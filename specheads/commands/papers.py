@@ -168,27 +168,9 @@ def layer_search(cfg: DictConfig) -> None:
     print(f"next: {next_command('evaluate', 'head=null', 'drafting=layer_skip', f'drafting.skipped=[{best}]')}")
 
 
-COMMANDS = {"reproduce": reproduce, "layer_search": layer_search}
-ABOUT = {
-    "reproduce": "repeat an experiment of a paper, and check the paper's claims; --help lists them",
-    "theory": "compute what the papers' theory says, next to simulations; takes out=, seed=, and data= of a recording",
-    "layer_search": "choose the layers that a draft of the target leaves out, for drafting=layer_skip",
-}
-
-
-def main() -> None:
-    """Run the words of this process's command line. Raises UserError for a name or an argument that is not known."""
-    name, *words = sys.argv[1:] or ["--help"]
-    if name in ("-h", "--help") or (name == "theory" and {"-h", "--help"} & set(words)):
-        lines = [f"  {each:<13} {about}" for each, about in ABOUT.items()]
-        print("\n".join(["usage: specheads papers <name> [key=value ...]", "", *lines]))
-    elif name == "theory":
-        given = {key: value for key, _, value in (word.partition("=") for word in words)}
-        if unknown := [key for key in given if key not in inspect.signature(theory).parameters]:
-            raise UserError(f"specheads papers theory: {unknown[0]!r} is not known; it takes out=, seed=, data=.")
-        print(theory(**given))
-    elif name in ABOUT:
-        sys.argv[1:] = words
-        COMMANDS[name]()
-    else:
-        raise UserError(f"specheads papers {name}: there is no such name; use {', '.join(ABOUT)}, or --help.")
+def print_theory() -> None:
+    """Compute the theory with the arguments of this process's command line. Raises UserError for one that is not known."""
+    given = {key: value for key, _, value in (word.partition("=") for word in sys.argv[1:])}
+    if unknown := [key for key in given if key not in inspect.signature(theory).parameters]:
+        raise UserError(f"specheads papers theory: {unknown[0]!r} is not known; it takes out=, seed=, data=.")
+    print(theory(**given))

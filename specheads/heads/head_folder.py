@@ -166,19 +166,18 @@ def _converted(config: Mapping[str, Any], tensors: Mapping[str, Tensor], where: 
     """
     size, depth = config["hidden_size"], config.get("num_layers", 0)
     ours = HeadConfig(hidden_size=size, depth=depth, predicts="input_token", width=size)
+    stored = [place for place in range(depth) if f"model.{place}.linear.weight" in tensors]
+    places = stored * depth if len(stored) == 1 else range(depth)
     shapes = {"linear.weight": (size, size), "linear.bias": (size,)}
-    expected = {f"model.{place}.{part}": shape for place in range(depth) for part, shape in shapes.items()}
+    expected = {f"model.{place}.{part}": shape for place in places for part, shape in shapes.items()}
     expected |= {f"model.{depth}.weight": (2, size), f"model.{depth}.bias": (2,)}
-    stored = [place for place in range(depth) if f"model.{place}.linear.weight" in tensors] or [0]
-    needed = {name for name in expected if int(name.split(".")[1]) in {*stored, depth}} if len(stored) == 1 else expected.keys()
-    for name in sorted(needed | tensors.keys()):
+    for name in sorted(expected.keys() | tensors.keys()):
         wanted, actual = expected.get(name, "no such tensor"), tuple(tensors[name].shape) if name in tensors else "no such tensor"
         if wanted != actual:
             raise UserError(
                 f"{where}/model.safetensors: tensor {name!r} is {actual}, expected {wanted} of a SpecDec++ head with "
                 f"hidden_size={size} and num_layers={depth}; save it again."
             )
-    places = stored * depth if len(stored) == 1 else range(depth)
     blocks = {f"blocks.{block}.{part}": tensors[f"model.{place}.{part}"] for block, place in enumerate(places) for part in shapes}
     reject, accept = zip(*(tensors[f"model.{depth}.{part}"].float() for part in ("weight", "bias")), strict=True)
     weight, bias = (yes - no for yes, no in zip(accept, reject, strict=True))

@@ -130,8 +130,8 @@ def write_theirs(head: AcceptanceHead, folder: Path) -> Path:
         logger.warning("their format has no calibration by index: their decoder reads the head's raw logits")
     size, depth = head.config.hidden_size, head.config.depth
     with torch.no_grad():
-        weight, bias = head.readout.weight * head.input_scale, head.readout.bias
-        bias = bias - weight @ head.input_mean
+        weight = head.readout.weight * head.input_scale
+        bias = head.readout.bias - weight @ head.input_mean
         # Rejection has logit 0, so that the softmax of both is the sigmoid of one.
         tensors = {f"model.{depth}.weight": torch.cat([torch.zeros_like(weight), weight])}
         tensors |= {f"model.{depth}.bias": torch.cat([torch.zeros_like(bias), bias])}

@@ -81,7 +81,7 @@ def test_the_files_and_the_draft_are_checked(head, run, tmp_path):
         (["export", "folder"], "'folder' is not known; it takes head="),
         (["export", "head=a", "report=b"], "report=b is not known; expected one of head, format, draft"),
         (["export", "head=./none"], "there is no head folder './none'"),
-        (["export", "head=HEAD", "format=pickle"], "format=pickle is not known; use standalone"),
+        (["export", "head=HEAD", "format=pickle"], "format=pickle must be one of 'standalone', 'onnx' or 'specdecpp'"),
         (["export", "head=HEAD", "draft=./none"], "the model './none' could not be loaded"),
         (["export", "head=specheads/nano/draft/../draft"], "config.json belongs to a model, not to a head"),
     ],

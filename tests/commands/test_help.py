@@ -9,14 +9,13 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 
 import specheads.commands.help as help_module
-from specheads.commands import papers
 from specheads.commands.command import _overrides_of
 from specheads.commands.help import _choices_of, composed, experiments
 from specheads.commands.main import VERBS
 from specheads.errors import UserError
 from specheads.pair.config import config_folder
 
-COMMANDS = {verb.configs[0]: verb.load() for verb in VERBS.values() if len(verb.configs) == 1} | papers.COMMANDS
+COMMANDS = {verb.config: verb.load() for verb in VERBS.values() if verb.config}
 
 
 @functools.cache

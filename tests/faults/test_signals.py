@@ -10,7 +10,7 @@ from commands import ROOT, shell
 
 from specheads.commands.main import VERBS
 
-COMMANDS = {verb: [str(ROOT / "specheads" / "__main__.py"), verb] for verb in VERBS}
+COMMANDS = {verb: [str(ROOT / "specheads" / "__main__.py"), *verb.split()] for verb in VERBS}
 COMMANDS |= {path: [str(ROOT / path)] for path in ("train.py", "evaluate.py", "data_gen/__main__.py")}
 
 

@@ -36,7 +36,7 @@ def loader_source(name: str) -> str:
         source, end = inspect.getsource(part), 0
         for node in ast.parse(source).body:
             if isinstance(node, ast.Import | ast.ImportFrom):
-                end = node.end_lineno
+                end = node.end_lineno or 0
                 imports |= {ast.unparse(type(node)(**{**vars(node), "names": [alias]})) for alias in node.names}
         texts.append("\n".join(source.splitlines()[end:]).strip())
     lines = sorted(line for line in imports if not line.startswith("from specheads"))
