@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from specheads.commands.main import VERBS
 from specheads.errors import UserError
+from specheads.heads.card import properties
 from specheads.heads.head import AcceptanceHead, load_head
 from specheads.integrations.formats import FORMATS
 from specheads.pair.revisions import revision_at
@@ -63,16 +64,10 @@ def help_text() -> str:
 
 def _description(head: AcceptanceHead, draft: str | None) -> str:
     """Return a description of a head that is intact, one property per line."""
-    config, size, learned = head.config, sum(weight.numel() for weight in head.parameters()), head.train_prompts
-    rows = {
-        "predicts": f"{config.predicts}, from {', '.join(config.inputs)}",
-        "overlap": "predicts the expected acceptance before a token is sampled, too" if config.overlap else "not predicted",
-        "shape": f"{config.input_size} inputs, width {config.width}, {config.depth} residual blocks, {size:,} parameters",
-        "trained on": f"{config.label} labels under {_listed(config.warp)}",
-        "draft": f"{config.draft.get('id', 'any')} at {config.draft.get('revision', 'any revision')}",
-        "target": f"{config.target.get('id', 'any')} at {config.target.get('revision', 'any revision')}",
+    config, learned = head.config, head.train_prompts
+    rows = properties(config) | {
+        "parameters": f"{sum(weight.numel() for weight in head.parameters()):,}",
         "prompts": "not known",
-        "calibrated": "no" if config.calibration is None else f"by {len(config.calibration['slope'])} indices in a round",
         "recommended": _listed(config.recommended or {}) or "nothing yet; specheads evaluate chooses a threshold",
         "held out": _listed(config.train.get("test") or {}) or "not known",
         "files": "unchanged since its export" + ("" if draft is None else f", and trained for the present revision of {draft}"),
@@ -83,7 +78,7 @@ def _description(head: AcceptanceHead, draft: str | None) -> str:
         )
     if head.golden_inputs is None:
         rows["files"] = "a complete checkpoint of the SpecDec++ authors; it names no draft and has no golden vectors to check"
-    return "\n".join(f"{name:<12} {value}" for name, value in rows.items())
+    return "\n".join(f"{name:<15} {value}" for name, value in rows.items())
 
 
 def _listed(values: Mapping[str, Any]) -> str:

@@ -33,19 +33,24 @@ target.generate(**inputs, custom_generate="{folder}", trust_remote_code=True, dr
 """
 
 
-def card(config: HeadConfig) -> str:
-    """Return the model card of a head."""
+def properties(config: HeadConfig) -> dict[str, str]:
+    """Return what a head is and was trained on, by the name of each property."""
     warp = ", ".join(f"{name}={value}" for name, value in config.warp.items())
-    rows = {
+    prompts, responses = (config.train.get(name) for name in ("num_prompts", "num_responses"))
+    return {
         "draft": _model(config.draft),
         "target": _model(config.target),
         "predicts": f"{config.predicts}, from {', '.join(config.inputs)}",
         "shape": f"{config.input_size} inputs, width {config.width}, {config.depth} residual blocks",
         "second read-out": "the expected acceptance of the next token before it is sampled" if config.overlap else "none",
         "labels": f"{config.label}, under {warp or 'a warp that is not named'}",
-        "trained on": _data(config),
+        "trained on": "not known" if prompts is None else f"{prompts:,} prompts, {responses or prompts:,} responses",
         "calibrated": "no" if config.calibration is None else f"by {len(config.calibration['slope'])} indices in the round",
     }
+
+
+def card(config: HeadConfig) -> str:
+    """Return the model card of a head."""
     results = {METRICS.get(name, name): f"{value:.4f}" for name, value in (config.train.get("test") or {}).items()}
     errors = config.train.get("dev_ece") or {}
     results |= {text: f"{errors[name]:.4f}" for name, text in DEV_ERRORS.items() if name in errors}
@@ -56,7 +61,7 @@ def card(config: HeadConfig) -> str:
         "---\nlibrary_name: specheads\nlicense: apache-2.0\ntags: [speculative-decoding, specdec++, custom_generate]\n---\n"
         "# Acceptance head\n\nPredicts whether the target will accept a token that the draft proposes, so that drafting stops in "
         "time.\n\n"
-        + _table("", "", rows)
+        + _table("", "", properties(config))
         + (f"## Results on held-out prompts\n\n{_table('measure', 'value', results)}" if results else "")
         + "## Use\n\n"
         + USE.format(folder="<this folder or hub id>", threshold=', threshold="auto"' if config.recommended else "")
@@ -65,11 +70,6 @@ def card(config: HeadConfig) -> str:
 
 def _model(model: Mapping[str, str]) -> str:
     return f"{model['id']} (revision {model.get('revision')})" if model.get("id") else "not named"
-
-
-def _data(config: HeadConfig) -> str:
-    prompts, responses = (config.train.get(name) for name in ("num_prompts", "num_responses"))
-    return "not known" if prompts is None else f"{prompts:,} prompts, {responses or prompts:,} responses"
 
 
 def _table(first: str, second: str, rows: dict[str, str]) -> str:

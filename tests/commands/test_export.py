@@ -33,16 +33,16 @@ def test_a_head_is_described(head, run, nano):
     for fact in (
         "next_token, from hidden, embedding, draft_prob, max_prob, entropy",
         "323 inputs, width 16, 1 residual blocks",
-        f"{nano.draft_id} at {nano.draft_revision}",
-        f"{nano.target_id} at {nano.target_revision}",
-        "temperature 1, top_k 50, top_p 1",
-        "by 2 indices in a round",
+        f"{nano.draft_id} (revision {nano.draft_revision})",
+        f"{nano.target_id} (revision {nano.target_revision})",
+        "temperature=1.0, top_k=50, top_p=1.0",
+        "by 2 indices in the round",
         "threshold 0.6",
         "auroc 0.75",
     ):
         assert fact in text, fact
     parameters = sum(weight.numel() for weight in load_head(head).parameters())
-    assert f"{parameters:,} parameters" in text
+    assert f"parameters      {parameters:,}\n" in text
 
 
 def test_a_description_names_unknown_properties(tmp_path, run):
@@ -52,14 +52,14 @@ def test_a_description_names_unknown_properties(tmp_path, run):
     code, text, _ = run("export", f"head={folder}")
     assert (
         code == 0
-        and "any at any revision" in text
+        and "draft           not named" in text
         and "specheads evaluate chooses a threshold" in text
-        and "held out     not known" in text
+        and "held out        not known" in text
     )
 
 
 def test_the_files_and_the_draft_are_checked(head, run, tmp_path):
-    assert run("export", f"head={head}")[1].endswith("files        unchanged since its export\n")
+    assert run("export", f"head={head}")[1].endswith("files           unchanged since its export\n")
     code, text, _ = run("export", f"head={head}", "draft=embedded:nano/draft")
     assert code == 0 and "trained for the present revision of embedded:nano/draft" in text
     (tmp_path / "other").mkdir()

@@ -74,7 +74,7 @@ def test_the_standalone_loader_reads_it(folder, kind):
 
 def test_the_command_reads_and_exports_it(folder, kind):
     described = export.run([f"head={folder}"])
-    assert f"predicts     {kind}" in described and "unchanged since its export" in described
+    assert f"predicts        {kind}" in described and "unchanged since its export" in described
     assert "head.onnx written" in export.run([f"head={folder}", "format=onnx"])
 
 
