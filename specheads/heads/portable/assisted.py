@@ -8,6 +8,8 @@ generation, one prompt is decoded at a time, with a dynamic cache.
 import copy
 import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
@@ -23,41 +25,28 @@ REPLACED = "_get_candidate_generator"  # a method of a target, not part of trans
 _LOCK = threading.Lock()
 
 
-class _Tap:
-    """Keeps the last input of a model's output embedding, `hidden` (1, T, H), and its `logits` (1, T, V), within a `with`.
+@contextmanager
+def _tapped(model: PreTrainedModel, temperature: float = 1.0) -> Iterator[dict[str, Tensor]]:
+    """Yield a dict for the last `hidden` (1, T, H) that a model's output embedding reads, and the model's `logits` (1, T, V).
 
-    A draft's temperature, which its config may name, divides the logits that the model returns meanwhile. Calls in other threads
-    are ignored.
+    A draft's temperature, which its config may name, divides these logits. Calls in other threads are ignored.
     """
+    thread, last, output_embedding = threading.get_ident(), dict[str, Tensor](), model.get_output_embeddings()
 
-    hidden: Tensor
-    logits: Tensor
+    def keep(module: torch.nn.Module, given: tuple[Any, ...], output: Any) -> None:
+        if threading.get_ident() == thread and module is output_embedding:
+            last["hidden"] = given[0]
+        elif threading.get_ident() == thread:
+            if temperature != 1:
+                output.logits = output.logits / temperature
+            last["logits"] = output.logits
 
-    def __init__(self, model: PreTrainedModel, temperature: float = 1.0) -> None:
-        self._model, self._temperature = model, temperature
-
-    def __enter__(self) -> Self:
-        self._thread = threading.get_ident()
-        output_embedding = self._model.get_output_embeddings()
-        self._hooks = [
-            output_embedding.register_forward_pre_hook(self._keep_hidden),
-            self._model.register_forward_hook(self._keep_logits),
-        ]
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        for hook in self._hooks:
+    hooks = [module.register_forward_hook(keep) for module in (output_embedding, model)]
+    try:
+        yield last
+    finally:
+        for hook in hooks:
             hook.remove()
-
-    def _keep_hidden(self, module: torch.nn.Module, given: tuple[Tensor, ...]) -> None:
-        if threading.get_ident() == self._thread:
-            self.hidden = given[0]
-
-    def _keep_logits(self, module: torch.nn.Module, given: tuple[Any, ...], output: Any) -> None:
-        if threading.get_ident() == self._thread:
-            if self._temperature != 1:
-                output.logits = output.logits / self._temperature
-            self.logits = output.logits
 
 
 class HeadCandidates(AssistedCandidateGenerator):
@@ -76,18 +65,18 @@ class HeadCandidates(AssistedCandidateGenerator):
         self.generation_config.assistant_confidence_threshold = 0.0  # switches off its rule; None would mean the default
         self.generation_config.stop_strings = None  # the target looks for them, as it has the tokenizer
         self._target_hidden: Tensor | None = None
-        self._target_tap = _Tap(assisted.target)
 
     def get_candidates(self, input_ids: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """Return the text (1, T) followed by a draft, and the logits that the draft was sampled from."""
         if self._assisted.reads_target and self._target_hidden is None:
             self._target_hidden = self._assisted.state_before(input_ids, self.assistant_kwargs.get("attention_mask"))
         temperature = getattr(self.assistant_model.config, "draft_temperature", 1.0)
-        self._round, self._tap = self._assisted.new_round(), _Tap(self.assistant_model, temperature)
-        with self._tap:
+        self._round = self._assisted.new_round()
+        with _tapped(self.assistant_model, temperature) as self._last:
             candidates = super().get_candidates(input_ids, **kwargs)
         if self._assisted.reads_target:
-            self._target_tap.__enter__()  # until update_candidate_strategy, after the verification
+            self._verification = _tapped(self._assisted.target)  # until update_candidate_strategy
+            self._last_of_target = self._verification.__enter__()
         return candidates
 
     def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
@@ -95,8 +84,8 @@ class HeadCandidates(AssistedCandidateGenerator):
         num_drafted, num_matches = scores.shape[1] - 1, int(num_matches)
         self._rounds.append((num_drafted, num_matches))
         if self._assisted.reads_target:
-            self._target_tap.__exit__()
-            hidden = self._target_tap.hidden
+            self._verification.__exit__(None, None, None)
+            hidden = self._last_of_target["hidden"]
             self._target_hidden = hidden[:, hidden.shape[1] - 1 - num_drafted + num_matches]
 
     def _calculate_new_tokens(self, input_ids: Tensor) -> tuple[int, int]:
@@ -115,13 +104,13 @@ class HeadCandidates(AssistedCandidateGenerator):
 
     def _stops(self, text: Tensor, *others: Any, **kwargs: Any) -> Tensor:
         """Return whether the draft ends, (1,); transformers asks after each token, besides its own criteria."""
-        token, logits = text[:, -1], self._tap.logits[:, -1, : self._assisted.head.config.get("vocab_size")]
+        token, logits = text[:, -1], self._last["logits"][:, -1, : self._assisted.head.config.get("vocab_size")]
         embedding = self.assistant_model.get_input_embeddings()
         features = drafting_features(
             self._assisted.head.inputs,
             logits,
             token.to(logits.device),
-            self._tap.hidden[:, -1],
+            self._last["hidden"][:, -1],
             lambda ids: embedding(ids.to(embedding.weight.device)),
         )
         if self._target_hidden is not None:
