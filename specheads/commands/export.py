@@ -11,7 +11,6 @@ from specheads.errors import UserError
 from specheads.heads.card import properties
 from specheads.heads.head import AcceptanceHead, load_head
 from specheads.integrations.formats import FORMATS
-from specheads.pair.revisions import revision_at
 from specheads.settings import Settings, Text, fields_of, setting
 from specheads.storage.files import without_home
 
@@ -23,7 +22,6 @@ class Export(Settings):
     format: Literal["standalone", "onnx", "specdecpp"] | None = setting(
         None, "what to write into the head's folder; without it, the head is checked and described"
     )
-    draft: Text | None = setting(None, "a draft's folder or hub id, to check that the head was trained for its present revision")
 
 
 def main() -> None:
@@ -40,10 +38,8 @@ def run(words: Sequence[str]) -> str:
         raise UserError(f"specheads export: {other[0]!r} is not known; it takes {known}.")
     settings = Export(**dict(word.split("=", 1) for word in words))
     head = load_head(settings.head)
-    if settings.draft is not None:
-        head.check_trained_for("draft", settings.draft, revision_at(settings.draft))
     if settings.format is None:
-        return _description(head, settings.draft)
+        return _description(head)
     if not Path(settings.head).is_dir():
         raise UserError(f"head={settings.head} is on the hub, and files are written into a local folder; give one.")
     if head.golden_inputs is None:
@@ -62,7 +58,7 @@ def help_text() -> str:
     return "\n".join(["usage: specheads export head=<folder> [key=value ...]", "", f"  {VERBS['export'].about}", "", *lines])
 
 
-def _description(head: AcceptanceHead, draft: str | None) -> str:
+def _description(head: AcceptanceHead) -> str:
     """Return a description of a head that is intact, one property per line."""
     config, learned = head.config, head.train_prompts
     rows = properties(config) | {
@@ -70,7 +66,7 @@ def _description(head: AcceptanceHead, draft: str | None) -> str:
         "prompts": "not known",
         "recommended": _listed(config.recommended or {}) or "nothing yet; specheads evaluate chooses a threshold",
         "held out": _listed(config.train.get("test") or {}) or "not known",
-        "files": "unchanged since its export" + ("" if draft is None else f", and trained for the present revision of {draft}"),
+        "files": "unchanged since its export",
     }
     if learned is not None:
         rows["prompts"] = (

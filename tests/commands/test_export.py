@@ -1,12 +1,10 @@
 """`specheads export`, in this process."""
 
-import shutil
 
 import pytest
 import torch
 
 from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
-from specheads.pair.revisions import folder_revision, resolve
 
 
 @pytest.fixture
@@ -58,15 +56,8 @@ def test_a_description_names_unknown_properties(tmp_path, run):
     )
 
 
-def test_the_files_and_the_draft_are_checked(head, run, tmp_path):
+def test_the_files_are_checked(head, run):
     assert run("export", f"head={head}")[1].endswith("files           unchanged since its export\n")
-    code, text, _ = run("export", f"head={head}", "draft=embedded:nano/draft")
-    assert code == 0 and "trained for the present revision of embedded:nano/draft" in text
-    (tmp_path / "other").mkdir()
-    shutil.copy(resolve("embedded:nano/draft/config.json"), tmp_path / "other")
-    (tmp_path / "other" / "model.safetensors").write_bytes(b"other weights")
-    code, _, error = run("export", f"head={head}", f"draft={tmp_path}/other")
-    assert code == 2 and "was trained for draft embedded:nano/draft" in error and folder_revision(tmp_path / "other") in error
     weights = (head / "model.safetensors").read_bytes()
     (head / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 64]))
     code, _, error = run("export", f"head={head}")
@@ -79,10 +70,9 @@ def test_the_files_and_the_draft_are_checked(head, run, tmp_path):
         (["export"], "head is missing; it is a folder"),
         (["export", "head="], "head= "),
         (["export", "folder"], "'folder' is not known; it takes head="),
-        (["export", "head=a", "report=b"], "report=b is not known; expected one of head, format, draft"),
+        (["export", "head=a", "report=b"], "report=b is not known; expected one of head, format"),
         (["export", "head=./none"], "there is no head folder './none'"),
         (["export", "head=HEAD", "format=pickle"], "format=pickle must be one of 'standalone', 'onnx' or 'specdecpp'"),
-        (["export", "head=HEAD", "draft=./none"], "the model './none' could not be loaded"),
         (["export", "head=specheads/nano/draft/../draft"], "config.json belongs to a model, not to a head"),
     ],
 )
