@@ -12,7 +12,7 @@ the input of the target's output embedding for the last token before the draft, 
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from specheads.heads.portable.network import HeadNetwork, load_tensors
 from specheads.heads.portable.tensor_file import read_tensors
 
 FORMAT_VERSION = 2  # format 1 calls the key `predicts` `judges`
-CALIBRATIONS = "calibration", "overlap_calibration"
 
 
 class StandaloneHead(HeadNetwork):
@@ -52,7 +51,7 @@ class StandaloneHead(HeadNetwork):
             if version not in (1, FORMAT_VERSION):
                 raise ValueError(f"it has head format {version!r}; this file reads 1 to {FORMAT_VERSION}.")
             head = load_tensors(lambda: cls(config), config, tensors)
-            if not all(head._lines(key, 1, torch.device("cpu")).isfinite().all() for key in CALIBRATIONS):
+            if not head._lines(1, torch.device("cpu")).isfinite().all():
                 raise ValueError("its calibration is not of finite numbers")
             difference = head.deviation(golden.pop("inputs"), golden)
         except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
@@ -65,26 +64,14 @@ class StandaloneHead(HeadNetwork):
 
     def acceptance(self, features: Mapping[str, Tensor], index: Tensor) -> Tensor:
         """Return the calibrated chances (B,) that tokens at `index` (B,) long in their drafts are accepted."""
-        return self._chances(self, CALIBRATIONS[0], features, index)
-
-    def expected_acceptance(self, features: Mapping[str, Tensor], index: Tensor) -> Tensor:
-        """Return the calibrated chances (B,) that tokens at `index` (B,) long will be accepted, before they are sampled.
-
-        Features of the sampled token are not read and may be missing. Raises ValueError for a head without this read-out.
-        """
-        return self._chances(self.overlap_logit, CALIBRATIONS[1], features, index)
-
-    def _chances(
-        self, logit: Callable[[Mapping[str, Tensor]], Tensor], key: str, features: Mapping[str, Tensor], index: Tensor
-    ) -> Tensor:
         device = self.readout.weight.device  # a draft may be spread over several, its head is on one
         index = index.to(device)
         known = {name: value.to(device) for name, value in features.items()} | {"index": index.clamp_min(0)}
-        return calibrated(logit(known), index, *self._lines(key, len(index), index.device)).sigmoid()
+        return calibrated(self(known), index, *self._lines(len(index), device)).sigmoid()
 
-    def _lines(self, key: str, count: int, device: torch.device) -> Tensor:
-        """Return slopes and intercepts (2, count, indices) of a calibration; all rows are the same."""
-        fitted = self.config.get(key) or {"slope": [1.0], "intercept": [0.0]}
+    def _lines(self, count: int, device: torch.device) -> Tensor:
+        """Return slopes and intercepts (2, count, indices) of the calibration; all rows are the same."""
+        fitted = self.config.get("calibration") or {"slope": [1.0], "intercept": [0.0]}
         return torch.tensor([fitted["slope"], fitted["intercept"]], device=device)[:, None].expand(2, count, -1)
 
 
