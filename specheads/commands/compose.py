@@ -97,7 +97,7 @@ def settings_of(cls: type[S], cfg: DictConfig, **objects: Any) -> S:
 
 def check_keys(cfg: DictConfig, classes: Sequence[type[Settings]]) -> None:
     """Raise UserError for a key of a composed config that is in none of the classes of settings of its command."""
-    settings_of(RunSettings, cfg)
+    settings_of(RunSettings, cfg)  # which refuses unknown folders
     all_classes: list[type[Settings]] = [RunSettings, *classes]
     groups = {"": {*_OTHER_KEYS}}
     for cls in all_classes:

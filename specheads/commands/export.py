@@ -47,7 +47,8 @@ def run(words: Sequence[str]) -> str:
             f"head={settings.head} is a checkpoint of the SpecDec++ authors; convert it to a head of this project first: "
             f"python -c \"import specheads; specheads.load_head('{settings.head}').save_pretrained('my-head')\""
         )
-    return f"{without_home(str(FORMATS[settings.format][1](head, Path(settings.head))))} written"
+    _, write = FORMATS[settings.format]
+    return f"{without_home(str(write(head, Path(settings.head))))} written"
 
 
 def help_text() -> str:

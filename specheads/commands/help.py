@@ -65,33 +65,46 @@ def help_text(
     cfg, chosen = composed(command, overrides)
     console = Console(file=(output := StringIO()), width=width, markup=False, emoji=False, highlight=False)
     listed, is_short = sections(cfg, chosen, classes), not of
-    if of not in (_ALL, ""):
-        kept = [(title, [row for row in rows if row[0].startswith((f"{of}.", f"{of}="))]) for title, _, rows in listed]
-        listed = [Section(title, "", rows) for title, rows in kept if rows]
-        if not listed:
-            raise UserError(f"--help={of}: there is no such key; --help=all lists every key.")
-    else:
+    if is_short or of == _ALL:
         about = "\n".join(line for line in _head_of(command) if not line.startswith(" "))
         console.print(f"usage: {PROGRAMS[command]} [key=value ...]\n\n{about}")
         for line in usage_head(command)[: _MOST_EXAMPLES if is_short else None]:
             console.print(f"  {line}", soft_wrap=True)  # a command line stays whole for copying
         console.print()
-        groups = [(f"{group}=", _choices(command, group, choice)) for group, choice in chosen.items()]
-        first = [Section("config groups, [what is chosen here]", "", groups)]
-        if command == REPRODUCE:
-            repeated = [(name, text.partition("\n")[0]) for name, text in experiments(command).items()]
-            first.append(Section("experiments", "", repeated))
-        if is_short:
-            rows = [row for section in listed for row in section.rows]
-            top = [row for row in rows if "." not in row[0].partition("=")[0]]
-            names = dict.fromkeys(row[0].partition(".")[0] for row in rows if row not in top)
-            listed = [Section("keys", "", top), Section("groups of keys", "  ".join(f"{name}.*" for name in names), [])]
-        listed = [*first, *listed, Section("more", "", _MORE + _HYDRA) if is_short else Section("Hydra", "", _HYDRA)]
+        listed = [*_choice_sections(command, chosen), *(_first_level(listed) if is_short else listed)]
+        listed.append(Section("more", "", _MORE + _HYDRA) if is_short else Section("Hydra", "", _HYDRA))
+    else:
+        kept = [(title, [row for row in rows if row[0].startswith((f"{of}.", f"{of}="))]) for title, _, rows in listed]
+        listed = [Section(title, "", rows) for title, rows in kept if rows]
+        if not listed:
+            raise UserError(f"--help={of}: there is no such key; --help=all lists every key.")
     for title, description, rows in listed:
         if rows or description:
-            console.print(title, *([Padding(description, (0, 0, 0, 2))] if description else []), sep="\n")
-            console.print(*([_table(rows, console.width, is_short)] if rows else []), "", sep="")
+            console.print(title)
+            if description:
+                console.print(Padding(description, (0, 0, 0, 2)))
+            if rows:
+                console.print(_table(rows, console.width, is_short))
+            console.print()
     return "\n".join(line.rstrip() for line in output.getvalue().rstrip().splitlines())
+
+
+def _choice_sections(command: str, chosen: Mapping[str, str | None]) -> list[Section]:
+    """Return the config groups with what may be chosen in each, and for `reproduce` what its experiments are."""
+    groups = [(f"{group}=", _choices(command, group, choice)) for group, choice in chosen.items()]
+    listed = [Section("config groups, [what is chosen here]", "", groups)]
+    if command == REPRODUCE:
+        repeated = [(name, text.partition("\n")[0]) for name, text in experiments(command).items()]
+        listed.append(Section("experiments", "", repeated))
+    return listed
+
+
+def _first_level(listed: Sequence[Section]) -> list[Section]:
+    """Return the keys of no group, and the names of the groups of keys."""
+    rows = [row for section in listed for row in section.rows]
+    top = [row for row in rows if "." not in row[0].partition("=")[0]]
+    names = dict.fromkeys(row[0].partition(".")[0] for row in rows if row not in top)
+    return [Section("keys", "", top), Section("groups of keys", "  ".join(f"{name}.*" for name in names), [])]
 
 
 def _table(rows: list[tuple[str, str]], width: int, is_short: bool) -> Table:

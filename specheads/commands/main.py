@@ -51,7 +51,8 @@ def run(words: Sequence[str]) -> None:
             verb.load()()
             return
     if words and words[-1] not in ("papers", "-h", "--help"):
-        raise UserError(f"specheads {' '.join(words[:2])}: there is no such verb; use {', '.join(VERBS)}, or --help.")
+        given = " ".join(word for word in words[:2] if "=" not in word)
+        raise UserError(f"specheads {given}: there is no such verb; use {', '.join(VERBS)}, or --help.")
     print("usage: specheads <verb> [key=value ...]; <verb> --help lists the keys of a verb\n")
     print("\n".join(f"  {name:<19} {verb.about}" for name, verb in VERBS.items()))
 

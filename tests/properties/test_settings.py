@@ -102,7 +102,7 @@ def domain_of(annotation: Any, constraints: tuple[Any, ...] = ()) -> Domain | No
         case [PlainValidator(func=check)] if check in BY_CHECK:
             return BY_CHECK[check]
         case [PlainValidator(func=check)]:
-            bounds = inspect.getclosurevars(check).nonlocals
+            bounds = inspect.getclosurevars(inspect.getclosurevars(check).nonlocals["holds"]).nonlocals
             return integers(bounds["least"], bounds["most"])
         case [Strict()] if annotation is bool:
             return Domain(st.booleans(), lambda value: isinstance(value, bool))
