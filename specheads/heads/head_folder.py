@@ -5,9 +5,8 @@ The folder of a trained head has `train_prompts.safetensors`, too, after `speche
 head computed when it was saved: they show at once if a head is computed differently. Files of tensors have a checksum, too.
 """
 
-import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,7 @@ from specheads.heads.config import HeadConfig
 from specheads.heads.portable.loaders import CUSTOM_GENERATE, STANDALONE, write_loader
 from specheads.heads.portable.tensor_file import read_tensors, write_tensors
 from specheads.heads.train_prompts import TrainPrompts
-from specheads.storage.files import read_json, write_whole
+from specheads.storage.files import read_json, write_json, write_whole
 
 FILES = ("config.json", "model.safetensors", "golden.safetensors")  # what a head is loaded from
 PROFILE_FILE = "speculation_profile.json"
@@ -55,14 +54,10 @@ def write_files(folder: Path, files: HeadFiles) -> Path:
         (folder / train_prompts.FILE).unlink(missing_ok=True)
     else:
         files.train_prompts.write(folder)
-    writers: dict[str, Callable[[Path], object]] = {
-        "model.safetensors": partial(write_tensors, files.tensors),
-        "golden.safetensors": partial(write_tensors, files.golden or {}),
-        "README.md": partial(_write_text, card(files.config)),
-        "config.json": partial(_write_text, json.dumps(files.config.to_dict(), indent=2) + "\n"),
-    }
-    for name, write in writers.items():  # the config last: a folder with one is complete
-        write_whole(folder / name, write)
+    write_whole(folder / "model.safetensors", partial(write_tensors, files.tensors))
+    write_whole(folder / "golden.safetensors", partial(write_tensors, files.golden or {}))
+    write_whole(folder / "README.md", lambda path: path.write_text(card(files.config), encoding="utf-8"))
+    write_json(folder / "config.json", files.config.to_dict())  # last: a folder with one is complete
     return folder
 
 
@@ -72,10 +67,6 @@ def drop_graphs(folder: Path) -> None:
         if (folder / name).exists():
             (folder / name).unlink()
             logger.warning("%s held the earlier calibration and was removed; specheads export writes it again", folder / name)
-
-
-def _write_text(text: str, path: Path) -> None:
-    path.write_text(text, encoding="utf-8")
 
 
 def read_files(location: str | Path, hub: Mapping[str, Any]) -> HeadFiles:
