@@ -70,7 +70,6 @@ specheads("train", *pair, *train_sizes)
 
 # %%
 specheads("evaluate", *pair, "head=latest", *evaluate_sizes)
-first = newest("evaluate/*")
 
 # %% [markdown]
 # ## A better draft
@@ -81,7 +80,7 @@ first = newest("evaluate/*")
 specheads("distill", *pair, *draft_sizes)
 better = [*pair, f"model.draft={newest('distill/*/draft')}"]
 specheads("train", *better, *train_sizes)
-specheads("evaluate", *better, "head=latest", f"compare=[{first}]", *evaluate_sizes)
+specheads("evaluate", *better, "head=latest", *evaluate_sizes)
 
 # %% [markdown]
 # ## Inside vLLM

@@ -9,7 +9,6 @@ from specheads.evaluation.report import (
     BatchRow,
     BatchTable,
     DataSet,
-    DraftRow,
     LiveRow,
     Positions,
     QualityRow,
@@ -83,7 +82,6 @@ def report_example() -> Report:
         gains={"measured": about(1.02), "10": about(1.044), "20": None},
         data_sets=sets,
         bank=_bank(rng),
-        drafts=_drafts(),
         batches=[_batches(size) for size in (1, 16)],
         recommended="head 0.5",
         notes=[
@@ -165,16 +163,6 @@ def _texts(rng: random.Random) -> list[TextSample]:
     return samples
 
 
-def _drafts() -> list[DraftRow]:
-    rows = []
-    for draft, factor in (("meta-llama/Llama-3.2-1B-Instruct", 1.0), ("outputs/distill/<today>/draft", 1.1)):
-        for kind, gain in (("fixed length", 1.0), ("rule without a head", 1.02), ("head", 1.06)):
-            speeds = {ratio: about(factor * gain * 1.7) for ratio in RATIOS}
-            names, blocks = dict.fromkeys(RATIOS, f"{kind} <best>"), dict.fromkeys(RATIOS, 2.9 * factor)
-            rows.append(DraftRow(draft, kind, names, blocks, speeds, about(150 * factor) if kind != "head" else None))
-    return rows
-
-
 def _live(rng: random.Random) -> list[LiveRow]:
     rows = [_live_row("target alone", "target", 0, 88.0, None)]
     for k in (1, 2, 3, 5, 8):
@@ -203,14 +191,12 @@ def _live_row(name: str, family: str, value: float, speed: float, off: float | N
         predicted_speedup={} if family == "target" else {ratio: about(speed / 88) for ratio in RATIOS},
         lossless=lossless,
         efficiency_gain=None if lossless else about(1.12),
-        quality=_quality(family, lossless),
+        quality=_quality(family),
     )
 
 
-def _quality(family: str, lossless: bool) -> QualityRow:
-    alone = family == "target"
-    win_rates = {} if alone else {"target alone": about(0.5 if lossless else 0.6), "<other> K=5": about(0.55)}
-    return QualityRow(about(4.8, 0.1), None if alone else about(0.21), win_rates, about(0.4))
+def _quality(family: str) -> QualityRow:
+    return QualityRow(about(4.8, 0.1), None if family == "target" else about(0.21), about(0.4))
 
 
 def _batches(size: int) -> BatchTable:

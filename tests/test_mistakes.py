@@ -157,7 +157,6 @@ MISTAKES = {
         ["evaluate.py", "head=null", "compare_verification=[blok]"],
         "compare_verification names 'blok', which is not in conf/verification; use one of .*block",
     ),
-    "compared with nothing": (["evaluate.py", "head=null", "compare=[a_folder]"], "compare=a_folder holds no report"),
     "outputs in a file": (["data_gen", "paths.outputs=a_file"], "a_file.*(part of the path is a file|a file is where)"),
     "folder that nobody may write": (
         ["data_gen", "paths.data=/sys/data"],

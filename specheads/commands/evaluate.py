@@ -19,7 +19,6 @@ from specheads.decoding.stopping import MAX_TOKENS
 from specheads.decoding.verification import VerificationRule
 from specheads.errors import UserError
 from specheads.evaluation.candidates import RuleChoice
-from specheads.evaluation.draft_comparison import compared, read_report
 from specheads.evaluation.evaluate import evaluate
 from specheads.evaluation.head_folders import LocatedHead, find_heads
 from specheads.evaluation.probe.probe import Probe, Probed, probe
@@ -48,7 +47,6 @@ def main(cfg: DictConfig) -> Report:
     data.check(settings.split)
     data_folder, run = Path(cfg.paths.data), Path(cfg.paths.run)
     with open_loggers(cfg, run) as loggers:
-        earlier = {where: read_report(where) for where in settings.compare}
         pair = load_configured_pair(cfg)
         drafting_pair = settings.drafting.pair(pair)
 
@@ -60,13 +58,10 @@ def main(cfg: DictConfig) -> Report:
         if settings.calibrate:
             _calibrate_again([head.where for head in heads.values()], drafting_pair, settings, data, data_folder)
             heads = located()
-        report = evaluate(pair, heads, settings, data, (data_folder, run), earlier, _config_text(cfg))
-        try:
-            report = replace(report, drafts=compared(report, earlier) if earlier else [])
-        finally:  # an evaluation is kept even if it cannot be compared
-            print_report(report)
-            paths = write_report(report, run)
-            print(*paths, f"next: open {paths[0]} in a browser", sep="\n")
+        report = evaluate(pair, heads, settings, data, (data_folder, run), _config_text(cfg))
+        print_report(report)
+        paths = write_report(report, run)
+        print(*paths, f"next: open {paths[0]} in a browser", sep="\n")
         if loggers:
             from specheads.evaluation.report_files import log_report  # imports lightning and wandb
 

@@ -8,19 +8,16 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from specheads.errors import UserError
 from specheads.evaluation.batches import decode_batches
 from specheads.evaluation.candidates import ORACLE_BOUND, candidates, sweep_settings
 from specheads.evaluation.decode import decode, decode_few, draft_overlaps, measured_costs, settle, tried_on_dev
-from specheads.evaluation.draft_comparison import check_context
 from specheads.evaluation.head_folders import LocatedHead
-from specheads.evaluation.live_rows import response_quality
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.replayed_sets import Outcome, record, replay_all
 from specheads.evaluation.report import Report
-from specheads.evaluation.reporting import context_of, recommend, report_of
+from specheads.evaluation.reporting import recommend, report_of
 from specheads.evaluation.rule_costs import Tuning
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup
@@ -37,7 +34,6 @@ def evaluate(
     settings: Evaluation,
     data: PromptData,
     folders: tuple[Path, Path],
-    earlier: Mapping[str, Mapping[str, Any]] | None = None,
     config: str | None = None,
 ) -> Report:
     """Evaluate stopping rules, with every head, on the prompts of `data`; return the report.
@@ -47,11 +43,10 @@ def evaluate(
     Args:
         heads: by name, from `find_heads` or as they are; none: rules without a head.
         folders: the folder of recordings, which other evaluations read again, and the folder of this run, for decoded prompts.
-        earlier: reports of other drafts (`read_report`), by their location; they are refused if they cannot be compared.
         config: the text of the configuration that the report shows; None: the settings.
 
     Raises:
-        UserError: a split without prompts; settings with which nothing can be measured; earlier reports that cannot be compared.
+        UserError: a split without prompts; settings with which nothing can be measured.
     """
     if not heads and settings.head is not None:
         settings = settings.but(head=None)
@@ -61,13 +56,7 @@ def evaluate(
         (head.head if isinstance(head, LocatedHead) else head).check_fits(pair)
     located = {name: head if isinstance(head, LocatedHead) else LocatedHead(head, f"<{name}>") for name, head in heads.items()}
     setup = Setup(pair, located, settings, data, *folders)
-    if earlier:
-        _ = setup.prompts.recorded  # so that other prompts are refused before hours of work
-    for where, theirs in (earlier or {}).items():
-        check_context(context_of(setup, config), theirs, where)
     outcome = _replay_and_decode(setup) if settings.can_replay else _decode_only(setup)
-    if settings.measures_quality:
-        outcome = replace(outcome, responses=response_quality(setup, outcome.measured))
     report = report_of(setup, outcome, config)
     if not settings.any_draft:
         recommend(setup, outcome, report)

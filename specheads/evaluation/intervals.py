@@ -4,7 +4,7 @@ Prompts of one group, such as functions of one file, resemble each other: if the
 narrow.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,14 +25,6 @@ class Interval:
     value: float
     low: float
     high: float
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> "Interval":
-        """Return the interval that a file holds; raises TypeError or ValueError for anything but its three numbers, or NaN."""
-        interval = cls(**content)
-        if not all(isinstance(number, int | float) and not isinstance(number, bool) for number in vars(interval).values()):
-            raise ValueError(f"{content} are no numbers")
-        return interval
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.step_costs import StepCosts
 from specheads.errors import UserError
-from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate
+from specheads.evaluation.candidates import FIXED, Candidate
 from specheads.evaluation.intervals import (
     Groups,
     Interval,
@@ -118,50 +118,35 @@ def gain_over_fixed(
     return cross_fitted_gain(head, fixed, groups)
 
 
-@dataclass(frozen=True)
-class ResponseQuality:
-    """The responses of one setting, by prompt and repeat (P, R)."""
-
-    nats: np.ndarray  # the negative log-likelihood of each response under the target
-    lengths: np.ndarray  # in tokens
-    scores: Mapping[int, float] = field(default_factory=dict)  # the mean of each prompt with a response in the data set
-
-    @property
-    def mean_log_likelihood(self) -> np.ndarray:
-        """The mean log-likelihood per token of each response (P, R), in nats."""
-        return -self.nats / self.lengths
-
-    def win_rate(self, other: "ResponseQuality", resamples: np.ndarray) -> Interval:
-        """Return the share of prompts on which these responses have the larger mean log-likelihood; ties count half.
-
-        The repeats of a prompt are compared one by one, and share its weight. Yin et al. 2024 compare lossy rules by win rates,
-        too, but a reward model decides who wins; here it is the likelihood under the target.
-        """
-        one_by_one = np.sign(self.mean_log_likelihood - other.mean_log_likelihood)
-        return _ratio((1 + one_by_one.mean(axis=1)) / 2, np.ones(len(one_by_one)), resamples)
-
-
-def response_quality(setup: Setup, measured: Sequence[Measured]) -> dict[str, ResponseQuality]:
-    """Return the quality of every setting's responses, by its name: one more forward pass of the target over each response."""
-    prompts, pair = setup.prompts.decoded.prompts, setup.pair
+def qualities(setup: Setup, measured: Sequence[Measured]) -> list[QualityRow]:
+    """Return the quality of every setting's responses: the target reads each once more, in one forward pass."""
+    decoded, pair = setup.prompts.decoded, setup.pair
     score = SCORES[setup.prompt_data.score] if setup.prompt_data.score else None
-    nats = []  # by prompt (settings, R)
-    logger.info("quality: the target reads the responses to %d prompts once more", len(prompts))
-    with progress("reading responses", len(prompts)) as advance:
-        for number, (_, ids) in enumerate(prompts):
-            responses = [response for decoded in measured for response in decoded.responses[number]]
-            nats.append(np.reshape(response_nats(pair.target_lm, ids, responses), (len(measured), -1)))
+    nats = np.zeros((len(measured), len(decoded.prompts)))
+    logger.info("quality: the target reads the responses to %d prompts once more", len(decoded.prompts))
+    with progress("reading responses", len(decoded.prompts)) as advance:
+        for number, (_, ids) in enumerate(decoded.prompts):
+            responses = [response for each in measured for response in each.responses[number]]
+            nats[:, number] = np.reshape(response_nats(pair.target_lm, ids, responses), (len(measured), -1)).sum(axis=1)
             advance(1)
-    quality = {}
-    for setting, decoded in enumerate(measured):
-        scores = {
-            number: float(np.mean([score(pair.decode(response), prompt.response) for response in decoded.responses[number]]))
-            for number, (prompt, _) in enumerate(prompts)
-            if score is not None and prompt.response is not None
-        }
-        lengths = np.array([[len(response) for response in of_prompt] for of_prompt in decoded.responses])
-        quality[decoded.setting.name] = ResponseQuality(np.stack([each[setting] for each in nats]), lengths, scores)
-    return quality
+    references = {number: prompt.response for number, (prompt, _) in enumerate(decoded.prompts) if prompt.response is not None}
+    resamples, rows = resample_counts(decoded.groups), list[QualityRow]()
+    for each, of_setting in zip(measured, nats, strict=True):
+        tokens = np.array([stats.num_tokens for stats in each.stats])
+        rejections = np.array([stats.num_rejections for stats in each.stats])
+        row = QualityRow(
+            perplexity=interval(np.exp((resamples @ of_setting) / (resamples @ tokens))),
+            rejections_per_token=None if each.setting.live is None else _ratio(rejections, tokens, resamples),
+            score=None,
+        )
+        if score is not None and references:
+            scores = [
+                float(np.mean([score(pair.decode(response), reference) for response in each.responses[number]]))
+                for number, reference in references.items()
+            ]
+            row = replace(row, score=_ratio(scores, np.ones(len(scores)), resamples[:, list(references)]))
+        rows.append(row)
+    return rows
 
 
 @torch.no_grad()
@@ -183,42 +168,6 @@ def response_nats(lm: LanguageModel, prompt: Sequence[int], responses: Sequence[
     if any(map(math.isnan, known.values())):
         raise UserError(nan_message(lm.name))
     return [known[tuple(response)] for response in responses]
-
-
-def with_quality(
-    rows: Sequence[LiveRow],
-    measured: Sequence[Measured],
-    responses: Mapping[str, ResponseQuality],
-    groups: Sequence[Hashable],
-) -> list[LiveRow]:
-    """Return the rows with the quality of their responses, where it was measured.
-
-    Every setting is compared with the target alone, and a lossy one also with the lossy ones before it that stop drafting by the
-    same rule.
-    """
-    if not responses:
-        return list(rows)
-    resamples = resample_counts(groups)
-    new: list[LiveRow] = []
-    for row, decoded in zip(rows, measured, strict=True):
-        setting, ours = decoded.setting, responses[row.name]
-        rivals = [
-            earlier.name
-            for earlier, other in zip(new, measured, strict=False)
-            if not row.lossless and not earlier.lossless and other.setting.live is setting.live is not None
-        ]
-        references = [] if setting == TARGET_ALONE else [TARGET_ALONE.name, *rivals]
-        tokens = np.array([stats.num_tokens for stats in decoded.stats])
-        rejections = np.array([stats.num_rejections for stats in decoded.stats])
-        numbers, scores = list(ours.scores), list(ours.scores.values())
-        quality = QualityRow(
-            perplexity=interval(np.exp((resamples @ ours.nats.sum(axis=1)) / (resamples @ tokens))),
-            rejections_per_token=None if setting.live is None else _ratio(rejections, tokens, resamples),
-            win_rates={name: ours.win_rate(responses[name], resamples) for name in references},
-            score=_ratio(scores, np.ones(len(scores)), resamples[:, numbers]) if scores else None,
-        )
-        new.append(replace(row, quality=quality))
-    return new
 
 
 def _ratio(over: Sequence[float] | np.ndarray, under: Any, resamples: np.ndarray) -> Interval:

@@ -9,7 +9,6 @@ import numpy as np
 from specheads.decoding.stopping import MAX_TOKENS, HeadThreshold
 from specheads.evaluation.candidates import Candidate
 from specheads.evaluation.intervals import resample_counts
-from specheads.evaluation.live_rows import ResponseQuality
 from specheads.evaluation.report import MEASURED, BatchTable
 from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.setup import Setup
@@ -125,7 +124,6 @@ class Outcome:
     # By name, the replayed counts of each rule that was decoded, on the test prompts. A candidate that was fitted again since
     # then may have another value, with or without another name.
     decoded_counts: Mapping[str, Counts] = field(default_factory=dict)
-    responses: Mapping[str, ResponseQuality] = field(default_factory=dict)  # by setting, where quality is measured
     batches: Sequence[BatchTable] = ()
     # By setting, tokens per second (1 + R,) on dev prompts: the estimate, then resamples.
     tried: Mapping[str, np.ndarray] = field(default_factory=dict)

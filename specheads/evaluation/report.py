@@ -37,9 +37,6 @@ class QualityRow:
 
     perplexity: Interval  # of all emitted tokens under the target as it is, without temperature, top-k and top-p
     rejections_per_token: Interval | None  # rounds with a rejection over emitted tokens; None where nothing is drafted
-    # By setting, the target alone first: the share of prompts on which this setting's response is more likely under the target,
-    # by its mean log-likelihood per token; ties count half.
-    win_rates: Mapping[str, Interval]
     score: Interval | None  # the mean of data.score over the prompts with a response in the data set
 
 
@@ -204,18 +201,6 @@ class BankRow:
 
 
 @dataclass(frozen=True)
-class DraftRow:
-    """The speed-up of one draft on test prompts with the best rule of a kind, chosen on dev prompts, by ratio."""
-
-    draft: str
-    kind: str  # fixed length, rule without a head, head
-    rules: Mapping[str, str]
-    block_efficiency: Mapping[str, float]
-    speedup: Mapping[str, Interval]
-    tokens_per_second: Interval | None  # of the fastest such rule that was decoded
-
-
-@dataclass(frozen=True)
 class Report:
     """A whole evaluation.
 
@@ -229,7 +214,6 @@ class Report:
     gains: Mapping[str, Interval | None] = field(default_factory=dict)
     data_sets: Sequence[DataSet] = field(default_factory=list)
     bank: Sequence[BankRow] = field(default_factory=list)
-    drafts: Sequence[DraftRow] = field(default_factory=list)  # where other evaluations are compared
     batches: Sequence[BatchTable] = field(default_factory=list)  # where numbers of rows were asked for
     # The setting that was fastest on dev prompts, by its name among those that were decoded; None where that was not tried.
     recommended: str | None = None

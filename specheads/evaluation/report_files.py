@@ -15,7 +15,6 @@ from specheads.evaluation.tables import (
     QUALITY_TITLE,
     Table,
     batch_table,
-    comparisons,
     live_table,
     quality_table,
     ratio_tables,
@@ -94,7 +93,7 @@ def print_report(report: Report, console: Console | None = None) -> None:
     if quality := quality_table(report):
         say([QUALITY_TITLE], "bold")
         show(quality)
-        say([*comparisons(report), ABOUT_QUALITY])
+        say([ABOUT_QUALITY])
     for batches in report.batches:
         show(batch_table(report, batches), trusted)
     say([*(batch_findings(report) if trusted else []), *report.notes])

@@ -17,7 +17,7 @@ from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate
 from specheads.evaluation.conclusions import draft_temperature_notes, notes_on
 from specheads.evaluation.head_folders import store_in_config
 from specheads.evaluation.intervals import Interval, interval
-from specheads.evaluation.live_rows import gain_over_fixed, live_rows, with_quality
+from specheads.evaluation.live_rows import gain_over_fixed, live_rows, qualities
 from specheads.evaluation.replayed_rows import bank, data_set, positions, reliability, text_samples
 from specheads.evaluation.replayed_sets import Outcome
 from specheads.evaluation.report import MEASURED, DataSet, LiveRow, Report
@@ -38,8 +38,9 @@ def report_of(setup: Setup, outcome: Outcome, config: str | None = None) -> Repo
     live, gains, doubts = list[LiveRow](), dict[str, Interval | None](), list[str]()
     if measured:
         groups = setup.prompts.decoded.groups
-        rows = live_rows(measured, cost_table, setup.settings.verification.lossless, _replayed_speeds(setup, outcome), groups)
-        live = with_quality(rows, measured, outcome.responses, groups)
+        live = live_rows(measured, cost_table, setup.settings.verification.lossless, _replayed_speeds(setup, outcome), groups)
+        if setup.settings.measures_quality:
+            live = [replace(row, quality=each) for row, each in zip(live, qualities(setup, measured), strict=True)]
         # The winners at the measured ratio are not those of others.
         ratios = [MEASURED] if outcome.best and not setup.settings.decodes_all else cost_table.costs
         gains = {ratio: gain_over_fixed(measured, partial(cost_table.of, ratio=ratio), groups) for ratio in ratios}

@@ -118,9 +118,6 @@ class Evaluation(Settings):
         (FIXED, "head_threshold"), "rules that live=all decodes, as do drafts and verification rules that cannot be replayed"
     )
     num_live_prompts: PositiveCount = setting(32, "prompts of the split to decode")
-    compare: tuple[Text, ...] = setting(
-        (), "run folders of earlier evaluations, of other drafts for the same target, to compare with this one"
-    )
     compare_verification: SkipValidation[Mapping[str, VerificationRule]] = setting(
         {},
         "decode the fixed lengths under these rules of conf/verification too: [block, greedy_block]; or any names, each with a "
@@ -136,8 +133,8 @@ class Evaluation(Settings):
     )
     quality: Flag | Literal["auto"] = setting(
         "auto",
-        "whether the target reads every decoded response once more, for its perplexity, how often it is more likely than the "
-        "target's response, and the score of data.score; auto: if a lossy rule is among those that are decoded",
+        "whether the target reads every decoded response once more, for its perplexity, and is scored by data.score; auto: if "
+        "a lossy rule is among those that are decoded",
     )
     engine: EngineName = setting("auto", "how models are run: auto (the fastest here), eager, compiled or cuda_graph")
 
@@ -187,7 +184,7 @@ class Evaluation(Settings):
 
     @property
     def measures_quality(self) -> bool:
-        """Whether the quality of decoded responses is measured: their likelihood under the target, and the score of the data."""
+        """Whether the quality of decoded responses is measured: their perplexity, and the score of the data."""
         if self.quality != "auto":
             return self.quality
         rules = (self.verification, *self.compare_verification.values())

@@ -8,7 +8,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, TARGET_ALONE
+from specheads.evaluation.candidates import CEILING, FIXED, ORACLE
 from specheads.evaluation.conclusions import (
     Shown,
     change,
@@ -26,10 +26,8 @@ from specheads.evaluation.report import BatchRow, BatchTable, DataSet, LiveRow, 
 SCORE_TITLES = {"exact_number": "right numbers", "rouge_l": "ROUGE-L"}
 QUALITY_TITLE = "Quality of responses"
 ABOUT_QUALITY = (
-    "Perplexity: of all emitted tokens under the target as it is, without temperature, top-k and top-p. Win rate: the share "
-    "of prompts on which the response is more likely under the target, per token, than the response of the target alone; "
-    "ties count half. It is about 0.5 where the target's distribution is kept. Rejections: rounds in which a drafted "
-    "token was rejected, per emitted token."
+    "Perplexity: of all emitted tokens under the target as it is, without temperature, top-k and top-p. Rejections: rounds in "
+    "which a drafted token was rejected, per emitted token."
 )
 BEST_FIXED = "best fixed length"
 
@@ -122,12 +120,11 @@ def _trust(report: Report) -> str:
 
 
 def ratio_tables(report: Report, ratios: Sequence[str], roles: Sequence[str] = ("test",)) -> Iterator[tuple[str, str, Table]]:
-    """Yield the tables of predicted speeds that are not empty, each with its name and its ratio: of data sets, heads, drafts."""
+    """Yield the tables of predicted speeds that are not empty, each with its name and its ratio: of data sets, heads."""
     for data_set in (each for each in report.data_sets if each.role in roles):
         name = f"replay/{data_set.name}"
         yield from ((name, ratio, winners_table(report, data_set, ratio)) for ratio in ratios if winners_at(data_set, ratio))
     yield from (("heads", r, bank_table(report, r)) for r in ratios if any(r in row.speedup for row in report.bank))
-    yield from (("drafts", r, _drafts_table(report, r)) for r in ratios if any(r in row.speedup for row in report.drafts))
 
 
 def winners_table(report: Report, data_set: DataSet, ratio: str) -> Table:
@@ -269,24 +266,6 @@ def divergence_table(report: Report) -> Table:
     return Table.of("KL divergence of the predictions, nats", columns, report.bank)
 
 
-def _drafts_table(report: Report, ratio: str) -> Table:
-    """Return the speed-up of each draft with each kind of rule at a ratio; the fastest is marked."""
-    drafts = [row for row in report.drafts if ratio in row.speedup]
-    top, doubtful = max(drafts, key=lambda row: row.speedup[ratio].value, default=None), "doubtful" if report.doubts else ""
-    columns = {
-        "draft": lambda row: _named(row.draft),
-        "with": lambda row: _named(row.kind),
-        "rule": lambda row: _named(row.rules[ratio]),
-        "speed-up": lambda row: estimate_cell(times, row.speedup[ratio]),
-        "block eff.": lambda row: _number(row.block_efficiency[ratio], 2),
-        f"tok/s, decoded{', doubtful' if doubtful else ''}": lambda row: replace(
-            estimate_cell(_speed, row.tokens_per_second), kind=doubtful
-        ),
-    }
-    caption = f"Drafts and what stops them, {_at(report, ratio)}"
-    return Table.of(caption, columns, drafts, lambda row: "best" if row is top else "")
-
-
 def quality_table(report: Report) -> Table | None:
     """Return the estimates on the quality of responses; None where it was not measured."""
     measured = [row.quality for row in report.live if row.quality]
@@ -299,24 +278,12 @@ def quality_table(report: Report) -> Table | None:
     columns: dict[str, Callable[[LiveRow], Cell]] = {
         "setting": lambda row: _named(row.name, lossy=not row.lossless),
         "perplexity": cell(lambda quality: quality.perplexity, digits=2),
-        "win rate": cell(lambda quality: quality.win_rates.get(TARGET_ALONE.name)),
         "rejections per token": cell(lambda quality: quality.rejections_per_token),
     }
     if any(quality.score for quality in measured):
         name = report.context["score"]
         columns[SCORE_TITLES.get(name, name)] = cell(lambda quality: quality.score)
     return Table.of("How likely responses are under the target", columns, report.live, sorted_by=-1)
-
-
-def comparisons(report: Report) -> list[str]:
-    """Return how lossy settings with the same stopping rule compare, as sentences."""
-    return [
-        f"{row.name} over {name}: win rate {rate.value:.3f} [{rate.low:.3f}, {rate.high:.3f}]"
-        for row in report.live
-        if row.quality
-        for name, rate in row.quality.win_rates.items()
-        if name != TARGET_ALONE.name
-    ]
 
 
 SEPARATOR = 2  # columns of the terminal between two columns of a table

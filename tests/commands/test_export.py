@@ -1,6 +1,5 @@
 """`specheads export`, in this process."""
 
-
 import pytest
 import torch
 

@@ -19,7 +19,6 @@ from specheads.decoding.verification import BlockVerification
 from specheads.evaluation import conclusions, decode, report_files
 from specheads.evaluation import evaluate as evaluation
 from specheads.evaluation.candidates import Candidate, sweep_settings
-from specheads.evaluation.draft_comparison import compared, read_report
 from specheads.evaluation.page import figures
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.replayed_sets import Outcome
@@ -48,11 +47,11 @@ def call(pair, tmp_path):
     head = AcceptanceHead(HeadConfig(pair.draft_lm.hidden_size, 0)).eval().requires_grad_(False)
     torch.nn.init.normal_(head.readout.weight)
 
-    def run(with_head=True, earlier=None, **values):
+    def run(with_head=True, **values):
         settings = Evaluation(**SMALL | {"record": RecordingSettings(num_samples=2)} | values)
         heads = {"mine": head} if with_head else {}
         data = PromptData(FewPrompts())
-        return evaluation.evaluate(pair, heads, settings, data, (tmp_path / "data", tmp_path / "run"), earlier)
+        return evaluation.evaluate(pair, heads, settings, data, (tmp_path / "data", tmp_path / "run"))
 
     return run
 
@@ -101,7 +100,6 @@ def test_a_rule_of_the_user_that_asks_a_head_is_told_as_one_with_a_head(call, tm
     trusted = replace(report, doubts=[])
     assert any(f"the head ({rows[0].name.split()[0]}" in text for text in conclusions.key_findings(trusted))
     assert [row.head for row in report.live] == [None, None, "mine"]
-    assert {row.kind for row in compared(report, {}) if "10" in row.rules} == {"fixed length", "head"}
     drawn = {trace.name: trace.marker.color for trace in figures.figures_of(report)["pareto"]["1"].data}
     assert drawn["doubtful"] == figures.RED
 
@@ -207,17 +205,6 @@ def test_the_counts_of_a_decoded_rule_stay_when_it_is_fitted_again():
 def test_without_a_head_rules_need_none(call):
     report = call(with_head=False, live="none")
     assert {row.family for row in report.data_sets[1].rules} == {"fixed_length", "ceiling", "oracle"}
-
-
-def test_other_prompts_are_refused_before_anything_is_recorded(call, tmp_path):
-    report = call(with_head=False, live="none")
-    report_files.write_report(report, tmp_path / "earlier")
-    earlier = {"there": read_report(tmp_path / "earlier")}
-    assert len(compared(call(with_head=False, live="none", earlier=earlier), earlier)) == 2
-    before = sorted((tmp_path / "data").rglob("*"))
-    with pytest.raises(UserError, match="compare=there cannot be compared.*its set of prompts is 4 prompts"):
-        call(with_head=False, live="none", num_prompts=3, earlier=earlier)
-    assert sorted((tmp_path / "data").rglob("*")) == before
 
 
 def test_a_missing_split_is_refused(call):

@@ -1,94 +1,22 @@
-"""The quality of responses on made-up likelihoods, and in evaluations of nano."""
+"""The quality of responses in evaluations of nano."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from fakes import FewPrompts
 from jsonschema import Draft202012Validator
-from report_example import report_example
 from rich.console import Console
 
 from specheads import papers
 from specheads.evaluation import evaluate as evaluation
 from specheads.evaluation import report_files
-from specheads.evaluation.candidates import TARGET_ALONE, Candidate
-from specheads.evaluation.intervals import resample_counts
-from specheads.evaluation.live_rows import ResponseQuality, with_quality
 from specheads.evaluation.page.document import html_of
 from specheads.evaluation.prompt_sets import PromptData
-from specheads.evaluation.report import LiveRow
 from specheads.evaluation.report_files import print_report
 from specheads.evaluation.settings import Evaluation, RecordingSettings
-from specheads.evaluation.sweep import Measured
-from specheads.evaluation.tables import comparisons
 from specheads.prompts.data_set_source import DatasetSource
-
-AS_THEY_ARE = np.ones((3, 4))  # no resampling
-
-
-def responses(nats, lengths=None, **scores):
-    nats = np.array(nats, dtype=float)
-    return ResponseQuality(nats, np.ones_like(nats) if lengths is None else np.array(lengths), **scores)
-
-
-def test_a_win_is_a_larger_mean_log_likelihood_and_a_tie_half():
-    ours, theirs = responses([[1], [2], [3], [4]]), responses([[2], [2], [2], [5]])
-    assert ours.win_rate(theirs, AS_THEY_ARE).value == (1 + 0.5 + 0 + 1) / 4
-    assert theirs.win_rate(ours, AS_THEY_ARE).value == 1.5 / 4
-    assert ours.win_rate(ours, AS_THEY_ARE).value == 0.5
-
-
-def test_likelihoods_are_compared_per_token():
-    ours = responses([[6], [6], [6], [6]], [[6], [4], [3], [2]])  # 1, 1.5, 2 and 3 nats per token
-    theirs = responses([[4]] * 4, [[2]] * 4)  # 2
-    assert ours.win_rate(theirs, AS_THEY_ARE).value == (1 + 1 + 0.5 + 0) / 4
-
-
-def test_the_repeats_of_a_prompt_share_its_weight():
-    ours, theirs = responses([[1, 9], [1, 1]]), responses([[2, 2], [2, 2]])
-    assert ours.win_rate(theirs, np.ones((2, 2))).value == (0.5 + 1) / 2
-
-
-def test_intervals_resample_groups():
-    wins = [[1]] * 20 + [[3]] * 20  # alike in all ten prompts of a file
-    ours, theirs = responses(wins * 2), responses([[2]] * 80)
-    alone = ours.win_rate(theirs, resample_counts(80))
-    by_file = ours.win_rate(theirs, resample_counts([f"file {number // 10}" for number in range(80)]))
-    assert alone.value == by_file.value == 0.5 and by_file.high - by_file.low > 2 * (alone.high - alone.low)
-
-
-def test_scores_are_means_over_prompts_with_a_reference():
-    measured = [Measured(TARGET_ALONE, [SimpleNamespace(num_tokens=1, num_rejections=0)] * 4)]
-    row = replace(report_example().live[1], name=TARGET_ALONE.name)
-    for scores, expected in (({"scores": {0: 0.5, 2: 1.0}}, (0.5 + 1) / 2), ({}, None)):
-        (made,) = with_quality([row], measured, {TARGET_ALONE.name: responses([[0, 0]] * 4, **scores)}, list("abcd"))
-        assert (made.quality.score and made.quality.score.value) == expected
-
-
-def test_lossy_rules_are_compared_where_drafts_stop_alike():
-    four, eight = object(), object()
-    settings = [TARGET_ALONE, Candidate("fixed_length", "plain", four, four)]
-    settings += [Candidate(name, f"{name} {rule}", rule, rule) for name in ("opt", "uno") for rule in (four, eight)]
-    stats = SimpleNamespace(num_tokens=1, num_rejections=1)
-    measured = [Measured(setting, [stats]) for setting in settings]
-    rows = [replace(plain_row(), name=each.name, lossless=number < 2) for number, each in enumerate(settings)]
-    quality = {each.name: responses([[1.0 + number]]) for number, each in enumerate(settings)}
-    target, plain, *lossy = (row.quality for row in with_quality(rows, measured, quality, ["a"]))
-    assert not target.win_rates and target.rejections_per_token is None and plain.rejections_per_token.value == 1
-    names = [list(row.win_rates) for row in (plain, *lossy)]
-    alone = [TARGET_ALONE.name]
-    assert names == [alone, alone, alone, [*alone, f"opt {four}"], [*alone, f"opt {eight}"]]
-    assert all(row.win_rates[TARGET_ALONE.name].value == 0 for row in (plain, *lossy))
-    assert with_quality(rows, measured, {}, ["a"]) == rows
-
-
-def plain_row() -> LiveRow:
-    return report_example().live[1]
-
 
 SMALL = {"num_prompts": 4, "num_dev_prompts": 3, "num_live_prompts": 4, "max_new_tokens": 8, "fixed_lengths": (1, 3)}
 SCHEMA = json.loads((Path(report_files.__file__).parent / "report.schema.json").read_text())
@@ -118,11 +46,8 @@ def test_lossy_rules_have_their_quality_measured_unasked(call, tmp_path):
     target, *others = (row.quality for row in report.live)
     assert [row.name for row in report.live][-2:] == ["uno K=1, lossy", "uno K=3, lossy"]
     assert all(row.perplexity.value > 1 and row.score is None for row in (target, *others))
-    assert list(others[-1].win_rates) == ["target alone", "opt K=3, lossy"]
-    assert all(0 <= rate.value <= 1 for row in others for rate in row.win_rates.values())
-    text = printed(report)
-    assert "Quality of responses" in text and "uno K=3, lossy over opt K=3, lossy: win rate" in text
-    assert comparisons(report)[1] in html_of(report)
+    assert target.rejections_per_token is None and others[0].rejections_per_token.value > 0
+    assert "Quality of responses" in printed(report) and "Quality of responses" in html_of(report)
     paths = report_files.write_report(report, tmp_path / "written")
     written = json.loads(paths[1].read_text())
     Draft202012Validator(SCHEMA).validate(written)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ import torch
 import yaml
 from fakes import tiny_pair
 from hydra.core.global_hydra import GlobalHydra
-from report_example import report_example
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -24,7 +23,6 @@ from specheads.decoding.decoder import recommended_rules
 from specheads.decoding.step_costs import LoadCosts, SecondsTable
 from specheads.decoding.stopping import HeadThreshold
 from specheads.errors import UserError, user_error
-from specheads.evaluation.draft_comparison import compared, read_report
 from specheads.evaluation.head_folders import store_in_config
 from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
 from specheads.heads.portable.standalone_head import DraftRound, StandaloneHead
@@ -229,21 +227,6 @@ def read_journal(folder: Path) -> Any:
     return {number: journal.entries[number] for number in sorted(journal.entries)}
 
 
-def make_report(folder: Path) -> None:
-    content = asdict(report_example())
-    known = {"draft_revision": "1", "target_revision": "2", "dtype": ["torch.float32"] * 2, "threads": 2}
-    content["context"] |= known | {"verification": "token verification", "max_new_tokens": 9}
-    (folder / "report.json").write_text(json.dumps(content, default=str))
-
-
-def read_compared(folder: Path) -> Any:
-    ours = report_example()
-    ours = replace(
-        ours, context=ours.context | {"target_revision": "2", "verification": "token verification", "max_new_tokens": 9}
-    )
-    return [str(row) for row in compared(ours, {"earlier": read_report(folder)})]
-
-
 COSTS = LoadCosts(
     SecondsTable((1, 2, 8), (0.1, 0.11, 0.2)),
     SecondsTable((1, 4, 16), (1.0, 1.1, 2.0)),
@@ -381,7 +364,6 @@ KINDS = {
     "tensor shards": Kind(make_tensors, read_tensors, checked=("**/*",), share=0.3),
     "recording": Kind(record, read_recording, checked=("**/*",), share=0.3),
     "journal": Kind(make_journal, read_journal, checked=("**/*",)),
-    "report, compared": Kind(make_report, read_compared, share=0.2),
     "costs": Kind(make_costs, read_costs),
     "checkpoint": Kind(make_checkpoint, read_checkpoint),
     "run folder": Kind(make_run, read_run),

@@ -24,7 +24,6 @@ from specheads.evaluation.tables import (
     Table,
     across_table,
     batch_table,
-    comparisons,
     divergence_table,
     live_table,
     loads_table,
@@ -127,18 +126,15 @@ def _sections(report: Report, figures: Mapping[str, Figures]) -> Iterator[dict[s
     if report.live:
         yield section("live", "Live measurements", texts=live_texts(report), table=live_table(report))
         if quality := quality_table(report):
-            yield section("quality", QUALITY_TITLE, texts=[ABOUT_QUALITY, *comparisons(report)], tables=[quality])
+            yield section("quality", QUALITY_TITLE, about=ABOUT_QUALITY, table=quality)
     if report.batches:
         panels = [panel(loads_table(report), load=ALL)]
         panels += [panel(batch_table(report, each), load=number) for number, each in enumerate(report.batches)]
         choices = [(ALL, "all"), *((str(n), f"{each.concurrency} at once") for n, each in enumerate(report.batches))]
         yield section("batches", "Batches", choices=choices, panels=panels)
-    tables = [(name, panel(table, ratio=ratio)) for name, ratio, table in ratio_tables(report, ratios, roles=())]
     if report.bank:
-        panels = [each for name, each in tables if name == "heads"]
+        panels = [panel(table, ratio=ratio) for _, ratio, table in ratio_tables(report, ratios, roles=())]
         yield section("bank", "Heads compared", panels=panels, divergences=divergence_table(report))
-    if report.drafts:
-        yield section("drafts", "Drafts compared", panels=[each for name, each in tables if name == "drafts"])
     if any(data_set.texts for data_set in report.data_sets):
         panels = []
         for number, data_set in sets:
