@@ -10,7 +10,6 @@ from specheads.evaluation.report import (
     BatchTable,
     DataSet,
     LiveRow,
-    Positions,
     QualityRow,
     Reliability,
     Report,
@@ -83,6 +82,7 @@ def report_example() -> Report:
         data_sets=sets,
         bank=_bank(rng),
         batches=[_batches(size) for size in (1, 16)],
+        texts=_texts(rng),
         recommended="head 0.5",
         notes=[
             "logistic, which needs no head, beats head_threshold shallow on gsm8k & elsewhere.",
@@ -100,10 +100,7 @@ def _data_set(rng: random.Random, name: str, role: str) -> DataSet:
     rules = [row for family in FAMILIES for row in _rules(rng, family)]
     predicts = ("head_threshold shallow", "head_threshold <deep>", "logistic", "draft's max_prob")
     curves = [_reliability(rng, name, bias) for name, bias in zip(predicts, (0.03, 0.0, 0.06, 0.15), strict=True)]
-    shown = ("fixed_length", "head_threshold <deep>", "logistic", "ceiling")
-    return DataSet(
-        name, role, 80, 40_960, 16, rules, _winners(rules), curves, [_positions(rng, family) for family in shown], _texts(rng)
-    )
+    return DataSet(name, role, 80, 40_960, 16, rules, _winners(rules), curves)
 
 
 def _rules(rng: random.Random, family: str) -> list[RuleRow]:
@@ -144,12 +141,6 @@ def _reliability(rng: random.Random, predictor: str, bias: float) -> Reliability
     share = [0.02, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.12, 0.2, 0.38]
     observed = [min(1, p + bias * (1 - p) + rng.gauss(0, 0.01)) for p in predicted]
     return Reliability(predictor, share, predicted, observed, bias + 0.01, [bias + 0.002 * index for index in range(8)], 0.85)
-
-
-def _positions(rng: random.Random, family: str) -> Positions:
-    drafted = [int(40_000 * 0.8**index) for index in range(20)]
-    accepted = [int(count * (0.55 + 0.4 * 0.9**index + rng.gauss(0, 0.005))) for index, count in enumerate(drafted)]
-    return Positions(family, f"{family} best", drafted, accepted, **_fields(family))
 
 
 def _texts(rng: random.Random) -> list[TextSample]:
@@ -234,6 +225,5 @@ def _bank(rng: random.Random) -> list[BankRow]:
         shares = dict.fromkeys(RATIOS, 0.05 + 0.01 * number)
         even = dict.fromkeys(RATIOS, about(0.12, 0.1))
         kl = {"test": 0.3 - 0.005 * number, "humaneval": 0.35}
-        trained = {} if number == 3 else {"train": 0.25, "dev": 0.28 - 0.005 * number}
-        rows.append(BankRow(name, 0.8 + 0.005 * number, kl, 0.01 + 0.001 * number, speedup, threshold, shares, even, trained))
+        rows.append(BankRow(name, 0.8 + 0.005 * number, kl, 0.01 + 0.001 * number, speedup, threshold, shares, even))
     return rows

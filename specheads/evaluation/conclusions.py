@@ -99,10 +99,9 @@ def is_trusted(report: Report, ratio: str) -> bool:
     return ratio != MEASURED or not report.doubts
 
 
-def best(winners: Iterable[Winner], head: bool, with_fixed: bool = False) -> Winner | None:
-    """Return the winner that was fastest on dev prompts, with a head or without; fixed lengths count with `with_fixed`."""
-    rules = [row for row in winners if not row.bound and (row.head is not None) == head]
-    rules = [row for row in rules if with_fixed or row.family != FIXED]
+def best(winners: Iterable[Winner], head: bool) -> Winner | None:
+    """Return the winner that was fastest on dev prompts, with a head or without; fixed lengths do not count."""
+    rules = [row for row in winners if not row.bound and (row.head is not None) == head and row.family != FIXED]
     return max(rules, key=lambda row: row.dev_speedup, default=None)
 
 
@@ -111,13 +110,12 @@ def key_findings(report: Report) -> list[str]:
 
     Measured figures are left out where they are not to be trusted.
     """
-    number, findings = main_data_set(report), []
-    if number is not None:
-        ratios = [ratio for ratio in ratios_of(report) if is_trusted(report, ratio)]
-        findings = [text for ratio in ratios if (text := _replayed(report, report.data_sets[number], ratio))]
-    if report.doubts:
-        return [*findings, *_drift(report)]
-    return [*_recommendation(report), *findings, *batch_findings(report), *_drift(report)]
+    number, ratios = main_data_set(report), [ratio for ratio in ratios_of(report) if is_trusted(report, ratio)]
+    replayed = [] if number is None else [_replayed(report, report.data_sets[number], ratio) for ratio in ratios]
+    findings = [text for text in replayed if text]
+    if not report.doubts:
+        findings = [*_recommendation(report), *findings, *_batch_findings(report)]
+    return [*findings, *_drift(report)]
 
 
 def _drift(report: Report) -> Iterator[str]:
@@ -134,8 +132,9 @@ def _drift(report: Report) -> Iterator[str]:
 def _recommendation(report: Report) -> Iterator[str]:
     """Yield the setting that was fastest on dev prompts with its speed on the decoded ones; where none was tried, the fastest."""
     rows = [row for row in report.live if row.family != TARGET and row.lossless]
+    fastest = max(rows, key=lambda row: row.speedup.value, default=None)
     chosen = next((row for row in report.live if row.name == report.recommended), None)
-    row = chosen or max(rows, key=lambda row: row.speedup.value, default=None)
+    row = chosen or fastest
     if row is None:
         return
     speed, faster = f"{row.tokens_per_second.value:,.1f} tokens per second", f"{times(row.speedup)} as fast as the target alone"
@@ -146,6 +145,12 @@ def _recommendation(report: Report) -> Iterator[str]:
         yield f"{here} the target alone, {speed}: on dev prompts no setting was faster."
     else:
         yield f"{here} {row.name}: it decodes {speed}, {faster} (it was the fastest on dev prompts)."
+    if fastest is not None and fastest.speedup.value < 1:
+        text = f"Speculative decoding makes this pair slower here: the best setting, {fastest.name}, reaches "
+        text += f"{fastest.speedup.value:.2f}× of the target alone"
+        if report.costs is not None and report.costs.draft_seconds:
+            text += f", because a forward pass of the target costs only {report.costs.ratio:.1f} draft steps on this machine"
+        yield f"{text}."
 
 
 def _replayed(report: Report, data_set: DataSet, ratio: str) -> str:
@@ -162,6 +167,9 @@ def _replayed(report: Report, data_set: DataSet, ratio: str) -> str:
         text += f", closing {percent(first.gap_ceiling)} of the gap to the informed ceiling"
     if first.gain.low <= 1 <= first.gain.high:
         text += " (an interval that includes no gain)"
+    if first.head_share is not None and first.break_even is not None and first.head_share >= first.break_even.value:
+        text += f"; it does not pay for its head, which adds {share_text(first.head_share)} to a draft step and would break even "
+        text += f"at {share_text(first.break_even.value)}"
     if head and other:
         verb = "is faster," if other.speedup.value > head.speedup.value else "reaches"
         text += f"; without a head, {other.name} {verb} {change(other.gain)}"
@@ -171,25 +179,12 @@ def _replayed(report: Report, data_set: DataSet, ratio: str) -> str:
 def counted_text(report: Report, ratio: str) -> str:
     """Return which costs predicted speeds at one ratio count."""
     if ratio == MEASURED:
-        return "costs as measured here" + (", not to be trusted" if report.doubts else "")
+        return "costs as measured here"
     given = report.context.get("costs") or {}
     text = f"verifying one more token costs {share_text(given.get('verified_share', 0))} of a forward pass"
     if not given.get("head_shares"):
         return text
     return f"{text}, heads’ costs are {'counted from their weights' if given.get('counted') else 'as given'}"
-
-
-def costs_text(report: Report) -> str:
-    """Return the costs of heads and verification at the ratios, as they were counted, and those that were measured here."""
-    shares = ((report.context.get("costs") or {}).get("head_shares") or {}).items()
-    heads = ", ".join(f"{name}: {share_text(share)}" for name, share in shares)
-    text = f"at the ratios {counted_text(report, PREFERRED)}{f' (as shares of a draft step, {heads})' if heads else ''}"
-    shares = {row.name: row.head_share for data in report.data_sets for row in data.winners if row.ratio == MEASURED}
-    measured = [f"{name}: {share_text(share)}" for name, share in shares.items() if share is not None]
-    if not measured:
-        return f"{text}."
-    doubtful = " (not to be trusted)" if report.doubts else ""
-    return f"{text}. Measured here, as a share of a draft step{doubtful}, {', '.join(measured)}."
 
 
 def live_texts(report: Report) -> list[str]:
@@ -213,7 +208,7 @@ def live_texts(report: Report) -> list[str]:
     return texts
 
 
-def batch_findings(report: Report) -> list[str]:
+def _batch_findings(report: Report) -> list[str]:
     """Return up to which size of batches speculation pays here, and what the load-aware policy makes of the best other setting.
 
     Both are of the tokens of all requests per second, of settings that keep the output distribution.
@@ -234,42 +229,6 @@ def batch_findings(report: Report) -> list[str]:
     elif fails:
         text += f", but not with {', '.join(fails)}"
     return [f"{text}." + (f" Over the best other setting, {LOAD_AWARE} makes {', '.join(changes)}." if changes else "")]
-
-
-def notes_on(report: Report) -> list[str]:
-    """Return warnings for the reader.
-
-    They name heads that do not pay for themselves, rules without a head that are faster, and drafting that does not pay. They
-    leave out measured figures where these are not to be trusted.
-    """
-    dear, beaten = [], []
-    for data_set in (data_set for data_set in report.data_sets if data_set.role == "test"):
-        winners = [row for row in data_set.winners if is_trusted(report, row.ratio)]
-        for row in winners:
-            if row.break_even is not None and row.head_share is not None and row.head_share >= row.break_even.value:
-                dear.append(
-                    f"On {data_set.name} prompts, at {_ratio_name(row.ratio)}, {row.name} does not pay for its head: it adds "
-                    f"{share_text(row.head_share)} to a draft step and would break even at {share_text(row.break_even.value)}."
-                )
-        for ratio in dict.fromkeys(row.ratio for row in winners):
-            head, other = (best(winners_at(data_set, ratio), with_head, with_fixed=True) for with_head in (True, False))
-            if head and other and other.speedup.value > head.speedup.value:
-                beaten.append(
-                    f"On {data_set.name} prompts, at {_ratio_name(ratio)}, {other.name} ({other.speedup.value:.3f}x) is faster "
-                    f"than the head ({head.name}, {head.speedup.value:.3f}x)."
-                )
-    return [*dear, *beaten, *([] if report.doubts else _slower(report))]
-
-
-def _slower(report: Report) -> Iterator[str]:
-    """Yield a note that drafting does not pay here, if no decoded setting is faster than the target alone."""
-    fastest = max((row for row in report.live if row.family != TARGET), key=lambda row: row.speedup.value, default=None)
-    if fastest is not None and fastest.speedup.value < 1:
-        text = f"Speculative decoding makes this pair slower here: the best setting, {fastest.name}, reaches "
-        text += f"{fastest.speedup.value:.2f}x of the target alone"
-        if report.costs is not None and report.costs.draft_seconds:
-            text += f", because a forward pass of the target costs only {report.costs.ratio:.1f} draft steps on this machine"
-        yield f"{text}."
 
 
 def draft_temperature_notes(overlaps: Mapping[float, float]) -> list[str]:

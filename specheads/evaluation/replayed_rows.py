@@ -8,7 +8,7 @@ import torch
 from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, Candidate
 from specheads.evaluation.intervals import Interval, interval, sums
 from specheads.evaluation.replayed_sets import Outcome, RecordedSet
-from specheads.evaluation.report import BankRow, DataSet, Positions, Reliability, RuleRow, TextSample, Winner, rule_fields
+from specheads.evaluation.report import BankRow, DataSet, Reliability, RuleRow, TextSample, Winner, rule_fields
 from specheads.heads.calibration import IndexCalibration, in_rounds
 from specheads.heads.metrics import auroc, binary_kl, calibration, ece_by_index
 from specheads.pair.pair import Pair
@@ -160,15 +160,6 @@ def _reliability(name: str, probs: torch.Tensor, labels: torch.Tensor, index: to
         ece_by_index=ece_by_index(probs, labels, index),
         auroc=auroc(probs, labels),
     )
-
-
-def positions(candidate: Candidate, rounds: Replayed) -> Positions:
-    """Return how many tokens a rule drafted and how many were accepted, by index in the round."""
-    longest = int(rounds.drafted.max(initial=0))
-    drafted, accepted = (
-        [int((column > index).sum()) for index in range(longest)] for column in (rounds.drafted, rounds.accepted)
-    )
-    return Positions(candidate.family, candidate.name, drafted, accepted, **rule_fields(candidate))
 
 
 def text_samples(pair: Pair, recording: Recording, candidate: Candidate, rounds: Replayed) -> list[TextSample]:

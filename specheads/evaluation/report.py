@@ -146,16 +146,6 @@ class Reliability:
 
 
 @dataclass(frozen=True)
-class Positions(RuleFields):
-    """The lengths of a rule's drafts: by index in the round, how many tokens were drafted and how many accepted."""
-
-    family: str
-    name: str
-    drafted: Sequence[int]
-    accepted: Sequence[int]
-
-
-@dataclass(frozen=True)
 class TextSample:
     """A response in pieces, as one rule's rounds made it, each with its outcome.
 
@@ -180,8 +170,6 @@ class DataSet:
     rules: Sequence[RuleRow]
     winners: Sequence[Winner]
     reliability: Sequence[Reliability] = field(default_factory=list)
-    positions: Sequence[Positions] = field(default_factory=list)
-    texts: Sequence[TextSample] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -197,7 +185,6 @@ class BankRow:
     head_share: Mapping[str, float | None]  # by ratio, its cost as a share of a draft step
     # By ratio, the share at which it would be as fast as the best fixed length.
     break_even: Mapping[str, Interval | None] = field(default_factory=dict)
-    trained_kl: Mapping[str, float] = field(default_factory=dict)  # by split, as its training measured it, without calibration
 
 
 @dataclass(frozen=True)
@@ -215,6 +202,7 @@ class Report:
     data_sets: Sequence[DataSet] = field(default_factory=list)
     bank: Sequence[BankRow] = field(default_factory=list)
     batches: Sequence[BatchTable] = field(default_factory=list)  # where numbers of rows were asked for
+    texts: Sequence[TextSample] = field(default_factory=list)  # on the first set of test prompts
     # The setting that was fastest on dev prompts, by its name among those that were decoded; None where that was not tried.
     recommended: str | None = None
     notes: Sequence[str] = field(default_factory=list)  # for the reader, for example that a simple rule beats the head

@@ -8,18 +8,9 @@ from typing import Any
 
 from rich.console import Console
 
-from specheads.evaluation.conclusions import batch_findings, costs_text, is_trusted, live_texts, preferred, ratios_of
+from specheads.evaluation.conclusions import is_trusted, key_findings, live_texts, preferred, ratios_of, winners_at
 from specheads.evaluation.report import MEASURED, BatchRow, LiveRow, Report, RuleRow, rule_fields
-from specheads.evaluation.tables import (
-    ABOUT_QUALITY,
-    QUALITY_TITLE,
-    Table,
-    batch_table,
-    live_table,
-    quality_table,
-    ratio_tables,
-    terminal,
-)
+from specheads.evaluation.tables import bank_table, batch_table, live_table, quality_table, terminal, winners_table
 from specheads.storage.files import write_json, write_whole
 
 
@@ -71,36 +62,30 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def print_report(report: Report, console: Console | None = None) -> None:
-    """Print the tables of a report, and its notes: at the measured costs, and at the ratio that the page shows first."""
-    console = console or Console()
+    """Print the tables of a report, at the measured costs and at the ratio that the page shows first, and what it found."""
+    console, every = console or Console(), ratios_of(report)
+    ratios = [ratio for ratio in every if ratio in (MEASURED, preferred(every))]
+    tests = [data for data in report.data_sets if data.role == "test"]
+    tables = [winners_table(report, data, ratio) for data in tests for ratio in ratios if winners_at(data, ratio)]
+    tables += [bank_table(report, ratio) for ratio in ratios if report.bank]
+    tables += [live_table(report)] if report.live else []
+    tables += [quality] if (quality := quality_table(report)) else []
+    tables += [batch_table(report, batches) for batches in report.batches]
 
     def say(texts: Iterable[str], style: str = "") -> None:
         for text in texts:
             console.print(text, highlight=False, markup=False, style=style)
 
-    def show(table: Table, is_trusted: bool = True) -> None:
-        for part in terminal(table, console.width, "" if is_trusted else "dim"):
-            console.print(part)
-
-    trusted, every = is_trusted(report, MEASURED), ratios_of(report)
     say(report.doubts, "bold")
-    say([f"Costs: {costs_text(report)}"])
-    for _, ratio, table in ratio_tables(report, [ratio for ratio in every if ratio in (MEASURED, preferred(every))]):
-        show(table, is_trusted(report, ratio))
-    if report.live:
-        show(live_table(report), trusted)
-        say(live_texts(report), "" if trusted else "dim")
-    if quality := quality_table(report):
-        say([QUALITY_TITLE], "bold")
-        show(quality)
-        say([ABOUT_QUALITY])
-    for batches in report.batches:
-        show(batch_table(report, batches), trusted)
-    say([*(batch_findings(report) if trusted else []), *report.notes])
+    for table in tables:
+        for part in terminal(table, console.width, "dim" if table.doubtful else ""):
+            console.print(part)
+    say(live_texts(report), "dim" if report.doubts else "")
+    say([*key_findings(report), *report.notes])
 
 
 def log_report(report: Report, loggers: Sequence[Any]) -> None:
-    """Log the page, the results and the plots to every W&B logger of Lightning; others have no place for them."""
+    """Log the page and the results to every W&B logger of Lightning; others have no place for them."""
     from lightning.pytorch.loggers import WandbLogger
 
     for logger in loggers:
@@ -111,22 +96,15 @@ def log_report(report: Report, loggers: Sequence[Any]) -> None:
 
 
 def contents(report: Report) -> dict[str, Any]:
-    """Return what is logged: the page, a table of all results, and the plots.
+    """Return what is logged: the page, and a table of all results.
 
     Measured figures that are not to be trusted are on the page only, which says so.
     """
     import wandb
 
     from specheads.evaluation.page.document import html_of  # imports plotly
-    from specheads.evaluation.page.figures import DOUBTFUL, figures_of
 
     rows = [row for row in _results(report) if not report.doubts or row["how"] == "replayed"]
     keys = dict.fromkeys(key for row in rows for key in row if is_trusted(report, MEASURED) or f".{MEASURED}." not in key)
-    plots = {
-        f"{name}/{key}": wandb.Plotly(figure)
-        for name, figures in figures_of(report).items()
-        for key, figure in figures.items()
-        if figure.layout.meta != DOUBTFUL
-    }
     results = wandb.Table(columns=list(keys), data=[[row.get(key) for key in keys] for row in rows], allow_mixed_types=True)
-    return {"report": wandb.Html(html_of(report), inject=False), "results": results, **plots}
+    return {"report": wandb.Html(html_of(report), inject=False), "results": results}

@@ -14,13 +14,13 @@ import yaml
 from specheads.decoding.stopping import HeadThreshold
 from specheads.decoding.verification import TokenVerification
 from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate
-from specheads.evaluation.conclusions import draft_temperature_notes, notes_on
+from specheads.evaluation.conclusions import draft_temperature_notes
 from specheads.evaluation.head_folders import store_in_config
 from specheads.evaluation.intervals import Interval, interval
 from specheads.evaluation.live_rows import gain_over_fixed, live_rows, qualities
-from specheads.evaluation.replayed_rows import bank, data_set, positions, reliability, text_samples
+from specheads.evaluation.replayed_rows import bank, data_set, reliability, text_samples
 from specheads.evaluation.replayed_sets import Outcome
-from specheads.evaluation.report import MEASURED, DataSet, LiveRow, Report
+from specheads.evaluation.report import MEASURED, LiveRow, Report, TextSample
 from specheads.evaluation.setup import Setup, device_name, load_average, versions
 from specheads.evaluation.sweep import REMEDY, doubts_of
 from specheads.pair.pair import Pair
@@ -48,17 +48,20 @@ def report_of(setup: Setup, outcome: Outcome, config: str | None = None) -> Repo
         if outcome.undecoded:
             doubts.append(f"The measured costs did not settle, so {', '.join(outcome.undecoded)} were not decoded; {REMEDY}.")
     heads = {name: recorded_head(head) for name, head in setup.heads.items()}
-    sets, ranking = [], []
-    if outcome.best:
-        sets = [replace(data_set(each, outcome), reliability=reliability(each.recording, heads)) for each in outcome.sets]
-        sets[1] = _detailed(setup.pair, outcome, sets[1])
-        if len(heads) > 1:
-            trained = {name: head.config.train.get("kl", {}) for name, head in setup.heads.items()}
-            ranking = [replace(row, trained_kl=trained[row.head]) for row in bank(heads, outcome.sets[1:], outcome)]
-    context = context_of(setup, config, num_decoded=len(measured[0].stats) if measured else 0)
-    report = Report(context, cost_table.fit, doubts, live, gains, sets, ranking, batches=outcome.batches)
-    notes = [*notes_on(report), *draft_temperature_notes(outcome.draft_overlaps), *setup.prompts.notes()]
-    return replace(report, recommended=outcome.recommended, notes=notes)
+    sets = outcome.sets if outcome.best else []
+    return Report(
+        context=context_of(setup, config, num_decoded=len(measured[0].stats) if measured else 0),
+        fit=cost_table.fit,
+        doubts=doubts,
+        live=live,
+        gains=gains,
+        data_sets=[replace(data_set(each, outcome), reliability=reliability(each.recording, heads)) for each in sets],
+        bank=bank(heads, sets[1:], outcome) if sets and len(heads) > 1 else [],
+        batches=outcome.batches,
+        texts=_texts(setup.pair, outcome) if sets else [],
+        recommended=outcome.recommended,
+        notes=[*draft_temperature_notes(outcome.draft_overlaps), *setup.prompts.notes()],
+    )
 
 
 def _replayed_speeds(setup: Setup, outcome: Outcome) -> dict[str, float]:
@@ -78,22 +81,17 @@ def _replayed_speeds(setup: Setup, outcome: Outcome) -> dict[str, float]:
     return speeds
 
 
-def _detailed(pair: Pair, outcome: Outcome, data: DataSet) -> DataSet:
-    """Return `data` with drafts by position and responses in color, for the best rules of each kind.
-
-    They are the best fixed length, the best rule with a head, and the best ones without.
-    """
+def _texts(pair: Pair, outcome: Outcome) -> list[TextSample]:
+    """Return responses in pieces by the best fixed length, the best rule with a head, and the best ones without."""
     rules, ratio, recording = outcome.candidates, outcome.middle, outcome.sets[1].recording
-    best = outcome.achievable(ratio)
-    order = sorted(best, key=lambda number: -outcome.speeds[ratio][number])
+    order = sorted(outcome.achievable(ratio), key=lambda number: -outcome.speeds[ratio][number])
     others = [number for number in order if rules[number].family != FIXED]
-    shown = [number for number in best if rules[number].family == FIXED]
+    shown = [number for number in order if rules[number].family == FIXED]
     shown += [number for number in others if rules[number].head is not None][:1]
     shown += [number for number in others if rules[number].head is None][:NUM_OTHERS]
     replays = replay(recording, [rule for number in shown if (rule := rules[number].rule)])
-    walked = [(rules[number], rounds) for number, rounds in zip(shown, replays, strict=True)]
-    texts = [sample for candidate, rounds in walked for sample in text_samples(pair, recording, candidate, rounds)]
-    return replace(data, positions=[positions(candidate, rounds) for candidate, rounds in walked], texts=texts)
+    walked = zip(shown, replays, strict=True)
+    return [sample for number, rounds in walked for sample in text_samples(pair, recording, rules[number], rounds)]
 
 
 def context_of(setup: Setup, config: str | None = None, num_decoded: int = 0) -> dict[str, Any]:

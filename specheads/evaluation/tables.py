@@ -13,6 +13,7 @@ from specheads.evaluation.conclusions import (
     Shown,
     change,
     counted_text,
+    is_trusted,
     minus,
     percent,
     ratio_text,
@@ -21,15 +22,9 @@ from specheads.evaluation.conclusions import (
     winners_at,
 )
 from specheads.evaluation.intervals import LEVELS, Interval
-from specheads.evaluation.report import BatchRow, BatchTable, DataSet, LiveRow, QualityRow, Report, Winner
+from specheads.evaluation.report import BankRow, BatchRow, BatchTable, DataSet, LiveRow, QualityRow, Report, Winner
 
 SCORE_TITLES = {"exact_number": "right numbers", "rouge_l": "ROUGE-L"}
-QUALITY_TITLE = "Quality of responses"
-ABOUT_QUALITY = (
-    "Perplexity: of all emitted tokens under the target as it is, without temperature, top-k and top-p. Rejections: rounds in "
-    "which a drafted token was rejected, per emitted token."
-)
-BEST_FIXED = "best fixed length"
 
 
 @dataclass(frozen=True)
@@ -39,10 +34,7 @@ class Cell:
     text: str | None
     key: float | str | None = None
     limits: str | None = None
-    kind: str = ""  # doubtful
     tag: str | None = None  # a short remark
-    lossy: bool = False
-    breaks: bool = False  # whether the text may break after an underscore
 
 
 @dataclass(frozen=True)
@@ -64,6 +56,7 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Row]
     sorted_by: int | None = None
+    doubtful: bool = False  # whether it shows what is not to be trusted
 
     @classmethod
     def of(
@@ -73,10 +66,12 @@ class Table:
         rows: Sequence[Any],
         kind: Callable[[Any], str] = lambda row: "",
         sorted_by: int | None = None,
+        doubtful: bool = False,
     ) -> "Table":
         """Return a table of records: by column the cell of a record, and the kind of each record's row."""
         made = [Row([cell(row) for cell in columns.values()], kind(row)) for row in rows]
-        return cls(caption.replace(" %", "\u00a0%"), tuple(columns), made, sorted_by)
+        caption = caption.replace(" %", "\u00a0%") + (", not to be trusted" if doubtful else "")
+        return cls(caption, tuple(columns), made, sorted_by, doubtful)
 
 
 def estimate_cell(show: Callable[[Interval], Shown], estimate: Interval | None) -> Cell:
@@ -84,8 +79,13 @@ def estimate_cell(show: Callable[[Interval], Shown], estimate: Interval | None) 
     return Cell(None) if estimate is None else Cell(show(estimate).text, estimate.value, show(estimate).limits)
 
 
-def _named(text: str, **remarks: Any) -> Cell:
-    return Cell(text, text, **remarks)
+def _named(text: str, tag: str | None = None) -> Cell:
+    return Cell(text, text, tag=tag)
+
+
+def _setting(row: LiveRow | BatchRow, fastest: LiveRow | BatchRow | None = None) -> Cell:
+    """Return the name of a setting that was decoded."""
+    return _named(row.name, "fastest" if row is fastest else None if row.lossless else "lossy")
 
 
 def _number(value: float | None, digits: int) -> Cell:
@@ -115,18 +115,6 @@ def _at(report: Report, ratio: str, ending: str = "") -> str:
     return f"ratio {ratio_text(report, ratio)}{ending}; {counted_text(report, ratio)}"
 
 
-def _trust(report: Report) -> str:
-    return "; not to be trusted" if report.doubts else ""
-
-
-def ratio_tables(report: Report, ratios: Sequence[str], roles: Sequence[str] = ("test",)) -> Iterator[tuple[str, str, Table]]:
-    """Yield the tables of predicted speeds that are not empty, each with its name and its ratio: of data sets, heads."""
-    for data_set in (each for each in report.data_sets if each.role in roles):
-        name = f"replay/{data_set.name}"
-        yield from ((name, ratio, winners_table(report, data_set, ratio)) for ratio in ratios if winners_at(data_set, ratio))
-    yield from (("heads", r, bank_table(report, r)) for r in ratios if any(r in row.speedup for row in report.bank))
-
-
 def winners_table(report: Report, data_set: DataSet, ratio: str) -> Table:
     """Return the best rule of each family on a data set at a ratio."""
     winners = winners_at(data_set, ratio)
@@ -137,7 +125,7 @@ def winners_table(report: Report, data_set: DataSet, ratio: str) -> Table:
         return estimate_cell(show, None if row.family == FIXED else estimate)
 
     columns: dict[str, Callable[[Winner], Cell]] = {
-        "family": lambda row: _named(row.family, tag="best" if row is top else notes.get(row.family), breaks=True),
+        "family": lambda row: _named(row.family, "best" if row is top else notes.get(row.family)),
         "rule": lambda row: _named(row.name),
         "speed-up": lambda row: estimate_cell(times, row.speedup),
         "over best fixed": lambda row: gain(change, row, row.gain),
@@ -147,22 +135,9 @@ def winners_table(report: Report, data_set: DataSet, ratio: str) -> Table:
         "break-even": lambda row: estimate_cell(percent, row.break_even),
     }
     caption = f"{data_set.name}, {_at(report, ratio, ': the best of each family')}"
-    return Table.of(caption, columns, winners, lambda row: "best" if row is top else "bound" if row.bound else "")
-
-
-def across_table(report: Report, ratio: str) -> Table:
-    """Return the gain of each family over the best fixed length on every data set at a ratio."""
-    won = [{row.family: row for row in winners_at(data_set, ratio) if row.family != FIXED} for data_set in report.data_sets]
-    bounds = {row.family for data_set in report.data_sets for row in data_set.winners if row.bound}
-
-    def gain(number: int) -> Callable[[str], Cell]:
-        return lambda family: estimate_cell(change, won[number][family].gain if family in won[number] else None)
-
-    columns = {"family": lambda family: _named(family, breaks=True)}
-    columns |= {f"{data_set.name} ({data_set.role})": gain(number) for number, data_set in enumerate(report.data_sets)}
-    families = list(dict.fromkeys(family for of_set in won for family in of_set))
-    caption = f"Gain over the best fixed length on every data set, {_at(report, ratio)}"
-    return Table.of(caption, columns, families, lambda family: "bound" if family in bounds else "")
+    kinds = {row.family: "bound" for row in winners if row.bound} | ({top.family: "best"} if top else {})
+    doubtful = not is_trusted(report, ratio)
+    return Table.of(caption, columns, winners, lambda row: kinds.get(row.family, ""), doubtful=doubtful)
 
 
 def live_table(report: Report) -> Table:
@@ -179,7 +154,7 @@ def live_table(report: Report) -> Table:
         return replace(_number(row.acceptance_rate, 2), limits=limits)
 
     columns: dict[str, Callable[[LiveRow], Cell]] = {
-        "setting": lambda row: _named(row.name, tag="fastest" if row is fastest else None, lossy=not row.lossless),
+        "setting": lambda row: _setting(row, fastest),
         "tok/s": lambda row: estimate_cell(_speed, row.tokens_per_second),
         "speed-up": lambda row: estimate_cell(times, row.speedup),
         "by costs": lambda row: predicted(row, row.predicted_tokens_per_second),
@@ -192,15 +167,15 @@ def live_table(report: Report) -> Table:
     }
     if any(row.efficiency_gain for row in report.live):
         columns["block eff. gain"] = lambda row: estimate_cell(change, row.efficiency_gain)
-    caption = f"Measured speed, and tokens per second as the fitted costs predict them{_trust(report)}"
-    return Table.of(caption, columns, report.live, lambda row: "best" if row is fastest else "", sorted_by=-1)
+    caption, doubtful = "Measured speed, and tokens per second as the fitted costs predict them", bool(report.doubts)
+    return Table.of(caption, columns, report.live, lambda row: "best" if row is fastest else "", -1, doubtful)
 
 
 def batch_table(report: Report, batches: BatchTable) -> Table:
     """Return what batches of one size decoded; the setting with the highest throughput is marked."""
     fastest = max((row for row in batches.rows if row.lossless), key=lambda row: row.tokens_per_second)
     columns: dict[str, Callable[[BatchRow], Cell]] = {
-        "setting": lambda row: _named(row.name, tag="fastest" if row is fastest else None, lossy=not row.lossless),
+        "setting": lambda row: _setting(row, fastest),
         "tok/s in all": lambda row: _number(row.tokens_per_second, 1),
         "over target": lambda row: Cell(f"{row.over_alone:.2f}×", row.over_alone),
         "tok/s of a request": lambda row: _number(row.request_tokens_per_second, 1),
@@ -209,41 +184,18 @@ def batch_table(report: Report, batches: BatchTable) -> Table:
         "first ms p50 / p90 / p99": lambda row: _levels(row.first_token_ms),
         "tok/round": lambda row: _number(row.tokens_per_round, 2),
     }
-    caption = f"{batches.concurrency} at once: {batches.num_requests} requests{_trust(report)}"
-    return Table.of(caption, columns, batches.rows, lambda row: "best" if row is fastest else "", sorted_by=-1)
-
-
-def loads_of(report: Report) -> dict[str, dict[str, BatchRow]]:
-    """Return the rows of batches by load and name; the best fixed length, another one for each load, has one name."""
-
-    def name(row: BatchRow) -> str:
-        return BEST_FIXED + row.family.removeprefix(FIXED) if row.rule_name == FIXED else row.name
-
-    return {f"{table.concurrency} at once": {name(row): row for row in table.rows} for table in report.batches}
-
-
-def loads_table(report: Report) -> Table:
-    """Return the tokens per second of all loads in all, and in brackets those of a request."""
-    loads = loads_of(report)
-
-    def speed(rows: Mapping[str, BatchRow]) -> Callable[[str], Cell]:
-        def cell(name: str) -> Cell:
-            row = rows.get(name)
-            if row is None:
-                return Cell(None)
-            return replace(_number(row.tokens_per_second, 0), limits=f"({row.request_tokens_per_second:,.1f})")
-
-        return cell
-
-    columns = {"": _named} | {load: speed(rows) for load, rows in loads.items()}
-    names = list(dict.fromkeys(name for rows in loads.values() for name in rows))
-    return Table.of(f"Tokens per second of all requests together, and in brackets of one{_trust(report)}", columns, names)
+    caption, doubtful = f"{batches.concurrency} at once: {batches.num_requests} requests", bool(report.doubts)
+    return Table.of(caption, columns, batches.rows, lambda row: "best" if row is fastest else "", -1, doubtful)
 
 
 def bank_table(report: Report, ratio: str) -> Table:
-    """Return the heads of the bank at a ratio, the fastest first."""
-    heads = sorted((row for row in report.bank if ratio in row.speedup), key=lambda row: -row.speedup[ratio].value)
-    columns = {
+    """Return the heads of the bank at a ratio, the fastest first, with the KL divergence of their predictions in nats."""
+    heads = sorted(report.bank, key=lambda row: -row.speedup[ratio].value)
+
+    def divergence(name: str) -> Callable[[BankRow], Cell]:
+        return lambda row: _number(row.kl[name], 4)
+
+    columns: dict[str, Callable[[BankRow], Cell]] = {
         "head": lambda row: _named(row.head),
         "speed-up": lambda row: estimate_cell(times, row.speedup[ratio]),
         "head’s cost": lambda row: _cost(row.head_share.get(ratio)),
@@ -252,18 +204,9 @@ def bank_table(report: Report, ratio: str) -> Table:
         "AUROC": lambda row: _number(row.auroc, 4),
         "ECE": lambda row: _number(row.ece, 4),
     }
-    return Table.of(f"Heads, {_at(report, ratio)}", columns, heads, lambda row: "best" if row is heads[0] else "", sorted_by=1)
-
-
-def divergence_table(report: Report) -> Table:
-    """Return the KL divergence of every head of the bank on the prompts of its training, and on all that are reported."""
-    columns: dict[str, Callable[[Any], Cell]] = {"head": lambda row: _named(row.head)}
-    for split in ("train", "dev"):
-        if any(split in row.trained_kl for row in report.bank):
-            columns[f"{split}, in training"] = lambda row, split=split: _number(row.trained_kl.get(split), 4)  # type: ignore[misc]
-    for name in dict.fromkeys(name for row in report.bank for name in row.kl):
-        columns[name] = lambda row, name=name: _number(row.kl.get(name), 4)  # type: ignore[misc]
-    return Table.of("KL divergence of the predictions, nats", columns, report.bank)
+    columns |= {f"KL {name}": divergence(name) for name in heads[0].kl}
+    kinds, doubtful = {heads[0].head: "best"}, not is_trusted(report, ratio)
+    return Table.of(f"Heads, {_at(report, ratio)}", columns, heads, lambda row: kinds.get(row.head, ""), 1, doubtful)
 
 
 def quality_table(report: Report) -> Table | None:
@@ -276,14 +219,14 @@ def quality_table(report: Report) -> Table | None:
         return lambda row: estimate_cell(_spread(digits), value(row.quality) if row.quality else None)
 
     columns: dict[str, Callable[[LiveRow], Cell]] = {
-        "setting": lambda row: _named(row.name, lossy=not row.lossless),
+        "setting": _setting,
         "perplexity": cell(lambda quality: quality.perplexity, digits=2),
         "rejections per token": cell(lambda quality: quality.rejections_per_token),
     }
     if any(quality.score for quality in measured):
         name = report.context["score"]
         columns[SCORE_TITLES.get(name, name)] = cell(lambda quality: quality.score)
-    return Table.of("How likely responses are under the target", columns, report.live, sorted_by=-1)
+    return Table.of("Quality of responses", columns, report.live, sorted_by=-1)
 
 
 SEPARATOR = 2  # columns of the terminal between two columns of a table
@@ -318,5 +261,5 @@ def terminal(table: Table, width: int, style: str = "") -> Iterator[RichTable]:
 
 def _lines(cell: Cell) -> str:
     """Return a cell's text, and below it its limits and remarks."""
-    remarks = [cell.limits, "lossy" if cell.lossy else None, cell.tag]
-    return "\n".join(["-" if cell.text is None else cell.text.replace("\u00a0", " "), *(each for each in remarks if each)])
+    text = "-" if cell.text is None else cell.text.replace("\u00a0", " ")
+    return "\n".join(part for part in (text, cell.limits, cell.tag) if part)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from specheads.evaluation.conclusions import batch_findings, draft_temperature_notes, key_findings
+from specheads.evaluation.conclusions import draft_temperature_notes, key_findings
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.report import BatchRow, BatchTable, LiveRow, Report
 from specheads.evaluation.report_files import print_report
@@ -61,8 +61,7 @@ def test_a_finding_says_up_to_which_batch_speculation_pays(name):
         batch(64, ALONE, ("fixed K=3", "fixed_length", fast[1], True), ("load-aware", "load-aware", 98.0, True), lossy),
     ]
     report = Report({"model": "tiny"}, None, batches=tables)
-    assert batch_findings(report) == [text] and key_findings(report) == [text]
-    assert batch_findings(replace(report, batches=[])) == []
+    assert key_findings(report) == [text] and key_findings(replace(report, batches=[])) == []
     for doubts, said in (([], True), (["busy"], False)):
         console = Console(record=True, width=400)
         print_report(replace(report, doubts=doubts), console)
@@ -70,7 +69,7 @@ def test_a_finding_says_up_to_which_batch_speculation_pays(name):
 
 
 def test_batches_without_the_policy_have_no_comparison_with_it():
-    (text,) = batch_findings(Report({}, None, batches=[batch(4, ALONE, ("fixed K=3", "fixed_length", 150.0, True))]))
+    (text,) = key_findings(Report({}, None, batches=[batch(4, ALONE, ("fixed K=3", "fixed_length", 150.0, True))]))
     assert text == "In batches, the best setting is faster than the target alone with 4 (1.50×, fixed K=3) requests at once."
 
 

@@ -14,7 +14,6 @@ from report_example import NASTY, report_example
 from selenium import webdriver
 from selenium.common.exceptions import TimeoutException
 from selenium.webdriver.chrome.service import Service
-from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
 from specheads.evaluation.candidates import CEILING, FIXED, ORACLE
@@ -22,7 +21,7 @@ from specheads.evaluation.conclusions import key_findings, main_data_set, ratios
 from specheads.evaluation.page.document import html_of
 from specheads.evaluation.page.figures import DOUBTFUL, figures_of
 from specheads.evaluation.report import MEASURED, DataSet, Report
-from specheads.evaluation.tables import bank_table, divergence_table, loads_table
+from specheads.evaluation.tables import bank_table
 
 FOLDER = resources.files("specheads.evaluation.page")
 CHROMIUM, CHROMEDRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -110,14 +109,14 @@ def test_everything_in_the_report_is_on_the_page(report, html, page):
         assert data_set.name in text
         for winner in data_set.winners:
             assert winner.family in text and winner.name in text
-        for sample in data_set.texts:
-            assert sample.prompt in text and sample.rule in text
-            assert all(str(escape(piece.strip())) in html for _, piece in sample.pieces)
     for name in [row.name for row in report.live] + [row.head for row in report.bank] + list(report.notes):
         assert name in text
+    for sample in report.texts:
+        assert sample.prompt in text and sample.rule in text
+        assert all(str(escape(piece.strip())) in html for _, piece in sample.pieces)
     assert NASTY in text
     drawn = json.loads(page.figures)
-    assert set(drawn) == {"pareto", "threshold", "gap", "reliability", "positions", "batches"}
+    assert set(drawn) == {"pareto", "threshold", "reliability"}
     hovers = [hover for trace in drawn["pareto"]["1"]["data"][1:] for hover in trace["hovertext"]]
     assert len(hovers) == len(report.data_sets[1].rules)
 
@@ -141,15 +140,6 @@ def test_no_achievable_point_beats_one_of_the_front(report, page):
         assert not any(a <= x and b <= y and (a, b) != (x, y) for a, b in points)
 
 
-def test_the_table_of_all_loads_has_each_setting_once_and_leaves_out_what_is_not_known(report):
-    small, large = report.batches
-    missing = replace(report, batches=[small, replace(large, rows=large.rows[:-1])])
-    table = loads_table(missing)
-    assert table.columns == ("", "1 at once", "16 at once")
-    assert [row.cells[0].text for row in table.rows] == ["target alone", "best fixed length", "load-<aware>"]
-    assert table.rows[0].cells[1].text == f"{small.rows[0].tokens_per_second:,.0f}" and table.rows[-1].cells[2].text is None
-
-
 def test_findings_name_the_best_head_and_the_best_rule_without_one(report):
     findings = key_findings(replace(report, doubts=[]))
     winners = {row.family: row for row in report.data_sets[1].winners if row.ratio == "10"}
@@ -167,8 +157,8 @@ def test_findings_name_the_best_head_and_the_best_rule_without_one(report):
 
 def test_doubts_come_first_and_measured_figures_are_greyed(report, html):
     assert html.index("The machine was &lt;busy&gt;.") < html.index("Key findings")
-    # A table for each data set, one across, one of heads, the live section, batches of each size and of all.
-    assert html.count('<div class="doubtful">') == len(report.data_sets) + 3 + len(report.batches) + 1
+    # A table for each data set, one of heads, the live table and what is said of it, batches of each size.
+    assert html.count('doubtful"') == len(report.data_sets) + 1 + 2 + len(report.batches)
     assert "measured (5.4), doubtful" in html
     trusted = html_of(replace(report, doubts=[]))
     assert "doubtful" not in trusted.replace(get_plotlyjs(), "").replace(
@@ -179,11 +169,10 @@ def test_doubts_come_first_and_measured_figures_are_greyed(report, html):
 
 def test_no_figure_or_finding_shows_untrusted_numbers_unmarked(report):
     doubtful, trusted = (figures_of(each) for each in (report, replace(report, doubts=[])))
-    for name in ("threshold", "gap"):
-        for key, figure in doubtful[name].items():
-            assert (figure.layout.meta == DOUBTFUL) == key.endswith("|measured")
-            assert bool(figure.layout.annotations) == key.endswith("|measured")
-        assert not any(figure.layout.meta for figure in trusted[name].values())
+    for key, figure in doubtful["threshold"].items():
+        assert (figure.layout.meta == DOUBTFUL) == key.endswith("|measured")
+        assert bool(figure.layout.annotations) == key.endswith("|measured")
+    assert not any(figure.layout.meta for figure in trusted["threshold"].values())
     hover = doubtful["pareto"]["1"].data[1].hovertext[0]
     assert "speed-up at measured (5.4), doubtful: " in hover and "speed-up at 10: " in hover
     findings = [key_findings(each) for each in (report, replace(report, doubts=[]))]
@@ -196,23 +185,14 @@ def test_a_measured_ratio_that_is_not_to_be_trusted_is_not_shown_first(report):
     assert ratios_of(replace(report, doubts=[])) == ["measured", "5", "10", "20"]
 
 
-def test_the_page_states_the_costs_of_heads(report, page):
-    text = "".join(page.text)
-    assert "break-even" in text and "15\u00a0%" in text
-    counted = {"verified_share": 0.02, "head_shares": {"<deep>": 0.123}, "counted": False}
-    shown = "".join(Page(html_of(replace(report, context=report.context | {"costs": counted}))).text)
-    said = "verifying one more token costs 2 % of a forward pass, heads’ costs are as given"
-    assert f"at the ratios {said} (as shares of a draft step, <deep>: 12.3 %)".replace(" %", "\u00a0%") in shown
-
-
 def test_every_table_of_predicted_speeds_names_the_counted_costs(report, html):
     said = "verifying one more token costs 1\u00a0% of a forward pass, heads’ costs are counted from their weights"
     captions = re.findall(r"<caption><span>(.*?)</span>", html)
     predicted = [caption for caption in captions if re.search(r"ratio (5|10|20)[;:]", caption)]
-    assert len(predicted) == 3 * (len(report.data_sets) + 2)  # of winners by data set, across, and heads
+    assert len(predicted) == 3 * (len(report.data_sets) + 1)  # of winners by data set, and heads
     assert all(caption.endswith(said) for caption in predicted)
     measured = [caption for caption in captions if "ratio measured" in caption]
-    assert len(measured) == len(report.data_sets) + 2
+    assert len(measured) == len(report.data_sets) + 1
     assert all(caption.endswith("costs as measured here, not to be trusted") for caption in measured)
 
 
@@ -226,15 +206,6 @@ def test_the_table_of_heads_shows_their_costs_and_where_they_break_even(report):
     assert {row.cells[even].text for row in bare.rows} == {None}
 
 
-def test_heads_have_the_divergences_of_their_training_beside_those_of_every_reported_set(report):
-    shown = divergence_table(report)
-    assert shown.columns == ("head", "train, in training", "dev, in training", "test", "humaneval")
-    of_head = {row.cells[0].text: [cell.text for cell in row.cells[1:]] for row in shown.rows}
-    (unknown,) = [row.head for row in report.bank if not row.trained_kl]  # exported by an earlier version
-    assert of_head.pop(unknown)[:2] == [None, None] and len(of_head) == len(report.bank) - 1
-    assert all(None not in cells for cells in of_head.values())
-
-
 def test_an_empty_report_is_a_page_too():
     page = Page(html_of(Report({}, None)))
     assert page.open == [] and "section" not in page.tags
@@ -243,7 +214,7 @@ def test_an_empty_report_is_a_page_too():
 
 def test_parts_of_a_report_make_a_page(report):
     first = report.data_sets[1]
-    bare = replace(first, winners=[], reliability=[], positions=[], texts=[])
+    bare = replace(first, winners=[], reliability=[])
     unbound = [replace(row, gap_ceiling=None, gap_oracle=None) for row in first.winners if row.ratio == MEASURED]
     sets = [bare, DataSet("none", "dev", 0, 0, 0, [], []), replace(first, winners=unbound, rules=[])]
     for part in (replace(report, data_sets=[data], fit=None, bank=[], live=[]) for data in sets):
@@ -282,7 +253,7 @@ def opened(request, browser, path):
 def test_a_browser_shows_every_figure_without_an_error_or_a_request(opened):
     assert (
         opened.execute_script("return [...document.querySelectorAll('.plot')].map(one => !!one.querySelector('.main-svg'))")
-        == [True] * 6
+        == [True] * 3
     )
     assert opened.execute_script("return [...document.querySelectorAll('.plot .points')].length") > 5
     addresses = opened.execute_script("return performance.getEntriesByType('resource').map(one => one.name)")
@@ -311,7 +282,7 @@ def test_a_table_fits_a_laptop_and_shows_a_speed_up_on_a_phone(opened):
 
 def test_selecting_a_ratio_or_a_data_set_changes_tables_and_figures(opened):
     captions = "return [...document.querySelectorAll('.panel:not([hidden]) caption')].map(one => one.textContent)"
-    drawn = "return document.querySelector('[data-figure=gap]').data.map(one => [...one.x])"
+    drawn = "return document.querySelector('[data-figure=threshold]').data.map(one => [...one.y])"
     before = opened.execute_script(captions), opened.execute_script(drawn)
     assert "ratio 10" in before[0][0] and "mt-bench" in before[0][0]
     opened.execute_script("document.querySelector('input[data-select=ratio][value=\"20\"]').click()")
@@ -325,27 +296,10 @@ def test_selecting_a_ratio_or_a_data_set_changes_tables_and_figures(opened):
     assert not opened.get_log("browser")
 
 
-def test_selecting_a_load_shows_its_table_and_its_front(opened):
-    """By keys, too: the choices are radio buttons."""
-    shown = "return [...document.querySelectorAll('#batches .panel:not([hidden]) caption')].map(one => one.textContent)"
-    drawn = "return document.querySelector('[data-figure=batches]').data.map(one => [...one.x])"
-    assert opened.execute_script(shown)[0].startswith("Tokens per second of all requests together")
-    assert [len(x) for x in opened.execute_script(drawn)] == [2] * 3  # settings at two loads
-    opened.execute_script("document.querySelector('input[data-select=load][value=all]').focus()")
-    opened.switch_to.active_element.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
-    assert opened.execute_script(shown)[0].startswith("16 at once: 32 requests")
-    front, *points = opened.execute_script(drawn)
-    assert [len(x) for x in points] == [1] * 3 and len(front) == 1  # load-aware is better in both
-    assert not opened.get_log("browser")
-
-
 def test_a_figure_that_is_not_to_be_trusted_is_greyed(opened):
     ratio = "document.querySelector('input[data-select=ratio][value=\"%s\"]').click();"
     greyed = "return document.querySelectorAll('.plot.doubtful').length"
-    assert [opened.execute_script(ratio % value + greyed) for value in ("measured", "10")] == [
-        3,
-        1,
-    ]  # thresholds, gaps, batches
+    assert [opened.execute_script(ratio % value + greyed) for value in ("measured", "10")] == [1, 0]
     assert not opened.get_log("browser")
 
 
@@ -357,7 +311,7 @@ def test_a_table_has_the_numbers_of_each_plot(opened):
     assert set(opened.execute_script(rows)) == {0}
     opened.execute_script("document.querySelectorAll('.numbers').forEach(one => { one.open = true; })")
     WebDriverWait(opened, 10).until(lambda driver: driver.execute_script(rows) == driver.execute_script(counts))
-    first = "return document.querySelector('.plot[data-figure=gap]').parentElement.querySelector('.numbers td').textContent"
+    first = "return document.querySelector('.plot[data-figure=threshold]').parentElement.querySelector('.numbers').textContent"
     before = opened.execute_script(first)
     opened.execute_script("document.querySelector('input[data-select=ratio][value=\"20\"]').click()")
     assert opened.execute_script(rows) == opened.execute_script(counts) and opened.execute_script(first) != before

@@ -4,10 +4,8 @@ Everything that a model or a config wrote reaches the page through templates tha
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -15,41 +13,24 @@ from markupsafe import Markup
 from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
-from specheads.evaluation.conclusions import costs_text, key_findings, live_texts, main_data_set, preferred, ratio_text, ratios_of
-from specheads.evaluation.page.figures import ALL, Figures, figures_of
-from specheads.evaluation.report import MEASURED, Report, TextSample
-from specheads.evaluation.tables import (
-    ABOUT_QUALITY,
-    QUALITY_TITLE,
-    Table,
-    across_table,
-    batch_table,
-    divergence_table,
-    live_table,
-    loads_table,
-    quality_table,
-    ratio_tables,
-    winners_table,
-)
+from specheads.evaluation.conclusions import key_findings, live_texts, main_data_set, preferred, ratio_text, ratios_of, winners_at
+from specheads.evaluation.page.figures import Figures, figures_of
+from specheads.evaluation.report import Report, TextSample
+from specheads.evaluation.tables import Table, bank_table, batch_table, live_table, quality_table, winners_table
 
 PLOTS = {  # by figure, the title of its section, and the selectors that it depends on
     "pareto": ("Discard rate against verification rate", "set"),
     "threshold": ("Speed-up against threshold", "set ratio"),
-    "gap": ("Gap closed by rule", "set ratio"),
     "reliability": ("Reliability", "set"),
-    "positions": ("Acceptance by position in the round", "set"),
 }
 
 
-@dataclass(frozen=True)
-class Panel:
-    """A part of the page that is shown while its data set and ratio are selected."""
+class Panel(NamedTuple):
+    """A table of the page that is shown while its data set and ratio are selected."""
 
-    values: Mapping[str, Any]  # set, ratio, or both; or load
+    values: Mapping[str, Any]  # set, ratio, or both
     shown: bool  # at first
-    table: Table | None = None
-    doubtful: bool = False
-    prompts: Mapping[str, Sequence[TextSample]] = field(default_factory=dict)  # the responses to each
+    table: Table
 
 
 def html_of(report: Report) -> str:
@@ -98,7 +79,7 @@ def _overview(report: Report) -> list[tuple[str, str]]:
         "heads": ", ".join(context.get("heads") or []),
         "sampling": ", ".join(f"{key} {value}" for key, value in (context.get("warp") or {}).items() if value is not None),
     }
-    shown |= {key: context.get(key) for key in ("seed", "device")} | {"costs": costs_text(report).replace(" %", "\u00a0%")}
+    shown |= {key: context.get(key) for key in ("seed", "device")}
     rows = [(key, str(value)) for key, value in shown.items() if value not in (None, "")]
     for data in report.data_sets:
         sizes = f"{data.num_prompts:,} prompts, {data.num_tokens:,} tokens, {data.num_samples} samples"
@@ -109,40 +90,32 @@ def _overview(report: Report) -> list[tuple[str, str]]:
 def _sections(report: Report, figures: Mapping[str, Figures]) -> Iterator[dict[str, Any]]:
     """Yield the sections of the report that are not empty, each with its template and the values that this needs."""
     sets, ratios = list(enumerate(report.data_sets)), ratios_of(report)
-    selected = {"set": main_data_set(report), "ratio": preferred(ratios), "load": ALL}
+    selected = {"set": main_data_set(report), "ratio": preferred(ratios)}
 
-    def panel(table: Table | None, prompts: Mapping[str, Sequence[TextSample]] = MappingProxyType({}), **values: Any) -> Panel:
-        is_shown = all(selected[name] == value for name, value in values.items())
-        return Panel(values, is_shown, table, bool(report.doubts) and values.get("ratio", MEASURED) == MEASURED, prompts)
+    def panel(table: Table, **values: Any) -> Panel:
+        return Panel(values, all(selected[name] == value for name, value in values.items()), table)
 
-    if any(data_set.winners for data_set in report.data_sets):
-        pairs = [(number, data, r) for number, data in sets for r in ratios if any(row.ratio == r for row in data.winners)]
-        across = [panel(across_table(report, r), ratio=r) for r in ratios] if len(sets) > 1 else []
-        panels = [panel(winners_table(report, data, r), set=number, ratio=r) for number, data, r in pairs]
-        yield section("winners", "The best of each family", panels=panels, across=across)
-    for name in (name for name in figures if name in PLOTS):
+    won = [(number, data, ratio) for number, data in sets for ratio in ratios if winners_at(data, ratio)]
+    if won:
+        panels = [panel(winners_table(report, data, ratio), set=number, ratio=ratio) for number, data, ratio in won]
+        yield section("winners", "The best of each family", panels=panels)
+    for name in figures:
         title, by = PLOTS[name]
         yield section(name, title, "plot.html", by=by)
     if report.live:
         yield section("live", "Live measurements", texts=live_texts(report), table=live_table(report))
         if quality := quality_table(report):
-            yield section("quality", QUALITY_TITLE, about=ABOUT_QUALITY, table=quality)
+            yield section("quality", "Quality of responses", table=quality)
     if report.batches:
-        panels = [panel(loads_table(report), load=ALL)]
-        panels += [panel(batch_table(report, each), load=number) for number, each in enumerate(report.batches)]
-        choices = [(ALL, "all"), *((str(n), f"{each.concurrency} at once") for n, each in enumerate(report.batches))]
-        yield section("batches", "Batches", choices=choices, panels=panels)
+        yield section("batches", "Batches", tables=[batch_table(report, each) for each in report.batches])
     if report.bank:
-        panels = [panel(table, ratio=ratio) for _, ratio, table in ratio_tables(report, ratios, roles=())]
-        yield section("bank", "Heads compared", panels=panels, divergences=divergence_table(report))
-    if any(data_set.texts for data_set in report.data_sets):
-        panels = []
-        for number, data_set in sets:
-            prompts: dict[str, list[TextSample]] = {}
-            for sample in data_set.texts:
-                prompts.setdefault(sample.prompt, []).append(sample)
-            panels.append(panel(None, prompts, set=number))
-        yield section("texts", "What became of each token", panels=panels)
+        panels = [panel(bank_table(report, ratio), ratio=ratio) for ratio in report.bank[0].speedup]
+        yield section("bank", "Heads compared", panels=panels)
+    if report.texts:
+        prompts: dict[str, list[TextSample]] = {}
+        for sample in report.texts:
+            prompts.setdefault(sample.prompt, []).append(sample)
+        yield section("texts", "What became of each token", prompts=prompts)
     yield from context_section(report.context)
 
 

@@ -1,38 +1,24 @@
 """The page's figures: one plotly figure per data set, or per data set and ratio. The page colours their text and grid."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
 from specheads.evaluation.candidates import CEILING, FIXED, ORACLE
-from specheads.evaluation.conclusions import (
-    best,
-    change,
-    is_trusted,
-    percent,
-    preferred,
-    ratio_text,
-    ratios_of,
-    times,
-    winners_at,
-)
+from specheads.evaluation.conclusions import best, is_trusted, preferred, ratio_text, ratios_of, times, winners_at
 from specheads.evaluation.intervals import Interval
-from specheads.evaluation.report import BatchRow, DataSet, Positions, Report, RuleRow
-from specheads.evaluation.tables import BEST_FIXED, loads_of
+from specheads.evaluation.report import DataSet, Report, RuleRow
 
 # The colours of Okabe and Ito without yellow and black, which cannot be seen on a white and on a black page.
 BLUE, ORANGE, GREEN, RED, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7"
 GREY = "#8a8a8a"
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "pentagon", "star", "hexagon", "triangle-down")
 FEW = 10  # families that are shown at once
-WORST, MOST = -1.0, 1.5  # shares of a gap beyond these are cut off
-ALL = "all"  # the key of the figure of all loads
 DOUBTFUL = "doubtful"  # in the layout.meta of a figure that is not to be trusted
 
 Figures = Mapping[str, go.Figure]  # by data set, or by data set and ratio: "0" or "0|measured"
-T = TypeVar("T")
 
 
 class _PlotStyle(NamedTuple):
@@ -53,20 +39,17 @@ Styles = Mapping[str, _PlotStyle]
 def figures_of(report: Report) -> dict[str, Figures]:
     """Return every figure that there is data for, by name."""
     styles, ratios = _styles_of(report), ratios_of(report)
-    drawn: dict[str, dict[str, go.Figure | None]] = {"pareto": {}, "threshold": {}, "gap": {}, "reliability": {}, "positions": {}}
+    drawn: dict[str, dict[str, go.Figure]] = {"pareto": {}, "threshold": {}, "reliability": {}}
     for number, data_set in enumerate(report.data_sets):
         main = _main_families(data_set, preferred(ratios))
-        drawn["pareto"][f"{number}"] = _pareto(report, data_set, styles, main)
-        drawn["reliability"][f"{number}"] = _reliability(data_set)
-        drawn["positions"][f"{number}"] = _positions(data_set, styles)
+        if data_set.rules:
+            drawn["pareto"][f"{number}"] = _pareto(report, data_set, styles, main)
+        if data_set.reliability:
+            drawn["reliability"][f"{number}"] = _reliability(data_set)
         for ratio in ratios:
-            for name, figure in (("threshold", _threshold(data_set, ratio, styles, main)), ("gap", _gap(data_set, ratio))):
-                drawn[name][f"{number}|{ratio}"] = figure if is_trusted(report, ratio) else _doubtful(figure)
-    if report.batches:
-        fronts = _front_figures(report).items()
-        drawn["batches"] = {key: _doubtful(figure) if report.doubts else figure for key, figure in fronts}
-    shown = {name: {key: figure for key, figure in figures.items() if figure} for name, figures in drawn.items()}
-    return {name: figures for name, figures in shown.items() if figures}
+            if figure := _threshold(data_set, ratio, styles, main):
+                drawn["threshold"][f"{number}|{ratio}"] = figure if is_trusted(report, ratio) else _doubtful(figure)
+    return {name: figures for name, figures in drawn.items() if figures}
 
 
 def _styles_of(report: Report) -> Styles:
@@ -76,9 +59,7 @@ def _styles_of(report: Report) -> Styles:
         CEILING: _PlotStyle("ceiling", GREY, "star-diamond", "dash"),
         ORACLE: _PlotStyle("oracle", GREY, "star", "dot"),
     }
-    rows: list[RuleRow | Positions] = []
-    for data_set in report.data_sets:
-        rows += [*data_set.rules, *data_set.positions]
+    rows = [row for data_set in report.data_sets for row in data_set.rules]
     families = {row.family: row.head is not None for row in rows if row.family not in styles}
     for wanted, colors in ((True, (RED, PURPLE)), (False, (GREEN, ORANGE, SKY))):
         for number, family in enumerate(family for family, has_head in families.items() if has_head == wanted):
@@ -98,15 +79,6 @@ def _main_families(data_set: DataSet, ratio: str | None) -> set[str]:
     leaders = [best(winners_at(data_set, ratio), head) for head in (True, False)]
     leading = {(row.rule_name, row.head) for row in leaders if row}
     return {FIXED, CEILING, ORACLE, *(row.family for row in data_set.rules if (row.rule_name, row.head) in leading)}
-
-
-def _not_beaten(rows: Iterable[T], costs: Callable[[T], tuple[float, float]]) -> list[T]:
-    """Return the rows that no other row beats in both costs, by the first of them."""
-    front: list[T] = []
-    for row in sorted(rows, key=costs):
-        if not front or costs(row)[1] < costs(front[-1])[1]:
-            front.append(row)
-    return front
 
 
 def _figure(x: str, y: str, height: int) -> go.Figure:
@@ -131,14 +103,11 @@ def _draw(
                 "arrayminus": [each.value - each.low for each in values],
             }
             trace[f"error_{axis}"] = {**limits, "symmetric": False, "thickness": 1, "width": 2}
-    add = figure.add_bar if "orientation" in look else figure.add_scatter
-    return add(**trace, **look)
+    return figure.add_scatter(**trace, **look)
 
 
-def _doubtful(figure: go.Figure | None) -> go.Figure | None:
+def _doubtful(figure: go.Figure) -> go.Figure:
     """Return a figure with a remark that it is not to be trusted; the page greys it."""
-    if figure is None:
-        return None
     note = {"text": "measured,<br>not to be trusted", "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5, "showarrow": False}
     return figure.add_annotation(note | {"font": {"size": 15}, "opacity": 0.8}).update_layout(meta=DOUBTFUL)
 
@@ -148,15 +117,15 @@ def _named(family: str, style: _PlotStyle, main: set[str]) -> dict[str, Any]:
     return {"name": escape(family), "uid": style.key, "visible": True if family in main else "legendonly"}
 
 
-def _pareto(report: Report, data_set: DataSet, styles: Styles, main: set[str]) -> go.Figure | None:
-    if not data_set.rules:
-        return None
+def _pareto(report: Report, data_set: DataSet, styles: Styles, main: set[str]) -> go.Figure:
     axes = "discard rate: drafted tokens thrown away per token", "verification rate: forward passes of the target per token"
     figure = _figure(*axes, 540)
-    achieved = [row for row in data_set.rules if not row.bound]
-    front = _not_beaten([(row.discard_rate.value, row.verification_rate.value) for row in achieved], lambda rates: rates)
-    x, y = zip(*front, strict=True) if front else ((), ())
-    _draw(figure, x, y, mode="lines", line={"color": GREY, "width": 1}, name="Pareto front")
+    front: list[tuple[float, float]] = []
+    for point in sorted((row.discard_rate.value, row.verification_rate.value) for row in data_set.rules if not row.bound):
+        if not front or point[1] < front[-1][1]:
+            front.append(point)
+    look = {"mode": "lines", "line": {"color": GREY, "width": 1}, "name": "Pareto front"}
+    _draw(figure, [x for x, _ in front], [y for _, y in front], **look)
     for family in dict.fromkeys(row.family for row in data_set.rules):
         rows, style = [row for row in data_set.rules if row.family == family], styles[family]
         rates = [row.discard_rate for row in rows], [row.verification_rate for row in rows]
@@ -192,49 +161,17 @@ def _threshold(data_set: DataSet, ratio: str, styles: Styles, main: set[str]) ->
         _draw(figure, [row.parameters["threshold"] for row in rows], speeds, hover, mode="lines+markers", **look)
     shown = [row for (family, _), rows in lines.items() for row in rows if family in main]
     thresholds = [row.parameters["threshold"] for row in shown or [row for rows in lines.values() for row in rows]]
-    for family in (FIXED, CEILING, ORACLE):
-        _level(figure, data_set, ratio, family, styles[family], (min(thresholds), max(thresholds)))
+    for row in winners_at(data_set, ratio):
+        if row.family in (FIXED, CEILING, ORACLE):  # a horizontal line
+            style, name = styles[row.family], "best fixed length" if row.family == FIXED else row.family
+            look = {"name": f"{name}, {times(row.speedup).text}", "uid": f"level-{style.key}", "mode": "lines"}
+            look["line"] = {"color": style.color, "width": 1.8, "dash": "longdash" if row.family == FIXED else style.dash}
+            limits = min(thresholds), max(thresholds)
+            _draw(figure, limits, [row.speedup.value] * 2, f"<b>{name}</b><br>{times(row.speedup)}", **look)
     return figure
 
 
-def _level(figure: go.Figure, data_set: DataSet, ratio: str, family: str, style: _PlotStyle, limits: tuple[float, float]) -> None:
-    """Draw a family's best speed-up as a horizontal line: its winner's, or that of its best rule where none was chosen."""
-    speedups = [row.speedup for row in winners_at(data_set, ratio) if row.family == family]
-    speedups = speedups or [row.speedup[ratio] for row in data_set.rules if row.family == family and ratio in row.speedup]
-    if not speedups:
-        return
-    top, name = max(speedups, key=lambda estimate: estimate.value), {FIXED: BEST_FIXED}.get(family, family)
-    look: dict[str, Any] = {"name": f"{name}, {times(top).text}", "uid": f"level-{style.key}", "mode": "lines"}
-    look["line"] = {"color": style.color, "width": 1.8, "dash": style.dash if family != FIXED else "longdash"}
-    _draw(figure, limits, [top.value] * 2, f"<b>{name}</b><br>{times(top)}", **look)
-
-
-def _gap(data_set: DataSet, ratio: str) -> go.Figure | None:
-    rows = [row for row in winners_at(data_set, ratio) if not row.bound and row.family != FIXED]
-    rows = [row for row in rows if row.gap_ceiling or row.gap_oracle][::-1]  # plotly counts upwards, and the best is on top
-    if not rows:
-        return None
-    figure = _figure("gap closed", "", 130 + 44 * len(rows))
-    for key, title, color in (("gap_oracle", "to the oracle", SKY), ("gap_ceiling", "to the informed ceiling", BLUE)):
-        gaps = {row: gap for row in rows if (gap := getattr(row, key)) is not None}
-        hover = [
-            f"<b>{escape(row.name)}</b><br>{percent(gap)} of the gap {title}<br>{times(row.speedup).text}, {change(row.gain)} "
-            "over the best fixed length"
-            for row, gap in gaps.items()
-        ]
-        look: dict[str, Any] = {"orientation": "h", "marker": {"color": color}, "name": title}
-        _draw(figure, list(gaps.values()), [escape(row.family) for row in gaps], hover, **look)
-    every = [gap for row in rows for gap in (row.gap_ceiling, row.gap_oracle) if gap]
-    low, high = max(WORST, min(0.0, *(gap.low for gap in every))), min(MOST, max(0.1, *(gap.high for gap in every)))
-    margin = 0.05 * (high - low)
-    figure.update_xaxes(tickformat=".0%", zeroline=True, range=[low - margin, high + margin])
-    figure.update_yaxes(categoryorder="array", categoryarray=[escape(row.family) for row in rows], showgrid=False)
-    return figure.update_layout(barmode="group", bargap=0.3, bargroupgap=0.08, legend_traceorder="reversed")
-
-
-def _reliability(data_set: DataSet) -> go.Figure | None:
-    if not data_set.reliability:
-        return None
+def _reliability(data_set: DataSet) -> go.Figure:
     figure = _figure("predicted chance of acceptance", "observed share accepted", 520)
     _draw(figure, [0, 1], [0, 1], mode="lines", line={"color": GREY, "dash": "dash", "width": 1}, name="calibrated")
     for number, curve in enumerate(data_set.reliability):
@@ -250,56 +187,3 @@ def _reliability(data_set: DataSet) -> go.Figure | None:
     figure.update_xaxes(range=[-0.03, 1.03], tickformat=".0%")
     figure.update_yaxes(range=[-0.03, 1.05], tickformat=".0%")
     return figure.update_layout(legend_itemsizing="constant")
-
-
-def _positions(data_set: DataSet, styles: Styles) -> go.Figure | None:
-    if not data_set.positions:
-        return None
-    figure = _figure("position in the round", "share accepted of those drafted", 440)
-    longest = max(len(row.drafted) for row in data_set.positions)
-    most = max(max(row.drafted, default=0) for row in data_set.positions)
-    for row in data_set.positions:
-        style, name = styles[row.family], escape(row.name)
-        counted = [(place, a, d) for place, (a, d) in enumerate(zip(row.accepted, row.drafted, strict=True), 1) if d]
-        hover = [f"<b>{name}</b>, token {place}<br>{a:,} of {d:,} accepted ({a / d:.1%})" for place, a, d in counted]
-        marker = style.marker([4 + 8 * (d / most) ** 0.5 for *_, d in counted], opacity=1, line={"width": 0})
-        look = {"mode": "lines+markers", "line": {"color": style.color, "width": 1.5, "dash": style.dash}, "marker": marker}
-        _draw(figure, [place for place, *_ in counted], [a / d for _, a, d in counted], hover, name=name, **look)
-    figure.update_xaxes(tick0=1, dtick=1 if longest <= 12 else 2, range=[0.5, longest + 0.5])
-    figure.update_yaxes(tickformat=".0%", rangemode="tozero")
-    return figure.update_layout(legend_itemsizing="constant")
-
-
-def _front_figures(report: Report) -> dict[str, go.Figure]:
-    """Return total throughput against the speed of a request: a figure of all loads, and of each by its number.
-
-    A setting looks the same in all of them.
-    """
-    loads, axes = loads_of(report), ("tokens per second and user", "tokens per second of all users", 440)
-    figures = {ALL: _figure(*axes)}
-    names = list(dict.fromkeys(name for rows in loads.values() for name in rows))
-    for number, name in enumerate(names):
-        shown = [(load, rows[name]) for load, rows in loads.items() if name in rows]
-        _draw_setting(figures[ALL], number, name, shown, "lines+markers")
-    for key, (load, rows) in enumerate(loads.items()):
-        figure = figures[str(key)] = _figure(*axes)
-        speeds = [(row.request_tokens_per_second, row.tokens_per_second) for row in rows.values()]
-        x, y = zip(*_not_beaten(speeds, lambda pair: (-pair[0], -pair[1])), strict=True)
-        _draw(figure, x, y, mode="lines", line={"color": GREY, "width": 1}, name="Pareto front", uid="front")
-        for name, row in rows.items():
-            _draw_setting(figure, names.index(name), name, [(load, row)], "markers")
-    return figures
-
-
-def _draw_setting(figure: go.Figure, number: int, name: str, shown: Sequence[tuple[str, BatchRow]], mode: str) -> None:
-    """Draw a setting at some loads."""
-    colors = (BLUE, ORANGE, GREEN, RED, SKY, PURPLE)
-    style = _PlotStyle("", colors[number % len(colors)], SYMBOLS[number // len(colors) % len(SYMBOLS)])
-    users, totals = ([getattr(row, f"{of}tokens_per_second") for _, row in shown] for of in ("request_", ""))
-    hover = [
-        f"<b>{escape(name)}</b>, {escape(load)}<br>{total:,.0f} tokens per second in all<br>{user:,.1f} per user"
-        for (load, _), user, total in zip(shown, users, totals, strict=True)
-    ]
-    dash = "solid" if all(row.lossless for _, row in shown) else "dash"
-    look = {"marker": style.marker(9), "line": {"color": style.color, "width": 1.5, "dash": dash}, "uid": f"setting{number}"}
-    _draw(figure, users, totals, hover, mode=mode, name=escape(name), **look)

@@ -1,5 +1,5 @@
 "use strict";
-// Shows the data set, the ratio and the load that the reader selects, draws its figures in the page's colours, and sorts tables.
+// Shows the data set and the ratio that the reader selects, draws its figures in the page's colours, and sorts tables.
 (() => {
   const figures = JSON.parse(document.getElementById("figures").textContent);
   const narrow = matchMedia("(max-width: 700px)");
@@ -25,14 +25,11 @@
     };
     if (narrow.matches) {  // what a title says after its colon has no room
       for (const one of [themed.xaxis, themed.yaxis]) one.title = { ...one.title, text: one.title.text.split(":")[0] };
-      if (box.dataset.figure === "gap") themed.yaxis.tickfont = { size: 10.5 };
     }
-    const below = narrow.matches || box.dataset.legend === "below";
-    themed.legend = { ...layout.legend, bgcolor: "rgba(0,0,0,0)", tracegroupgap: 0, ...(below
+    themed.legend = { ...layout.legend, bgcolor: "rgba(0,0,0,0)", tracegroupgap: 0, ...(narrow.matches
       ? { orientation: "h", x: 0, xanchor: "left", y: 1.02, yanchor: "bottom" }
       : { x: 1.01, y: 1, yanchor: "top" }) };
     if (narrow.matches) themed.height = Math.min(layout.height, 380) + 20 * count;
-    if (box.dataset.figure === "gap") themed.height = layout.height;
     return themed;
   };
   const cell = (tag, content, scope) => {
@@ -67,8 +64,6 @@
     const { data, layout } = structuredClone(figure);
     box.classList.toggle("doubtful", layout.meta === "doubtful");
     const listed = data.filter((trace) => trace.showlegend !== false).length;
-    const edge = getComputedStyle(document.documentElement).getPropertyValue("--text").trim();
-    for (const trace of data) if (trace.type === "bar") trace.error_x.color = edge;
     const buttons = [["toImage"], ["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]];
     const config = { responsive: true, displaylogo: false, modeBarButtons: buttons, displayModeBar: !narrow.matches };
     Plotly.react(box, data, shown(layout, box, listed), config);
@@ -77,7 +72,7 @@
   const update = () => {
     const state = selected();
     for (const panel of document.querySelectorAll(".panel")) {
-      panel.hidden = ["set", "ratio", "load"].some((name) => name in panel.dataset && panel.dataset[name] !== state[name]);
+      panel.hidden = ["set", "ratio"].some((name) => name in panel.dataset && panel.dataset[name] !== state[name]);
     }
     document.querySelectorAll(".plot").forEach((box) => draw(box, state));
   };
