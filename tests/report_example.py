@@ -140,7 +140,7 @@ def _reliability(rng: random.Random, predictor: str, bias: float) -> Reliability
     predicted = [0.05 + 0.1 * index for index in range(10)]
     share = [0.02, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.12, 0.2, 0.38]
     observed = [min(1, p + bias * (1 - p) + rng.gauss(0, 0.01)) for p in predicted]
-    return Reliability(predictor, share, predicted, observed, bias + 0.01, [bias + 0.002 * index for index in range(8)], 0.85)
+    return Reliability(predictor, share, predicted, observed, bias + 0.01, 0.85)
 
 
 def _texts(rng: random.Random) -> list[TextSample]:

@@ -40,8 +40,11 @@ def find_heads(head: str | None, pair: Pair, outputs: Path, warp: Warp, any_draf
     if head is None:
         return {}
     where = latest_head(outputs, pair) if head == "latest" else os.path.expanduser(head)
-    folders: dict[str, Path | str]
-    folders = {path.parent.name: path.parent for path in sorted(Path(where).glob("*/config.json")) if _is_head(path)}
+    folders: dict[str, Path | str] = {
+        path.parent.name: path.parent
+        for path in sorted(Path(where).glob("*/config.json"))
+        if (path.parent / "model.safetensors").exists()
+    }
     if (Path(where) / "config.json").exists() or not folders:
         folders = {Path(where).name: where}
     located = {}
@@ -53,10 +56,6 @@ def find_heads(head: str | None, pair: Pair, outputs: Path, warp: Warp, any_draf
             logger.warning("head %s was trained under %s, but decoding uses %s", name, dict(trained), asdict(warp))
         located[name] = LocatedHead(loaded, str(folder))
     return located
-
-
-def _is_head(config: Path) -> bool:
-    return (config.parent / "model.safetensors").exists()
 
 
 def store_dev_prompts(folder: Path, head: AcceptanceHead, texts: Sequence[str]) -> None:

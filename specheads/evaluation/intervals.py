@@ -116,7 +116,7 @@ def interval(values: np.ndarray) -> Interval:
     return Interval(float(values[0]), float(low), float(high))
 
 
-def cross_fitted_gain(ours: np.ndarray, theirs: np.ndarray, groups: Groups | None = None) -> Interval:
+def cross_fitted_gain(ours: np.ndarray, theirs: np.ndarray, groups: Groups) -> Interval:
     """Return how much faster the best setting of one family is than the best of another, as a ratio of throughputs.
 
     The best is chosen on one half of the prompts and compared on the other, and then the halves are swapped, so that the larger
@@ -124,9 +124,8 @@ def cross_fitted_gain(ours: np.ndarray, theirs: np.ndarray, groups: Groups | Non
 
     Args:
         ours, theirs: (settings, 2, P): tokens and seconds of each prompt.
-        groups: the groups of the prompts, so that no prompt of one half resembles one of the other; None: each prompt is a group.
+        groups: the groups of the prompts, so that no prompt of one half resembles one of the other.
     """
-    groups = ours.shape[-1] if groups is None else groups
     counts, first = resample_counts(groups), halves(groups)
     seconds_per_token = []
     for family in (ours, theirs):

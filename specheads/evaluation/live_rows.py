@@ -98,14 +98,11 @@ def _predicted_speed(measured: Measured, costs: Sequence[StepCosts], resamples: 
     return (resamples @ np.array([part.num_tokens for part in measured.stats], dtype=float)) / (resamples @ by_prompt)
 
 
-def gain_over_fixed(
-    measured: Sequence[Measured], costs_of: Callable[[Candidate], StepCosts], groups: Groups | None = None
-) -> Interval | None:
+def gain_over_fixed(measured: Sequence[Measured], costs_of: Callable[[Candidate], StepCosts], groups: Groups) -> Interval | None:
     """Return the head's predicted throughput over that of the best fixed length, as a ratio; None without settings of both kinds.
 
-    `costs_of` returns the costs of a setting's rule; `groups` are those of the prompts; None: each prompt is a group by itself.
+    `costs_of` returns the costs of a setting's rule.
     """
-    groups = len(measured[0].stats) if groups is None else groups
     families: list[list[Any]] = [[], []]  # of fixed lengths and of heads, the tokens and seconds of each prompt
     for each in measured:
         setting = each.setting

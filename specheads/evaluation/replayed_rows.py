@@ -10,7 +10,7 @@ from specheads.evaluation.intervals import Interval, interval, sums
 from specheads.evaluation.replayed_sets import Outcome, RecordedSet
 from specheads.evaluation.report import BankRow, DataSet, Reliability, RuleRow, TextSample, Winner, rule_fields
 from specheads.heads.calibration import IndexCalibration, in_rounds
-from specheads.heads.metrics import auroc, binary_kl, calibration, ece_by_index
+from specheads.heads.metrics import auroc, binary_kl, calibration
 from specheads.pair.pair import Pair
 from specheads.replay.recording import Recording
 from specheads.replay.replay import RecordedHead, Replayed, head_logits
@@ -93,7 +93,7 @@ def bank(heads: Mapping[str, RecordedHead], reported: Sequence[RecordedSet], out
         best = {ratio: number for ratio in outcome.best if (number := outcome.best_threshold(name, ratio)) is not None}
         if best.keys() != outcome.best.keys():  # no threshold of this head was to be tried
             continue
-        predicted = {each.name: _logits_in_rounds(each.recording, head)[1:3] for each in reported}
+        predicted = {each.name: _logits_in_rounds(each.recording, head)[1:] for each in reported}
         logits, labels = predicted[test.name]
         speeds, break_evens = {}, {}
         for ratio, number in best.items():
@@ -127,29 +127,29 @@ def reliability(recording: Recording, heads: Mapping[str, RecordedHead]) -> list
     """
     rows = []
     for name, head in heads.items():
-        raw, calibrated, labels, index = _logits_in_rounds(recording, head)
-        rows.append(_reliability(name, torch.sigmoid(raw), labels, index))
+        raw, calibrated, labels = _logits_in_rounds(recording, head)
+        rows.append(_reliability(name, torch.sigmoid(raw), labels))
         if head.config.calibration is not None:
-            rows.append(_reliability(f"{name}, calibrated", torch.sigmoid(calibrated), labels, index))
+            rows.append(_reliability(f"{name}, calibrated", torch.sigmoid(calibrated), labels))
     node, _, accepted, furthest = recording.labels()
-    token, index = in_rounds(furthest)
+    token, _ = in_rounds(furthest)
     for name, feature in {"draft probability": "draft_prob", "largest probability": "max_prob"}.items():
-        rows.append(_reliability(name, recording.features[feature][node[token]].double(), accepted[token].double(), index))
+        rows.append(_reliability(name, recording.features[feature][node[token]].double(), accepted[token].double()))
     return rows
 
 
-def _logits_in_rounds(recording: Recording, head: RecordedHead) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def _logits_in_rounds(recording: Recording, head: RecordedHead) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return a head's predictions for every drafted token at every index that the token can have in a round.
 
-    Returns, (n,) each: raw logits; calibrated logits, which rules use; whether the token was accepted, 0 or 1; and the index.
+    Returns, (n,) each: raw logits; calibrated logits, which rules use; and whether the token was accepted, 0 or 1.
     """
     logits, accepted, furthest = head_logits(recording, head)
     token, index = in_rounds(furthest)
     raw = logits[token, index]
-    return raw, IndexCalibration.from_dict(head.config.calibration)(raw, index), accepted[token].double(), index
+    return raw, IndexCalibration.from_dict(head.config.calibration)(raw, index), accepted[token].double()
 
 
-def _reliability(name: str, probs: torch.Tensor, labels: torch.Tensor, index: torch.Tensor) -> Reliability:
+def _reliability(name: str, probs: torch.Tensor, labels: torch.Tensor) -> Reliability:
     curve = calibration(probs, labels)
     return Reliability(
         predictor=name,
@@ -157,7 +157,6 @@ def _reliability(name: str, probs: torch.Tensor, labels: torch.Tensor, index: to
         predicted=curve.predicted.tolist(),
         observed=curve.observed.tolist(),
         ece=curve.ece,
-        ece_by_index=ece_by_index(probs, labels, index),
         auroc=auroc(probs, labels),
     )
 

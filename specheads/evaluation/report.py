@@ -141,7 +141,6 @@ class Reliability:
     predicted: Sequence[float]
     observed: Sequence[float]
     ece: float
-    ece_by_index: Sequence[float]  # by the token's index in the round; the last: of all later ones
     auroc: float
 
 

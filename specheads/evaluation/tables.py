@@ -8,7 +8,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from specheads.evaluation.candidates import CEILING, FIXED, ORACLE
+from specheads.evaluation.candidates import FIXED
 from specheads.evaluation.conclusions import (
     Shown,
     change,
@@ -34,15 +34,7 @@ class Cell:
     text: str | None
     key: float | str | None = None
     limits: str | None = None
-    tag: str | None = None  # a short remark
-
-
-@dataclass(frozen=True)
-class Row:
-    """A row of a table; its first cell is a heading."""
-
-    cells: Sequence[Cell]
-    kind: str = ""  # best, bound
+    tag: str | None = None  # a short remark; the rows of a first cell that is the best, the fastest or a bound look different
 
 
 @dataclass(frozen=True)
@@ -54,7 +46,7 @@ class Table:
 
     caption: str
     columns: Sequence[str]
-    rows: Sequence[Row]
+    rows: Sequence[Sequence[Cell]]  # the first cell of a row is a heading
     sorted_by: int | None = None
     doubtful: bool = False  # whether it shows what is not to be trusted
 
@@ -64,12 +56,11 @@ class Table:
         caption: str,
         columns: Mapping[str, Callable[[Any], Cell]],
         rows: Sequence[Any],
-        kind: Callable[[Any], str] = lambda row: "",
         sorted_by: int | None = None,
         doubtful: bool = False,
     ) -> "Table":
-        """Return a table of records: by column the cell of a record, and the kind of each record's row."""
-        made = [Row([cell(row) for cell in columns.values()], kind(row)) for row in rows]
+        """Return a table of records, by column what makes the cell of a record."""
+        made = [[cell(row) for cell in columns.values()] for row in rows]
         caption = caption.replace(" %", "\u00a0%") + (", not to be trusted" if doubtful else "")
         return cls(caption, tuple(columns), made, sorted_by, doubtful)
 
@@ -119,13 +110,15 @@ def winners_table(report: Report, data_set: DataSet, ratio: str) -> Table:
     """Return the best rule of each family on a data set at a ratio."""
     winners = winners_at(data_set, ratio)
     top = next((row for row in winners if not row.bound), None)
-    notes = {FIXED: "baseline", CEILING: "bound", ORACLE: "bound"}
+
+    def tag(row: Winner) -> str | None:
+        return "best" if row is top else "bound" if row.bound else "baseline" if row.family == FIXED else None
 
     def gain(show: Callable[[Interval], Shown], row: Winner, estimate: Interval | None) -> Cell:
         return estimate_cell(show, None if row.family == FIXED else estimate)
 
     columns: dict[str, Callable[[Winner], Cell]] = {
-        "family": lambda row: _named(row.family, "best" if row is top else notes.get(row.family)),
+        "family": lambda row: _named(row.family, tag(row)),
         "rule": lambda row: _named(row.name),
         "speed-up": lambda row: estimate_cell(times, row.speedup),
         "over best fixed": lambda row: gain(change, row, row.gain),
@@ -135,9 +128,7 @@ def winners_table(report: Report, data_set: DataSet, ratio: str) -> Table:
         "break-even": lambda row: estimate_cell(percent, row.break_even),
     }
     caption = f"{data_set.name}, {_at(report, ratio, ': the best of each family')}"
-    kinds = {row.family: "bound" for row in winners if row.bound} | ({top.family: "best"} if top else {})
-    doubtful = not is_trusted(report, ratio)
-    return Table.of(caption, columns, winners, lambda row: kinds.get(row.family, ""), doubtful=doubtful)
+    return Table.of(caption, columns, winners, doubtful=not is_trusted(report, ratio))
 
 
 def live_table(report: Report) -> Table:
@@ -167,8 +158,8 @@ def live_table(report: Report) -> Table:
     }
     if any(row.efficiency_gain for row in report.live):
         columns["block eff. gain"] = lambda row: estimate_cell(change, row.efficiency_gain)
-    caption, doubtful = "Measured speed, and tokens per second as the fitted costs predict them", bool(report.doubts)
-    return Table.of(caption, columns, report.live, lambda row: "best" if row is fastest else "", -1, doubtful)
+    caption = "Measured speed, and tokens per second as the fitted costs predict them"
+    return Table.of(caption, columns, report.live, sorted_by=-1, doubtful=bool(report.doubts))
 
 
 def batch_table(report: Report, batches: BatchTable) -> Table:
@@ -184,8 +175,8 @@ def batch_table(report: Report, batches: BatchTable) -> Table:
         "first ms p50 / p90 / p99": lambda row: _levels(row.first_token_ms),
         "tok/round": lambda row: _number(row.tokens_per_round, 2),
     }
-    caption, doubtful = f"{batches.concurrency} at once: {batches.num_requests} requests", bool(report.doubts)
-    return Table.of(caption, columns, batches.rows, lambda row: "best" if row is fastest else "", -1, doubtful)
+    caption = f"{batches.concurrency} at once: {batches.num_requests} requests"
+    return Table.of(caption, columns, batches.rows, sorted_by=-1, doubtful=bool(report.doubts))
 
 
 def bank_table(report: Report, ratio: str) -> Table:
@@ -196,7 +187,7 @@ def bank_table(report: Report, ratio: str) -> Table:
         return lambda row: _number(row.kl[name], 4)
 
     columns: dict[str, Callable[[BankRow], Cell]] = {
-        "head": lambda row: _named(row.head),
+        "head": lambda row: _named(row.head, "best" if row is heads[0] else None),
         "speed-up": lambda row: estimate_cell(times, row.speedup[ratio]),
         "head’s cost": lambda row: _cost(row.head_share.get(ratio)),
         "break-even": lambda row: estimate_cell(percent, row.break_even.get(ratio)),
@@ -205,8 +196,7 @@ def bank_table(report: Report, ratio: str) -> Table:
         "ECE": lambda row: _number(row.ece, 4),
     }
     columns |= {f"KL {name}": divergence(name) for name in heads[0].kl}
-    kinds, doubtful = {heads[0].head: "best"}, not is_trusted(report, ratio)
-    return Table.of(f"Heads, {_at(report, ratio)}", columns, heads, lambda row: kinds.get(row.head, ""), 1, doubtful)
+    return Table.of(f"Heads, {_at(report, ratio)}", columns, heads, sorted_by=1, doubtful=not is_trusted(report, ratio))
 
 
 def quality_table(report: Report) -> Table | None:
@@ -234,7 +224,7 @@ SEPARATOR = 2  # columns of the terminal between two columns of a table
 
 def terminal(table: Table, width: int, style: str = "") -> Iterator[RichTable]:
     """Yield a table for a terminal of some width: as many tables as its columns need, each with the first column."""
-    lines = [[_lines(cell) for cell in row.cells] for row in table.rows]
+    lines = [[_lines(cell) for cell in row] for row in table.rows]
     headings = [column.replace(" ", "\n") if len(column) > 10 else column for column in table.columns]
     widths = [
         max(len(line) for text in (heading, *(row[number] for row in lines)) for line in text.split("\n"))

@@ -60,12 +60,6 @@ def calibration(probs: Tensor, labels: Tensor, num_bins: int = 15) -> Calibratio
     return Calibration(count / count.sum(), predicted[filled] / count, observed[filled] / count)
 
 
-def ece_by_index(probs: Tensor, labels: Tensor, index: Tensor) -> list[float]:
-    """Return the expected calibration error of predictions (N,) at each `index` (N,) long, from 0 to the largest."""
-    count = int(index.max()) + 1 if len(index) else 0
-    return [calibration(probs[index == place], labels[index == place]).ece for place in range(count)]
-
-
 def prediction_metrics(logits: Tensor, labels: Tensor) -> dict[str, float]:
     """Return binary KL, AUROC, Brier score and expected calibration error of logits (N,) against labels (N,)."""
     probs = torch.sigmoid(logits)

@@ -89,7 +89,7 @@ def test_a_setting_that_suits_one_half_of_the_files_gains_nothing_on_the_other()
     seconds = np.ones(len(files))
     suits = np.array([[[40.0 if file == name else 10.0 for file in files], seconds] for name in ("a", "b")])
     plain = np.array([[20 * seconds, seconds]])
-    by_prompt, by_file = (cross_fitted_gain(suits, plain, what).value for what in (None, files))
+    by_prompt, by_file = (cross_fitted_gain(suits, plain, what).value for what in (len(files), files))
     assert by_prompt == pytest.approx(25 / 20) and by_file == pytest.approx(10 / 20)
 
 
@@ -112,14 +112,14 @@ def test_rates_are_ratios_of_sums():
 def test_the_gain_of_a_better_rule_is_its_true_ratio():
     fixed = measured("fixed_length", 2, lambda i: (10, 20, 10))
     head = measured("head_threshold", 0.5, lambda i: (10, 15, 10))
-    gain = gain_over_fixed([fixed, head], at_ten)
+    gain = gain_over_fixed([fixed, head], at_ten, 40)
     assert gain.value == gain.low == gain.high == pytest.approx((20 / 10 + 10) / (15 / 10 + 10))
 
 
 def test_each_rule_pays_its_costs():
     fixed = measured("fixed_length", 2, lambda i: (10, 20, 10))
     head = measured("head_threshold", 0.5, lambda i: (10, 15, 10))
-    gain = gain_over_fixed([fixed, head], lambda setting: StepCosts(0.1 if setting.family == "fixed_length" else 0.12, 1.0))
+    gain = gain_over_fixed([fixed, head], lambda setting: StepCosts(0.1 if setting.family == "fixed_length" else 0.12, 1.0), 40)
     assert gain.value == pytest.approx((20 * 0.1 + 10) / (15 * 0.12 + 10))
 
 
@@ -134,7 +134,7 @@ def test_choosing_among_many_equal_rules_gains_nothing():
     gains = []
     for _ in range(10):
         family = [noisy("head_threshold", v) for v in range(40)]
-        gains.append(gain_over_fixed([noisy("fixed_length", 0), *family], at_ten).value - 1)
+        gains.append(gain_over_fixed([noisy("fixed_length", 0), *family], at_ten, 40).value - 1)
     assert abs(np.mean(gains)) < 0.05  # five standard errors
     best = max(sum(p.num_tokens for p in m.stats) for m in family) / (40 * 20)
     assert best > 1.05
@@ -149,4 +149,4 @@ def test_too_few_groups_have_no_gain():
 
 
 def test_without_a_head_there_is_no_gain_to_report():
-    assert gain_over_fixed([measured("fixed_length", 2, lambda i: (10, 20, 10))], at_ten) is None
+    assert gain_over_fixed([measured("fixed_length", 2, lambda i: (10, 20, 10))], at_ten, 40) is None

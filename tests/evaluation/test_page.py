@@ -199,11 +199,11 @@ def test_every_table_of_predicted_speeds_names_the_counted_costs(report, html):
 def test_the_table_of_heads_shows_their_costs_and_where_they_break_even(report):
     shown = bank_table(report, "10")
     cost, even = shown.columns.index("head’s cost"), shown.columns.index("break-even")
-    costs = {row.cells[0].text: row.cells[cost].text for row in shown.rows}
+    costs = {row[0].text: row[cost].text for row in shown.rows}
     assert costs == {row.head: f"{row.head_share['10'] * 100:.3g}\u00a0%" for row in report.bank}
-    assert [row.cells[even].text for row in shown.rows] == ["12\u00a0%"] * len(report.bank)
+    assert [row[even].text for row in shown.rows] == ["12\u00a0%"] * len(report.bank)
     bare = bank_table(replace(report, bank=[replace(row, break_even={}) for row in report.bank]), "10")
-    assert {row.cells[even].text for row in bare.rows} == {None}
+    assert {row[even].text for row in bare.rows} == {None}
 
 
 def test_an_empty_report_is_a_page_too():
@@ -333,7 +333,7 @@ def test_axe_finds_nothing_to_mend(opened):
 
 
 def test_a_click_on_a_heading_sorts_a_table(opened):
-    column = "return [...document.querySelectorAll('#bank .panel:not([hidden]) tbody tr')].map(row => +row.cells[5].dataset.key)"
+    column = "return [...document.querySelectorAll('#bank .panel:not([hidden]) tbody tr')].map(row => +row[5].dataset.key)"
     for order in (-1, 1):
         opened.execute_script("document.querySelectorAll('#bank .panel:not([hidden]) th button')[5].click()")
         values = opened.execute_script(column)

@@ -55,7 +55,7 @@ def report(measured):
     cost_table = replace(table, alone=ALONE, halves=())
     live = live_rows(measured, cost_table, True, {"head 0.6": 123.0})
     context = {"model": "tiny", "num_live_prompts": 4, "verification": "token verification", "lossless": True}
-    gains = {ratio: gain_over_fixed(measured, partial(cost_table.of, ratio=ratio)) for ratio in cost_table.costs}
+    gains = {ratio: gain_over_fixed(measured, partial(cost_table.of, ratio=ratio), 4) for ratio in cost_table.costs}
     return Report(context, cost_table.fit, ["The machine was busy."], live, gains)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from properties.strategies import probabilities, tries
 
 from specheads.heads.calibration import NUM_INDICES, IndexCalibration, calibrated, in_rounds
-from specheads.heads.metrics import auroc, binary_kl, brier, calibration, ece_by_index, fit_logistic
+from specheads.heads.metrics import auroc, binary_kl, brier, calibration, fit_logistic
 
 logits = st.sampled_from([-30.0, -1.0, 0.0, 1.0, 30.0]) | st.floats(-20, 20)
 labels = st.sampled_from([0.0, 0.5, 1.0]) | probabilities()
@@ -75,16 +75,6 @@ def test_calibration_errors_are_those_of_bins(rows, num_bins):
     assert curve.ece == pytest.approx(sum(abs(sum(each)) for each in bins.values()) / len(prob), abs=1e-9)
     assert len(curve.share) == len(bins) and curve.share.sum().item() == pytest.approx(1)
     assert calibration(prob, prob, num_bins).ece == 0
-
-
-@given(numbered(labels, labels))
-def test_calibration_errors_by_index_are_those_of_each_index(rows):
-    prob, label, index = rows
-    by_index = ece_by_index(prob, label, index)
-    assert len(by_index) == index.max() + 1
-    for place in index.unique().tolist():
-        here = index == place
-        assert by_index[place] == calibration(prob[here], label[here]).ece
 
 
 # --- calibrations

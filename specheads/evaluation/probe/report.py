@@ -57,19 +57,19 @@ def _measured(probed: Probed) -> list[tuple[str, str]]:
 def _options(probed: Probed) -> Table:
     """Return the table of what each way to decode is predicted to be worth."""
 
-    def title(option: Option) -> str:
-        more = f" ({MORE_OVERLAP:+.0%} overlap)" if option.name == BETTER else " (a bound)" if option.is_bound else ""
-        return option.name + more
+    def title(option: Option) -> Cell:
+        more = f" ({MORE_OVERLAP:+.0%} overlap)" if option.name == BETTER else ""
+        tag = "best" if option.name == probed.answer.choice else "bound" if option.is_bound else None
+        return Cell(option.name + more, option.name, tag=tag)
 
     columns = {
-        "way to decode": lambda option: Cell(title(option), option.name),
+        "way to decode": title,
         "chosen": lambda option: Cell(option.value or None),
         "speed-up": lambda option: estimate_cell(times, option.speedup),
         "over the fixed length": lambda option: estimate_cell(change, option.gain),
     }
-    kinds = {option.name: "bound" for option in probed.options if option.is_bound} | {probed.answer.choice: "best"}
     caption = "Speed over the target alone, predicted, with 95 % intervals over prompts"
-    return Table.of(caption, columns, probed.options, lambda option: kinds.get(option.name, ""))
+    return Table.of(caption, columns, probed.options)
 
 
 def html_of(probed: Probed) -> str:
