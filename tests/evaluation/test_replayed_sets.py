@@ -10,7 +10,7 @@ import torch
 from specheads import stopping
 from specheads.decoding.step_costs import RuleCosts, StepCosts
 from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, ORACLE_BOUND, Candidate
-from specheads.evaluation.replayed_rows import data_set, positions, reliability, text_samples
+from specheads.evaluation.replayed_rows import data_set, reliability, text_samples
 from specheads.evaluation.replayed_sets import Outcome, RecordedSet
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.rule_costs import CostTable
@@ -202,12 +202,6 @@ def test_a_response_is_shown_as_its_rounds_made_it(recording):
     assert [sample.prompt for sample in samples] == ["h", "i"]
     assert samples[0].pieces == [("accepted", "ab"), ("rejected", "xy"), ("target", "c"), ("target", "d")]
     assert samples[1].pieces == [("rejected", "w"), ("target", "e"), ("target", "f")]
-
-
-def test_positions_count_drafted_and_accepted_tokens(recording):
-    rounds = Replayed(*map(np.array, ([0, 0], [0, 0], [0, 3], [3, 1], [2, 1], [3, 1])))
-    reached = positions(CANDIDATES[0], rounds)
-    assert (reached.drafted, reached.accepted) == ([2, 1, 1], [2, 1, 0])
 
 
 def test_reliability_is_over_drafted_tokens(recording):

@@ -161,13 +161,13 @@ def _threshold(data_set: DataSet, ratio: str, styles: Styles, main: set[str]) ->
         _draw(figure, [row.parameters["threshold"] for row in rows], speeds, hover, mode="lines+markers", **look)
     shown = [row for (family, _), rows in lines.items() for row in rows if family in main]
     thresholds = [row.parameters["threshold"] for row in shown or [row for rows in lines.values() for row in rows]]
-    for row in winners_at(data_set, ratio):
-        if row.family in (FIXED, CEILING, ORACLE):  # a horizontal line
-            style, name = styles[row.family], "best fixed length" if row.family == FIXED else row.family
-            look = {"name": f"{name}, {times(row.speedup).text}", "uid": f"level-{style.key}", "mode": "lines"}
-            look["line"] = {"color": style.color, "width": 1.8, "dash": "longdash" if row.family == FIXED else style.dash}
-            limits = min(thresholds), max(thresholds)
-            _draw(figure, limits, [row.speedup.value] * 2, f"<b>{name}</b><br>{times(row.speedup)}", **look)
+    for winner in winners_at(data_set, ratio):
+        if winner.family in (FIXED, CEILING, ORACLE):  # a horizontal line
+            style, name = styles[winner.family], "best fixed length" if winner.family == FIXED else winner.family
+            look = {"name": f"{name}, {times(winner.speedup).text}", "uid": f"level-{style.key}", "mode": "lines"}
+            look["line"] = {"color": style.color, "width": 1.8, "dash": "longdash" if winner.family == FIXED else style.dash}
+            limits, level = (min(thresholds), max(thresholds)), winner.speedup.value
+            _draw(figure, limits, [level, level], f"<b>{name}</b><br>{times(winner.speedup)}", **look)
     return figure
 
 
