@@ -124,8 +124,8 @@ def _pareto(report: Report, data_set: DataSet, styles: Styles, main: set[str]) -
     for point in sorted((row.discard_rate.value, row.verification_rate.value) for row in data_set.rules if not row.bound):
         if not front or point[1] < front[-1][1]:
             front.append(point)
-    look = {"mode": "lines", "line": {"color": GREY, "width": 1}, "name": "Pareto front"}
-    _draw(figure, [x for x, _ in front], [y for _, y in front], **look)
+    x, y = [x for x, _ in front], [y for _, y in front]
+    _draw(figure, x, y, mode="lines", line={"color": GREY, "width": 1}, name="Pareto front")
     for family in dict.fromkeys(row.family for row in data_set.rules):
         rows, style = [row for row in data_set.rules if row.family == family], styles[family]
         rates = [row.discard_rate for row in rows], [row.verification_rate for row in rows]
