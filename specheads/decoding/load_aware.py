@@ -1,15 +1,35 @@
 """Lengths of drafts in a batch, chosen before each round by the load: every round costs what its tokens in flight cost."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
 from specheads.decoding.arguments import check_count
-from specheads.decoding.step_costs import LoadCosts
 from specheads.errors import UserError, is_number
 
 MAX_TOKENS = 8  # usual longest draft; a batch drafts in lockstep, so deeper drafts rarely pay
+
+
+@dataclass(frozen=True)
+class LoadCosts:
+    """The seconds of a batch's rounds.
+
+    Args:
+        rows: the numbers of rows that are known, ascending; seconds are linear between them and constant outside.
+        rounds: for each of them, the seconds of rounds with 0, 1, 2, ... drafted tokens in each row, on an empty memory.
+        position: what a round takes more for each position in memory, of all rows, and each forward pass.
+    """
+
+    rows: Sequence[int]
+    rounds: Sequence[Sequence[float]]
+    position: float = 0.0
+
+    def round_seconds(self, num_requests: int, length: int, positions: int = 0) -> float:
+        """Return the seconds of a round that drafts `length` tokens for each request, with so many `positions` in memory."""
+        empty = np.interp(num_requests, self.rows, [seconds[length] for seconds in self.rounds])
+        return float(empty) + positions * (1 + length) * self.position
 
 
 class LengthPolicy:
@@ -37,7 +57,7 @@ class LoadAware(LengthPolicy):
     """Draft the length with the highest expected throughput, with what a round costs at this number of rows.
 
     Args:
-        costs: seconds of rounds; what a draft reads after rounds of the target alone is left out.
+        costs: seconds of rounds.
         survival: the probability that the first 1, 2, ... tokens of a draft are all accepted, as measured on other prompts.
         max_tokens: longest draft.
 

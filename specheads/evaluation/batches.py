@@ -15,10 +15,9 @@ import numpy as np
 
 from specheads.decoding.decoder import Baseline, SpeculativeDecoder
 from specheads.decoding.engine.cuda_graph import GraphEngine
-from specheads.decoding.load_aware import MAX_TOKENS, LengthPolicy
-from specheads.decoding.load_costs import kept_costs
+from specheads.decoding.load_aware import MAX_TOKENS, LengthPolicy, LoadCosts
+from specheads.decoding.load_costs import measured_load_costs
 from specheads.decoding.records import DecodeStats, Generation
-from specheads.decoding.step_costs import LoadCosts
 from specheads.evaluation.candidates import DEFAULT, FIXED, LOAD_AWARE, TARGET_ALONE, Candidate, Rules, fixed_length
 from specheads.evaluation.decode import best_of_kinds, open_journal
 from specheads.evaluation.intervals import interval, milliseconds, resample_counts
@@ -81,9 +80,7 @@ def decode_batches(setup: Setup, outcome: Outcome) -> list[BatchTable]:
     lengths = [each.rule.max_tokens for each in outcome.candidates if each.family == FIXED and each.rule]
     policies = evaluation.policies or DEFAULT
     longest = max(choice.arguments.get("max_tokens", MAX_TOKENS) for choice in policies.values())
-    ways = None, None, evaluation.verification, evaluation.warp, evaluation.engine, setup.window
-    # Costs are kept, so that a resumed run chooses no other settings.
-    costs = kept_costs(SpeculativeDecoder(setup.pair, *ways), max(requests), max(*lengths, longest))
+    costs = _load_costs(setup, max(requests), max(*lengths, longest))
     dev = outcome.sets[0].recording
     shared = [rule for rule in best_of_kinds(outcome) if rule.family != FIXED] + load_settings(policies, dev, costs)
     settings = {size: [TARGET_ALONE, best_fixed(dev, costs, lengths, size), *shared] for size in requests}
@@ -98,6 +95,17 @@ def decode_batches(setup: Setup, outcome: Outcome) -> list[BatchTable]:
             runs = run_batches(Sweep(setup.pair, evaluation, setup.window), settings[size], made, size, journal, advance)
             tables.append(BatchTable(size, len(made), batch_rows(settings[size], runs, decoded.groups)))
     return tables
+
+
+def _load_costs(setup: Setup, max_batch: int, max_tokens: int) -> LoadCosts:
+    """Return the measured costs of rounds; they are kept in the run, so that one that is resumed chooses no other settings."""
+    evaluation = setup.settings
+    journal = open_journal(setup, "batch-costs", {"rows": max_batch, "longest": max_tokens}, ())
+    if not journal.entries:
+        logger.info("costs of rounds: measured with up to %d rows and %d drafted tokens", max_batch, max_tokens)
+        ways = None, None, evaluation.verification, evaluation.warp, evaluation.engine, setup.window
+        journal.add(0, asdict(measured_load_costs(SpeculativeDecoder(setup.pair, *ways), max_batch, max_tokens)))
+    return LoadCosts(**journal.entries[0])
 
 
 def best_fixed(dev: Recording, costs: LoadCosts, lengths: Sequence[int], size: int) -> Candidate:

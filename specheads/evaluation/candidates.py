@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
-from specheads.decoding.load_aware import LengthPolicy, LoadAware
-from specheads.decoding.step_costs import LoadCosts, SecondsTable, StepCosts
+from specheads.decoding.load_aware import LengthPolicy, LoadAware, LoadCosts
+from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping import FixedLength, StoppingRule
 from specheads.decoding.verification import BlockVerification, VerificationRule
 from specheads.errors import UserError, is_number
@@ -25,7 +25,7 @@ TARGET, LOAD_AWARE = "target", "load-aware"  # of batches besides
 OF_VERIFICATION = "of_verification"  # the family of a verification rule's own stopping rule
 CEILING_THRESHOLDS = [round(0.05 * step, 2) for step in range(1, 20)]
 # Acceptable values in place of those that are measured or fitted, while nothing is recorded.
-MADE_UP = {"costs": LoadCosts(SecondsTable((1, 2), (1.0, 1.0)), SecondsTable((1, 2), (1.0, 1.0))), "survival": [1.0]}
+MADE_UP = {"costs": LoadCosts((1,), ((1.0, 1.0),)), "survival": [1.0]}
 MADE_UP_FIT = SimpleNamespace(
     mean_acceptance=0.5,
     logistic=lambda names: dict.fromkeys(names, 0.0),

@@ -1,6 +1,5 @@
 """Policies decide by the load how much rows draft; what a row emits stays the target's."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -8,15 +7,14 @@ import torch
 from fakes import tiny_pair
 
 from specheads import SpeculativeDecoder, UserError, Warp, papers, stopping
-from specheads.decoding.load_aware import LengthPolicy, LoadAware
-from specheads.decoding.step_costs import LoadCosts, SecondsTable
+from specheads.decoding.load_aware import LengthPolicy, LoadAware, LoadCosts
 
 GREEDY, SAMPLED = Warp(temperature=0), Warp(top_k=4)
 PROMPTS = [[1, 2, 3], [4], [5, 6, 0, 3, 2, 1, 4], [1, 2], [3, 1, 2, 1]]
 SEEDS = [3, 1, 4, 1, 5]
-PROVENANCE = dict.fromkeys(("target", "draft", "device", "dtype", "command"), "made up")
 # Draft steps cost next to nothing; from eight tokens on every token in flight costs as much as a third of a step.
-COSTS = LoadCosts(SecondsTable((1, 64), (0.01, 0.02)), SecondsTable((1, 8, 64), (1.0, 1.0, 20.0)), PROVENANCE)
+ROWS = (1, 2, 3, 4, 8, 16, 64)
+COSTS = LoadCosts(ROWS, [[0.01 * n + max(1.0, 1 + (rows * (1 + n) - 8) * 19 / 56) for n in range(9)] for rows in ROWS])
 SURVIVAL = [0.8, 0.6, 0.5, 0.4, 0.3]
 
 
@@ -55,57 +53,16 @@ def test_the_length_is_that_of_most_tokens_per_second():
 
 
 def test_positions_in_memory_make_short_drafts_better():
-    costs = replace(COSTS, draft_position=0.01)
-    assert LoadAware(costs, SURVIVAL).length(1, 0) == 5 > LoadAware(costs, SURVIVAL).length(1, 60) > 0
-    assert LoadAware(costs, SURVIVAL).length(1, 4000) == 0
+    costs = replace(COSTS, position=0.01)
+    assert LoadAware(costs, SURVIVAL).length(1, 0) == 5 > LoadAware(costs, SURVIVAL).length(1, 300) > 0
+    assert LoadAware(costs, SURVIVAL).length(1, 40000) == 0
 
 
 def test_the_seconds_of_a_round_are_those_computed_by_hand():
-    table = SecondsTable((1, 2), (1.0, 2.0))
-    costs = LoadCosts(
-        table, SecondsTable((2, 4), (10.0, 20.0)), PROVENANCE, SecondsTable((1, 2), (5.0, 6.0)), table, 0.125, 0.25, 0.5
-    )
-    assert costs.round_seconds(2, 0) == 6 and costs.round_seconds(2, 0, 8) == 6 + 8 * (0.125 + 0.5)
-    assert costs.round_seconds(2, 2) == 2 * 2 + 2 + 30
-    assert costs.round_seconds(2, 2, 8) == 36 + 8 * (0.125 + 2 * 0.25 + 3 * 0.5)
-
-
-def test_tables_are_linear_between_entries_and_beyond_the_last():
-    table = SecondsTable((2, 4, 8), (1.0, 2.0, 2.5))
-    assert [table(size) for size in (1, 2, 3, 6, 10)] == [1.0, 1.0, 1.5, 2.25, 2.75]
-
-
-@pytest.mark.parametrize(
-    ("sizes", "seconds", "message"),
-    [
-        ((1,), (1.0,), "needs two entries"),
-        ((1, 2), (1.0,), "needs two entries"),
-        ((2, 1), (1.0, 1.0), "in rising order"),
-        ((1, 2), (0.0, 1.0), "must be positive numbers"),
-        ((1, 2), (2.0, 1.0), "must not fall at the end"),
-    ],
-)
-def test_other_tables_are_refused(sizes, seconds, message):
-    with pytest.raises(UserError, match=message):
-        SecondsTable(sizes, seconds)
-
-
-def test_costs_are_read_as_they_were_written(tmp_path):
-    path = tmp_path / "costs.json"
-    COSTS.write(path)
-    assert LoadCosts.read(path) == COSTS
-    content = json.loads(path.read_text())
-    for changed, message in [
-        ({}, "cannot be read as costs .'provenance'"),
-        (content | {"provenance": {}}, "cannot be read as costs .'target'"),
-        (content | {"draft": {"sizes": [1, 2]}}, "cannot be read as costs .'seconds'"),
-        (content | {"draft_position": -1}, "draft_position=-1 must be seconds"),
-    ]:
-        path.write_text(json.dumps(changed))
-        with pytest.raises(UserError, match=message):
-            LoadCosts.read(path)
-    with pytest.raises(UserError, match="cannot be read as costs"):
-        LoadCosts.read(tmp_path / "none.json")
+    costs = LoadCosts((1, 3), ((5.0, 6.0, 10.0), (7.0, 10.0, 20.0)), 0.125)
+    assert costs.round_seconds(2, 0) == 6 and costs.round_seconds(2, 0, 8) == 6 + 8 * 0.125
+    assert costs.round_seconds(3, 2) == costs.round_seconds(9, 2) == 20
+    assert costs.round_seconds(2, 2, 8) == 15 + 8 * 3 * 0.125
 
 
 # --- in a batch

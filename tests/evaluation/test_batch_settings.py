@@ -3,8 +3,7 @@
 from fakes import tiny_pair
 
 from specheads import SpeculativeDecoder, Warp
-from specheads.decoding.load_aware import LoadAware
-from specheads.decoding.step_costs import LoadCosts, SecondsTable
+from specheads.decoding.load_aware import LoadAware, LoadCosts
 from specheads.evaluation.batches import best_fixed, load_settings
 from specheads.evaluation.candidates import LOAD_AWARE, RuleChoice
 from specheads.evaluation.speculation_profile import survival
@@ -12,7 +11,9 @@ from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay.recording import load_recording, make_recording
 from specheads.replay.response_tree import RecordSettings
 
-COSTS = LoadCosts(SecondsTable((1, 64), (0.01, 0.02)), SecondsTable((1, 8, 64), (1.0, 1.0, 20.0)))
+# Draft steps cost next to nothing; from eight tokens on every token in flight costs as much as a third of a step.
+ROWS = (1, 2, 3, 4, 8, 16, 64)
+COSTS = LoadCosts(ROWS, [[0.01 * n + max(1.0, 1 + (rows * (1 + n) - 8) * 19 / 56) for n in range(9)] for rows in ROWS])
 
 
 def recorded(pair, folder):

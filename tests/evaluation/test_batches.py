@@ -9,8 +9,7 @@ from jsonschema import Draft202012Validator
 from rich.console import Console
 
 from specheads import AcceptanceHead, HeadConfig, UserError, papers, verification
-from specheads.decoding.load_aware import LoadAware
-from specheads.decoding.step_costs import LoadCosts, SecondsTable
+from specheads.decoding.load_aware import LoadAware, LoadCosts
 from specheads.evaluation import batches, report_files
 from specheads.evaluation.candidates import RuleChoice
 from specheads.evaluation.evaluate import evaluate
@@ -20,8 +19,7 @@ from specheads.evaluation.settings import Evaluation, RecordingSettings
 
 SMALL = {"num_prompts": 4, "num_dev_prompts": 3, "max_new_tokens": 8, "fixed_lengths": (1, 3), "thresholds": (0.4,)}
 LIVE = {"num_live_prompts": 3, "record": RecordingSettings(num_samples=2), "engine": "eager", "ratios": (10,)}
-PROVENANCE = dict.fromkeys(("target", "draft", "device", "dtype", "command"), "made up")
-COSTS = LoadCosts(SecondsTable((1, 8), (0.001, 0.001)), SecondsTable((1, 4, 16), (0.01, 0.01, 0.08)), PROVENANCE)
+COSTS = LoadCosts((1, 2), [[0.01 + 0.001 * n for n in range(9)], [0.01 + 0.006 * n for n in range(9)]])
 
 
 @pytest.fixture
@@ -33,7 +31,7 @@ def measured_rows(monkeypatch):
         asked.append(max_batch)
         return COSTS
 
-    monkeypatch.setattr(batches, "kept_costs", measured)
+    monkeypatch.setattr(batches, "measured_load_costs", measured)
     return asked
 
 
@@ -87,7 +85,7 @@ def test_batches_of_every_size_are_decoded_reported_and_kept(call, measured_rows
     assert len(lines) == 1 + 2 * 4
     journal.write_text("".join(lines[:4]) + lines[4][: len(lines[4]) // 2])
     again = call(concurrency=(1, 2, 2), repeats=2)
-    assert measured_rows == [2, 2]
+    assert measured_rows == [2]
     assert again.batches[0] == report.batches[0]
     assert again.batches[1].rows[0].tokens_per_round == 1
     assert journal.read_text().splitlines(keepends=True)[:4] == lines[:4] and len(journal.read_text().splitlines()) == 9

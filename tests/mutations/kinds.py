@@ -20,7 +20,6 @@ from specheads.commands import export
 from specheads.commands.compose import command_config, model_config, source_of
 from specheads.commands.help import composition_error
 from specheads.decoding.decoder import recommended_rules
-from specheads.decoding.step_costs import LoadCosts, SecondsTable
 from specheads.decoding.stopping import HeadThreshold
 from specheads.errors import UserError, user_error
 from specheads.evaluation.head_folders import store_in_config
@@ -227,26 +226,6 @@ def read_journal(folder: Path) -> Any:
     return {number: journal.entries[number] for number in sorted(journal.entries)}
 
 
-COSTS = LoadCosts(
-    SecondsTable((1, 2, 8), (0.1, 0.11, 0.2)),
-    SecondsTable((1, 4, 16), (1.0, 1.1, 2.0)),
-    {name: "made up" for name in ("target", "draft", "device", "dtype", "command")},
-    target_position=1e-6,
-)
-
-
-def make_costs(folder: Path) -> None:
-    COSTS.write(folder / "costs.json")
-
-
-def read_costs(folder: Path) -> Any:
-    costs = LoadCosts.read(folder / "costs.json")
-    seconds = [costs.round_seconds(size, length, 10) for size in range(1, 40) for length in (0, 2)]
-    assert np.isfinite(seconds).all() and min(seconds) > 0
-    assert all(isinstance(costs.provenance[name], str) for name in ("target", "draft", "device"))
-    return str(costs)
-
-
 # --- checkpoints, run folders
 
 
@@ -364,7 +343,6 @@ KINDS = {
     "tensor shards": Kind(make_tensors, read_tensors, checked=("**/*",), share=0.3),
     "recording": Kind(record, read_recording, checked=("**/*",), share=0.3),
     "journal": Kind(make_journal, read_journal, checked=("**/*",)),
-    "costs": Kind(make_costs, read_costs),
     "checkpoint": Kind(make_checkpoint, read_checkpoint),
     "run folder": Kind(make_run, read_run),
     "prompts": Kind(_write_prompts, read_prompts),

@@ -122,12 +122,10 @@ def schedules(draw):
 
 lengths = st.integers(1, LONGEST)
 weights = st.dictionaries(st.sampled_from([*LOGISTIC_INPUTS, "bias"]), st.floats(-20, 20), min_size=1)
-arms = st.lists(lengths, min_size=1, max_size=4, unique=True)
 # Rules that read nothing of a draft, rules that read its probabilities, and rules with a head.
 length_rules = st.one_of(
     st.builds(stopping.FixedLength, lengths),
     schedules(),
-    st.builds(stopping.BanditLength, arms, positive, st.floats(0, 3)),
 )
 draft_rules = st.one_of(
     st.builds(stopping.MaxProbability, probabilities(), lengths),

@@ -29,8 +29,7 @@ from specheads import SpeculativeDecoder, UserError, Warp, generate_baseline
 from specheads.decoding import stopping
 from specheads.decoding.decoder import Baseline
 from specheads.decoding.drafting import Autoregressive
-from specheads.decoding.load_aware import LoadAware
-from specheads.decoding.step_costs import LoadCosts, SecondsTable
+from specheads.decoding.load_aware import LoadAware, LoadCosts
 from specheads.decoding.verification import VerificationRule
 from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay.head_scores import add_predictions, head_fingerprint
@@ -95,16 +94,12 @@ def test_rows_of_the_target_alone_emit_what_each_prompt_does_alone(case, max_bat
 # --- policies on the load
 
 
-def table(seconds):
-    """Return a table of seconds that rise with the tokens in flight."""
-    return SecondsTable((1, 4, 12, 64), tuple(itertools.accumulate(seconds)))
-
-
-steps = st.lists(st.floats(0.01, 3), min_size=4, max_size=4).map(table)
+rising = st.lists(st.floats(0.01, 3), min_size=6, max_size=6).map(lambda seconds: list(itertools.accumulate(seconds)))
+costs = st.builds(LoadCosts, st.just((1, 2, 3, 4)), st.lists(rising, min_size=4, max_size=4))
 survivals = st.lists(probabilities(0.05), min_size=4, max_size=4).map(
     lambda shares: list(itertools.accumulate(shares, operator.mul))
 )
-policies = st.builds(LoadAware, st.builds(LoadCosts, steps, steps), survivals, st.integers(1, 5))
+policies = st.builds(LoadAware, costs, survivals, st.integers(1, 5))
 
 
 @tries(0.5)

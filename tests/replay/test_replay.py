@@ -208,7 +208,6 @@ def two_of_each(head):
         *(stopping.FixedLength(k) for k in (2, 5)),
         *(stopping.Heuristic(start=5, increase=n) for n in (1, 3)),
         *(stopping.AcceptedAverage(extra=n, smoothing=n / 4) for n in (1, 2)),
-        *(stopping.BanditLength(cost_ratio=r) for r in (3.0, 20.0)),
         *(stopping.Confidence(0.4, retune=r) for r in (True, False)),
         *(stopping.AdaptiveEntropy(target_acceptance=a, step=0.1) for a in (0.3, 0.9)),
         *(stopping.EntropyThreshold(t) for t in (0.8, 1.5)),

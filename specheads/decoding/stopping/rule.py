@@ -12,14 +12,7 @@ from specheads.decoding.arguments import check_arguments
 from specheads.decoding.step_costs import StepCosts
 from specheads.pair.pair import Pair
 
-
-def cost_ratio(costs: StepCosts) -> float:
-    """Return how many draft steps a forward pass of the target takes."""
-    return costs.target_seconds / (costs.draft_seconds + costs.verified_seconds)
-
-
 MAX_TOKENS = 20
-COST_RATIO = "the time of a target forward pass over that of a draft forward pass, for example 10"
 
 
 class StoppingRule:

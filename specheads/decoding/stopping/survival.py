@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specheads.decoding.arguments import argument, check_arguments, check_finite, check_positive, check_probability
 from specheads.decoding.step_costs import StepCosts
-from specheads.decoding.stopping.rule import COST_RATIO, MAX_TOKENS, StoppingRule, constants, cost_ratio, filled
+from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule, constants, filled
 from specheads.errors import UserError, is_count
 from specheads.heads.calibration import IndexCalibration, calibrated
 from specheads.heads.features import ROUND_INPUTS
@@ -236,7 +236,9 @@ class ExpectedThroughput(HeadRule):
     fitted = frozenset({"cost_ratio", "throughput", "mean_acceptance", "slope", "intercept"})
     fitted_to_costs = frozenset({"cost_ratio"})
     head: AcceptanceHead  # for the draft in use
-    cost_ratio: float = argument(10.0, COST_RATIO, check_positive)
+    cost_ratio: float = argument(
+        10.0, "the time of a target forward pass over that of a draft forward pass, for example 10", check_positive
+    )
     throughput: Any = None
     mean_acceptance: float = argument(
         0.7, "an acceptance probability above 0, for example 0.7", check_positive, check_probability
@@ -267,7 +269,7 @@ class ExpectedThroughput(HeadRule):
         if costs is None:
             costs = StepCosts.at_ratio(fitted.get("cost_ratio", 10.0))
         elif fitted["cost_ratio"] is None:
-            fitted["cost_ratio"] = cost_ratio(costs)
+            fitted["cost_ratio"] = costs.target_seconds / (costs.draft_seconds + costs.verified_seconds)
         _, throughput = fitting.auto_threshold(head, fitted.get("max_tokens", MAX_TOKENS), costs)
         values = fitting.calibration(head) | {"mean_acceptance": fitting.mean_acceptance, "throughput": throughput}
         return fitted | {name: value for name, value in values.items() if fitted.get(name) is None}

@@ -36,7 +36,6 @@ PAIRS = [
     (stopping.FixedLength(3), stopping.FixedLength(5)),
     (stopping.Heuristic(4), stopping.Heuristic(2, 3, 2, max_tokens=9)),
     (stopping.AcceptedAverage(), stopping.AcceptedAverage(3, 0.5, 2, max_tokens=9)),
-    (stopping.BanditLength((1, 2, 4)), stopping.BanditLength((3, 5, 7), 3.0, 0.1)),
     (stopping.MaxProbability(0.4), stopping.MaxProbability(0.7, 5)),
     (stopping.Confidence(0.2, max_tokens=8), stopping.Confidence(0.5, False, max_tokens=8)),
     (stopping.EntropyThreshold(1.0), stopping.EntropyThreshold(1.4, 5)),
@@ -176,7 +175,6 @@ def test_compile_keys_differ_where_shapes_or_networks_do():
     groups = [
         [stopping.Confidence(max_tokens=5), stopping.Confidence(max_tokens=6)],
         [stopping.OnlineLogistic(max_tokens=5), stopping.OnlineLogistic(max_tokens=6)],
-        [stopping.BanditLength((1, 2)), stopping.BanditLength((1, 2, 3))],
         [stopping.Logistic(logit), stopping.Logistic(logit | {"bias": 1.0}), stopping.Logistic({"entropy": 1.0})],
         [
             stopping.HeadThreshold(NEXT),
