@@ -24,9 +24,9 @@ class KnownText(papers.Lookup):
         self.tokens = pair.tokenizer(self.text, add_special_tokens=False)["input_ids"]
         return pair
 
-    def drafter(self, engine: Any, warp: specheads.Warp, rule: specheads.stopping.StoppingRule, memory: Any) -> LookupDrafter:
-        """Return the drafter of one decoder."""
-        usual = super().drafter(engine, warp, rule, memory)
+    def drafter(self, parts: Any) -> LookupDrafter:
+        """Return the drafter of one decoder, whose pair, engines, rules, warp and memory are `parts`."""
+        usual = super().drafter(parts)
         return KnownTextDrafter(self.tokens, usual)
 
 

@@ -14,7 +14,7 @@ from specheads.decoding.drafting import Autoregressive, Drafting, check_pairing
 from specheads.decoding.engine import Engine, make_engine
 from specheads.decoding.load_aware import LengthPolicy
 from specheads.decoding.records import CHAIN, Generation
-from specheads.decoding.rounds import ChainRounds, TargetRounds
+from specheads.decoding.rounds import ChainRounds, RoundParts, TargetRounds
 from specheads.decoding.rows import Prompt, Row, RowsDecoder, checked_window
 from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold, StoppingRule
@@ -212,8 +212,8 @@ class SpeculativeDecoder(Decoder):
         most = self.target_engine.padded(max(self.stopping.max_tokens, MAX_TOKENS) + 1) - 1
         if most not in self._memories:
             self._memories[most] = self._memory(most, 1)
-        choices = self.stopping, self.verification, self.warp, self._memories[most]
-        self.single = RowsDecoder(self.pair, self.drafting.rounds(self.pair, self.engines, *choices))
+        parts = RoundParts(self.pair, self.engines, self.stopping, self.verification, self.warp, self._memories[most])
+        self.single = RowsDecoder(self.pair, self.drafting.rounds(parts))
         self._batch_key: Any = None  # what the batch was made for: rows, and a policy's longest draft
         self._batch: RowsDecoder
 
@@ -225,10 +225,10 @@ class SpeculativeDecoder(Decoder):
         longest = None if policy is None else max(1, policy.max_tokens)
         if self._batch_key != (num_rows, longest):
             stopping = self.stopping if longest is None else FixedLength(longest)
-            engines, verification = self._engines_of(num_rows), self.verification
+            engines = self._engines_of(num_rows)
             most = max(LEAST_DRAFTED, engines[0].padded(stopping.max_tokens + 1) - 1)
-            choices = self.pair, engines, stopping, verification, self.warp, self._memory(most, num_rows + 1)
-            rounds = self.drafting.rounds(*choices)
+            memory = self._memory(most, num_rows + 1)
+            rounds = self.drafting.rounds(RoundParts(self.pair, engines, stopping, self.verification, self.warp, memory))
             if longest is not None:
                 assert isinstance(rounds, ChainRounds)
                 rounds.prepare_for_policy()

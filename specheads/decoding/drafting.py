@@ -10,12 +10,12 @@ from torch.utils._pytree import tree_leaves
 
 from specheads.decoding.engine import Engine, ForwardOutput
 from specheads.decoding.records import CHAIN
-from specheads.decoding.rounds import ChainRounds, Drafter
+from specheads.decoding.rounds import ChainRounds, Drafter, RoundParts
 from specheads.decoding.rows import Rounds, Row
 from specheads.decoding.step_inputs import DraftMemory, HostNumbers, RowsExample, RowsStep, of_rows, with_rows
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.stopping.rule import unless
-from specheads.decoding.verification import TokenVerification, Verification, VerificationRule
+from specheads.decoding.verification import TokenVerification, Verification
 from specheads.errors import UserError
 from specheads.heads.features import drafting_features
 from specheads.pair.language_model import LanguageModel
@@ -52,20 +52,8 @@ class Drafting:
         """Return the same for the target."""
         return 0
 
-    def rounds(
-        self,
-        pair: Pair,
-        engines: Sequence[Engine],
-        stopping: StoppingRule,
-        verification: Any,
-        warp: Warp,
-        memory: DraftMemory,
-    ) -> Rounds:
-        """Return how rows draft and verify by these choices.
-
-        Args:
-            engines: the target's, and the draft's where `reads_draft`; with memory of one text, or of a batch's rows and a spare.
-            memory: of chains, on the draft's device.
+    def rounds(self, parts: RoundParts) -> Rounds:
+        """Return how rows draft and verify.
 
         Raises:
             UserError: a rule that needs features which this method does not have; a batch where it drafts for one row only.
@@ -79,18 +67,9 @@ PENDING = (1, 2)  # committed tokens that a round's first step reads: two after 
 class Autoregressive(Drafting):
     """`drafting=autoregressive`: a chain, as long as the stopping rule lets it grow."""
 
-    def rounds(
-        self,
-        pair: Pair,
-        engines: Sequence[Engine],
-        stopping: StoppingRule,
-        verification: VerificationRule,
-        warp: Warp,
-        memory: DraftMemory,
-    ) -> ChainRounds:
-        make = _SingleDrafter if engines[1].num_rows == 1 else _RowsDrafter
-        drafter = make(engines[1], ChainStep(pair.draft_lm, warp, stopping, memory))
-        return ChainRounds(pair, engines, drafter, verification, warp, memory)
+    def rounds(self, parts: RoundParts) -> ChainRounds:
+        engine, step = parts.engines[1], ChainStep(parts.pair.draft_lm, parts.warp, parts.stopping, parts.memory)
+        return ChainRounds(parts, _SingleDrafter(engine, step) if engine.num_rows == 1 else _RowsDrafter(engine, step))
 
 
 class ChainState(NamedTuple):

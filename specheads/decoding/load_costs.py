@@ -24,7 +24,7 @@ class _Always(LengthPolicy):
 
 
 def measured_load_costs(
-    decoder: SpeculativeDecoder, max_batch: int, max_tokens: int = 8, context: int = 256, repeats: int = 6
+    decoder: SpeculativeDecoder, max_batch: int, max_tokens: int = 8, context: int = 256, repeats: int = 4
 ) -> LoadCosts:
     """Return the seconds of a decoder's rounds with up to `max_batch` rows and `max_tokens` drafted tokens, by powers of two.
 

@@ -39,13 +39,13 @@ class Round(NamedTuple):
     """One cycle of draft, verify and commit, with the seconds spent in each."""
 
     tokens: Sequence[int]  # emitted: the accepted ones, then the target's unless the response ended before it
-    num_drafted: int
-    num_accepted: int
-    num_discarded: int
-    num_draft_calls: int
-    draft_seconds: float
-    verify_seconds: float
-    commit_seconds: float  # for rewinding memory and committing tokens
+    num_drafted: int = 0
+    num_accepted: int = 0
+    num_discarded: int = 0
+    num_draft_calls: int = 0
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    commit_seconds: float = 0.0  # for rewinding memory and committing tokens
     used_copy: bool = False  # of a graph: whether a copied node was accepted
     num_target_calls: int = 1
     wait_seconds: float = 0.0  # in a batch, from the row's last tokens to this round: other rows commit, new prompts are read

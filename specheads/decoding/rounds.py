@@ -1,7 +1,7 @@
 """A round of all rows: chains and their verification, or one token of the target alone."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,10 +12,11 @@ from specheads.decoding.clock import Clock, Mark
 from specheads.decoding.engine import Engine, ForwardOutput
 from specheads.decoding.load_aware import LengthPolicy
 from specheads.decoding.prompt_reader import PromptReader
-from specheads.decoding.rows import Row, RowOutcome
+from specheads.decoding.records import Round
+from specheads.decoding.rows import Rounds, Row
 from specheads.decoding.step_inputs import DraftMemory, HostNumbers, RowsStep, with_rows
 from specheads.decoding.stopping import StoppingRule
-from specheads.decoding.verification import TokenVerification, Verification, VerificationRule
+from specheads.decoding.verification import TokenVerification
 from specheads.decoding.verifier import ChainVerifier, VerifyStep
 from specheads.errors import UserError
 from specheads.pair.pair import Pair
@@ -39,13 +40,23 @@ class _TargetStep:
         return torch.stack([self.warp.draw(probs, uniform), has_nan(probs).long()], dim=1)
 
 
-class TargetRounds:
+class RoundParts(NamedTuple):
+    """What rounds are made of."""
+
+    pair: Pair
+    engines: Sequence[Engine]  # the target's, and the draft's if one is run; with memory of one text, or of rows and a spare one
+    stopping: StoppingRule
+    verification: Any
+    warp: Warp
+    memory: DraftMemory  # of chains, on the draft's device
+
+
+class TargetRounds(Rounds):
     """One token of the target, or of another model that decodes alone, for each row."""
 
     def __init__(self, model_id: str, engine: Engine, warp: Warp, numbers: int = 1) -> None:
         """`numbers`: uniform numbers that a round takes from a row; the last one draws the token."""
-        self.engines: Sequence[Engine] = (engine,)
-        self.readers: Sequence[PromptReader] = (PromptReader(engine),)
+        super().__init__((engine,))
         self._model_id, self._numbers, step = model_id, numbers, _TargetStep(warp)
         self._single = engine.num_rows == 1
         self.step: Any = engine.compiled_step(step) if self._single else RowsStep(engine, step)
@@ -58,13 +69,7 @@ class TargetRounds:
         else:
             self.step.warm_up(lambda example: (example.zeros(example.num_tokens, dtype=torch.float64),))
 
-    def start(self, rows: Sequence[Row], target_hidden: Mapping[int, Tensor]) -> None:
-        """There is nothing to prepare."""
-
-    def num_expected(self, row: Row) -> float | None:
-        return None
-
-    def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[RowOutcome], Mark]:
+    def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[Round], Mark]:
         drafted = clock.mark()
         if self._single:
             self._last.numbers[0, 0] = rows[0].committed[-1]
@@ -75,8 +80,12 @@ class TargetRounds:
             flat = self.step.flat([row.place for row in rows], [row.committed[-1:] for row in rows], starts)
             uniform = np.array([[row.verify_uniforms.number() for _ in range(self._numbers)][-1] for row in rows])
             packed = self.step(flat, [uniform])
-        outcomes = [RowOutcome([token], nan_in=self._model_id if nan else None) for token, nan in packed.tolist()[: len(rows)]]
-        return outcomes, drafted
+        rounds = []
+        for row, (token, nan) in zip(rows, packed.tolist(), strict=False):  # what follows filled the step up
+            rounds.append(Round([token]))
+            if nan:
+                row.fail_by_nan(self._model_id)
+        return rounds, drafted
 
 
 class Drafter:
@@ -104,7 +113,7 @@ class Drafter:
         raise NotImplementedError
 
 
-class ChainRounds:
+class ChainRounds(Rounds):
     """Chains, and one verification for those of all rows.
 
     A policy may let rows go without drafts. Such a round is one of the target alone, and the draft reads a prompt before it first
@@ -113,26 +122,16 @@ class ChainRounds:
 
     policy: LengthPolicy | None = None  # decides how many tokens are drafted; see `prepare_for_policy`
 
-    def __init__(
-        self,
-        pair: Pair,
-        engines: Sequence[Engine],
-        drafter: Drafter,
-        verification: VerificationRule,
-        warp: Warp,
-        memory: DraftMemory,
-    ) -> None:
-        """`engines`: the target's and the draft's; `memory`: in which drafts are, on the draft's device."""
-        self.engines, self._pair, self._warp = engines, pair, warp
+    def __init__(self, parts: RoundParts, drafter: Drafter) -> None:
+        super().__init__(parts.engines)
+        self._pair, self._warp, target, memory = parts.pair, parts.warp, parts.engines[0], parts.memory
         self._late_reader: PromptReader | None = None  # the draft's, if a policy may let it wait
         self._alone: TargetRounds | None = None  # rounds in which a policy drafts nothing
-        self.readers: Sequence[PromptReader] = [PromptReader(engine) for engine in engines]
-        target = engines[0]
         self.drafter, self.memory, self._memory = drafter, memory, memory
         if target.lm.device != memory.probs.device:
             lm = target.lm
             self._memory = DraftMemory(memory.most, lm.vocab_size, lm.probs_dtype, lm.device, target.num_rows)
-        step = VerifyStep(warp, verification, self._memory)
+        step = VerifyStep(parts.warp, parts.verification, self._memory)
         self.verifier = ChainVerifier(target, step, drafter.rule.max_tokens)
         self._counts = HostNumbers((2, target.num_rows), memory.probs.device)  # of drafted and accepted tokens
         self._num_drafted, self._num_accepted = self._counts.tensor.unbind()
@@ -171,9 +170,12 @@ class ChainRounds:
                 self._target_hidden[row.place] = target_hidden[row.place][0] if row.place in target_hidden else 0
 
     def num_expected(self, row: Row) -> float | None:
-        return expected_of(self.drafter.rule, self.verifier.rule, self.drafter.state, row.place)
+        # Predictions speak of token verification alone.
+        speaks = isinstance(self.verifier.rule, TokenVerification)
+        expected = self.drafter.rule.num_expected(self.drafter.state) if speaks else None
+        return None if expected is None else float(expected[row.place])
 
-    def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[RowOutcome], Mark]:
+    def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[Round], Mark]:
         drafter = self.drafter
         most = drafter.rule.max_tokens
         if self.policy is not None:
@@ -207,8 +209,8 @@ class ChainRounds:
         lengths = planned.tolist()
         return [min(lengths[row.place], row.most_drafted, rule.max_tokens) for row in rows]
 
-    def _verified(self, rows: Sequence[Row], planned: Sequence[int]) -> list[RowOutcome]:
-        """Return what drafts bring to each row; the rules learn of it."""
+    def _verified(self, rows: Sequence[Row], planned: Sequence[int]) -> list[Round]:
+        """Return each row's round; the rules learn of it."""
         drafter = self.drafter
         if self._memory is not self.memory:
             self._memory.copy_(self.memory, max(row.num_drafted for row in rows))
@@ -217,24 +219,16 @@ class ChainRounds:
             self._target_hidden[[row.place for row in rows]] = hidden.to(self._target_hidden)
         counts = self._counts.numbers
         counts[:] = 0
-        outcomes = []
+        rounds = []
         for row, result in zip(rows, results, strict=True):
             num_accepted = result.num_accepted
             counts[0, row.place], counts[1, row.place] = row.num_drafted, num_accepted
             row.num_probs_needed = result.num_probs_needed
             drafter.keep(row, num_accepted)
-            nan_in = self._pair.draft_id if result.draft_nan else self._pair.target_id if result.target_nan else None
-            tokens = [*result.draft_tokens[:num_accepted], result.next_token]
-            outcomes.append(RowOutcome(tokens, row.num_drafted, num_accepted, row.num_draft_calls, nan_in))
+            if result.draft_nan or result.target_nan:
+                row.fail_by_nan(self._pair.draft_id if result.draft_nan else self._pair.target_id)
+            tokens, discarded = [*result.draft_tokens[:num_accepted], result.next_token], row.num_drafted - num_accepted
+            rounds.append(Round(tokens, row.num_drafted, num_accepted, discarded, row.num_draft_calls))
         self._counts.send()
         drafter.state = drafter.rule.end_round(drafter.state, self._num_drafted, self._num_accepted)
-        return outcomes
-
-
-def expected_of(stopping: StoppingRule, verification: Verification, state: Any, row: int = 0) -> float | None:
-    """Return the number for a row of the rule's state, over a prompt; None where the rule expects none.
-
-    Predictions speak of token verification alone; under other rules it is None, too.
-    """
-    expected = stopping.num_expected(state) if isinstance(verification, TokenVerification) else None
-    return None if expected is None else float(expected[row])
+        return rounds

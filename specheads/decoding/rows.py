@@ -11,15 +11,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from specheads.decoding.arguments import check_count
 from specheads.decoding.clock import Clock, Mark
 from specheads.decoding.engine import Engine, compile_ahead
 from specheads.decoding.prompt_reader import PromptReader
-from specheads.decoding.records import DecodeStats, DraftTree, Generation, Round
+from specheads.decoding.records import DecodeStats, Generation, Round
 from specheads.errors import UserError
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Uniforms, nan_message
@@ -88,6 +88,10 @@ class Row:
         committed = self.committed
         return committed[self.num_read :] + self.drafted[max(0, self.num_read - len(committed)) :]
 
+    def fail_by_nan(self, model: str) -> None:
+        """End the response because a model's logits were NaN; what its last round brought means nothing."""
+        self.failure = nan_message(model, len(self.response))
+
     def commit(self, tokens: Sequence[int]) -> list[int]:
         """Append `tokens` up to the first stop token and note whether the response has ended; return the appended ones."""
         end = next((i for i, token in enumerate(tokens) if token in self.stop_tokens), None)
@@ -111,27 +115,17 @@ class Row:
         return Generation(prompt_ids, tokens, pair.decode(tokens), self.rounds, stats, self.finish_reason)
 
 
-class RowOutcome(NamedTuple):
-    """What a round brought to one row."""
+class Rounds:
+    """The base of how rows get their next tokens."""
 
-    tokens: Sequence[int]  # the accepted ones and the target's
-    num_drafted: int = 0
-    num_accepted: int = 0
-    num_draft_calls: int = 0
-    nan_in: str | None = None  # the model whose logits were NaN; then the rest means nothing
-    num_copies: int = 0  # of a graph: accepted nodes that were copied instead of drafted
-    num_target_calls: int = 1
-    tree: DraftTree | None = None  # of drafts of several candidates
-
-
-class Rounds(Protocol):
-    """How rows get their next tokens."""
-
-    engines: Sequence[Engine]  # the target's, then the draft's if there is one
-    readers: Sequence[PromptReader]  # the target's, and the draft's if that reads prompts before their first round
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        """`engines`: the target's, then the draft's if there is one."""
+        self.engines = engines
+        self.readers = [PromptReader(engine) for engine in engines]  # of those that read prompts before the first round
 
     def warm_up(self, ends: Tensor) -> None:
         """Prepare the engines for all that rounds run; see `take` for `ends`."""
+        raise NotImplementedError
 
     def start(self, rows: Sequence[Row], target_hidden: Mapping[int, Tensor]) -> None:
         """Begin rows whose prompts were read.
@@ -142,13 +136,15 @@ class Rounds(Protocol):
 
     def num_expected(self, row: Row) -> float | None:
         """Return how many accepted tokens the stopping rule expected in a row; see DecodeStats."""
+        return None
 
-    def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[RowOutcome], Mark]:
-        """Return what a round brings to each row, and the clock's mark when all had drafted.
+    def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[Round], Mark]:
+        """Return each row's round, without its seconds, and the clock's mark when all had drafted.
 
         Args:
             ends: (V,) bool, the tokens that end a response and therefore a draft.
         """
+        raise NotImplementedError
 
 
 class RowsDecoder:
@@ -197,8 +193,7 @@ class RowsDecoder:
         Raises:
             UserError: a prompt that does not fit into memory, or a `max_new_tokens` that is not a positive integer.
         """
-        if max_new_tokens < 1:
-            raise UserError(f"max_new_tokens={max_new_tokens} must be a positive integer.")
+        check_count("max_new_tokens", max_new_tokens, least=1)
         committed = self.pair.encode(prompt).tolist()
         window = min(engine.capacity for engine in self.engines)
         if len(committed) >= window:
@@ -301,37 +296,27 @@ class RowsDecoder:
     def _take_round(self, rows: Sequence[Row], ends: Tensor) -> None:
         """Decode a round of each row and commit it, or note why a row cannot go on."""
         start = self._clock.mark()
-        outcomes, has_drafted = self.rounds.take(rows, ends, self._clock)
+        rounds, has_drafted = self.rounds.take(rows, ends, self._clock)
         has_verified = self._clock.mark()
         emitted: list[list[int]] = []
-        for row, outcome in zip(rows, outcomes, strict=True):
-            if outcome.nan_in is not None:
-                row.failure = nan_message(outcome.nan_in, len(row.response))
+        for row, done in zip(rows, rounds, strict=True):
+            if row.failure is not None:
                 for engine in self.engines:
                     engine.clear_row(row.place)
-            emitted.append([] if row.failure else row.commit(outcome.tokens))
+            emitted.append([] if row.failure else row.commit(done.tokens))
             if row.has_ended:
                 row.num_expected = self.rounds.num_expected(row)
         began, drafted, verified, committed = self._clock.read(start, has_drafted, has_verified, self._clock.mark())
-        for row, tokens, outcome in zip(rows, emitted, outcomes, strict=True):
+        # The seconds are those of all rows, which each row waits for.
+        seconds = {
+            "draft_seconds": drafted - began,
+            "verify_seconds": verified - drafted,
+            "commit_seconds": committed - verified,
+        }
+        for row, tokens, done in zip(rows, emitted, rounds, strict=True):
             # Before a round a row waits for the others. One that is alone waits for what its caller does with its tokens.
             waited = 0.0 if self._single else began - row.ready_at
-            row.rounds.append(
-                Round(
-                    tokens=tokens,
-                    num_drafted=outcome.num_drafted,
-                    num_accepted=outcome.num_accepted,
-                    num_discarded=outcome.num_drafted - (outcome.num_accepted - outcome.num_copies),
-                    num_draft_calls=outcome.num_draft_calls,
-                    draft_seconds=drafted - began,  # those of all rows, which the row waits for, as the next two
-                    verify_seconds=verified - drafted,
-                    commit_seconds=committed - verified,
-                    used_copy=outcome.num_copies > 0,
-                    num_target_calls=outcome.num_target_calls,
-                    wait_seconds=waited,
-                    tree=outcome.tree,
-                )
-            )
+            row.rounds.append(done._replace(tokens=tokens, wait_seconds=waited, **seconds))
             row.ready_at = committed
 
 

@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.arguments import check_count, check_probability
-from specheads.decoding.engine import Engine
-from specheads.decoding.step_inputs import DraftMemory
-from specheads.decoding.stopping import StoppingRule
-from specheads.pair.sampling import Uniforms, Warp
+from specheads.decoding.rounds import RoundParts
+from specheads.pair.sampling import Uniforms
 from specheads.papers.trees.growth import Frontier, Proposal, TreeDrafter
 from specheads.papers.trees.rounds import TreeDrafting
 from specheads.papers.trees.verification import CHOSEN, ROOT, Draft
@@ -59,15 +57,15 @@ class Tree(TreeDrafting):
     def most_read(self, max_tokens: int) -> int:
         return self.max_nodes
 
-    def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "_TopDrafter":
-        return _TopDrafter(self, engine, warp, rule)
+    def drafter(self, parts: RoundParts) -> "_TopDrafter":
+        return _TopDrafter(self, parts)
 
 
 class _TopDrafter(TreeDrafter):
     """Drafts trees of the most likely tokens."""
 
-    def __init__(self, choices: Tree, engine: Engine, warp: Warp, rule: StoppingRule) -> None:
-        super().__init__(engine, warp, rule, choices.max_nodes, min(choices.max_width, choices.max_nodes))
+    def __init__(self, choices: Tree, parts: RoundParts) -> None:
+        super().__init__(parts, choices.max_nodes, min(choices.max_width, choices.max_nodes))
         self.choices = choices
 
     def begin(self, committed: Sequence[int], limit: int) -> None:
@@ -134,8 +132,8 @@ class Graph(Tree):
     def most_verified(self, max_tokens: int) -> int:
         return self.max_verified
 
-    def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "_GraphDrafter":
-        return _GraphDrafter(self, engine, warp, rule)
+    def drafter(self, parts: RoundParts) -> "_GraphDrafter":
+        return _GraphDrafter(self, parts)
 
 
 class _GraphDrafter(_TopDrafter):
@@ -143,9 +141,9 @@ class _GraphDrafter(_TopDrafter):
 
     choices: Graph
 
-    def __init__(self, choices: Graph, engine: Engine, warp: Warp, rule: StoppingRule) -> None:
-        self.most_pending = rule.max_tokens + 1  # the draft has not read accepted copies
-        super().__init__(choices, engine, warp, rule)
+    def __init__(self, choices: Graph, parts: RoundParts) -> None:
+        self.most_pending = parts.stopping.max_tokens + 1  # the draft has not read accepted copies
+        super().__init__(choices, parts)
 
     def begin(self, committed: Sequence[int], limit: int) -> None:
         super().begin(committed, limit)

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.arguments import check_count
-from specheads.decoding.engine import Engine
-from specheads.decoding.step_inputs import DraftMemory
+from specheads.decoding.rounds import RoundParts
 from specheads.decoding.stopping import StoppingRule
 from specheads.errors import UserError
-from specheads.pair.sampling import Uniforms, Warp
+from specheads.pair.sampling import Uniforms
 from specheads.papers.trees.growth import RowDrafter
 from specheads.papers.trees.rounds import TreeDrafting
 from specheads.papers.trees.verification import CHOSEN, ROOT, Draft
@@ -34,14 +33,15 @@ class Lookup(TreeDrafting):
         check_count("drafting.max_ngram", max_ngram, least=1)
         self.max_ngram = max_ngram
 
-    def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "LookupDrafter":
-        """Return the drafter for these choices; raises UserError for a rule that needs a draft's distribution."""
+    def drafter(self, parts: RoundParts) -> "LookupDrafter":
+        """Return the drafter of rounds; raises UserError for a rule that needs a draft's distribution."""
+        rule = parts.stopping
         if rule.needs - {"token"}:
             raise UserError(
                 f"drafting=lookup runs no draft model, but stopping by {type(rule).__name__} needs its {min(rule.needs)}; "
                 "use a length, for example stopping=[fixed_length]."
             )
-        return LookupDrafter(self.max_ngram, rule, engine.lm.device)
+        return LookupDrafter(self.max_ngram, rule, parts.engines[-1].lm.device)
 
 
 class LookupDrafter(RowDrafter):

@@ -16,12 +16,11 @@ from specheads.decoding.clock import Clock, Mark
 from specheads.decoding.decoder import Decoder
 from specheads.decoding.engine import Engine, make_engine
 from specheads.decoding.load_aware import LengthPolicy
-from specheads.decoding.prompt_reader import PromptReader
-from specheads.decoding.records import CHAIN
-from specheads.decoding.rounds import ChainRounds, Drafter
-from specheads.decoding.rows import Rounds, Row, RowOutcome, RowsDecoder, checked_window
+from specheads.decoding.records import CHAIN, Round
+from specheads.decoding.rounds import ChainRounds, Drafter, RoundParts
+from specheads.decoding.rows import Rounds, Row, RowsDecoder, checked_window
 from specheads.decoding.step_inputs import DraftMemory
-from specheads.decoding.stopping import FixedLength, StoppingRule
+from specheads.decoding.stopping import FixedLength
 from specheads.decoding.verification.rule import AcceptanceDistribution, Block, ChainVerification
 from specheads.errors import UserError, is_number
 from specheads.pair.pair import Pair
@@ -88,31 +87,22 @@ class Beam(TreeDrafting):
     def usual_verification(self) -> JointVerification:
         return JointVerification()
 
-    def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "_BeamDrafter":
-        return _BeamDrafter(self, engine, warp, rule, memory)
+    def drafter(self, parts: RoundParts) -> "_BeamDrafter":
+        return _BeamDrafter(self, parts)
 
-    def rounds(
-        self,
-        pair: Pair,
-        engines: Sequence[Engine],
-        stopping: StoppingRule,
-        verification: Any,
-        warp: Warp,
-        memory: DraftMemory,
-    ) -> Rounds:
-        if isinstance(verification, TreeVerification):
-            return super().rounds(pair, engines, stopping, verification, warp, memory)
-        self.check_rows(engines, verification)
-        chains = _BeamChains(self.drafter(engines[-1], warp, stopping, memory), memory)
-        return ChainRounds(pair, engines, chains, verification, warp, memory)
+    def rounds(self, parts: RoundParts) -> Rounds:
+        if isinstance(parts.verification, TreeVerification):
+            return super().rounds(parts)
+        self.check_rows(parts)
+        return ChainRounds(parts, _BeamChains(self.drafter(parts), parts.memory))
 
 
 class _BeamDrafter(TreeDrafter):
     """Searches with beams and returns the best one, with the distributions along it."""
 
-    def __init__(self, choices: Beam, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> None:
-        most = choices.most_read(usual_length(rule))
-        super().__init__(engine, warp, rule, most, choices.num_beams)
+    def __init__(self, choices: Beam, parts: RoundParts) -> None:
+        most, memory = choices.most_read(usual_length(parts.stopping)), parts.memory
+        super().__init__(parts, most, choices.num_beams)
         self.num_beams, self._memory, self._probs = choices.num_beams, memory, memory.distributions(most + 1)
 
     def begin(self, committed: Sequence[int], limit: int) -> None:
@@ -210,21 +200,20 @@ class BlockSearch(Decoder):
         check_count("beams", beams, least=1)
         self.pair, window = pair, checked_window(pair, window)
         search_engine = make_engine(engine, pair.target_lm, window, Beam(beams).most_read(block))
-        self.single = RowsDecoder(pair, _SearchRounds(pair.target_id, search_engine, block, beams, warp or Warp()))
+        self.single = RowsDecoder(pair, _SearchRounds(pair, search_engine, block, beams, warp or Warp()))
 
     def _batch_of(self, num_rows: int, policy: LengthPolicy | None) -> RowsDecoder:
         raise UserError("BlockSearch decodes one prompt at a time; use max_batch=1.")
 
 
-class _SearchRounds:
+class _SearchRounds(Rounds):
     """A block of the target's for one row."""
 
-    def __init__(self, model_id: str, engine: Engine, block: int, beams: int, warp: Warp) -> None:
-        self.engines: Sequence[Engine] = (engine,)
-        self.readers: Sequence[PromptReader] = (PromptReader(engine),)
-        self._model_id, self._rule, lm = model_id, FixedLength(block), engine.lm
+    def __init__(self, pair: Pair, engine: Engine, block: int, beams: int, warp: Warp) -> None:
+        super().__init__((engine,))
+        self._model_id, self._rule, lm = pair.target_id, FixedLength(block), engine.lm
         memory = DraftMemory(block, lm.vocab_size, lm.probs_dtype, lm.device)
-        self._search = Beam(beams).drafter(engine, warp, self._rule, memory)
+        self._search = Beam(beams).drafter(RoundParts(pair, self.engines, self._rule, None, warp, memory))
 
     def warm_up(self, ends: Tensor) -> None:
         self._search.warm_up(ends)
@@ -232,13 +221,11 @@ class _SearchRounds:
     def start(self, rows: Sequence[Row], target_hidden: Mapping[int, Tensor]) -> None:
         self._state = self._rule.start_prompt(1, self.engines[0].lm.device)
 
-    def num_expected(self, row: Row) -> float | None:
-        return None
-
-    def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[RowOutcome], Mark]:
+    def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[Round], Mark]:
         (row,), drafted = rows, clock.mark()
         block = self._search.draft(row.committed, self._state, row.most_drafted + 1, row.verify_uniforms, ends)
         # The last token is read with the next block, as a decoder's last token is read in the next round.
         self._search.keep(range(len(block.tokens) - 1))
-        nan_in = self._model_id if block.nan else None
-        return [RowOutcome(block.tokens, nan_in=nan_in, num_target_calls=block.num_draft_calls)], drafted
+        if block.nan:
+            row.fail_by_nan(self._model_id)
+        return [Round(block.tokens, num_target_calls=block.num_draft_calls)], drafted

@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.arguments import check_count, check_flag
-from specheads.decoding.engine import Engine
-from specheads.decoding.step_inputs import DraftMemory
-from specheads.decoding.stopping import StoppingRule
-from specheads.pair.sampling import Uniforms, Warp
+from specheads.decoding.rounds import RoundParts
+from specheads.pair.sampling import Uniforms
 from specheads.papers.trees.growth import Frontier, Proposal, TreeDrafter, usual_length
 from specheads.papers.trees.rounds import TreeDrafting
 from specheads.papers.trees.verification import (
@@ -47,17 +45,17 @@ class Multi(TreeDrafting):
     def usual_verification(self) -> MultiRound:
         return MultiRound()
 
-    def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "_MultiDrafter":
-        return _MultiDrafter(self, engine, warp, rule, memory)
+    def drafter(self, parts: RoundParts) -> "_MultiDrafter":
+        return _MultiDrafter(self, parts)
 
 
 class _MultiDrafter(TreeDrafter):
     """Drafts i.i.d. chains side by side."""
 
-    def __init__(self, choices: Multi, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> None:
-        most = choices.most_read(usual_length(rule))
-        super().__init__(engine, warp, rule, most, choices.num_chains)
-        self.choices, self.distribution, self._probs = choices, warp, memory.distributions(most + 1)
+    def __init__(self, choices: Multi, parts: RoundParts) -> None:
+        most = choices.most_read(usual_length(parts.stopping))
+        super().__init__(parts, most, choices.num_chains)
+        self.choices, self.distribution, self._probs = choices, parts.warp, parts.memory.distributions(most + 1)
 
     def begin(self, committed: Sequence[int], limit: int) -> None:
         self._chains = [ROOT] * self.choices.num_chains  # the end of each that still grows

@@ -39,7 +39,8 @@ def test_rules_that_look_at_the_drafts_distribution_are_refused():
 
 
 def test_a_draft_ends_with_a_token_that_ends_the_response():
-    drafter = papers.Lookup().drafter(SpeculativeDecoder(tiny_pair(4)).draft_engine, Warp(), stopping.FixedLength(4), None)
+    decoder = SpeculativeDecoder(tiny_pair(4), papers.Lookup(), stopping.FixedLength(4), engine="eager")
+    drafter = decoder.single.rounds.drafter
     ends = torch.tensor([False, False, True, False])
     state = stopping.FixedLength(4).start_prompt(1, torch.device("cpu"))
     assert drafter.draft([0, 1, 2, 3, 0], state, 9, None, ends).tokens == [1, 2]

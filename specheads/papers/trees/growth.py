@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from specheads.decoding.engine import Engine, ForwardOutput, TreeSlots
+from specheads.decoding.rounds import RoundParts
 from specheads.decoding.stopping import MAX_TOKENS, StoppingRule
 from specheads.heads.features import drafting_features
 from specheads.pair.sampling import Uniforms, Warp
@@ -157,11 +158,11 @@ class TreeDrafter(RowDrafter):
 
     most_pending = 2  # committed tokens that the draft may not have read: its last leaf and the target's token
 
-    def __init__(self, engine: Engine, warp: Warp, rule: StoppingRule, most_nodes: int, most_at_once: int) -> None:
-        self.engine, self.rule = engine, rule
+    def __init__(self, parts: RoundParts, most_nodes: int, most_at_once: int) -> None:
+        self.engine, self.rule = parts.engines[-1], parts.stopping
         # Greedy distributions are point masses, by which nothing can be ranked.
-        self.distribution = Warp() if warp.greedy else warp
-        self._reader = TreeReader(engine, most_nodes, most_at_once, self.most_pending)
+        self.distribution = Warp() if parts.warp.greedy else parts.warp
+        self._reader = TreeReader(self.engine, most_nodes, most_at_once, self.most_pending)
 
     def warm_up(self, ends: Tensor) -> None:
         self._reader.warm_up()
