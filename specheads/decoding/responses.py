@@ -102,13 +102,19 @@ class Responder:
             UserError: the model's logits have a NaN.
         """
         while True:
-            counted = [0, 0]  # tokens, and responses that ended
+            responses: dict[int, Response] = {}
+            num_tokens = 0
             try:
-                return self._responses(prompts, uniform, warp, on_step, counted)
+                for rows in self._rounds(prompts, uniform, warp):
+                    ended = {row.number: Response(row.response, row.finish_reason == "stop") for row in rows if row.has_ended}
+                    responses |= ended
+                    num_tokens += len(rows)
+                    on_step(len(rows), len(ended))
+                return [responses[number] for number in range(len(prompts))]
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error) or self._num_rows == 1:
                     raise
-            on_step(-counted[0], -counted[1])
+            on_step(-num_tokens, -len(responses))
             self._halve_rows()
 
     def _halve_rows(self) -> None:
@@ -120,27 +126,18 @@ class Responder:
             torch.cuda.empty_cache()
         logger.warning("responses: %d rows do not fit into memory; %d are decoded together from here on", rows, self._num_rows)
 
-    def _responses(
-        self, prompts: Sequence[Sequence[int]], uniform: np.ndarray, warp: Warp, on_step: OnStep, counted: list[int]
-    ) -> list[Response]:
+    def _rounds(self, prompts: Sequence[Sequence[int]], uniform: np.ndarray, warp: Warp) -> Iterator[list[Row]]:
+        """Yield, after each round, the rows that took it; raises UserError for one that failed."""
         decoder, most = self._decoder(warp), self._limits.max_new_tokens
 
         def opened() -> Iterator[Row]:
             for number in by_length([len(prompt) for prompt in prompts]):  # steps read as far as their longest row
                 yield decoder.row(number, prompts[number], most, 0, None, GivenUniforms(uniform[number]))
 
-        responses: dict[int, Response] = {}
         for rows in decoder.decode(opened(), None):
-            before = len(responses)
-            for row in rows:
-                if row.failure is not None:
-                    raise UserError(row.failure)
-                if row.has_ended:
-                    responses[row.number] = Response(row.response, row.finish_reason == "stop")
-            step = len(rows), len(responses) - before
-            counted[0], counted[1] = counted[0] + step[0], counted[1] + step[1]
-            on_step(*step)
-        return [responses[number] for number in range(len(prompts))]
+            if failures := [row.failure for row in rows if row.failure is not None]:
+                raise UserError(failures[0])
+            yield rows
 
     def _decoder(self, warp: Warp) -> RowsDecoder:
         """Return the decoder of a warp; all have the same memory."""

@@ -11,10 +11,9 @@ from torch.utils._pytree import tree_leaves
 from specheads.decoding.clock import Clock, Mark
 from specheads.decoding.engine import Engine, ForwardOutput
 from specheads.decoding.load_aware import LengthPolicy
-from specheads.decoding.prompt_reader import PromptReader
 from specheads.decoding.records import Round
 from specheads.decoding.rows import Rounds, Row
-from specheads.decoding.step_inputs import DraftMemory, HostNumbers, RowsStep, with_rows
+from specheads.decoding.step_inputs import DraftMemory, HostNumbers, PromptReader, RowsStep, with_rows
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.verification import TokenVerification
 from specheads.decoding.verifier import ChainVerifier, VerifyStep

@@ -18,8 +18,8 @@ from torch import Tensor
 from specheads.decoding.arguments import check_count
 from specheads.decoding.clock import Clock, Mark
 from specheads.decoding.engine import Engine, compile_ahead
-from specheads.decoding.prompt_reader import PromptReader
 from specheads.decoding.records import DecodeStats, Generation, Round
+from specheads.decoding.step_inputs import PromptReader
 from specheads.errors import UserError
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Uniforms, nan_message

@@ -121,23 +121,22 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _place(engine: Engine, length: int) -> None:
-    """Pretend that `length` positions are in memory."""
-    memory: Any = engine
-    for layer in memory._layers:
-        layer.length = length
+def _at(engine: Engine, context: int, run: Step) -> Step:
+    """Return a step that runs as if `context` positions were in memory."""
+
+    def step() -> None:
+        for layer in engine._layers:
+            layer.length = context
+        run()
+
+    return step
 
 
 def _target_step(alone: Baseline, context: int) -> Step:
     """Return a step of the target alone."""
     rounds: Any = alone.single.rounds
     token, uniform = _zeros(alone.engine, 1, 1), _zeros(alone.engine, 1).double()
-
-    def step() -> None:
-        _place(alone.engine, context)
-        rounds.step(token, uniform)
-
-    return step
+    return _at(alone.engine, context, lambda: rounds.step(token, uniform))
 
 
 def _draft_step(decoder: SpeculativeDecoder, context: int) -> Step:
@@ -146,12 +145,7 @@ def _draft_step(decoder: SpeculativeDecoder, context: int) -> Step:
     drafter, index, engine = rounds.drafter, rounds.memory.indices[0], decoder.draft_engine
     token, uniform, ends = _zeros(engine, 1, 1), _zeros(engine, 1).double(), _zeros(engine, decoder.pair.vocab_size).bool()
     state = ChainState(_zeros(engine, 1).bool(), decoder.stopping.start_prompt(1, engine.lm.device))
-
-    def step() -> None:
-        _place(engine, context)
-        drafter.step(token, index, uniform, ends, state).stopped.item()
-
-    return step
+    return _at(engine, context, lambda: drafter.step(token, index, uniform, ends, state).stopped.item())
 
 
 def _verification_step(decoder: SpeculativeDecoder, num_drafted: int, context: int) -> Step:
@@ -161,12 +155,7 @@ def _verification_step(decoder: SpeculativeDecoder, num_drafted: int, context: i
     memory.probs.fill_(1 / decoder.pair.vocab_size)
     inputs = _zeros(engine, 2).double(), _zeros(engine, 3), verifier.rule.start_prompt(1, engine.lm.device)
     tokens = memory.start(engine.padded(num_drafted + 1))
-
-    def step() -> None:
-        _place(engine, context)
-        verifier.step(tokens, *inputs)
-
-    return step
+    return _at(engine, context, lambda: verifier.step(tokens, *inputs))
 
 
 def _zeros(engine: Engine, *shape: int) -> Tensor:
@@ -186,7 +175,7 @@ def counted_share(head: AcceptanceHead, draft: LanguageModel) -> float:
 
 
 def _step_weights(model: LanguageModel) -> list[Tensor]:
-    """Return the weights that a step of a model multiplies by: all except tables in which it looks up one row."""
+    """Return the weights that a step multiplies by: all except tables in which it looks up one row."""
     output = model.output_embedding.weight
     tables = {part.weight for part in model.model.modules() if isinstance(part, nn.Embedding)} - {output}
     return [weight for weight in model.model.parameters() if weight not in tables]

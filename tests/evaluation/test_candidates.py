@@ -85,7 +85,7 @@ def test_rules_that_depend_on_costs_come_once_per_ratio(tuning, heads):
     for family in {candidate.family for candidate in tried}:
         assert {candidate.ratio for candidate in tried if candidate.family == family} == set(COSTS)
     of_throughput = [each for each in tried if each.family.startswith("expected_throughput") and each.ratio == "measured"]
-    assert all(each.rule.cost_ratio == pytest.approx(0.004 / 0.0012) for each in of_throughput)
+    assert all(each.rule.cost_ratio == pytest.approx(0.004 / 0.00145) for each in of_throughput)
 
 
 def test_a_logistic_is_fitted_to_acceptance(tuning):

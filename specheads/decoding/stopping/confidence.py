@@ -36,10 +36,6 @@ class _ConfidenceRule(StoppingRule):
 
     threshold: float
 
-    def remember(self, state: _ConfidenceState, features: Mapping[str, Tensor]) -> Any:
-        """Return the state's `memory` after this token."""
-        return state.memory
-
     def is_unsure(self, state: _ConfidenceState, features: Mapping[str, Tensor]) -> Tensor:
         """Return whether the draft is too unsure of its token to continue, (B,) bool."""
         raise NotImplementedError
@@ -52,7 +48,7 @@ class _ConfidenceRule(StoppingRule):
     def step(self, state: _ConfidenceState, features: Mapping[str, Tensor]) -> tuple[_ConfidenceState, Tensor]:
         num_drafted = state.num_drafted + 1
         stop = self.is_unsure(state, features) | (num_drafted >= state.max_tokens)
-        return state._replace(num_drafted=num_drafted, memory=self.remember(state, features)), stop
+        return state._replace(num_drafted=num_drafted), stop
 
 
 @dataclass(eq=False)
@@ -107,8 +103,9 @@ class Confidence(_ConfidenceRule):
     def is_unsure(self, state: _ConfidenceState, features: Mapping[str, Tensor]) -> Tensor:
         return features["draft_prob"] < state.threshold
 
-    def remember(self, state: _ConfidenceState, features: Mapping[str, Tensor]) -> _Outcomes:
-        return state.memory._replace(drafted=write_at(state.memory.drafted, state.num_drafted, features["draft_prob"]))
+    def step(self, state: _ConfidenceState, features: Mapping[str, Tensor]) -> tuple[_ConfidenceState, Tensor]:
+        drafted = write_at(state.memory.drafted, state.num_drafted, features["draft_prob"])
+        return super().step(state._replace(memory=state.memory._replace(drafted=drafted)), features)
 
     def learn(self, state: _ConfidenceState, num_drafted: Tensor, num_accepted: Tensor) -> _ConfidenceState:
         if not self.retune:
