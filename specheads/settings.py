@@ -21,6 +21,7 @@ from pydantic import (
     InstanceOf,
     PlainValidator,
     Strict,
+    TypeAdapter,
     ValidationError,
 )
 from pydantic.fields import FieldInfo
@@ -261,8 +262,22 @@ def _message_of(error: ValidationError, cls: type[Settings]) -> str:
         about = f" ({about})" if about.partition(" ")[0].endswith(":") else f"; it is {about}"
     if kind == "missing":
         return f"{key} is missing{about}."
-    expected = _EXPECTED[kind].format(**context) if kind in _EXPECTED else first["msg"][0].lower() + first["msg"][1:]
+    expected = _expected(first)
     return f"{key}={value} {expected}{about}." if key else f"{expected}."
+
+
+def check(name: str, value: object, kind: Any, meaning: str = "") -> None:
+    """Raise UserError unless a value is of a type that fields of settings have; `meaning` says what it is, with an example."""
+    try:
+        TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        about = f"; it is {meaning}" if meaning else ""
+        raise UserError(f"{name}={shown(value)} {_expected(error.errors(include_url=False)[0])}{about}.") from None
+
+
+def _expected(mistake: Mapping[str, Any]) -> str:
+    kind, message = mistake["type"], mistake["msg"]
+    return _EXPECTED[kind].format(**mistake.get("ctx", {})) if kind in _EXPECTED else message[0].lower() + message[1:]
 
 
 def _classes_in(annotation: Any) -> Iterator[type]:

@@ -151,7 +151,7 @@ MISTAKES = {
     ),
     "value that a rule refuses": (
         ["evaluate.py", "head=null", "stopping.max_probability.threshold=[0.5,2]"],
-        "stopping.max_probability.threshold=2 must be between 0 and 1",
+        "stopping.max_probability.threshold=2 must be a number from 0 to 1",
     ),
     "other rule that is none": (
         ["evaluate.py", "head=null", "compare_verification=[blok]"],

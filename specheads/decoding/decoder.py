@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from specheads.decoding.arguments import check_count
 from specheads.decoding.drafting import Autoregressive, Drafting, check_pairing
 from specheads.decoding.engine import Engine, make_engine
 from specheads.decoding.load_aware import LengthPolicy
@@ -23,6 +22,7 @@ from specheads.errors import UserError
 from specheads.heads.head import AcceptanceHead
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp
+from specheads.settings import PositiveCount, check
 
 VERIFICATIONS: dict[str, type[VerificationRule]] = {rule.name: rule for rule in (TokenVerification, BlockVerification)}
 LEAST_DRAFTED = 10  # tokens of a batch's drafts: a compiler can then be shown a number of them that is no other size
@@ -98,7 +98,7 @@ class Decoder:
             UserError: a choice that decodes one prompt at a time, or that goes with no policy; or, after the others have ended,
                 prompts that failed.
         """
-        check_count("max_batch", max_batch, least=1)
+        check("max_batch", max_batch, PositiveCount)
         rows = self.single if max_batch == 1 and policy is None else self._batch_of(max_batch, policy)
         return rows.generate(prompts, max_new_tokens, seeds, stop_tokens)
 

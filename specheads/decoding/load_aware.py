@@ -6,8 +6,8 @@ from functools import cache
 
 import numpy as np
 
-from specheads.decoding.arguments import check_count
 from specheads.errors import UserError, is_number
+from specheads.settings import Count, PositiveCount, check
 
 MAX_TOKENS = 8  # usual longest draft; a batch drafts in lockstep, so deeper drafts rarely pay
 
@@ -40,7 +40,7 @@ class LengthPolicy:
     """
 
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
-        check_count("max_tokens", max_tokens)
+        check("max_tokens", max_tokens, Count)
         self.max_tokens = max_tokens
 
     def length(self, num_requests: int, positions: int) -> int:
@@ -67,7 +67,7 @@ class LoadAware(LengthPolicy):
     POSITION_STEP = 1.25  # positions in memory count in steps of a quarter, so that equal rounds are planned once
 
     def __init__(self, costs: LoadCosts, survival: Sequence[float], max_tokens: int = MAX_TOKENS) -> None:
-        check_count("max_tokens", max_tokens, least=1)
+        check("max_tokens", max_tokens, PositiveCount)
         if not len(survival) or not all(is_number(value) and 0 <= value <= 1 for value in survival):
             raise UserError(f"survival={list(survival)} must be probabilities, one for each length of a draft.")
         super().__init__(min(max_tokens, len(survival)))

@@ -15,7 +15,6 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from specheads.decoding.arguments import check_count
 from specheads.decoding.clock import Clock, Mark
 from specheads.decoding.engine import Engine, compile_ahead
 from specheads.decoding.records import DecodeStats, Generation, Round
@@ -23,6 +22,7 @@ from specheads.decoding.step_inputs import PromptReader
 from specheads.errors import UserError
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Uniforms, nan_message
+from specheads.settings import PositiveCount, check
 
 logger = logging.getLogger(__name__)
 
@@ -193,7 +193,7 @@ class RowsDecoder:
         Raises:
             UserError: a prompt that does not fit into memory, or a `max_new_tokens` that is not a positive integer.
         """
-        check_count("max_new_tokens", max_new_tokens, least=1)
+        check("max_new_tokens", max_new_tokens, PositiveCount)
         committed = self.pair.encode(prompt).tolist()
         window = min(engine.capacity for engine in self.engines)
         if len(committed) >= window:
@@ -307,16 +307,17 @@ class RowsDecoder:
             if row.has_ended:
                 row.num_expected = self.rounds.num_expected(row)
         began, drafted, verified, committed = self._clock.read(start, has_drafted, has_verified, self._clock.mark())
-        # The seconds are those of all rows, which each row waits for.
-        seconds = {
-            "draft_seconds": drafted - began,
-            "verify_seconds": verified - drafted,
-            "commit_seconds": committed - verified,
-        }
         for row, tokens, done in zip(rows, emitted, rounds, strict=True):
             # Before a round a row waits for the others. One that is alone waits for what its caller does with its tokens.
             waited = 0.0 if self._single else began - row.ready_at
-            row.rounds.append(done._replace(tokens=tokens, wait_seconds=waited, **seconds))
+            timed = done._replace(
+                tokens=tokens,
+                draft_seconds=drafted - began,  # those of all rows, which the row waits for, as the next two
+                verify_seconds=verified - drafted,
+                commit_seconds=committed - verified,
+                wait_seconds=waited,
+            )
+            row.rounds.append(timed)
             row.ready_at = committed
 
 

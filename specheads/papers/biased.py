@@ -1,12 +1,15 @@
 """Biased verification (Yin et al. 2024): more drafted tokens pass than the target's distribution allows, by a chosen margin."""
 
+from typing import Literal, get_args
+
 import torch
 
-from specheads.decoding.arguments import check_choice, check_probability
 from specheads.decoding.verification.rule import AcceptanceDistribution, Block, ChainVerification
 from specheads.pair.sampling import accept_prob
+from specheads.settings import Probability, check
 
-MODES = ("opt", "uno")
+Mode = Literal["opt", "uno"]
+MODES = get_args(Mode)
 
 
 class BiasedVerification(ChainVerification):
@@ -21,8 +24,8 @@ class BiasedVerification(ChainVerification):
     name = "biased"
 
     def __init__(self, eps: float = 0.1, mode: str = "opt") -> None:
-        check_probability("verification.eps", eps, "the margin added to the target's probability, for example 0.1")
-        check_choice("verification.mode", mode, MODES)
+        check("verification.eps", eps, Probability, "the margin added to the target's probability, for example 0.1")
+        check("verification.mode", mode, Mode)
         self.eps, self.mode = eps, mode
         self.compile_key = ("biased", eps, mode)
         self.lossless = eps == 0 and mode == "opt"

@@ -1,8 +1,8 @@
 """BiLD (Kim et al. 2023): the draft writes until it is unsure, and is rolled back where the target strongly disagrees."""
 
-from specheads.decoding.arguments import check_count, check_not_negative, check_probability
 from specheads.decoding.stopping import MaxProbability
 from specheads.decoding.verification.rule import AcceptanceDistribution, Block, ChainVerification
+from specheads.settings import NonNegativeNumber, PositiveCount, Probability, check
 
 
 class BigLittle(ChainVerification):
@@ -23,9 +23,9 @@ class BigLittle(ChainVerification):
     lossless = False
 
     def __init__(self, fallback: float = 0.9, rollback: float = 2.0, max_tokens: int = 10) -> None:
-        check_probability("verification.fallback", fallback, "a probability under the draft, for example 0.9")
-        check_not_negative("verification.rollback", rollback, "a negative log-likelihood in nats, for example 2")
-        check_count("verification.max_tokens", max_tokens, least=1)
+        check("verification.fallback", fallback, Probability, "a probability under the draft, for example 0.9")
+        check("verification.rollback", rollback, NonNegativeNumber, "a negative log-likelihood in nats, for example 2")
+        check("verification.max_tokens", max_tokens, PositiveCount)
         self.stopping = MaxProbability(fallback, max_tokens)
         self.fallback, self.rollback = fallback, rollback
         self.compile_key = ("big little", fallback, rollback)

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specheads.decoding.arguments import check_count
 from specheads.decoding.records import Verdict
 from specheads.decoding.verification.chains import prefix_distribution, reflected
 from specheads.decoding.verification.rule import LARGEST_LOG_WEIGHT, AcceptanceDistribution, Block, VerificationRule
+from specheads.settings import PositiveCount, check
 
 
 class Levels(NamedTuple):
@@ -142,7 +142,7 @@ class GreedyBlockVerification(VerificationRule):
     reads_planned = True
 
     def __init__(self, num_levels: int = 4) -> None:
-        check_count("verification.num_levels", num_levels, least=1)
+        check("verification.num_levels", num_levels, PositiveCount)
         self.num_levels = num_levels
         self.compile_key = ("greedy block", num_levels)
 

@@ -7,17 +7,17 @@ continuation is copied from there.
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from math import log
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from specheads.decoding.arguments import check_count, check_probability
 from specheads.decoding.rounds import RoundParts
 from specheads.pair.sampling import Uniforms
 from specheads.papers.trees.growth import Frontier, Proposal, TreeDrafter
 from specheads.papers.trees.rounds import TreeDrafting
 from specheads.papers.trees.verification import CHOSEN, ROOT, Draft
+from specheads.settings import PositiveCount, Probability, check, count
 
 
 class Tree(TreeDrafting):
@@ -46,11 +46,11 @@ class Tree(TreeDrafting):
         max_width: int = 16,
     ) -> None:
         for name, value in (("top_k", top_k), ("max_nodes", max_nodes), ("max_width", max_width)):
-            check_count(f"drafting.{name}", value, least=1)
-        check_probability(
-            "drafting.theta_prob", theta_prob, "the probability below which a node gets no children, for example 0.2"
+            check(f"drafting.{name}", value, PositiveCount)
+        check(
+            "drafting.theta_prob", theta_prob, Probability, "the probability below which a node gets no children, for example 0.2"
         )
-        check_probability("drafting.theta_sib", theta_sib, "a share of the most likely sibling's probability, for example 0.3")
+        check("drafting.theta_sib", theta_sib, Probability, "a share of the most likely sibling's probability, for example 0.3")
         self.top_k, self.theta_prob, self.theta_sib = top_k, theta_prob, theta_sib
         self.max_nodes, self.max_width = max_nodes, max_width
 
@@ -125,8 +125,8 @@ class Graph(Tree):
 
     def __init__(self, tau: int = 2, max_verified: int = 64, **choices: Any) -> None:
         super().__init__(**choices)
-        check_count("drafting.tau", tau, least=1)
-        check_count("drafting.max_verified", max_verified, least=self.max_nodes)
+        check("drafting.tau", tau, PositiveCount)
+        check("drafting.max_verified", max_verified, Annotated[int, count(self.max_nodes)])
         self.tau, self.max_verified = tau, max_verified
 
     def most_verified(self, max_tokens: int) -> int:

@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specheads.decoding.arguments import check_count
 from specheads.decoding.rounds import RoundParts
 from specheads.decoding.stopping import StoppingRule
 from specheads.errors import UserError
@@ -15,6 +14,7 @@ from specheads.pair.sampling import Uniforms
 from specheads.papers.trees.growth import RowDrafter
 from specheads.papers.trees.rounds import TreeDrafting
 from specheads.papers.trees.verification import CHOSEN, ROOT, Draft
+from specheads.settings import PositiveCount, check
 
 
 class Lookup(TreeDrafting):
@@ -30,7 +30,7 @@ class Lookup(TreeDrafting):
     reads_draft = False
 
     def __init__(self, max_ngram: int = 3) -> None:
-        check_count("drafting.max_ngram", max_ngram, least=1)
+        check("drafting.max_ngram", max_ngram, PositiveCount)
         self.max_ngram = max_ngram
 
     def drafter(self, parts: RoundParts) -> "LookupDrafter":

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specheads.decoding.arguments import check_count
 from specheads.decoding.clock import Clock, Mark
 from specheads.decoding.decoder import Decoder
 from specheads.decoding.engine import Engine, make_engine
@@ -28,6 +27,7 @@ from specheads.pair.sampling import Uniforms, Warp
 from specheads.papers.trees.growth import Frontier, Proposal, TreeDrafter, usual_length
 from specheads.papers.trees.rounds import TreeDrafting
 from specheads.papers.trees.verification import BEAM, ROOT, Draft, TreeVerification
+from specheads.settings import PositiveCount, check
 
 
 class JointVerification(ChainVerification):
@@ -75,7 +75,7 @@ class Beam(TreeDrafting):
     kind = BEAM
 
     def __init__(self, num_beams: int = 8) -> None:
-        check_count("drafting.num_beams", num_beams, least=1)
+        check("drafting.num_beams", num_beams, PositiveCount)
         self.num_beams = num_beams
 
     def most_read(self, max_tokens: int) -> int:
@@ -196,8 +196,8 @@ class BlockSearch(Decoder):
         engine: str = "auto",
         window: int | None = None,
     ) -> None:
-        check_count("block", block, least=1)
-        check_count("beams", beams, least=1)
+        check("block", block, PositiveCount)
+        check("beams", beams, PositiveCount)
         self.pair, window = pair, checked_window(pair, window)
         search_engine = make_engine(engine, pair.target_lm, window, Beam(beams).most_read(block))
         self.single = RowsDecoder(pair, _SearchRounds(pair, search_engine, block, beams, warp or Warp()))

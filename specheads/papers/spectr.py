@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specheads.decoding.arguments import check_count, check_flag
 from specheads.decoding.rounds import RoundParts
 from specheads.pair.sampling import Uniforms
 from specheads.papers.trees.growth import Frontier, Proposal, TreeDrafter, usual_length
@@ -19,6 +18,7 @@ from specheads.papers.trees.verification import (
     TreeDistribution,
     TreeVerification,
 )
+from specheads.settings import Flag, PositiveCount, check
 
 
 class Multi(TreeDrafting):
@@ -35,8 +35,8 @@ class Multi(TreeDrafting):
     kind = IID
 
     def __init__(self, num_chains: int = 4, merge: bool = True) -> None:
-        check_count("drafting.num_chains", num_chains, least=1)
-        check_flag("drafting.merge", merge)
+        check("drafting.num_chains", num_chains, PositiveCount)
+        check("drafting.merge", merge, Flag)
         self.num_chains, self.merge = num_chains, merge
 
     def most_read(self, max_tokens: int) -> int:

@@ -65,7 +65,7 @@ def test_without_a_margin_it_is_lossless():
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [((-0.1,), "verification.eps=-0.1"), ((0.1, "best"), "verification.mode=best must be one of opt, uno")],
+    [((-0.1,), "verification.eps=-0.1"), ((0.1, "best"), "verification.mode=best must be one of 'opt' or 'uno'")],
 )
 def test_impossible_settings_are_refused(arguments, message):
     with pytest.raises(UserError, match=message):

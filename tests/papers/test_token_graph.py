@@ -115,7 +115,7 @@ def test_a_graph_drafts_fewer_tokens_and_verifies_as_deep():
     [
         ({"tau": 0}, "drafting.tau=0 must be a positive integer"),
         ({"max_nodes": 80, "max_verified": 70}, "drafting.max_verified=70 must be an integer of at least 80"),
-        ({"theta_prob": 2}, "drafting.theta_prob=2 must be between 0 and 1"),
+        ({"theta_prob": 2}, "drafting.theta_prob=2 must be a number from 0 to 1"),
         ({"top_k": 0}, "drafting.top_k=0 must be a positive integer"),
     ],
 )

@@ -7,16 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specheads.decoding.arguments import (
-    argument,
-    check_count,
-    check_flag,
-    check_not_negative,
-    check_positive,
-    check_positive_count,
-    check_probability,
-)
-from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule, filled, outcomes, write_at
+from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule, argument, filled, outcomes, write_at
+from specheads.settings import Flag, NonNegativeNumber, PositiveCount, PositiveNumber, Probability, check
 
 NUM_REMEMBERED = 256  # outcomes that a threshold is chosen from, the most recent ones; few prompts have more
 FEWEST_OUTCOMES = 6  # before a threshold is chosen
@@ -60,8 +52,8 @@ class MaxProbability(_ConfidenceRule):
 
     needs = frozenset({"max_prob"})
     compile_key = "max_probability"
-    threshold: float = argument(0.9, "a probability under the draft, for example 0.9", check_probability)
-    max_tokens: int = argument(10, "the longest draft", check_positive_count)
+    threshold: float = argument(0.9, "a probability under the draft, for example 0.9", Probability)
+    max_tokens: int = argument(10, "the longest draft", PositiveCount)
 
     def is_unsure(self, state: _ConfidenceState, features: Mapping[str, Tensor]) -> Tensor:
         return features["max_prob"] < state.threshold
@@ -87,9 +79,9 @@ class Confidence(_ConfidenceRule):
     """
 
     needs = frozenset({"draft_prob"})
-    threshold: float = argument(0.4, "a probability under the draft, for example 0.4", check_probability)  # at the start
-    retune: bool = argument(True, "whether the threshold adapts", check_flag)
-    max_tokens: int = argument(MAX_TOKENS, "the longest draft", check_positive_count)
+    threshold: float = argument(0.4, "a probability under the draft, for example 0.4", Probability)  # at the start
+    retune: bool = argument(True, "whether the threshold adapts", Flag)
+    max_tokens: int = argument(MAX_TOKENS, "the longest draft", PositiveCount)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -150,8 +142,8 @@ class EntropyThreshold(_ConfidenceRule):
 
     needs = frozenset({"entropy"})
     compile_key = "entropy_threshold"
-    threshold: float = argument(1.0, "the square root of an entropy in nats, for example 1", check_not_negative)
-    max_tokens: int = argument(MAX_TOKENS, "the longest draft", check_positive_count)
+    threshold: float = argument(1.0, "the square root of an entropy in nats, for example 1", NonNegativeNumber)
+    max_tokens: int = argument(MAX_TOKENS, "the longest draft", PositiveCount)
 
     def is_unsure(self, state: _ConfidenceState, features: Mapping[str, Tensor]) -> Tensor:
         return features["entropy"].clamp_min(0).sqrt() > state.threshold  # rounding may leave an entropy near 0 just below it
@@ -186,13 +178,13 @@ class AdaptiveEntropy(_ConfidenceRule):
         beta_threshold: float = 0.9,
         max_tokens: int = MAX_TOKENS,
     ) -> None:
-        check_positive("gamma", gamma, "the steepness of the bound in the entropy, for example 0.2")
-        check_probability("target_acceptance", target_acceptance, "the acceptance rate to steer to, for example 0.9")
-        check_probability("threshold", threshold, "a bound on the acceptance probability, for example 0.4")
-        check_not_negative("step", step, "a change of the threshold per round, for example 0.01")
-        check_probability("beta_acceptance", beta_acceptance, "the weight of the past in the acceptance rate, for example 0.5")
-        check_probability("beta_threshold", beta_threshold, "the weight of the past in the threshold, for example 0.9")
-        check_count("max_tokens", max_tokens, least=1)
+        check("gamma", gamma, PositiveNumber, "the steepness of the bound in the entropy, for example 0.2")
+        check("target_acceptance", target_acceptance, Probability, "the acceptance rate to steer to, for example 0.9")
+        check("threshold", threshold, Probability, "a bound on the acceptance probability, for example 0.4")
+        check("step", step, NonNegativeNumber, "a change of the threshold per round, for example 0.01")
+        check("beta_acceptance", beta_acceptance, Probability, "the weight of the past in the acceptance rate, for example 0.5")
+        check("beta_threshold", beta_threshold, Probability, "the weight of the past in the threshold, for example 0.9")
+        check("max_tokens", max_tokens, PositiveCount)
         self.threshold, self.max_tokens = threshold, max_tokens
         self.gamma, self.target_acceptance, self.change = gamma, target_acceptance, step
         self.beta_acceptance, self.beta_threshold = beta_acceptance, beta_threshold

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specheads.decoding.arguments import argument, check_count, check_positive, check_positive_count, check_probability
-from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule, filled
+from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule, argument, filled
 from specheads.errors import UserError, is_count
+from specheads.settings import Count, PositiveCount, PositiveNumber, Probability
 
 
 class _LengthState(NamedTuple):
@@ -50,7 +50,7 @@ class LengthRule(StoppingRule):
 class FixedLength(LengthRule):
     """Draft `num_tokens` tokens in every round."""
 
-    num_tokens: int = argument(5, "the length of every draft", check_positive_count)
+    num_tokens: int = argument(5, "the length of every draft", PositiveCount)
 
     def __post_init__(self) -> None:
         self.start = self.max_tokens = self.num_tokens
@@ -65,9 +65,9 @@ class Heuristic(LengthRule):
     """
 
     start: int = 5
-    increase: int = argument(2, "tokens", check_count)
-    decrease: int = argument(1, "tokens", check_count)
-    max_tokens: int = argument(MAX_TOKENS, "the longest draft", check_positive_count)
+    increase: int = argument(2, "tokens", Count)
+    decrease: int = argument(1, "tokens", Count)
+    max_tokens: int = argument(MAX_TOKENS, "the longest draft", PositiveCount)
 
     def learn(self, state: _LengthState, num_drafted: Tensor, num_accepted: Tensor) -> _LengthState:
         change = torch.where(num_accepted == num_drafted, self.increase, -self.decrease)
@@ -87,10 +87,10 @@ class AcceptedAverage(LengthRule):
     compile_key = "length by an average"
     start: int = 5
     smoothing: float = argument(
-        0.2, "the weight of the newest round in the average, for example 0.2", check_positive, check_probability
+        0.2, "the weight of the newest round in the average, for example 0.2", PositiveNumber, Probability
     )
     extra: int = 1
-    max_tokens: int = argument(MAX_TOKENS, "the longest draft", check_positive_count)
+    max_tokens: int = argument(MAX_TOKENS, "the longest draft", PositiveCount)
 
     def __post_init__(self) -> None:
         super().__post_init__()

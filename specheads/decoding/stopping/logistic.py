@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specheads.decoding.arguments import argument, check_finite, check_positive, check_probability
 from specheads.decoding.step_costs import StepCosts
-from specheads.decoding.stopping.rule import MAX_TOKENS, filled, outcomes, write_at
+from specheads.decoding.stopping.rule import MAX_TOKENS, argument, filled, outcomes, write_at
 from specheads.decoding.stopping.survival import REJECTION, HeadThreshold, SurvivalRule, SurvivalState
 from specheads.errors import UserError
+from specheads.settings import Number, PositiveNumber, Probability, check
 
 MARGIN = 1e-6  # probabilities keep this distance from 0 and 1, so that their logarithms are finite
 # The inputs of a logistic, by name: the feature, and its transformation with the logarithm of tensors or of arrays.
@@ -49,7 +49,7 @@ class Logistic(SurvivalRule):
     """
 
     weights: Any = None
-    threshold: float = argument(0.7, REJECTION, check_probability)
+    threshold: float = argument(0.7, REJECTION, Probability)
     min_tokens: int = 1
     max_tokens: int = MAX_TOKENS
 
@@ -92,7 +92,7 @@ def _checked_weights(weights: object) -> dict[str, float]:
     if unknown := [name for name in weights if name not in known]:
         raise UserError(f"weights.{unknown[0]} is not known; expected one of {', '.join(known)}.")
     for name, weight in weights.items():
-        check_finite(f"weights.{name}", weight, "a weight, for example 1")
+        check(f"weights.{name}", weight, Number, "a weight, for example 1")
     return {name: weights[name] for name in known if name in weights}
 
 
@@ -154,12 +154,12 @@ class OnlineLogistic(_OnlineNewton):
     """
 
     needs = frozenset({"max_prob"})
-    slope: float = argument(1.0, "the factor of a probability's logit, for example 1", check_finite)
-    intercept: float = argument(0.0, "the constant added to a probability's logit, for example 0", check_finite)
+    slope: float = argument(1.0, "the factor of a probability's logit, for example 1", Number)
+    intercept: float = argument(0.0, "the constant added to a probability's logit, for example 0", Number)
     prior: float = argument(
-        10.0, "the weight of the slope and intercept at the start of a prompt, for example 10", check_positive
+        10.0, "the weight of the slope and intercept at the start of a prompt, for example 10", PositiveNumber
     )
-    threshold: float = argument(0.7, REJECTION, check_probability)
+    threshold: float = argument(0.7, REJECTION, Probability)
     min_tokens: int = 1
     max_tokens: int = MAX_TOKENS
 
@@ -199,7 +199,7 @@ class OnlineHead(_OnlineNewton, HeadThreshold):
     def __init__(
         self, head: Any, threshold: Any = 0.7, prior: float = 10.0, min_tokens: Any = None, max_tokens: int = MAX_TOKENS
     ) -> None:
-        check_positive("prior", prior, "the weight of the head at the start of a prompt, for example 10")
+        check("prior", prior, PositiveNumber, "the weight of the head at the start of a prompt, for example 10")
         self.prior = prior
         super().__init__(head, threshold, min_tokens, max_tokens)
 

@@ -1,6 +1,7 @@
 """The base of every stopping rule, what rules share that remember earlier tokens or rounds, and what they may be fitted by."""
 
 from collections.abc import Hashable, Mapping
+from dataclasses import field
 from functools import cache
 from typing import Any, ClassVar
 
@@ -8,11 +9,23 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from specheads.decoding.arguments import check_arguments
 from specheads.decoding.step_costs import StepCosts
 from specheads.pair.pair import Pair
+from specheads.settings import check
 
 MAX_TOKENS = 20
+
+
+def argument(default: Any, meaning: str, *kinds: Any) -> Any:
+    """Return a field of a dataclass whose value must be of some types of settings; `meaning` says what it is, with an example."""
+    return field(default=default, metadata={"kinds": kinds, "meaning": meaning})
+
+
+def check_arguments(rule: object) -> None:
+    """Raise UserError for an `argument` of a dataclass that is of another type; other objects have none."""
+    for name, each in getattr(rule, "__dataclass_fields__", {}).items():
+        for kind in each.metadata.get("kinds", ()):
+            check(name, getattr(rule, name), kind, each.metadata["meaning"])
 
 
 class StoppingRule:

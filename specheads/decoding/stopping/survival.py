@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specheads.decoding.arguments import argument, check_arguments, check_finite, check_positive, check_probability
 from specheads.decoding.step_costs import StepCosts
-from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule, constants, filled
+from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule, argument, check_arguments, constants, filled
 from specheads.errors import UserError, is_count
 from specheads.heads.calibration import IndexCalibration, calibrated
 from specheads.heads.features import ROUND_INPUTS
 from specheads.heads.head import AcceptanceHead
 from specheads.pair.pair import Pair
+from specheads.settings import Number, PositiveNumber, Probability, check
 
 REJECTION = "a probability of rejection, for example 0.7"
 OR_AUTO = f"{REJECTION}, or auto"
@@ -92,7 +92,7 @@ class DraftProduct(SurvivalRule):
 
     needs = frozenset({"draft_prob"})
     compile_key = "draft_product"
-    threshold: float = argument(0.7, REJECTION, check_probability)
+    threshold: float = argument(0.7, REJECTION, Probability)
     min_tokens: int = 1
     max_tokens: int = MAX_TOKENS
 
@@ -174,7 +174,7 @@ class HeadThreshold(HeadRule):
 
     fitted_to_costs = frozenset({"threshold"})
     head: AcceptanceHead  # for the draft in use
-    threshold: Any = argument(0.7, OR_AUTO, check_probability)  # noqa: RUF009 - auto: what the head's config recommends
+    threshold: Any = argument(0.7, OR_AUTO, Probability)  # noqa: RUF009 - auto: what the head's config recommends
     min_tokens: Any = None  # None: 2 for `input_token` heads, 1 for `next_token` heads
     max_tokens: int = MAX_TOKENS
 
@@ -237,16 +237,14 @@ class ExpectedThroughput(HeadRule):
     fitted_to_costs = frozenset({"cost_ratio"})
     head: AcceptanceHead  # for the draft in use
     cost_ratio: float = argument(
-        10.0, "the time of a target forward pass over that of a draft forward pass, for example 10", check_positive
+        10.0, "the time of a target forward pass over that of a draft forward pass, for example 10", PositiveNumber
     )
     throughput: Any = None
-    mean_acceptance: float = argument(
-        0.7, "an acceptance probability above 0, for example 0.7", check_positive, check_probability
-    )
-    slope: float = argument(1.0, "the factor of the head's logit, for example 1", check_finite)
-    intercept: float = argument(0.0, "the constant added to the head's logit, for example 0", check_finite)
+    mean_acceptance: float = argument(0.7, "an acceptance probability above 0, for example 0.7", PositiveNumber, Probability)
+    slope: float = argument(1.0, "the factor of the head's logit, for example 1", Number)
+    intercept: float = argument(0.0, "the constant added to the head's logit, for example 0", Number)
     prior_rounds: float = argument(
-        8, "the number of rounds that the expected throughput counts for, for example 8", check_positive
+        8, "the number of rounds that the expected throughput counts for, for example 8", PositiveNumber
     )
     max_tokens: int = MAX_TOKENS
 
@@ -255,8 +253,11 @@ class ExpectedThroughput(HeadRule):
         self.prior_cost = TYPICAL_LENGTH + self.cost_ratio  # of a round
         if self.throughput is None:
             self.throughput = sum(self.mean_acceptance**n for n in range(TYPICAL_LENGTH + 1)) / self.prior_cost
-        check_positive(
-            "throughput", self.throughput, "tokens per time of a draft forward pass, for example 0.2, or null for a guess"
+        check(
+            "throughput",
+            self.throughput,
+            PositiveNumber,
+            "tokens per time of a draft forward pass, for example 0.2, or null for a guess",
         )
         self.worth = self.mean_acceptance ** (1 + self.lag)
         self.threshold, self.min_tokens = 1 - self.throughput / self.worth, 1

@@ -12,10 +12,10 @@ longest that passes. They differ in the running ratio of target and draft, which
 import torch
 from torch import Tensor
 
-from specheads.decoding.arguments import check_probability
 from specheads.decoding.records import Verdict
 from specheads.decoding.verification.rule import LARGEST_LOG_WEIGHT, AcceptanceDistribution, Block, ChainVerification
 from specheads.pair.sampling import accept_prob, uniforms
+from specheads.settings import Probability, check
 
 
 def token_distribution(block: Block) -> AcceptanceDistribution:
@@ -144,7 +144,7 @@ class SyntheticVerification(ChainVerification):
     lossless = False
 
     def __init__(self, rate: float = 0.8) -> None:
-        check_probability("verification.rate", rate, "the probability that a drafted token is accepted, for example 0.8")
+        check("verification.rate", rate, Probability, "the probability that a drafted token is accepted, for example 0.8")
         self.rate = rate
         self.compile_key = ("synthetic", rate)
         self.label = f"synthetic acceptance at rate {rate:g}"

@@ -129,7 +129,7 @@ def test_an_online_head_weighs_the_calibrated_logit():
         (lambda: OnlineLogistic(threshold=-1), "threshold=-1"),
         (lambda: OnlineLogistic(max_tokens=0), "max_tokens=0"),
         (lambda: OnlineHead(entropy_head(), prior=None), "prior=None"),
-        (lambda: OnlineHead(entropy_head(), threshold=1.5), r"threshold=1\.5 must be between 0 and 1"),
+        (lambda: OnlineHead(entropy_head(), threshold=1.5), r"threshold=1\.5 must be a number from 0 to 1"),
         (lambda: OnlineHead(entropy_head(), threshold="auto"), "recommends none"),
         (lambda: OnlineHead(entropy_head(), min_tokens=0), "min_tokens=0"),
     ],

@@ -73,16 +73,16 @@ def test_reports_name_rules_and_their_settings(name, settings, label, lossless):
     [
         (
             lambda: BiasedVerification(1.5),
-            "verification.eps=1.5 must be between 0 and 1; it is the margin added to the target's probability, for example 0.1.",
+            "verification.eps=1.5 must be a number from 0 to 1; it is the margin added to the target's probability, for example 0.1.",
         ),
-        (lambda: BiasedVerification(0.1, "best"), "verification.mode=best must be one of opt, uno."),
+        (lambda: BiasedVerification(0.1, "best"), "verification.mode=best must be one of 'opt' or 'uno'."),
         (
             lambda: BigLittle(fallback=-1),
-            "verification.fallback=-1 must be between 0 and 1; it is a probability under the draft, for example 0.9.",
+            "verification.fallback=-1 must be a number from 0 to 1; it is a probability under the draft, for example 0.9.",
         ),
         (
             lambda: BigLittle(rollback=-1),
-            "verification.rollback=-1 must be a number of at least 0; it is a negative log-likelihood in nats, for example 2.",
+            "verification.rollback=-1 must be a finite number of at least 0; it is a negative log-likelihood in nats, for example 2.",
         ),
         (lambda: BigLittle(max_tokens=0), "verification.max_tokens=0 must be a positive integer."),
         (lambda: GreedyBlockVerification(0), "verification.num_levels=0 must be a positive integer."),
@@ -93,7 +93,7 @@ def test_reports_name_rules_and_their_settings(name, settings, label, lossless):
         ),
         (
             lambda: SyntheticVerification(2),
-            "verification.rate=2 must be between 0 and 1; "
+            "verification.rate=2 must be a number from 0 to 1; "
             + "it is the probability that a drafted token is accepted, for example 0.8.",
         ),
     ],
