@@ -73,7 +73,10 @@ def test_reports_name_rules_and_their_settings(name, settings, label, lossless):
     [
         (
             lambda: BiasedVerification(1.5),
-            "verification.eps=1.5 must be a number from 0 to 1; it is the margin added to the target's probability, for example 0.1.",
+            (
+                "verification.eps=1.5 must be a number from 0 to 1; "
+                "it is the margin added to the target's probability, for example 0.1."
+            ),
         ),
         (lambda: BiasedVerification(0.1, "best"), "verification.mode=best must be one of 'opt' or 'uno'."),
         (
@@ -82,7 +85,10 @@ def test_reports_name_rules_and_their_settings(name, settings, label, lossless):
         ),
         (
             lambda: BigLittle(rollback=-1),
-            "verification.rollback=-1 must be a finite number of at least 0; it is a negative log-likelihood in nats, for example 2.",
+            (
+                "verification.rollback=-1 must be a finite number of at least 0; "
+                "it is a negative log-likelihood in nats, for example 2."
+            ),
         ),
         (lambda: BigLittle(max_tokens=0), "verification.max_tokens=0 must be a positive integer."),
         (lambda: GreedyBlockVerification(0), "verification.num_levels=0 must be a positive integer."),
