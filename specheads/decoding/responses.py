@@ -115,16 +115,12 @@ class Responder:
                 if not is_out_of_memory(error) or self._num_rows == 1:
                     raise
             on_step(-num_tokens, -len(responses))
-            self._halve_rows()
-
-    def _halve_rows(self) -> None:
-        """Decode half as many rows together; memory is allocated again."""
-        rows, self._num_rows = self._num_rows, self._num_rows // 2
-        self._engine = None
-        self._decoders.clear()
-        if self._lm.device.type == "cuda":
-            torch.cuda.empty_cache()
-        logger.warning("responses: %d rows do not fit into memory; %d are decoded together from here on", rows, self._num_rows)
+            before, self._num_rows, self._engine = self._num_rows, self._num_rows // 2, None
+            self._decoders.clear()
+            if self._lm.device.type == "cuda":
+                torch.cuda.empty_cache()
+            how = "responses: %d rows do not fit into memory; %d are decoded together from here on"
+            logger.warning(how, before, self._num_rows)
 
     def _rounds(self, prompts: Sequence[Sequence[int]], uniform: np.ndarray, warp: Warp) -> Iterator[list[Row]]:
         """Yield, after each round, the rows that took it; raises UserError for one that failed."""

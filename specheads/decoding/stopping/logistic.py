@@ -97,11 +97,14 @@ def _checked_weights(weights: object) -> dict[str, float]:
 
 
 class _OnlineMemory(NamedTuple):
-    """What `OnlineLogistic` remembers."""
+    """What these rules remember; with a head, the fields of a HeadRule's memory, too."""
 
     weights: Tensor  # (B, n) float64, of the inputs
     information: Tensor  # (B, n, n) float64
     inputs: Tensor  # (B, max_tokens, n) float64, by the assessed token's index in this round
+    slope: Any = ()
+    intercept: Any = ()
+    target_hidden: Any = ()
 
 
 class _OnlineNewton(SurvivalRule):
@@ -174,17 +177,6 @@ class OnlineLogistic(_OnlineNewton):
         return logistic_inputs(("logit_max_prob", "bias"), features)
 
 
-class _OnlineHeadMemory(NamedTuple):
-    """What `OnlineHead` remembers."""
-
-    slope: Tensor  # (B, indices), this and the next two as in _HeadMemory
-    intercept: Tensor
-    target_hidden: Tensor
-    weights: Tensor  # (B, 3) float64, this and the next two as in _OnlineMemory
-    information: Tensor
-    inputs: Tensor
-
-
 class OnlineHead(_OnlineNewton, HeadThreshold):
     """Stop once a rejection is likely according to a head that is corrected after every round.
 
@@ -208,9 +200,9 @@ class OnlineHead(_OnlineNewton, HeadThreshold):
         self.needs |= {"max_prob"}
         self.compile_key = ("online_head", self.head, self.max_tokens)
 
-    def initial_memory(self, batch: int, device: torch.device) -> _OnlineHeadMemory:
+    def initial_memory(self, batch: int, device: torch.device) -> _OnlineMemory:
         head, logistic = super().initial_memory(batch, device), self.prior_memory([1.0, 0.0, 0.0], self.prior, batch, device)
-        return _OnlineHeadMemory(head.slope, head.intercept, head.target_hidden, *logistic)
+        return logistic._replace(slope=head.slope, intercept=head.intercept, target_hidden=head.target_hidden)
 
     def inputs(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
         head_logit = self.head_logit(state, features).double()[:, None]

@@ -104,11 +104,15 @@ class DraftProduct(SurvivalRule):
 
 
 class _HeadMemory(NamedTuple):
-    """The `memory` in the state of every `HeadRule`."""
+    """The `memory` in the state of a `HeadRule`; another one with these fields may have more."""
 
     slope: Tensor  # (B, indices), by the predicted token's index in the round; float32, as heads compute
     intercept: Tensor  # (B, indices)
     target_hidden: Tensor  # (B, size) that the target's last token was decided from, size 0 if the head does not read it
+    # Of `ExpectedThroughput`: tokens emitted in this prompt, with those of the prior, and their time in draft forward passes,
+    # (B,) float64 each.
+    tokens: Any = ()
+    cost: Any = ()
 
 
 class HeadRule(SurvivalRule):
@@ -209,16 +213,6 @@ def _recommended_threshold(head: AcceptanceHead) -> float:
     return recommended["threshold"]
 
 
-class _Throughput(NamedTuple):
-    """What `ExpectedThroughput` remembers, with the fields of _HeadMemory first."""
-
-    slope: Tensor  # (B, indices) float64, of the head's calibration followed by the rule's
-    intercept: Tensor  # (B, indices) float64
-    target_hidden: Tensor  # (B, size), as in _HeadMemory
-    tokens: Tensor  # (B,) float64, emitted in this prompt, and those of the prior
-    cost: Tensor  # (B,) float64, their time in draft forward passes
-
-
 @dataclass(eq=False)
 class ExpectedThroughput(HeadRule):
     """Stop once a further draft forward pass is expected to yield fewer tokens than the prompt's average in the same time.
@@ -275,12 +269,15 @@ class ExpectedThroughput(HeadRule):
         values = fitting.calibration(head) | {"mean_acceptance": fitting.mean_acceptance, "throughput": throughput}
         return fitted | {name: value for name, value in values.items() if fitted.get(name) is None}
 
-    def initial_memory(self, batch: int, device: torch.device) -> _Throughput:
-        cost = self.prior_rounds * self.prior_cost
+    def initial_memory(self, batch: int, device: torch.device) -> _HeadMemory:
         slope, shift = (filled(batch, value, device)[:, None] for value in (self.slope, self.intercept))
-        head, tokens = super().initial_memory(batch, device), self.throughput * cost
-        numbers = slope * head.slope, slope * head.intercept + shift, head.target_hidden
-        return _Throughput(*numbers, filled(batch, tokens, device), filled(batch, cost, device))
+        head, cost = super().initial_memory(batch, device), self.prior_rounds * self.prior_cost
+        return head._replace(
+            slope=slope * head.slope,
+            intercept=slope * head.intercept + shift,
+            tokens=filled(batch, self.throughput * cost, device),
+            cost=filled(batch, cost, device),
+        )
 
     def learn(self, state: SurvivalState, num_drafted: Tensor, num_accepted: Tensor) -> SurvivalState:
         tokens, cost = state.memory.tokens + num_accepted + 1, state.memory.cost + num_drafted + self.cost_ratio
