@@ -163,30 +163,24 @@ class PromptReader:
             device = self._engine.lm.device
             return [self._engine.forward(torch.tensor([text], device=device), num_logits=0).hidden[:, -1] for text in texts]
         states: dict[int, Tensor] = {}
-        group: list[int] = []
-        starts = starts or [0] * len(rows)
+        groups: list[list[int]] = []  # numbers of texts that are read in one step
+        starts, size = starts or [0] * len(rows), TOGETHER
         for number, (text, start) in enumerate(zip(texts, starts, strict=True)):
             if not self.continues or (len(text) > LONG and not start):
                 tokens = torch.tensor([text], device=self._engine.lm.device)
                 states[number] = self._engine.read_row(rows[number], tokens)[:, -1]
                 continue
-            if group and sum(len(texts[each]) for each in group) + len(text) > TOGETHER:
-                states |= self._read_together(group, rows, texts, starts)
-                group = []
-            group.append(number)
-        if group:
-            states |= self._read_together(group, rows, texts, starts)
+            size += len(text)
+            if size > TOGETHER:
+                groups.append([])
+                size = len(text)
+            groups[-1].append(number)
+        for group in groups:
+            flat = self._step.flat(*([each[number] for number in group] for each in (rows, texts, starts)))
+            ends = self._step(flat, [flat.last])
+            # A copy, because an engine may overwrite a step's outputs in the next one.
+            states |= {number: state[None].clone() for number, state in zip(group, ends, strict=False)}
         return [states[number] for number in range(len(texts))]
-
-    def _read_together(
-        self, group: Sequence[int], rows: Sequence[int], texts: Sequence[Sequence[int]], starts: Sequence[int]
-    ) -> dict[int, Tensor]:
-        """Read the texts of these numbers in one step; return the states at their ends by number."""
-        chosen, begins = [texts[number] for number in group], [starts[number] for number in group]
-        flat = self._step.flat([rows[number] for number in group], chosen, begins)
-        states = self._step(flat, [flat.last])
-        # A copy, because an engine may overwrite a step's outputs in the next one.
-        return {number: state[None].clone() for number, state in zip(group, states, strict=False)}
 
 
 def of_rows(state: Any, rows: Tensor) -> Any:

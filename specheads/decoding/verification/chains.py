@@ -88,25 +88,16 @@ def prefix_distribution(block: Block, log_weights: Tensor) -> AcceptanceDistribu
     weights = log_weights.clamp_max(LARGEST_LOG_WEIGHT).exp()
     before = torch.nn.functional.pad(weights, (1, 0), value=1.0)[:, : weights.shape[1]]  # p_0 .. p_{K-1}
     last = torch.arange(1, block.num_drafted + 1, device=weights.device) == block.lengths[:, None]
-    # Prefix i + 1 comes next to prefix i; the last one is tested differently.
-    passes = torch.where(last, weights.clamp_max(1.0), _inner_passes(_excess(block, before).roll(-1, dims=1), weights))
+    reach = before[:, :, None].to(block.target_probs.dtype) * block.target_probs[:, :-1]
+    excess = (reach - block.draft_probs[:, : block.num_drafted]).clamp_min(0).sum(dim=-1).double()
+    excess = excess.roll(-1, dims=1)  # prefix i + 1 comes next to prefix i; the last one is tested differently
+    missing = (1 - weights).clamp_min(0)
+    # With p_i >= 1 nothing is missing and the prefix passes, also where the excess is 0.
+    inner = torch.where(missing > 0, excess / (excess + missing.clamp_min(torch.finfo(missing.dtype).tiny)), 1.0)
+    passes = torch.where(last, weights.clamp_max(1.0), inner)
     passes = torch.where(block.within, passes, 0.0)
     survival = 1 - (1 - passes).flip(1).cumprod(dim=1).flip(1)
     return AcceptanceDistribution(survival=survival, weights=before, block=block)
-
-
-def _excess(block: Block, before: Tensor) -> Tensor:
-    """Return the target mass that exceeds the draft's after i = 0 .. K - 1 tokens, (B, K) float64, `before` (B, K) being p_i."""
-    count = block.num_drafted
-    reach = before[:, :, None].to(block.target_probs.dtype) * block.target_probs[:, :count] - block.draft_probs[:, :count]
-    return reach.clamp_min(0).sum(dim=-1).double()
-
-
-def _inner_passes(excess: Tensor, weights: Tensor) -> Tensor:
-    """Return the probability (B, K) that prefixes with p_i = `weights` (B, K), followed by such an excess, pass their tests."""
-    missing = (1 - weights).clamp_min(0)
-    # With p_i >= 1 nothing is missing and the prefix passes, also where the excess is 0.
-    return torch.where(missing > 0, excess / (excess + missing.clamp_min(torch.finfo(missing.dtype).tiny)), 1.0)
 
 
 def block_verification(
