@@ -176,7 +176,8 @@ class PromptReader:
                 size = len(text)
             groups[-1].append(number)
         for group in groups:
-            flat = self._step.flat(*([each[number] for number in group] for each in (rows, texts, starts)))
+            chosen, begins = [texts[number] for number in group], [starts[number] for number in group]
+            flat = self._step.flat([rows[number] for number in group], chosen, begins)
             ends = self._step(flat, [flat.last])
             # A copy, because an engine may overwrite a step's outputs in the next one.
             states |= {number: state[None].clone() for number, state in zip(group, ends, strict=False)}
