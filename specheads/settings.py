@@ -9,7 +9,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial, reduce
+from functools import lru_cache, partial, reduce
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, TypeVar, cast, get_args
 
 from pydantic import (
@@ -269,10 +269,13 @@ def _message_of(error: ValidationError, cls: type[Settings]) -> str:
 def check(name: str, value: object, kind: Any, meaning: str = "") -> None:
     """Raise UserError unless a value is of a type that fields of settings have; `meaning` says what it is, with an example."""
     try:
-        TypeAdapter(kind).validate_python(value)
+        _adapter(kind).validate_python(value)
     except ValidationError as error:
         about = f"; it is {meaning}" if meaning else ""
         raise UserError(f"{name}={shown(value)} {_expected(error.errors(include_url=False)[0])}{about}.") from None
+
+
+_adapter = lru_cache(TypeAdapter)  # making one takes longer than what is checked
 
 
 def _expected(mistake: Mapping[str, Any]) -> str:

@@ -22,7 +22,6 @@ from specheads.decoding.step_inputs import PromptReader
 from specheads.errors import UserError
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Uniforms, nan_message
-from specheads.settings import PositiveCount, check
 
 logger = logging.getLogger(__name__)
 
@@ -193,7 +192,8 @@ class RowsDecoder:
         Raises:
             UserError: a prompt that does not fit into memory, or a `max_new_tokens` that is not a positive integer.
         """
-        check("max_new_tokens", max_new_tokens, PositiveCount)
+        if max_new_tokens < 1:
+            raise UserError(f"max_new_tokens={max_new_tokens} must be a positive integer.")
         committed = self.pair.encode(prompt).tolist()
         window = min(engine.capacity for engine in self.engines)
         if len(committed) >= window:
