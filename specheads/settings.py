@@ -272,7 +272,7 @@ def check(name: str, value: object, kind: Any, meaning: str = "") -> None:
         _adapter(kind).validate_python(value)
     except ValidationError as error:
         about = f"; it is {meaning}" if meaning else ""
-        raise UserError(f"{name}={shown(value)} {_expected(error.errors(include_url=False)[0])}{about}.") from None
+        raise UserError(f"{name}={value} {_expected(error.errors(include_url=False)[0])}{about}.") from None
 
 
 _adapter = lru_cache(TypeAdapter)  # making one takes longer than what is checked
