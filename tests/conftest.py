@@ -1,3 +1,4 @@
+import gc
 import os
 import tempfile
 
@@ -26,7 +27,7 @@ FOR_ALL = {
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
     "phases": set(Phase) - {Phase.explain},
 }
-settings.register_profile("suite", max_examples=20, derandomize=True, database=None, **FOR_ALL)
+settings.register_profile("suite", max_examples=15, derandomize=True, database=None, **FOR_ALL)
 settings.register_profile("long", max_examples=200, print_blob=True, **FOR_ALL)
 settings.load_profile("suite")
 
@@ -59,6 +60,10 @@ LONGEST = (
 def pytest_configure(config):
     if config.option.markexpr == "full":
         config.option.durations = 0  # all of them
+
+
+def pytest_collection_finish():
+    gc.freeze()  # what was imported and collected outlives the tests: the collector need not look at it again and again
 
 
 def pytest_collection_modifyitems(items):

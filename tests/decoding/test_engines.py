@@ -35,16 +35,15 @@ def test_a_seed_gives_the_same_tokens_in_every_engine(warp):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.label)
-@pytest.mark.parametrize("engine", ["cuda_graph", pytest.param("compiled", marks=needs_compiler)])
+@pytest.mark.parametrize("engine", ["cuda_graph", pytest.param("compiled", marks=[needs_compiler, pytest.mark.full])])
 def test_every_verification_rule_decides_the_same_in_every_engine(rule, engine):
-    if engine == "compiled" and not isinstance(rule, papers.GreedyBlockVerification):
-        pytest.skip("compiled where there is most to get wrong")
+    """In every run, `test_rows.py` has the rule compiled in which there is most to get wrong."""
     outputs = []
     for name in ("eager", engine):
         decoder = SpeculativeDecoder(
             tiny_pair(scale=1.5), stopping=stopping.FixedLength(4), verification=rule, warp=Warp(top_k=3), engine=name
         )
-        outputs.append([decoder.generate([0, 1, 2], 40, seed=seed) for seed in range(6)])
+        outputs.append([decoder.generate([0, 1, 2], 40, seed=seed) for seed in range(4)])
     for eager, other in zip(*outputs, strict=True):
         assert other.tokens.tolist() == eager.tokens.tolist()
         assert [r.num_accepted for r in other.rounds] == [r.num_accepted for r in eager.rounds]

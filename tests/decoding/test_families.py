@@ -18,8 +18,8 @@ def pair(request):
 @pytest.fixture(scope="module")
 def references(pair):
     rows = []
-    for seed in range(3):
-        prompt = torch.randint(VOCAB_SIZE, (1, 3 + 6 * seed), generator=torch.Generator().manual_seed(seed))
+    for seed in range(2):
+        prompt = torch.randint(VOCAB_SIZE, (1, 3 + 9 * seed), generator=torch.Generator().manual_seed(seed))
         out = pair.target.generate(
             prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=NUM_TOKENS, do_sample=False, pad_token_id=0
         )
@@ -59,7 +59,8 @@ def check_greedy(pair, references, engine, rule):
 
 @pytest.mark.parametrize(
     ("rule", "engine"),
-    [("fixed", "eager"), ("input_token", "eager"), ("next_token", "eager"), ("next_token", "cuda_graph")]
+    [("fixed", "eager"), ("next_token", "cuda_graph")]  # heads in the eager engine: `test_rows.py`
+    + [pytest.param(rule, "eager", marks=pytest.mark.full) for rule in ("input_token", "next_token")]
     + [pytest.param(rule, "cuda_graph", marks=pytest.mark.full) for rule in ("fixed", "input_token")],
 )
 def test_greedy_output_is_that_of_plain_generation(pair, references, engine, rule):

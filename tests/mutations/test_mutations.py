@@ -10,7 +10,7 @@ import pytest
 from tests.mutations.kinds import KINDS
 from tests.mutations.trial import tried
 
-NUMBER = int(os.environ.get("SPECHEADS_MUTATIONS", "80"))
+NUMBER = int(os.environ.get("SPECHEADS_MUTATIONS", "50"))
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -37,7 +37,6 @@ def probabilities(least: float = 0.0, most: float = 1.0, **bounds: bool):
 positive = st.floats(1e-3, 1e3)
 temperatures = st.sampled_from([0.0, 0.2, 0.7, 1.0, 2.0]) | st.floats(0.05, 4.0)
 warps = st.builds(Warp, temperatures, st.integers(0, 9), probabilities(0.05))
-sampled_warps = st.builds(Warp, st.floats(0.1, 4.0), st.integers(0, 9), probabilities(0.05))
 seeds = st.integers(0, 2**32 - 1)
 
 
