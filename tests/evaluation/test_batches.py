@@ -36,17 +36,17 @@ def measured_rows(monkeypatch):
 
 
 @pytest.fixture
-def call(nano, tmp_path, measured_rows):
+def call(small_pair, tmp_path, measured_rows):
     """A function that evaluates a head, or none, with some settings."""
     torch.manual_seed(0)
-    config = HeadConfig(nano.draft_lm.hidden_size, 0, overlap=True)
+    config = HeadConfig(small_pair.draft_lm.hidden_size, 0, overlap=True)
     head = AcceptanceHead(config).eval().requires_grad_(False)
     torch.nn.init.normal_(head.readout.weight)
 
     def run(with_head=True, **values):
         settings = Evaluation(**SMALL | LIVE | values)
         heads = {"mine": head} if with_head else {}
-        return evaluate(nano, heads, settings, PromptData(FewPrompts()), (tmp_path / "data", tmp_path / "run"))
+        return evaluate(small_pair, heads, settings, PromptData(FewPrompts()), (tmp_path / "data", tmp_path / "run"))
 
     return run
 

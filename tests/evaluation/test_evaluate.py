@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from fakes import FewPrompts, tiny_llama
+from fakes import FewPrompts
 from jsonschema import Draft202012Validator
 
 from specheads import AcceptanceHead, HeadConfig, UserError
@@ -31,27 +31,17 @@ SMALL = {"num_prompts": 4, "num_dev_prompts": 3, "max_new_tokens": 8, "fixed_len
 
 
 @pytest.fixture
-def pair(nano):
-    """A pair that is smaller than nano, with its tokenizer; the draft is the target with noise."""
-    target, draft = (tiny_llama(2048, seed=1, scale=4.0, window=512).float() for _ in range(2))
-    torch.manual_seed(0)
-    for weight in draft.parameters():
-        weight += 0.2 * weight.std(correction=0) * torch.randn_like(weight)
-    return replace(nano, target=target, draft=draft)
-
-
-@pytest.fixture
-def call(pair, tmp_path):
+def call(small_pair, tmp_path):
     """A function that evaluates a head, or none, with some settings."""
     torch.manual_seed(0)
-    head = AcceptanceHead(HeadConfig(pair.draft_lm.hidden_size, 0)).eval().requires_grad_(False)
+    head = AcceptanceHead(HeadConfig(small_pair.draft_lm.hidden_size, 0)).eval().requires_grad_(False)
     torch.nn.init.normal_(head.readout.weight)
 
     def run(with_head=True, **values):
         settings = Evaluation(**SMALL | {"record": RecordingSettings(num_samples=2)} | values)
         heads = {"mine": head} if with_head else {}
         data = PromptData(FewPrompts())
-        return evaluation.evaluate(pair, heads, settings, data, (tmp_path / "data", tmp_path / "run"))
+        return evaluation.evaluate(small_pair, heads, settings, data, (tmp_path / "data", tmp_path / "run"))
 
     return run
 
@@ -155,8 +145,8 @@ def test_greedy_drafts_are_not_decoded_under_block_verification(call):
     assert all(row.efficiency_gain is None for row in report.live)
 
 
-def test_a_draft_of_which_nothing_is_accepted_gets_the_lowest_threshold(call, pair):
-    for weight in pair.draft.parameters():
+def test_a_draft_of_which_nothing_is_accepted_gets_the_lowest_threshold(call, small_pair):
+    for weight in small_pair.draft.parameters():
         weight.normal_(generator=torch.Generator().manual_seed(7))
     report = call(live="none", warp=Warp(0))
     rows = [row for row in report.data_sets[1].rules if row.family == "head_threshold auto"]
@@ -178,13 +168,13 @@ def test_a_temperature_of_the_draft_that_would_gain_is_named(call, monkeypatch):
     assert any("model.draft_temperature=0.8" in note for note in call(live="none").notes)
 
 
-def test_the_drafts_own_temperature_comes_first(call, monkeypatch, pair):
+def test_the_drafts_own_temperature_comes_first(call, monkeypatch, small_pair):
     seen = []
     found = evaluation.draft_overlaps
     monkeypatch.setattr(evaluation, "draft_overlaps", lambda *given: seen.append(found(*given)) or seen[-1])
     call(with_head=False, live="none")
     assert next(iter(seen[0])) == 1.0 and set(seen[0]) == set(TEMPERATURES) and len(set(seen[0].values())) > 5
-    monkeypatch.setattr(pair.draft_lm, "temperature", 0.93)
+    monkeypatch.setattr(small_pair.draft_lm, "temperature", 0.93)
     call(with_head=False, live="none")
     assert next(iter(seen[1])) == 0.93 and set(seen[1]) == {0.93, *TEMPERATURES}
     assert all(seen[1][temperature] == overlap for temperature, overlap in seen[0].items())

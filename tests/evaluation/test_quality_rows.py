@@ -1,4 +1,4 @@
-"""The quality of responses in evaluations of nano."""
+"""The quality of responses in evaluations of a small pair."""
 
 import json
 from pathlib import Path
@@ -23,13 +23,13 @@ SCHEMA = json.loads((Path(report_files.__file__).parent / "report.schema.json").
 
 
 @pytest.fixture
-def call(nano, tmp_path):
-    """A function that evaluates nano without a head."""
+def call(small_pair, tmp_path):
+    """A function that evaluates a pair without a head."""
 
     def run(source=None, **values):
         settings = Evaluation(**SMALL | {"record": RecordingSettings(num_samples=2)} | values)
         data = PromptData(source or FewPrompts())
-        return evaluation.evaluate(nano, {}, settings, data, (tmp_path / "data", tmp_path / "run"))
+        return evaluation.evaluate(small_pair, {}, settings, data, (tmp_path / "data", tmp_path / "run"))
 
     return run
 
@@ -55,16 +55,16 @@ def test_lossy_rules_have_their_quality_measured_unasked(call, tmp_path):
     assert "quality.perplexity.value" in paths[2].read_text().splitlines()[0]
 
 
-def test_perplexities_are_those_of_the_journals_tokens(call, nano, tmp_path):
+def test_perplexities_are_those_of_the_journals_tokens(call, small_pair, tmp_path):
     report = call(live="all", live_rules=("fixed_length",), quality=True)
     _, *lines = (tmp_path / "run" / "generations.jsonl").read_text().splitlines()
     entries = [json.loads(line)["entry"] for line in lines]
     from specheads.evaluation.live_rows import response_nats
 
-    prompts = [nano.encode_instruction(prompt.text) for prompt in FewPrompts().load(False) if prompt.split == "test"][:4]
+    prompts = [small_pair.encode_instruction(prompt.text) for prompt in FewPrompts().load(False) if prompt.split == "test"][:4]
     for number, row in enumerate(report.live):
         texts = [entry["responses"][number][0] for entry in entries]
-        nats = sum(sum(response_nats(nano.target_lm, ids, [text])) for ids, text in zip(prompts, texts, strict=True))
+        nats = sum(sum(response_nats(small_pair.target_lm, ids, [text])) for ids, text in zip(prompts, texts, strict=True))
         assert row.quality.perplexity.value == pytest.approx(np.exp(nats / sum(map(len, texts))), rel=1e-5)
 
 
@@ -93,8 +93,8 @@ def questions(folder, score):
 
 
 @pytest.mark.parametrize(("name", "title"), [("exact_number", "numbers"), ("rouge_l", "ROUGE-L")])
-def test_responses_are_scored_by_those_of_the_data_set(call, tmp_path, monkeypatch, nano, name, title):
-    monkeypatch.setattr(type(nano), "decode", lambda self, tokens: "adds 6")  # right for one of the questions 4 to 7
+def test_responses_are_scored_by_those_of_the_data_set(call, tmp_path, monkeypatch, small_pair, name, title):
+    monkeypatch.setattr(type(small_pair), "decode", lambda self, tokens: "adds 6")  # right for one of the questions 4 to 7
     report = call(questions(tmp_path, name), verification=papers.BigLittle(), live_rules=("fixed_length",))
     expected = 1 / 4 if name == "exact_number" else (1 + 3 * 1 / 2) / 4  # ROUGE-L: else one of two words is right
     assert report.context["score"] == name and title in printed(report)
