@@ -20,36 +20,43 @@ OVERLAP_CALIBRATION = {"slope": [0.5, 1.5], "intercept": [0.3, -0.1]}
 RECOMMENDED = {"threshold": 0.55, "min_tokens": 1, "max_tokens": 6, "predicted_speedup": 1.3}
 KINDS = KINDS | {"linear": {"predicts": "input_token", "depth": 0}}
 ALONE = """
-import importlib.util, sys
+import importlib.util, os, sys
 class Gone:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in ("specheads", "data_gen", "transformers", "lightning"):
             raise ImportError(name)
 sys.meta_path.insert(0, Gone())
-spec = importlib.util.spec_from_file_location("acceptance_head", "acceptance_head.py")
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
 import torch
 from safetensors.torch import load_file, save_file
-head, given = module.StandaloneHead.load("."), load_file("given.safetensors")
-index = given.pop("index")
-logits = head.score(load_file("golden.safetensors")["inputs"])
-computed = {"chances": head.acceptance(given, index), "logits": logits}
-save_file(computed, "computed.safetensors")
+for folder in sys.argv[1:]:
+    os.chdir(folder)
+    spec = importlib.util.spec_from_file_location("acceptance_head", "acceptance_head.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    head, given = module.StandaloneHead.load("."), load_file("given.safetensors")
+    index = given.pop("index")
+    logits = head.score(load_file("golden.safetensors")["inputs"])
+    computed = {"chances": head.acceptance(given, index), "logits": logits}
+    save_file(computed, "computed.safetensors")
 assert "specheads" not in sys.modules
 """
 
 
 @pytest.fixture(params=KINDS)
-def folder(request, nano, tmp_path):
+def folder(request, tmp_path):
+    return exported(request.param, tmp_path / "head")
+
+
+def exported(kind, folder):
+    """Return the folder, with a head of a kind and its loader."""
     torch.manual_seed(0)
-    kind = KINDS[request.param]
+    kind = KINDS[kind]
     calibrations = {"calibration": CALIBRATION, "overlap_calibration": OVERLAP_CALIBRATION if "overlap" in kind else None}
     config = HeadConfig(hidden_size=160, recommended=RECOMMENDED, **calibrations, **kind)
     head = AcceptanceHead(config)
     for tensor in head.state_dict().values():
         tensor.add_(0.1 * torch.randn_like(tensor))
-    folder = save_head(head, tmp_path / "head", torch.randn(32, config.input_size))
+    save_head(head, folder, torch.randn(32, config.input_size))
     write_loader(folder, STANDALONE)
     return folder
 
@@ -62,12 +69,22 @@ def features(head, count=9):
     return {name: values[name] for name in head.config.inputs if name in values}
 
 
-def test_it_computes_the_same_chances_without_specheads(folder):
+@pytest.fixture(scope="module")
+def computed_alone(tmp_path_factory):
+    """By kind: a folder of a head with what it computed in a process without specheads, one for all of them."""
+    folders = {kind: exported(kind, tmp_path_factory.mktemp("head")) for kind in KINDS}
+    for folder in folders.values():
+        save_file(features(load_head(folder)) | {"index": torch.arange(9)}, folder / "given.safetensors")
+    done = subprocess.run([sys.executable, "-c", ALONE, *folders.values()], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folders
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_computes_the_same_chances_without_specheads(computed_alone, kind):
+    folder = computed_alone[kind]
     head = load_head(folder)
     given, index = features(head), torch.arange(9)
-    save_file(given | {"index": index}, folder / "given.safetensors")
-    done = subprocess.run([sys.executable, "-c", ALONE], cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
     computed = load_file(folder / "computed.safetensors")
     assert torch.equal(computed["logits"], load_file(folder / "golden.safetensors")["logits"])
     rule = HeadThreshold(head, 0.5)
