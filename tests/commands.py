@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-SMALL = ["model=nano", "data.num_train=24", "data.num_dev=6", "data.num_test=6", "data.max_new_tokens=24"]
+SMALL = ["model=nano", "data.num_train=24", "data.num_dev=6", "data.num_test=6", "data.max_new_tokens=16"]
 
 
 def shell(**variables):

@@ -38,6 +38,7 @@ def work(words, folder, variables, outputs):
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(variables)
+    sys.path[:0] = [path for path in variables.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, path in enumerate(outputs, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)

@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 from fakes import tiny_pair
-from warm_processes import Server
+from warm_processes import run as run_warm
 
 from examples.new_draft import KnownText
 from examples.new_stopping_rule import UnsureTokens
@@ -26,10 +26,9 @@ EXAMPLES = ROOT / "examples"
 NUM_TOKENS = 30
 
 
-@pytest.fixture(scope="module")
-def run():
-    """Command lines of a user who has the examples on the path."""
-    return Server(PYTHONPATH=f"{EXAMPLES}{os.pathsep}{ROOT}").run
+def run(folder, *words, **variables):
+    """Run a command line of a user who has the examples on the path."""
+    return run_warm(folder, *map(str, words), PYTHONPATH=f"{EXAMPLES}{os.pathsep}{ROOT}", **variables)
 
 
 def uneven_head(hidden_size, spread=1.0):
@@ -67,7 +66,7 @@ def test_the_algorithm_fits_a_screen():
     assert len((EXAMPLES / "speculative_decoding.py").read_text().splitlines()) <= 50
 
 
-def test_a_pair_of_folders_is_decoded_with_a_head(run, nano, tmp_path):
+def test_a_pair_of_folders_is_decoded_with_a_head(nano, tmp_path):
     for name in ("draft", "target"):
         shutil.copytree(ROOT / "specheads" / "nano" / name, tmp_path / name)
         for file in ("tokenizer.json", "tokenizer_config.json"):
@@ -114,7 +113,7 @@ def test_a_new_rule_decodes(nano, prompts, warp):
     ],
     ids=["rule", "draft"],
 )
-def test_what_is_new_is_evaluated_from_the_command_line(run, words, tmp_path):
+def test_what_is_new_is_evaluated_from_the_command_line(words, tmp_path):
     sizes = ["model=nano", "data.num_train=8", "data.num_dev=4", "data.num_test=4", "data.max_new_tokens=16"]
     sizes += ["head=null", "num_prompts=4", "num_live_prompts=2", "fixed_lengths=[2,4]", "engine=eager"]
     done = run(tmp_path, "specheads", "evaluate", "--config-dir", EXAMPLES / "conf", *words, *sizes)
@@ -135,7 +134,7 @@ def test_known_text_is_drafted(nano, tmp_path):
     assert torch.equal(out.tokens, generate_baseline(nano, ids, 24, warp=Warp(0)).tokens)
 
 
-def test_a_new_input_is_learned_and_decoded_with(run, tmp_path):
+def test_a_new_input_is_learned_and_decoded_with(tmp_path):
     script = tmp_path / "learn.py"
     script.write_text("import sys, pathlib, new_head_input; new_head_input.main(pathlib.Path(sys.argv[1]), 12)\n")
     done = run(tmp_path, script, tmp_path)  # in a process of its own, as it changes the table of features
@@ -143,7 +142,7 @@ def test_a_new_input_is_learned_and_decoded_with(run, tmp_path):
     assert "'second_share')" in done.stdout and "num_drafted=" in done.stdout
 
 
-def test_a_new_data_set_is_generated(run, tmp_path):
+def test_a_new_data_set_is_generated(tmp_path):
     words = [
         "data=questions",
         "data.max_new_tokens=4",

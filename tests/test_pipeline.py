@@ -50,10 +50,12 @@ def test_a_second_command_uses_the_same_data(folder):
     assert {path: path.stat().st_mtime_ns for path in folder.glob("data/*/*")} == before
 
 
-def test_evaluate_replays_every_rule_and_decodes_the_best(folder):
+def test_evaluate_replays_rules_and_decodes_the_best(folder):
     words = [
-        "num_prompts=5",
-        "num_live_prompts=3",
+        "num_prompts=4",
+        "num_live_prompts=2",
+        "max_new_tokens=16",
+        "stopping=[fixed_length,head_threshold,expected_throughput]",  # tests/evaluation/test_candidates.py has them all
         "fixed_lengths=[2,4]",
         "thresholds=[auto,0.5]",
         "logger=wandb",
@@ -91,7 +93,7 @@ def test_evaluate_replays_every_rule_and_decodes_the_best(folder):
 
 
 def test_the_same_evaluation_gives_the_same_numbers_and_records_nothing_twice(folder):
-    words = [*SMALL, "num_prompts=5", "num_dev_prompts=5", "live=none", "stopping=[fixed_length,draft_product]", "head=null"]
+    words = [*SMALL, "num_prompts=3", "num_dev_prompts=3", "live=none", "stopping=[fixed_length,draft_product]", "head=null"]
     before = {path: path.stat().st_mtime_ns for path in (folder / "data").rglob("*.parquet")}
     done = [run(folder, "evaluate.py", *words) for _ in range(2)]
     assert [process.returncode for process in done] == [0, 0], done[0].stderr
@@ -103,7 +105,7 @@ def test_the_same_evaluation_gives_the_same_numbers_and_records_nothing_twice(fo
 
 
 def test_rules_of_other_verification_are_decoded(folder):
-    words = ["verification=block", "fixed_lengths=[2,4]", "thresholds=[auto,0.5]", "num_live_prompts=2", "max_new_tokens=12"]
+    words = ["verification=block", "fixed_lengths=[2,4]", "thresholds=[auto,0.5]", "num_live_prompts=2", "max_new_tokens=8"]
     done = run(folder, "evaluate.py", *SMALL, *words)
     assert done.returncode == 0, done.stderr
     assert "token verification only" in done.stdout + done.stderr

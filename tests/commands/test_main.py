@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from commands import shell
+from warm_processes import run as run_warm
 
-from specheads.commands import evaluate, export, papers, train
+from specheads.commands import evaluate, papers, train
 from specheads.commands import main as main_module
 from specheads.commands.help import PROGRAMS
 from specheads.commands.main import VERB_OF_PARENT, VERBS
@@ -78,9 +79,9 @@ def test_the_command_runs_as_a_module_too(words, tmp_path):
 
 
 def test_a_reader_that_stops_reading_is_no_error(tmp_path):
-    line = f"{sys.executable} -m specheads train --help=all | head -1"
+    line = f"set -o pipefail; {sys.executable} -m specheads --help | true"  # which has ended when the help is printed
     done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=shell(), capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("usage: specheads train") and not done.stderr
+    assert not done.stdout and not done.stderr
 
 
 def test_a_pair_of_a_folder_of_configs_is_used_and_passed_on(tmp_path):
@@ -95,9 +96,7 @@ def test_a_pair_of_a_folder_of_configs_is_used_and_passed_on(tmp_path):
     (tmp_path / "mine.jsonl").write_text("\n".join(rows))
     sizes = ["data.num_train=2", "data.num_dev=2", "data.num_test=2", "data.max_new_tokens=4"]
     words = ["data", "--config-dir", "my-conf", "model=my-pair", "data.path=mine.jsonl", *sizes]
-    done = subprocess.run(
-        [sys.executable, "-m", "specheads", *words], cwd=tmp_path, env=shell(), capture_output=True, text=True, check=False
-    )
+    done = run_warm(tmp_path, "specheads", *words)
     assert done.returncode == 0, done.stderr
     assert f"next: specheads train {' '.join(words[1:])}" in done.stdout
 
@@ -105,9 +104,4 @@ def test_a_pair_of_a_folder_of_configs_is_used_and_passed_on(tmp_path):
 def test_help_imports_no_large_library():
     script = f"import sys; from {main_module.__name__} import run; run(['--help'])"
     script += "; assert not {'torch', 'transformers', 'lightning', 'hydra', 'rich', 'yaml'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", script], check=True, env=shell())
-
-
-def test_an_export_imports_nothing_that_trains():
-    script = f"import sys, {export.__name__}; assert not {{'lightning', 'hydra', 'wandb', 'datasets'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True, env=shell())
