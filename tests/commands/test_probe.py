@@ -12,8 +12,8 @@ from specheads.evaluation.probe.probe import doubts_of
 SMALL = [
     "num_prompts=6",
     "num_live_prompts=1",
-    "repeats=2",
-    "max_new_tokens=16",
+    "repeats=1",
+    "max_new_tokens=8",
     "engine=eager",
 ]
 

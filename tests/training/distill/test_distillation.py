@@ -19,7 +19,7 @@ from specheads.training.distill.distillation import check_strategy, prepare
 from specheads.training.distill.draft_quality import draft_quality
 from specheads.training.distill.samples import encoded_response, load_splits, train_samples
 
-SMALL = ["model=nano", "data.num_train=12", "data.num_dev=4", "data.num_test=4", "data.max_new_tokens=12"]
+SMALL = ["model=nano", "data.num_train=8", "data.num_dev=3", "data.num_test=3", "data.max_new_tokens=10"]
 SMALL += [
     "data.max_prompt_tokens=200",
     "trainer.max_epochs=2",
@@ -78,7 +78,7 @@ def test_a_draft_becomes_an_ordinary_folder(cfg, tmp_path, samples, capsys):
     again = load_pair("nano", draft=str(folder))
     assert again.draft_revision != pair.draft_revision and again.draft_id == str(folder)
     description = description_of(folder)
-    assert description["steps"] == 6 and description["num_prompts"] == 12
+    assert description["steps"] == 4 and description["num_prompts"] == 8
     shares = {"target": 0.5, "on_policy": 0.5} if samples == MIXED else {samples: 1.0}
     assert description["samples"]["shares"] == shares
     card, printed = (folder / "README.md").read_text(), capsys.readouterr().out
@@ -184,7 +184,7 @@ def test_prompts_without_a_response_are_left_out(cfg, tmp_path, caplog):
     alpaca = composed(f"paths.data={tmp_path}/data", f"paths.run={tmp_path}/run", *data, "samples=text", "trainer.max_epochs=1")
     with caplog.at_level(logging.INFO):
         folder = distill_draft.run(alpaca).folder
-    assert description_of(folder)["num_prompts"] == 6  # of twelve, every other one
+    assert description_of(folder)["num_prompts"] == 4  # of eight, every other one
     alpaca.data.response_template = None
     with pytest.raises(UserError, match=r"data.response_template=null, but the data set's own responses are asked for"):
         distill_draft.run(alpaca)

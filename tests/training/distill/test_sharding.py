@@ -1,13 +1,14 @@
-"""One process, two that torchrun starts, and FSDP2 learn the same from the same batches, and resume each other's runs."""
+"""One process, two with torchrun's variables, and FSDP2 learn the same from the same batches, and resume each other's runs."""
 
 import json
-import subprocess
-import sys
+import os
+import socket
 
 import process_curves
 import pytest
-from commands import ROOT, shell
+from commands import ROOT
 from process_curves import BASE, MIXED, SETTINGS, checkpoint_of, curve
+from warm_processes import server
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .*dataloader.*does not have many workers")
 EXACT = {"abs": 1e-9, "rel": 1e-9}  # the draft is in float64
@@ -19,9 +20,15 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("curves")
     for name, settings in (("one_stopped_target", BASE), ("one_stopped_mixed", MIXED)):
         assert curve(folder, name, settings, stops=True) is None and checkpoint_of(folder, name).is_file()
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", process_curves.__file__, str(folder)]
-    done = subprocess.run([sys.executable, *words], env=shell(), cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    shared |= {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    shared["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
+    words = [process_curves.__file__, folder]
+    started = [server().start(ROOT, *words, RANK=rank, LOCAL_RANK=rank, **shared) for rank in "01"]
+    for done in [process.wait() for process in started]:
+        assert done.returncode == 0, done.stderr
     return folder
 
 
