@@ -15,7 +15,7 @@ from specheads import SpeculativeDecoder, Warp, load_pair, stopping
 from specheads.decoding.engine import make_engine
 from specheads.prompts.sources import NanoSource
 
-NUM_PROMPTS, NUM_TOKENS, CHUNK = 12, 64, 5
+NUM_PROMPTS, NUM_TOKENS, CHUNK = 8, 48, 5
 # The largest error of a logit over the largest logit, in units of bfloat16's rounding, 2**-8. Each of nano's six layers rounds
 # the residual stream twice, and the embedding, the last norm and the output once: 15 roundings, whose errors add up at worst.
 MOST_ROUNDINGS, ROUNDING = 15, 2**-8

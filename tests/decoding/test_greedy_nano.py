@@ -13,8 +13,8 @@ from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, stop
 from specheads.prompts.sources import NanoSource
 
 NUM_PROMPTS, NUM_TOKENS = int(os.environ.get("SPECHEADS_GREEDY_PROMPTS", "2")), 24
-FIXED_LENGTHS = (2, 4, 6, 8, 10, 12, 14)
-THRESHOLDS = [t / 10 for t in range(1, 10)]
+FIXED_LENGTHS = (2, 4, 8, 14)
+THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 
 def sensitive_head(pair, predicts):

@@ -33,8 +33,11 @@ def watched(pair, threshold=0.85, max_tokens=6):
     return Watched(head, threshold=threshold, max_tokens=max_tokens)
 
 
-@pytest.mark.parametrize("engine", ["eager", "cuda_graph"])
-@pytest.mark.parametrize("prompt_length", [1, 2, 9])
+@pytest.mark.parametrize(
+    ("prompt_length", "engine"),
+    [(1, "eager"), (2, "eager"), (9, "eager"), (1, "cuda_graph")]
+    + [pytest.param(length, "cuda_graph", marks=pytest.mark.full) for length in (2, 9)],
+)
 def test_index_and_target_state_are_those_of_training(engine, prompt_length, nano64, prompts):
     rule, prompt = watched(nano64), prompts[0][:prompt_length]
     decoder = SpeculativeDecoder(nano64, stopping=rule, warp=Warp(1.0, 50), engine=engine)

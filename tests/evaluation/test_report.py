@@ -244,7 +244,7 @@ def test_other_verification_rules_are_compared_at_equal_lengths():
     names = ["target alone", "fixed K=2", "fixed K=4", "max probability", "block K=2", "block K=4", "biased K=2, lossy"]
     assert [setting.name for setting in settings][:-1] == names
     prompts = [[0], [1, 2], [3], [4, 4], [2, 2], [1, 1]]
-    measured = Sweep(tiny_pair(5), Evaluation(warp=Warp(), max_new_tokens=40, repeats=2)).run(settings, prompts)
+    measured = Sweep(tiny_pair(5), Evaluation(warp=Warp(), max_new_tokens=40, repeats=1)).run(settings, prompts)
     cost_table = with_measured(CostTable({}), measured, {})
     live = live_rows(measured, cost_table, True)
     rows = {row.name: row for row in live}

@@ -32,7 +32,7 @@ def away(each, value):
 @pytest.fixture(scope="module")
 def independent():
     """The profile of drafts whose tokens are accepted with probability 0.6, whatever came before."""
-    recording = random_recording(num_prompts=150, num_samples=3, max_tokens=MAX_TOKENS, acceptance=0.6, longest=200)
+    recording = random_recording(num_prompts=100, num_samples=2, max_tokens=MAX_TOKENS, acceptance=0.6, longest=200)
     return set_profile({"role": "test"}, RecordedSet("any", "test", recording))
 
 
@@ -47,8 +47,8 @@ def test_independent_tokens_follow_the_formulas(independent):
 
 
 def test_intervals_are_over_groups(independent):
-    recording = random_recording(num_prompts=150, num_samples=3, max_tokens=MAX_TOKENS, acceptance=0.6, longest=200)
-    grouped = set_profile({}, RecordedSet("any", "test", recording, groups=[number // 75 for number in range(150)]))
+    recording = random_recording(num_prompts=100, num_samples=2, max_tokens=MAX_TOKENS, acceptance=0.6, longest=200)
+    grouped = set_profile({}, RecordedSet("any", "test", recording, groups=[number // 50 for number in range(100)]))
     assert grouped["acceptance"][0].value == independent["acceptance"][0].value
     assert (
         grouped["acceptance"][0].high - grouped["acceptance"][0].low

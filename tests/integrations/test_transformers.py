@@ -62,7 +62,7 @@ def simple(nano, tmp_path):
 
 @pytest.fixture(scope="module")
 def many(nano):
-    return [nano.encode_instruction(prompt.text) for prompt in NanoSource(4, 0, 0).load(nano.chats)]
+    return [nano.encode_instruction(prompt.text) for prompt in NanoSource(3, 0, 0).load(nano.chats)]
 
 
 def inputs(prompt):
@@ -163,7 +163,7 @@ class Heard(TextStreamer):
 def test_what_users_of_generate_expect(nano, prompts, simple):
     """Streamers, criteria, processors and whole outputs, against plain greedy generation."""
     folder = {"custom_generate": str(simple), "trust_remote_code": True, "draft_model": nano.draft}
-    for prompt in prompts[:2]:
+    for prompt in prompts[:1]:
         plain = nano.target.generate(**inputs(prompt), do_sample=False, max_new_tokens=24)
         streamer = Heard(nano.tokenizer, skip_prompt=True)
         given = inputs(prompt) | {"do_sample": False, "max_new_tokens": 24}

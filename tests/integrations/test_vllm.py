@@ -153,6 +153,17 @@ def test_without_a_head_nothing_changes(nano, texts):
     assert torch.is_tensor(tokens) and tokens.shape == (len(texts), LONGEST) and proposer.stopping is None
 
 
+@pytest.fixture
+def uncompiled(monkeypatch):
+    """Where nothing can be compiled."""
+
+    def broken(*arguments):
+        raise RuntimeError("No working C++ compiler found")
+
+    monkeypatch.setattr("specheads.integrations.vllm.CompiledProgram.compile", broken)
+
+
+@pytest.mark.usefixtures("uncompiled")
 def test_a_draft_ends_with_the_response(nano, folder, texts):
     free = proposed(made(nano, folder, threshold=1.0), texts)
     end = free[0][2]
@@ -236,13 +247,9 @@ def test_both_kinds_of_heads_are_tried():
     assert {kind["predicts"] for kind in KINDS.values()} == {"next_token", "input_token"}
 
 
-def test_where_nothing_can_be_compiled_the_head_runs_as_it_is(nano, folder, texts, monkeypatch, caplog):
+def test_where_nothing_can_be_compiled_the_head_runs_as_it_is(nano, folder, texts, request, caplog):
     expected = proposed(made(nano, folder), texts)
-
-    def broken(*arguments):
-        raise RuntimeError("No working C++ compiler found")
-
-    monkeypatch.setattr("specheads.integrations.vllm.CompiledProgram.compile", broken)
+    request.getfixturevalue("uncompiled")
     assert proposed(made(nano, folder), texts) == expected
     assert "No working C++ compiler found" in caplog.text
 

@@ -189,7 +189,7 @@ def test_calibrated_heads_have_exactly_the_rounds_of_decoding_in_greedy_mode(pai
     recording = recorded(pair, heads, tmp_path, Warp(0), 4)
     kinds = ((stopping.HeadThreshold, {"threshold": 0.6}), (stopping.ExpectedThroughput, {"mean_acceptance": 0.6}))
     values = (None, {"slope": [0.5, 2.0, 1.0], "intercept": [1.5, -0.5, 1.0]})
-    for head in heads:
+    for head in heads[1:3]:  # of either kind; with and without features of the round
         copies = [copy.deepcopy(head) for _ in values]
         for each, calibration in zip(copies, values, strict=True):
             each.config = replace(each.config, calibration=calibration)
