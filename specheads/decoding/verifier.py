@@ -21,14 +21,15 @@ class StepResult(NamedTuple):
     num_accepted: int
     next_token: int
     num_probs_needed: int
-    draft_nan: int  # 1 or 0
-    target_nan: int
+    draft_nan: bool
+    target_nan: bool
     draft_tokens: Sequence[int]  # padding included
 
     @classmethod
     def unpacked(cls, numbers: Sequence[int]) -> "StepResult":
         """Return the result that a VerifyStep packed into one tensor."""
-        return cls(*numbers[:5], numbers[5:])
+        num_accepted, next_token, num_probs_needed, draft_nan, target_nan, *draft_tokens = numbers
+        return cls(num_accepted, next_token, num_probs_needed, bool(draft_nan), bool(target_nan), draft_tokens)
 
 
 class VerifyStep:

@@ -57,7 +57,8 @@ def test_the_rule_gets_lengths_and_its_own_uniform_numbers_and_the_host_its_verd
     needed = [20, 21, 22] if needs_probs else [0, 0, 0]
     for row, result in enumerate(results):
         tokens = [(4 * row + place) % VOCAB_SIZE for place in range(4)]
-        assert result == StepResult(row, row + 10, needed[row], 0, 0, tokens)
+        assert result == StepResult(row, row + 10, needed[row], False, False, tokens)
+        assert result.draft_nan is False and result.target_nan is False
     assert state == 7
 
 
