@@ -125,7 +125,7 @@ def predicts(request):
 
 @pytest.fixture(scope="module")
 def whole_run(nano, rows, tmp_path_factory):
-    return cache(lambda predicts: attempt(nano, rows, tmp_path_factory.mktemp("whole"), predicts))
+    return cache(lambda predicts, **changes: attempt(nano, rows, tmp_path_factory.mktemp("whole"), predicts, **changes))
 
 
 @pytest.fixture
@@ -143,8 +143,13 @@ def test_the_uninterrupted_run_has_the_assumed_steps(uninterrupted):
 MOMENTS = EPOCHS * (3 * BATCHES + 4) + 3
 
 
+PER_EPOCH = 3 * BATCHES + 4
+# All of the first epoch and from the last one's on; between them, where the next begins and some others.
+KILLED = sorted({*range(1, PER_EPOCH + 3), *range(PER_EPOCH + 5, 2 * PER_EPOCH, 4), *range(2 * PER_EPOCH, MOMENTS + 1)})
+
+
 @pytest.mark.parametrize(
-    ("predicts", "moment"), [("next_token", m + 1) for m in range(MOMENTS)] + [("input_token", 24)], indirect=["predicts"]
+    ("predicts", "moment"), [("next_token", moment) for moment in KILLED] + [("input_token", 24)], indirect=["predicts"]
 )
 def test_a_run_killed_at_any_moment_resumes_to_the_same_numbers(nano, rows, predicts, uninterrupted, tmp_path, moment):
     assert attempt(nano, rows, tmp_path, predicts, moment=moment) is None
@@ -159,15 +164,12 @@ def test_a_run_killed_repeatedly_ends_with_the_same_numbers(nano, rows, predicts
     assert_same(done, uninterrupted)
 
 
-PER_EPOCH = 3 * BATCHES + 4
-
-
 @pytest.mark.parametrize("max_steps", [2 * BATCHES, EPOCHS * BATCHES - 1])
 def test_a_run_with_a_number_of_steps_resumes_to_the_same_numbers(nano, rows, tmp_path, max_steps):
     """Wherever it was killed, most of all after an epoch whose end was saved."""
     whole = attempt(nano, rows, tmp_path / "whole", "next_token", max_steps=max_steps)
     assert whole["steps"] == max_steps
-    for moment in sorted({*range(2, 2 * PER_EPOCH, 5), PER_EPOCH, PER_EPOCH + 1, 2 * PER_EPOCH}):
+    for moment in (7, 12, PER_EPOCH, PER_EPOCH + 1, PER_EPOCH + 6, 2 * PER_EPOCH):
         assert attempt(nano, rows, tmp_path / str(moment), "next_token", moment=moment, max_steps=max_steps) is None
         assert_same(attempt(nano, rows, tmp_path / str(moment), "next_token", max_steps=max_steps), whole)
 
@@ -189,21 +191,20 @@ def test_a_run_with_a_number_of_steps_resumes_to_the_same_numbers(nano, rows, tm
         (3 * PER_EPOCH + 2, 12),
     ],
 )
-def test_a_run_asked_to_stop_saves_its_current_step(nano, rows, predicts, uninterrupted, tmp_path, moment, step):
+def test_a_run_asked_to_stop_saves_its_current_step(nano, rows, whole_run, tmp_path, moment, step):
     """In an epoch's last step and in validation, that is the epoch's end; after a step was looked at, the next one."""
-    assert attempt(nano, rows, tmp_path, predicts, moment=moment, request=Request()) is None
+    assert attempt(nano, rows, tmp_path, "next_token", moment=moment, request=Request()) is None
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == step
-    assert_same(attempt(nano, rows, tmp_path, predicts), uninterrupted)
+    assert_same(attempt(nano, rows, tmp_path, "next_token"), whole_run("next_token"))
 
 
 @pytest.mark.parametrize(
     "changes", [{"accumulate_grad_batches": 2}, {"val_check_interval": 2}, {"limit_train_batches": 3}], ids=str
 )
 @pytest.mark.parametrize("moment", [5, 9, 14, 17, 20, 23])
-def test_other_arguments_of_the_trainer_change_nothing(nano, rows, tmp_path, changes, moment):
-    whole = attempt(nano, rows, tmp_path / "whole", "next_token", **changes)
-    assert attempt(nano, rows, tmp_path / "killed", "next_token", moment=moment, **changes) is None
-    assert_same(attempt(nano, rows, tmp_path / "killed", "next_token", **changes), whole)
+def test_other_arguments_of_the_trainer_change_nothing(nano, rows, whole_run, tmp_path, changes, moment):
+    assert attempt(nano, rows, tmp_path, "next_token", moment=moment, **changes) is None
+    assert_same(attempt(nano, rows, tmp_path, "next_token", **changes), whole_run("next_token", **changes))
 
 
 def test_worker_processes_change_nothing(nano, rows, predicts, uninterrupted, tmp_path):
