@@ -29,7 +29,7 @@ from specheads.evaluation.prompt_sets import PromptSets
 from specheads.evaluation.settings import Evaluation
 from specheads.papers.layer_skip import LayerSearch, print_sets, search
 from specheads.papers.reproduction.decoding import decode
-from specheads.papers.reproduction.report import checked, measured, print_result
+from specheads.papers.reproduction.report import checked, is_measured, measured, print_result
 from specheads.papers.reproduction.settings import Method, Reproduction
 from specheads.papers.theory.report import theory
 from specheads.replay.head_scores import head_fingerprint
@@ -63,7 +63,7 @@ def reproduce(cfg: DictConfig) -> None:
     prompts = (sets.dev if settings.split == "dev" else sets.reported).first(settings.num_prompts)
     tallies = decode(pair, settings, prompts.prompts, run, head)
     methods = measured(tallies, settings.metrics, prompts.groups)
-    claims = [checked(claim, tallies, prompts.groups) for claim in settings.reported_claims]
+    claims = [checked(claim, tallies, prompts.groups) for claim in settings.reported_claims if is_measured(claim, tallies)]
     print_result(methods, claims)
     outcomes = Counter(claim.outcome for claim in claims)
     counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()) or "none"

@@ -7,7 +7,7 @@ from fakes import tiny_pair
 
 from specheads import SpeculativeDecoder, papers, stopping
 from specheads.decoding.records import DraftTree, Generation, Round
-from specheads.papers.reproduction.decoding import draft_counts
+from specheads.papers.reproduction.measures import draft_counts
 
 #            context 7 8
 #           /    |    \

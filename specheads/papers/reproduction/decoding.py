@@ -1,7 +1,6 @@
 """The decoding of an experiment: every prompt by every method in turn, with a journal from which a killed run resumes."""
 
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +9,6 @@ import torch
 
 from specheads.decoding.decoder import Baseline, SpeculativeDecoder
 from specheads.decoding.engine import compile_ahead, resolve_engine
-from specheads.decoding.records import Generation
 from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.live_rows import response_nats
 from specheads.evaluation.setup import device_name
@@ -18,6 +16,7 @@ from specheads.evaluation.sweep import response_seed
 from specheads.forecast import progress
 from specheads.pair.pair import Pair
 from specheads.papers.mjsd import BlockSearch
+from specheads.papers.reproduction.measures import Meter, draft_counts, energy_meter
 from specheads.papers.reproduction.settings import Method, Reproduction, Tally, tally
 from specheads.prompts.prompt import EncodedPrompt
 from specheads.replay.head_scores import head_fingerprint
@@ -26,7 +25,6 @@ from specheads.storage.runs import is_resumed
 
 logger = logging.getLogger(__name__)
 Decoder = SpeculativeDecoder | Baseline | BlockSearch
-DRAFT_COUNTS = ("first_reached", "first_accepted", "second_reached", "second_accepted", "bigrams", "bigrams_repeated")
 
 
 def decode(
@@ -38,7 +36,7 @@ def decode(
     """
     journal, ids = _open_journal(pair, settings, prompts, run, head), [tokens for _, tokens in prompts]
     window = min(pair.window, max(map(len, ids)) + settings.max_new_tokens)
-    total = len(settings.methods) * len(prompts)
+    total, meter = len(settings.methods) * len(prompts), energy_meter(pair)
     logger.info("%d methods x %d prompts = %d responses, into %s", len(settings.methods), len(prompts), total, run)
     with progress("decoding", total) as advance:
         decoders: dict[str, Decoder] = {}
@@ -51,7 +49,7 @@ def decode(
         advance(len(journal.entries) * len(settings.methods))
         for number, prompt in enumerate(ids):
             if number not in journal.entries:
-                journal.add(number, _decoded(pair, decoders, number, prompt, settings))
+                journal.add(number, _decoded(pair, decoders, number, prompt, settings, meter))
                 advance(len(decoders))
     entries = [journal.entries[number] for number in range(len(ids))]
     return {method.name: tally((entry[method.name] for entry in entries), settings.ratio) for method in settings.methods}
@@ -71,42 +69,24 @@ def decoder_of(method: Method, pair: Pair, settings: Reproduction, head: Located
     return SpeculativeDecoder(pair, method.drafting, rule, method.verification, warp, settings.engine, window)
 
 
-def _decoded(pair: Pair, decoders: Mapping[str, Decoder], number: int, prompt: Sequence[int], settings: Reproduction) -> Entry:
-    """Return by method, of its response to a prompt: the counts of its rounds, its nats, and the counts of its drafts."""
+def _decoded(
+    pair: Pair,
+    decoders: Mapping[str, Decoder],
+    number: int,
+    prompt: Sequence[int],
+    settings: Reproduction,
+    meter: Meter | None,
+) -> Entry:
+    """Return by method, of its response to a prompt: the counts of its rounds, its nats, the counts of its drafts, its joules."""
     names, entry = list(decoders), {}
     first, seed = number % len(names), response_seed(settings.seed, number, 0)
     for name in names[first:] + names[:first]:
+        before = meter() if meter else None
         out = decoders[name].generate(prompt, settings.max_new_tokens, seed)
+        joules = None if meter is None or before is None else meter() - before
         nats = response_nats(pair.target_lm, prompt, [out.tokens.tolist()])
-        entry[name] = [asdict(out.stats), *nats, draft_counts(out)]
+        entry[name] = [asdict(out.stats), *nats, draft_counts(out), joules]
     return entry
-
-
-def draft_counts(generation: Generation) -> dict[str, int]:
-    """Return DRAFT_COUNTS over the drafts of a response.
-
-    Of first and second children how many verification reached, which are those of the context and of accepted nodes, and how many
-    it accepted. Siblings are in the order in which they were drafted: of chosen tokens the most likely first, of samples the
-    first sampled. Of bigrams that end at a drafted node, how many end at an earlier node of the same draft, too: those that a
-    token graph merges with tau = 2 (Gong et al. 2024, GSD, section 3).
-    """
-    counts, last = dict.fromkeys(DRAFT_COUNTS, 0), int(generation.prompt_ids[-1])
-    for each in generation.rounds:
-        if (tree := each.tree) is not None:
-            path, seen, siblings = set(tree.path), set(), Counter[int]()
-            for node, parent in enumerate(tree.parents):
-                if (parent < 0 or parent in path) and siblings[parent] < 2:
-                    rank = ("first", "second")[siblings[parent]]
-                    counts[f"{rank}_reached"] += 1
-                    counts[f"{rank}_accepted"] += node in path
-                siblings[parent] += 1
-            for parent, token in zip(tree.parents[: tree.num_drafted], tree.tokens, strict=False):
-                bigram = last if parent < 0 else tree.tokens[parent], token
-                counts["bigrams"] += 1
-                counts["bigrams_repeated"] += bigram in seen
-                seen.add(bigram)
-        last = each.tokens[-1]
-    return counts
 
 
 def _open_journal(

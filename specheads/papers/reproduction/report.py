@@ -40,6 +40,11 @@ def checked(claim: Claim, tallies: Tallies, groups: Groups) -> CheckedClaim:
     )
 
 
+def is_measured(claim: Claim, tallies: Tallies) -> bool:
+    """Return whether what a claim is about was measured: energy is not everywhere."""
+    return not any(np.isnan(sums(tallies[name], claim.metric)).any() for name in claim.methods)
+
+
 def _estimated(claim: Claim, tallies: Tallies, groups: Groups) -> Interval:
     """Return the value that a claim is about, with its interval."""
     if len(claim.of) > 1 or len(claim.over) > 1:

@@ -40,29 +40,30 @@ METRICS = {
     "first_child": _Metric("first child accepted", "first_accepted", "first_reached"),
     "second_child": _Metric("second child", "second_accepted", "second_reached"),
     "repeated_bigrams": _Metric("repeated bigrams", "bigrams_repeated", "bigrams"),
+    "joules_per_token": _Metric("joules per token", "joules", "num_tokens", timed=True),
     "tokens_per_second": _Metric("tokens per second", "num_tokens", "decode_seconds", timed=True),
 }
 
 
-Tally = Mapping[str, np.ndarray]  # what a method did: by column the numbers of the prompts (P,)
+Tally = Mapping[str, np.ndarray]  # what a method did: by column the numbers of the prompts (P,), NaN where not measured
 
 
 def tally(entries: Iterable[Sequence[Any]], ratio: float) -> Tally:
     """Return the columns of a method.
 
     Args:
-        entries: of each response its counts, its negative log-likelihood under the target, and its `draft_counts`.
+        entries: of each response its counts, its negative log-likelihood under the target, its DRAFT_COUNTS and its joules.
         ratio: the draft steps that a forward pass of the target takes.
     """
     rows = []
-    for counts, nats, drafts in entries:
+    for counts, nats, drafts, joules in entries:
         stats = DecodeStats(**counts)
         more = {
             "decode_seconds": stats.decode_seconds,
             "num_kept": stats.num_drafted - stats.num_discarded,  # accepted, without copies, which cost the draft nothing
             "steps": stats.num_draft_calls + ratio * stats.num_target_calls,
         }
-        rows.append({**counts, **drafts, **more, "nats": nats})
+        rows.append({**counts, **drafts, **more, "nats": nats, "joules": joules})
     return {name: np.array([row[name] for row in rows], dtype=float) for name in rows[0]}
 
 
@@ -74,7 +75,7 @@ def sums(tally: Tally, metric: str) -> np.ndarray:
 def samples(tally: Tally, metric: str, counts: np.ndarray) -> np.ndarray | None:
     """Return a metric (1 + R,) under each row of `counts` (1 + R, P); None where it does not apply, as without a draft."""
     above, below = sums(tally, metric) @ counts.T
-    if not below.all():
+    if not below.all() or np.isnan(above).any():
         return None
     return np.exp(above / below) if METRICS[metric].exponential else above / below
 
