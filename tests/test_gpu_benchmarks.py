@@ -14,7 +14,7 @@ from benchmarks.render import ROOT
 from benchmarks.results import Column, Table
 from tests.integrations.test_light_imports import WITHOUT
 
-TABLES = {"round": ["steps", "rounds"], "training": ["distillation", "heads"]}
+TABLES = {"round": ["steps", "rounds"], "training": ["distillation", "heads"], "data": ["data"]}
 EVERY_SCRIPT = """
 from pathlib import Path
 import benchmarks.results

@@ -1,24 +1,31 @@
 """What does a step of the target read per second, what do a verification and a draft step cost, and what of a round is neither?
 
-The pair has the shapes of Llama 3.1 8B and Llama 3.2 1B, random weights, and an untrained head; the prompt is random tokens.
-Steps are timed as steps.py times them. Rounds accept drafted tokens at a given rate, whatever the models say, and no response
-ends early.
+How many tokens per second do the target's responses and their labels take? The pair has the shapes of Llama 3.1 8B and Llama
+3.2 1B, random weights, and an untrained head; prompts are random tokens. Steps are timed as steps.py times them. Rounds accept
+drafted tokens at a given rate, whatever the models say, and no response ends early.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.gpu.machine import Setup
 from benchmarks.results import Column, Table, Value
-from benchmarks.steps import ALONE, DRAFT, DRAFT_WITH_HEAD, WARPS, seconds_of, weight_bytes
+from benchmarks.steps import ALONE, DRAFT, DRAFT_WITH_HEAD, WARPS, seconds_of, timed, weight_bytes
+from data_gen.rows import label_responses
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder
 from specheads.decoding.records import DecodeStats
+from specheads.decoding.responses import Responder
 from specheads.decoding.stopping import FixedLength, HeadThreshold, StoppingRule
 from specheads.decoding.verification import SyntheticVerification
 from specheads.pair.pair import Pair
+from specheads.prompts.prompt import ResponseLimits
 
+ROWS = (1, 16, 64)  # responses that are written together
+NEW_TOKENS, SAMPLES = 128, 2  # tokens of prompts and of responses; drafted tokens that are labelled at each position
 VERIFIED = (2, 3, 4, 5, 6, 8, 9, 12, 16, 20)  # tokens that a verification reads
 CONTEXT, WINDOW = 256, 1024
 ACCEPTANCE = 0.8  # the rate of synthetic verification
@@ -32,7 +39,7 @@ def round_tables(setup: Setup, goals: dict[str, float]) -> Iterator[Table]:
     pair = setup.pair()
     head = AcceptanceHead(HeadConfig(pair.draft_lm.hidden_size)).to(setup.device).requires_grad_(False)
     context = 32 if setup.tiny else CONTEXT
-    prompt = torch.randint(pair.vocab_size, (context,), generator=torch.Generator().manual_seed(0)).tolist()
+    (prompt,) = _texts(pair, 1, context)
     rows, by_mode = list[list[Value]](), dict[str, dict[str, float]]()
     for mode in WARPS:
         decoder = _decoder(setup, pair, HeadThreshold(head), mode)
@@ -68,3 +75,26 @@ def _rounds(setup: Setup, pair: Pair, head: AcceptanceHead, prompt: list[int], s
         alone = stats.num_draft_calls * steps[DRAFT_WITH_HEAD if name == "head" else DRAFT]
         alone += stats.num_target_calls * steps[VERIFICATION]
         yield [name, stats.decode_seconds / stats.num_target_calls, stats.block_efficiency, stats.decode_seconds / alone]
+
+
+@torch.no_grad()
+def data_tables(setup: Setup, goals: dict[str, float]) -> Iterator[Table]:
+    """Yield the table of the speeds at which data are made."""
+    pair, count, length = setup.pair(), 2 if setup.tiny else max(ROWS), 8 if setup.tiny else NEW_TOKENS
+    texts, warp, rows = _texts(pair, count, length), WARPS["sampled"], list[list[Value]]()
+    uniform = np.random.default_rng(0).random((count, SAMPLES, length))
+    for size in ROWS[:1] if setup.tiny else ROWS:
+        limits = ResponseLimits(length, batch_size=size)
+        responder = Responder(pair, [length] * size, limits, engine=setup.engine)
+        respond = partial(responder.respond, texts[:size], uniform[:size, 0], warp)
+        written = sum(len(response.ids) for response in respond())
+        rows.append([f"responses, {size} at once", written / timed(respond, setup.device, 1)])
+    label = partial(label_responses, pair, texts, texts, uniform, warp)
+    rows.append([f"labels of {SAMPLES} drafted tokens at each position", count * length / timed(label, setup.device, 1)])
+    columns = [Column("what"), Column("tokens/s", "fixed:0")]
+    yield Table("data", f"Making data with {pair.name}, responses of {length} tokens", columns, rows)
+
+
+def _texts(pair: Pair, count: int, length: int) -> list[list[int]]:
+    """Return texts of random tokens, (count, length) ids, the same ones each time."""
+    return torch.randint(pair.vocab_size, (count, length), generator=torch.Generator().manual_seed(0)).tolist()

@@ -21,6 +21,8 @@ DATA_SHEETS = {
     "H100": (3.35e12, 989e12),
     "A100-SXM4-40GB": (1.555e12, 312e12),
     "A100": (2.039e12, 312e12),
+    "L40S": (0.864e12, 362e12),
+    "RTX 4090": (1.008e12, 165e12),
 }
 PAIRS = {"llama3": "synthetic-llama3", "llama2": "synthetic-llama2", "tiny": "synthetic-tiny"}
 

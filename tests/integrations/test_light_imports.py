@@ -1,4 +1,4 @@
-"""A head decodes in another decoder's environment: integrations and decoder import torch, transformers and their dependencies."""
+"""A head decodes in another decoder's environment: integrations and decoder import torch, transformers, their dependencies, and pydantic."""
 
 import os
 import subprocess
@@ -16,7 +16,6 @@ BLOCKED = (
     "pandas",
     "plotly",
     "pyarrow",
-    "pydantic",
     "pytorch_lightning",
     "rich",
     "wandb",
