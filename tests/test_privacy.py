@@ -19,7 +19,7 @@ from specheads.storage.files import without_home
 USER, TOKEN, KEY = "gundula-mustermann", "hf_NotForOthersNotForOthers", "0123456789abcdef0123456789abcdef01234567"
 SECRETS = {"user name": USER, "token": TOKEN, "key": KEY}
 SMALL = ["data.max_new_tokens=8", "trainer.max_epochs=1"]
-REPLAYED = ["num_prompts=3", "num_live_prompts=1", "max_new_tokens=8"]
+REPLAYED = ["num_prompts=2", "num_live_prompts=1", "max_new_tokens=8"]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def commands(tmp_path_factory):
         "train": [*shared, *SMALL],
         "evaluate": [
             *REPLAYED,
-            "num_dev_prompts=3",
+            "num_dev_prompts=2",
             "stopping=[fixed_length,head_threshold]",
             "fixed_lengths=[1,2]",
             "thresholds=[0.5]",

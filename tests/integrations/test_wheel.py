@@ -87,7 +87,7 @@ def server(environment):
 
 def test_every_command_runs_in_an_empty_folder(environment, server, tmp_path):
     """Data, a head, its evaluation, a probe and an export, with nothing but the installed command."""
-    sizes = ["model=nano", "data.num_train=16", "data.num_dev=4", "data.num_test=4", "data.max_new_tokens=16"]
+    sizes = ["model=nano", "data.num_train=8", "data.num_dev=4", "data.num_test=4", "data.max_new_tokens=8"]
 
     def specheads(verb, *words):
         done = server.run(tmp_path, environment / "specheads", verb, *words)
@@ -97,10 +97,10 @@ def test_every_command_runs_in_an_empty_folder(environment, server, tmp_path):
     two = ["trainer.devices=2", "trainer.accelerator=cpu"]  # Lightning starts the installed script a second time
     assert "next: specheads evaluate" in specheads("train", *sizes, "trainer.max_epochs=1", "calibration=null", *two)
     (head,) = {path.parent for path in tmp_path.glob("outputs/head/*/heads/*/config.json")}
-    few = ["num_prompts=4", "num_dev_prompts=4", "live=none", "fixed_lengths=[1,2]", "thresholds=[0.5]"]
+    few = ["num_prompts=2", "num_dev_prompts=2", "live=none", "fixed_lengths=[1,2]", "thresholds=[0.5]"]
     few.append("stopping=[fixed_length,head_threshold]")
     assert "report.html" in specheads("evaluate", *sizes, "head=latest", *few)
-    assert "next: specheads" in specheads("probe", *sizes, "num_prompts=4", "num_live_prompts=1", "repeats=2")
+    assert "next: specheads" in specheads("probe", *sizes, "num_prompts=2", "num_live_prompts=1", "repeats=1", "num_samples=1")
     assert "written" in specheads("export", f"head={head}", "format=standalone")
     assert "next: specheads train" in specheads("distill", *sizes, "trainer.max_epochs=1", "validation.num_prompts=2")
     assert not [path for path in tmp_path.iterdir() if path.name not in ("data", "outputs")]
