@@ -56,7 +56,7 @@ class Measured:
 @pytest.fixture(scope="module")
 def measured():
     made = {}
-    return lambda name: made.setdefault(name, Measured(name, 4 if name == "nano" else 2))
+    return lambda name: made.setdefault(name, Measured(name, 2 if name == "nano" else 1))
 
 
 @pytest.mark.parametrize("name", ["nano", pytest.param("mini", marks=pytest.mark.full)])

@@ -7,7 +7,7 @@ import pytest
 
 from tests import soak
 
-SMALL = ["--size", "1", "--engine", "eager", "--minutes", "0", "--generations", "8", "--checked", "3"]
+SMALL = ["--size", "1", "--engine", "eager", "--minutes", "0", "--generations", "4", "--checked", "2"]
 
 
 def test_growth_is_that_from_the_second_quarter_to_the_last():

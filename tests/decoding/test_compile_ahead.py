@@ -95,6 +95,7 @@ def test_the_operators_are_built_while_the_compiler_is_loaded(monkeypatch, tmp_p
 
 
 @needs_compiler
+@pytest.mark.full  # compiles as much as the first test
 def test_a_compiler_that_cannot_be_loaded_ahead_changes_nothing(monkeypatch):
     def fail():
         raise RuntimeError("no such instruction")

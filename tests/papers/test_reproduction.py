@@ -28,7 +28,7 @@ from specheads.papers.reproduction.settings import tally as tally_of
 ROOT = Path(__file__).parents[2]
 ITEMS = {item["id"] for paper in yaml.safe_load((ROOT / "benchmarks/papers.yaml").read_text("utf-8")) for item in paper["items"]}
 NAMES = list(experiments(REPRODUCE))
-TINY = ["model=nano", "num_prompts=2", "max_new_tokens=12", "speeds=false", "engine=eager"]  # which compiles nothing
+TINY = ["model=nano", "num_prompts=2", "max_new_tokens=8", "speeds=false", "engine=eager"]  # which compiles nothing
 
 
 def composed(name, *overrides):
