@@ -65,7 +65,7 @@ class _TopDrafter(TreeDrafter):
     """Drafts trees of the most likely tokens."""
 
     def __init__(self, choices: Tree, parts: RoundParts) -> None:
-        super().__init__(parts, choices.max_nodes, min(choices.max_width, choices.max_nodes))
+        super().__init__(parts, choices.max_nodes)
         self.choices = choices
 
     def begin(self, committed: Sequence[int], limit: int) -> None:

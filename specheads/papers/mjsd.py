@@ -102,7 +102,7 @@ class _BeamDrafter(TreeDrafter):
 
     def __init__(self, choices: Beam, parts: RoundParts) -> None:
         most, memory = choices.most_read(usual_length(parts.stopping)), parts.memory
-        super().__init__(parts, most, choices.num_beams)
+        super().__init__(parts, most)
         self.num_beams, self._memory, self._probs = choices.num_beams, memory, memory.distributions(most + 1)
 
     def begin(self, committed: Sequence[int], limit: int) -> None:

@@ -54,7 +54,7 @@ class _MultiDrafter(TreeDrafter):
 
     def __init__(self, choices: Multi, parts: RoundParts) -> None:
         most = choices.most_read(usual_length(parts.stopping))
-        super().__init__(parts, most, choices.num_chains)
+        super().__init__(parts, most)
         self.choices, self.distribution, self._probs = choices, parts.warp, parts.memory.distributions(most + 1)
 
     def begin(self, committed: Sequence[int], limit: int) -> None:

@@ -41,8 +41,7 @@ def test_rewound_tokens_leave_no_trace(lm, tokens):
 
 def tree_slots_of(base, parents, width=8):
     """The tail of a tree whose root is at position `base`, and whose other slots have the parents `parents` (slots)."""
-    tree_slots = TreeSlots.empty(width, torch.device("cpu"))
-    tree_slots.base.fill_(base)
+    tree_slots = TreeSlots(base, torch.zeros(width, dtype=torch.long), torch.eye(width, dtype=torch.bool))
     for slot, parent in enumerate(parents, start=1):
         tree_slots.depth[slot] = tree_slots.depth[parent] + 1
         tree_slots.seen[slot] |= tree_slots.seen[parent]

@@ -1,4 +1,4 @@
-"""Attention in groups and parts is transformers' attention, replaces it only under masks, and is chosen by measurement."""
+"""Attention in groups and parts is transformers' attention, and replaces it only under masks, where query heads share keys."""
 
 import pytest
 import torch
@@ -7,7 +7,6 @@ from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from specheads.decoding.engine import cuda_graph
 from specheads.decoding.engine.compiled_program import OPTIONS, CompiledProgram
 from specheads.decoding.engine.cuda_graph import (
     PART,
@@ -16,7 +15,6 @@ from specheads.decoding.engine.cuda_graph import (
     _attend_parts,
     _GroupedOperations,
     _GroupedStep,
-    _is_faster,
 )
 from specheads.decoding.engine.reading import computing
 
@@ -105,6 +103,8 @@ def test_only_masked_attention_is_replaced_and_only_while_asked():
             assert torch.equal(
                 ours(layer, query, key, value, other, **options)[0], plain(layer, query, key, value, other, **options)[0]
             )
+        query, layer = query[:, :2], Layer(1)  # each has its keys
+        assert torch.equal(ours(layer, query, key, value, mask)[0], plain(layer, query, key, value, mask)[0])
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is plain
 
 
@@ -126,39 +126,6 @@ def test_it_is_compiled_for_any_number_of_tokens_and_of_parts():
     for tokens, parts in ((5, 2), (3, 1), (9, 7)):
         args = (random_tensor(1, tokens, 6, 8), start, places[: parts * PART])
         torch.testing.assert_close(step(*args, ()), module(*args, memory, ()), atol=1e-13, rtol=0)
-
-
-@pytest.fixture
-def timed(monkeypatch):
-    """Measured times, in the order plain, in groups."""
-    times = []
-    monkeypatch.setattr(cuda_graph, "_milliseconds", lambda run, device: run() is None or times.pop(0))
-    _is_faster.cache_clear()
-    yield times
-    _is_faster.cache_clear()
-
-
-def asked():
-    _is_faster.cache_clear()
-    return _is_faster(torch.device("cpu"), torch.float32, 6, (2, 3 * PART, 16))
-
-
-def test_the_faster_attention_is_chosen(timed):
-    timed[:] = [2.0, 1.0]
-    assert asked()
-    timed[:] = [1.0, 2.0]
-    assert not asked()
-
-
-def test_attention_that_fails_or_is_wrong_is_not_chosen(timed, monkeypatch, caplog):
-    def fail(*args):
-        raise RuntimeError("no kernel found\nand more")
-
-    monkeypatch.setattr(cuda_graph, "_attend_parts", fail)
-    assert not asked() and "no kernel found" in caplog.text
-    parts = lambda *args: tuple(tensor + 0.3 for tensor in _attend_parts(*args))  # noqa: E731
-    monkeypatch.setattr(cuda_graph, "_attend_parts", parts)
-    assert not asked() and "something else" in caplog.text
 
 
 def test_the_stand_in_of_graphs_attends_in_groups():

@@ -340,7 +340,7 @@ def test_every_operator_is_a_c_function_and_is_declared_for_the_compiler():
         assert getattr(torch.ops.specheads, name).default in declared
     assert torch.ops.aten.add.Tensor not in declared
     assert pickle.loads(pickle.dumps(declared)) == declared
-    sources = "".join("".join(path.read_text() for path in _FOLDER.glob("*.cpp")).split())
+    sources = "".join("".join(path.read_text() for path in _FOLDER.glob("*.h")).split())
     for name in _RESULTS:
         (declaration,) = declared[f"specheads.{name}.default"]
         arguments = (

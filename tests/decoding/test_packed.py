@@ -10,7 +10,7 @@ from families import CONFIGS, VOCAB_SIZE, family_pair
 from torch import nn
 
 from specheads import SpeculativeDecoder, Warp, generate_baseline, stopping
-from specheads.decoding.engine import TreeSlots, compiled, cpu, make_engine
+from specheads.decoding.engine import compiled, cpu
 from specheads.decoding.engine.compiled import MOST_TOKENS
 from specheads.decoding.engine.compiled_program import CompiledProgram, Weights
 from specheads.decoding.engine.cpu import CpuStep, library, packed
@@ -238,24 +238,6 @@ def test_steps_in_rows_are_packed_for_any_number_of_tokens_in_float32(dtype):
     few, many = (engine._rows_shape(count, 32, ()) for count in (MOST_TOKENS, MOST_TOKENS + 1))
     assert (few == many) is (dtype == torch.float32)
     assert engine._shape(MOST_TOKENS, 32) != engine._shape(MOST_TOKENS + 1, 32)
-
-
-class Scores:
-    """An epilogue that returns the logits."""
-
-    compile_key = "scores"
-
-    def __call__(self, output):
-        return output.logits
-
-
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
-def test_a_tree_is_read_by_the_operators(traced, name):
-    engine = make_engine("auto", family_pair(name).target_lm, 64)
-    engine.forward(random_tokens(1, 4))
-    tree_slots = TreeSlots.empty(8, torch.device("cpu"))
-    engine.compiled_step(Scores(), all_logits=True, tree=True)(random_tokens(1, 8), tree_slots)
-    assert any(name == "Scores" and is_replaced(names) for (name, _), names in traced.items())
 
 
 WARP = Warp(temperature=0)

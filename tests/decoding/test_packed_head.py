@@ -124,27 +124,3 @@ def test_a_network_that_computes_something_else_is_left_to_torch(part):
     else:
         head.blocks[0].register_forward_hook(lambda block, inputs, output: 2 * output)
     assert not _is_network(head)
-
-
-WRONG = {
-    "inputs": lambda tensor: tensor[:, :9],
-    "input_mean": lambda tensor: tensor.repeat_interleave(2)[::2],
-    "input_scale": lambda tensor: tensor.double(),
-    "projection": lambda tensor: tensor[:, 1:].contiguous(),
-    "projection_bias": lambda tensor: None,
-    "blocks": lambda tensor: tensor[1:],
-    "block_biases": lambda tensor: tensor.T.contiguous().T,
-    "readout": lambda tensor: tensor[:-1],
-    "readout_bias": lambda tensor: tensor.double(),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_tensors_that_do_not_fit_are_refused(name):
-    """A loop would read other numbers, or past the end of one."""
-    copied = _PackedNetwork(random_head(CONFIGS["default"], torch.float32))
-    tensors = {"inputs": torch.zeros(2, 323)} | dict(copied.named_buffers())
-    assert list(tensors) == list(WRONG)
-    torch.ops.specheads.head_network(*tensors.values())
-    with pytest.raises(RuntimeError, match="the head's inputs are"):
-        torch.ops.specheads.head_network(*(tensors | {name: WRONG[name](tensors[name])}).values())

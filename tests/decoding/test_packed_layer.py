@@ -7,7 +7,6 @@ from families import CONFIGS, VOCAB_SIZE, WINDOW, tiny_model
 from torch import nn
 from transformers import LlamaConfig, MistralConfig
 
-from specheads.decoding.engine import TreeSlots
 from specheads.decoding.engine.compiled import CompiledEngine, StepKind, StepModule, StepOperations
 from specheads.decoding.engine.cpu import CpuStep
 from specheads.decoding.engine.cpu.packed import _is_layer, _PackedLayer, packed_model
@@ -117,15 +116,6 @@ def test_a_token_has_the_same_bits_in_every_number_of_tokens(name, dtype, thread
         to_values.copy_(values)
     logits, _ = step(tokens[:, 13:14], packed=True, at=9 + 13)
     assert torch.equal(logits[:, 0], whole[:, 13])
-
-
-@torch.no_grad()
-def test_nodes_of_a_tree_see_their_ancestors():
-    step = Step(lm_of("llama"), 7)
-    slots = TreeSlots.empty(8, torch.device("cpu"))
-    slots.base.fill_(7)
-    results = [step(random_tokens(5), packed, StepKind(True, True), (slots,)) for packed in (True, False)]
-    assert largest_difference(*map(parts, results)) < 2e-5
 
 
 @torch.no_grad()

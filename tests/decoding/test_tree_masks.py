@@ -2,34 +2,17 @@
 
 import pytest
 import torch
-from fakes import needs_compiler
-from families import CONFIGS, VOCAB_SIZE, families_compiled, family_pair, tiny_model
+from families import CONFIGS, VOCAB_SIZE, family_pair
 
 from specheads.decoding.engine import TreeSlots, make_engine
-from specheads.pair.language_model import LanguageModel
 
 # A root, two levels of branches and a chain; more than Gemma 2's window of 12 after its start.
 PARENTS = [0, 0, 0, 1, 1, 2, 4, 7, 8, 9, 10, 11, 12]
 
 
-class Scores:
-    """An epilogue that returns the output of a forward pass."""
-
-    compile_key = "scores"
-
-    def __call__(self, output):
-        return output.logits, output.hidden
-
-
 @pytest.fixture(scope="module", params=CONFIGS)
 def lm(request):
     return family_pair(request.param).target_lm
-
-
-@pytest.fixture
-def unit_gain_lm(request):
-    """A model whose linear maps keep the size of what they read, and so amplify rounding far less."""
-    return LanguageModel(tiny_model(CONFIGS[request.param], seed=4, gain=1.0))
 
 
 @pytest.fixture(autouse=True)
@@ -40,8 +23,8 @@ def softmax_in_float64(monkeypatch):
 
 
 def tree_slots_for(base, parents=PARENTS):
-    tree_slots = TreeSlots.empty(len(PARENTS) + 3, torch.device("cpu"))
-    tree_slots.base.fill_(base)
+    width = len(PARENTS) + 3
+    tree_slots = TreeSlots(base, torch.zeros(width, dtype=torch.long), torch.eye(width, dtype=torch.bool))
     for slot, parent in enumerate(parents, start=1):
         tree_slots.depth[slot] = tree_slots.depth[parent] + 1
         tree_slots.seen[slot] |= tree_slots.seen[parent]
@@ -62,15 +45,14 @@ class Tree:
         self.engine, self.slots = make_engine(engine, lm, 64), tree_slots_for(length - 1)
         if length > 1:
             self.engine.forward(self.context[:, :-1])
-        self.step = self.engine.compiled_step(Scores(), all_logits=True, tree=True)
 
     def read(self, nodes, slots):
-        """Return the logits and hidden states of the text's last token and of nodes, with which padding is read."""
+        """Return the logits and hidden states of the text's last token and of nodes."""
         self.engine.rewind(self.length - 1)
-        padding = torch.zeros(1, len(PARENTS) + 2 - nodes.shape[1], dtype=torch.long)
-        logits, hidden = self.step(torch.cat([self.context[:, -1:], nodes, padding], dim=1), slots)
-        assert self.engine.length == self.length + len(PARENTS) + 2
-        return logits[0], hidden[0]
+        tokens = torch.cat([self.context[:, -1:], nodes], dim=1)
+        output = self.engine.forward(tokens, tree_slots=slots, num_logits=tokens.shape[1])
+        assert self.engine.length == self.length + nodes.shape[1]
+        return output.logits[0], output.hidden[0]
 
     def paths(self):
         """Yield every slot with the tokens of its path."""
@@ -97,29 +79,15 @@ def test_every_node_is_scored_as_the_end_of_its_path(lm, engine, length):
         assert_near((logits[slot], hidden[slot]), tree.alone(path), (1e-10, 1e-10))
 
 
-@needs_compiler
-@pytest.mark.parametrize("length", [1, 9])
-@pytest.mark.parametrize("unit_gain_lm", families_compiled("llama", "bloom"), indirect=True)
-def test_every_node_is_scored_so_by_compiled_steps(unit_gain_lm, length):
-    """As the same step scores its path in a tree of its own, too, far closer: norms are float32, with sums in another order."""
-    tree = Tree(unit_gain_lm, "compiled", length)
-    logits, hidden = tree.read(tree.nodes, tree.slots)
-    for slot, path in tree.paths():
-        depth = path.shape[1]
-        by_step = [each[depth] for each in tree.read(path, tree_slots_for(length - 1, range(depth)))]
-        assert_near((logits[slot], hidden[slot]), by_step, (1e-10, 1e-10))
-        assert_near(by_step, tree.alone(path), (3e-6, 3e-6))
-
-
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_text_continues_from_the_kept_path_of_a_tree(lm, engine):
     generator = torch.Generator().manual_seed(1)
     context, nodes = (torch.randint(VOCAB_SIZE, (1, n), generator=generator) for n in (9, len(PARENTS)))
     engine, tree_slots, path = make_engine(engine, lm, 64), tree_slots_for(8), [0, 1, 4, 7, 8, 9]
-    compiled_step = engine.compiled_step(Scores(), all_logits=True, tree=True)
     engine.forward(context[:, :-1])
-    compiled_step(torch.cat([context[:, -1:], nodes[:, :5]], dim=1), tree_slots)  # in two parts, as a draft reads its levels
-    compiled_step(nodes[:, 5:], tree_slots)
+    first = torch.cat([context[:, -1:], nodes[:, :5]], dim=1)
+    for part in (first, nodes[:, 5:]):  # in two parts, as a draft reads its levels
+        engine.forward(part, tree_slots=tree_slots)
     engine.keep(8, path)
     assert engine.length == 14
     actual = engine.forward(torch.tensor([[3, 5]]), num_logits=2).logits

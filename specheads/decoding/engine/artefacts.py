@@ -13,17 +13,15 @@ import inspect
 import logging
 import multiprocessing
 import os
-import pickle
 import platform
 import stat
+import time
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
-from multiprocessing.connection import wait
-from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -43,12 +41,7 @@ _PACKAGE = Path(__file__).parents[2]
 _ROOMS = ("decoding", "heads", "pair")  # whose sources steps depend on
 _KERNELS = "TORCHINDUCTOR_CACHE_DIR"  # the compiler's variable
 _MOST_PROCESSES = 8
-_MOST_SECONDS = 600.0  # in which one of several compilations must end
-# Raised by a damaged or outdated file, and by a step that cannot be written; compiling again repairs it.
-_UNREADABLE = (
-    *(pickle.PickleError, OverflowError, EOFError, OSError, ImportError, AttributeError, LookupError),
-    *(ValueError, TypeError, RuntimeError, AssertionError),
-)
+_MOST_SECONDS = 1200.0  # in which compilations must end
 
 
 class Job(NamedTuple):
@@ -101,43 +94,36 @@ class _Doubled(nn.Module):
 
 def _run_in_processes(jobs: Sequence[Job], most: int) -> None:
     """Compile jobs in this order, `most` at a time."""
-    context, waiting = multiprocessing.get_context("fork"), list(jobs)
-    running: dict[Any, tuple[Job, ForkProcess]] = {}  # by what becomes ready at a process's end
+    context = multiprocessing.get_context("fork")
+    taken, end = context.Value("i", 0), time.monotonic() + _MOST_SECONDS
+    processes = [context.Process(target=_compile_in_fork, args=(jobs, taken)) for _ in range(min(most, len(jobs)))]
+    with warnings.catch_warnings():
+        # Python warns of threads, which do not exist in the fork; nothing there waits for them.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        for process in processes:
+            process.start()
     try:
-        while waiting or running:
-            while waiting and len(running) < most:
-                job = waiting.pop(0)
-                process = context.Process(target=_compile_in_fork, args=(job,))
-                with warnings.catch_warnings():
-                    # Python warns of threads, which do not exist in the fork; nothing there waits for them.
-                    warnings.simplefilter("ignore", DeprecationWarning)
-                    process.start()
-                running[process.sentinel] = job, process
-            ended = wait(list(running), _MOST_SECONDS)
-            if not ended:
-                return
-            for sentinel in ended:
-                job, process = running.pop(sentinel)
-                process.join()
-                if process.exitcode:
-                    logger.info("%s was not compiled ahead", job.what)
+        for process in processes:
+            process.join(max(0.0, end - time.monotonic()))
     finally:
-        for _, process in running.values():
+        for process in processes:
             process.kill()
             process.join()
 
 
-def _compile_in_fork(job: Job) -> NoReturn:
-    status = 1
-    try:
-        from torch._inductor import config  # takes seconds to import
+def _compile_in_fork(jobs: Sequence[Job], taken: Any) -> NoReturn:
+    """Compile one job after the other that no other process has taken."""
+    from torch._inductor import config  # takes seconds to import
 
-        torch.set_num_threads(1)  # OpenMP's threads do not exist here
-        config.compile_threads = 1
-        load_or_compile(job.name, job.compile_program)
-        status = 0
-    finally:
-        os._exit(status)
+    torch.set_num_threads(1)  # OpenMP's threads do not exist here
+    config.compile_threads = 1
+    while True:
+        with taken.get_lock():
+            number, taken.value = taken.value, taken.value + 1
+        if number >= len(jobs):
+            os._exit(0)
+        with suppress(Exception):  # what fails here fails again where it is needed, and is reported there
+            load_or_compile(jobs[number].name, jobs[number].compile_program)
 
 
 def folder() -> Path:
@@ -173,7 +159,7 @@ def load_or_compile(name: str | None, compile_program: Callable[[], CompiledProg
             if hashlib.sha256(code).digest() != content[:32]:
                 raise ValueError("it was damaged, as its checksum differs")  # its code would run nevertheless
             return CompiledProgram.from_bytes(code), True
-        except _UNREADABLE as error:
+        except Exception as error:  # noqa: BLE001  # a damaged or outdated file fails in many ways; compiling repairs it
             logger.warning("the compiled step %s cannot be used and is compiled again: %s", path, error)
     compiled_program = compile_program()
     try:
@@ -181,7 +167,7 @@ def load_or_compile(name: str | None, compile_program: Callable[[], CompiledProg
             code = compiled_program.to_bytes()
             content = hashlib.sha256(code).digest() + code
             write_whole(path, lambda temporary: temporary.write_bytes(content), writer=str(os.getpid()))
-    except _UNREADABLE as error:
+    except Exception as error:  # noqa: BLE001  # of many kinds where a step cannot be written
         logger.warning("the compiled step is not kept for later runs: %s", error)
     return compiled_program, False
 

@@ -19,7 +19,7 @@ from specheads.decoding.engine import artefacts
 from specheads.decoding.engine.artefacts import Job, load_or_compile, name_of
 from specheads.decoding.engine.compiled_program import CPU_OPTIONS, OPTIONS, CompiledProgram, Weights, modules_in
 from specheads.decoding.engine.eager import CompiledStep, EagerEngine, Epilogue, ForwardOutput, StepMemory, read_rows
-from specheads.decoding.engine.reading import ChainLayer, Memory, RowPlaces, chain_reading, computing, tree_reading
+from specheads.decoding.engine.reading import ChainLayer, Memory, RowPlaces, chain_reading, computing
 from specheads.errors import UserError
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.sampling import Operations
@@ -37,7 +37,6 @@ class StepKind(NamedTuple):
     """How a step is called; see `Engine.compiled_step`."""
 
     all_logits: bool = False
-    tree: bool = False
     rows: bool = False  # see `Engine.rows_step`
 
 
@@ -83,12 +82,8 @@ class StepModule(nn.Module):
             if kind.rows:
                 chosen = slice(None) if self.operations.reads_all_rows else None
                 return read_rows(lm, epilogue, memory, tokens, inputs[0], size, inputs[1:], chosen)
-            if kind.tree:
-                reading, inputs = tree_reading(lm, inputs[0], start, count, size), inputs[1:]
-            else:
-                reading = chain_reading(lm, start, count, size)
             cache = Cache(layers=[ChainLayer(keys, values, size, start) for keys, values in memory])
-            hidden = reading.hidden_states(lm, tokens, cache)
+            hidden = chain_reading(lm, start, count, size).hidden_states(lm, tokens, cache)
             return epilogue(ForwardOutput(tokens, hidden, lm.logits(hidden if kind.all_logits else hidden[:, -1:])), *inputs)
 
 
@@ -139,8 +134,8 @@ class CompiledEngine(EagerEngine):
         self._places_to: dict[int, Tensor] = {}  # views: making one takes as long as a small layer
         self.num_prepared = 0
 
-    def compiled_step(self, epilogue: Epilogue, all_logits: bool = False, tree: bool = False) -> CompiledStep:
-        kind = StepKind(all_logits, tree)
+    def compiled_step(self, epilogue: Epilogue, all_logits: bool = False) -> CompiledStep:
+        kind = StepKind(all_logits)
         runners = self._runners.setdefault((epilogue.compile_key, kind), {})
 
         def step(tokens: Tensor, *inputs: Any) -> Any:

@@ -4,22 +4,20 @@ A replay is one launch where the step has hundreds. It reads and writes the tens
 in first. Without CUDA the captured step is run again on the same tensors, which is slow but the same code.
 
 Static memory needs a mask, which torch's flash attention does not take. For the kernel that takes one, transformers copies keys
-and values once for every query head, and that kernel has one block of threads for a head, however long the memory is. With
-attention in groups, the queries that share keys are rows of one query, nothing is copied, and each part of the memory has its
-block of threads. The parts' results are weighted by their sums of exponentials (Dao et al. 2023, Flash-Decoding).
+and values once for every query head that shares them, and that kernel has one block of threads for a head, however long the
+memory is. With attention in groups, the queries that share keys are rows of one query, nothing is copied, and each part of the
+memory has its block of threads. The parts' results are weighted by their sums of exponentials (Dao et al. 2023, Flash-Decoding).
 """
 
 import logging
 from collections.abc import Callable, Hashable, Sequence
-from functools import cache, partial
-from types import SimpleNamespace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils._triton import has_triton
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from specheads.decoding.engine import artefacts
 from specheads.decoding.engine.compiled import CompiledEngine, Runner, StepKind, StepOperations
@@ -34,8 +32,6 @@ logger = logging.getLogger(__name__)
 
 PART = 128  # keys; sizes of memory that a captured step reads are multiples of it
 _MASKED = -1e30  # added to a masked score; with infinity, a part that is masked throughout would be NaN
-_PROBE_TOKENS, _PROBE_RUNS = 8, 20  # of a usual verification; attentions in a graph that is timed
-_LARGEST_ERROR = 0.02  # of the results' largest number, between two ways to round them in 16 bits
 _WARM_UPS = 3  # runs before a capture, in which libraries allocate what they need
 
 _Step = Callable[[], Any]  # reads and writes the same tensors whenever it is called
@@ -80,7 +76,6 @@ class _ImitatingRecorder:
     """Stands in for CUDA graphs: a replay runs the step again and writes into the tensors of the first results."""
 
     def capture(self, step: _Step) -> tuple[_Replay, Any]:
-        """Return the replay of a step, and the tensors that it writes the step's results to."""
         out = step()
 
         def replay() -> None:
@@ -160,54 +155,15 @@ def _attend_parts(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale
 
 
 class _GroupedOperations(Operations):
-    """Attention in groups, under masks that it can take."""
+    """Attention in groups where several query heads share keys, under masks that it can take."""
 
     def attention(
         self, plain: Any, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
     ) -> Any:
-        if mask is None or mask.dtype != torch.bool or mask.shape[1] > 1 or has_other_options(options):
+        shared = key.shape[1] < query.shape[1]
+        if not shared or mask is None or mask.dtype != torch.bool or mask.shape[1] > 1 or has_other_options(options):
             return plain(module, query, key, value, mask, **options)
         return _attend(query, key, value, mask, options.get("scaling")), None
-
-
-@cache  # engines of one model take the same
-def _is_faster(device: torch.device, dtype: torch.dtype, num_heads: int, key_shape: tuple[int, int, int]) -> bool:
-    """Whether `_attend` is faster on a GPU than transformers' attention, over keys (G, S, D); both are captured.
-
-    False where it fails or computes something else, which is said.
-    """
-    (groups, size, head_size), count = key_shape, _PROBE_TOKENS
-    query = torch.randn(1, num_heads, count, head_size, dtype=dtype, device=device)
-    keys, values = torch.randn(2, 1, *key_shape, dtype=dtype, device=device)
-    mask = torch.ones(count, size, dtype=torch.bool, device=device).tril(size - count)[None, None]
-    layer: Any = SimpleNamespace(num_key_value_groups=num_heads // groups, is_causal=True)
-    try:
-        expected, actual = sdpa_attention_forward(layer, query, keys, values, mask)[0], _attend(query, keys, values, mask)
-        if not bool((actual - expected).abs().max() <= _LARGEST_ERROR * expected.abs().max()):
-            logger.warning("attention in groups computes something else on this GPU; transformers' attention is used")
-            return False
-        plain = _milliseconds(lambda: sdpa_attention_forward(layer, query, keys, values, mask), device)
-        grouped = _milliseconds(lambda: _attend(query, keys, values, mask), device)
-    except RuntimeError as error:
-        reason = next(iter(str(error).strip().splitlines()), "")
-        logger.warning("attention in groups fails on this GPU (%s); transformers' attention is used", reason)
-        return False
-    logger.info("attention over %d keys: %.3f ms in groups, %.3f ms as transformers does it", size, grouped, plain)
-    return grouped < plain
-
-
-def _milliseconds(run: Callable[[], Any], device: torch.device) -> float:
-    """Return the time that a GPU takes for `run`, captured, without the launches of its kernels."""
-    replay, _ = _GraphRecorder(device).capture(lambda: [run() for _ in range(_PROBE_RUNS)])
-    queue, times = torch.cuda.current_stream(device), []
-    for _ in range(5):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record(queue)
-        replay()
-        end.record(queue)
-        end.synchronize()
-        times.append(start.elapsed_time(end) / _PROBE_RUNS)
-    return min(times)
 
 
 class _GroupedStep(StepOperations):
@@ -225,12 +181,10 @@ class GraphEngine(CompiledEngine):
     bucket = PART  # of attention in groups
 
     def __init__(self, lm: LanguageModel, capacity: int, strict: bool = True, spare_capacity: int = 0, num_rows: int = 1) -> None:
-        super().__init__(lm, capacity, strict, spare_capacity, num_rows)
+        super().__init__(lm, capacity, strict, spare_capacity, num_rows, _GroupedStep)
         self._compiles = lm.device.type == "cuda" and has_triton()
         self._inputs: dict[Hashable, tuple[Any, ...]] = {}
         self._recorder = _recorder_for(lm.device)
-        if self._groups_queries():
-            self.operations = _GroupedStep
 
     def warm_up(self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: Any) -> None:
         if artefacts.planned is None:  # what is captured cannot be compiled ahead
@@ -303,16 +257,6 @@ class GraphEngine(CompiledEngine):
             return out
 
         return run
-
-    def _groups_queries(self) -> bool:
-        """Whether attention in groups is the better one for steps; a GPU is asked for it. Without one, it is the one to test."""
-        keys = next((keys for keys, _ in self._memory if keys.numel()), None)
-        if self.lm.config._attn_implementation != "sdpa" or keys is None:
-            return False
-        if self.lm.device.type != "cuda":
-            return True
-        shape = keys.shape[1], self._reach, keys.shape[3]
-        return _is_faster(keys.device, keys.dtype, self.lm.config.num_attention_heads, shape)
 
     def _capture_update(self, step: _Step, state: Any) -> tuple[_Replay, Any]:
         """Capture a step that writes its result, the new state, where it reads the old one: the next call copies nothing."""

@@ -175,25 +175,23 @@ class EagerEngine:
         if tree_slots is None:
             reading = Reading({"position_ids": positions, "attention_mask": attention_mask})
         else:
-            reading = tree_reading(self.lm, tree_slots, tree_slots.base.new_tensor(start), tokens.shape[1], end)
+            reading = tree_reading(self.lm, tree_slots, start, tokens.shape[1])
         hidden = reading.hidden_states(self.lm, tokens, self._cache)
         for layer in self._layers:  # a layer that the model skips has a length, but no memory
             layer.length = end
         return ForwardOutput(tokens, hidden, logits=self.lm.logits(hidden[:, hidden.shape[1] - num_logits :]))
 
-    def compiled_step(self, epilogue: Epilogue, all_logits: bool = False, tree: bool = False) -> CompiledStep:
+    def compiled_step(self, epilogue: Epilogue, all_logits: bool = False) -> CompiledStep:
         """Return a function of `(tokens, *inputs)`: a forward pass over `tokens` (1, T) and then `epilogue(output, *inputs)`.
 
         Its result is valid until it runs again, and every call must pass inputs of the same shapes.
 
         Args:
             all_logits: whether the epilogue gets the logits of every token instead of the last one's.
-            tree: whether tokens are nodes of a tree; then the first input is the TreeSlots.
         """
 
         def run(tokens: Tensor, *inputs: Any) -> Any:
-            tree_slots, inputs = (inputs[0], inputs[1:]) if tree else (None, inputs)
-            return epilogue(self.forward(tokens, tree_slots=tree_slots, num_logits=tokens.shape[1] if all_logits else 1), *inputs)
+            return epilogue(self.forward(tokens, num_logits=tokens.shape[1] if all_logits else 1), *inputs)
 
         return run
 

@@ -30,15 +30,9 @@ _OTHER_ATTENTION = ("dropout", "is_causal", "position_bias", "softcap", "cache")
 class TreeSlots(NamedTuple):
     """The last `W` slots of a memory, which hold a tree or will; slot 0 is its root."""
 
-    base: Tensor  # () long, the position of the root
+    base: int  # the position of the root
     depth: Tensor  # (W,) long, of each slot, 0 for the root
     seen: Tensor  # (W, W) bool, row i: the slots that slot i attends to, itself included
-
-    @classmethod
-    def empty(cls, width: int, device: torch.device) -> "TreeSlots":
-        """Return slots that hold a root alone; the others attend only to themselves."""
-        zeros = torch.zeros(width, dtype=torch.long, device=device)
-        return cls(torch.zeros((), dtype=torch.long, device=device), zeros, torch.eye(width, dtype=torch.bool, device=device))
 
 
 class RowPlaces(NamedTuple):
@@ -60,23 +54,15 @@ class Reading(NamedTuple):
             return lm.hidden_states(tokens, past_key_values=memory, use_cache=True, **self.arguments)
 
 
-def tree_reading(lm: LanguageModel, tree_slots: TreeSlots, start: Tensor, count: int, size: int) -> Reading:
-    """Return how `count` tokens from position `start`, () long, are read as nodes of a tree.
-
-    Args:
-        tree_slots: the whole tree.
-        size: positions of memory that are read.
-    """
-    width, device = len(tree_slots.depth), tree_slots.depth.device
-    place = torch.arange(size, device=device)
-    slot = place - tree_slots.base  # negative before the tree
-    inside, clamped = (slot >= 0) & (slot < width), slot.clamp(0, width - 1)
-    nodes = (start - tree_slots.base + torch.arange(count, device=device)).clamp(0, width - 1)
-    seen = (slot < 0) | (inside & tree_slots.seen[nodes][:, clamped])
-    position = tree_slots.base + tree_slots.depth[nodes]
+def tree_reading(lm: LanguageModel, tree_slots: TreeSlots, start: int, count: int) -> Reading:
+    """Return how `count` tokens from position `start` on are read as nodes of a tree, which begins at `tree_slots.base`."""
+    base, depth, seen = tree_slots
+    nodes, slots = slice(start - base, start - base + count), start - base + count
+    before = torch.arange(base, device=depth.device)
+    in_tree = seen[nodes, :slots]
+    in_sight = torch.cat([in_tree.new_ones(count, base), in_tree], dim=1)
     # ALiBi's distances are differences of depth.
-    key_position = torch.where(inside, tree_slots.base + tree_slots.depth[clamped], place)
-    return _masked(lm, position[None], seen[None], key_position)
+    return _masked(lm, base + depth[None, nodes], in_sight[None], torch.cat([before, base + depth[:slots]]))
 
 
 def chain_reading(lm: LanguageModel, start: Tensor, count: int, size: int) -> Reading:

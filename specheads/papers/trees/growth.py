@@ -18,10 +18,9 @@ from specheads.papers.trees.verification import ROOT, Draft
 
 
 class _Read:
-    """The epilogue that returns logits and hidden states; for trees in `width` slots."""
+    """The epilogue that returns logits and hidden states."""
 
-    def __init__(self, width: int = 0) -> None:
-        self.compile_key = ("read", width)
+    compile_key = "read"
 
     def __call__(self, output: ForwardOutput) -> tuple[Tensor, Tensor]:
         return output.logits[0], output.hidden[0]
@@ -30,29 +29,16 @@ class _Read:
 class TreeReader:
     """A model's KV memory of a tree: reads nodes, each attending to its path, and forgets those that were not accepted."""
 
-    def __init__(self, engine: Engine, most_nodes: int, most_at_once: int, most_pending: int = 2) -> None:
-        """Prepare for trees of `most_nodes` nodes.
-
-        Args:
-            most_at_once: nodes that a forward pass reads.
-            most_pending: tokens of context that come before the tree.
-        """
-        self.engine, self._most_at_once, self._most_pending = engine, most_at_once, most_pending
-        device = engine.lm.device
-        width = most_nodes + 1 + engine.padded(most_at_once)
-        self._tree_slots = TreeSlots.empty(width, device)
+    def __init__(self, engine: Engine, most_nodes: int, most_pending: int = 0) -> None:
+        """Prepare for trees of `most_nodes` nodes, and for contexts of `most_pending` tokens that are read alone."""
+        self.engine, self._most_pending = engine, most_pending
         # Rows are written one by one, which is ten times as fast in numpy.
-        self._seen, self._depth = np.eye(width, dtype=bool), np.zeros(width, dtype=np.int64)
-        self._seen_tensor, self._depth_tensor = torch.from_numpy(self._seen), torch.from_numpy(self._depth)
+        self._seen, self._depth = np.eye(most_nodes + 1, dtype=bool), np.zeros(most_nodes + 1, dtype=np.int64)
         self._context = engine.compiled_step(_Read())
-        self._nodes = engine.compiled_step(_Read(width), all_logits=True, tree=True)
 
-    def warm_up(self, nodes_alone: bool = False) -> None:
-        """Prepare the engine for all that reading runs, or for reading nodes alone."""
-        if not nodes_alone:
-            self.engine.warm_up(self._context, range(1, self._most_pending + 1))
-        counts = sorted({self.engine.padded(count) for count in range(1, self._most_at_once + 1)})
-        self.engine.warm_up(self._nodes, counts, self._tree_slots)
+    def warm_up(self) -> None:
+        """Prepare the engine for reading contexts; nodes are read eagerly."""
+        self.engine.warm_up(self._context, range(1, self._most_pending + 1))
 
     def begin(self, pending: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Read committed tokens; return logits (1, V) and hidden states (1, H) after them, the context of a new tree."""
@@ -62,7 +48,6 @@ class TreeReader:
 
     def _begin_at(self, base: int) -> None:
         self._base, self._slots = base, {ROOT: 0}
-        self._tree_slots.base.fill_(base)
 
     def read_whole(self, tree: Draft, last: int) -> tuple[Tensor, Tensor]:
         """Read the last committed token and all nodes; return logits (1 + N, V) and hidden states (1 + N, H) after each."""
@@ -80,14 +65,10 @@ class TreeReader:
             self._depth[slot] = tree.depth[node] + 1
             self._seen[slot] = self._seen[self._slots[tree.parents[node]]]
             self._seen[slot, slot] = True
-        self._tree_slots.depth.copy_(self._depth_tensor)
-        self._tree_slots.seen.copy_(self._seen_tensor)
-        tokens = [*before, *(tree.tokens[node] for node in new)]
-        count = len(tokens)
-        tokens += [0] * (self.engine.padded(count) - count)
-        logits, hidden = self._nodes(torch.tensor([tokens], device=self.engine.lm.device), self._tree_slots)
-        self.engine.rewind(self._base + len(self._slots))
-        return logits[:count], hidden[:count]
+        device, tokens = self.engine.lm.device, [*before, *(tree.tokens[node] for node in new)]
+        slots = TreeSlots(self._base, torch.from_numpy(self._depth).to(device), torch.from_numpy(self._seen).to(device))
+        output = self.engine.forward(torch.tensor([tokens], device=device), tree_slots=slots, num_logits=len(tokens))
+        return output.logits[0], output.hidden[0]
 
     def keep(self, path: Sequence[int]) -> None:
         """Keep the accepted nodes `path`, from the context down, as far as they were read."""
@@ -158,11 +139,11 @@ class TreeDrafter(RowDrafter):
 
     most_pending = 2  # committed tokens that the draft may not have read: its last leaf and the target's token
 
-    def __init__(self, parts: RoundParts, most_nodes: int, most_at_once: int) -> None:
+    def __init__(self, parts: RoundParts, most_nodes: int) -> None:
         self.engine, self.rule = parts.engines[-1], parts.stopping
         # Greedy distributions are point masses, by which nothing can be ranked.
         self.distribution = Warp() if parts.warp.greedy else parts.warp
-        self._reader = TreeReader(self.engine, most_nodes, most_at_once, self.most_pending)
+        self._reader = TreeReader(self.engine, most_nodes, self.most_pending)
 
     def warm_up(self, ends: Tensor) -> None:
         self._reader.warm_up()

@@ -57,13 +57,12 @@ class _TreeRounds(Rounds):
         super().__init__(parts.engines)
         self.drafter, self.stopping, self.warp, self._pair = drafter, parts.stopping, parts.warp, parts.pair
         self._distribution = parts.verification.distribution
-        self._reader = TreeReader(parts.engines[0], most_nodes, most_nodes + 1)
+        self._reader = TreeReader(parts.engines[0], most_nodes)
         self._counts = HostNumbers((2, 1), parts.engines[-1].lm.device)
         self._num_drafted, self._num_accepted = self._counts.tensor.unbind()
 
     def warm_up(self, ends: Tensor) -> None:
         self.drafter.warm_up(ends)
-        self._reader.warm_up(nodes_alone=True)
 
     def start(self, rows: Sequence[Row], target_hidden: Mapping[int, Tensor]) -> None:
         self.state = self.stopping.start_prompt(1, self.engines[-1].lm.device)

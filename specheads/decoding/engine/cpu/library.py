@@ -27,9 +27,6 @@ from specheads.decoding.engine import artefacts
 logger = logging.getLogger(__name__)
 
 _FOLDER = Path(__file__).parent
-# The sources that one process compiles, in about equal times. Reading torch's headers takes a process as long as compiling one of
-# the smaller sources, so that a process for each would cost more than it saves where few cores are free.
-_GROUPS = (("layers.cpp",), ("maps.cpp", "sampling.cpp"))
 _MOST_CHARACTERS = 200  # of an error that a compiler reports
 _C_TYPES = {"Tensor": "AtenTensorHandle", "Optional[Tensor]": "AtenTensorHandle*", "int": "int64_t", "float": "double"}
 
@@ -101,8 +98,7 @@ def _library_path() -> Path:
 
     artefacts.keep_kernels_private()
     texts = [(path.name, path.read_text()) for path in sorted(_FOLDER.iterdir()) if path.suffix in (".cpp", ".h")]
-    commands = [_command(name, ["source"], Path("folder")) for name in ("object.o", "library.so")]
-    digest = hashlib.sha256(repr((texts, _GROUPS, commands, artefacts.machine())).encode()).hexdigest()
+    digest = hashlib.sha256(repr((texts, _command("folder"), artefacts.machine())).encode()).hexdigest()
     return Path(cache_dir(), f"operators-{digest[:24]}.so")
 
 
@@ -118,49 +114,32 @@ def _load_library(path: Path) -> ctypes.CDLL:
         return ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
     except OSError as error:
         logger.warning("the operators in %s cannot be loaded and are built again: %s", path, error)
-    path.unlink(missing_ok=True)
-    _build(path)
-    return ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
+        path.unlink(missing_ok=True)
+        _build(path)
+        return ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
 
 
 def _build(path: Path) -> None:
     """Build the library if it is not there; of processes that want to, one builds and the others wait."""
-    if path.exists():
-        return
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_suffix(".lock"), "w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)  # until the file is closed, and no longer than this process lives
         if path.exists():
             return
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix="operators-") as name:
-            folder = Path(name)
-            with ThreadPoolExecutor(len(_GROUPS)) as pool:
-                objects = list(pool.map(lambda names: _compile(names, folder), _GROUPS))
-            _run(_command("library.so", objects, folder))
-            os.replace(folder / "library.so", path)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix="operators-") as folder:
+            done = subprocess.run(shlex.split(_command(folder)), check=False, capture_output=True, text=True)
+            if done.returncode:
+                lines = done.stderr.splitlines()
+                reasons = [line for line in lines if "error" in line] or lines or [f"the compiler ended with {done.returncode}"]
+                raise RuntimeError(reasons[0][-_MOST_CHARACTERS:])
+            os.replace(Path(folder, "operators.so"), path)
 
 
-def _compile(names: tuple[str, ...], folder: Path) -> str:
-    """Compile sources together; return the path of their object in `folder`."""
-    together = folder / f"with_{names[0]}"
-    together.write_text("".join(f'#include "{_FOLDER / name}"\n' for name in names))
-    _run(_command(f"{together.stem}.o", [str(together)], folder))
-    return str(together.with_suffix(".o"))
-
-
-def _command(name: str, inputs: list[str], folder: Path) -> str:
-    """Return the command that compiles or links a file of `folder`, with the options by which steps are compiled."""
+def _command(folder: str) -> str:
+    """Return the command that builds the library in a folder, with the options by which steps are compiled."""
     from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 
-    options = CppTorchDeviceOptions(device_type="cpu", vec_isa=pick_vec_isa(), compile_only=name.endswith(".o"))
-    builder = CppBuilder(name=Path(name).stem, sources=inputs, BuildOption=options, output_dir=str(folder))
-    return builder.get_command_line()
-
-
-def _run(command: str) -> None:
-    done = subprocess.run(shlex.split(command), check=False, capture_output=True, text=True)
-    if done.returncode:
-        lines = done.stderr.splitlines()
-        reasons = [line for line in lines if "error" in line] or lines or [f"the compiler ended with {done.returncode}"]
-        raise RuntimeError(reasons[0][-_MOST_CHARACTERS:])
+    options = CppTorchDeviceOptions(device_type="cpu", vec_isa=pick_vec_isa())
+    source = str(_FOLDER / "operators.cpp")
+    return CppBuilder(name="operators", sources=source, BuildOption=options, output_dir=folder).get_command_line()

@@ -11,11 +11,48 @@
 
 namespace specheads_kernels __attribute__((visibility("hidden"))) {
 
+template <typename Value, int kTokens>
+void product_of(const Value* panel, int64_t stride, const InputOf<Value>* x, int64_t size, SumOf<Value>* block) {
+#if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__)
+  if constexpr (kMultipliesPairs<Value>) {
+    PairSums<kTokens> sums;
+    for (int64_t i = 0; i < size; i += 2) {
+      const Value* columns = panel + i * stride;
+      prefetch(columns + kPrefetchBytes / sizeof(Value));
+      prefetch(columns + kPair<Value> + kPrefetchBytes / sizeof(Value));
+      sums.add(_mm512_loadu_si512(columns), _mm512_loadu_si512(columns + kPair<Value>), x + i, size);
+    }
+    sums.store(block, kPair<Value>);
+    return;
+  }
+#endif
+  using Vector = Vectorized<SumOf<Value>>;
+  Sums<Value, kTokens> sums;
+  for (int64_t i = 0; i < size; i++) {
+    const Value* column = panel + i * stride;
+    prefetch(column + kPrefetchBytes / sizeof(Value));
+    Vector first, second;
+    load_pair(column, first, second);
+    if constexpr (!kMultipliesPairs<Value>) sums.add(first, second, x + i, size);
+  }
+  sums.store(block, kPair<Value>);
+}
+
+template <typename Value, int kTokens = kMostTokens<Value>, typename... Arguments>
+void product_of_several(int64_t tokens, Arguments... arguments) {
+  if constexpr (kTokens > 1) {
+    if (tokens < kTokens) return product_of_several<Value, kTokens - 1>(tokens, arguments...);
+  }
+  product_of<Value, kTokens>(arguments...);
+}
+
 // block[t][j] = sum_i x[t][i] panel[i][j] for `tokens` rows t, at most kMostTokens, where columns i of the panel are `stride`
-// apart. Compiled in maps.cpp.
+// apart. Not inlined: there is code for every number of tokens.
 template <typename Value>
-void panel_product(
-    int64_t tokens, const Value* panel, int64_t stride, const InputOf<Value>* x, int64_t size, SumOf<Value>* block);
+__attribute__((noinline)) void panel_product(
+    int64_t tokens, const Value* panel, int64_t stride, const InputOf<Value>* x, int64_t size, SumOf<Value>* block) {
+  product_of_several<Value>(tokens, panel, stride, x, size, block);
+}
 
 // Panels of one packed weight.
 template <typename Value>

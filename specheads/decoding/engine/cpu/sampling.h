@@ -2,6 +2,8 @@
 //
 // Of most distributions only a few tokens have a probability, and vectors without one are skipped.
 
+#pragma once
+
 #include "kernels.h"
 #include "operators.h"
 
@@ -10,7 +12,6 @@
 #include <utility>
 
 namespace specheads_kernels __attribute__((visibility("hidden"))) {
-namespace {
 
 // The k-th largest of each row. A bound from the largest of many groups leaves few numbers to be ordered.
 template <typename Value>
@@ -208,8 +209,6 @@ AtenTensorHandle of_rows(const at::TensorBase& x, at::IntArrayRef sizes, const C
   TORCH_CHECK(x.scalar_type() == at::kFloat, "no operator for ", x.scalar_type());
   return fill(float());
 }
-
-}  // namespace
 
 // The k-th largest (..., 1) of x (..., V), float32 or float64; NaN where a row has a NaN.
 AtenTensorHandle kth_largest(const at::TensorBase& x, int64_t k) {

@@ -1,5 +1,7 @@
-// Products with a panel, compiled for every type and number of tokens, the operator of linear maps, and that of an acceptance head's
-// network: small maps, in which operators of their own would spend most of the time between them.
+// The operator of linear maps, and that of an acceptance head's network: small maps, in which operators of their own would spend
+// most of the time between them.
+
+#pragma once
 
 #include "operators.h"
 #include "products.h"
@@ -7,58 +9,6 @@
 #include <numeric>
 
 namespace specheads_kernels __attribute__((visibility("hidden"))) {
-namespace {
-
-template <typename Value, int kTokens>
-void product_of(const Value* panel, int64_t stride, const InputOf<Value>* x, int64_t size, SumOf<Value>* block) {
-#if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__)
-  if constexpr (kMultipliesPairs<Value>) {
-    PairSums<kTokens> sums;
-    for (int64_t i = 0; i < size; i += 2) {
-      const Value* columns = panel + i * stride;
-      prefetch(columns + kPrefetchBytes / sizeof(Value));
-      prefetch(columns + kPair<Value> + kPrefetchBytes / sizeof(Value));
-      sums.add(_mm512_loadu_si512(columns), _mm512_loadu_si512(columns + kPair<Value>), x + i, size);
-    }
-    sums.store(block, kPair<Value>);
-    return;
-  }
-#endif
-  using Vector = Vectorized<SumOf<Value>>;
-  Sums<Value, kTokens> sums;
-  for (int64_t i = 0; i < size; i++) {
-    const Value* column = panel + i * stride;
-    prefetch(column + kPrefetchBytes / sizeof(Value));
-    Vector first, second;
-    load_pair(column, first, second);
-    if constexpr (!kMultipliesPairs<Value>) sums.add(first, second, x + i, size);
-  }
-  sums.store(block, kPair<Value>);
-}
-
-template <typename Value, int kTokens = kMostTokens<Value>, typename... Arguments>
-void product_of_several(int64_t tokens, Arguments... arguments) {
-  if constexpr (kTokens > 1) {
-    if (tokens < kTokens) return product_of_several<Value, kTokens - 1>(tokens, arguments...);
-  }
-  product_of<Value, kTokens>(arguments...);
-}
-
-}  // namespace
-
-template <typename Value>
-void panel_product(
-    int64_t tokens, const Value* panel, int64_t stride, const InputOf<Value>* x, int64_t size, SumOf<Value>* block) {
-  product_of_several<Value>(tokens, panel, stride, x, size, block);
-}
-
-template void panel_product<double>(int64_t, const double*, int64_t, const double*, int64_t, double*);
-template void panel_product<float>(int64_t, const float*, int64_t, const float*, int64_t, float*);
-template void panel_product<at::BFloat16>(int64_t, const at::BFloat16*, int64_t, const InputOf<at::BFloat16>*, int64_t, float*);
-template void panel_product<at::Half>(int64_t, const at::Half*, int64_t, const float*, int64_t, float*);
-
-namespace {
-
 template <typename Value>
 void linear_into(const at::TensorBase& x, const at::TensorBase& panels, const Value* bias, at::TensorBase& result) {
   using Sum = SumOf<Value>;
@@ -80,8 +30,6 @@ void linear_into(const at::TensorBase& x, const at::TensorBase& panels, const Va
     });
   });
 }
-
-}  // namespace
 
 // x W^T + b (..., O) of x (..., I), W in panels (ceil(O / P), I, P), b (O); an odd I is padded in panels of pairs.
 AtenTensorHandle packed_linear(
@@ -109,8 +57,6 @@ bool multiplies_pairs() {
   return kMultipliesPairs<at::BFloat16>;
 }
 
-namespace {
-
 // The tensors of a network. Maps are packed; panels of the blocks follow each other.
 struct Network {
   const at::TensorBase &mean, &scale;
@@ -130,28 +76,11 @@ void residual_into(Sum* block, const Sum* bias, const Sum* from, int64_t exist, 
   for (int64_t j = 0; j < exist; j++) to[j] = from[j] + block[j];
 }
 
-// Refuse tensors of which a loop would read other numbers, or too many.
-void check(const Network& network, const at::TensorBase& inputs, int64_t panels, int64_t in_panel, int64_t depth) {
-  const int64_t size = inputs.size(-1), width = network.readout.numel();
-  const auto fits = [&](const at::TensorBase* tensor, at::IntArrayRef sizes) {
-    return !tensor || (tensor->scalar_type() == inputs.scalar_type() && tensor->sizes() == sizes && tensor->is_contiguous());
-  };
-  TORCH_CHECK(
-      fits(&network.mean, {size}) && fits(&network.scale, {size}) && (network.projection || size == width) &&
-          !network.projection == !network.projection_bias && !network.blocks == !network.block_biases &&
-          fits(network.projection, {panels, size, in_panel}) && fits(network.projection_bias, {width}) &&
-          fits(network.blocks, {depth * panels, width, in_panel}) && fits(network.block_biases, {depth, width}) &&
-          fits(&network.readout, {width}) && fits(&network.readout_bias, {1}),
-      "the head's inputs are ", inputs.scalar_type(), " ", inputs.sizes(), ", it reads ", network.readout.scalar_type(), " (..., ",
-      network.mean.numel(), "), and its tensors must be contiguous and of one type");
-}
-
 template <typename Value>
 void network_into(const at::TensorBase& inputs, const Network& network, at::TensorBase& result) {
   const int64_t size = inputs.size(-1), tokens = result.numel(), width = network.readout.numel();
   const int64_t depth = network.blocks ? network.block_biases->size(0) : 0;
   const int64_t panels = (width + kPair<Value> - 1) / kPair<Value>, pieces = (tokens + kMostTokens<Value> - 1) / kMostTokens<Value>;
-  check(network, inputs, panels, kPair<Value>, depth);
   Value *scaled = scratch<Value, 14>(tokens * size), *state = scratch<Value, 15>(tokens * width);
   Value* other = scratch<Value, 16>(tokens * width);
   const Value *x = inputs.const_data_ptr<Value>(), *mean = network.mean.const_data_ptr<Value>();
@@ -196,8 +125,6 @@ void network_into(const at::TensorBase& inputs, const Network& network, at::Tens
     team.once([&] { read_out(from); });
   });
 }
-
-}  // namespace
 
 // The logits (...) of a head's network for inputs (..., I) in float32 or float64: standardised by mean and scale (I), projected to
 // (..., W) unless there is no projection, D blocks x + silu(W x + b), and the inner product with the read-out (W).

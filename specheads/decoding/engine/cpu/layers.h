@@ -1,9 +1,8 @@
 // The operators that attend: attention alone, and a whole decoder layer as Llama has it, in one parallel region.
 //
 // A layer reads all its weights here; of other models' layers the maps are operators of their own, and this one attends for them.
-//
-// These functions are in no anonymous namespace: in one, g++ 12 inlines others, and attention took a quarter to a half longer where
-// that was measured, once.
+
+#pragma once
 
 #include "operators.h"
 #include "products.h"

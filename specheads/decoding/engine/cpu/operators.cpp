@@ -1,0 +1,5 @@
+// All operators, as one source: reading torch's headers takes longer than compiling what follows them.
+
+#include "layers.h"
+#include "maps.h"
+#include "sampling.h"
