@@ -1,4 +1,4 @@
-"""A head decodes in another decoder's environment: integrations and decoder import torch, transformers, their dependencies, and pydantic."""
+"""A head decodes in another decoder's environment: integrations and decoder import torch, transformers and pydantic."""
 
 import os
 import subprocess
