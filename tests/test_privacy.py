@@ -55,7 +55,7 @@ def commands(tmp_path_factory):
             "fixed_lengths=[1,2]",
             "thresholds=[0.5]",
         ],
-        "probe": [*shared, *REPLAYED, "repeats=1", "num_samples=1"],
+        "probe": [*shared, *REPLAYED, "repeats=1"],
         "export": ["head={head}", "format=standalone"],
         "distill": [*shared, *SMALL],
     }

@@ -100,7 +100,7 @@ def test_every_command_runs_in_an_empty_folder(environment, server, tmp_path):
     few = ["num_prompts=2", "num_dev_prompts=2", "live=none", "fixed_lengths=[1,2]", "thresholds=[0.5]"]
     few.append("stopping=[fixed_length,head_threshold]")
     assert "report.html" in specheads("evaluate", *sizes, "head=latest", *few)
-    assert "next: specheads" in specheads("probe", *sizes, "num_prompts=2", "num_live_prompts=1", "repeats=1", "num_samples=1")
+    assert "next: specheads" in specheads("probe", *sizes, "num_prompts=2", "num_live_prompts=1", "repeats=1")
     assert "written" in specheads("export", f"head={head}", "format=standalone")
     assert "next: specheads train" in specheads("distill", *sizes, "trainer.max_epochs=1", "validation.num_prompts=2")
     assert not [path for path in tmp_path.iterdir() if path.name not in ("data", "outputs")]
