@@ -18,7 +18,8 @@ class LoadCosts:
 
     Args:
         rows: the numbers of rows that are known, ascending; seconds are linear between them and constant outside.
-        rounds: for each of them, the seconds of rounds with 0, 1, 2, ... drafted tokens in each row, on an empty memory.
+        rounds: for each of them, the seconds of rounds with 0, 1, 2, ... drafted tokens in each row, on an empty memory; with
+            more, they are those of the last.
         position: what a round takes more for each position in memory, of all rows, and each forward pass.
     """
 
@@ -28,7 +29,7 @@ class LoadCosts:
 
     def round_seconds(self, num_requests: int, length: int, positions: int = 0) -> float:
         """Return the seconds of a round that drafts `length` tokens for each request, with so many `positions` in memory."""
-        empty = np.interp(num_requests, self.rows, [seconds[length] for seconds in self.rounds])
+        empty = np.interp(num_requests, self.rows, [seconds[min(length, len(seconds) - 1)] for seconds in self.rounds])
         return float(empty) + positions * (1 + length) * self.position
 
 

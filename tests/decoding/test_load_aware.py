@@ -60,6 +60,7 @@ def test_positions_in_memory_make_short_drafts_better():
 
 def test_the_seconds_of_a_round_are_those_computed_by_hand():
     costs = LoadCosts((1, 3), ((5.0, 6.0, 10.0), (7.0, 10.0, 20.0)), 0.125)
+    assert costs.round_seconds(1, 5) == 10  # longer than any that is known
     assert costs.round_seconds(2, 0) == 6 and costs.round_seconds(2, 0, 8) == 6 + 8 * 0.125
     assert costs.round_seconds(3, 2) == costs.round_seconds(9, 2) == 20
     assert costs.round_seconds(2, 2, 8) == 15 + 8 * 3 * 0.125
