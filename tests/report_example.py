@@ -53,7 +53,7 @@ def report_example() -> Report:
         "draft": "meta-llama/Llama-3.2-1B-Instruct",
         "heads": ["shallow", "<deep>"],
         "warp": {"temperature": 1.0, "top_k": None},
-        "costs": {"verified_share": 0.01, "head_shares": {"shallow": 0.1, "<deep>": 0.15}, "counted": True},
+        "costs": {"head_shares": {"shallow": 0.1, "<deep>": 0.15}},
         "seed": 0,
         "device": "cpu",
         "score": "exact_number",

@@ -133,9 +133,9 @@ MISTAKES = {
     "resume by a file": (["train.py", "resume=none.ckpt"], r"resume=none.ckpt must be true or false\."),
     "unknown input": (["train.py", "head.inputs=[colour]"], "colour"),
     "no head trained yet": (["evaluate.py"], "train one with specheads train"),
-    "costs that are null": (
-        ["evaluate.py", "head=null", "costs=null"],
-        "costs=null must be a set of keys",
+    "amounts that are null": (
+        ["evaluate.py", "head=null", "record=null"],
+        "record=null must be a set of keys",
     ),
     "nothing to decode but the target": (
         [*GRAPHS, "live_rules=[head_threshold]"],
@@ -199,12 +199,8 @@ SETTINGS = {
     "top-p above one": (Generation, {"warp": {"top_p": 1.5}}, "top_p=1.5"),
     "threshold above one": (Evaluation, {"thresholds": [1.2]}, "thresholds=1.2 must be a number from 0 to 1, or auto"),
     "length that is a fraction": (Evaluation, {"fixed_lengths": [1.5, 2]}, "fixed_lengths=1.5 must be a positive integer"),
-    "verification that costs a word": (
-        Evaluation,
-        {"costs": {"verified_share": "x"}},
-        "costs.verified_share=x must be a finite number of at least 0; it is .*the target's forward pass",
-    ),
-    "cost that is unknown": (Evaluation, {"costs": {"foo": 1}}, "costs.foo=1 is not known; expected one of head_share, verified"),
+    "samples that are a word": (Evaluation, {"record": {"num_samples": "x"}}, "record.num_samples=x must be a positive integer"),
+    "amount that is unknown": (Evaluation, {"record": {"foo": 1}}, "record.foo=1 is not known; expected one of num_samples"),
     "head that is a number": (Evaluation, {"head": 5}, "head=5 must be text; it is a folder of a head"),
     "ratio of one": (Evaluation, {"ratios": [1]}, "ratios=1 must be a finite number above 1"),
     "live that is unknown": (Evaluation, {"live": "some"}, "live=some must be one of 'winners', 'all' or 'none'"),

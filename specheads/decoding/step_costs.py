@@ -30,12 +30,9 @@ class StepCosts:
         return self.target_seconds / self.draft_seconds if self.draft_seconds else float("inf")
 
     @classmethod
-    def at_ratio(cls, ratio: float, verified_share: float = 0.0) -> "StepCosts":
-        """Return costs in units of a target's forward pass, so that a throughput is a speed-up over the target alone.
-
-        `verified_share` is the cost of verifying one more drafted token, as a share of that pass.
-        """
-        return cls(draft_seconds=1 / ratio, target_seconds=1.0, verified_seconds=verified_share)
+    def at_ratio(cls, ratio: float) -> "StepCosts":
+        """Return costs in units of a target's forward pass, so that a throughput is a speed-up over the target alone."""
+        return cls(draft_seconds=1 / ratio, target_seconds=1.0)
 
     def verify_seconds(self, num_drafted: np.ndarray) -> np.ndarray:
         """Return the seconds of verifying `num_drafted` tokens at once."""

@@ -180,11 +180,8 @@ def counted_text(report: Report, ratio: str) -> str:
     """Return which costs predicted speeds at one ratio count."""
     if ratio == MEASURED:
         return "costs as measured here"
-    given = report.context.get("costs") or {}
-    text = f"verifying one more token costs {share_text(given.get('verified_share', 0))} of a forward pass"
-    if not given.get("head_shares"):
-        return text
-    return f"{text}, heads’ costs are {'counted from their weights' if given.get('counted') else 'as given'}"
+    text = "verifying more tokens costs nothing"
+    return f"{text}, heads’ costs are counted from their weights" if report.context.get("heads") else text
 
 
 def live_texts(report: Report) -> list[str]:

@@ -2,7 +2,7 @@
 
 Speed-ups are over the target alone. A *ratio* is the cost of the target's forward pass in draft steps: `measured` on this
 machine, or a number such as `10`. At `10` a forward pass of the target costs 1, a draft step 1/10, a head its share of a draft
-step, and the verification of one more drafted token `costs.verified_share`.
+step, and the verification of more drafted tokens nothing.
 """
 
 from collections.abc import Mapping, Sequence

@@ -114,11 +114,7 @@ def context_of(setup: Setup, config: str | None = None, num_decoded: int = 0) ->
         "verification": settings.verification.label,
         "lossless": settings.verification.lossless,
         **({"score": setup.prompt_data.score} if settings.measures_quality and num_decoded else {}),
-        "costs": {
-            "verified_share": settings.costs.verified_share,
-            "head_shares": setup.head_shares,
-            "counted": settings.costs.head_share is None,
-        },
+        "costs": {"head_shares": setup.head_sizes},
         "device": device_name(pair),
         "threads": torch.get_num_threads(),
         "load": {"start": setup.load, "end": load_average()},

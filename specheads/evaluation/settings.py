@@ -12,17 +12,7 @@ from specheads.decoding.verification import TokenVerification, VerificationRule
 from specheads.errors import UserError, is_number
 from specheads.evaluation.candidates import FIXED, RuleChoice, Rules, check_rules
 from specheads.pair.sampling import Warp
-from specheads.settings import (
-    Built,
-    Flag,
-    NonNegativeNumber,
-    Number,
-    PositiveCount,
-    Seed,
-    Settings,
-    Text,
-    setting,
-)
+from specheads.settings import Built, Flag, Number, PositiveCount, Seed, Settings, Text, setting
 
 
 def _threshold(value: Any) -> Any:
@@ -47,17 +37,6 @@ class RecordingSettings(Settings):
 
     num_samples: PositiveCount = setting(4, "acceptance samples of each response; more make smaller errors")
     ground_truth: Flag = setting(True, "let the target score rejected branches too, for the informed ceiling")
-
-
-class CostSettings(Settings):
-    """Costs that are counted at the cost ratios besides draft steps and forward passes; they do not apply to measured costs."""
-
-    head_share: NonNegativeNumber | None = setting(
-        None, "what a head adds to a draft step, as a share of the step; null: counted from multiply-adds and bytes"
-    )
-    verified_share: NonNegativeNumber = setting(
-        0, "what verifying one more drafted token costs, as a share of the target's forward pass"
-    )
 
 
 class Evaluation(Settings):
@@ -90,10 +69,6 @@ class Evaluation(Settings):
     ratios: tuple[Ratio, ...] = setting(
         (5, 10, 20),
         "predict speed-ups also for targets whose forward pass costs this many draft steps, for example 10",
-    )
-    costs: CostSettings = setting(
-        CostSettings(),
-        "costs that are counted at these ratios besides draft steps and forward passes; they do not apply to measured costs",
     )
     max_new_tokens: PositiveCount = setting(512, "longest response, in tokens", config="${data.max_new_tokens}")
     head: Text | None = setting(

@@ -92,13 +92,6 @@ class Setup:
         """The memory's positions for decoding: enough for every prompt and its response."""
         return min(self.pair.window, self.prompt_data.limits.max_prompt_tokens + self.settings.max_new_tokens)
 
-    @property
-    def head_shares(self) -> dict[str, float]:
-        """By head its cost as a share of a draft step at the cost ratios: counted, unless settings give one."""
-        given = self.settings.costs.head_share
-        return self.head_sizes if given is None else dict.fromkeys(self.heads, given)
-
     def counted_costs(self) -> CostTable:
         """Return the costs of rules at the cost ratios, where nothing is measured."""
-        share = self.settings.costs.verified_share
-        return CostTable({f"{ratio:g}": StepCosts.at_ratio(ratio, share) for ratio in self.settings.ratios}, self.head_shares)
+        return CostTable({f"{ratio:g}": StepCosts.at_ratio(ratio) for ratio in self.settings.ratios}, self.head_sizes)

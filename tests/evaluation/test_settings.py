@@ -40,11 +40,11 @@ def test_rules_of_the_library_are_the_first_ones_of_the_config():
 
 def test_a_config_becomes_classes_and_objects():
     words = ["drafting=graph", "verification=tree_match", "stopping=[fixed_length,logistic]", "head=null", "warp.temperature=0"]
-    settings = evaluation_settings(composed("evaluate", *words, "fixed_lengths=[2,5]", "costs.head_share=0.5"))
+    settings = evaluation_settings(composed("evaluate", *words, "fixed_lengths=[2,5]"))
     assert isinstance(settings.drafting, papers.Graph) and isinstance(settings.verification, papers.TreeMatch)
     assert settings.rules[FIXED] == RuleChoice(stopping.FixedLength, {"num_tokens": [2, 5]})
     assert settings.rules["logistic"].cls is stopping.Logistic and settings.warp == Warp(0.0, 50)
-    assert settings.costs.head_share == 0.5 and not settings.can_replay
+    assert not settings.can_replay
 
 
 LOSSY, LOSSLESS = papers.BiasedVerification(0.1), verification.BlockVerification()
@@ -93,8 +93,7 @@ def test_a_mistake_in_a_rule_to_compare_is_named(words, message):
     [
         ({"thresholds": [1.2]}, r"thresholds=1\.2 must be a number from 0 to 1, or auto; it is thresholds to try"),
         ({"fixed_lengths": [2.5]}, r"fixed_lengths=2\.5 must be a positive integer"),
-        ({"costs": {"verified_share": -1}}, r"costs\.verified_share=-1 must be a finite number of at least 0"),
-        ({"costs": {"foo": 1}}, r"costs\.foo=1 is not known; expected one of head_share, verified_share"),
+        ({"record": {"foo": 1}}, r"record\.foo=1 is not known; expected one of num_samples, ground_truth"),
         ({"record": {"ground_truth": "yes"}}, r"record\.ground_truth=yes must be true or false"),
         ({"ratios": [1]}, r"ratios=1 must be a finite number above 1"),
         ({"ratios": [float("inf")]}, r"ratios=inf must be a finite number"),

@@ -153,7 +153,7 @@ def test_at_a_ratio_throughput_is_a_speedup_over_the_target_alone():
     # one drafted token per round, always accepted: two tokens for 1 + 1/10 forward passes of the target
     one_round = np.array([[0.0, 1.0]])
     assert 2 / StepCosts.at_ratio(10).seconds(np.ones(1), one_round) == pytest.approx([2 / 1.1])
-    assert 2 / StepCosts.at_ratio(10, 0.05).seconds(np.ones(1), one_round) == pytest.approx([2 / 1.15])
+    assert 2 / StepCosts(0.1, 1.0, 0.05).seconds(np.ones(1), one_round) == pytest.approx([2 / 1.15])
 
 
 def test_a_rule_pays_for_its_steps_and_its_rounds():
