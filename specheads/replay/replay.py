@@ -285,12 +285,10 @@ def oracle(recording: Recording) -> Replayed:
             emitted = ~accepted  # positions that the target emits itself
             if not recording.finished[number]:
                 emitted[-1] = True
-            ends = np.flatnonzero(emitted)
-            starts = np.concatenate([[0], ends + 1])
-            ends = np.concatenate([ends, [length]])  # a last round may end without a token of the target
-            drafted = ends - starts
-            keep = starts < length
-            starts, drafted, ends = starts[keep], drafted[keep], ends[keep]
+            ends = np.append(np.flatnonzero(emitted), length)  # a last round may end without a token of the target
+            starts = np.append(0, ends[:-1] + 1)
+            drafted = (ends - starts)[starts < length]
+            starts = starts[starts < length]
             tokens = np.minimum(drafted + 1, length - starts)
             where = np.full(len(starts), number), np.full(len(starts), sample)
             parts.append((*where, starts, drafted, drafted, tokens))

@@ -124,51 +124,27 @@ def _start(pair: Pair, number: int, text: ResponseToRecord, draft_hidden: Tensor
     parts = []
     for piece in torch.arange(len(tokens), device=tokens.device).split(max(1, SLICE_ELEMENTS // pair.vocab_size // num_samples)):
         draft_logits = pair.draft_lm.logits(draft_hidden[piece])
-        target_probs = warp(pair.target_lm.logits(target_hidden[piece.to(target_hidden.device)]).to(tokens.device))
-        draftable = piece < text.limit - 1
-        sampled = _outcomes(pair, draft_logits, target_probs, tokens[piece], draftable, warp, accept[:, piece], reject[:, piece])
-        accepted, values, sample_of, row, *others = sampled
-        parts.append((accepted, values, sample_of, piece[row], *others))
+        target_logits = pair.target_lm.logits(target_hidden[piece.to(target_hidden.device)])
+        draft_probs, target_probs = warp(draft_logits), warp(target_logits.to(tokens.device))
+        check_finite(pair.draft_id, draft_probs)
+        check_finite(pair.target_id, target_probs)
+        emitted = tokens[piece]
+        # The share of the target's probability of a token that comes from an accepted draft token: min(d, t) / t.
+        came_from_draft = accept_prob(*(probs.gather(1, emitted[:, None]).squeeze(1) for probs in (draft_probs, target_probs)))
+        residual = (draft_probs - target_probs).clamp_min(0)
+        # Where rounding leaves nothing that could have been rejected, the two distributions are the same.
+        accepted = (accept[:, piece] < came_from_draft) | (residual.sum(dim=1) <= 0)
+        draft_sample, row = (~accepted & (piece < text.limit - 1)).nonzero(as_tuple=True)
+        rejected = sample(residual[row], reject[draft_sample, piece[row]])
+        columns = _values(draft_logits, draft_probs, emitted)
+        rejected_columns = _values(draft_logits[row], draft_probs[row], rejected)
+        parts.append((accepted, columns, draft_sample, piece[row], rejected, rejected_columns))
     accepted, values, draft_sample, start, first, first_values = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
     order = torch.argsort(start * num_samples + draft_sample)  # branches are stored by position
     draft_sample, start = draft_sample[order], start[order]
     lengths = (text.limit - 1 - start).clamp_max(branch.shape[-1])
     begun = Branches(torch.full_like(start, number), len(text.prompt) + start, first[order, None], lengths)
     return _Start(accepted, values, draft_sample, begun, first_values[:, order], branch[draft_sample, start])
-
-
-def _outcomes(
-    pair: Pair,
-    draft_logits: Tensor,
-    target_probs: Tensor,
-    tokens: Tensor,
-    draftable: Tensor,
-    warp: Warp,
-    accept: Tensor,
-    reject: Tensor,
-) -> tuple[Tensor, ...]:
-    """Sample the outcomes of drafts at some positions of a response, where it has `tokens` (n,).
-
-    Returns whether the tokens were accepted (Q, n) and their columns (C, n); then, of the tokens that were rejected in their
-    place, the sample, the position among these, the token (b,) and the columns (C, b).
-
-    Args:
-        draft_logits, target_probs: (n, V).
-        draftable: (n,) bool, where a draft can begin.
-        accept, reject: (Q, n), uniform numbers.
-    """
-    draft_probs = warp(draft_logits)
-    check_finite(pair.draft_id, draft_probs)
-    check_finite(pair.target_id, target_probs)
-    # The share of the target's probability of a token that comes from an accepted draft token: min(d, t) / t.
-    came_from_draft = accept_prob(*(probs.gather(1, tokens[:, None]).squeeze(1) for probs in (draft_probs, target_probs)))
-    residual = (draft_probs - target_probs).clamp_min(0)
-    # Where rounding leaves nothing that could have been rejected, the two distributions are the same.
-    accepted = (accept < came_from_draft) | (residual.sum(dim=1) <= 0)
-    draft_sample, row = (~accepted & draftable).nonzero(as_tuple=True)
-    rejected = sample(residual[row], reject[draft_sample, row])
-    columns, rejected_columns = _values(draft_logits, draft_probs, tokens), _values(draft_logits[row], draft_probs[row], rejected)
-    return accepted, columns, draft_sample, row, rejected, rejected_columns
 
 
 def _values(logits: Tensor, distribution: Tensor, tokens: Tensor) -> Tensor:
