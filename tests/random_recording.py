@@ -30,7 +30,6 @@ def random_recording(num_prompts=6, num_samples=2, max_tokens=8, acceptance=0.6,
     features = {"max_prob": 0.1 + 0.4 * good + 0.4 * noise, "draft_prob": 0.05 + 0.5 * good + 0.4 * rng.random(nodes)}
     features["entropy"] = 2 - 1.5 * features["max_prob"]
     return Recording(
-        prompt_ids=[f"{number:04x}" for number in range(num_prompts)],
         prompts=[[0] * int(count) for count in rng.integers(2, 12, size=num_prompts)],
         first=torch.from_numpy(first),
         lengths=torch.from_numpy(lengths),

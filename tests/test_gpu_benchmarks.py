@@ -70,6 +70,6 @@ def test_operations_of_distillation_are_counted_by_weights():
     made = Distilling(Setup(CPU, True))
     embedding = 256 * 64
     layers = sum(w.numel() for n, w in made.pair.target.named_parameters() if w.ndim == 2) - 2 * embedding
-    num_tokens, num_responses = made.batch.tokens.numel(), len(made.batch.response_tokens)
+    num_tokens, num_responses = made.batch.tokens.numel(), int(made.batch.predicting.sum())
     assert made.operations(reads_target=True) == 8 * (layers * num_tokens + embedding * num_responses)
     assert made.operations(reads_target=False) == 6 * (layers * num_tokens + embedding * num_responses)

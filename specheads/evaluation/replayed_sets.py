@@ -18,8 +18,8 @@ from specheads.heads.head import AcceptanceHead
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp
 from specheads.prompts.prompt import EncodedPrompt, ResponseLimits
-from specheads.replay.head_scores import add_predictions, head_fingerprint, predictor_names
-from specheads.replay.recording import GROUND_TRUTH, Recording, load_recording, make_recording
+from specheads.replay.head_scores import add_predictions, head_fingerprint
+from specheads.replay.recording import Recording, load_recording, make_recording
 from specheads.replay.replay import Counts, oracle, replay
 from specheads.replay.response_tree import RecordSettings
 
@@ -60,17 +60,12 @@ class Recorder:
         probabilities.
         """
         named, total = {head_fingerprint(head): head for head in heads}, sum(map(len, sets.values()))
-        folders = {}
+        how = self.warp, self.limits, self.settings, self.seed, self.folder
         with progress("recording", total) as advance:
-            for name, prompts in sets.items():
-                folders[name] = make_recording(
-                    self.pair, prompts, self.warp, self.limits, self.settings, self.seed, self.folder, advance
-                )
+            folders = [make_recording(self.pair, prompts, *how, advance) for prompts in sets.values()]
         with progress("predicting", (bool(named) + bool(ground_truth)) * total) as advance:
-            for folder in folders.values():
-                add_predictions(folder, self.pair, named, ground_truth, advance)
-        names = [*predictor_names(named), *([GROUND_TRUTH] if ground_truth else [])]
-        return {name: load_recording(folder, names) for name, folder in folders.items()}
+            names = [add_predictions(folder, self.pair, named, ground_truth, advance) for folder in folders]
+        return dict(zip(sets, map(load_recording, folders, names), strict=True))
 
 
 def record(setup: Setup) -> list[RecordedSet]:

@@ -36,11 +36,11 @@ SCHEMA = pa.schema({"values": pa.list_(pa.float32())})  # of every node of a res
 
 def add_predictions(
     folder: Path, pair: Pair, heads: Mapping[str, AcceptanceHead], ground_truth: bool, advance: Advance = lambda count: None
-) -> None:
+) -> list[str]:
     """Add missing predictions of `heads` (by fingerprint) to the recording in `folder`, and with `ground_truth` the target's.
 
-    All missing heads share one pass of the draft. `advance` is called with the number of prompts once for the heads and once
-    for the target, also where nothing was missing.
+    Returns the names of all these predictions. All missing heads share one pass of the draft. `advance` is called with the number
+    of prompts once for the heads and once for the target, also where nothing was missing.
     """
     manifest = made_manifest(folder)
     warp, num_rows = Warp(**manifest["provenance"]["warp"]), sum(shard["rows"] for shard in manifest["shards"].values())
@@ -57,6 +57,7 @@ def add_predictions(
         _predict(folder, pair.target_lm, [target_store], _ground_truth(pair, warp), advance)
     elif ground_truth:
         advance(num_rows)
+    return [*predictors, *([GROUND_TRUTH] if ground_truth else [])]
 
 
 _Predictor = tuple[AcceptanceHead, Callable[[Mapping[str, Tensor]], Tensor]]  # a head, and what computes one of its logits
@@ -73,11 +74,6 @@ def _predictors(heads: Mapping[str, AcceptanceHead]) -> dict[str, _Predictor]:
         if head.config.overlap:
             predictors[overlap_predictor(name)] = head, head.overlap_logit
     return predictors
-
-
-def predictor_names(heads: Mapping[str, AcceptanceHead]) -> list[str]:
-    """Return the names of all predictions of `heads` (by fingerprint) in a recording."""
-    return list(_predictors(heads))
 
 
 def overlap_predictor(name: str) -> str:

@@ -60,7 +60,6 @@ class Recording:
     decoding would not have drafted).
     """
 
-    prompt_ids: list[str]
     prompts: list[list[int]]
     first: Tensor  # (P,) long, each response's first node
     lengths: Tensor  # (P,) long, its tokens
@@ -266,7 +265,6 @@ def load_recording(folder: Path, predictors: Sequence[str] = ()) -> Recording:
         (in_rounds if reads_rounds else values)[name] = _lists(predictions, "values")
     first_pair, pairs_before = _pairs(table, settings, lengths) if in_rounds else (None, lengths)
     return Recording(
-        prompt_ids=table.column("prompt_id").to_pylist(),
         prompts=[ids.tolist() for ids in _lists(table, "prompt_ids")],
         first=torch.from_numpy(first[:-1]),
         lengths=torch.from_numpy(lengths),

@@ -33,11 +33,6 @@ class ResponseBatch:
             predicting[row, len(prompt) - 1 : len(prompt) + len(response) - 1] = True
         return cls(tokens.to(device), predicting.to(device))
 
-    @property
-    def response_tokens(self) -> Tensor:
-        """The tokens of all responses (N,)."""
-        return self.tokens[:, 1:][self.predicting[:, :-1]]
-
     def states(self, lm: LanguageModel, together: bool = False) -> Tensor:
         """Return the states (N, H) that a model predicts the response tokens from, on its device.
 

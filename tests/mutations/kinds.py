@@ -31,7 +31,7 @@ from specheads.pair.language_model import LanguageModel, load_model, load_tokeni
 from specheads.pair.sampling import Warp
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.prompt import Prompt, ResponseLimits
-from specheads.replay.head_scores import add_predictions, head_fingerprint, predictor_names
+from specheads.replay.head_scores import add_predictions, head_fingerprint
 from specheads.replay.recording import load_recording, make_recording
 from specheads.replay.response_tree import RecordSettings
 from specheads.storage import runs
@@ -197,8 +197,7 @@ def record(folder: Path) -> Any:
     made = make_recording(pair, prompts, Warp(1.0), ResponseLimits(4), RecordSettings(1, 4, 8), 0, folder)
     head = _head(HeadConfig(hidden_size=16, depth=0, inputs=("hidden",)))
     heads = {head_fingerprint(head): head}
-    add_predictions(made, pair, heads, ground_truth=True)
-    return load_recording(made, [*predictor_names(heads), "ground_truth"])
+    return load_recording(made, add_predictions(made, pair, heads, ground_truth=True))
 
 
 def read_recording(folder: Path) -> Any:

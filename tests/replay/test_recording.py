@@ -7,7 +7,7 @@ from specheads import AcceptanceHead, HeadConfig, Warp
 from specheads.heads.features import drafting_features
 from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay import recording as module
-from specheads.replay.head_scores import add_predictions, head_fingerprint, predictor_names
+from specheads.replay.head_scores import add_predictions, head_fingerprint
 from specheads.replay.recording import GROUND_TRUTH, load_recording, make_recording
 from specheads.replay.replay import recorded_head
 from specheads.replay.response_tree import RecordSettings
@@ -137,10 +137,9 @@ def test_both_read_outs_of_a_head_are_recorded_and_found_by_name(pair, tmp_path,
     """In rounds, the branches of one position begin with tokens that were sampled from the same state as the response's."""
     folder, both = make(pair, tmp_path), head(0, overlap=True, inputs=inputs)
     named, passes = {head_fingerprint(both): both}, []
-    add_predictions(folder, pair, named, ground_truth=False, advance=passes.append)
+    names = add_predictions(folder, pair, named, ground_truth=False, advance=passes.append)
     assert passes == [1] * 5  # one pass for both
-    names = [recorded_head(both).name, recorded_head(both, overlap=True).name]
-    assert names == predictor_names(named)
+    assert names == [recorded_head(both).name, recorded_head(both, overlap=True).name]
     recording = load_recording(folder, names)
     assert set(names) <= (recording.in_rounds if inputs else recording.features).keys()
     draw, position = recording.branch_length.nonzero(as_tuple=True)

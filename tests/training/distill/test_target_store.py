@@ -47,7 +47,7 @@ def along(pair, texts, key):
     prompts, answers = texts
     row, number = key
     batch = ResponseBatch.of([prompts[row]], [answers[row][number]], torch.device("cpu"))
-    return batch.response_tokens, batch.states(pair.target_lm), batch.states(pair.draft_lm)
+    return batch.tokens[:, 1:][batch.predicting[:, :-1]], batch.states(pair.target_lm), batch.states(pair.draft_lm)
 
 
 def test_the_rest_is_the_probability_of_all_other_tokens():
