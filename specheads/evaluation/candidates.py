@@ -121,12 +121,6 @@ class Candidate(RuleFields):
         """The name of everything that decides its cost: that of its draft steps, and another verification rule."""
         return self.step_kind + (f" under {self.verification.label}" if self.verification else "")
 
-    def is_lossless(self, by_default: bool) -> bool:
-        """Whether the output has the target's distribution; `by_default`: whether it has under the evaluation's verification."""
-        if self.live is None:
-            return True
-        return by_default if self.verification is None else self.verification.lossless
-
 
 TARGET_ALONE = Candidate(TARGET, "target alone", None, None, {"num_tokens": 0})
 ORACLE_BOUND = Candidate(ORACLE, ORACLE, None, None, rule_name=ORACLE, bound=True)  # it knows every outcome

@@ -79,7 +79,7 @@ def live_rows(
             predicted_tokens_per_second=predicted,
             replayed_tokens_per_second=(replayed or {}).get(setting.name),
             predicted_speedup=speedups,
-            lossless=setting.is_lossless(lossless),
+            lossless=setting.live is None or (other.lossless if other else lossless),
             efficiency_gain=interval(plain[id(setting.live)].verification_rate / total.verification_rate) if other else None,
             verification=other.name if other else None,
             **rule_fields(setting),

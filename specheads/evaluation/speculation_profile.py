@@ -17,7 +17,7 @@ import numpy as np
 
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength
 from specheads.evaluation.candidates import fixed_length
-from specheads.evaluation.intervals import Interval, interval
+from specheads.evaluation.intervals import interval, sums
 from specheads.evaluation.replayed_rows import reliability
 from specheads.evaluation.replayed_sets import Outcome, RecordedSet, counts_of
 from specheads.evaluation.setup import Setup, versions
@@ -25,7 +25,7 @@ from specheads.heads.head import AcceptanceHead, load_head
 from specheads.heads.head_folder import PROFILE_FILE
 from specheads.heads.portable.standalone_head import bounds_of
 from specheads.replay.recording import Recording
-from specheads.replay.replay import Counts, recorded_head, recorded_threshold, replay
+from specheads.replay.replay import recorded_head, recorded_threshold, replay
 from specheads.storage.files import write_json
 
 logger = logging.getLogger(__name__)
@@ -45,13 +45,14 @@ def set_profile(prompts: Mapping[str, Any], recorded: RecordedSet) -> dict[str, 
     with np.errstate(invalid="ignore", divide="ignore"):
         shares = np.nan_to_num((resamples @ accepted) / (resamples @ reached))
     counts = counts_of(recording, [fixed_length(length) for length in range(1, MAX_TOKENS + 1)])
+    totals = [sums(each, resamples) for each in counts]
     return {
         "name": recorded.name,
         "prompts": prompts,
         "num_tokens": int(recording.lengths.sum()),
         "acceptance": [interval(share) for share in shares.T],
         "survival": [interval(survival) for survival in shares.cumprod(axis=1).T],
-        "tokens_per_round": [_per_round(each, "tokens", resamples) for each in counts],
+        "tokens_per_round": [interval(each.tokens / each.target_calls) for each in totals],
         "head": None,
     }
 
@@ -71,15 +72,10 @@ def _by_place(recording: Recording, num_places: int) -> tuple[np.ndarray, np.nda
     place = np.arange(num_places)
     passed = rounds.accepted[:, None] > place
     reached = (rounds.accepted[:, None] >= place) & (rounds.drafted[:, None] > place)
-    sums = np.zeros((2, recording.num_prompts, num_places))
-    for part, values in zip(sums, (reached, passed), strict=True):
+    counts = np.zeros((2, recording.num_prompts, num_places))
+    for part, values in zip(counts, (reached, passed), strict=True):
         np.add.at(part, rounds.prompt.astype(int), values)
-    return sums[0], sums[1]
-
-
-def _per_round(counts: Counts, name: str, resamples: np.ndarray) -> Interval:
-    """Return how many tokens of some kind a round has."""
-    return interval((resamples @ getattr(counts, name)) / (resamples @ counts.target_calls))
+    return counts[0], counts[1]
 
 
 def _head_profile(recorded: RecordedSet, head: AcceptanceHead) -> dict[str, Any]:
@@ -87,13 +83,13 @@ def _head_profile(recorded: RecordedSet, head: AcceptanceHead) -> dict[str, Any]
     bounds, recording, logits = bounds_of(head.config.to_dict()), recorded.recording, recorded_head(head)
     most = min(bounds["max_tokens"], MAX_TOKENS)
     (rounds,) = replay(recording, [recorded_threshold(logits, bounds["threshold"], most)])
-    counts, resamples = rounds.per_prompt(recording.num_prompts), recorded.resamples
+    total = sums(rounds.per_prompt(recording.num_prompts), recorded.resamples)
     curve = [row for row in reliability(recording, {"head": logits}) if row.predictor.startswith("head")][-1]
     return {
         "threshold": bounds["threshold"],
         "max_tokens": most,
-        "tokens_per_round": _per_round(counts, "tokens", resamples),
-        "drafted_per_round": _per_round(counts, "drafted", resamples),
+        "tokens_per_round": interval(total.tokens / total.target_calls),
+        "drafted_per_round": interval(total.drafted / total.target_calls),
         "expected_calibration_error": curve.ece,
         "predicted": curve.predicted,
         "observed": curve.observed,
