@@ -134,7 +134,7 @@ def run_batches(
     settings: Sequence[Candidate],
     requests: Sequence[Sequence[int]],
     size: int,
-    journal: Journal | None = None,
+    journal: Journal,
     on_generation: _Advance = lambda count: None,
 ) -> list[list[BatchRun]]:
     """Decode all requests in `size` rows, as often as the sweep repeats, with every setting; return the runs of each setting.
@@ -146,7 +146,7 @@ def run_batches(
     Args:
         on_generation: called with the number of responses that are done.
     """
-    done = {} if journal is None else journal.entries
+    done = journal.entries
     on_generation(len(done) * len(requests))
     decoders = _ready(sweep, settings, requests, size) if len(done) < sweep.settings.repeats * len(settings) else []
     runs: list[list[BatchRun]] = [[] for _ in settings]
@@ -157,8 +157,7 @@ def run_batches(
             entry = done.get(number)
             if entry is None:
                 entry = _decoded(sweep, decoders[index], requests, size, repeat, on_generation)
-                if journal is not None:
-                    journal.add(number, entry)
+                journal.add(number, entry)
             runs[index].append(BatchRun(entry["seconds"], [DecodeStats(**part) for part in entry["stats"]], entry["rounds"]))
     return runs
 

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from specheads.decoding.records import DecodeStats
 from specheads.decoding.step_costs import StepCosts
 from specheads.errors import UserError
 from specheads.evaluation.candidates import FIXED, Candidate
@@ -68,6 +67,7 @@ def live_rows(
                 speed = _predicted_speed(each, [cost_table.of(setting, ratio)] * len(each.stats), resamples)
                 speedups[ratio] = interval(speed / (cost_table.alone if ratio == MEASURED else 1.0))
         expected = [part.num_expected for part in each.stats]
+        known = None not in expected and any(expected)
         row = LiveRow(
             name=setting.name,
             family=setting.family,
@@ -83,9 +83,7 @@ def live_rows(
             efficiency_gain=interval(plain[id(setting.live)].verification_rate / total.verification_rate) if other else None,
             verification=other.name if other else None,
             **rule_fields(setting),
-            accepted_over_expected=_ratio([part.num_accepted for part in each.stats], expected, resamples)
-            if DecodeStats.total(each.stats).num_expected
-            else None,
+            accepted_over_expected=_ratio([part.num_accepted for part in each.stats], expected, resamples) if known else None,
         )
         rows.append(row)
     return rows

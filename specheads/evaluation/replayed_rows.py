@@ -48,7 +48,7 @@ def _winners(replayed: RecordedSet, outcome: Outcome, ratio: str, speeds: Sequen
     Args:
         speeds: every candidate's speed-ups (1 + R,) on this set.
     """
-    choice = outcome.best[ratio]
+    choice, resamples = outcome.best[ratio], replayed.resamples
     ceiling, oracle = (speeds[choice[family]] if family in choice else None for family in (CEILING, ORACLE))
     fixed, chosen = speeds[choice[FIXED]], list(choice.items())
     lengths = [number for number, candidate in enumerate(outcome.candidates) if candidate.family == FIXED]
@@ -65,18 +65,11 @@ def _winners(replayed: RecordedSet, outcome: Outcome, ratio: str, speeds: Sequen
             gap_oracle=_gap(speeds[number], fixed, oracle),
             dev_speedup=float(outcome.speeds[ratio][number]),
             head_share=outcome.cost_table.head_share(rule, ratio),
-            break_even=_break_even(replayed, outcome, number, ratio, fixed),
+            break_even=outcome.cost_table.break_even(replayed.counts[number], resamples, rule, ratio, fixed),
             **(rule_fields(rule) | {"bound": rule.bound or family != rule.family}),
         )
         for family, number, rule in named
     ]
-
-
-def _break_even(replayed: RecordedSet, outcome: Outcome, number: int, ratio: str, fixed: np.ndarray) -> Interval | None:
-    """Return the cost of its head at which a candidate would be as fast as the best fixed length; None without a head."""
-    rule, counts = outcome.candidates[number], replayed.counts[number]
-    share = outcome.cost_table.break_even(counts, replayed.resamples, rule, ratio, fixed)
-    return None if share is None else interval(share)
 
 
 def _gap(speeds: np.ndarray, fixed: np.ndarray, best: np.ndarray | None) -> Interval | None:
@@ -88,17 +81,21 @@ def _gap(speeds: np.ndarray, fixed: np.ndarray, best: np.ndarray | None) -> Inte
 
 def bank(heads: Mapping[str, RecordedHead], reported: Sequence[RecordedSet], outcome: Outcome) -> list[BankRow]:
     """Return the heads of a bank, the fastest first at the middle ratio; all but the KL is of the first reported set."""
-    test, rows = reported[0], []
+    test, table, rows = reported[0], outcome.cost_table, []
+    resamples = test.resamples
     for name, head in heads.items():
         best = {ratio: number for ratio in outcome.best if (number := outcome.best_threshold(name, ratio)) is not None}
         if best.keys() != outcome.best.keys():  # no threshold of this head was to be tried
             continue
         predicted = {each.name: _logits_in_rounds(each.recording, head)[1:] for each in reported}
         logits, labels = predicted[test.name]
-        speeds, break_evens = {}, {}
+        speeds, shares, break_evens = {}, {}, {}
         for ratio, number in best.items():
-            ours, fixed = (_speed(test, outcome, each, ratio) for each in (number, outcome.best[ratio][FIXED]))
-            speeds[ratio], break_evens[ratio] = interval(ours), _break_even(test, outcome, number, ratio, fixed)
+            rule, counts, best_fixed = outcome.candidates[number], test.counts[number], outcome.best[ratio][FIXED]
+            fixed = table.speedup(test.counts[best_fixed], resamples, outcome.candidates[best_fixed], ratio)
+            speeds[ratio] = interval(table.speedup(counts, resamples, rule, ratio))
+            shares[ratio] = table.head_share(rule, ratio)
+            break_evens[ratio] = table.break_even(counts, resamples, rule, ratio, fixed)
         row = BankRow(
             head=name,
             auroc=auroc(logits, labels),
@@ -106,18 +103,11 @@ def bank(heads: Mapping[str, RecordedHead], reported: Sequence[RecordedSet], out
             ece=calibration(torch.sigmoid(logits), labels).ece,
             speedup=speeds,
             threshold={ratio: outcome.candidates[number].value for ratio, number in best.items()},
-            head_share={
-                ratio: outcome.cost_table.head_share(outcome.candidates[number], ratio) for ratio, number in best.items()
-            },
+            head_share=shares,
             break_even=break_evens,
         )
         rows.append(row)
     return sorted(rows, key=lambda row: -row.speedup[outcome.middle].value)
-
-
-def _speed(replayed: RecordedSet, outcome: Outcome, number: int, ratio: str) -> np.ndarray:
-    """Return a candidate's speed-up (1 + R,)."""
-    return outcome.cost_table.speedup(replayed.counts[number], replayed.resamples, outcome.candidates[number], ratio)
 
 
 def reliability(recording: Recording, heads: Mapping[str, RecordedHead]) -> list[Reliability]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from specheads.decoding.step_costs import RuleCosts, StepCosts
 from specheads.decoding.stopping import logistic_inputs
+from specheads.evaluation.intervals import Interval, interval
 from specheads.evaluation.report import MEASURED
 from specheads.heads.calibration import IndexCalibration
 from specheads.heads.metrics import fit_logistic
@@ -78,10 +79,8 @@ class CostTable:
         seconds = self.of(rule, ratio).seconds(counts.drafted, counts.rounds)
         return (resamples @ counts.tokens) / (resamples @ seconds) / (self.alone if ratio == MEASURED else 1.0)
 
-    def break_even(
-        self, counts: Counts, resamples: np.ndarray, rule: _Costed, ratio: str, fixed: np.ndarray
-    ) -> np.ndarray | None:
-        """Return the share of a draft step (R,) at which a head's rule would be as fast as the best fixed length.
+    def break_even(self, counts: Counts, resamples: np.ndarray, rule: _Costed, ratio: str, fixed: np.ndarray) -> Interval | None:
+        """Return the share of a draft step at which a head's rule would be as fast as the best fixed length.
 
         `fixed` (R,) are the speed-ups of the best fixed length. None for a rule without a head, or without a draft step.
         """
@@ -90,7 +89,7 @@ class CostTable:
         costs = self.costs[ratio]
         without = replace(costs, round_seconds=self.of(rule, ratio).round_seconds).seconds(counts.drafted, counts.rounds)
         allowed = (resamples @ counts.tokens) / (fixed * (self.alone if ratio == MEASURED else 1.0))
-        return (allowed - resamples @ without) / (resamples @ counts.drafted) / costs.draft_seconds
+        return interval((allowed - resamples @ without) / (resamples @ counts.drafted) / costs.draft_seconds)
 
     def for_prompts(self, rule: _Costed, num_prompts: int) -> list[StepCosts]:
         """Return the measured costs of a rule on each of the first prompts, from rounds of other prompts if there are enough."""

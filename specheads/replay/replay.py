@@ -152,27 +152,23 @@ def replay(recording: Recording, rules: Sequence[StoppingRule]) -> list[Replayed
         UserError: a rule that drafts more tokens than were recorded, or that needs a feature that was not.
     """
     for rule in rules:
-        _check(recording, rule)
+        if rule.max_tokens > recording.max_tokens:
+            raise UserError(
+                f"{type(rule).__name__} drafts up to {rule.max_tokens} tokens, but the recording has branches of "
+                f"{recording.max_tokens}; record with RecordSettings(max_tokens={rule.max_tokens}), or give the rule a smaller "
+                "max_tokens."
+            )
+        missing = sorted(rule.needs - recording.features.keys() - recording.in_rounds.keys() - {"token"})
+        if missing:
+            raise UserError(
+                f"{type(rule).__name__} needs {missing[0]!r}, which the recording does not have; it has token, "
+                f"{', '.join(sorted(recording.features))}. Evaluate this rule live, or add the head with add_predictions."
+            )
     rounds: dict[int, Replayed] = {}
     for key in dict.fromkeys(rule.compile_key for rule in rules):
         numbers = [number for number, rule in enumerate(rules) if rule.compile_key == key]
         rounds |= zip(numbers, _Walk(recording, [rules[number] for number in numbers]).run(), strict=True)
     return [rounds[number] for number in range(len(rules))]
-
-
-def _check(recording: Recording, rule: StoppingRule) -> None:
-    if rule.max_tokens > recording.max_tokens:
-        raise UserError(
-            f"{type(rule).__name__} drafts up to {rule.max_tokens} tokens, but the recording has branches of "
-            f"{recording.max_tokens}; record with RecordSettings(max_tokens={rule.max_tokens}), or give the rule a smaller "
-            "max_tokens."
-        )
-    missing = sorted(rule.needs - recording.features.keys() - recording.in_rounds.keys() - {"token"})
-    if missing:
-        raise UserError(
-            f"{type(rule).__name__} needs {missing[0]!r}, which the recording does not have; it has token, "
-            f"{', '.join(sorted(recording.features))}. Evaluate this rule live, or add the head with add_predictions."
-        )
 
 
 class _Walk:

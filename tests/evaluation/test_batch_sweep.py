@@ -34,8 +34,8 @@ def counts(runs):
 
 
 @pytest.fixture(scope="module")
-def runs():
-    return run()
+def runs(tmp_path_factory):
+    return run(Journal(tmp_path_factory.mktemp("runs") / "batches.jsonl", {}))
 
 
 def test_the_counts_are_those_of_the_decoder(runs):

@@ -186,9 +186,7 @@ def recording():
     values = {"draft_prob": torch.linspace(0.1, 0.9, 10), "max_prob": torch.linspace(0.5, 0.9, 10)}
     first, lengths = torch.tensor([0, 4]), torch.tensor([4, 2])
     finished = torch.tensor([False, False])
-    return Recording(
-        ["a", "b"], [[7], [8]], first, lengths, lengths + 5, finished, accepted, branch_first, branch_length, tokens, values, 3
-    )
+    return Recording([[7], [8]], first, lengths, lengths + 5, finished, accepted, branch_first, branch_length, tokens, values, 3)
 
 
 class Letters:
