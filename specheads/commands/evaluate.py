@@ -24,7 +24,6 @@ from specheads.evaluation.head_folders import LocatedHead, find_heads
 from specheads.evaluation.probe.probe import Probe, Probed, probe
 from specheads.evaluation.probe.report import print_probe, write_probe
 from specheads.evaluation.prompt_sets import PromptData, TestSet, file_source
-from specheads.evaluation.replayed_sets import Recorder
 from specheads.evaluation.report import Report
 from specheads.evaluation.report_files import print_report, write_report
 from specheads.evaluation.settings import Evaluation
@@ -32,6 +31,7 @@ from specheads.pair.pair import Pair
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.prompt import unique
 from specheads.prompts.sources import prompt_source
+from specheads.replay.recording import Recorder
 from specheads.replay.response_tree import RecordSettings
 from specheads.storage.files import without_home
 from specheads.training.heads.calibrate import calibrate, is_kept

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -15,11 +14,9 @@ from specheads.evaluation.setup import Setup
 from specheads.evaluation.sweep import Measured
 from specheads.forecast import progress
 from specheads.heads.head import AcceptanceHead
-from specheads.pair.pair import Pair
-from specheads.pair.sampling import Warp
-from specheads.prompts.prompt import EncodedPrompt, ResponseLimits
+from specheads.prompts.prompt import EncodedPrompt
 from specheads.replay.head_scores import add_predictions, head_fingerprint
-from specheads.replay.recording import Recording, load_recording, make_recording
+from specheads.replay.recording import Recorder, Recording, load_recording
 from specheads.replay.replay import Counts, oracle, replay
 from specheads.replay.response_tree import RecordSettings
 
@@ -40,32 +37,19 @@ class RecordedSet:
         return resample_counts(self.groups or self.recording.num_prompts)
 
 
-@dataclass(frozen=True)
-class Recorder:
-    """How prompts are recorded: everything that decides a recording but the prompts and the heads."""
+def record_sets(
+    recorder: Recorder, sets: Mapping[str, Sequence[EncodedPrompt]], heads: Sequence[AcceptanceHead], ground_truth: bool
+) -> dict[str, Recording]:
+    """Return the recording of each set of prompts by name.
 
-    pair: Pair
-    warp: Warp
-    limits: ResponseLimits
-    settings: RecordSettings
-    seed: int
-    folder: Path  # that holds all recordings
-
-    def record(
-        self, sets: Mapping[str, Sequence[EncodedPrompt]], heads: Sequence[AcceptanceHead], ground_truth: bool
-    ) -> dict[str, Recording]:
-        """Return the recording of each set of prompts by name.
-
-        It has the predictions of `heads`, all made in one forward pass, and with `ground_truth` the true acceptance
-        probabilities.
-        """
-        named, total = {head_fingerprint(head): head for head in heads}, sum(map(len, sets.values()))
-        how = self.warp, self.limits, self.settings, self.seed, self.folder
-        with progress("recording", total) as advance:
-            folders = [make_recording(self.pair, prompts, *how, advance) for prompts in sets.values()]
-        with progress("predicting", (bool(named) + bool(ground_truth)) * total) as advance:
-            names = [add_predictions(folder, self.pair, named, ground_truth, advance) for folder in folders]
-        return dict(zip(sets, map(load_recording, folders, names), strict=True))
+    It has the predictions of `heads`, all made in one forward pass, and with `ground_truth` the true acceptance probabilities.
+    """
+    named, total = {head_fingerprint(head): head for head in heads}, sum(map(len, sets.values()))
+    with progress("recording", total) as advance:
+        folders = [recorder.record(prompts, advance) for prompts in sets.values()]
+    with progress("predicting", (bool(named) + bool(ground_truth)) * total) as advance:
+        names = [add_predictions(folder, recorder.pair, named, ground_truth, advance) for folder in folders]
+    return dict(zip(sets, map(load_recording, folders, names), strict=True))
 
 
 def record(setup: Setup) -> list[RecordedSet]:
@@ -77,7 +61,7 @@ def record(setup: Setup) -> list[RecordedSet]:
     amounts = RecordSettings(settings.record.num_samples, longest, limits.batch_size)
     recorder = Recorder(setup.pair, settings.warp, limits, amounts, settings.seed, setup.data_folder)
     prompts = {name: prompt_set.prompts for name, prompt_set in sets.items()}
-    recordings = recorder.record(prompts, list(setup.heads.values()), settings.record.ground_truth)
+    recordings = record_sets(recorder, prompts, list(setup.heads.values()), settings.record.ground_truth)
     return [RecordedSet(name, sets[name].role, recording, groups=sets[name].groups) for name, recording in recordings.items()]
 
 

@@ -6,7 +6,7 @@ place and have checksums; a restart makes the missing ones.
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -167,69 +167,64 @@ class NodeIndices:
         return node, self.depth[first + node] + before, self.position[first + node] - before
 
 
-def make_recording(
-    pair: Pair,
-    prompts: Sequence[EncodedPrompt],
-    warp: Warp,
-    generation: ResponseLimits,
-    settings: RecordSettings,
-    seed: int,
-    root: Path,
-    advance: Advance = lambda count: None,
-) -> Path:
-    """Return the folder of the complete recording of `prompts`, which is made or finished first if necessary.
+@dataclass(frozen=True)
+class Recorder:
+    """How prompts are recorded: everything that decides a recording but the prompts and the heads."""
 
-    `advance` is called with the number of prompts that are done.
-    """
-    settings = RecordSettings(1 if warp.greedy else settings.num_samples, settings.max_tokens, settings.batch_size)
-    provenance = response_provenance(pair, [prompt for prompt, _ in prompts], warp, seed) | {
-        "generation": [generation.max_new_tokens, generation.batch_size],
-        "settings": asdict(settings),
-        "recording": FORMAT_VERSION,
-    }
-    folder = root / "recordings" / fingerprint(provenance)
-    store = ShardStore(folder, provenance, SCHEMA)
-    if store.is_complete():
-        advance(len(prompts))
+    pair: Pair
+    warp: Warp
+    limits: ResponseLimits
+    settings: RecordSettings
+    seed: int
+    folder: Path  # that holds all recordings
+
+    def record(self, prompts: Sequence[EncodedPrompt], advance: Advance = lambda count: None) -> Path:
+        """Return the folder of the complete recording of `prompts`, which is made or finished first if necessary.
+
+        `advance` is called with the number of prompts that are done.
+        """
+        settings = replace(self.settings, num_samples=1) if self.warp.greedy else self.settings
+        provenance = response_provenance(self.pair, [prompt for prompt, _ in prompts], self.warp, self.seed) | {
+            "generation": [self.limits.max_new_tokens, self.limits.batch_size],
+            "settings": asdict(settings),
+            "recording": FORMAT_VERSION,
+        }
+        folder = self.folder / "recordings" / fingerprint(provenance)
+        store = ShardStore(folder, provenance, SCHEMA)
+        if store.is_complete():
+            advance(len(prompts))
+            return folder
+        starts = range(0, len(prompts), ROWS_PER_SHARD)
+        shards = {f"{start:06d}.parquet": prompts[start : start + ROWS_PER_SHARD] for start in starts}
+        logger.info("recording: %d prompts, %d samples each, in %s", len(prompts), settings.num_samples, folder)
+        num_nodes = len(prompts) * self.limits.max_new_tokens * (1 + settings.num_samples * settings.max_tokens)
+        log_space(folder, num_nodes * BYTES_PER_NODE, "recording")
+        responder = Responder(self.pair, [len(ids) for _, ids in prompts], self.limits)
+        with store.missing(list(shards)) as missing:
+            advance(sum(len(part) for name, part in shards.items() if name not in missing))
+            for name in missing:
+                store.write(name, list(self._rows(responder, shards[name], settings, advance)))
+            store.complete(list(shards))
         return folder
-    shards = {f"{start:06d}.parquet": prompts[start : start + ROWS_PER_SHARD] for start in range(0, len(prompts), ROWS_PER_SHARD)}
-    logger.info("recording: %d prompts, %d samples each, in %s", len(prompts), settings.num_samples, folder)
-    num_nodes = len(prompts) * generation.max_new_tokens * (1 + settings.num_samples * settings.max_tokens)
-    log_space(folder, num_nodes * BYTES_PER_NODE, "recording")
-    responder = Responder(pair, [len(ids) for _, ids in prompts], generation)
-    with store.missing(list(shards)) as missing:
-        advance(sum(len(part) for name, part in shards.items() if name not in missing))
-        for name in missing:
-            rows = list(_record(responder, shards[name], warp, generation.max_new_tokens, settings, seed, advance))
-            store.write(name, rows)
-        store.complete(list(shards))
-    return folder
 
-
-def _record(
-    responder: Responder,
-    prompts: Sequence[EncodedPrompt],
-    warp: Warp,
-    most: int,
-    settings: RecordSettings,
-    seed: int,
-    advance: Advance,
-) -> Iterator[dict[str, Any]]:
-    """Yield the finished rows of one shard, whose responses have `most` tokens or fewer."""
-    pair, ids = responder.pair, [ids for _, ids in prompts]
-    uniform = np.stack([row_uniforms(seed, prompt.prompt_id, most)[0] for prompt, _ in prompts])
-    texts = [
-        ResponseToRecord.of(prompt_ids, response.ids, min(most, pair.window - len(prompt_ids)), settings, seed, prompt.prompt_id)
-        for (prompt, prompt_ids), response in zip(prompts, responder.respond(ids, uniform, warp), strict=True)
-    ]
-    # As much memory as the branches of the longest text take.
-    num_positions = settings.batch_size * (responder.capacity + settings.max_tokens)
-    rows: dict[int, dict[str, Any]] = {}
-    for batch in batches_of_tokens([len(text.read) for text in texts], BATCH_TOKENS):
-        rows |= zip(batch, record_responses(pair, [texts[row] for row in batch], warp, num_positions), strict=True)
-        advance(len(batch))
-    for row, (prompt, prompt_ids) in enumerate(prompts):
-        yield {"prompt_id": prompt.prompt_id, "prompt_ids": prompt_ids, **rows[row]}
+    def _rows(
+        self, responder: Responder, prompts: Sequence[EncodedPrompt], settings: RecordSettings, advance: Advance
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the finished rows of one shard."""
+        pair, seed, most, ids = self.pair, self.seed, self.limits.max_new_tokens, [ids for _, ids in prompts]
+        uniform = np.stack([row_uniforms(seed, prompt.prompt_id, most)[0] for prompt, _ in prompts])
+        texts = [
+            ResponseToRecord.of(text, response.ids, min(most, pair.window - len(text)), settings, seed, prompt.prompt_id)
+            for (prompt, text), response in zip(prompts, responder.respond(ids, uniform, self.warp), strict=True)
+        ]
+        # As much memory as the branches of the longest text take.
+        num_positions = settings.batch_size * (responder.capacity + settings.max_tokens)
+        rows: dict[int, dict[str, Any]] = {}
+        for batch in batches_of_tokens([len(text.read) for text in texts], BATCH_TOKENS):
+            rows |= zip(batch, record_responses(pair, [texts[row] for row in batch], self.warp, num_positions), strict=True)
+            advance(len(batch))
+        for row, (prompt, prompt_ids) in enumerate(prompts):
+            yield {"prompt_id": prompt.prompt_id, "prompt_ids": prompt_ids, **rows[row]}
 
 
 def branches_of(row: Mapping[str, Any], max_tokens: int) -> Branches:

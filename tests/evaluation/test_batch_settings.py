@@ -8,7 +8,7 @@ from specheads.evaluation.batches import best_fixed, load_settings
 from specheads.evaluation.candidates import LOAD_AWARE, RuleChoice
 from specheads.evaluation.speculation_profile import survival
 from specheads.prompts.prompt import Prompt, ResponseLimits
-from specheads.replay.recording import load_recording, make_recording
+from specheads.replay.recording import Recorder, load_recording
 from specheads.replay.response_tree import RecordSettings
 
 # Draft steps cost next to nothing; from eight tokens on every token in flight costs as much as a third of a step.
@@ -19,7 +19,7 @@ COSTS = LoadCosts(ROWS, [[0.01 * n + max(1.0, 1 + (rows * (1 + n) - 8) * 19 / 56
 def recorded(pair, folder):
     prompts = [(Prompt(str(number), "dev", "a"), [number, 1]) for number in range(6)]
     settings = RecordSettings(num_samples=2, max_tokens=8)
-    return load_recording(make_recording(pair, prompts, Warp(), ResponseLimits(12), settings, 0, folder))
+    return load_recording(Recorder(pair, Warp(), ResponseLimits(12), settings, 0, folder).record(prompts))
 
 
 def test_more_rows_have_shorter_drafts(tmp_path):

@@ -16,7 +16,7 @@ from specheads.evaluation.rule_costs import CostTable, Tuning
 from specheads.pair.config import config_folder
 from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay.head_scores import add_predictions, head_fingerprint
-from specheads.replay.recording import GROUND_TRUTH, load_recording, make_recording
+from specheads.replay.recording import GROUND_TRUTH, Recorder, load_recording
 from specheads.replay.replay import RecordedHead, head_logits, recorded_head, replay
 from specheads.replay.response_tree import RecordSettings
 
@@ -43,7 +43,7 @@ def tuning(pair, heads, tmp_path_factory):
     generator = np.random.default_rng(7)
     prompts = [(Prompt(f"{i:04x}", "dev", ""), generator.integers(29, size=5).tolist()) for i in range(12)]
     settings = RecordSettings(3, 20, 64)
-    folder = make_recording(pair, prompts, Warp(0.8), ResponseLimits(30), settings, 0, tmp_path_factory.mktemp("data"))
+    folder = Recorder(pair, Warp(0.8), ResponseLimits(30), settings, 0, tmp_path_factory.mktemp("data")).record(prompts)
     named = {head_fingerprint(head): head for head in heads.values()}
     add_predictions(folder, pair, named, ground_truth=True)
     return Tuning(load_recording(folder, [*named, GROUND_TRUTH]), CostTable(COSTS, dict.fromkeys(heads, SHARE)))

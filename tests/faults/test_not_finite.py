@@ -21,7 +21,7 @@ from specheads.pair.language_model import LanguageModel
 from specheads.papers.layer_skip import _distributions_along
 from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay.head_scores import add_predictions, head_fingerprint
-from specheads.replay.recording import load_recording, make_recording
+from specheads.replay.recording import Recorder, load_recording
 from specheads.replay.response_batch import overlaps_at
 from specheads.replay.response_tree import RecordSettings
 
@@ -75,7 +75,7 @@ def respond(pair, folder):
 
 def record(pair, folder):
     prompts = [(Prompt(f"{number:04x}", "test", ""), [0, 1, number]) for number in range(2)]
-    return make_recording(pair, prompts, Warp(), ResponseLimits(5), RecordSettings(2, 4, 8), 0, folder)
+    return Recorder(pair, Warp(), ResponseLimits(5), RecordSettings(2, 4, 8), 0, folder).record(prompts)
 
 
 def label(pair, folder):

@@ -32,7 +32,7 @@ from specheads.pair.sampling import Warp
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay.head_scores import add_predictions, head_fingerprint
-from specheads.replay.recording import load_recording, make_recording
+from specheads.replay.recording import Recorder, load_recording
 from specheads.replay.response_tree import RecordSettings
 from specheads.storage import runs
 from specheads.storage.data_set import SCHEMA, load_split
@@ -194,7 +194,7 @@ def _pair() -> Any:
 def record(folder: Path) -> Any:
     pair = _pair()
     prompts = [(Prompt(f"{number:04x}", "test", ""), [1, 2, number]) for number in range(2)]
-    made = make_recording(pair, prompts, Warp(1.0), ResponseLimits(4), RecordSettings(1, 4, 8), 0, folder)
+    made = Recorder(pair, Warp(1.0), ResponseLimits(4), RecordSettings(1, 4, 8), 0, folder).record(prompts)
     head = _head(HeadConfig(hidden_size=16, depth=0, inputs=("hidden",)))
     heads = {head_fingerprint(head): head}
     return load_recording(made, add_predictions(made, pair, heads, ground_truth=True))

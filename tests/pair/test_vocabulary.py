@@ -13,12 +13,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from specheads import SpeculativeDecoder, UserError, Warp, load_pair
 from specheads.decoding.stopping import FixedLength
 from specheads.evaluation.probe.prediction import agreement
-from specheads.evaluation.replayed_sets import Recorder
+from specheads.evaluation.replayed_sets import record_sets
 from specheads.pair.language_model import load_tokenizer
 from specheads.pair.pair import _fit_to_vocabulary, known_tokens
 from specheads.pair.revisions import resolve
 from specheads.prompts.prompt import ResponseLimits, encode_prompts
 from specheads.prompts.sources import NanoSource
+from specheads.replay.recording import Recorder
 from specheads.replay.response_tree import RecordSettings
 
 
@@ -124,7 +125,7 @@ def test_the_probability_that_is_lost_is_reported(pair, tmp_path):
     limits = ResponseLimits(16, 128, 4)
     prompts = encode_prompts(pair, list(NanoSource(3, 0, 0).load(pair.chats)), limits)
     recorder = Recorder(pair, Warp(1.0), limits, RecordSettings(1, 20, 4), 0, tmp_path)
-    agreed = agreement(pair, recorder.record({"some": prompts}, [], ground_truth=False)["some"], Warp(1.0))
+    agreed = agreement(pair, record_sets(recorder, {"some": prompts}, [], ground_truth=False)["some"], Warp(1.0))
     overlaps, lost = (np.concatenate(each) for each in agreed)
     assert 0 < lost.mean() < 0.5 and (overlaps <= 1 - lost + 1e-6).all()
 

@@ -33,7 +33,7 @@ from specheads.decoding.load_aware import LoadAware, LoadCosts
 from specheads.decoding.verification import VerificationRule
 from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay.head_scores import add_predictions, head_fingerprint
-from specheads.replay.recording import load_recording, make_recording
+from specheads.replay.recording import Recorder, load_recording
 from specheads.replay.replay import recorded_head, replay
 from specheads.replay.response_tree import RecordSettings
 
@@ -148,7 +148,7 @@ def test_in_greedy_decoding_a_replay_has_the_rounds_of_decoding(data, vocab_size
     try:
         with tempfile.TemporaryDirectory() as root:
             limits, settings = ResponseLimits(max_new_tokens), RecordSettings(1, LONGEST, 8)
-            made = make_recording(pair, encoded, warp, limits, settings, 0, Path(root))
+            made = Recorder(pair, warp, limits, settings, 0, Path(root)).record(encoded)
             named = {head_fingerprint(head): head for head in HEADS}
             add_predictions(made, pair, named, ground_truth=False)
             recording = load_recording(made, list(named))

@@ -8,7 +8,7 @@ from specheads.heads.features import drafting_features
 from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay import recording as module
 from specheads.replay.head_scores import add_predictions, head_fingerprint
-from specheads.replay.recording import GROUND_TRUTH, load_recording, make_recording
+from specheads.replay.recording import GROUND_TRUTH, Recorder, load_recording
 from specheads.replay.replay import recorded_head
 from specheads.replay.response_tree import RecordSettings
 
@@ -29,7 +29,7 @@ SAMPLED = Warp(1.0)
 def make(pair, folder, count=5, warp=SAMPLED, num_samples=2, seed=0, advance=lambda count: None):
     generator = np.random.default_rng(7)
     prompts = [(Prompt(f"{i:04x}", "test", ""), generator.integers(29, size=3 + i).tolist()) for i in range(count)]
-    return make_recording(pair, prompts, warp, ResponseLimits(12), RecordSettings(num_samples, 4, 8), seed, folder, advance)
+    return Recorder(pair, warp, ResponseLimits(12), RecordSettings(num_samples, 4, 8), seed, folder).record(prompts, advance)
 
 
 def head(seed, predicts="next_token", **kwargs):

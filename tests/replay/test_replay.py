@@ -13,7 +13,7 @@ from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, UserError,
 from specheads.decoding import stopping
 from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay.head_scores import add_predictions, head_fingerprint
-from specheads.replay.recording import GROUND_TRUTH, load_recording, make_recording
+from specheads.replay.recording import GROUND_TRUTH, Recorder, load_recording
 from specheads.replay.replay import Ceiling, head_logits, oracle, recorded_head, replay
 from specheads.replay.response_tree import RecordSettings
 
@@ -50,7 +50,7 @@ def prompts(count):
 
 def recorded(pair, heads, folder, warp, count, num_samples=1, max_new_tokens=NUM_TOKENS):
     settings = ResponseLimits(max_new_tokens, batch_size=16)
-    folder = make_recording(pair, prompts(count), warp, settings, RecordSettings(num_samples, 20, 32), 0, folder)
+    folder = Recorder(pair, warp, settings, RecordSettings(num_samples, 20, 32), 0, folder).record(prompts(count))
     named = {head_fingerprint(head): head for head in heads}
     add_predictions(folder, pair, named, ground_truth=True)
     return load_recording(folder, [*named, GROUND_TRUTH])
@@ -89,7 +89,7 @@ def test_in_sampling_counts_agree_with_decoding_in_the_mean(pair, heads, tmp_pat
     parts = []
     for repeat in range(repeats):
         rows = [(replace(p, prompt_id=f"{p.prompt_id}{repeat}"), ids) for p, ids in prompts(count)]
-        folder = make_recording(pair, rows, warp, ResponseLimits(length), RecordSettings(4, 20, 64), 0, tmp_path)
+        folder = Recorder(pair, warp, ResponseLimits(length), RecordSettings(4, 20, 64), 0, tmp_path).record(rows)
         named = {head_fingerprint(head): head for head in heads}
         add_predictions(folder, pair, named, ground_truth=False)
         parts.append(load_recording(folder, list(named)))

@@ -32,7 +32,7 @@ from specheads.evaluation.probe.prediction import (
     predict,
 )
 from specheads.evaluation.prompt_sets import PromptData
-from specheads.evaluation.replayed_sets import RecordedSet, Recorder
+from specheads.evaluation.replayed_sets import RecordedSet, record_sets
 from specheads.evaluation.settings import EngineName, Evaluation
 from specheads.evaluation.setup import versions
 from specheads.evaluation.speculation_profile import survival
@@ -42,6 +42,7 @@ from specheads.heads.head import AcceptanceHead
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp
 from specheads.prompts.prompt import EncodedPrompt, encode_prompts, groups_of, unique
+from specheads.replay.recording import Recorder
 from specheads.replay.response_tree import RecordSettings
 from specheads.settings import Built, PositiveCount, Seed, Settings, Text, setting
 
@@ -267,5 +268,5 @@ def _recorded(pair: Pair, settings: Probe, data: PromptData, folder: Path, promp
     sets = {name: [prompts[number] for number in part] for name, part in parts.items()}
     return [
         RecordedSet(name, "dev", recording, groups=[groups[number] for number in parts[name]])
-        for name, recording in recorder.record(sets, [], ground_truth=True).items()
+        for name, recording in record_sets(recorder, sets, [], ground_truth=True).items()
     ]

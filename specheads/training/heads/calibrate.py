@@ -10,7 +10,7 @@ from torch import Tensor
 from specheads.errors import UserError
 from specheads.evaluation.head_folders import store_dev_prompts, store_in_config
 from specheads.evaluation.intervals import Groups, halves
-from specheads.evaluation.replayed_sets import Recorder
+from specheads.evaluation.replayed_sets import record_sets
 from specheads.forecast import Forecast
 from specheads.heads.calibration import IndexCalibration, in_rounds
 from specheads.heads.head import AcceptanceHead, load_head
@@ -18,6 +18,7 @@ from specheads.heads.head_folder import PROFILE_FILE
 from specheads.heads.metrics import calibration
 from specheads.heads.train_prompts import numbers_of
 from specheads.prompts.prompt import EncodedPrompt, Prompt, encode_prompts, groups_of
+from specheads.replay.recording import Recorder
 from specheads.replay.replay import head_logits, predicted_nodes, recorded_head
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ def calibrate(
     groups = groups_of(prompt for prompt, _ in chosen)
     title = folders[0].name if len(folders) == 1 else f"{len(folders)} heads"
     logger.info("calibrating %s on %d dev prompts", title, len(chosen))
-    recording = recorder.record({"dev": chosen}, list(heads.values()), ground_truth=False)["dev"]
+    recording = record_sets(recorder, {"dev": chosen}, list(heads.values()), ground_truth=False)["dev"]
     errors: dict[str, dict[str, float]] = {}
     forecast = Forecast("calibrating heads")
     for number, (folder, head) in enumerate(heads.items()):

@@ -11,7 +11,6 @@ import torch
 
 from specheads.decoding.stopping import MAX_TOKENS
 from specheads.errors import UserError
-from specheads.evaluation.replayed_sets import Recorder
 from specheads.heads.batch import collate
 from specheads.heads.features import ROUND_INPUTS
 from specheads.heads.head import NUM_GOLDEN, save_head
@@ -19,6 +18,7 @@ from specheads.heads.train_prompts import TrainPrompts
 from specheads.interrupts import deferred
 from specheads.pair.pair import Pair
 from specheads.prompts.prompt import SPLITS, GeneratedData
+from specheads.replay.recording import Recorder
 from specheads.replay.response_tree import RecordSettings
 from specheads.storage.data_set import load_split
 from specheads.storage.files import write_json

@@ -13,7 +13,7 @@ from specheads.errors import UserError
 from specheads.papers.theory import report, stopping
 from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay.head_scores import add_predictions
-from specheads.replay.recording import load_recording, make_recording
+from specheads.replay.recording import Recorder, load_recording
 from specheads.replay.response_tree import RecordSettings
 
 PAPERS = Path(__file__).parents[3] / "benchmarks" / "papers.yaml"
@@ -43,7 +43,7 @@ def test_claims_hold_and_are_those_of_the_papers(tmp_path, capsys):
 def test_drafts_of_a_recording_are_accepted_as_they_were(tmp_path):
     """In greedy mode acceptance probabilities are 0 and 1, so their products add up to the accepted tokens."""
     pair, prompts = family_pair("llama"), [(Prompt(f"{i:04x}", "test", ""), [3 + i, 5, 7]) for i in range(4)]
-    folder = make_recording(pair, prompts, Warp(0), ResponseLimits(26), RecordSettings(1, 4, 8), 0, tmp_path)
+    folder = Recorder(pair, Warp(0), ResponseLimits(26), RecordSettings(1, 4, 8), 0, tmp_path).record(prompts)
     add_predictions(folder, pair, {}, ground_truth=True)
     recording, drafts = load_recording(folder), report._recorded_drafts(folder)
     expected = []
