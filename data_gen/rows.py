@@ -95,12 +95,12 @@ def label_rows(pair: Pair, shard: Shard, responses: Sequence[Response], settings
     """Return the rows of one shard with drafted tokens and their labels."""
     ids, answers = [ids for _, ids in shard.prompts], [response.ids for response in responses]
     uniform = np.stack([uniforms_of(settings, prompt.prompt_id, shard.sample)[1:] for prompt, _ in shard.prompts])
-    return response_rows(shard, responses, label_responses(pair, ids, answers, uniform, settings.label_warp))
+    return response_rows(shard, responses, label_responses(pair, ids, answers, uniform, settings.warp))
 
 
 def uniforms_of(settings: "Generation", prompt_id: str, sample: int) -> np.ndarray:
     """Return the uniform numbers of a response and of the tokens drafted along it; a greedy draft drafts one at each position."""
-    num_samples = 1 if settings.label_warp.greedy else settings.samples_per_position
+    num_samples = 1 if settings.warp.greedy else settings.samples_per_position
     return row_uniforms(settings.seed, prompt_id, settings.max_new_tokens, num_samples, sample)
 
 

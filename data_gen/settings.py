@@ -39,12 +39,6 @@ class Generation(Settings):
         "the number of tokens that the draft samples at each position; a head learns from another one in each epoch",
         key="generation.samples_per_position",
     )
-    labels: Literal["warped", "plain"] = setting(
-        "warped",
-        "warped: drafted tokens and acceptance probabilities are those of decoding; plain: those of both models' softmax, as in "
-        "the code of SpecDec++'s authors",
-        key="generation.labels",
-    )
     runner: Literal["local", "vllm", "ray"] = setting(
         "local",
         "who makes the data: this process; vLLM, which pip install 'specheads[vllm]' brings, the responses; or the workers of a "
@@ -74,12 +68,6 @@ class Generation(Settings):
     ray_gpus_per_worker: NonNegativeNumber = setting(
         0, "the number of GPUs of a worker; it has target and draft in its memory", key="ray.gpus_per_worker", decides=False
     )
-    ray_responses: Literal["local", "vllm"] = setting(
-        "local",
-        "who answers the prompts with runner=ray: the workers' processes, or vLLM in each of them",
-        key="ray.responses",
-        decides=False,
-    )
 
     @property
     def limits(self) -> ResponseLimits:
@@ -87,16 +75,10 @@ class Generation(Settings):
         return ResponseLimits(self.max_new_tokens, self.max_prompt_tokens, self.batch_size)
 
     @property
-    def label_warp(self) -> Warp:
-        """What turns logits into the probabilities of drafted tokens and of labels."""
-        return self.warp if self.labels == "warped" else Warp()
-
-    @property
     def by_vllm(self) -> bool:
         """Whether vLLM answers the prompts."""
-        return "vllm" in (self.runner, self.ray_responses if self.runner == "ray" else None)
+        return self.runner == "vllm"
 
     def sizes(self) -> dict[str, Any]:
-        """Return limits and sizes by their keys in caches, without usual labels."""
-        sizes = {name: getattr(self, name) for name in RESPONSE_LIMITS} | {"draws_per_position": self.samples_per_position}
-        return sizes if self.labels == "warped" else sizes | {"labels": self.labels}
+        """Return limits and sizes by their keys in caches."""
+        return {name: getattr(self, name) for name in RESPONSE_LIMITS} | {"draws_per_position": self.samples_per_position}

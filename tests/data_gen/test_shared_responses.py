@@ -7,7 +7,6 @@ import pytest
 from fakes import tiny_pair
 
 import data_gen.rows
-from data_gen.rows import label_responses
 from data_gen.run import generate_data
 from data_gen.settings import Generation
 from specheads.decoding.responses import Responder
@@ -48,21 +47,6 @@ def generated(monkeypatch):
 
 def content(folder):
     return {path.name: path.read_bytes() for path in folder.glob("*.parquet")}
-
-
-def test_plain_labels_are_those_of_the_softmax_along_the_same_responses(pairs, tmp_path, generated):
-    warped = pq.read_table(make(pairs[0], tmp_path / "shared") / "train-00000.parquet").to_pylist()
-    generated.clear()
-    plain = make(pairs[0], tmp_path / "shared", SETTINGS.but(labels="plain"))
-    assert not generated
-    rows = pq.read_table(plain / "train-00000.parquet").to_pylist()
-    for before, row in zip(warped, rows, strict=True):
-        assert row["response_ids"] == before["response_ids"] and row["accept_prob"] != before["accept_prob"]
-        uniforms = data_gen.rows.uniforms_of(SETTINGS, row["prompt_id"], row["sample"])[None, 1:]
-        (expected,) = label_responses(pairs[0], [row["prompt_ids"]], [row["response_ids"]], uniforms, Warp())
-        assert row["draft_ids"] == expected["draft_ids"] and row["accept_prob"] == pytest.approx(
-            expected["accept_prob"], abs=1e-6
-        )
 
 
 def test_another_draft_gets_the_same_rows_without_generating(pairs, tmp_path, generated):

@@ -355,7 +355,7 @@ def test_each_argument_of_a_run_changes_the_cache(pair):
         folder(source=Letters(1)),
         *(folder(warp=warp) for warp in (Warp(0.9, top_k=5), Warp(1.0, top_k=6), Warp(1.0, top_k=5, top_p=0.9))),
         *(
-            folder(**{name: "plain" if name == "labels" else value + 1})
+            folder(**{name: value + 1})
             for name, value in SETTINGS.values().items()
             if name not in ("seed", "warp", "runner") and not name.startswith(("vllm", "ray"))
         ),
@@ -363,7 +363,7 @@ def test_each_argument_of_a_run_changes_the_cache(pair):
         folder(replace(pair, target=tiny_pair(8).target.float())),
         folder(replace(pair, draft=tiny_pair(8).draft.float())),
     ]
-    assert len(set(variants)) == len(variants) == 19
+    assert len(set(variants)) == len(variants) == 18
     assert folder(runner="ray", ray_num_workers=7, ray_address="auto") == folder()
 
 
@@ -439,8 +439,8 @@ def test_train_prompts_get_several_responses_the_first_ones_first():
     ]
 
 
-NO_COUNTS = ("seed", "warp", "labels", "runner", "vllm_python", "vllm_options")
-NO_COUNTS += ("ray_address", "ray_num_workers", "ray_cpus_per_worker", "ray_gpus_per_worker", "ray_responses")
+NO_COUNTS = ("seed", "warp", "runner", "vllm_python", "vllm_options")
+NO_COUNTS += ("ray_address", "ray_num_workers", "ray_cpus_per_worker", "ray_gpus_per_worker")
 
 
 @pytest.mark.parametrize("name", [name for name in SETTINGS.values() if name not in NO_COUNTS])
