@@ -82,7 +82,6 @@ class _Worker:
         self.stage = _with_host(lambda: self._open_stage(self._argument))
 
     def folder(self) -> str:
-        """Return the folder of the stage."""
         return str(self.stage.store.folder if isinstance(self.stage, Stage) else self.stage)
 
     def missing(self) -> tuple[str, int, list[list[str]]]:

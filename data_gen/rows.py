@@ -127,15 +127,9 @@ def label_responses(
     results: dict[int, dict[str, list]] = {}  # by row
     for rows in batches_of_tokens([len(p) + len(r) for p, r in zip(prompts, responses, strict=True)], BATCH_TOKENS):
         texts = [[*prompts[row], *responses[row]] for row in rows]
-        where = torch.cat(
-            [
-                torch.stack([torch.full((len(responses[row]),), i), torch.arange(len(prompts[row]), len(texts[i]))])
-                for i, row in enumerate(rows)
-            ],
-            dim=1,
-        )
+        where = [(i, index) for i, row in enumerate(rows) for index in range(len(prompts[row]), len(texts[i]))]
         uniforms = np.concatenate([uniform[row, :, : len(responses[row])] for row in rows], axis=1)
-        columns = _columns(pair, texts, where, torch.from_numpy(uniforms), warp)
+        columns = _columns(pair, texts, torch.tensor(where).T, torch.from_numpy(uniforms), warp)
         ends = np.cumsum([len(responses[row]) for row in rows])[:-1]
         for row, *parts in zip(rows, *(np.split(column, ends, axis=-1) for column in columns), strict=True):
             results[row] = {name: part.tolist() for name, part in zip(LABELS, parts, strict=True)}

@@ -105,7 +105,6 @@ class Stage(ABC):
             self.store.complete(list(self.shards))
 
     def num_rows(self, names: Collection[str]) -> int:
-        """Return the number of responses in some shards."""
         return sum(len(self.shards[name].prompts) for name in names)
 
     def announce(self, missing: Collection[str]) -> None:
@@ -140,7 +139,6 @@ class ResponseStage(Stage):
         return Responder(self.pair, lengths, self.settings.limits)
 
     def make(self, names: Sequence[str], advance: Advance) -> None:
-        """Answer the prompts of some shards."""
         if self.settings.by_vllm:
             missing = {name: self.shards[name] for name in names}
             with contextlib.closing(vllm_responses(self.pair, missing, self.settings, self.store.folder, advance)) as made:

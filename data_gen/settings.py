@@ -71,12 +71,10 @@ class Generation(Settings):
 
     @property
     def limits(self) -> ResponseLimits:
-        """The limits of prompts and responses."""
         return ResponseLimits(self.max_new_tokens, self.max_prompt_tokens, self.batch_size)
 
     @property
     def by_vllm(self) -> bool:
-        """Whether vLLM answers the prompts."""
         return self.runner == "vllm"
 
     def sizes(self) -> dict[str, Any]:

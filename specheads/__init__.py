@@ -46,8 +46,6 @@ __all__ += ["generate_baseline", "load_head", "load_pair", "save_head", "stoppin
 
 
 def __getattr__(name: str) -> Any:
-    if name == "integrations":
-        return importlib.import_module(f"specheads.{name}")
     if name in AXES:
         return importlib.import_module(f"specheads.decoding.{name}")
     if name not in LAZY:

@@ -55,9 +55,8 @@ def user_error(error: BaseException | None) -> UserError | None:
             return UserError(
                 f"{str(error).splitlines()[0]}: it was there before; run the same command again, which makes it again."
             )
-        if any(
-            reason in str(error) for reason in ("No space left on device", "Disk quota exceeded")
-        ):  # from libraries that do not pass the error number on
+        # From libraries that do not pass the error number on.
+        if any(reason in str(error) for reason in ("No space left on device", "Disk quota exceeded")):
             return UserError(f"{str(error).splitlines()[0]}: {_REMEDIES[errno.ENOSPC]}. {_RESUMES}")
         error = error.__cause__
     return None

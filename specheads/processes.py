@@ -77,7 +77,6 @@ class Processes:
 
     @property
     def num_machines(self) -> int:
-        """The number of machines that the launcher has started processes on."""
         return self.count // self.count_here
 
 

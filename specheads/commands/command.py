@@ -5,7 +5,6 @@ end a run in order, and the same command resumes it.
 """
 
 import contextlib
-import dataclasses
 import os
 import re
 import shlex
@@ -13,6 +12,7 @@ import socket
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
+from dataclasses import MISSING, fields
 from functools import update_wrapper
 from io import StringIO
 from pathlib import Path
@@ -50,8 +50,8 @@ class Command:
     def __init__(self, name: str, run: Callable[..., Any], classes: Sequence[type[Settings]], folder: str, shared: bool) -> None:
         self.name, self.run, self.classes, self.shared = name, run, classes, shared
         ConfigStore.instance().store(f"{name}_settings", _defaults(classes) | {"command": folder})
-        ConfigStore.instance().store("data_set", _fields(DatasetSource), group="data")  # for the files of conf/data
-        self.failed = False
+        data_set = {each.name: "???" if each.default is MISSING else each.default for each in fields(DatasetSource)}
+        ConfigStore.instance().store("data_set", data_set, group="data")  # for the files of conf/data
         update_wrapper(self, run)  # Hydra looks up where the function was defined
         compose_and_run = hydra.main(version_base="1.3", config_path=str(config_folder().resolve()), config_name=name)
         self.hydra_entry = compose_and_run(update_wrapper(lambda cfg: self.job(cfg), run))
@@ -158,11 +158,6 @@ def _defaults(classes: Sequence[type[Settings]]) -> dict[str, Any]:
     all_classes: list[type[Settings]] = [RunSettings, *classes]
     nodes = [OmegaConf.create(config_of(cls)) for cls in all_classes]
     return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.merge({"model": pair}, *nodes)))
-
-
-def _fields(cls: type) -> dict[str, Any]:
-    """Return the fields of a plain dataclass with their defaults; "???" marks those without one."""
-    return {each.name: "???" if each.default is dataclasses.MISSING else each.default for each in dataclasses.fields(cls)}
 
 
 def next_command(verb: str, *overrides: str) -> str:

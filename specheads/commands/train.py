@@ -128,7 +128,6 @@ def _print_heads(trained: "TrainedHeads") -> None:
 
 
 def _print_draft(distilled: "DistilledDraft") -> None:
-    """Print the draft's quality before and after the distillation, and its folder."""
     rows = []
     for name, after in distilled.after.items():
         before = distilled.before[name]

@@ -34,8 +34,6 @@ class HeadBatch:
         return self.labels["sampled"]
 
     def to(self, device: torch.device) -> "HeadBatch":
-        """Return this batch on a device."""
-
         def moved(value: Any) -> Any:
             return {name: moved(each) for name, each in value.items()} if isinstance(value, dict) else value.to(device)
 
@@ -51,7 +49,6 @@ def collate(items: Sequence[Mapping]) -> HeadBatch:
     return HeadBatch(right_padded([item["tokens"] for item in items]), row, labels=labels, features=features, **joined)
 
 
-@torch.no_grad()
 def head_features(lm: LanguageModel, batch: HeadBatch, predicts: str, needs: frozenset[str]) -> dict[str, Tensor]:
     """Return the draft's features in `needs` of every drafted token, (N, ...) by name, as the decoder computes them.
 

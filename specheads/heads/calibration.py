@@ -27,7 +27,6 @@ class IndexCalibration:
 
     @classmethod
     def neutral(cls) -> "IndexCalibration":
-        """Return the calibration that changes nothing."""
         return cls([1.0], [0.0])
 
     @classmethod
@@ -70,7 +69,6 @@ class IndexCalibration:
         return calibrated(logits, index, *self.rows(len(logits), logits.device))
 
     def to_dict(self) -> dict[str, list[float]]:
-        """Return the form in which a head's config stores it."""
         return asdict(self)
 
     @classmethod

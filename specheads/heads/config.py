@@ -72,11 +72,9 @@ class HeadConfig:
 
     @property
     def input_size(self) -> int:
-        """Number of values that enter the network."""
         return input_size(self.inputs, vars(self))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content of config.json."""
         return asdict(self) | {"inputs": list(self.inputs)}
 
     @classmethod

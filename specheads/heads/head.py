@@ -45,7 +45,6 @@ class AcceptanceHead(HeadNetwork, PyTorchModelHubMixin):
         self.train_prompts: TrainPrompts | None = None  # None: not known, for heads that were exported without them
 
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:
-        """Return logits (...) for the features named in `inputs`."""
         return active().head_logits(self, features)
 
     def overlap_logit(self, features: Mapping[str, Tensor]) -> Tensor:

@@ -39,10 +39,8 @@ class TrainPrompts:
         """Return the content of the file `where`; raises UserError for tensors of other names or types."""
         types = {name: (str(tensor.dtype).removeprefix("torch."), tensor.dim()) for name, tensor in tensors.items()}
         if types != {"train": ("int64", 1), "dev": ("int64", 1)}:
-            content = (
-                ", ".join(f"{name} {dtype} of {dims} dimensions" for name, (dtype, dims) in sorted(types.items())) or "nothing"
-            )
-            raise UserError(f"{where} holds {content}, expected lists train and dev of int64; export the head again.")
+            held = [f"{name} {dtype} of {dims} dimensions" for name, (dtype, dims) in sorted(types.items())] or ["nothing"]
+            raise UserError(f"{where} holds {', '.join(held)}, expected lists train and dev of int64; export the head again.")
         return cls(tensors["train"], tensors["dev"])
 
     def calibrated_on(self, dev: Iterable[str]) -> "TrainPrompts":
@@ -50,7 +48,6 @@ class TrainPrompts:
         return replace(self, dev=_numbers(dev))
 
     def write(self, folder: Path) -> None:
-        """Write the file into a head's folder."""
         write_whole(folder / FILE, lambda path: write_tensors({"train": self.train, "dev": self.dev}, path))
 
 

@@ -61,7 +61,6 @@ class _CalibratedHead(nn.Module):
     intercept: Tensor  # (1, indices)
 
     def __init__(self, head: AcceptanceHead) -> None:
-        """Take a head with the calibration of its config."""
         super().__init__()
         self.head = head
         slope, intercept = IndexCalibration.from_dict(head.config.calibration).rows(1, torch.device("cpu"))
@@ -69,7 +68,6 @@ class _CalibratedHead(nn.Module):
         self.register_buffer("intercept", intercept.clone())
 
     def forward(self, features: Mapping[str, Tensor], index: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits and calibrated chances of acceptance (B,)."""
         logit = self.head({**features, "index": index})
         rows = (row.expand(index.shape[0], -1) for row in (self.slope, self.intercept))
         return logit, calibrated(logit, index, *rows).sigmoid()
