@@ -100,4 +100,4 @@ def test_a_truncated_file_is_refused(folder):
 def test_a_description_shows_their_number(folder):
     assert "trained on 2, calibrated on 1" in run([f"head={folder}"])
     (folder / FILE).unlink()
-    assert "prompts      not known" in run([f"head={folder}"])
+    assert "prompts         not known" in run([f"head={folder}"])
