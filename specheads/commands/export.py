@@ -19,7 +19,7 @@ class Export(Settings):
     """What is checked, and what is written."""
 
     head: Text = setting(help="a folder that specheads train exported, or a hub id", min_length=1)
-    format: Literal["standalone", "onnx", "specdecpp"] | None = setting(
+    format: Literal["standalone", "onnx"] | None = setting(
         None, "what to write into the head's folder; without it, the head is checked and described"
     )
 

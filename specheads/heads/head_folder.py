@@ -28,7 +28,8 @@ from specheads.storage.files import read_json, write_json, write_whole
 FILES = ("config.json", "model.safetensors", "golden.safetensors")  # what a head is loaded from
 PROFILE_FILE = "speculation_profile.json"
 GRAPHS = ("head.onnx", "head.pt2")  # with the calibration in them; the second was written by earlier versions
-EXPORTED = (*GRAPHS, STANDALONE, "specdecpp/config.json", "specdecpp/model.safetensors")  # in other formats, for other decoders
+# In other formats, for other decoders; those in `specdecpp` were written by earlier versions.
+EXPORTED = (*GRAPHS, STANDALONE, "specdecpp/config.json", "specdecpp/model.safetensors")
 
 logger = logging.getLogger(__name__)
 

@@ -4,10 +4,9 @@ import logging
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from specheads.errors import UserError
@@ -15,8 +14,7 @@ from specheads.heads.calibration import IndexCalibration, calibrated
 from specheads.heads.features import FEATURES
 from specheads.heads.head import AcceptanceHead
 from specheads.heads.portable import loaders
-from specheads.heads.portable.network import ResidualBlock
-from specheads.storage.files import write_json, write_whole
+from specheads.storage.files import write_whole
 
 TOLERANCE = 1e-5  # largest difference of an exported head's outputs, relative to outputs above one
 BATCHES = (3, 1, 17)  # sizes that an export is tested with; it was traced with another
@@ -114,48 +112,6 @@ def _check_same(head: AcceptanceHead, session: Any, where: str) -> None:
             )
 
 
-def write_theirs(head: AcceptanceHead, folder: Path) -> Path:
-    """Write a head into the folder `specdecpp` of `folder` so that their code loads it; return the path.
-
-    Its calibration is left out.
-
-    Raises:
-        UserError: a head that their network cannot compute, with the reason.
-    """
-    if reason := _obstacle(head):
-        raise UserError(f"format=specdecpp cannot hold this head: {reason}. Use format=standalone or format=onnx.")
-    if head.config.calibration is not None:
-        logger.warning("their format has no calibration by index: their decoder reads the head's raw logits")
-    size, depth = head.config.hidden_size, head.config.depth
-    with torch.no_grad():
-        weight = head.readout.weight * head.input_scale
-        bias = head.readout.bias - weight @ head.input_mean
-        # Rejection has logit 0, so that the softmax of both is the sigmoid of one.
-        tensors = {f"model.{depth}.weight": torch.cat([torch.zeros_like(weight), weight])}
-        tensors |= {f"model.{depth}.bias": torch.cat([torch.zeros_like(bias), bias])}
-        for block in head.blocks:
-            linear = cast(ResidualBlock, block).linear
-            tensors |= {"model.0.linear.weight": linear.weight.clone()}
-            tensors |= {"model.0.linear.bias": linear.bias - linear.weight @ head.input_mean}
-    theirs = folder / "specdecpp"
-    theirs.mkdir(exist_ok=True)
-    write_whole(theirs / "model.safetensors", lambda path: save_file(tensors, path, metadata={"format": "pt"}))
-    write_json(theirs / "config.json", {"hidden_size": size, "num_layers": depth})
-    return theirs
-
-
-def _obstacle(head: AcceptanceHead) -> str | None:
-    """Return why their network cannot compute the same as this head, or None."""
-    config, inputs = head.config, ", ".join(head.config.inputs)
-    if config.predicts != "input_token" or inputs != "hidden" or isinstance(head.projection, nn.Linear):
-        return f"it reads {inputs} with predicts={config.predicts}, theirs reads the hidden state of the token it predicts"
-    if config.depth > 1:
-        return f"it has {config.depth} blocks, theirs repeats a single one (use head.depth=1 at most)"
-    if config.depth and not (head.input_scale == 1).all():
-        return "it scales its inputs, which theirs does not do and blocks cannot absorb (use head.depth=0)"
-    return None
-
-
 # By name a sentence about what is written, and the function that writes it into a head's folder and returns its path.
 FORMATS: dict[str, tuple[str, Callable[[AcceptanceHead, Path], Path]]] = {
     "standalone": (
@@ -163,5 +119,4 @@ FORMATS: dict[str, tuple[str, Callable[[AcceptanceHead, Path], Path]]] = {
         lambda head, folder: loaders.write_loader(folder, loaders.STANDALONE),
     ),
     "onnx": ("head.onnx, for onnxruntime (pip install 'specheads[onnx]')", write_onnx),
-    "specdecpp": ("a folder that the SpecDec++ authors' code loads, if their network can compute the same", write_theirs),
 }

@@ -71,7 +71,7 @@ def test_the_files_are_checked(head, run):
         (["export", "folder"], "'folder' is not known; it takes head="),
         (["export", "head=a", "report=b"], "report=b is not known; expected one of head, format"),
         (["export", "head=./none"], "there is no head folder './none'"),
-        (["export", "head=HEAD", "format=pickle"], "format=pickle must be one of 'standalone', 'onnx' or 'specdecpp'"),
+        (["export", "head=HEAD", "format=pickle"], "format=pickle must be one of 'standalone' or 'onnx'"),
         (["export", "head=specheads/nano/draft/../draft"], "config.json belongs to a model, not to a head"),
     ],
 )

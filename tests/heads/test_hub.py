@@ -182,7 +182,9 @@ def exported_once(tmp_path_factory):
     folder = save_head(head, tmp_path_factory.mktemp("exported") / "head", torch.randn(32, 8))
     for _, write in FORMATS.values():
         write(load_head(folder), folder)
-    (folder / "head.pt2").write_bytes(b"of an earlier version")
+    (folder / "specdecpp").mkdir()
+    for name in ("head.pt2", "specdecpp/config.json", "specdecpp/model.safetensors"):
+        (folder / name).write_bytes(b"of an earlier version")
     return folder
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import onnxruntime
 import torch
-from safetensors.torch import load_model
 from torch import nn
 
 import specheads
@@ -25,7 +24,7 @@ from specheads.prompts.sources import NanoSource
 NUM_PROMPTS, NUM_TOKENS, THRESHOLD, LONGEST = 20, 20, 0.6, 7
 KINDS = {
     "next_token": {"depth": 2, "width": 24, "calibration": {"slope": [1.5, 1.0], "intercept": [1.5, 1.0]}},
-    "input_token": {"depth": 1},  # the authors' format holds it
+    "input_token": {"depth": 1},
 }
 
 
@@ -86,21 +85,10 @@ def threshold_on(predicts, chance):
     return begin
 
 
-class Theirs(nn.Module):
-    """The SpecDec++ authors' network, for one block."""
-
-    def __init__(self, size):
-        super().__init__()
-        self.model = nn.Sequential(nn.ModuleDict({"linear": nn.Linear(size, size)}), nn.Linear(size, 2))
-
-    def forward(self, hidden):
-        return self.model[1](hidden + nn.functional.silu(self.model[0]["linear"](hidden))).softmax(-1)[..., 1]
-
-
 def ways(pair, kind, folder):
     """Return, by name, functions of a prompt that return tokens and draft lengths."""
     head = load_head(folder)
-    for form in ("standalone", "onnx", *(["specdecpp"] if kind == "input_token" else [])):
+    for form in ("standalone", "onnx"):
         print(export.run([f"head={folder}", f"format={form}"]), file=sys.stderr)
     bounds = {"threshold": THRESHOLD, "max_tokens": LONGEST}
     decoder = specheads.SpeculativeDecoder(pair, stopping=HeadThreshold(head, **bounds), warp=specheads.Warp(0.0))
@@ -137,20 +125,13 @@ def ways(pair, kind, folder):
         known = {name: features[name].numpy() for name in head.config.inputs}
         return session.run(["acceptance"], known | {"index": index.numpy()})[0][0]
 
-    ways = {
+    return {
         "decoder": ours,
         "transformers": assisted,
         "custom_generate": custom,
         "standalone": lambda prompt: decoded(pair, prompt, lambda: module.DraftRound(alone, **bounds).stops),
         "onnx": lambda prompt: decoded(pair, prompt, threshold_on(kind, in_onnx)),
     }
-    if kind == "input_token":
-        theirs = Theirs(pair.draft_lm.hidden_size)
-        load_model(theirs, folder / "specdecpp" / "model.safetensors")
-        ways["specdecpp"] = lambda prompt: decoded(
-            pair, prompt, threshold_on(kind, lambda features, _: theirs(features["hidden"]))
-        )
-    return ways
 
 
 def main():

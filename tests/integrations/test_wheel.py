@@ -73,7 +73,7 @@ def test_every_path_decodes_the_same_tokens_in_the_same_rounds(environment, tmp_
             expected = [sum(drafts) for _, drafts in ours] if name == "custom_generate" else [drafts for _, drafts in ours]
             assert [drafts for _, drafts in decoded] == expected, name
         lengths |= {length for _, drafts in ours for length in drafts}
-    assert len(report["next_token"]["onnx"]) == 20 and "specdecpp" in report["input_token"]
+    assert len(report["next_token"]["onnx"]) == 20
     assert len(lengths) > 4  # the heads decide the lengths
 
 
