@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_SHARED_GROUPS = ("data",)  # groups of keys that are spread over several classes
-_OTHER_KEYS = ("model", "data", "logger")  # groups of keys that are not the fields of one class of settings
-
 _MISSING = object()  # in place of the value of a key that a config does not have
 
 S = TypeVar("S", bound=Settings)
@@ -99,13 +96,13 @@ def check_keys(cfg: DictConfig, classes: Sequence[type[Settings]]) -> None:
     """Raise UserError for a key of a composed config that is in none of the classes of settings of its command."""
     settings_of(RunSettings, cfg)  # which refuses unknown folders
     all_classes: list[type[Settings]] = [RunSettings, *classes]
-    groups = {"": {*_OTHER_KEYS}}
+    groups = {"": {"model", "data", "logger"}}  # by group its keys; these three are not the fields of one class
     for cls in all_classes:
         for name, field in cls.model_fields.items():
             group, _, last = (key := key_of(name, field)).rpartition(".")
             groups.setdefault(group, set()).add(last)
             groups[""].add(key.partition(".")[0])
-    for group in sorted(groups.keys() - {*_SHARED_GROUPS}):
+    for group in sorted(groups.keys() - {"data"}):  # whose keys depend on the source of prompts
         node = OmegaConf.select(cfg, group, default={}) if group else cfg
         if not isinstance(node, Mapping | DictConfig):
             raise UserError(f"{group}={shown(plain(node))} must be a set of keys; leave it out for the usual ones.")

@@ -92,11 +92,9 @@ def help_text(
 def _choice_sections(command: str, chosen: Mapping[str, str | None]) -> list[Section]:
     """Return the config groups with what may be chosen in each, and for `reproduce` what its experiments are."""
     groups = [(f"{group}=", _choices(command, group, choice)) for group, choice in chosen.items()]
-    listed = [Section("config groups, [what is chosen here]", "", groups)]
-    if command == REPRODUCE:
-        repeated = [(name, text.partition("\n")[0]) for name, text in experiments(command).items()]
-        listed.append(Section("experiments", "", repeated))
-    return listed
+    about = experiments(command) if command == REPRODUCE else {}
+    repeated = [(name, text.partition("\n")[0]) for name, text in about.items()]
+    return [Section("config groups, [what is chosen here]", "", groups), Section("experiments", "", repeated)]
 
 
 def _first_level(listed: Sequence[Section]) -> list[Section]:

@@ -35,7 +35,6 @@ T = TypeVar("T", HeadTraining, Distillation)
 
 _METRICS = {"auroc": "AUROC", "kl": "KL", "brier": "Brier", "ece": "ECE"}
 MOST_SHOWN = 20  # heads; a bank may have thousands
-_HELD_OUT = ("dev", "test")  # splits that a draft is measured on
 
 
 @command("train", Generation, HeadTraining, folder="head", shared=True)
@@ -98,7 +97,7 @@ def _responses_of(cfg: DictConfig, pair: Pair, settings: Distillation) -> Genera
     The prompts have the responses of their source if the draft learns from these.
     """
     prompts = unique(source_of(cfg).load(pair.chats, responses="text" in settings.shares))
-    splits = SPLITS if "target" in settings.shares else _HELD_OUT
+    splits = SPLITS if "target" in settings.shares else ("dev", "test")  # on which a draft is measured
     return data_cache(cfg, pair, splits=splits, prompts=prompts, labelled=False)
 
 

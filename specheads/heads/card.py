@@ -54,9 +54,8 @@ def card(config: HeadConfig) -> str:
     results = {METRICS.get(name, name): f"{value:.4f}" for name, value in (config.train.get("test") or {}).items()}
     errors = config.train.get("dev_ece") or {}
     results |= {text: f"{errors[name]:.4f}" for name, text in DEV_ERRORS.items() if name in errors}
-    if config.recommended:
-        for name, value in config.recommended.items():
-            results[f"recommended {name.replace('_', ' ')}"] = value if isinstance(value, str) else f"{value:.4g}"
+    for name, value in (config.recommended or {}).items():
+        results[f"recommended {name.replace('_', ' ')}"] = value if isinstance(value, str) else f"{value:.4g}"
     return (
         "---\nlibrary_name: specheads\nlicense: apache-2.0\ntags: [speculative-decoding, specdec++, custom_generate]\n---\n"
         "# Acceptance head\n\nPredicts whether the target will accept a token that the draft proposes, so that drafting stops in "
