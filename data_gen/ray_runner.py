@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 _SECONDS_TO_CONNECT = 5.0
 _MOST_DEATHS = 20  # of workers, one after another, without a lot that is finished
-_PASSED_ON = ("HF_", "HUGGINGFACE_", "SPECHEADS_", "PYTHONPATH")  # beginnings of names of environment variables
+_PASSED_ON = ("HF_", "HUGGINGFACE_", "SPECHEADS_", "VLLM_", "PYTHONPATH")  # beginnings of names of environment variables
 
 T = TypeVar("T")
 OpenStage = Callable[[dict[str, Any]], Path | Stage]

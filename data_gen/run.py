@@ -9,6 +9,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -130,8 +131,13 @@ class ResponseStage(Stage):
     name, labelled = "responses", False
 
     def lots(self, missing: Collection[str]) -> list[list[str]]:
-        """Return a single lot for vLLM, which answers many prompts together, or one per shard."""
-        return [list(missing)] if self.settings.by_vllm and missing else super().lots(missing)
+        """Return one lot per vLLM process, which answers many prompts together, or one per shard."""
+        if not self.settings.by_vllm:
+            return super().lots(missing)
+        names, count = list(self.shards), self.settings.ray_num_workers if self.settings.runner == "ray" else 1
+        ends = [round(len(names) * number / count) for number in range(count + 1)]
+        lots = [[name for name in names[first:end] if name in missing] for first, end in pairwise(ends)]
+        return [lot for lot in lots if lot]
 
     @cached_property
     def _responder(self) -> Responder:

@@ -68,6 +68,12 @@ class Generation(Settings):
     ray_gpus_per_worker: NonNegativeNumber = setting(
         0, "the number of GPUs of a worker; it has target and draft in its memory", key="ray.gpus_per_worker", decides=False
     )
+    ray_responses: Literal["local", "vllm"] = setting(
+        "local",
+        "who answers the prompts with runner=ray: the workers' processes, or vLLM in each of them",
+        key="ray.responses",
+        decides=False,
+    )
 
     @property
     def limits(self) -> ResponseLimits:
@@ -75,7 +81,7 @@ class Generation(Settings):
 
     @property
     def by_vllm(self) -> bool:
-        return self.runner == "vllm"
+        return "vllm" in (self.runner, self.ray_responses if self.runner == "ray" else None)
 
     def sizes(self) -> dict[str, Any]:
         """Return limits and sizes by their keys in caches."""

@@ -49,7 +49,7 @@ def _open_stage(argument: dict[str, Any]) -> Path | Stage:
     """Return the stage of an argument of `on_workers`, or its folder if it is done."""
     cfg, labelled = OmegaConf.create(argument["config"]), argument["labelled"]
     settings = settings_of(Generation, cfg)
-    pair = load_configured_pair(cfg)
+    pair = load_configured_pair(cfg, only_draft=settings.by_vllm and not labelled)
     prompts = unique(source_of(cfg).load(pair.chats))
     return next_stage(pair, prompts, settings, Path(cfg.paths.data), argument["splits"], labelled)
 
