@@ -10,7 +10,7 @@ from specheads.errors import UserError, user_error
 from tests.mutations.kinds import KINDS
 
 PAGE = 4096
-WRITERS = ["head", "data set", "tensor shards", "recording", "journal", "costs", "run folder"]
+WRITERS = ["head", "data set", "tensor shards", "recording", "journal", "run folder"]
 
 
 def mounted(folder, *words):

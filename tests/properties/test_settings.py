@@ -37,6 +37,7 @@ def subclasses(cls):
 
 CLASSES = sorted((cls for cls in subclasses(Settings) if cls.__module__.startswith(("specheads", "data_gen"))), key=str)
 REQUIRED = {
+    "_Model": {"model": {"draft": "a", "target": "b"}},
     "Export": {"head": "x"},
     "Method": {"name": "a"},
     "Comparison": {"of": ["a"]},
