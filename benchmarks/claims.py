@@ -25,7 +25,7 @@ FOLDER, PAGE = ROOT / "benchmarks" / "claims", ROOT / "docs" / "results.md"
 PAPERS, MEASURED = ROOT / "benchmarks" / "papers.yaml", ROOT / "benchmarks" / "measured_claims.yaml"
 # Of an H100: bytes per second that its memory gives, the share of it that decoding reaches, and its bytes.
 BANDWIDTH, REACHED, MEMORY = 3.35e12, 0.6, 80e9
-BYTES = 2  # of a parameter in bfloat16
+BYTES = 2  # bytes of a parameter in bfloat16
 NOT_RUN, LARGE, NOTHING = "not run here", "needs large GPUs", "nothing to check"
 ORDER = ("held", "held weakly", "did not hold", NOT_RUN, LARGE, NOTHING)
 

@@ -31,7 +31,7 @@ FORMATS = {
     "percent": (100, "", " %", 0),
     "signed_percent": (100, "+", " %", 1),
     "ratio": (1, "", "x", 2),
-    "ms": (1000, "", " ms", 2),  # of seconds
+    "ms": (1000, "", " ms", 2),  # the value is in seconds
 }
 
 

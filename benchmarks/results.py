@@ -33,7 +33,7 @@ from specheads.storage.files import write_json
 Value = float | int | str | None | Mapping[str, float]
 FINAL_PARTS = "final_parts.json"
 OUTPUTS = ROOT / "outputs" / "benchmarks"
-MOST_LOAD = 0.5  # of a quiet machine, on average over a minute
+MOST_LOAD = 0.5  # a quiet machine's average load over a minute is lower
 RENDERED = ("docs/measurements", "benchmarks/gpu/README.md", "benchmarks/results", f"benchmarks/{FINAL_PARTS}")
 
 

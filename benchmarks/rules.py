@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.render import ROOT
 from benchmarks.results import Column, Table, Value, add_keep_option, interval, text_of, write_result
 
-HEADS = {  # by name what `specheads train` is told
+HEADS = {  # the name of a head, and what `specheads train` is told
     "head": (),
     "the paper's": ("head.predicts=input_token", "mixing.response_share=0.15", "loss.reject_weight=6.0", "calibration=null"),
 }

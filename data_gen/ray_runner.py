@@ -25,7 +25,7 @@ from specheads.storage.files import locked
 logger = logging.getLogger(__name__)
 
 _SECONDS_TO_CONNECT = 5.0
-_MOST_DEATHS = 20  # of workers, one after another, without a lot that is finished
+_MOST_DEATHS = 20  # workers that may die one after another without a finished lot
 _PASSED_ON = ("HF_", "HUGGINGFACE_", "SPECHEADS_", "VLLM_", "PYTHONPATH")  # beginnings of names of environment variables
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ def on_workers(settings: Generation, shared: Path, open_stage: OpenStage, stages
             mistake that a worker met.
     """
     try:
-        ray: Any = importlib.import_module("ray")  # whose annotations do not know how its functions are called
+        ray: Any = importlib.import_module("ray")  # its annotations do not know how its functions are called
     except ImportError:
         raise UserError("runner=ray, but there is no Ray here; run pip install 'specheads[ray]'.") from None
     shared.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ class _Worker:
         """Open the stage. Raises UserError if this machine cannot take part."""
         _check_worker(self._check)
         if Path(self._check["folder"]).is_dir():
-            os.chdir(self._check["folder"])  # for relative paths of models and prompts
+            os.chdir(self._check["folder"])  # relative paths of models and prompts begin there
         logging.basicConfig(level=logging.WARNING, format="%(message)s")
         self.stage = _with_host(lambda: self._open_stage(self._argument))
 

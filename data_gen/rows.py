@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 BATCH_TOKENS = 16_384  # padded tokens that a model reads at once
 SLICE_ELEMENTS = 2**22  # probabilities of one model that are held at once on a CPU, whose cache takes about as many
-_DEVICE_ELEMENTS = 2**26  # on other devices, which small slices would keep waiting for weights and launches
+_DEVICE_ELEMENTS = 2**26  # other devices would wait for weights and launches with small slices
 # The columns of a response's labels: index i is response position i, and log-probabilities are those of the warped distributions.
 # Where several tokens were sampled at each position, the columns `more_` have a list for each sample after the first.
 LABELS = (
@@ -124,7 +124,7 @@ def label_responses(
         prompts, responses: token ids per row; responses are not empty.
         uniform: (B, samples, >= longest response) in [0, 1), one number per drafted token.
     """
-    results: dict[int, dict[str, list]] = {}  # by row
+    results: dict[int, dict[str, list]] = {}  # the key is the row
     for rows in batches_of_tokens([len(p) + len(r) for p, r in zip(prompts, responses, strict=True)], BATCH_TOKENS):
         texts = [[*prompts[row], *responses[row]] for row in rows]
         where = [(i, index) for i, row in enumerate(rows) for index in range(len(prompts[row]), len(texts[i]))]

@@ -77,7 +77,7 @@ def vllm_responses(
             uniform = float(uniforms_of(settings, prompt.prompt_id, shard.sample)[0, 0])
             params = _sampling_params(pair, warp_of(settings, shard), most, uniform)
             requests.append({"ids": list(ids), "params": params})
-    path, ended = folder / "vllm.log", dict[int, Response]()  # by the number of the request
+    path, ended = folder / "vllm.log", dict[int, Response]()  # the key is the number of the request
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file, path.open("w") as log:
         json.dump({"model": _model_of(pair, requests, settings), "requests": requests}, file)
         file.flush()
@@ -120,7 +120,7 @@ def _model_of(pair: Pair, requests: list[dict[str, Any]], settings: Generation) 
     model: dict[str, Any] = {
         "model": location,
         "skip_tokenizer_init": True,
-        "generation_config": "vllm",  # and not what the model's folder recommends
+        "generation_config": "vllm",  # the model's folder may recommend something else
         "dtype": str(pair.target.dtype).removeprefix("torch."),
         "max_model_len": max(len(request["ids"]) + request["params"]["max_tokens"] for request in requests),
         "disable_log_stats": True,

@@ -51,7 +51,7 @@ def user_error(error: BaseException | None) -> UserError | None:
             where = f"{error.filename}: " if error.filename else ""
             resumes = f" {_RESUMES}" if error.errno in _FULL else ""
             return UserError(f"{where}{os.strerror(error.errno)}: {_REMEDIES.get(error.errno, _OTHER_FOLDERS)}.{resumes}")
-        if isinstance(error, FileNotFoundError) and str(error):  # from libraries that do not pass the file's name on
+        if isinstance(error, FileNotFoundError) and str(error):  # some libraries do not pass the file's name on
             return UserError(
                 f"{str(error).splitlines()[0]}: it was there before; run the same command again, which makes it again."
             )

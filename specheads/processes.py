@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_ARRIVAL = timedelta(minutes=10)  # in which all processes of a run must have been started
-_PATIENCE = timedelta(days=30)  # for what the first process does alone; if it dies, the launcher ends the others
-_calls = count()  # of `from_first`, which all processes make in the same order
+_ARRIVAL = timedelta(minutes=10)  # all processes of a run must have been started by then
+_PATIENCE = timedelta(days=30)  # the first process may work alone so long; if it dies, the launcher ends the others
+_calls = count()  # calls of `from_first`, which all processes make in the same order
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def from_first(call: Callable[[], T]) -> T:
 @cache
 def _store(processes: Processes) -> "Store":
     """Return the store that torch.distributed begins with, before there is a process group."""
-    from torch.distributed import PrefixStore, rendezvous  # with torch, which not every command needs
+    from torch.distributed import PrefixStore, rendezvous  # it imports torch, which not every command needs
 
     if processes.launcher == "srun":
         from lightning.pytorch.plugins.environments import SLURMEnvironment  # slow to import

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from pydantic._internal._model_construction import ModelMetaclass
     from pydantic_core import CoreSchema
 else:
-    ModelMetaclass = type(BaseModel)  # which pydantic has no public name for
+    ModelMetaclass = type(BaseModel)  # pydantic has no public name for it
 
-_LARGEST_COUNT = 2**31 - 1  # of objects in memory, or of numbered files
+_LARGEST_COUNT = 2**31 - 1  # more objects in memory, or numbered files, are a mistake
 _LARGEST_SEED = 2**32 - 1  # the largest that every random generator takes
 
 
@@ -80,7 +80,7 @@ class _FromMapping:
     """Lets a field that holds an instance of a plain dataclass take a mapping with the arguments of its constructor."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> "CoreSchema":
-        instance: Any = InstanceOf  # whose argument is known only here
+        instance: Any = InstanceOf  # its argument is known only here
         return handler.generate_schema(Annotated[instance[source], BeforeValidator(partial(self.build, source))])
 
     @staticmethod
@@ -243,7 +243,7 @@ def _message_of(error: ValidationError, cls: type[Settings]) -> str:
     """Return one message about the first mistake: the key, its value, the expected value, and the help of the field."""
     errors = error.errors(include_url=False)
     same_field = [each for each in errors if each["loc"][:1] == errors[0]["loc"][:1]]
-    first = max(same_field, key=lambda each: len(each["loc"]))  # of the types of a union, the closest one
+    first = max(same_field, key=lambda each: len(each["loc"]))  # the closest one of the types of a union
     kind, context = first["type"], first.get("ctx", {})
     if isinstance(cause := context.get("error"), UserError):
         return str(cause)

@@ -29,8 +29,8 @@ NEW_TOKENS, SAMPLES = 128, 2  # tokens of prompts and of responses; drafted toke
 VERIFIED = (2, 3, 4, 5, 6, 8, 9, 12, 16, 20)  # tokens that a verification reads
 CONTEXT, WINDOW = 256, 1024
 ACCEPTANCE = 0.8  # the rate of synthetic verification
-LENGTHS = (4, 8)  # of the drafts of timed rounds
-VERIFICATION = "verification of 8"  # of which the goal speaks, and whose time stands for that of every round
+LENGTHS = (4, 8)  # lengths of the drafts of timed rounds
+VERIFICATION = "verification of 8"  # the goal speaks of it, and its time stands for that of every round
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 Answer = dict[str, Any]
-Generate = Callable[..., Answer]  # of the values of a request, by their names
+Generate = Callable[..., Answer]  # it takes the values of a request by their names
 
 
 class PeerError(RuntimeError):
@@ -42,7 +42,7 @@ class Workers:
     def __init__(self, commands: Mapping[str, Command]) -> None:
         self.commands = commands
         self.versions: dict[str, str] = {}
-        self.warnings: list[str] = []  # of the workers that are closed
+        self.warnings: list[str] = []  # what closed workers warned of
         self._running: dict[str, _Worker] = {}
 
     def __enter__(self) -> Self:

@@ -51,7 +51,7 @@ class Command:
         self.name, self.run, self.classes, self.shared = name, run, classes, shared
         ConfigStore.instance().store(f"{name}_settings", _defaults(classes) | {"command": folder})
         data_set = {each.name: "???" if each.default is MISSING else each.default for each in fields(DatasetSource)}
-        ConfigStore.instance().store("data_set", data_set, group="data")  # for the files of conf/data
+        ConfigStore.instance().store("data_set", data_set, group="data")  # files of conf/data name it
         update_wrapper(self, run)  # Hydra looks up where the function was defined
         compose_and_run = hydra.main(version_base="1.3", config_path=str(config_folder().resolve()), config_name=name)
         self.hydra_entry = compose_and_run(update_wrapper(lambda cfg: self.job(cfg), run))
@@ -114,7 +114,7 @@ class Command:
                 if is_first_process():
                     runs.finish(folder)
         except Exception as error:
-            if run_folders.is_launched and (message := user_error(error)):  # for the process of the command line to tell
+            if run_folders.is_launched and (message := user_error(error)):  # the process of the command line tells it
                 raise message from None
             if run_folders.is_launched or not self._tell(error):
                 raise
@@ -126,7 +126,7 @@ class Command:
             return False
         self.failed = True
         where = ""
-        with contextlib.suppress(UserError):  # of the launcher's variables, which may be this mistake
+        with contextlib.suppress(UserError):  # the launcher's variables may be this mistake
             processes = Processes.this()
             where = "" if processes.is_first else f" in process {processes.rank} on {socket.gethostname()}"
         print(f"error{where}: {message}", file=sys.stderr)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MISSING = object()  # in place of the value of a key that a config does not have
+_MISSING = object()  # stands for the value of a key that a config does not have
 
 S = TypeVar("S", bound=Settings)
 
@@ -52,7 +52,7 @@ class RunSettings(Settings):
 
 def command_config(name: str, words: Sequence[str] = (), with_hydra: bool = False) -> DictConfig:
     """Return the config conf/<name>.yaml of a command with the words of a command line. Raises Hydra's errors."""
-    next(verb for verb in VERBS.values() if verb.config == name).load()  # which makes its defaults known
+    next(verb for verb in VERBS.values() if verb.config == name).load()  # this makes its defaults known
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
         return hydra.compose(name, list(words), return_hydra_config=with_hydra)
 
@@ -94,15 +94,15 @@ def settings_of(cls: type[S], cfg: DictConfig, **objects: Any) -> S:
 
 def check_keys(cfg: DictConfig, classes: Sequence[type[Settings]]) -> None:
     """Raise UserError for a key of a composed config that is in none of the classes of settings of its command."""
-    settings_of(RunSettings, cfg)  # which refuses unknown folders
+    settings_of(RunSettings, cfg)  # it refuses unknown folders
     all_classes: list[type[Settings]] = [RunSettings, *classes]
-    groups = {"": {"model", "data", "logger"}}  # by group its keys; these three are not the fields of one class
+    groups = {"": {"model", "data", "logger"}}  # the keys of each group; these three are not the fields of one class
     for cls in all_classes:
         for name, field in cls.model_fields.items():
             group, _, last = (key := key_of(name, field)).rpartition(".")
             groups.setdefault(group, set()).add(last)
             groups[""].add(key.partition(".")[0])
-    for group in sorted(groups.keys() - {"data"}):  # whose keys depend on the source of prompts
+    for group in sorted(groups.keys() - {"data"}):  # its keys depend on the source of prompts
         node = OmegaConf.select(cfg, group, default={}) if group else cfg
         if not isinstance(node, Mapping | DictConfig):
             raise UserError(f"{group}={shown(plain(node))} must be a set of keys; leave it out for the usual ones.")

@@ -184,7 +184,7 @@ def probe_pair(cfg: DictConfig) -> Probed:
     prompts = [] if cfg.prompts is None else [f"data.path={cfg.prompts}"]  # what comes next is for the same prompts
 
     def following(verb: str, *words: str) -> str:
-        return without_home(next_command(verb, *prompts, *words))  # which the report has, too
+        return without_home(next_command(verb, *prompts, *words))  # the report has it, too
 
     probed = probe(pair, settings, data, Path(cfg.paths.data), following, {"config": _config_text(cfg)})
     page, numbers = write_probe(probed, Path(cfg.paths.run))

@@ -29,7 +29,7 @@ from specheads.prompts.sources import DatasetSource, NanoSource, source_class
 from specheads.settings import fields_of, shown
 
 GROUP, REPRODUCE = "experiment", "reproduce"
-_REPRODUCES = re.compile(rf"^command: {REPRODUCE}/", re.MULTILINE)  # to parse the files would take longer than all else here
+_REPRODUCES = re.compile(rf"^command: {REPRODUCE}/", re.MULTILINE)  # parsing the files would take longer than all else here
 _MORE = [("--help=all", "explains every key in full"), ("--help=<key>", "explains the keys of a group")]
 _HYDRA = [
     ("+key=value", "adds a key that is not listed; '~key' takes one away"),
@@ -138,7 +138,7 @@ def composed(command: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, d
             choices[override.key_or_group] = shown(names)
     OmegaConf.set_struct(cfg, False)
     del cfg.hydra
-    cfg.paths.run = "${paths.outputs}/${command}/<date_time>"  # which only a run knows
+    cfg.paths.run = "${paths.outputs}/${command}/<date_time>"  # only a run knows the folder
     groups = [group for group in choices if group.isidentifier()]  # not hydra/launcher
     return cfg, {group: choices[group] for group in sorted(groups, key=lambda group: group != "model")}
 
@@ -236,7 +236,7 @@ def composition_error(error: Exception, command: str, words: Sequence[str], clas
     nulls = [name for word in words if word.endswith("=null") and (config_folder() / (name := word[:-5])).is_dir()]
     if nulls and "Config group override" in str(error):
         return UserError(f"{nulls[0]}=null: a group of configs cannot be null; write '~{nulls[0]}' to leave it out.")
-    if isinstance(error, yaml.YAMLError | UnicodeDecodeError) and not HydraConfig.initialized():  # of a config
+    if isinstance(error, yaml.YAMLError | UnicodeDecodeError) and not HydraConfig.initialized():  # a config has a mistake
         where = "the folder of --config-dir" if any("config-dir" in word or "searchpath" in word for word in words) else "conf/"
         return UserError(f"a file in {where} is not valid YAML in UTF-8: {' '.join(str(error).split())}.")
     if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):

@@ -26,7 +26,7 @@ from specheads.storage import runs
 from specheads.storage.files import without_home
 
 _WHERE = ("accelerator", "devices", "num_nodes", "strategy")  # arguments of a trainer that do not decide what a run computes
-_BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # which runs one job after another in this process
+_BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # it runs one job after another in this process
 
 taken: set[Path] = set()  # folders of runs and sweeps that this process works in
 _sweep: Path | None = None  # the folder of the sweep whose jobs run in other processes, in that of the command line

@@ -97,7 +97,7 @@ def _responses_of(cfg: DictConfig, pair: Pair, settings: Distillation) -> Genera
     The prompts have the responses of their source if the draft learns from these.
     """
     prompts = unique(source_of(cfg).load(pair.chats, responses="text" in settings.shares))
-    splits = SPLITS if "target" in settings.shares else ("dev", "test")  # on which a draft is measured
+    splits = SPLITS if "target" in settings.shares else ("dev", "test")  # a draft is measured on the last two
     return data_cache(cfg, pair, splits=splits, prompts=prompts, labelled=False)
 
 

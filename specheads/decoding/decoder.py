@@ -162,8 +162,8 @@ class SpeculativeDecoder(Decoder):
         if self.drafting.reads_draft:
             self.engines.append(make_engine(engine, pair.draft_lm, window, self.drafting.most_read(self._longest)))
         # Decoders that share engines share these, too.
-        self._memories: dict[int, DraftMemory] = {}  # by the length of the longest draft
-        self._row_engines: dict[int, list[Engine]] = {}  # by the number of rows
+        self._memories: dict[int, DraftMemory] = {}  # the key is the length of the longest draft
+        self._row_engines: dict[int, list[Engine]] = {}  # the key is the number of rows
         self._bind()
 
     @classmethod
@@ -255,7 +255,7 @@ class Baseline(Decoder):
         self.pair, self.warp, self._engine_name = pair, warp or Warp(), engine if isinstance(engine, str) else "auto"
         self.engine = make_engine(engine, pair.target_lm, checked_window(pair, window)) if isinstance(engine, str) else engine
         self.single = RowsDecoder(pair, TargetRounds(pair.target_id, self.engine, self.warp))
-        self._batch: RowsDecoder | None = None  # with memory for one number of rows at a time
+        self._batch: RowsDecoder | None = None  # it has memory for one number of rows at a time
 
     def _batch_of(self, num_rows: int, policy: LengthPolicy | None) -> RowsDecoder:
         if policy is not None:

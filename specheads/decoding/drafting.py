@@ -76,7 +76,7 @@ class ChainState(NamedTuple):
     """The state that each step passes on to the next."""
 
     stopped: Tensor  # (B,) bool, whether the draft has ended; then steps change nothing here
-    rule: Any  # of the stopping rule, tensors (B, ...)
+    rule: Any  # the stopping rule's state, tensors (B, ...)
 
 
 class ChainStep:

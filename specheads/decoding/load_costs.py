@@ -9,7 +9,7 @@ from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.load_aware import LengthPolicy, LoadCosts
 from specheads.decoding.records import Generation
 
-ROUNDS = 4  # of one length in a row, at least: as decoding does them, so that memory is in the caches that it is in then
+ROUNDS = 4  # rounds of one length in a row, at least: as in decoding, memory is then in the caches that it is in there
 
 
 class _Always(LengthPolicy):

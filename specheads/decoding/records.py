@@ -45,11 +45,11 @@ class Round(NamedTuple):
     num_draft_calls: int = 0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
-    commit_seconds: float = 0.0  # for rewinding memory and committing tokens
-    used_copy: bool = False  # of a graph: whether a copied node was accepted
+    commit_seconds: float = 0.0  # seconds to rewind memory and commit tokens
+    used_copy: bool = False  # whether a graph's copied node was accepted
     num_target_calls: int = 1
-    wait_seconds: float = 0.0  # in a batch, from the row's last tokens to this round: other rows commit, new prompts are read
-    tree: DraftTree | None = None  # of drafts of several candidates
+    wait_seconds: float = 0.0  # time from the row's last tokens to this round: other rows commit, prompts are read
+    tree: DraftTree | None = None  # the draft, if it has several candidates
 
     @property
     def seconds(self) -> float:
@@ -76,7 +76,7 @@ class DecodeStats:
     num_target_calls: int
     num_draft_calls: int
     seconds: float  # prefill_seconds included
-    prefill_seconds: float  # for reading prompts
+    prefill_seconds: float  # seconds to read prompts
     num_copy_rounds: int = 0  # rounds in which a copied node of a graph was accepted
     num_expected: float | None = None  # accepted tokens that the stopping rule expected; None: it does not expect a number
     num_rejections: int = 0  # rounds with a rejection; under a policy on the load, also those with tokens that were not submitted

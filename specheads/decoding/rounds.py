@@ -21,7 +21,7 @@ from specheads.errors import UserError
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, has_nan
 
-STEP_TOKENS = 8  # of a row that a draft step reads; more are read before it, without logits
+STEP_TOKENS = 8  # the most tokens of a row that a draft step reads; more are read before it, without logits
 
 
 class _TargetStep:
@@ -47,7 +47,7 @@ class RoundParts(NamedTuple):
     stopping: StoppingRule
     verification: Any
     warp: Warp
-    memory: DraftMemory  # of chains, on the draft's device
+    memory: DraftMemory  # holds the drafts, on the draft's device
 
 
 class TargetRounds(Rounds):
@@ -92,7 +92,7 @@ class Drafter:
 
     def __init__(self, engine: Engine, rule: StoppingRule) -> None:
         self._engine, self.rule = engine, rule
-        self.state: Any = rule.start_prompt(engine.num_rows, engine.lm.device)  # by place in memory
+        self.state: Any = rule.start_prompt(engine.num_rows, engine.lm.device)  # a row's state is at its place in memory
 
     def warm_up(self, ends: Tensor) -> None:
         """Prepare the engine for all that drafting runs."""
@@ -132,7 +132,7 @@ class ChainRounds(Rounds):
             self._memory = DraftMemory(memory.most, lm.vocab_size, lm.probs_dtype, lm.device, target.num_rows)
         step = VerifyStep(parts.warp, parts.verification, self._memory)
         self.verifier = ChainVerifier(target, step, drafter.rule.max_tokens)
-        self._counts = HostNumbers((2, target.num_rows), memory.probs.device)  # of drafted and accepted tokens
+        self._counts = HostNumbers((2, target.num_rows), memory.probs.device)  # drafted and accepted tokens
         self._num_drafted, self._num_accepted = self._counts.tensor.unbind()
         self._target_hidden: Tensor | None = None
         if drafter.rule.reads_target:
@@ -150,7 +150,7 @@ class ChainRounds(Rounds):
         *self.readers, self._late_reader = self.readers
         # A state has to learn of every round, and a rule may have to know the target's state after it.
         if not self.drafter.rule.reads_target and not tree_leaves(self.verifier.state):
-            self._alone = TargetRounds(self._pair.target_id, self.engines[0], self._warp, numbers=2)  # as many as a verification
+            self._alone = TargetRounds(self._pair.target_id, self.engines[0], self._warp, numbers=2)  # two, as a verification
 
     def warm_up(self, ends: Tensor) -> None:
         self.drafter.warm_up(ends)

@@ -44,7 +44,7 @@ def checked_window(pair: Pair, window: int | None) -> int:
 class Row:
     """A response in progress."""
 
-    number: int  # of the prompt
+    number: int  # the prompt's number
     committed: list[int]  # prompt and response
     prompt_length: int
     limit: int  # length of the text at which the response ends
@@ -52,12 +52,12 @@ class Row:
     stop_tokens: frozenset[int]
     draft_uniforms: Uniforms
     verify_uniforms: Uniforms
-    place: int = 0  # in the engines' memory
+    place: int = 0  # where the row is in the engines' memory
     num_read: int = 0  # positions in the draft's memory, of steps in rows
     num_probs_needed: int = 0  # coming tokens whose verification needs the draft's distribution
-    drafted: list[int] = field(default_factory=list)  # in this round, by steps in rows
-    num_drafted: int = 0  # in this round
-    num_draft_calls: int = 0  # in this round
+    drafted: list[int] = field(default_factory=list)  # this round's tokens, where steps draft for all rows
+    num_drafted: int = 0  # this round's drafted tokens
+    num_draft_calls: int = 0  # this round's draft steps
     has_next_probs: bool = False  # whether memory has the draft's distribution after the last token of this round
     rounds: list[Round] = field(default_factory=list)
     ready_at: float = 0.0  # the clock's time when its prompt was read, or its last tokens were committed
@@ -120,7 +120,7 @@ class Rounds:
     def __init__(self, engines: Sequence[Engine]) -> None:
         """`engines`: the target's, then the draft's if there is one."""
         self.engines = engines
-        self.readers = [PromptReader(engine) for engine in engines]  # of those that read prompts before the first round
+        self.readers = [PromptReader(engine) for engine in engines]  # they read prompts before the first round
 
     def warm_up(self, ends: Tensor) -> None:
         """Prepare the engines for all that rounds run; see `take` for `ends`."""
@@ -259,7 +259,7 @@ class RowsDecoder:
                 for row in started:
                     row.place = free.pop()
                 self._start(started)
-                decoding = sorted([*decoding, *started], key=lambda row: row.place)  # in memory's order, which saves copies
+                decoding = sorted([*decoding, *started], key=lambda row: row.place)  # memory's order saves copies
             if not decoding:
                 return
             with torch.no_grad():

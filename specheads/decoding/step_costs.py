@@ -15,7 +15,7 @@ class StepCosts:
     """Seconds of a draft step, of a verification by its number of drafted tokens, and of a round's overhead."""
 
     draft_seconds: float
-    target_seconds: float  # of a verification without a drafted token: one forward pass of the target
+    target_seconds: float  # one forward pass of the target, which verifies no drafted token
     verified_seconds: float = 0.0  # more for each drafted token
     round_seconds: float = 0.0
     # Measured seconds of verifying 0, 1, 2, ... drafted tokens, where there are any; beyond them each token takes

@@ -111,7 +111,7 @@ class ChainVerifier:
         self.rule, self._engine, self.memory, self._most = step.rule, engine, step.memory, most
         self._single, device = engine.num_rows == 1, engine.lm.device
         self.step: Any = engine.compiled_step(step, all_logits=True) if self._single else RowsStep(engine, _RowsVerifyStep(step))
-        self._lengths = HostNumbers((3,), device)  # of a single row
+        self._lengths = HostNumbers((3,), device)  # a single row's numbers
         self.state: Any = self.rule.start_prompt(engine.num_rows, device)
 
     def warm_up(self) -> None:

@@ -32,9 +32,9 @@ from specheads.storage.journal import Entry, Journal
 
 logger = logging.getLogger(__name__)
 
-REQUESTS_PER_ROW = 2  # at least, so that rows take other prompts while their neighbours decode
+REQUESTS_PER_ROW = 2  # at least; rows then take other prompts while their neighbours decode
 
-_DecodeBatch = Callable[..., Iterator[tuple[int, Generation]]]  # of prompts, rows, longest response, seeds
+_DecodeBatch = Callable[..., Iterator[tuple[int, Generation]]]  # it takes prompts, rows, the longest response, seeds
 _Advance = Callable[[int], Any]  # is called with the number of responses that are done
 
 
@@ -42,9 +42,9 @@ _Advance = Callable[[int], Any]  # is called with the number of responses that a
 class BatchRun:
     """Requests that one setting decoded once, in the order in which they were handed in."""
 
-    seconds: float  # of the whole run: from handing in all requests to the end of the last response
+    seconds: float  # the whole run: from handing in all requests to the end of the last response
     stats: Sequence[DecodeStats]  # their seconds: from the moment that a request gets a row to its last token
-    rounds: Sequence[Sequence[Sequence[float]]]  # by response: tokens and seconds of rounds, with the wait before
+    rounds: Sequence[Sequence[Sequence[float]]]  # each response's rounds: tokens, seconds, and the wait before
 
     @property
     def tokens_per_second(self) -> float:

@@ -21,7 +21,7 @@ from specheads.heads.head import AcceptanceHead
 from specheads.replay.replay import GROUND_TRUTH, Ceiling, RecordedHead, recorded_head
 
 FIXED, CEILING, ORACLE = "fixed_length", "ceiling", "oracle"
-TARGET, LOAD_AWARE = "target", "load-aware"  # of batches besides
+TARGET, LOAD_AWARE = "target", "load-aware"  # further ways to decode batches
 OF_VERIFICATION = "of_verification"  # the family of a verification rule's own stopping rule
 CEILING_THRESHOLDS = [round(0.05 * step, 2) for step in range(1, 20)]
 # Acceptable values in place of those that are measured or fitted, while nothing is recorded.
@@ -77,7 +77,7 @@ class RuleChoice:
 
 
 Rules = Mapping[str, RuleChoice]
-DEFAULT: Rules = {"load_aware": RuleChoice(LoadAware)}  # of batches, if none is named
+DEFAULT: Rules = {"load_aware": RuleChoice(LoadAware)}  # batches take it if none is named
 
 
 def check_rules(choices: Rules) -> None:
@@ -99,12 +99,12 @@ class Candidate(RuleFields):
 
     family: str  # a rule's name, TARGET, OF_VERIFICATION, or the name of another verification rule
     name: str
-    rule: StoppingRule | None  # as it is replayed
-    live: StoppingRule | None  # as it decodes; None for a bound that no decoder can reach
+    rule: StoppingRule | None  # the rule that is replayed
+    live: StoppingRule | None  # the rule that decodes; None for a bound that no decoder can reach
     parameters: Mapping[str, Any] = field(default_factory=dict)
     ratio: str | None = None  # the cost ratio that it was fitted to; None: it suits all
     verification: VerificationRule | None = None  # None: that of the evaluation
-    policy: LengthPolicy | None = None  # on the load, of batches; then there is no rule
+    policy: LengthPolicy | None = None  # chooses lengths by the load of batches; then there is no rule
 
     @property
     def value(self) -> float | None:

@@ -58,7 +58,7 @@ def _ratio_name(ratio: str) -> str:
 
 
 PREFERRED = "10"  # ratio to begin with
-WORTH_A_TRY = 0.002  # of overlap, what another temperature of the draft has to gain to be mentioned
+WORTH_A_TRY = 0.002  # the overlap that another temperature of the draft has to gain to be mentioned
 
 
 def ratios_of(report: Report) -> list[str]:

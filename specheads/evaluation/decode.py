@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 FEW_LENGTHS, FEW_PROMPTS = (1, 4, 12), 4  # fixed lengths, and the number of dev prompts that they decode
 CONTEXT = 256  # positions in memory while draft steps are timed
 PATIENCE = 3.0  # seconds after which slow steps are timed no more often
-MOST_TURNS = 4  # of choosing rules and decoding with them
+MOST_TURNS = 4  # at most so many times rules are chosen and decoded
 TEXTS_AT_ONCE = 16
 NUM_TRIED = 16  # dev prompts at most, and half as many as are decoded for the report
 

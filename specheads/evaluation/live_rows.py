@@ -101,7 +101,7 @@ def gain_over_fixed(measured: Sequence[Measured], costs_of: Callable[[Candidate]
 
     `costs_of` returns the costs of a setting's rule.
     """
-    families: list[list[Any]] = [[], []]  # of fixed lengths and of heads, the tokens and seconds of each prompt
+    families: list[list[Any]] = [[], []]  # fixed lengths and heads: the tokens and seconds of each prompt
     for each in measured:
         setting = each.setting
         if setting.verification is None and (setting.rule_name == FIXED or setting.head is not None):

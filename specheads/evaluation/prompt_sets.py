@@ -36,7 +36,7 @@ class PromptData:
     """The prompts of dev, test and final splits, and their name in reports; without a name it is that of the pair."""
 
     source: PromptSource
-    limits: ResponseLimits = field(default_factory=ResponseLimits)  # that of responses is max_new_tokens of the settings
+    limits: ResponseLimits = field(default_factory=ResponseLimits)  # a response's limit is max_new_tokens of the settings
     name: str | None = None
 
     @property
@@ -195,7 +195,7 @@ class PromptSets:
         count, source, key = self.settings.num_prompts, test_set.source, f"test_sets={{{name}: <file>}}"
         prompts = self._split(source, "test", f"give {'a file with more rows' if test_set.is_file else f'a file: {key}'}")
         if test_set.is_file and not known.isdisjoint(_numbers_of(prompts)):
-            assert isinstance(source, DatasetSource)  # of `file_source`
+            assert isinstance(source, DatasetSource)  # `file_source` made it
             prompts = self._split(replace(source, num_test=count + len(known)), "test")
         return self._set(title, "test", source, prompts, known, key).first(count)
 

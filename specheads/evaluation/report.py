@@ -20,7 +20,7 @@ MEASURED = "measured"
 class RuleFields:
     """What kind of rule a candidate or a result is of: families and names are titles for readers, and decide nothing."""
 
-    rule_name: str = ""  # that of its config; empty for what has none
+    rule_name: str = ""  # the name of its config; empty for what has none
     head: str | None = None  # the name of its head
     automatic: bool = False  # whether a value was chosen as `auto`
     bound: bool = False  # whether it uses knowledge that no decoder has
@@ -35,7 +35,7 @@ def rule_fields(rule: RuleFields) -> dict[str, Any]:
 class QualityRow:
     """The responses of one setting as the target sees them, and how well they answer."""
 
-    perplexity: Interval  # of all emitted tokens under the target as it is, without temperature, top-k and top-p
+    perplexity: Interval  # all emitted tokens under the target as it is, without temperature, top-k and top-p
     rejections_per_token: Interval | None  # rounds with a rejection over emitted tokens; None where nothing is drafted
     score: Interval | None  # the mean of data.score over the prompts with a response in the data set
 
@@ -57,10 +57,10 @@ class LiveRow(RuleFields):
     block_efficiency: float
     acceptance_rate: float | None
     milliseconds: Mapping[str, float]  # p50, p90, p99
-    predicted_tokens_per_second: float | None  # from its own counts by the fitted costs; None for the target alone
+    predicted_tokens_per_second: float | None  # its own counts at the fitted costs; None for the target alone
     # From replayed counts and the measured costs of its rounds; None where it was not replayed.
     replayed_tokens_per_second: float | None
-    predicted_speedup: Mapping[str, Interval]  # by ratio, from its own counts
+    predicted_speedup: Mapping[str, Interval]  # the speed-up by its own counts at each ratio
     lossless: bool  # whether the output follows the target's distribution
     efficiency_gain: Interval | None  # block efficiency over that of the same rule under the sweep's verification rule, a ratio
     verification: str | None = None  # the name of its verification rule; None: that of the sweep
@@ -80,13 +80,13 @@ class BatchRow(RuleFields):
     name: str
     family: str
     lossless: bool
-    tokens_per_second: float  # of all requests together, in a whole run with the reading of prompts; the median over repeats
+    tokens_per_second: float  # all requests together, in a whole run with the reading of prompts; the median over repeats
     over_alone: float  # the same over that of the target alone in the same repeat, the median over repeats
-    request_tokens_per_second: float  # of a request from the moment that it gets a row, the median over requests
+    request_tokens_per_second: float  # a request's from the moment that it gets a row, the median over requests
     speedup: Interval  # tokens per second in a row over those of the target alone
     token_ms: Mapping[str, float]
     first_token_ms: Mapping[str, float]
-    tokens_per_round: float  # of a request
+    tokens_per_round: float  # a request's
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class RuleRow(RuleFields):
     verification_rate: Interval
     block_efficiency: float
     acceptance_rate: float | None
-    speedup: Mapping[str, Interval]  # by ratio; only those that the rule is meant for
+    speedup: Mapping[str, Interval]  # the key is the ratio; only those that the rule is meant for
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Winner(RuleFields):
     gain: Interval  # speed-up over that of the best fixed length, a ratio
     gap_ceiling: Interval | None  # share of the way from the best fixed length to the informed ceiling
     gap_oracle: Interval | None  # the same to the oracle, which knows every outcome
-    dev_speedup: float = 0.0  # on dev prompts, by which families are compared
+    dev_speedup: float = 0.0  # the speed-up on dev prompts, by which families are compared
     head_share: float | None = None  # the cost of its head as a share of a draft step; the speed-up counts it
     break_even: Interval | None = None  # the share at which it would be as fast as the best fixed length
 
@@ -164,7 +164,7 @@ class DataSet:
     name: str
     role: str  # dev: rules were tuned on it; test: they were not
     num_prompts: int
-    num_tokens: int  # of recorded responses
+    num_tokens: int  # tokens of recorded responses
     num_samples: int  # acceptance samples per response
     rules: Sequence[RuleRow]
     winners: Sequence[Winner]
@@ -181,7 +181,7 @@ class BankRow:
     ece: float
     speedup: Mapping[str, Interval]
     threshold: Mapping[str, float | None]
-    head_share: Mapping[str, float | None]  # by ratio, its cost as a share of a draft step
+    head_share: Mapping[str, float | None]  # the head's cost as a share of a draft step, at each ratio
     # By ratio, the share at which it would be as fast as the best fixed length.
     break_even: Mapping[str, Interval | None] = field(default_factory=dict)
 
@@ -194,17 +194,17 @@ class Report:
     """
 
     context: Mapping[str, Any]
-    fit: CostFit | None  # of the measured costs
+    fit: CostFit | None  # how well the measured costs fit
     doubts: Sequence[str] = field(default_factory=list)  # why measured figures are not to be trusted; empty if they are
     live: Sequence[LiveRow] = field(default_factory=list)
     gains: Mapping[str, Interval | None] = field(default_factory=dict)
     data_sets: Sequence[DataSet] = field(default_factory=list)
     bank: Sequence[BankRow] = field(default_factory=list)
-    batches: Sequence[BatchTable] = field(default_factory=list)  # where numbers of rows were asked for
-    texts: Sequence[TextSample] = field(default_factory=list)  # on the first set of test prompts
+    batches: Sequence[BatchTable] = field(default_factory=list)  # empty unless numbers of rows were asked for
+    texts: Sequence[TextSample] = field(default_factory=list)  # texts of the first set of test prompts
     # The setting that was fastest on dev prompts, by its name among those that were decoded; None where that was not tried.
     recommended: str | None = None
-    notes: Sequence[str] = field(default_factory=list)  # for the reader, for example that a simple rule beats the head
+    notes: Sequence[str] = field(default_factory=list)  # what the reader should know, such as that a simple rule beats the head
 
     @property
     def costs(self) -> StepCosts | None:

@@ -40,9 +40,9 @@ class CostTable:
     """
 
     costs: Mapping[str, StepCosts]
-    head_shares: Mapping[str, float] = field(default_factory=dict)  # by head, its cost as a share of a draft step, at the ratios
-    fit: CostFit | None = None  # of the measured costs
-    measured_heads: Mapping[str, float] = field(default_factory=dict)  # by head, seconds that it adds to a draft step here
+    head_shares: Mapping[str, float] = field(default_factory=dict)  # each head's cost as a share of a draft step, at the ratios
+    fit: CostFit | None = None  # how well the measured costs fit
+    measured_heads: Mapping[str, float] = field(default_factory=dict)  # the seconds that each head adds to a draft step here
     # The costs that kinds of rules without timed rounds add, by whether they have a head: the median of those of timed kinds. If
     # they were taken to add nothing, rules without timed rounds would look best.
     untimed: Mapping[bool, RuleCosts] = field(default_factory=dict)
@@ -149,7 +149,7 @@ class Tuning:
             self._curves[head, max_tokens] = [replayed.per_prompt(self.recording.num_prompts) for replayed in rounds]
         curve = self._curves[head, max_tokens]
         tokens, seconds = np.array([(each.tokens.sum(), costs.seconds(each.drafted, each.rounds).sum()) for each in curve]).T
-        throughputs = tokens * (costs.draft_seconds + costs.verified_seconds) / seconds  # at GRID, per time of a draft step
+        throughputs = tokens * (costs.draft_seconds + costs.verified_seconds) / seconds  # at GRID, per draft step
         worth = self.mean_acceptance ** (2 if head.config.predicts == "input_token" else 1)
         if not worth:  # the target accepts nothing: drafting never pays
             return float(GRID[0]), float(throughputs[0])

@@ -56,7 +56,7 @@ class Setup:
     prompt_data: PromptData
     data_folder: Path
     run_folder: Path
-    load: float | None = field(default_factory=load_average)  # of the machine, before anything runs
+    load: float | None = field(default_factory=load_average)  # the machine's, before anything runs
 
     @cached_property
     def heads(self) -> dict[str, AcceptanceHead]:

@@ -142,10 +142,10 @@ def response_seed(seed: int, number: int, repeat: int) -> int:
     return int(np.random.SeedSequence([seed, number, repeat]).generate_state(1)[0])
 
 
-LEAST_R_SQUARED = 0.9  # over responses that a fit had not seen
+LEAST_R_SQUARED = 0.9  # the least over responses that a fit had not seen
 LARGEST_SPREAD = 1.2  # mean over median of the target's steps
-LARGEST_HALF_WIDTH = 0.1  # of a speed's 95 % interval, as a share of the speed
-FEWEST_GROUPS = 8  # of prompts; an interval over fewer means nothing
+LARGEST_HALF_WIDTH = 0.1  # half of a speed's 95 % interval, as a share of the speed
+FEWEST_GROUPS = 8  # an interval over fewer groups of prompts means nothing
 REMEDY = "run it again on a quiet machine, or leave decoding out (live=none)"
 
 

@@ -32,7 +32,7 @@ class HeadConfig:
     inputs: tuple[str, ...] = ()
     width: int | None = None
     embedding_size: int | None = None
-    target_size: int | None = None  # of the target's hidden state, where that is an input
+    target_size: int | None = None  # the width of the target's hidden state, where that is an input
     # Number of tokens in the distribution that features are computed from; a draft may have padded logits beyond them.
     vocab_size: int | None = None
     label: str = "sampled"
@@ -41,7 +41,7 @@ class HeadConfig:
     draft: Mapping[str, str] = field(default_factory=dict)
     target: Mapping[str, str] = field(default_factory=dict)
     overlap: bool = False  # whether it predicts the expected acceptance of the next token too, before that is sampled
-    calibration: Mapping[str, Any] | None = None  # of IndexCalibration; stopping rules apply it, the head returns raw logits
+    calibration: Mapping[str, Any] | None = None  # IndexCalibration's; stopping rules apply it, the head returns raw logits
     overlap_calibration: Mapping[str, Any] | None = None  # the same for the logits of the expected acceptance
     recommended: Mapping[str, Any] | None = None
     train: Mapping[str, Any] = field(default_factory=dict)

@@ -34,7 +34,7 @@ class DraftedToken(NamedTuple):
     token: Tensor  # (...) long
     hidden: Tensor  # (..., H), the draft's hidden state that the token was sampled from
     embed: Callable[[Tensor], Tensor]  # the draft's input embedding
-    softmax: _SoftmaxSums  # of the draft's logits
+    softmax: _SoftmaxSums  # sums over the draft's logits
 
 
 @dataclass(frozen=True)

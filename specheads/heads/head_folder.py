@@ -27,7 +27,7 @@ from specheads.storage.files import read_json, write_json, write_whole
 
 FILES = ("config.json", "model.safetensors", "golden.safetensors")  # what a head is loaded from
 PROFILE_FILE = "speculation_profile.json"
-GRAPHS = ("head.onnx", "head.pt2")  # with the calibration in them; the second was written by earlier versions
+GRAPHS = ("head.onnx", "head.pt2")  # they hold the calibration; the second was written by earlier versions
 # In other formats, for other decoders; those in `specdecpp` were written by earlier versions.
 EXPORTED = (*GRAPHS, STANDALONE, "specdecpp/config.json", "specdecpp/model.safetensors")
 
@@ -42,13 +42,13 @@ class HeadFiles:
     tensors: Mapping[str, Tensor]
     golden: Mapping[str, Tensor] | None  # `inputs` and `logits`; None: a checkpoint of the SpecDec++ authors, which has none
     train_prompts: TrainPrompts | None
-    folder: Path | None = None  # where it was read
+    folder: Path | None = None  # the folder that was read
 
 
 def write_files(folder: Path, files: HeadFiles) -> Path:
     """Write a head's folder, which is made, or whose files are replaced one by one; return it."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in (PROFILE_FILE, *EXPORTED):  # of the head that this one replaces
+    for name in (PROFILE_FILE, *EXPORTED):  # they belong to the head that this one replaces
         (folder / name).unlink(missing_ok=True)
     write_loader(folder, CUSTOM_GENERATE)
     if files.train_prompts is None:

@@ -40,7 +40,7 @@ def write_onnx(head: AcceptanceHead, folder: Path) -> Path:
     # It warns that torchvision is missing, which a head does not use.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # by torch, about its pytrees
+        warnings.simplefilter("ignore", FutureWarning)  # torch warns about its pytrees
         graph = torch.onnx.export(_traced(head), input_names=names, output_names=["logit", "acceptance"], verbose=False)
     assert graph is not None  # only torch's former exporter returns None
 

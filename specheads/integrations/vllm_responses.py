@@ -42,7 +42,7 @@ def answer(content: dict[str, Any], out: Any) -> None:
     engine = vllm.LLM(**content["model"]).llm_engine
     for number, request in enumerate(content["requests"]):
         given = request["params"]
-        if "logit_bias" in given:  # in JSON keys are text
+        if "logit_bias" in given:  # JSON made its keys text
             given["logit_bias"] = {int(token): bias for token, bias in given["logit_bias"].items()}
         params = vllm.SamplingParams(detokenize=False, **given)
         engine.add_request(str(number), {"prompt_token_ids": request["ids"]}, params)

@@ -13,7 +13,7 @@ from specheads.errors import UserError
 from specheads.pair.quantization import check_quantization
 from specheads.settings import Flag, PositiveNumber, Settings, Text, setting
 
-INSTRUCTION = "{instruction}"  # where an instruction format takes the text
+INSTRUCTION = "{instruction}"  # an instruction format takes the text there
 
 
 def _check_format(value: Any) -> Any:

@@ -94,8 +94,8 @@ def _compacted(levels: Levels) -> Levels:
 class NestedDistribution:
     """The distribution of a verified block's outcome under the modifications in force."""
 
-    distribution: AcceptanceDistribution  # of the block against the modified target
-    plain: Block  # with the unmodified target
+    distribution: AcceptanceDistribution  # the block against the modified target
+    plain: Block  # the block with the unmodified target
     before: Levels  # before each position, (B, L, K + 1)
     modifies: Tensor  # (B,) bool, whether a rejection adds a level
 

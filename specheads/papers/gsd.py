@@ -147,8 +147,8 @@ class _GraphDrafter(_TopDrafter):
 
     def begin(self, committed: Sequence[int], limit: int) -> None:
         super().begin(committed, limit)
-        self._occurrences: dict[tuple[int, ...], int] = {}  # by run: the node that gets children
-        self._same: dict[int, int] = {}  # by merged node: the node with the same run that it is linked to
+        self._occurrences: dict[tuple[int, ...], int] = {}  # the node of each run that gets children
+        self._same: dict[int, int] = {}  # for each merged node the node with the same run that it is linked to
         self._context, self._deepest = list(committed[-self.choices.tau :]), limit
 
     def without_repeats(self, onward: Sequence[int], new: Sequence[int]) -> Sequence[int]:

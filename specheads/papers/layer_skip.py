@@ -147,9 +147,9 @@ class _SkippedLayers:
 
     skipped: tuple[int, ...]
     acceptance: float  # mean overlap with the target's distributions
-    cost: float  # of a forward pass of the draft, as a share of one of the target
+    cost: float  # a forward pass of the draft, as a share of one of the target
     length: int  # the best fixed length
-    speedup: float  # with drafts of that length
+    speedup: float  # what drafts of that length are worth
 
 
 def best_length(acceptance: float, cost: float, longest: int) -> tuple[int, float]:

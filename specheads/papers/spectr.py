@@ -82,7 +82,7 @@ class _MultiDrafter(TreeDrafter):
         return admitted, sorted(set(self._chains))
 
 
-_NUM_HALVINGS = 40  # of an interval of length k - 1; the remaining error only lowers the acceptance
+_NUM_HALVINGS = 40  # the interval has length k - 1; the remaining error only lowers the acceptance
 
 
 class SpecTr(TreeVerification):

@@ -128,7 +128,7 @@ def _parse_csv(path: str, text: str) -> SourceRows:
     rows: list[dict] = []
     try:
         for row in reader:
-            if None in row:  # where csv puts what is beyond the header
+            if None in row:  # csv puts there what is beyond the header
                 expected = len(reader.fieldnames or ())
                 cells = f"{expected + len(row[None])} cells under a header of {expected}"
                 raise _at(path, reader.line_num, f"{cells}; put quotes around texts with commas")

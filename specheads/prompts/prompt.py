@@ -139,7 +139,7 @@ class GeneratedData:
 
 _SIGN = r"(?:(?<![\w)])-)?\$?"  # after a letter, a digit or a bracket it is a hyphen or a minus between two numbers
 _NUMBER = re.compile(rf"{_SIGN}(?:\d{{1,3}}(?:,\d{{3}})+(?!\d)|\d+)(?:\.\d+)?|{_SIGN}(?<![\d.])\.\d+")
-_FINAL_ANSWER = "####"  # which precedes it in GSM8K's responses
+_FINAL_ANSWER = "####"  # it precedes the answer in GSM8K's responses
 
 
 def exact_number(response: str, reference: str) -> float:

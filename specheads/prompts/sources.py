@@ -23,7 +23,7 @@ from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.prompt import FINAL, SPLITS, Prompt, check_counts, text_id
 from specheads.storage.files import cache_folder, write_whole
 
-_DEV_SHARE, _TEST_SHARE = 0.50, 0.25  # of the library's files; the embedded pairs were trained on the rest
+_DEV_SHARE, _TEST_SHARE = 0.50, 0.25  # shares of the library's files; the embedded pairs were trained on the rest
 _DEV_FILES = 0.12  # share of the held-out "dev" files whose prompts are the head's dev set
 
 # Test prompts that recipes were compared on: data.num_test is no more, and the final split begins after them.
@@ -223,7 +223,7 @@ def standard_library(split: str) -> Sequence[Function]:
     for name, path in named:
         with contextlib.suppress(UnicodeDecodeError, OSError):  # a file that is not UTF-8 is left out
             for function in _functions_in(path.read_text(encoding="utf-8"), name):
-                with contextlib.suppress(SyntaxError):  # of a body that Python parses only inside its function
+                with contextlib.suppress(SyntaxError):  # some bodies are parsed only inside their function
                     by_body.setdefault(function.key, function)
     functions = tuple(by_body.values())
     with contextlib.suppress(OSError):  # a full disk, or a folder that cannot be written

@@ -9,7 +9,7 @@ import numpy as np
 from specheads.decoding.step_costs import RuleCosts, StepCosts
 from specheads.errors import UserError
 
-LEAST_ROUNDS = 5  # with one number of drafted tokens; a median of fewer is left out
+LEAST_ROUNDS = 5  # a median of fewer rounds with one number of drafted tokens is left out
 
 
 @dataclass(frozen=True)

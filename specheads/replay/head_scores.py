@@ -31,7 +31,7 @@ from specheads.storage.shards import ShardStore, made_manifest
 
 logger = logging.getLogger(__name__)
 
-SCHEMA = pa.schema({"values": pa.list_(pa.float32())})  # of every node of a response, or of every (node, round index) pair
+SCHEMA = pa.schema({"values": pa.list_(pa.float32())})  # one for every node of a response, or for every (node, round index) pair
 
 
 def add_predictions(
@@ -63,7 +63,7 @@ def add_predictions(
 _Predictor = tuple[AcceptanceHead, Callable[[Mapping[str, Tensor]], Tensor]]  # a head, and what computes one of its logits
 # From the number of the first of some nodes, their tokens (n,) and the states (n, H) before them to each predictor's values.
 _RowScores = Callable[[int, Tensor, Tensor], list[Tensor]]
-_Scores = Callable[[Mapping[str, Any], NodeIndices], _RowScores]  # for a stored response and its pairs
+_Scores = Callable[[Mapping[str, Any], NodeIndices], _RowScores]  # it takes a stored response and its pairs
 
 
 def _predictors(heads: Mapping[str, AcceptanceHead]) -> dict[str, _Predictor]:

@@ -43,8 +43,8 @@ SCHEMA = pa.schema(
         "branch_draw": pa.list_(pa.int16()),  # the sample and the position that each branch belongs to, and its number of tokens
         "branch_start": pa.list_(pa.int32()),
         "branch_length": pa.list_(pa.int16()),
-        "branch_ids": pa.list_(pa.int32()),  # of one branch after another
-        **{name: pa.list_(pa.float32()) for name in COLUMNS},  # of every node: the response's tokens, then the branches'
+        "branch_ids": pa.list_(pa.int32()),  # one branch after another
+        **{name: pa.list_(pa.float32()) for name in COLUMNS},  # one for every node: the response's tokens, then the branches'
     }
 )
 GROUND_TRUTH = "ground_truth"  # the predictor that knows the acceptance probabilities
@@ -87,7 +87,7 @@ class Recording:
     def feature(self, name: str, node: Tensor, num_before: Tensor | int = 0) -> Tensor:
         """Return a feature of nodes (n,) in rounds that accepted `num_before` (n,) tokens before them, or before their branch."""
         if name in self.in_rounds:
-            assert self.first_pair is not None  # of every recording with such predictions
+            assert self.first_pair is not None  # every recording with such predictions has them
             return self.in_rounds[name][self.first_pair[node] + num_before]
         return self.features[name][node]
 
@@ -125,7 +125,7 @@ class Recording:
 def _accepted_before(accepted: Tensor, first: Tensor) -> Tensor:
     """Return how many accepted tokens are right before each position (Q, N), of responses that begin at `first` (P,)."""
     position = torch.arange(accepted.shape[1])
-    start = torch.zeros_like(accepted, dtype=torch.long)  # of the run of accepted tokens
+    start = torch.zeros_like(accepted, dtype=torch.long)  # the start of the run of accepted tokens
     start[:, 1:] = torch.where(accepted[:, :-1], 0, position[1:])
     start[:, first] = first
     return position - start.cummax(dim=1).values
@@ -176,7 +176,7 @@ class Recorder:
     limits: ResponseLimits
     settings: RecordSettings
     seed: int
-    folder: Path  # that holds all recordings
+    folder: Path  # it holds all recordings
 
     def record(self, prompts: Sequence[EncodedPrompt], advance: Advance = lambda count: None) -> Path:
         """Return the folder of the complete recording of `prompts`, which is made or finished first if necessary.

@@ -186,9 +186,9 @@ class _Walk:
         self.cap = torch.tensor([rule.max_tokens for rule in rules])[self.which]
         states = [rule.start_round(rule.start_prompt(rows_per_rule, torch.device("cpu"))) for rule in rules]
         self.state = tree_map(lambda *parts: torch.cat(parts), *states)
-        self.start = torch.zeros_like(row)  # of the round, as a response position
+        self.start = torch.zeros_like(row)  # the round's start, as a response position
         self.drafted = torch.zeros_like(row)
-        self.depth = torch.full_like(row, -1)  # in the branch; -1: still along the response
+        self.depth = torch.full_like(row, -1)  # how deep in the branch; -1: still along the response
         self.rounds: list[tuple[Tensor, ...]] = []
 
     @torch.no_grad()

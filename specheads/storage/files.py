@@ -14,10 +14,10 @@ from typing import Any, TextIO
 
 logger = logging.getLogger(__name__)
 
-_SECONDS_BETWEEN_LOOKS = 0.05  # at the lock of another process
-_umask = os.umask(0o77)  # which can only be read by setting it
+_SECONDS_BETWEEN_LOOKS = 0.05  # another process holds the lock meanwhile
+_umask = os.umask(0o77)  # it can only be read by setting it
 os.umask(_umask)
-_MODE = 0o666 & ~_umask  # of files, as `open` makes them
+_MODE = 0o666 & ~_umask  # files get the mode that `open` gives them
 
 
 def write_whole(path: Path, write: Callable[[Path], object], writer: str = "") -> None:

@@ -38,7 +38,7 @@ class RowStore:
         """
         self.provenance, self.what, self.sizes = provenance, what, sizes
         self.folder = folder / fingerprint(provenance)
-        self.parts: dict[str, tuple[str, range]] = {}  # by the names of shards
+        self.parts: dict[str, tuple[str, range]] = {}  # where each part is: the name of its shard
         self._firsts: dict[str, np.ndarray] = {}
         for start, rows in sizes.items():
             # The rows of a shard after its first one have less than SHARD_BYTES.

@@ -44,7 +44,7 @@ class ShardStore:
         self.folder, self.schema = folder, schema
         self.provenance = json.loads(json.dumps(dict(provenance)))  # as JSON returns it: tuples become lists
         folder.mkdir(parents=True, exist_ok=True)
-        self._checksum = cache(lambda path, *status: checksum(path))  # for a file's time, size and number
+        self._checksum = cache(lambda path, *status: checksum(path))  # time, size and number tell whether a file is the same
         self._writer = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         self._read()
 
@@ -94,7 +94,7 @@ class ShardStore:
             self._write_manifest(complete=False)
         path, entry = self.folder / name, {"rows": num_rows, "sha256": "", "of": fingerprint(self.provenance)}
         for of_shard in (name, _note_of(path).name):
-            for left in self.folder.glob(f".{glob.escape(of_shard)}*.tmp"):  # of a worker that was killed
+            for left in self.folder.glob(f".{glob.escape(of_shard)}*.tmp"):  # a worker that was killed left them
                 left.unlink(missing_ok=True)
 
         def write_summed(temporary: Path) -> None:

@@ -23,7 +23,7 @@ class CurveModule(L.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.history: list[tuple[int, dict[str, float]]] = []
-        self._sums: list[Tensor] = []  # of each batch of this step, over all processes (2, n + m), see `loss_of_batch`
+        self._sums: list[Tensor] = []  # each batch of this step, over all processes (2, n + m), see `loss_of_batch`
         self._num_losses = 0
         self._history_is_logged = False
 
@@ -93,7 +93,7 @@ class CurveModule(L.LightningModule):
         self._history_is_logged = True
         for step, metrics in self.history:
             for logger in self.loggers:
-                if isinstance(logger, CSVLogger):  # which empties its file at the start
+                if isinstance(logger, CSVLogger):  # it empties its file at the start
                     logger.log_metrics(metrics, step)
 
     def on_fit_end(self) -> None:

@@ -152,7 +152,7 @@ class ResumableData(L.LightningDataModule):
             return {}
         state = self._train.state_dict()
         loop = self.trainer.fit_loop
-        if loop.epoch_progress.current.processed > loop.epoch_progress.current.completed:  # at the end of an epoch
+        if loop.epoch_progress.current.processed > loop.epoch_progress.current.completed:  # the epoch is at its end
             return {"epoch": state["epoch"] + 1, "position": 0}
         return state
 

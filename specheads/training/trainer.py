@@ -32,7 +32,7 @@ CHATTER = (  # Lightning's messages about itself
     ".*LeafSpec.*",
     ".*sync_dist=True.*",  # what we log was gathered from all processes
     ".*logs directory .* exists and is not empty.*",
-    ".*smaller than the logging interval.*",  # of few prompts
+    ".*smaller than the logging interval.*",  # few prompts cause it
     ".*functional.all_gather is deprecated.*",
 )
 

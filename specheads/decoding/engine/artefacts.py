@@ -38,17 +38,17 @@ from specheads.storage.files import cache_folder, write_whole
 logger = logging.getLogger(__name__)
 
 _PACKAGE = Path(__file__).parents[2]
-_ROOMS = ("decoding", "heads", "pair")  # whose sources steps depend on
+_ROOMS = ("decoding", "heads", "pair")  # steps depend on the sources of these folders
 _KERNELS = "TORCHINDUCTOR_CACHE_DIR"  # the compiler's variable
 _MOST_PROCESSES = 8
-_MOST_SECONDS = 1200.0  # in which compilations must end
+_MOST_SECONDS = 1200.0  # compilations that take longer are given up
 
 
 class Job(NamedTuple):
     """A step to compile."""
 
     what: str
-    name: str | None  # of its file; None: it must not be kept
+    name: str | None  # the name of its file; None: it must not be kept
     compile_program: Callable[[], CompiledProgram]
     size: int = 0  # the larger, the longer it takes to compile
 

@@ -26,11 +26,11 @@ from specheads.pair.sampling import Operations
 
 logger = logging.getLogger(__name__)
 
-MOST_TOKENS = 64  # of "a few": with more, BLAS on the weights as they are is about as fast as packed copies
+MOST_TOKENS = 64  # the most that count as a few: with more, BLAS on the weights as they are is about as fast as packed copies
 _WIDTHS = ("one token", "a few tokens", "many tokens")
 _FEW = 5  # example tokens for "a few": sizes of 1, and those next to them, would be compiled as constants
 
-Runner = Callable[[Tensor, Tensor, Tensor, tuple[Any, ...]], Any]  # of tokens, start, places and inputs; see StepModule
+Runner = Callable[[Tensor, Tensor, Tensor, tuple[Any, ...]], Any]  # it takes tokens, start, places and inputs; see StepModule
 
 
 class StepKind(NamedTuple):
@@ -122,7 +122,7 @@ class CompiledEngine(EagerEngine):
         self._reach = whole - self.bucket  # the most that a step reads: code compiled for a part may not fit the whole
         self.strict, self.operations = strict, operations
         self._compiled: dict[Hashable, Runner] = {}
-        self._runners: dict[Hashable, dict[tuple[Any, ...], Runner]] = {}  # of each step, by shape
+        self._runners: dict[Hashable, dict[tuple[Any, ...], Runner]] = {}  # by step, its runners by shape
         self._watched: list[tuple[nn.Module, Weights]] = []
         self._watch(lm.model)
         if num_rows == 1:

@@ -153,7 +153,7 @@ class Weights:
 def _parts_of(modules: Iterable[nn.Module]) -> list[Tensor]:
     """Return the tensors of modules, and those that some are made of, as quantized ones are."""
     tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
-    for tensor in tensors:  # which grows
+    for tensor in tensors:  # the list grows meanwhile
         if is_made_of_tensors(tensor):
             tensors.extend(getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
     return tensors

@@ -144,7 +144,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: floa
 
 def _attend_parts(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Return each part's attention (N, P, R, D), and the logarithms of its sums of exponentials (N, P, R)."""
-    if query.is_cuda and query.dtype != torch.float64:  # which the kernel does not have
+    if query.is_cuda and query.dtype != torch.float64:  # the kernel does not have it
         efficient = torch.ops.aten._scaled_dot_product_efficient_attention
         out, log_sums, *_ = efficient(query, key, value, bias, True, scale=scale)
         return out, log_sums[..., : query.shape[2]]  # the kernel fills rows up
@@ -178,7 +178,7 @@ class _GroupedStep(StepOperations):
 class GraphEngine(CompiledEngine):
     """`engine=cuda_graph`: captures compiled steps where Triton can compile them, and plain ones elsewhere."""
 
-    bucket = PART  # of attention in groups
+    bucket = PART  # memory grows by the parts of attention in groups
 
     def __init__(self, lm: LanguageModel, capacity: int, strict: bool = True, spare_capacity: int = 0, num_rows: int = 1) -> None:
         super().__init__(lm, capacity, strict, spare_capacity, num_rows, _GroupedStep)

@@ -79,7 +79,7 @@ class Confidence(_ConfidenceRule):
     """
 
     needs = frozenset({"draft_prob"})
-    threshold: float = argument(0.4, "a probability under the draft, for example 0.4", Probability)  # at the start
+    threshold: float = argument(0.4, "a probability under the draft, for example 0.4", Probability)  # the threshold at the start
     retune: bool = argument(True, "whether the threshold adapts", Flag)
     max_tokens: int = argument(MAX_TOKENS, "the longest draft", PositiveCount)
 

@@ -177,7 +177,7 @@ class HeadThreshold(HeadRule):
     """
 
     fitted_to_costs = frozenset({"threshold"})
-    head: AcceptanceHead  # for the draft in use
+    head: AcceptanceHead  # a head that was trained for the draft in use
     threshold: Any = argument(0.7, OR_AUTO, Probability)  # noqa: RUF009 - auto: what the head's config recommends
     min_tokens: Any = None  # None: 2 for `input_token` heads, 1 for `next_token` heads
     max_tokens: int = MAX_TOKENS
@@ -229,7 +229,7 @@ class ExpectedThroughput(HeadRule):
 
     fitted = frozenset({"cost_ratio", "throughput", "mean_acceptance", "slope", "intercept"})
     fitted_to_costs = frozenset({"cost_ratio"})
-    head: AcceptanceHead  # for the draft in use
+    head: AcceptanceHead  # a head that was trained for the draft in use
     cost_ratio: float = argument(
         10.0, "the time of a target forward pass over that of a draft forward pass, for example 10", PositiveNumber
     )
@@ -244,7 +244,7 @@ class ExpectedThroughput(HeadRule):
 
     def __post_init__(self) -> None:
         check_arguments(self)  # before what follows from them
-        self.prior_cost = TYPICAL_LENGTH + self.cost_ratio  # of a round
+        self.prior_cost = TYPICAL_LENGTH + self.cost_ratio  # the cost of a round
         if self.throughput is None:
             self.throughput = sum(self.mean_acceptance**n for n in range(TYPICAL_LENGTH + 1)) / self.prior_cost
         check(

@@ -130,8 +130,8 @@ class AcceptanceDistribution:
 class Verification:
     """Decides how much of a draft is accepted."""
 
-    name: str  # of its config, conf/verification/<name>.yaml
-    label: str  # in reports
+    name: str  # the name of its config, conf/verification/<name>.yaml
+    label: str  # its name in reports
     compile_key: Hashable  # rules with equal keys decide alike
     lossless: bool = True  # whether the output follows the target's distribution
     stopping: StoppingRule | None = None  # the default stopping rule

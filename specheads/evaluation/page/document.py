@@ -18,7 +18,7 @@ from specheads.evaluation.page.figures import Figures, figures_of
 from specheads.evaluation.report import Report, TextSample
 from specheads.evaluation.tables import Table, bank_table, batch_table, live_table, quality_table, winners_table
 
-PLOTS = {  # by figure, the title of its section, and the selectors that it depends on
+PLOTS = {  # a figure's name: the title of its section, and the selectors that it depends on
     "pareto": ("Discard rate against verification rate", "set"),
     "threshold": ("Speed-up against threshold", "set ratio"),
     "reliability": ("Reliability", "set"),
@@ -29,7 +29,7 @@ class Panel(NamedTuple):
     """A table of the page that is shown while its data set and ratio are selected."""
 
     values: Mapping[str, Any]  # set, ratio, or both
-    shown: bool  # at first
+    shown: bool  # whether it is shown at first
     table: Table
 
 

@@ -16,9 +16,9 @@ BLUE, ORANGE, GREEN, RED, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E0
 GREY = "#8a8a8a"
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "pentagon", "star", "hexagon", "triangle-down")
 FEW = 10  # families that are shown at once
-DOUBTFUL = "doubtful"  # in the layout.meta of a figure that is not to be trusted
+DOUBTFUL = "doubtful"  # marks in layout.meta a figure that is not to be trusted
 
-Figures = Mapping[str, go.Figure]  # by data set, or by data set and ratio: "0" or "0|measured"
+Figures = Mapping[str, go.Figure]  # a key is a data set, or a data set and a ratio: "0" or "0|measured"
 
 
 class _PlotStyle(NamedTuple):

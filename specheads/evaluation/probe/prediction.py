@@ -35,7 +35,7 @@ RULES = {
 # Of the way from the best fixed length to the informed ceiling, what trained heads closed on mini at ratios 5 to 20, with less
 # than 1 % of a draft step for their cost: the least and the most on two sets of prompts, and a value between them
 # (docs/measurements/rules.md, rules_sampled and rules_greedy). A probe of mini itself is therefore no test of them.
-HEAD_SHARES = {False: (0.29, 0.32, 0.37), True: (0.38, 0.43, 0.52)}  # by whether decoding is greedy
+HEAD_SHARES = {False: (0.29, 0.32, 0.37), True: (0.38, 0.43, 0.52)}  # the key: whether decoding is greedy
 MORE_OVERLAP = 0.1  # half of what distillation added to the overlap of nano's and mini's drafts
 
 
@@ -85,7 +85,7 @@ class Option:
     gain: Interval  # speed-up over that of the best fixed length, a ratio, on the same resampled prompts
     value: str = ""  # what was chosen for it, such as a length
     is_bound: bool = False  # whether no decoder can reach it
-    width: int | None = None  # of its head
+    width: int | None = None  # the width of its head
 
 
 def predict(halves: Sequence[RecordedSet], times: StepTimes, greedy: bool, overheads: Overheads = Overheads()) -> list[Option]:
@@ -95,7 +95,7 @@ def predict(halves: Sequence[RecordedSet], times: StepTimes, greedy: bool, overh
     """
     table = _cost_table(times, overheads)
     resamples = resample_counts([group for half in halves for group in half.groups or ()])
-    counted: dict[str, list[tuple[Candidate, Counts]]] = {}  # by option, what each half chose, with its counts on the other
+    counted: dict[str, list[tuple[Candidate, Counts]]] = {}  # by option what each half chose, with its counts on the other
 
     def count(name: str, rule: Candidate, recording: Recording) -> None:
         counted.setdefault(name, []).append((rule, counts_of(recording, [rule])[0]))

@@ -63,7 +63,7 @@ class Probe(Settings):
 
 
 logger = logging.getLogger(__name__)
-LARGEST_ERROR = 1.25  # of a prediction, next to a few prompts decoded
+LARGEST_ERROR = 1.25  # a prediction may be off by so much from a few decoded prompts
 REMEDY = "probe again on a quiet machine, or with more repeats (repeats=, num_live_prompts=)"
 SURVIVAL = 8  # places in a draft whose acceptance is reported
 
@@ -81,7 +81,7 @@ class Answer:
     command: str
 
 
-CommandLine = Callable[..., str]  # of a verb and its words
+CommandLine = Callable[..., str]  # it takes a verb and its words
 
 
 def answer_of(options: Sequence[Option], command_line: CommandLine) -> Answer:
@@ -153,7 +153,7 @@ class Probed:
 
     pair: str
     num_prompts: int
-    num_tokens: int  # of the responses
+    num_tokens: int  # tokens of the responses
     overlap: Interval  # the expected acceptance of a drafted token
     unknown: float | None  # the target's mean probability of tokens that the draft does not know; None: it knows all
     survival: Sequence[float]  # the chance that at least 1, 2, ... tokens of a draft are accepted

@@ -75,7 +75,7 @@ class HeadCandidates(AssistedCandidateGenerator):
         with _tapped(self.assistant_model, temperature) as self._last:
             candidates = super().get_candidates(input_ids, **kwargs)
         if self._assisted.reads_target:
-            self._verification = _tapped(self._assisted.target)  # until update_candidate_strategy
+            self._verification = _tapped(self._assisted.target)  # update_candidate_strategy ends it
             self._last_of_target = self._verification.__enter__()
         return candidates
 

@@ -114,7 +114,7 @@ class DraftRound:
     @torch.no_grad()
     def stops(self, features: Mapping[str, Tensor]) -> bool:
         """Take the features of the token just drafted; return whether it is the last one of the draft."""
-        index = self.num_drafted - (self.head.config["predicts"] == "input_token")  # of the token that the head predicts
+        index = self.num_drafted - (self.head.config["predicts"] == "input_token")  # the index of what the head predicts
         if index >= 0:
             place = torch.tensor([index], device=self.head.readout.weight.device)
             self.survival *= self.head.acceptance(features, place).item()

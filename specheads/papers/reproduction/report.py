@@ -13,8 +13,8 @@ from specheads.evaluation.intervals import Groups, Interval, cross_fitted_gain, 
 from specheads.papers.claims import CheckedClaim, direction
 from specheads.papers.reproduction.settings import METRICS, Claim, Comparison, Tally, samples, sums
 
-Tallies = Mapping[str, Tally]  # by method
-Measured = Mapping[str, Mapping[str, Interval]]  # by method: the metrics that apply
+Tallies = Mapping[str, Tally]  # the key is the method
+Measured = Mapping[str, Mapping[str, Interval]]  # the metrics that apply to each method
 WIDTH = 80  # columns where the output is no terminal
 METRICS_PER_TABLE = 4
 

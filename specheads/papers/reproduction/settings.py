@@ -24,7 +24,7 @@ class _Metric:
     title: str
     above: str
     below: str
-    exponential: bool = False  # of the ratio
+    exponential: bool = False  # whether the metric is e to the power of the ratio
     timed: bool = False  # whether it depends on the machine
 
 

@@ -20,7 +20,7 @@ from specheads.papers.claims import CheckedClaim, Section, computed, equality
 from specheads.papers.theory.chains import Chains, bias, residual, tokens_per_round, total_variation
 
 SOURCE = "Yin et al. 2024"
-VOCABULARY = 7  # of the paper's simulations
+VOCABULARY = 7  # the tokens of the paper's simulations
 MOST_ERRORS = 4.9  # standard errors that a right formula exceeds in one of a million simulations
 EXACT = 1e-9
 
@@ -117,8 +117,8 @@ def simulation(generator: torch.Generator, num_texts: int) -> Section:
         num_texts: texts that are simulated for each row.
     """
     rows: list[list[str | float]] = []
-    errors: dict[tuple[int, int], float] = {}  # of formulas, in standard errors, by number of tokens and of drafts
-    falling: dict[int, list[float]] = {}  # by number of tokens: what is expected with more and more drafts
+    errors: dict[tuple[int, int], float] = {}  # errors of formulas, in standard errors, by number of tokens and of drafts
+    falling: dict[int, list[float]] = {}  # what is expected with more and more drafts, by number of tokens
     for num_tokens, batches in ((50, (1, 2, 4, 8)), (100, (1, 2))):
         chains = Chains.random(num_tokens, VOCABULARY, generator)
         falling[num_tokens] = [expected_rejections(chains, number) for number in (*batches, inf)]

@@ -19,7 +19,7 @@ from specheads.replay.recording import GROUND_TRUTH, load_recording
 from specheads.storage.files import write_json
 from specheads.storage.shards import MANIFEST
 
-NUM_TEXTS = 20_000  # of 50 tokens: a million
+NUM_TEXTS = 20_000  # each has 50 tokens: a million
 NUM_DRAFTS = 20_000
 
 

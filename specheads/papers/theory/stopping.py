@@ -24,7 +24,7 @@ from specheads.decoding.step_costs import StepCosts
 from specheads.papers.claims import CheckedClaim, Section, computed
 
 GRID = torch.linspace(-8.0, 0.0, 161, dtype=torch.float64)  # logarithms of survival at which values are kept
-PRECISION = 1e-9  # of the throughput, relative
+PRECISION = 1e-9  # the relative error of the throughput
 THRESHOLDS = torch.arange(0.02, 1.0, 0.02, dtype=torch.float64).tolist()
 RATIOS, LONGEST = (5, 10, 20), 20
 # Acceptance probabilities of tokens in three made-up texts: independent ones, easy and hard stretches, easy and hard in turns.
@@ -103,8 +103,8 @@ def optimal_stopping(chain: AcceptanceChain, costs: StepCosts, max_tokens: int) 
 def _round_worth(chain: AcceptanceChain, costs: StepCosts, max_tokens: int, throughput: float) -> tuple[float, Tensor]:
     """Return the most that tokens minus throughput times seconds of a round can be, and the policy's `least_survival`."""
     price, after_one_more = throughput * costs.draft_seconds, chain.after_one_more()
-    earned = GRID.exp()[:, None] * chain.values  # by one more token of bin b at each survival
-    best = torch.zeros(len(GRID), len(chain.values), dtype=torch.float64)  # from now on, after a token of bin b
+    earned = GRID.exp()[:, None] * chain.values  # what one more token of bin b brings at each survival
+    best = torch.zeros(len(GRID), len(chain.values), dtype=torch.float64)  # the best that can follow a token of bin b
     rows = [torch.full_like(chain.values, torch.inf)]
     for _ in range(max_tokens - 1):
         going_on = (earned + after_one_more(best)) @ chain.following.T - price  # (grid, B), rises with survival
@@ -213,7 +213,7 @@ def fewest_calls(disagrees: Sequence[bool]) -> tuple[int, int]:
         disagrees: for each token of the text, whether the draft's most likely token differs from the target's.
     """
     num_tokens = len(disagrees)
-    best = [(0, 0)] * (num_tokens + 1)  # from each token on
+    best = [(0, 0)] * (num_tokens + 1)  # the best from each token on
     for start in range(num_tokens - 1, -1, -1):
         right = next((end for end in range(start, num_tokens) if disagrees[end]), num_tokens) - start
         options = []
@@ -236,7 +236,7 @@ def thresholds(generator: torch.Generator, num_drafts: int, recorded: Mapping[st
     subjects = {name: (chain, chain.drafts(num_drafts, LONGEST, generator)) for name, chain in chains.items()}
     subjects |= {name: (AcceptanceChain.fitted(drafts), drafts) for name, drafts in (recorded or {}).items()}
     rows: list[list[str | float]] = []
-    losses: dict[str, float] = dict.fromkeys(subjects, 0.0)  # of the best threshold, at the ratio where it loses most
+    losses: dict[str, float] = dict.fromkeys(subjects, 0.0)  # what the best threshold loses at its worst ratio
     automatic, late, holds = [], [], []
     for (name, (chain, drafts)), ratio in itertools.product(subjects.items(), RATIOS):
         costs, survival = StepCosts.at_ratio(ratio), drafts.cumprod(dim=1)

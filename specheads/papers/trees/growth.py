@@ -87,7 +87,7 @@ class Frontier:
     nodes: list[int]
     logits: Tensor  # (n, V)
     hidden: Tensor  # (n, H)
-    states: Any  # of the stopping rule, (n, ...)
+    states: Any  # the stopping rule's, (n, ...)
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Proposal:
     number: int  # among those of its level
     parent: int
     token: int
-    prob: float  # under the distribution it was chosen by
+    prob: float  # its probability where it was chosen
     stop: bool  # whether the stopping rule or the token itself ends its path
 
 
@@ -151,7 +151,7 @@ class TreeDrafter(RowDrafter):
     def draft(self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor) -> Draft:
         limit = min(limit, self.rule.max_tokens)
         self.tree, self._was_read = Draft(), limit >= 1
-        self._states: dict[int, tuple[Any, int]] = {ROOT: (state, 0)}  # by node: a level's states (c, ...), and the row
+        self._states: dict[int, tuple[Any, int]] = {ROOT: (state, 0)}  # each node's level with its states (c, ...), and its row
         self.begin(committed, limit)
         if self._was_read:
             self._grow(committed[self.engine.length :], state, limit, uniforms, ends)

@@ -31,12 +31,12 @@ class Draft:
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     depth: list[int] = field(default_factory=list)  # 0 for a child of the context
-    order: list[int] = field(default_factory=list)  # in sampling order; a node that was sampled twice occurs twice
+    order: list[int] = field(default_factory=list)  # nodes as they were sampled; one that was sampled twice occurs twice
     # (<=N + 1, V), row p + 1 the warped distribution that the children of node p were sampled from, row 0 that of the context's;
     # None where no token was sampled.
     draft_probs: Tensor | None = None
     num_draft_calls: int = 0  # draft forward passes spent on it
-    num_copied: int = 0  # of a graph: the last nodes, which were copied instead of drafted
+    num_copied: int = 0  # a graph's last nodes, which were copied instead of drafted
     is_tree: bool = True  # whether it is recorded as one
     nan: bool = False  # whether the draft's logits were NaN or infinite; then the rest means nothing
     _known: dict[tuple[int, int], int] = field(default_factory=dict)

@@ -117,7 +117,7 @@ class DistillModule(CurveModule):
     # --- validation
 
     def validation_step(self, samples: Sequence[Sample], batch_index: int) -> None:
-        with torch.autocast(self.device.type, enabled=False):  # as before training and after it
+        with torch.autocast(self.device.type, enabled=False):  # the same precision as before training and after it
             sums = within_forward(self.draft, quality_sums, self.pair, samples, self.settings.warp, self.device)
         self._quality_sums.append(sums * self.counts("dev", batch_index))
 

@@ -99,7 +99,7 @@ def distill(
             logger.info("resuming %s", earlier)
         trainer.fit(module, batches, ckpt_path=earlier)
         if not shards_weights(trainer.strategy):
-            module.draft.to(device)  # from the CPU, where Lightning leaves it: it is measured next
+            module.draft.to(device)  # Lightning leaves it on the CPU, and it is measured next
         states = trainer.strategy.lightning_module_state_dict()  # gathered from all processes
     if not trainer.is_global_zero:
         return DistilledDraft(run / "draft")  # the first process of a distributed run writes for all

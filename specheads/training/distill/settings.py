@@ -21,7 +21,7 @@ from specheads.training.settings import Loader, Optimizer, TrainerSettings, Trai
 if TYPE_CHECKING:
     from specheads.training.distill.initial_draft import TargetLayers
 
-Kind = Literal["text", "target", "on_policy"]  # of responses: the data set's, the target's, the draft's
+Kind = Literal["text", "target", "on_policy"]  # whose responses: the data set's, the target's, the draft's
 LR_TIMES_WIDTH = 0.16  # the learning rate that was best for nano's draft, times its width; updates of wider layers add up
 
 

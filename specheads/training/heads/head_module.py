@@ -19,7 +19,7 @@ from specheads.training.curve_module import CurveModule
 from specheads.training.heads.bank import HeadBank
 from specheads.training.settings import Optimizer
 
-TRAIN_BATCHES = 64  # that results on training prompts are computed on
+TRAIN_BATCHES = 64  # results on training prompts are computed on so many
 
 
 class HeadModule(CurveModule):
@@ -32,7 +32,7 @@ class HeadModule(CurveModule):
         self._models = draft, target  # in a tuple, so that their weights are not registered as this module's
         self._collected: list[tuple[Tensor, Tensor, Tensor]] = []  # see `_collect`
         self.test_results: dict[str, dict[str, float]] = {}
-        self.divergences: dict[str, dict[str, float]] = {}  # by head, its KL on train and dev prompts (SpecDec++, table 3)
+        self.divergences: dict[str, dict[str, float]] = {}  # each head's KL on train and dev prompts (SpecDec++, table 3)
 
     def features(self, batch: HeadBatch, needs: frozenset[str] | None = None, predicts: str | None = None) -> dict[str, Tensor]:
         """Return the features of a batch: those that the bank reads, or those that `needs` and `predicts` ask for."""
@@ -44,7 +44,7 @@ class HeadModule(CurveModule):
         if "target_hidden" in needs - features.keys():
             features["target_hidden"] = target_states(target, batch, batch.start)
         missing = needs - features.keys()
-        if missing == {"embedding"}:  # which is looked up, not computed
+        if missing == {"embedding"}:  # it is looked up, not computed
             with torch.no_grad():
                 return features | {"embedding": lm.embed(batch.drafted)}
         return features | (head_features(lm, batch, predicts, missing) if missing else {})
@@ -109,7 +109,7 @@ class HeadModule(CurveModule):
         inputs = torch.cat([self.rival_features(batch).cpu() for batch in train])
         self.test_results |= _rivals(torch.cat(rivals), labels[0], fit_logistic(inputs, known))
         predicted = torch.cat([self.bank(self.features(batch)).cpu() for batch in train], dim=1)
-        last = {name: value for _, metrics in self.history for name, value in metrics.items()}  # of the last validation
+        last = {name: value for _, metrics in self.history for name, value in metrics.items()}  # the last validation's
         for spec, row in zip(self.bank.specs, predicted, strict=False):
             self.divergences[spec.name] = {"train": binary_kl(row, known).item()}
             if (dev := last.get(f"dev/{spec.name}/kl")) is not None:

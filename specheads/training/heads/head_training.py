@@ -114,7 +114,7 @@ def _loaders(folder: Path, settings: HeadTraining, pair: Pair, module: HeadModul
     in_rounds = bool(module.bank.needs & set(ROUND_INPUTS))
     splits: dict[str, Any] = {split: MixedResponses(load_split(folder, split), *mixing, in_rounds) for split in SPLITS}
     if not splits["train"].mixes:  # mixed texts differ from epoch to epoch
-        read = {split: splits[split] for split in ("train", "dev")}  # in every epoch
+        read = {split: splits[split] for split in ("train", "dev")}  # these are read in every epoch
         splits |= FeatureStore(folder, pair.draft_lm, pair.target_lm, read, module.bank.needs).stored(settings.features_budget)
     return ResumableData(splits, **settings.loader.values(), seed=settings.seed, collate=collate)
 

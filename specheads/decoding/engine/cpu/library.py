@@ -27,7 +27,7 @@ from specheads.decoding.engine import artefacts
 logger = logging.getLogger(__name__)
 
 _FOLDER = Path(__file__).parent
-_MOST_CHARACTERS = 200  # of an error that a compiler reports
+_MOST_CHARACTERS = 200  # more of a compiler's error is not shown
 _C_TYPES = {"Tensor": "AtenTensorHandle", "Optional[Tensor]": "AtenTensorHandle*", "int": "int64_t", "float": "double"}
 
 
