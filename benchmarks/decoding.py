@@ -30,7 +30,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.gguf_file import obstacle, write_gguf
-from benchmarks.peer_workers.processes import Command, Workers, can_import
+from benchmarks.peer_workers.processes import PeerCommand, Workers, can_import
 from benchmarks.results import Column, Table, Value, add_keep_option, prompt_record, text_of, write_result
 from specheads import load_pair
 from specheads.pair.pair import Pair
@@ -68,11 +68,13 @@ class Setting:
 class _Peers:
     """The commands of all workers by name, the settings, and why peers are left out."""
 
-    commands: dict[str, Command] = field(default_factory=dict)
+    commands: dict[str, PeerCommand] = field(default_factory=dict)
     settings: list[Setting] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
-    def add(self, peer: str, way: str, choices: Mapping[str, Mapping[str, Any]], command: Command, apart: bool = False) -> None:
+    def add(
+        self, peer: str, way: str, choices: Mapping[str, Mapping[str, Any]], command: PeerCommand, apart: bool = False
+    ) -> None:
         """Add a way to decode, by name the options of its choices; `apart`: each starts a process of its own with its options."""
         for choice, options in choices.items():
             setting = Setting(peer, way, choice, peer, options)
@@ -83,7 +85,7 @@ class _Peers:
 
 
 @dataclass
-class Measured:
+class Timed:
     """What a setting made: tokens per second of each repeat, the responses of the first, and totals over rounds where known."""
 
     speeds: list[float] = field(default_factory=list)
@@ -171,7 +173,7 @@ def _all_peers(pair: Pair, given: Namespace, greedy: bool, folder: Path) -> _Pee
 
 def _add_local(peers: _Peers, setup: Mapping[str, Any]) -> None:
     """Add transformers' generation and this project's decoders."""
-    command = Command(sys.executable, "local_worker.py", {**setup, "peer": TRANSFORMERS})
+    command = PeerCommand(sys.executable, "local_worker.py", {**setup, "peer": TRANSFORMERS})
     peers.add(TRANSFORMERS, ALONE, {"": {}}, command)
     if setup["rate"] is None:
         fixed = {f"K={length}": _assistant(length) for length in LENGTHS}
@@ -214,7 +216,7 @@ def _add_llama(peers: _Peers, pair: Pair, setup: Mapping[str, Any], given: Names
     for model, path in zip((pair.target, pair.draft), files.values(), strict=True):
         write_gguf(model, path)
     setup = {**setup, **{name: str(path) for name, path in files.items()}, "binary": str(Path(binary).resolve())}
-    _add_by_length(peers, "llama.cpp", Command(sys.executable, "llama_worker.py", setup), LENGTHS)
+    _add_by_length(peers, "llama.cpp", PeerCommand(sys.executable, "llama_worker.py", setup), LENGTHS)
 
 
 def _add_vllm(peers: _Peers, pair: Pair, setup: Mapping[str, Any], given: Namespace, folder: Path) -> None:
@@ -228,14 +230,14 @@ def _add_vllm(peers: _Peers, pair: Pair, setup: Mapping[str, Any], given: Namesp
     for model, path in zip((pair.target, pair.draft), folders.values(), strict=True):
         model.save_pretrained(path)
         pair.tokenizer.save_pretrained(path)
-    command = Command(given.vllm_python, "vllm_worker.py", {**setup, **{name: str(path) for name, path in folders.items()}})
+    command = PeerCommand(given.vllm_python, "vllm_worker.py", {**setup, **{name: str(path) for name, path in folders.items()}})
     _add_by_length(peers, "vLLM", command, VLLM_LENGTHS)
     if setup["head"]:
         by_head = {f"threshold {value}": {"drafted": LONGEST, "threshold": value} for value in VLLM_THRESHOLDS}
         peers.add("vLLM", "head on the draft model", by_head, command, apart=True)
 
 
-def _add_by_length(peers: _Peers, peer: str, command: Command, lengths: Sequence[int]) -> None:
+def _add_by_length(peers: _Peers, peer: str, command: PeerCommand, lengths: Sequence[int]) -> None:
     """Add a peer alone and with drafts of its draft model, one process for each length."""
     peers.add(peer, ALONE, {"": {"drafted": 0}}, command, apart=True)
     peers.add(peer, "draft model", {f"K={length}": {"drafted": length} for length in lengths}, command, apart=True)
@@ -260,9 +262,9 @@ def fastest(
 
 def measure(
     workers: Workers, settings: Sequence[Setting], prompts: Sequence[list[int]], length: int, repeats: int, at_once: int = 1
-) -> dict[str, Measured]:
+) -> dict[str, Timed]:
     """Return what every setting made of the prompts, repeat by repeat in turn, `at_once` of them together."""
-    measured = {setting.name: Measured() for setting in settings}
+    measured = {setting.name: Timed() for setting in settings}
     for repeat in range(repeats if settings else 0):
         first = repeat % len(settings)
         for setting in (*settings[first:], *settings[:first]):
@@ -282,7 +284,7 @@ def measure(
     return measured
 
 
-def _speed_table(chosen: Sequence[Setting], measured: Mapping[str, Measured], mode: str, at_once: int = 1) -> Table:
+def _speed_table(chosen: Sequence[Setting], measured: Mapping[str, Timed], mode: str, at_once: int = 1) -> Table:
     """Return how fast each setting is, and in greedy decoding how many of its tokens are those of the target alone."""
     alone = {setting.peer: measured[setting.name] for setting in chosen if setting.way == ALONE}
     rows: list[list[Value]] = []
@@ -299,7 +301,7 @@ def _speed_table(chosen: Sequence[Setting], measured: Mapping[str, Measured], mo
     return Table(f"{mode}_{at_once}", f"{title}, {at_once} prompts at once", COLUMNS, rows)
 
 
-def _same_tokens(made: Measured, alone: Measured) -> float:
+def _same_tokens(made: Timed, alone: Timed) -> float:
     """Return the share of tokens before the first that differs: float sums in another order may swap two near equals."""
     counted = shared = 0
     for ours, theirs in zip(alone.responses, made.responses, strict=True):

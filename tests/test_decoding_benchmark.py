@@ -10,9 +10,9 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
 
-from benchmarks.decoding import Measured, Setting, _all_peers, _same_tokens, _speed_table, fastest, measure
+from benchmarks.decoding import Setting, Timed, _all_peers, _same_tokens, _speed_table, fastest, measure
 from benchmarks.gguf_file import gguf_tensors, interleaved, obstacle, write_gguf
-from benchmarks.peer_workers.processes import Command, PeerError, Workers
+from benchmarks.peer_workers.processes import PeerCommand, PeerError, Workers
 from specheads import Warp, generate_baseline
 
 SMALL = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 64}
@@ -103,7 +103,7 @@ def test_every_setting_of_vllm_is_a_process_of_its_own_with_its_options(nano, tm
 
 def test_processes_decode_as_this_project_and_stand_still_between(nano, prompts):
     names = ("this decoder", "transformers")
-    commands = {name: Command(sys.executable, "local_worker.py", SETUP | {"peer": name}) for name in names}
+    commands = {name: PeerCommand(sys.executable, "local_worker.py", SETUP | {"peer": name}) for name in names}
     length = 12
     expected = [generate_baseline(nano, p, length, warp=Warp(temperature=0), stop_tokens=()).tokens.tolist() for p in prompts[:2]]
     assisted = {"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
@@ -166,7 +166,7 @@ def test_the_fastest_setting_of_each_way_is_reported():
     table = _speed_table(chosen, measure(FakeWorkers(), chosen, *how), "greedy")
     expected = [150, 150, 150, 3.0, 1.5, 1.0, 1.5, 0.125, 0.25, 0]
     assert [round(value, 6) for value in table.rows[2][1:]] == expected
-    assert _same_tokens(Measured([], [[1, 2, 3, 4]]), Measured([], [[1, 2, 4, 4]])) == 0.5
+    assert _same_tokens(Timed([], [[1, 2, 3, 4]]), Timed([], [[1, 2, 4, 4]])) == 0.5
 
 
 def test_prompts_come_in_groups_after_a_first_that_is_not_counted():

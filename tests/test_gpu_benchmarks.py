@@ -8,7 +8,7 @@ import sys
 import torch
 
 from benchmarks.gpu import __main__ as runner
-from benchmarks.gpu.machine import DATA_SHEETS, Setup
+from benchmarks.gpu.machine import DATA_SHEETS, Machine
 from benchmarks.gpu.training import Distilling
 from benchmarks.render import ROOT
 from benchmarks.results import Column, Table
@@ -62,12 +62,12 @@ def test_a_script_that_fails_loses_no_other(tmp_path, capsys, monkeypatch):
 def test_limits_are_those_of_the_data_sheet(monkeypatch):
     for name, sheet in (("NVIDIA H100 PCIe", "H100 PCIe"), ("NVIDIA H100 80GB HBM3", "H100")):
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
-        assert Setup(torch.device("cuda"), False).limits == DATA_SHEETS[sheet]
+        assert Machine(torch.device("cuda"), False).limits == DATA_SHEETS[sheet]
 
 
 def test_operations_of_distillation_are_counted_by_weights():
     """Two per weight and token in the target's forward pass, six in the draft's training."""
-    made = Distilling(Setup(CPU, True))
+    made = Distilling(Machine(CPU, True))
     embedding = 256 * 64
     layers = sum(w.numel() for n, w in made.pair.target.named_parameters() if w.ndim == 2) - 2 * embedding
     num_tokens, num_responses = made.batch.tokens.numel(), int(made.batch.predicting.sum())

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from benchmarks.gpu.decoding import data_tables, round_tables
-from benchmarks.gpu.machine import Setup
+from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.training import training_tables
 from benchmarks.results import Column, Table, add_keep_option, text_of, write_result
 from specheads.pair.config import checked_device
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tiny", action="store_true", help="use models that take seconds")
     add_keep_option(parser, "gpu")
     given = parser.parse_args(argv)
-    setup = Setup(torch.device(checked_device(given.device)), given.tiny)
+    setup = Machine(torch.device(checked_device(given.device)), given.tiny)
     tables, reached, failed = list[Table](), dict[str, float](), False
     for name in given.scripts or SCRIPTS:
         torch.manual_seed(0)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu.machine import Setup
+from benchmarks.gpu.machine import Machine
 from benchmarks.results import Column, Table, Value
 from benchmarks.steps import ALONE, DRAFT, DRAFT_WITH_HEAD, WARPS, seconds_of, timed, weight_bytes
 from data_gen.rows import label_responses
@@ -34,7 +34,7 @@ VERIFICATION = "verification of 8"  # the goal speaks of it, and its time stands
 
 
 @torch.no_grad()
-def round_tables(setup: Setup, goals: dict[str, float]) -> Iterator[Table]:
+def round_tables(setup: Machine, goals: dict[str, float]) -> Iterator[Table]:
     """Yield the tables of steps and rounds; put what was reached into `goals`."""
     pair = setup.pair()
     head = AcceptanceHead(HeadConfig(pair.draft_lm.hidden_size)).to(setup.device).requires_grad_(False)
@@ -57,12 +57,12 @@ def round_tables(setup: Setup, goals: dict[str, float]) -> Iterator[Table]:
     yield Table("rounds", f"Rounds whose drafts are accepted at a rate of {ACCEPTANCE}", columns, rounds)
 
 
-def _decoder(setup: Setup, pair: Pair, rule: StoppingRule, mode: str, **choices: Any) -> SpeculativeDecoder:
+def _decoder(setup: Machine, pair: Pair, rule: StoppingRule, mode: str, **choices: Any) -> SpeculativeDecoder:
     window = 128 if setup.tiny else WINDOW
     return SpeculativeDecoder(pair, stopping=rule, warp=WARPS[mode], engine=setup.engine, window=window, **choices)
 
 
-def _rounds(setup: Setup, pair: Pair, head: AcceptanceHead, prompt: list[int], steps: dict[str, float]) -> Iterator[list[Any]]:
+def _rounds(setup: Machine, pair: Pair, head: AcceptanceHead, prompt: list[int], steps: dict[str, float]) -> Iterator[list[Any]]:
     """Yield the seconds of each rule's rounds, and those over the steps that they consist of, timed alone."""
     decoder = _decoder(setup, pair, FixedLength(max(LENGTHS)), "sampled", verification=SyntheticVerification(ACCEPTANCE))
     rules: dict[str, StoppingRule] = {f"fixed K={length}": FixedLength(length) for length in LENGTHS}
@@ -78,7 +78,7 @@ def _rounds(setup: Setup, pair: Pair, head: AcceptanceHead, prompt: list[int], s
 
 
 @torch.no_grad()
-def data_tables(setup: Setup, goals: dict[str, float]) -> Iterator[Table]:
+def data_tables(setup: Machine, goals: dict[str, float]) -> Iterator[Table]:
     """Yield the table of the speeds at which data are made."""
     pair, count, length = setup.pair(), 2 if setup.tiny else max(ROWS), 8 if setup.tiny else NEW_TOKENS
     texts, warp, rows = _texts(pair, count, length), WARPS["sampled"], list[list[Value]]()

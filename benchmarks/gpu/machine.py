@@ -28,7 +28,7 @@ PAIRS = {"llama3": "synthetic-llama3", "llama2": "synthetic-llama2", "tiny": "sy
 
 
 @dataclass(frozen=True)
-class Setup:
+class Machine:
     """Where a script measures, and whether with models so small that it only shows that the script works."""
 
     device: torch.device

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.gpu.machine import Setup
+from benchmarks.gpu.machine import Machine
 from benchmarks.results import Column, Table, Value
 from benchmarks.steps import timed
 from specheads import HeadConfig
@@ -35,7 +35,7 @@ STORED = 64  # tokens of each of the target's distributions that are stored
 DIVERGENCE = "total_variation"  # the default of distillation
 
 
-def training_tables(setup: Setup, goals: dict[str, float]) -> Iterator[Table]:
+def training_tables(setup: Machine, goals: dict[str, float]) -> Iterator[Table]:
     """Yield the tables of distillation and of heads; put what was reached into `goals`."""
     timing = [Column("a step", "ms:1"), Column("tokens/s", "fixed:0"), Column("most memory, GiB", "fixed:1")]
     rows = [*Distilling(setup).rows()]
@@ -50,7 +50,7 @@ def training_tables(setup: Setup, goals: dict[str, float]) -> Iterator[Table]:
     yield Table("heads", f"A training step of heads on {HEAD_TEXTS} texts of {TEXT_TOKENS} tokens", columns, rows)
 
 
-def _timing_of(step: Callable[[], None], num_tokens: int, setup: Setup) -> list[Value]:
+def _timing_of(step: Callable[[], None], num_tokens: int, setup: Machine) -> list[Value]:
     """Return the median seconds of a training step, its tokens per second, and the most memory that it took."""
     on_gpu = setup.device.type == "cuda"
     if on_gpu:
@@ -59,13 +59,13 @@ def _timing_of(step: Callable[[], None], num_tokens: int, setup: Setup) -> list[
     return [seconds, num_tokens / seconds, torch.cuda.max_memory_allocated(setup.device) / 2**30 if on_gpu else None]
 
 
-def _random_texts(setup: Setup, num_texts: int, vocab_size: int) -> np.ndarray:
+def _random_texts(setup: Machine, num_texts: int, vocab_size: int) -> np.ndarray:
     """Return texts of random tokens, (num_texts, T) ids."""
     shape = (2, 24) if setup.tiny else (num_texts, TEXT_TOKENS)
     return np.random.default_rng(0).integers(0, vocab_size, shape)
 
 
-def _head_rows(setup: Setup, name: str) -> Iterator[list]:
+def _head_rows(setup: Machine, name: str) -> Iterator[list]:
     """Yield the timing of a step of one head and of the grid, on the draft of a pair."""
     pair = setup.pair(name, only_draft=True)
     size, batch, single = pair.draft_lm.hidden_size, _head_batch(setup, pair.vocab_size), None
@@ -86,7 +86,7 @@ def _grid(hidden_size: int, depths: Sequence[int], weights: Sequence[float]) -> 
     ]
 
 
-def _head_batch(setup: Setup, vocab_size: int) -> HeadBatch:
+def _head_batch(setup: Machine, vocab_size: int) -> HeadBatch:
     """Return texts with a random label at most of their positions."""
     tokens = torch.from_numpy(_random_texts(setup, HEAD_TEXTS, vocab_size))
     row, index = torch.ones_like(tokens).nonzero().T
@@ -108,7 +108,7 @@ def _head_step(bank: HeadBank, optimizer: torch.optim.Optimizer, draft: Language
 class Distilling:
     """A draft in float32 that learns from its target, with products in bfloat16 on a GPU."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Machine) -> None:
         self.setup, self.pair = setup, setup.pair()
         self.draft = self.pair.draft.float().requires_grad_(True).train()
         texts = _random_texts(setup, DISTILL_TEXTS, self.pair.vocab_size)

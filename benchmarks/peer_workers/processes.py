@@ -28,7 +28,7 @@ class PeerError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Command:
+class PeerCommand:
     """How a worker is started: the interpreter, the file next to this one, and what it is told."""
 
     python: str
@@ -39,11 +39,11 @@ class Command:
 class Workers:
     """The workers of some commands, each started when it is first asked; all others stand still meanwhile."""
 
-    def __init__(self, commands: Mapping[str, Command]) -> None:
+    def __init__(self, commands: Mapping[str, PeerCommand]) -> None:
         self.commands = commands
         self.versions: dict[str, str] = {}
         self.warnings: list[str] = []  # what closed workers warned of
-        self._running: dict[str, _Worker] = {}
+        self._running: dict[str, _PeerProcess] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -55,15 +55,15 @@ class Workers:
     def ask(self, name: str, request: Mapping[str, Any]) -> Answer:
         """Return the answer of the worker `name`. Raises PeerError where it failed."""
         if name not in self._running:
-            self._running[name] = _Worker(self.commands[name])
+            self._running[name] = _PeerProcess(self.commands[name])
             self.versions |= self._running[name].versions
         return self._running[name].ask(request)
 
 
-class _Worker:
+class _PeerProcess:
     """A running worker. It is stopped (SIGSTOP) whenever it is not asked, so that no waiting thread of its costs time."""
 
-    def __init__(self, command: Command) -> None:
+    def __init__(self, command: PeerCommand) -> None:
         self.command = command
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as this object
         self._process = subprocess.Popen(

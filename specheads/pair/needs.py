@@ -10,7 +10,7 @@ from specheads.pair.quantization import QUANTIZATIONS
 from specheads.pair.revisions import EMBEDDED
 
 
-class _Weights(NamedTuple):
+class _StoredWeights(NamedTuple):
     """The weights of a model: their number, bytes and type."""
 
     number: int
@@ -25,7 +25,7 @@ def pair_needs(config: PairConfig, only_draft: bool = False) -> list[str]:
     """
     if str(config.target).startswith(EMBEDDED) or not config.target:
         return []
-    models, loaded = [], list[_Weights | None]()
+    models, loaded = [], list[_StoredWeights | None]()
     for role in ("draft", "target") if config.draft else ("target",):
         source = config.source(role)
         weights = _weights_of(source)
@@ -43,14 +43,14 @@ def pair_needs(config: PairConfig, only_draft: bool = False) -> list[str]:
     return lines
 
 
-def _weights_of(source: ModelSource) -> _Weights | None:
+def _weights_of(source: ModelSource) -> _StoredWeights | None:
     """Return the weights of a model; None where its config cannot be read yet: loading it says why, in a moment."""
     with suppress(UserError):
         model = weightless_model(source)
         number, per_weight, stored = model.num_parameters(), float(model.dtype.itemsize), short_name(model.dtype)
         if source.quantization:
             per_weight, stored = QUANTIZATIONS[source.quantization].num_bytes, source.quantization
-        return _Weights(number, number * per_weight, stored)
+        return _StoredWeights(number, number * per_weight, stored)
     return None
 
 

@@ -45,7 +45,7 @@ def equality(
 
 
 @dataclass(frozen=True)
-class Section:
+class ReportSection:
     """One subject of the theory: a table, whose values are text or numbers, and claims."""
 
     key: str

@@ -16,7 +16,7 @@ from torch import Tensor
 from specheads.decoding.verification import BlockVerification, TokenVerification
 from specheads.pair.sampling import accept_prob, sample
 from specheads.papers.biased import MODES, BiasedVerification
-from specheads.papers.claims import CheckedClaim, Section, computed, equality
+from specheads.papers.claims import CheckedClaim, ReportSection, computed, equality
 from specheads.papers.theory.chains import Chains, bias, residual, tokens_per_round, total_variation
 
 SOURCE = "Yin et al. 2024"
@@ -110,7 +110,7 @@ def least_bias(target: Tensor, draft: Tensor, acceptance: Tensor) -> Tensor:
     return 0.5 * (target - accepted).abs().sum(dim=-1) - 0.5 * (draft - accepted).sum(dim=-1)
 
 
-def simulation(generator: torch.Generator, num_texts: int) -> Section:
+def simulation(generator: torch.Generator, num_texts: int) -> ReportSection:
     """Return expected and simulated rejections of Markov chains that change with the position, by length and number of drafts.
 
     Args:
@@ -156,7 +156,7 @@ def simulation(generator: torch.Generator, num_texts: int) -> Section:
             why="Only the first token after a rejection is drafted in a batch.",
         ),
     ]
-    return Section(
+    return ReportSection(
         key="rejections",
         title=f"Rejections by the number of drafts in a batch; {VOCABULARY} tokens",
         source=f"{SOURCE}, theorems 1 and 3, section 3 and appendix F",
@@ -166,7 +166,7 @@ def simulation(generator: torch.Generator, num_texts: int) -> Section:
     )
 
 
-def batch_improvement() -> Section:
+def batch_improvement() -> ReportSection:
     """Return how many rejections a batch saves at one position, for models of two tokens and for uniform ones."""
     sizes = (1, 2, 3, 5, 10, 100)
     wrong: list[float] = []
@@ -193,7 +193,7 @@ def batch_improvement() -> Section:
         EXACT,
         "|u - v| (1 - u^(M-1)); (1 - 1/r) - (1 - 1/r)^M",
     )
-    return Section(
+    return ReportSection(
         key="batch_improvement",
         title="Rejections that a batch of drafts saves at one position, by its size",
         source=f"{SOURCE}, section 3.2 and figure 3",
@@ -203,7 +203,7 @@ def batch_improvement() -> Section:
     )
 
 
-def unbiased(generator: torch.Generator, num_models: int = 20) -> Section:
+def unbiased(generator: torch.Generator, num_models: int = 20) -> ReportSection:
     """Return how far the emitted tokens are from the target's distribution, by enumeration."""
     rules, biases = (TokenVerification(), BlockVerification()), []
     for _ in range(num_models):
@@ -213,7 +213,7 @@ def unbiased(generator: torch.Generator, num_models: int = 20) -> Section:
         biases.append((*(bias(rule, chains, 2) for rule in rules), max(batches)))
     token, block, batch = map(max, zip(*biases, strict=True))
     rows: list[list[str | float]] = [[rule.label, f"{error:.0e}", 2] for rule, error in zip(rules, (token, block), strict=True)]
-    return Section(
+    return ReportSection(
         key="unbiased",
         title=f"Total variation between the first tokens and the target's, {num_models} models of 4 tokens",
         source=f"{SOURCE}, theorems 1 and 3; Sun et al. 2024, theorem 1",
@@ -232,7 +232,7 @@ def unbiased(generator: torch.Generator, num_models: int = 20) -> Section:
     )
 
 
-def lower_bound(generator: torch.Generator, num_models: int = 20) -> Section:
+def lower_bound(generator: torch.Generator, num_models: int = 20) -> ReportSection:
     """Return the least rejections of rules that test token by token, those of token verification, and block verification's.
 
     Args:
@@ -251,7 +251,7 @@ def lower_bound(generator: torch.Generator, num_models: int = 20) -> Section:
         EXACT,
         why=f"Block verification is no such rule: it emits more in {more} of {num_models} models.",
     )
-    return Section(
+    return ReportSection(
         key="lower_bound",
         title="The fewest rejections without a bias, in 5 tokens of 3 (three of the models)",
         source=f"{SOURCE}, theorem 2",
@@ -261,7 +261,7 @@ def lower_bound(generator: torch.Generator, num_models: int = 20) -> Section:
     )
 
 
-def pareto_front(generator: torch.Generator) -> Section:
+def pareto_front(generator: torch.Generator) -> ReportSection:
     """Return what biased rules trade: probability of a rejection against the distance of the output from the target."""
     chains = Chains.random(1, VOCABULARY, generator, sharpness=1.5)
     target, draft = chains.target[0, 0], chains.draft[0, 0]
@@ -271,7 +271,7 @@ def pareto_front(generator: torch.Generator) -> Section:
         rejection = max(0.0, 2 - tokens_per_round(opt, chains, 1))  # rounding may leave less
         least = bias(opt, chains, 1)
         rows.append([eps, rejection, least, rejection + least, bias(uno, chains, 1)])
-    return Section(
+    return ReportSection(
         key="pareto",
         title="Accepting more than is unbiased, at a total variation of "
         f"{total_variation(target, draft).item():.3f} between target and draft",

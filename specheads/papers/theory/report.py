@@ -13,7 +13,7 @@ from rich.table import Table
 from torch import Tensor
 
 from specheads.errors import UserError
-from specheads.papers.claims import Section
+from specheads.papers.claims import ReportSection
 from specheads.papers.theory import rejections, rounds, stopping
 from specheads.replay.recording import GROUND_TRUTH, load_recording
 from specheads.storage.files import write_json
@@ -89,7 +89,7 @@ def _recorded_drafts(folder: Path) -> Tensor:
     return torch.stack(drafts)
 
 
-def _print_section(section: Section, console: Console) -> None:
+def _print_section(section: ReportSection, console: Console) -> None:
     """Print a section: its table, and whether each claim held."""
     table = Table(
         title=section.title, caption=section.source, title_justify="left", caption_justify="left", box=box.SIMPLE, pad_edge=False

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specheads.decoding.verification import BlockVerification, TokenVerification
 from specheads.papers.block import GreedyBlockVerification
-from specheads.papers.claims import CheckedClaim, Section, computed, equality
+from specheads.papers.claims import CheckedClaim, ReportSection, computed, equality
 from specheads.papers.spectr import SpecTr
 from specheads.papers.theory.chains import Chains, every_draft, tokens_per_round
 from specheads.papers.trees.verification import ROOT, Draft, MultiRound, TreeBlock, TreeVerification
@@ -79,7 +79,7 @@ def most_likely_blocks(chains: Chains, num_tokens: int, block: int) -> float:
     return total
 
 
-def worked_example() -> Section:
+def worked_example() -> ReportSection:
     """Return the paper's example: two tokens, a target of 1/3 and 2/3, a draft of 2/3 and 1/3, two drafted tokens."""
     target, draft = (torch.tensor(each, dtype=torch.float64) for each in ((1 / 3, 2 / 3), (2 / 3, 1 / 3)))
     chains, published = Chains.constant(target, draft, 3), (10 / 9, 11 / 9, 12 / 9)
@@ -93,7 +93,7 @@ def worked_example() -> Section:
         "held" if wrong < 1e-6 else "did not hold",
         ratio=accepted[1] / published[1],
     )
-    return Section(
+    return ReportSection(
         key="block_example",
         title="Accepted tokens of two, in the example of block verification's paper",
         source="Sun et al. 2024, section 2",
@@ -103,7 +103,7 @@ def worked_example() -> Section:
     )
 
 
-def verification_rules(generator: torch.Generator, num_models: int = 20) -> Section:
+def verification_rules(generator: torch.Generator, num_models: int = 20) -> ReportSection:
     """Return tokens per round of the rules, enumerated, on random pairs of chains of 3 tokens, for 3 drafted tokens."""
     tree_rules = MultiRound(), SpecTr()
     names = [*(rule.label for rule in CHAIN_RULES), "optimal transport", *(f"{rule.label}, 2 drafts" for rule in tree_rules)]
@@ -120,7 +120,7 @@ def verification_rules(generator: torch.Generator, num_models: int = 20) -> Sect
     over = table / token
     columns = zip(names, *(each.tolist() for each in (table.mean(1), over.mean(1), over.amin(1), over.amax(1))), strict=True)
     gain, of_spectr = block / token - 1, spectr / multi - 1
-    return Section(
+    return ReportSection(
         key="rules",
         title=f"Tokens per round by enumeration, three drafted tokens, mean of {num_models} random models",
         source="Sun et al. 2024, section 4; Sun et al. 2023, section 4; Miao et al. 2024",
@@ -150,7 +150,7 @@ def verification_rules(generator: torch.Generator, num_models: int = 20) -> Sect
     )
 
 
-def joint_choice(generator: torch.Generator, num_models: int = 200) -> Section:
+def joint_choice(generator: torch.Generator, num_models: int = 200) -> ReportSection:
     """Return the perplexity of 8 tokens of 2 that are chosen in blocks, each the most likely of all, on random chains."""
     blocks = (1, 2, 4, 8)
     models = [Chains.random(8, 2, generator, sharpness=1.5) for _ in range(num_models)]
@@ -166,7 +166,7 @@ def joint_choice(generator: torch.Generator, num_models: int = 200) -> Section:
         "held" if falls and not worse else "held weakly" if falls else "did not hold",
         why="On average and for the whole text at once; blocks shorter than the text are higher in some models." if worse else "",
     )
-    return Section(
+    return ReportSection(
         key="joint",
         title=f"Perplexity of 8 tokens by how many are chosen at a time, mean of {num_models} random models",
         source="Qin et al. 2024 (MJSD), section 3",

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.step_costs import StepCosts
-from specheads.papers.claims import CheckedClaim, Section, computed
+from specheads.papers.claims import CheckedClaim, ReportSection, computed
 
 GRID = torch.linspace(-8.0, 0.0, 161, dtype=torch.float64)  # logarithms of survival at which values are kept
 PRECISION = 1e-9  # the relative error of the throughput
@@ -225,7 +225,7 @@ def fewest_calls(disagrees: Sequence[bool]) -> tuple[int, int]:
     return best[0]
 
 
-def thresholds(generator: torch.Generator, num_drafts: int, recorded: Mapping[str, Tensor] | None = None) -> Section:
+def thresholds(generator: torch.Generator, num_drafts: int, recorded: Mapping[str, Tensor] | None = None) -> ReportSection:
     """Return how fast the best policy, the best threshold, the automatic one, the theorem's and the best fixed length are.
 
     Args:
@@ -252,7 +252,7 @@ def thresholds(generator: torch.Generator, num_drafts: int, recorded: Mapping[st
         texts = [f"{value - 1:+.1%} {each:.2f}" for value, each in zip(speeds, chosen, strict=True)]
         rows.append([name, ratio, f"{best:.3f}x", *texts, f"{delta * ratio:.1f}", f"{fixed / best - 1:+.1%} {length}"])
     worst, most = max(losses.values()), ", ".join(f"{loss:.2%} ({name})" for name, loss in losses.items())
-    return Section(
+    return ReportSection(
         key="stopping",
         title="The best policy's speed-up, and what rules lose to it: the best threshold, the automatic, the theorem's, a length."
         " Ratio: a target step in draft steps, as Delta",
@@ -279,7 +279,7 @@ def thresholds(generator: torch.Generator, num_drafts: int, recorded: Mapping[st
     )
 
 
-def greedy_oracle(num_tokens: int = 10) -> Section:
+def greedy_oracle(num_tokens: int = 10) -> ReportSection:
     """Return the fewest target calls of greedy texts, by dynamic programming over all lengths, for every set of disagreements."""
     by_count: dict[int, list[int]] = {}
     wrong, discards = 0, 0
@@ -297,7 +297,7 @@ def greedy_oracle(num_tokens: int = 10) -> Section:
         wrong == discards == 0,
         why="Where the last token differs, its call ends the text, and the 1 falls away.",
     )
-    return Section(
+    return ReportSection(
         key="oracle",
         title=f"Fewest target calls for {num_tokens} tokens, by the number of tokens on which greedy models differ",
         source="SpecDec++ (Huang et al. 2024), lemma 2.1",
