@@ -117,7 +117,7 @@ def test_responses_are_those_of_vllm_and_labels_are_ours(nano, prompts, stand_in
     assert model["max_num_seqs"] == 2 and model["max_model_len"] == max(len(row["prompt_ids"]) for row in made) + 12
     row = made[0]  # labels follow from responses as they always do
     uniform = uniforms_of(chosen, row["prompt_id"], 0)[None, 1:]
-    (labels,) = label_responses(nano, [row["prompt_ids"]], [row["response_ids"]], uniform, chosen.label_warp)
+    (labels,) = label_responses(nano, [row["prompt_ids"]], [row["response_ids"]], uniform, chosen.warp)
     assert row["draft_ids"] == labels["draft_ids"] and row["accept_prob"] == pytest.approx(labels["accept_prob"])
 
 

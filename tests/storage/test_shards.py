@@ -440,7 +440,7 @@ def test_train_prompts_get_several_responses_the_first_ones_first():
 
 
 NO_COUNTS = ("seed", "warp", "runner", "vllm_python", "vllm_options")
-NO_COUNTS += ("ray_address", "ray_num_workers", "ray_cpus_per_worker", "ray_gpus_per_worker")
+NO_COUNTS += ("ray_address", "ray_num_workers", "ray_cpus_per_worker", "ray_gpus_per_worker", "ray_responses")
 
 
 @pytest.mark.parametrize("name", [name for name in SETTINGS.values() if name not in NO_COUNTS])
