@@ -39,7 +39,6 @@ LONGEST = (
     "test_replay",
     "test_wheel",
     "test_page",
-    "test_privacy",
     "test_transformers",
     "test_decoder",
     "test_distillation",

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from commands import SMALL, heads
-from commands import run as run_alone
 from warm_processes import run
 
 from specheads import load_head
@@ -115,22 +114,15 @@ def test_rules_of_other_verification_are_decoded(folder):
 
 
 def test_a_sweep_trains_every_combination(folder):
-    sweep = ["-m", "head.depth=0,1", "head.predicts=input_token,next_token", "experiment=specdecpp", "trainer.max_epochs=1"]
+    sweep = ["-m", "head.predicts=input_token,next_token", "head.depth=0", "experiment=specdecpp", "trainer.max_epochs=1"]
     before = len(heads(folder))
     done = run(folder, "train.py", *sweep, *SMALL, "logger=wandb", "logger.wandb.offline=true")
     assert done.returncode == 0, done.stderr
     names = {path.name for path in heads(folder)} - {"next_token-d3-r1"}
-    assert names == {f"{predicts}-d{depth}-r6" for predicts in ("input_token", "next_token") for depth in (0, 1)}
-    assert len(heads(folder)) == before + 4
+    assert names == {f"{predicts}-d0-r6" for predicts in ("input_token", "next_token")}
+    assert len(heads(folder)) == before + 2
     (sweep_folder,) = {path.parents[2] for path in heads(folder)} - {folder / "outputs" / "head"} - {heads(folder)[0].parents[2]}
-    assert len(list(sweep_folder.glob("*/wandb/offline-run-*"))) == 4  # a W&B run for each job
-
-
-def test_a_mistake_ends_with_one_message_and_exit_code_two(tmp_path):
-    """One of them in a process of its own; tests/test_mistakes.py has them all."""
-    done = run_alone(tmp_path, "train.py", "model=nanoo")
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr and re.search("nanoo.*nano", done.stderr, re.DOTALL)
+    assert len(list(sweep_folder.glob("*/wandb/offline-run-*"))) == 2  # a W&B run for each job
 
 
 def test_a_bank_is_trained_in_one_pass_exported_head_by_head_and_ranked(folder):

@@ -145,6 +145,7 @@ def test_a_run_of_two_processes_is_resumed_by_one(tmp_path):
         assert ours == pytest.approx(theirs, **SAME)
 
 
+@pytest.mark.full
 def test_srun_trains_together_and_data_is_of_one_process(tmp_path):
     """Two plain processes with the variables that srun gives them."""
     with socket.socket() as free:

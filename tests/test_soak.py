@@ -27,6 +27,7 @@ def test_what_a_process_holds_is_counted():
     assert gained["Python's blocks in use"] >= len(objects)
 
 
+@pytest.mark.full
 def test_turns_are_sampled(capsys):
     soak.main(["growth", *SMALL])
     names = [line[:24].strip() for line in capsys.readouterr().out.splitlines()[-5:]]

@@ -117,6 +117,7 @@ class Attention(nn.Module):
         return (_attend(query.transpose(1, 2), memory[0][0][:, :, :size], memory[0][1][:, :, :size], mask),)
 
 
+@pytest.mark.full
 @needs_compiler
 def test_it_is_compiled_for_any_number_of_tokens_and_of_parts():
     memory = [(random_tensor(1, 2, 8 * PART, 8), random_tensor(1, 2, 8 * PART, 8))]

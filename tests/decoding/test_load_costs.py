@@ -10,7 +10,7 @@ from specheads.decoding.records import DecodeStats, Generation, Round
 @pytest.mark.parametrize(("max_batch", "max_tokens", "window"), [(1, 3, None), (5, 3, None), (2, 1, None), (2, 8, 12)])
 def test_costs_cover_what_a_batch_can_do(max_batch, max_tokens, window):
     decoder = SpeculativeDecoder(tiny_pair(), engine="eager", window=window)
-    costs = measured_load_costs(decoder, max_batch, max_tokens, context=8, repeats=2)
+    costs = measured_load_costs(decoder, max_batch, max_tokens, context=8, repeats=1)
     assert (costs.rows[0], costs.rows[-1]) == (1, max_batch) and costs.position >= 0
     for rows, more in zip(costs.rounds, [*costs.rounds[1:], costs.rounds[-1]], strict=True):
         assert len(rows) == 1 + max_tokens and all(0 < few <= many for few, many in zip(rows, more, strict=True))

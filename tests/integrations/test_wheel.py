@@ -1,13 +1,18 @@
-"""The wheel in an environment without the source tree: every way to decode with a head yields the same tokens there."""
+"""The wheel in an environment without the source tree: every way to decode with a head yields the same tokens there.
+
+A user's whole way by it leaves no token, user name or home folder in any file, or in what is printed.
+"""
 
 import json
 import os
+import shlex
 import shutil
 import site
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -17,6 +22,12 @@ from specheads.heads.head import AcceptanceHead, HeadConfig, save_head
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "specheads", "data_gen", "conf")
+
+USER, TOKEN, KEY = "gundula-mustermann", "hf_NotForOthersNotForOthers", "0123456789abcdef0123456789abcdef01234567"
+SECRETS = {"user name": USER, "token": TOKEN, "key": KEY}
+SMALL = ["data.max_new_tokens=8", "trainer.max_epochs=1"]
+TWO = ["trainer.devices=2", "trainer.accelerator=cpu"]  # Lightning starts the installed script a second time
+REPLAYED = ["num_prompts=2", "num_live_prompts=1", "max_new_tokens=8"]
 
 
 def run(*words, cwd, **variables):
@@ -85,25 +96,99 @@ def server(environment):
     return server
 
 
-def test_every_command_runs_in_an_empty_folder(environment, server, tmp_path):
-    """Data, a head, its evaluation, a probe and an export, with nothing but the installed command."""
-    sizes = ["model=nano", "data.num_train=8", "data.num_dev=4", "data.num_test=4", "data.max_new_tokens=8"]
+@pytest.fixture(scope="module")
+def commands(environment, tmp_path_factory):
+    """The home folder of a user, after every kind of installed command has run in it, and what each printed.
 
-    def specheads(verb, *words):
-        done = server.run(tmp_path, environment / "specheads", verb, *words)
+    Models and prompts lie there, too, and are given by absolute paths: a pair without a config goes through every stage, and
+    evaluate is the command that train names.
+    """
+    home = tmp_path_factory.mktemp("home") / USER
+    project = home / "project"
+    project.mkdir(parents=True)
+    nano = shutil.copytree(ROOT / "specheads" / "nano", home / "nano", ignore=shutil.ignore_patterns("*.py"))
+    rows = [json.dumps({"question": f"def add_{number}(a, b):\n"}) for number in range(40)]
+    (home / "mine.jsonl").write_text("\n".join(rows))
+    user = {"HOME": str(home), "USER": USER, "LOGNAME": USER, "USERNAME": USER, "HF_TOKEN": TOKEN, "WANDB_API_KEY": KEY}
+    user |= {"SPECHEADS_CACHE": "", "HF_HOME": str(home / "hub"), "MPLCONFIGDIR": str(home.parent / "matplotlib")}
+    pair = [f"model.{role}={nano / role}" for role in ("draft", "target")]
+    shared = [
+        "model=mine",
+        *pair,
+        f"model.tokenizer={nano}",
+        "data=alpaca",
+        f"data.path={home / 'mine.jsonl'}",
+        "data.template='{question}'",
+    ]
+    lines = {
+        "train": [*shared, *SMALL, *TWO],
+        "evaluate": [
+            *REPLAYED,
+            "num_dev_prompts=2",
+            "stopping=[fixed_length,head_threshold]",
+            "fixed_lengths=[1,2]",
+            "thresholds=[0.5]",
+        ],
+        "probe": [*shared, *REPLAYED, "repeats=1"],
+        "export": ["head={head}", "format=standalone"],
+        "distill": [*shared, *SMALL],
+    }
+    printed, server = {}, Server(environment / "python", PYTHONPATH="", **user)
+    for verb, words in lines.items():
+        heads = [str(path.parent) for path in project.glob("outputs/head/*/heads/*/config.json")]
+        if verb == "evaluate":
+            (named,) = [line for line in printed["train"].splitlines() if line.startswith("next: ")]
+            words = [*shlex.split(named)[3:], *words]
+        filled = [word.replace("{head}", heads[0]) if heads else word for word in words]
+        done = server.run(project, environment / "specheads", verb, *filled)
         assert done.returncode == 0, done.stderr
-        return done.stdout
+        printed[verb] = done.stdout + done.stderr
+    return home, printed
 
-    two = ["trainer.devices=2", "trainer.accelerator=cpu"]  # Lightning starts the installed script a second time
-    assert "next: specheads evaluate" in specheads("train", *sizes, "trainer.max_epochs=1", "calibration=null", *two)
-    (head,) = {path.parent for path in tmp_path.glob("outputs/head/*/heads/*/config.json")}
-    few = ["num_prompts=2", "num_dev_prompts=2", "live=none", "fixed_lengths=[1,2]", "thresholds=[0.5]"]
-    few.append("stopping=[fixed_length,head_threshold]")
-    assert "report.html" in specheads("evaluate", *sizes, "head=latest", *few)
-    assert "next: specheads" in specheads("probe", *sizes, "num_prompts=2", "num_live_prompts=1", "repeats=1")
-    assert "written" in specheads("export", f"head={head}", "format=standalone")
-    assert "next: specheads train" in specheads("distill", *sizes, "trainer.max_epochs=1", "validation.num_prompts=2")
-    assert not [path for path in tmp_path.iterdir() if path.name not in ("data", "outputs")]
+
+def content_of(path):
+    """The bytes of a file; of a compressed table, its values and its description."""
+    if path.suffix != ".parquet":
+        return path.read_bytes()
+    table = pq.read_table(path)
+    return f"{table.schema.metadata} {table.to_pylist()}".encode()
+
+
+@pytest.mark.parametrize("kind", SECRETS)
+def test_no_file_names_the_user_or_a_secret(commands, kind):
+    home, _ = commands
+    files = [path for path in (home / "project").rglob("*") if path.is_file()]
+    names = {path.name for path in files}
+    assert {"report.html", "report.json", "probe.html", "train.log", "evaluate.log", "hydra.yaml", "manifest.json"} <= names
+    assert {"README.md", "config.json", "last.ckpt", "speculation_profile.json", "distill.json", "acceptance_head.py"} <= names
+    leaking = [str(path.relative_to(home)) for path in files if SECRETS[kind].encode() in content_of(path)]
+    assert leaking == []
+
+
+def test_every_command_runs_and_says_what_comes_next(commands):
+    home, printed = commands
+    wanted = {"train": "next: specheads evaluate", "evaluate": "report.html", "probe": "next: specheads", "export": "written"}
+    for verb, text in (wanted | {"distill": "next: specheads train"}).items():
+        assert text in printed[verb]
+    assert {path.name for path in (home / "project").iterdir()} == {"data", "outputs"}
+
+
+def test_prompts_without_counts_are_split_in_proportion(commands):
+    _, printed = commands
+    assert "in proportion: 31 train, 8 dev, 1 test" in printed["train"]
+
+
+def test_the_models_are_named_below_the_home_folder(commands):
+    home, _ = commands
+    (config,) = (home / "project").glob("outputs/head/*/heads/*/config.json")
+    assert json.loads(config.read_text())["draft"]["id"] == "~/nano/draft"
+
+
+def test_what_is_printed_repeats_only_the_words_of_the_next_command(commands):
+    _, printed = commands
+    for text in printed.values():
+        assert TOKEN not in text and KEY not in text
+        assert [line for line in text.splitlines() if USER in line and not line.startswith("next: specheads ")] == []
 
 
 def new_head(folder):

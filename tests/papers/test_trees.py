@@ -35,7 +35,7 @@ def check(rule, target, draft, trees, length):
 @pytest.mark.parametrize("merge", [True, False])
 @pytest.mark.parametrize("rule", RULES)
 def test_iid_chains_are_lossless(rule, merge, vocab_size, count, length):
-    for seed in range(4):
+    for seed in (1, 2):
         target, draft = Model(vocab_size, 2 * seed, seed % 2 == 1), Model(vocab_size, 2 * seed + 1, seed % 4 > 1)
         trees = list(trees_of(draft, count, length, merge))
         assert sum(prob for _, prob in trees) == pytest.approx(1)

@@ -199,9 +199,16 @@ def test_a_run_asked_to_stop_saves_its_current_step(nano, rows, whole_run, tmp_p
 
 
 @pytest.mark.parametrize(
-    "changes", [{"accumulate_grad_batches": 2}, {"val_check_interval": 2}, {"limit_train_batches": 3}], ids=str
+    ("changes", "moment"),
+    [
+        ({name: value}, moment)
+        for first, (name, value) in enumerate(
+            {"accumulate_grad_batches": 2, "val_check_interval": 2, "limit_train_batches": 3}.items()
+        )
+        for moment in (5, 9, 14, 17, 20, 23)[first % 2 :: 2]
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("moment", [5, 9, 14, 17, 20, 23])
 def test_other_arguments_of_the_trainer_change_nothing(nano, rows, whole_run, tmp_path, changes, moment):
     assert attempt(nano, rows, tmp_path, "next_token", moment=moment, **changes) is None
     assert_same(attempt(nano, rows, tmp_path, "next_token", **changes), whole_run("next_token", **changes))
