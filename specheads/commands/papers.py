@@ -168,8 +168,20 @@ def layer_search(cfg: DictConfig) -> None:
     print(f"next: {next_command('evaluate', 'head=null', 'drafting=layer_skip', f'drafting.skipped=[{best}]')}")
 
 
+THEORY_HELP = """usage: specheads papers theory [key=value ...]
+
+  Compute what the papers prove, next to simulations, and say which claims hold.
+
+  out=outputs/theory  the folder of theory.json
+  seed=0              the seed of the simulations
+  data=<folder>       a recording that specheads evaluate made, for drafts of real models"""
+
+
 def print_theory() -> None:
     """Compute the theory with the arguments of this process's command line. Raises UserError for one that is not known."""
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(THEORY_HELP)
+        return
     given = {key: value for key, _, value in (word.partition("=") for word in sys.argv[1:])}
     if unknown := [key for key in given if key not in inspect.signature(theory).parameters]:
         raise UserError(f"specheads papers theory: {unknown[0]!r} is not known; it takes out=, seed=, data=.")
