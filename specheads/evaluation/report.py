@@ -194,7 +194,7 @@ class Report:
     """
 
     context: Mapping[str, Any]
-    fit: CostFit | None  # how well the measured costs fit
+    fit: CostFit | None  # what was fitted to decoded rounds
     doubts: Sequence[str] = field(default_factory=list)  # why measured figures are not to be trusted; empty if they are
     live: Sequence[LiveRow] = field(default_factory=list)
     gains: Mapping[str, Interval | None] = field(default_factory=dict)

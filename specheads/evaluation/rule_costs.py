@@ -41,7 +41,7 @@ class CostTable:
 
     costs: Mapping[str, StepCosts]
     head_shares: Mapping[str, float] = field(default_factory=dict)  # each head's cost as a share of a draft step, at the ratios
-    fit: CostFit | None = None  # how well the measured costs fit
+    fit: CostFit | None = None  # what was fitted to decoded rounds
     measured_heads: Mapping[str, float] = field(default_factory=dict)  # the seconds that each head adds to a draft step here
     # The costs that kinds of rules without timed rounds add, by whether they have a head: the median of those of timed kinds. If
     # they were taken to add nothing, rules without timed rounds would look best.
