@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 CPU = torch.device("cpu")
 MAX_WINDOW = 4096  # models that reach 128k positions would otherwise fill a device with empty memory
+_frozen_by: str | None = None  # who keeps Python's collector from objects, once it is known
 
 Prompt = str | Sequence[dict[str, str]] | Sequence[int] | Tensor
 
@@ -325,13 +326,19 @@ class RowsDecoder:
 def _frozen_objects() -> Iterator[None]:
     """Keep Python's collector from walking through all objects that there are, which takes as long as dozens of rounds.
 
-    Where objects are frozen already, by a server or by another batch, they stay so.
+    Where objects are frozen already, by a server or by another batch, they stay so. A server's are counted once: the count walks
+    through them, too, for tens of milliseconds in a large process.
     """
-    if gc.get_freeze_count():
+    global _frozen_by
+    if _frozen_by is None and gc.get_freeze_count():
+        _frozen_by = "others"
+    if _frozen_by is not None:
         yield
         return
+    _frozen_by = "a batch"
     gc.freeze()
     try:
         yield
     finally:
         gc.unfreeze()
+        _frozen_by = None
