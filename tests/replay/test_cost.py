@@ -5,7 +5,7 @@ import pytest
 
 from specheads import UserError
 from specheads.decoding.step_costs import RuleCosts, StepCosts
-from specheads.replay.cost import RoundTimes, fit_costs
+from specheads.replay.cost import LEAST_ROUNDS, RoundTimes, _line, _medians, fit_costs
 
 STEP, PASS, MORE, OVERHEAD = 0.002, 0.01, 0.001, 0.0005  # seconds
 KINDS = {"fixed": True, "more fixed": True, "head": False}  # two that compute nothing, and one that does
@@ -113,11 +113,83 @@ def test_drafts_without_a_model_cost_no_step():
     assert (costs.draft_seconds, costs.round_seconds) == pytest.approx((0, 0.0001)) and costs.ratio == float("inf")
 
 
+def exact(drafted, rule=0, response=0, head=HEAD, learning=LEARNING):
+    """Rounds with these numbers of drafted tokens, by rules and in responses with these numbers; the third rule has a head."""
+    drafted, rule, response = np.broadcast_arrays(np.array(drafted), rule, response)
+    draft_seconds = (STEP + head * (rule == 2)) * drafted + OVERHEAD * (drafted > 0)
+    return RoundTimes(drafted, drafted, draft_seconds, verification(drafted) + learning * (rule == 2), rule, response)
+
+
 @pytest.mark.parametrize("drafted", [[4, 4, 4, 4], [0, 0, 0], [1, 2]])
 def test_rounds_that_cannot_separate_the_costs_are_refused(drafted):
-    drafted = np.array(drafted)
-    with pytest.raises(UserError, match="at least two draft lengths"):
-        fit_costs(RoundTimes(drafted, drafted, drafted * 0.1, drafted * 0.1 + 1, drafted * 0, drafted * 0), {"fixed": True})
+    with pytest.raises(UserError, match="^these runs cannot separate .* at least two draft lengths.$"):
+        fit_costs(exact(drafted), KINDS)
+
+
+def test_three_rounds_of_two_lengths_separate_the_costs():
+    costs = fit_costs(exact([1, 3, 3]), KINDS)[0].costs
+    assert (costs.draft_seconds, costs.verified_seconds, costs.round_seconds) == pytest.approx((STEP, MORE, OVERHEAD))
+
+
+@pytest.mark.parametrize(
+    ("drafted", "response", "halved"),
+    [
+        ([1, 2, 1, 2, 1, 2, 1, 2], [0, 0, 1, 1, 2, 2, 3, 3], True),
+        ([1, 2, 1, 2, 1, 2, 1, 2], [0, 0, 1, 1, 2, 2, 1, 1], False),  # three responses
+        ([1, 2, 1, 1, 1, 2, 1, 1], [0, 0, 1, 1, 2, 2, 3, 3], False),  # one length in the odd ones
+        ([1, 1, 1, 2, 1, 1, 1, 2], [0, 0, 1, 1, 2, 2, 3, 3], False),  # one length in the even ones
+    ],
+)
+def test_halves_have_two_responses_and_two_lengths_each(drafted, response, halved):
+    assert (fit_costs(exact(drafted, response=response), KINDS)[1] is not None) == halved
+
+
+def test_a_round_without_a_draft_that_never_came_is_on_the_line_or_as_fast_as_the_fastest():
+    assert fit_costs(exact([1, 2, 4] * 5), KINDS)[0].costs.verification == pytest.approx([PASS + MORE * n for n in range(5)])
+    times = exact([1, 2, 3, 4, 5])
+    first_is_fast = replace(times, target_seconds=np.where(times.drafted == 1, PASS / 2, PASS))
+    assert fit_costs(first_is_fast, KINDS)[0].costs.verification == pytest.approx([PASS / 2] * 2 + [PASS] * 4)
+
+
+@pytest.mark.parametrize("rare", [LEAST_ROUNDS - 1, LEAST_ROUNDS])
+def test_medians_of_few_rounds_count_only_without_two_others(rare):
+    counts = {0: 9, 2: 8, 3: rare}
+    number = np.repeat(list(counts), list(counts.values()))
+    numbers, medians, weight = _medians(number, number + np.resize([0.0, 0.25, 0.0], len(number)))
+    assert numbers.tolist() == ([0, 2] if rare < LEAST_ROUNDS else [0, 2, 3]) == [round(each) for each in medians]
+    assert weight.tolist() == [counts[each] for each in numbers]
+    some = number > 0 if rare < LEAST_ROUNDS else number > 2  # one number that has enough rounds, or one number
+    assert _medians(number[some], number[some] + 0.0)[0].tolist() == ([2, 3] if rare < LEAST_ROUNDS else [3])
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "weight", "line"),
+    [
+        ([0, 1, 3], [1, 3, 7], [1, 1, 1], (2, 1)),
+        ([4], [8], [1], (0, 8)),
+        ([1, 2], [5, 5], [1, 1], (0, 5)),
+        ([1, 2], [5, 4], [1, 1], (0, 4)),  # never falls
+        ([1, 2], [0.5, 1], [1, 1], (0.5, 0)),
+        ([0, 1, 2], [0, 0, 6], [1, 1, 3], (3, 0)),  # an intercept below 0: through the origin instead
+        ([1, 2, 4], [0, 8, 20], [1, 1, 1], (5, 0)),
+        ([0, 1, 2, 10], [0, 1, 2, 90], [1, 1, 1, 1], (9, 0)),  # far pairs count more
+        ([0, 1, 2, 3], [0, 1, 4, 9], [9, 9, 1, 1], (1, 0)),  # pairs of many rounds count more
+    ],
+)
+def test_the_line_is_that_of_the_weighted_median_slope(x, y, weight, line):
+    assert _line(np.array(x), np.array(y, float), np.array(weight)) == pytest.approx(line)
+
+
+def test_what_a_rule_adds_to_a_step_is_what_was_timed_by_itself_or_the_median_of_its_rounds():
+    drafted, rule = np.array([0, 1, 1, 3] * 12), np.repeat([0, 2], 24)
+    fit, _ = fit_costs(exact(drafted, rule), KINDS)
+    assert vars(fit.rules["head"]) == pytest.approx({"step_seconds": HEAD, "round_seconds": LEARNING})
+    fit, _ = fit_costs(exact(drafted, rule), KINDS, {"head": 0.5})
+    assert vars(fit.rules["head"]) == pytest.approx({"step_seconds": fit.costs.draft_seconds / 2, "round_seconds": LEARNING})
+    fit, _ = fit_costs(exact(drafted, 0), KINDS, {"head": 0.5})
+    assert fit.rules["head"] == RuleCosts()  # it made no round
+    fit, _ = fit_costs(exact(np.where(rule == 2, 0, drafted), rule), KINDS)
+    assert vars(fit.rules["head"]) == pytest.approx({"step_seconds": 0, "round_seconds": LEARNING})  # it drafted nothing
 
 
 def test_one_fixed_length_is_compared_with_other_rules():
