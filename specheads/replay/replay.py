@@ -121,15 +121,15 @@ def head_logits(recording: Recording, head: RecordedHead) -> tuple[Tensor, Tenso
 
     Returns logits (n, indices), at each index in a round; whether each token was accepted (n,) bool; and its largest index
     (n,). At an index that a round cannot reach, the logit is that of the token's largest index. A head that predicts for its
-    input token does so one node later, after it has read the token.
+    input token does so one node later, after it has read the token, which no round does with its last one.
     """
     node, late, accepted, furthest = predicted_nodes(recording, head)
     if head.name not in recording.in_rounds:
         return recording.features[head.name][node].double()[:, None].expand(-1, NUM_INDICES), accepted, furthest
     index = torch.minimum(torch.arange(NUM_INDICES), furthest[:, None])
-    # One node later there is one accepted token more before it, unless that node is of the same branch.
-    num_before = (index + (accepted[:, None] if late else 0)).clamp_max(recording.max_tokens - 1)
-    return recording.feature(head.name, node[:, None], num_before).double(), accepted, furthest
+    if late:  # One node later there is one accepted token more before it, unless that node is of the same branch.
+        index = index.clamp_max(recording.max_tokens - 2) + accepted[:, None]
+    return recording.feature(head.name, node[:, None], index).double(), accepted, furthest
 
 
 def predicted_nodes(recording: Recording, head: RecordedHead) -> tuple[Tensor, bool, Tensor, Tensor]:
