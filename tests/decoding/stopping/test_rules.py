@@ -252,3 +252,14 @@ def test_configs_have_every_parameter(path):
 
 def test_every_rule_with_a_config_is_tested_here():
     assert {get_class(OmegaConf.load(path)["_target_"]) for path in CONFIGS} == {type(rule) for rule in RULES}
+
+
+def test_a_rule_of_ones_own_is_named_and_fitted_as_the_base_says():
+    class Own(stopping.FixedLength):
+        fitted = frozenset({"first", "second"})
+
+    assert Own.title("head_threshold") == "head " and Own.title("fixed_length") == "fixed K="
+    assert Own.title("my_own_rule") == "my own rule "
+    given = {"first": None, "second": 2, "other": None}
+    assert Own.open_parameters(given) == {"first"}
+    assert Own.fit(given, None, None, None) == given

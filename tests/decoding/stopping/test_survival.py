@@ -3,6 +3,7 @@ import torch
 from fakes import constant_head
 
 from specheads import UserError
+from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping import DraftProduct, ExpectedThroughput, HeadThreshold
 
 
@@ -131,3 +132,50 @@ def test_bad_arguments_are_named(given):
         ExpectedThroughput(constant_head(0.5), **given)
     with pytest.raises(UserError, match=r"threshold=1\.5"):
         DraftProduct(1.5)
+
+
+COSTS = StepCosts(0.002, 0.01, 0.0005)
+
+
+class Fits:
+    """In place of fits to a recording: they answer with fixed numbers, and keep what an automatic threshold was asked for."""
+
+    mean_acceptance = 0.7
+
+    def __init__(self):
+        self.asked = []
+
+    def auto_threshold(self, head, max_tokens, costs):
+        self.asked.append((head, max_tokens, costs))
+        return 0.25, 1.5
+
+    def calibration(self, head):
+        return {"slope": 0.9, "intercept": -0.1}
+
+
+@pytest.mark.parametrize("bounds", [{}, {"max_tokens": 7}])
+def test_an_automatic_threshold_is_fitted_to_costs(bounds):
+    fits, given = Fits(), {"threshold": "auto", **bounds}
+    assert HeadThreshold.open_parameters(given) == {"threshold"}
+    assert HeadThreshold.fit(given, fits, "head", COSTS) == {"threshold": 0.25, **bounds}
+    assert fits.asked == [("head", bounds.get("max_tokens", 20), COSTS)]
+    assert HeadThreshold.fit(given, fits, "head", None) == given  # the rule takes what the head recommends
+    assert HeadThreshold.open_parameters({"threshold": 0.5}) == HeadThreshold.open_parameters({}) == frozenset()
+    assert HeadThreshold.fit({"threshold": 0.5}, fits, "head", COSTS) == {"threshold": 0.5} and len(fits.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "costs", "ratio", "used"),
+    [
+        ({"cost_ratio": None}, COSTS, 0.01 / 0.0025, COSTS),
+        ({"cost_ratio": 8.0, "max_tokens": 7}, COSTS, 8.0, COSTS),
+        ({"cost_ratio": 4.0}, None, 4.0, StepCosts.at_ratio(4.0)),
+        ({}, None, None, StepCosts.at_ratio(10.0)),
+    ],
+)
+def test_what_the_expected_throughput_leaves_open_is_fitted(given, costs, ratio, used):
+    fits, own = Fits(), {"slope": 2.0, "intercept": None, "throughput": None, "mean_acceptance": 0.0}
+    fitted = ExpectedThroughput.fit(given | own, fits, "head", costs)
+    expected = given | {"slope": 2.0, "intercept": -0.1, "throughput": 1.5, "mean_acceptance": 0.0}
+    assert fitted == expected | ({} if ratio is None else {"cost_ratio": pytest.approx(ratio)})
+    assert fits.asked == [("head", given.get("max_tokens", 20), used)]
