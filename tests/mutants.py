@@ -63,7 +63,7 @@ def run(minutes: float, names: list[str]) -> None:
         "OMP_NUM_THREADS": "1",
         "PYTEST_ADDOPTS": f"-p tests.fastest_first {os.environ.get('PYTEST_ADDOPTS', '')}",
     }
-    process = subprocess.Popen([MUTMUT, "run", "--max-children", "1", *names], cwd=ROOT, env=environment)
+    process = subprocess.Popen([MUTMUT, "run", "--max-children", "2", *names], cwd=ROOT, env=environment)
     try:
         code = process.wait(60 * minutes)
     except subprocess.TimeoutExpired:

@@ -1,5 +1,6 @@
 """What all stopping rules share: rows that do not see each other, states of one shape, steps that can be traced, configs."""
 
+import copy
 import inspect
 from types import SimpleNamespace
 
@@ -133,6 +134,21 @@ def test_states_keep_their_shapes_and_types(rule, dtype):
             assert kinds(state) == expected
         state = rule.start_round(rule.end_round(state, torch.tensor([3, 2, 0, 1]), torch.tensor([3, 0, 0, 1])))
         assert kinds(state) == expected
+
+
+@every_rule
+def test_what_a_rule_remembers_is_on_the_device_of_its_features(rule):
+    """On "meta", where a tensor that is made elsewhere is refused, as one on the CPU next to a GPU's."""
+    meta, generator = torch.device("meta"), torch.Generator().manual_seed(1)
+    if hasattr(rule, "head"):
+        rule = copy.copy(rule)
+        rule.head = copy.deepcopy(rule.head).to(meta)
+    state = rule.start_prompt(2, meta)
+    for _ in range(2):
+        features = {name: value.to(meta) for name, value in random_features(2, generator, torch.float64).items()}
+        state, stop = rule.step(state, features)
+        state = rule.start_round(rule.end_round(state, *torch.tensor([[1, 1], [1, 0]], device=meta)))
+    assert {leaf.device for leaf in (*tree_leaves(state), stop)} == {meta}
 
 
 @every_rule

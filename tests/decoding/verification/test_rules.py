@@ -4,6 +4,7 @@ import pytest
 import torch
 from chains import greedy_block_distribution, greedy_block_verification
 from statistics_helper import chi_square_p_value
+from torch.utils._pytree import tree_leaves
 
 from specheads import Warp
 from specheads.decoding.verification import (
@@ -45,6 +46,16 @@ def test_an_empty_draft_gives_the_targets_token(rule):
     block = Block.of(torch.empty(1, 0, dtype=torch.long), torch.empty(1, 1, 4), torch.eye(4)[torch.tensor([[2]])])
     verdict = verified(rule, block)
     assert (verdict.num_accepted.item(), verdict.next_token.item()) == (0, 2)
+
+
+@pytest.mark.parametrize("rule", RULES, **named)
+def test_verdicts_are_on_the_device_of_the_distributions(rule):
+    """On "meta", where a tensor that is made elsewhere is refused, as one on the CPU next to a GPU's."""
+    meta = torch.device("meta")
+    tokens = torch.zeros(2, 3, dtype=torch.long, device=meta)
+    block = Block.of(tokens, torch.rand(2, 4, 5, device=meta), torch.rand(2, 4, 5, device=meta))
+    verdict, state = rule(rule.start_prompt(2, meta), block, *torch.rand(2, 2, dtype=torch.float64, device=meta))
+    assert {leaf.device for leaf in (verdict.num_accepted, verdict.next_token, *tree_leaves(state))} == {meta}
 
 
 @pytest.mark.parametrize("rule", [r for r in RULES if r.lossless], **named)
