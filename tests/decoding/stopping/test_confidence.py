@@ -33,6 +33,8 @@ def outcome(*counts):
         (EntropyThreshold(0.0), "entropy", [-1e-9, 0.0, 1e-9], 3),
         (EntropyThreshold(9.0, max_tokens=2), "entropy", [1.0] * 9, 2),
         (AdaptiveEntropy(), "entropy", [-1e-9, 1.79, 1.81], 3),  # 0.6^2 / 0.2 = 1.8
+        (AdaptiveEntropy(0.25, threshold=0.6, step=0.0), "entropy", [0.5, 0.65], 2),  # 0.4^2 / 0.25 = 0.64
+        (AdaptiveEntropy(0.25, threshold=0.5, step=0.0), "entropy", [1.0, 1.01], 2),
     ],
 )
 def test_a_draft_ends_with_the_first_doubtful_token(rule, feature, values, expected):
@@ -58,6 +60,17 @@ def test_confidence_is_retuned_once_there_are_six_tokens_of_two_kinds():
     assert state.threshold.item() == 0.5
     assert drafted(rule, state, "draft_prob", [0.5, 0.49])[0] == 2
     assert (state.memory.accepted >= 0).sum() == 7
+
+
+def test_six_outcomes_are_enough_for_the_row_that_has_them():
+    """One of two rows has accepted tokens only."""
+    rule = Confidence(0.4)
+    state = rule.start_prompt(2, torch.device("cpu"))
+    for prob in (0.9, 0.8, 0.7, 0.6, 0.5, 0.3):
+        assert state.threshold.tolist() == [0.4, 0.4]
+        state, _ = rule.step(state, {"draft_prob": torch.full((2,), prob, dtype=torch.float64)})
+        state = rule.start_round(rule.end_round(state, torch.ones(2, dtype=torch.long), torch.tensor([prob > 0.4, 1])))
+    assert state.threshold.tolist() == [0.5, 0.4]
 
 
 @pytest.mark.parametrize("accepted", [6, 0])
@@ -127,7 +140,7 @@ def test_confidence_remembers_the_newest_tokens():
     assert len(pairs) == NUM_REMEMBERED
 
 
-@pytest.mark.parametrize(("target", "change"), [(0.9, 0.001), (0.2, -0.001)])
+@pytest.mark.parametrize(("target", "change"), [(0.9, 0.001), (0.25, -0.001), (0.2, -0.001)])
 def test_the_entropy_threshold_follows_the_acceptance_rate(target, change):
     rule = AdaptiveEntropy(target_acceptance=target)
     state = rule.start_prompt(1, torch.device("cpu"))
@@ -136,6 +149,7 @@ def test_the_entropy_threshold_follows_the_acceptance_rate(target, change):
         state = rule.start_round(rule.end_round(state, *outcome(0, 0)))
         assert state.memory.acceptance.item() == pytest.approx(acceptance)
         assert state.threshold.item() == pytest.approx(0.4 + number * change, abs=1e-12)
+    assert rule.end_round(state, *outcome(1, 1)).memory.acceptance.item() == pytest.approx((0.375 + 1) / 2)
 
 
 @pytest.mark.parametrize(
