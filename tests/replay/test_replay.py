@@ -14,7 +14,17 @@ from specheads.decoding import stopping
 from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay.head_scores import add_predictions, head_fingerprint
 from specheads.replay.recording import GROUND_TRUTH, Recorder, load_recording
-from specheads.replay.replay import NUM_INDICES, Ceiling, head_logits, oracle, recorded_head, replay
+from specheads.replay.replay import (
+    NUM_INDICES,
+    Ceiling,
+    Replayed,
+    head_logits,
+    oracle,
+    recorded_head,
+    recorded_threshold,
+    replay,
+    rounds_by_length,
+)
 from specheads.replay.response_tree import RecordSettings
 
 NUM_TOKENS = 40
@@ -121,6 +131,24 @@ def test_rules_that_are_walked_together_have_the_same_rounds_as_alone(pair, head
             for draw in range(3):
                 assert rounds_of(alone, prompt, draw) == rounds_of(together, prompt, draw)
         assert together.per_prompt(5).tokens.tolist() == (3 * recording.lengths).tolist()
+
+
+def test_counts_are_of_every_prompt_also_of_those_without_a_round():
+    drafted, accepted = np.array([2, 0, 3]), np.array([1, 0, 3])
+    counts = Replayed(np.array([1, 1, 2]), np.zeros(3), np.zeros(3), drafted, accepted, accepted + 1).per_prompt(4)
+    assert [counts.tokens.tolist(), counts.drafted.tolist(), counts.accepted.tolist()] == [
+        [0, 3, 4, 0],
+        [0, 2, 3, 0],
+        [0, 1, 3, 0],
+    ]
+    assert counts.rounds.tolist() == [[0] * 4, [1, 0, 1, 0], [0, 0, 0, 1], [0] * 4]
+    assert rounds_by_length(np.zeros(0), np.zeros(0, int), 2).tolist() == [[0], [0]]
+
+
+def test_thresholds_of_what_was_recorded_have_the_numbers_that_they_are_given(heads):
+    rule = recorded_threshold(recorded_head(heads[0]), 0.3, 7)
+    assert (rule.head, rule.threshold, rule.max_tokens) == (recorded_head(heads[0]), 0.3, 7)
+    assert (Ceiling().threshold, Ceiling().min_tokens, Ceiling().max_tokens, Ceiling().lag) == (0.7, 1, 20, 0)
 
 
 def test_rounds_tile_every_response(pair, heads, tmp_path):
