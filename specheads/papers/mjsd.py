@@ -103,7 +103,7 @@ class _BeamDrafter(TreeDrafter):
     def __init__(self, choices: Beam, parts: RoundParts) -> None:
         most, memory = choices.most_read(usual_length(parts.stopping)), parts.memory
         super().__init__(parts, most)
-        self.num_beams, self._memory, self._probs = choices.num_beams, memory, memory.distributions(most + 1)
+        self.num_beams, self._memory, self._probs = choices.num_beams, memory, memory.distributions(most)
 
     def begin(self, committed: Sequence[int], limit: int) -> None:
         self._joint, self._best = {ROOT: 0.0}, ROOT
@@ -160,12 +160,12 @@ class _BeamChains(Drafter):
         self.search, self._memory = search, memory
 
     def warm_up(self, ends: Tensor) -> None:
-        self.search.warm_up(ends)
+        self.search.warm_up()
 
     def draft(self, rows: Sequence[Row], ends: Tensor, most: int) -> None:
         (row,) = rows
         draft = self.search.draft(row.committed, self.state, min(row.most_drafted, most), row.draft_uniforms, ends)
-        row.num_drafted, row.num_draft_calls, row.has_next_probs = len(draft), draft.num_draft_calls, False
+        row.num_drafted, row.num_draft_calls = len(draft), draft.num_draft_calls
         self.state, _, _ = self.search.after([])
         if draft.nan:  # verification tells the model by it
             row.num_drafted = 1
@@ -216,7 +216,7 @@ class _SearchRounds(Rounds):
         self._search = Beam(beams).drafter(RoundParts(pair, self.engines, self._rule, None, warp, memory))
 
     def warm_up(self, ends: Tensor) -> None:
-        self._search.warm_up(ends)
+        self._search.warm_up()
 
     def start(self, rows: Sequence[Row], target_hidden: Mapping[int, Tensor]) -> None:
         self._state = self._rule.start_prompt(1, self.engines[0].lm.device)
@@ -224,8 +224,8 @@ class _SearchRounds(Rounds):
     def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[Round], Mark]:
         (row,), drafted = rows, clock.mark()
         block = self._search.draft(row.committed, self._state, row.most_drafted + 1, row.verify_uniforms, ends)
-        # The last token is read with the next block, as a decoder's last token is read in the next round.
-        self._search.keep(range(len(block.tokens) - 1))
+        # As far as it was read: its last token is read with the next block, as a decoder's is read in the next round.
+        self._search.keep(range(len(block.tokens)))
         if block.nan:
             row.fail_by_nan(self._model_id)
         return [Round(block.tokens, num_target_calls=block.num_draft_calls)], drafted

@@ -104,7 +104,7 @@ class Proposal:
 class RowDrafter:
     """The base of what drafts trees for one row, round by round."""
 
-    def warm_up(self, ends: Tensor) -> None:
+    def warm_up(self) -> None:
         """Prepare the engine for all that drafting runs."""
 
     def draft(self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor) -> Draft:
@@ -145,7 +145,7 @@ class TreeDrafter(RowDrafter):
         self.distribution = Warp() if parts.warp.greedy else parts.warp
         self._reader = TreeReader(self.engine, most_nodes, self.most_pending)
 
-    def warm_up(self, ends: Tensor) -> None:
+    def warm_up(self) -> None:
         self._reader.warm_up()
 
     def draft(self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor) -> Draft:

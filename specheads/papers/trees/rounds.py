@@ -62,7 +62,7 @@ class _TreeRounds(Rounds):
         self._num_drafted, self._num_accepted = self._counts.tensor.unbind()
 
     def warm_up(self, ends: Tensor) -> None:
-        self.drafter.warm_up(ends)
+        self.drafter.warm_up()
 
     def start(self, rows: Sequence[Row], target_hidden: Mapping[int, Tensor]) -> None:
         self.state = self.stopping.start_prompt(1, self.engines[-1].lm.device)
