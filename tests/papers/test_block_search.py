@@ -51,6 +51,32 @@ def test_a_response_ends_with_a_stop_token_and_at_its_length():
     assert out.finish_reason in ("stop", "length") and out.tokens.tolist().count(stop) <= 1
 
 
+def test_blocks_are_four_tokens_of_eight_beams_unless_told_otherwise():
+    pair, decoders = tiny_pair(4, scale=2.0), []
+    for given in ((), (4, 8)):
+        decoders.append(BlockSearch(pair, *given, engine="eager"))
+        out = decoders[-1].generate([0, 1], 8, stop_tokens=[])
+        assert [len(done.tokens) for done in out.rounds] == [4, 4]
+    assert decoders[0].single.engines[0].memory_bytes == decoders[1].single.engines[0].memory_bytes  # of all beams
+
+
+def test_a_response_ends_with_the_window():
+    out = BlockSearch(tiny_pair(4), 2, 4, window=9).generate([0, 1], 20, stop_tokens=[])
+    assert len(out.tokens) == 7 and out.finish_reason == "context"
+
+
+def test_several_prompts_are_refused():
+    with pytest.raises(UserError, match=r"^BlockSearch decodes one prompt at a time; use max_batch=1\.$"):
+        list(BlockSearch(tiny_pair(3)).generate_batch([[0], [1]], max_batch=2))
+
+
+def test_nan_is_told_of_the_target():
+    pair = tiny_pair(4)
+    pair.target.lm_head.weight[1] = torch.nan
+    with pytest.raises(UserError, match="^tiny-target produced NaN logits.* after 0 tokens of the response"):
+        BlockSearch(pair, 2, 4, engine="eager").generate([0, 1], 4)
+
+
 @pytest.mark.parametrize("given", [{"block": 0}, {"beams": 0.5}])
 def test_impossible_sizes_are_refused(given):
     with pytest.raises(UserError, match=f"{next(iter(given))}="):

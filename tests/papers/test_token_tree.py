@@ -1,6 +1,5 @@
-"""Trees, beams and i.i.d. chains against distributions that are computed path by path."""
+"""Trees and i.i.d. chains against distributions that are computed path by path."""
 
-import itertools
 from collections import Counter
 
 import pytest
@@ -108,23 +107,6 @@ def test_a_tree_is_no_deeper_than_the_response_allows(pair, limit):
         assert len(draft.tokens) == 0 if not limit else max(draft.depth) == limit - 1
         assert draft.num_draft_calls == limit
         drafter.keep([])
-
-
-def test_a_beam_search_with_all_beams_finds_the_most_likely_chain(pair):
-    draft, _ = draft_of(pair, papers.Beam(VOCAB**3), stopping.FixedLength(3))
-    joint = {
-        path: sum(distribution_after(pair, path[:i])[token].log().item() for i, token in enumerate(path))
-        for path in itertools.product(range(VOCAB), repeat=3)
-    }
-    assert tuple(draft.tokens) == max(joint, key=joint.get)
-    for index in range(3):
-        torch.testing.assert_close(draft.draft_probs[index], distribution_after(pair, draft.tokens[:index]))
-
-
-def test_a_beam_that_has_ended_still_competes(pair):
-    most_likely = int(distribution_after(pair, []).argmax())
-    draft, _ = draft_of(pair, papers.Beam(3), stopping.FixedLength(4), ends=[most_likely])
-    assert draft.tokens == [most_likely]
 
 
 def test_independent_chains_are_sampled_from_the_distribution_and_merged(pair):
