@@ -26,6 +26,7 @@ def decoder(engine):
 
 @pytest.fixture(autouse=True)
 def private_folders(monkeypatch, tmp_path):
+    library.load_operators()  # which all tests share
     monkeypatch.setenv("SPECHEADS_CACHE", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())  # which the first step moves
 

@@ -1,3 +1,4 @@
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -63,8 +64,13 @@ def plain(pair, prompt, numbers, warp):
 # --- a batch says what each row alone says
 
 
-@pytest.mark.parametrize("batch_size", [1, 5, 64])
-@pytest.mark.parametrize("warp", WARPS, ids=str)
+def warps_and_sizes():
+    """Every warp with several rows, and all sizes with one; the others in a full run."""
+    for (number, warp), size in itertools.product(enumerate(WARPS), (1, 5, 64)):
+        yield pytest.param(warp, size, id=f"{warp}-{size}", marks=[] if size == 5 or not number else [pytest.mark.full])
+
+
+@pytest.mark.parametrize(("warp", "batch_size"), list(warps_and_sizes()))
 def test_responses_equal_those_of_plain_forward_passes_whatever_the_batch(warp, batch_size):
     pair, prompts, uniforms = stopping_pair(3, scale=2.0), random_prompts(24), uniform(24, 24)
     together = respond(pair, prompts, uniforms, warp, 24, batch_size=batch_size)

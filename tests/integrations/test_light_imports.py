@@ -73,8 +73,6 @@ for arguments in rules:
 CODES = {
     "vllm": "import specheads.integrations.vllm",
     "transformers": "import specheads.integrations.transformers",
-    "heads": "import specheads; specheads.load_head; specheads.AcceptanceHead",
-    "decoder": "from specheads.decoding.decoder import SpeculativeDecoder",
     "every stopping rule on nano": EVERY_RULE,
     "an evaluation": "import specheads.evaluation.evaluate, specheads.evaluation.report_files",
     "an export": "import specheads.commands.export",

@@ -144,8 +144,10 @@ MOMENTS = EPOCHS * (3 * BATCHES + 4) + 3
 
 
 PER_EPOCH = 3 * BATCHES + 4
-# All of the first epoch and from the last one's on; between them, where the next begins and some others.
-KILLED = sorted({*range(1, PER_EPOCH + 3), *range(PER_EPOCH + 5, 2 * PER_EPOCH, 4), *range(2 * PER_EPOCH, MOMENTS + 1)})
+# All of the first epoch and of the end; between them, where an epoch begins and some others.
+KILLED = sorted(
+    {*range(1, PER_EPOCH + 3), *range(PER_EPOCH + 5, MOMENTS - 5, 4), 2 * PER_EPOCH, *range(MOMENTS - 5, MOMENTS + 1)}
+)
 
 
 @pytest.mark.parametrize(
