@@ -140,6 +140,12 @@ def test_confidence_remembers_the_newest_tokens():
     assert len(pairs) == NUM_REMEMBERED
 
 
+def test_the_defaults_of_adaptive_entropy():
+    rule = AdaptiveEntropy()
+    assert (rule.gamma, rule.target_acceptance, rule.threshold, rule.change) == (0.2, 0.9, 0.4, 0.01)
+    assert (rule.beta_acceptance, rule.beta_threshold, rule.max_tokens) == (0.5, 0.9, 20)
+
+
 @pytest.mark.parametrize(("target", "change"), [(0.9, 0.001), (0.25, -0.001), (0.2, -0.001)])
 def test_the_entropy_threshold_follows_the_acceptance_rate(target, change):
     rule = AdaptiveEntropy(target_acceptance=target)
@@ -162,12 +168,24 @@ def test_the_entropy_threshold_follows_the_acceptance_rate(target, change):
         (lambda: Confidence(max_tokens=2.0), r"max_tokens=2\.0"),
         (lambda: EntropyThreshold(-0.1), r"threshold=-0\.1"),
         (lambda: EntropyThreshold(float("inf")), "threshold=inf"),
-        (lambda: AdaptiveEntropy(gamma=0), "gamma=0"),
-        (lambda: AdaptiveEntropy(target_acceptance=2), "target_acceptance=2"),
-        (lambda: AdaptiveEntropy(threshold=-1), "threshold=-1"),
-        (lambda: AdaptiveEntropy(step=-0.1), r"step=-0\.1"),
-        (lambda: AdaptiveEntropy(beta_acceptance=1.5), r"beta_acceptance=1\.5"),
-        (lambda: AdaptiveEntropy(beta_threshold=float("nan")), "beta_threshold=nan"),
+        (lambda: AdaptiveEntropy(gamma=0), "gamma=0 .*; it is the steepness of the bound in the entropy, for example 0.2[.]$"),
+        (
+            lambda: AdaptiveEntropy(target_acceptance=2),
+            "target_acceptance=2 .*; it is the acceptance rate to steer to, for example 0.9[.]$",
+        ),
+        (
+            lambda: AdaptiveEntropy(threshold=-1),
+            "threshold=-1 .*; it is a bound on the acceptance probability, for example 0.4[.]$",
+        ),
+        (lambda: AdaptiveEntropy(step=-0.1), "step=-0.1 .*; it is a change of the threshold per round, for example 0.01[.]$"),
+        (
+            lambda: AdaptiveEntropy(beta_acceptance=1.5),
+            "beta_acceptance=1.5 .*; it is the weight of the past in the acceptance rate, for example 0.5[.]$",
+        ),
+        (
+            lambda: AdaptiveEntropy(beta_threshold=float("nan")),
+            "beta_threshold=nan .*; it is the weight of the past in the threshold, for example 0.9[.]$",
+        ),
         (lambda: AdaptiveEntropy(max_tokens=True), "max_tokens=True"),
     ],
 )

@@ -107,6 +107,12 @@ def test_an_online_head_begins_as_the_head_and_corrects_it(predicts):
     assert lengths[-1][2] == 20
 
 
+def test_an_online_head_has_the_targets_state_of_its_head():
+    config = HeadConfig(1, depth=1, predicts="next_token", inputs=("hidden", "target_hidden"), target_size=3)
+    rule = OnlineHead(AcceptanceHead(config))
+    assert rule.initial_memory(2, CPU).target_hidden.shape == (2, 3) and rule.prior == 10.0
+
+
 def test_an_online_head_weighs_the_calibrated_logit():
     calibration = {"slope": [0.5], "intercept": [0.25]}
     head = AcceptanceHead(HeadConfig(1, depth=1, predicts="next_token", inputs=("entropy",), calibration=calibration))
@@ -128,7 +134,10 @@ def test_an_online_head_weighs_the_calibrated_logit():
         (lambda: OnlineLogistic(prior=0), "prior=0"),
         (lambda: OnlineLogistic(threshold=-1), "threshold=-1"),
         (lambda: OnlineLogistic(max_tokens=0), "max_tokens=0"),
-        (lambda: OnlineHead(entropy_head(), prior=None), "prior=None"),
+        (
+            lambda: OnlineHead(entropy_head(), prior=None),
+            "prior=None .*; it is the weight of the head at the start of a prompt, for example 10[.]$",
+        ),
         (lambda: OnlineHead(entropy_head(), threshold=1.5), r"threshold=1\.5 must be a number from 0 to 1"),
         (lambda: OnlineHead(entropy_head(), threshold="auto"), "recommends none"),
         (lambda: OnlineHead(entropy_head(), min_tokens=0), "min_tokens=0"),

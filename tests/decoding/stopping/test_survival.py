@@ -67,7 +67,9 @@ def test_auto_takes_the_threshold_that_the_head_recommends():
     head = constant_head(0.8)
     for recommended in (None, {}, {"cost_ratio": 10}):
         head.config.recommended = recommended
-        with pytest.raises(UserError, match=r"threshold=auto.*specheads evaluate head=<folder>"):
+        with pytest.raises(
+            UserError, match=r"^threshold=auto, .*specheads evaluate head=<folder>, .*, or give a number, for example 0\.7\.$"
+        ):
             HeadThreshold(head, "auto")
     head.config.recommended = {"threshold": 0.5}
     assert HeadThreshold(head, "auto").threshold == 0.5
@@ -100,6 +102,9 @@ def test_the_calibration_of_a_head():
     rule = ExpectedThroughput(head, slope=2.0, intercept=-torch.tensor(4.0, dtype=torch.float64).log().item())
     assert lengths(rule) == lengths(ExpectedThroughput(head)) == [[6]]
     assert lengths(ExpectedThroughput(head, slope=0.0)) == [[2]]  # 0.7 x 0.5^n < 0.198 first holds for n = 2
+    head.config.calibration = {"slope": [0.5], "intercept": [0.25]}
+    memory = ExpectedThroughput(head, slope=4.0, intercept=0.5).initial_memory(1, torch.device("cpu"))
+    assert (memory.slope.unique().item(), memory.intercept.unique().item()) == (2.0, 1.5)  # 4 (0.5 x + 0.25) + 0.5
 
 
 def test_the_throughput_of_a_prompt_moves_the_threshold():
@@ -109,6 +114,8 @@ def test_the_throughput_of_a_prompt_moves_the_threshold():
     state = rule.start_round(rule.end_round(state, torch.tensor([4, 0]), torch.tensor([3, 0])))
     # a prior of two rounds: 20 draft forward passes and 10 tokens; then 4 + 6 forward passes and 3 + 1 tokens, or an empty round
     assert torch.allclose(state.threshold, torch.tensor([1 - 14 / 30 / 0.7, 1 - 0.5 / 0.7], dtype=torch.float64))
+    state = rule.start_round(rule.end_round(state, torch.tensor([2, 0]), torch.tensor([2, 0])))
+    assert torch.allclose(state.threshold, torch.tensor([1 - 17 / 38 / 0.7, 1 - 0.5 / 0.7], dtype=torch.float64))
 
 
 @pytest.mark.parametrize(
