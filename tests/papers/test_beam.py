@@ -117,3 +117,9 @@ def test_a_beam_search_that_meets_nan_is_told_of_the_draft(where):
     decoder = SpeculativeDecoder(pair, papers.Beam(VOCAB), stopping.FixedLength(3), engine="eager")
     with pytest.raises(UserError, match="^tiny-draft produced NaN logits.* after 0 tokens of the response"):
         decoder.generate(TEXT, 8)
+
+
+def test_a_beam_keeps_eight_unless_it_is_told_otherwise():
+    assert papers.Beam().num_beams == 8
+    with pytest.raises(UserError, match="^drafting.num_beams=0 must"):
+        papers.Beam(0)

@@ -5,7 +5,7 @@ import torch
 from draftings import DRAFTINGS
 from fakes import tiny_pair
 
-from specheads import SpeculativeDecoder, papers, stopping
+from specheads import SpeculativeDecoder, UserError, papers, stopping
 from specheads.decoding.records import DraftTree, Generation, Round
 from specheads.papers.reproduction.measures import draft_counts
 
@@ -91,3 +91,11 @@ def test_unmerged_chains_repeat_what_a_tree_merges():
         return counts["bigrams_repeated"] / counts["bigrams"]
 
     assert repeated(False) > repeated(True)
+
+
+def test_several_drafts_are_four_that_share_what_they_have_in_common():
+    assert vars(papers.Multi()) == {"num_chains": 4, "merge": True}
+    with pytest.raises(UserError, match="^drafting.num_chains=0 must"):
+        papers.Multi(0)
+    with pytest.raises(UserError, match="^drafting.merge=1 must"):
+        papers.Multi(merge=1)

@@ -163,8 +163,8 @@ class TreeDistribution:
         reached = ~(block.ancestors & ~chosen).any(dim=1)
         places = uniforms.new_full((len(uniforms) + 1,), -1, dtype=torch.long)
         path = places.scatter(0, torch.where(reached, block.depth, len(uniforms)), index)[:-1]
-        # The row of the deepest node that is reached, row 0 where none is.
-        deepest = torch.nn.functional.pad(torch.where(reached, block.depth + 2, 0), (1, 0), value=1)
+        # The row of the deepest node that is reached, row 0 where none is: argmax returns the first of equal values.
+        deepest = torch.nn.functional.pad(torch.where(reached, block.depth + 1, 0), (1, 0))
         return path, sample(self.next_probs(deepest.argmax(dim=0, keepdim=True)), next_uniform)
 
 

@@ -51,7 +51,7 @@ LOGIT = {"logit_max_prob": 1.0}
     [
         (
             lambda: Logistic(),
-            "weights=None must be numbers; specheads evaluate fits them on dev prompts: .*, for example {l.*: 1.0, bias: 0.0}[.]$",
+            "weights=None must be numbers; specheads evaluate fits them .*, for example {l.*: 1.0, bias: 0.0}[.]$",
         ),
         (lambda: Logistic({"logit_max_prob": None, "bias": 0.0}), "specheads evaluate fits them on dev prompts"),
         (lambda: Logistic({"bias": 1.0}), "must be a set of keys with numbers, some of logit_max_prob, "),
