@@ -57,6 +57,7 @@ def test_one_slow_round_in_ten_moves_no_cost():
 def test_noise_lowers_r_squared_and_moves_costs_little():
     fit, _ = fit_costs(rounds(noise=0.3, num_rounds=10_000), KINDS)
     assert 0.5 < fit.round_r_squared < 0.95 and fit.r_squared > fit.round_r_squared
+    assert fit.rules["fixed"] == fit.rules["more fixed"] == RuleCosts()
     assert fit.costs.draft_seconds == pytest.approx(STEP, rel=0.05)
     assert fit.costs.target_seconds == pytest.approx(PASS, rel=0.05)
 
@@ -145,7 +146,7 @@ def test_halves_have_two_responses_and_two_lengths_each(drafted, response, halve
 
 
 def test_a_round_without_a_draft_that_never_came_is_on_the_line_or_as_fast_as_the_fastest():
-    assert fit_costs(exact([1, 2, 4] * 5), KINDS)[0].costs.verification == pytest.approx([PASS + MORE * n for n in range(5)])
+    assert fit_costs(exact([2, 3, 4] * 5), KINDS)[0].costs.verification == pytest.approx([PASS + MORE * n for n in range(5)])
     times = exact([1, 2, 3, 4, 5])
     first_is_fast = replace(times, target_seconds=np.where(times.drafted == 1, PASS / 2, PASS))
     assert fit_costs(first_is_fast, KINDS)[0].costs.verification == pytest.approx([PASS / 2] * 2 + [PASS] * 4)
@@ -171,6 +172,8 @@ def test_medians_of_few_rounds_count_only_without_two_others(rare):
         ([1, 2], [5, 4], [1, 1], (0, 4)),  # never falls
         ([1, 2], [0.5, 1], [1, 1], (0.5, 0)),
         ([0, 1, 2], [0, 0, 6], [1, 1, 3], (3, 0)),  # an intercept below 0: through the origin instead
+        ([0, 1, 2], [0, 0, 0.6], [1, 1, 3], (0.3, 0)),
+        ([0, 1, 2], [0, 0, 6], [1, 9, 1], (0, 0)),
         ([1, 2, 4], [0, 8, 20], [1, 1, 1], (5, 0)),
         ([0, 1, 2, 10], [0, 1, 2, 90], [1, 1, 1, 1], (9, 0)),  # far pairs count more
         ([0, 1, 2, 3], [0, 1, 4, 9], [9, 9, 1, 1], (1, 0)),  # pairs of many rounds count more
@@ -188,6 +191,8 @@ def test_what_a_rule_adds_to_a_step_is_what_was_timed_by_itself_or_the_median_of
     assert vars(fit.rules["head"]) == pytest.approx({"step_seconds": fit.costs.draft_seconds / 2, "round_seconds": LEARNING})
     fit, _ = fit_costs(exact(drafted, 0), KINDS, {"head": 0.5})
     assert fit.rules["head"] == RuleCosts()  # it made no round
+    fit, _ = fit_costs(exact(np.where(rule == 2, 1, drafted), rule), KINDS)
+    assert fit.rules["head"].step_seconds >= HEAD  # one token each time
     fit, _ = fit_costs(exact(np.where(rule == 2, 0, drafted), rule), KINDS)
     assert vars(fit.rules["head"]) == pytest.approx({"step_seconds": 0, "round_seconds": LEARNING})  # it drafted nothing
 
@@ -233,3 +238,16 @@ def test_a_rule_pays_for_its_steps_and_its_rounds():
     one_round = np.array([[0.0, 0.0, 1.0]])
     expected = 2 * (STEP + HEAD) + PASS + 2 * MORE + OVERHEAD + LEARNING
     assert costs.seconds(np.array([2.0]), one_round) == pytest.approx([expected])
+
+
+def test_two_lengths_of_rules_that_compute_nothing_are_enough_for_what_all_have_in_common():
+    drafted, rule = np.array([1, 3, 5, 7] * 6), np.array([0, 1, 2, 2] * 6)
+    costs = fit_costs(exact(drafted, rule), KINDS)[0].costs
+    assert (costs.draft_seconds, costs.round_seconds, costs.verified_seconds) == pytest.approx((STEP, OVERHEAD, MORE))
+
+
+def test_times_that_do_not_vary_have_no_r_squared():
+    times = exact([1, 2] * 8, response=np.repeat(np.arange(4), 4))
+    constant = replace(times, draft_seconds=times.drafted * 0.0, target_seconds=times.drafted * 0.0 + 1)
+    fit, _ = fit_costs(constant, KINDS)
+    assert fit.r_squared is None and fit.round_r_squared is None

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from families import family_pair
-from random_recording import rounds_of
+from random_recording import random_recording, rounds_of
 
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, UserError, Warp
 from specheads.decoding import stopping
@@ -149,6 +149,48 @@ def test_thresholds_of_what_was_recorded_have_the_numbers_that_they_are_given(he
     rule = recorded_threshold(recorded_head(heads[0]), 0.3, 7)
     assert (rule.head, rule.threshold, rule.max_tokens) == (recorded_head(heads[0]), 0.3, 7)
     assert (Ceiling().threshold, Ceiling().min_tokens, Ceiling().max_tokens, Ceiling().lag) == (0.7, 1, 20, 0)
+    assert Ceiling(0.5, 7).max_tokens == 7
+
+
+def test_a_recorded_head_has_what_rules_read_of_the_head(heads):
+    config = replace(heads[0].config, calibration={"slope": [2.0]}, overlap_calibration={"slope": [3.0]})
+    head = copy.deepcopy(heads[0])
+    head.config = config
+    acceptance, overlap = recorded_head(head), recorded_head(head, overlap=True)
+    assert (acceptance.name, acceptance.config.calibration) == (head_fingerprint(head), {"slope": [2.0]})
+    assert (overlap.name, overlap.config.calibration) == (f"{acceptance.name}-overlap", {"slope": [3.0]})
+    assert acceptance.config.predicts == overlap.config.predicts == config.predicts
+    assert acceptance != overlap and acceptance != acceptance.name
+    logits = torch.tensor([0.2, 0.9])
+    assert acceptance({acceptance.name: logits}) is logits
+    truth = Ceiling().head
+    assert truth({GROUND_TRUTH: logits}).tolist() == logits.double().logit().tolist()
+
+
+class UntilToken(stopping.FixedLength):
+    """Drafts up to some tokens, and ends at one with an even id."""
+
+    needs = frozenset({"token"})
+    compile_key = "until token"
+
+    def step(self, state, features):
+        state, stop = super().step(state, features)
+        return state, stop | (features["token"] % 2 == 0)
+
+
+def test_a_rule_that_reads_tokens_has_the_rounds_of_decoding(pair, tmp_path):
+    rule, recording = UntilToken(6), recorded(pair, [], tmp_path, Warp(0), 4)
+    (rounds,) = replay(recording, [rule])
+    expected = live_rounds(pair, rule, 4)
+    assert [rounds_of(rounds, number) for number in range(4)] == expected
+    assert len({drafted for of_prompt in expected for drafted, _, _ in of_prompt}) > 3
+
+
+def test_a_response_that_ended_one_token_before_its_limit_has_no_round_more():
+    recording = random_recording(num_prompts=99)
+    assert (recording.finished & (recording.lengths == recording.limits - 1)).any()
+    for rounds in replay(recording, [stopping.FixedLength(3), stopping.MaxProbability(0.5, 8)]):
+        assert rounds.per_prompt(99).tokens.tolist() == (2 * recording.lengths).tolist()
 
 
 def test_rounds_tile_every_response(pair, heads, tmp_path):

@@ -63,14 +63,14 @@ def test_confidence_is_retuned_once_there_are_six_tokens_of_two_kinds():
 
 
 def test_six_outcomes_are_enough_for_the_row_that_has_them():
-    """One of two rows has accepted tokens only."""
+    """The others have accepted tokens only, and rejected ones only."""
     rule = Confidence(0.4)
-    state = rule.start_prompt(2, torch.device("cpu"))
+    state = rule.start_prompt(3, torch.device("cpu"))
     for prob in (0.9, 0.8, 0.7, 0.6, 0.5, 0.3):
-        assert state.threshold.tolist() == [0.4, 0.4]
-        state, _ = rule.step(state, {"draft_prob": torch.full((2,), prob, dtype=torch.float64)})
-        state = rule.start_round(rule.end_round(state, torch.ones(2, dtype=torch.long), torch.tensor([prob > 0.4, 1])))
-    assert state.threshold.tolist() == [0.5, 0.4]
+        assert state.threshold.tolist() == [0.4, 0.4, 0.4]
+        state, _ = rule.step(state, {"draft_prob": torch.full((3,), prob, dtype=torch.float64)})
+        state = rule.start_round(rule.end_round(state, torch.ones(3, dtype=torch.long), torch.tensor([prob > 0.4, 1, 0])))
+    assert state.threshold.tolist() == [0.5, 0.4, 0.4]
 
 
 @pytest.mark.parametrize("accepted", [6, 0])

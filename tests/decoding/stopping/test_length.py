@@ -34,6 +34,7 @@ def test_the_average_follows_what_was_accepted():
     # averages 4, 3.2, 2.56, 5.648 (an accepted draft of 18), 5.648
     assert planned(AcceptedAverage(), [(5, 0), (4, 0), (18, 18), (0, 0)]) == [5, 4, 4, 7, 7]
     assert planned(AcceptedAverage(1, 1.0, 0), [(1, 0), (1, 1)]) == [1, 1, 1]
+    assert planned(AcceptedAverage(2, 1.0, 2), [(2, 0)]) == [2, 2]
     assert planned(AcceptedAverage(4, 1.0, 2, max_tokens=6), [(4, 4), (6, 6), (6, 0)]) == [4, 6, 6, 2]
 
 

@@ -68,6 +68,11 @@ def test_bad_arguments_are_named(make, message):
         make()
 
 
+def test_weights_are_exact():
+    (weight,) = Logistic({"max_prob": 0.1}).initial_memory(1, torch.device("cpu")).flatten().tolist()
+    assert weight == 0.1
+
+
 def test_weights_that_are_left_open_are_fitted():
     fits = SimpleNamespace(logistic=lambda names: dict(zip(names, (0.5, -0.5), strict=True)))
     given = {"weights": {"max_prob": None, "bias": None}, "threshold": 0.4}

@@ -139,6 +139,16 @@ def test_bad_arguments_are_named(given):
         ExpectedThroughput(constant_head(0.5), **given)
     with pytest.raises(UserError, match=r"threshold=1\.5"):
         DraftProduct(1.5)
+    meaning = "it is tokens per time of a draft forward pass, for example 0.2, or null for a guess"
+    with pytest.raises(UserError, match=f"^throughput=-1 .*; {meaning}[.]$"):
+        ExpectedThroughput(constant_head(0.5), throughput=-1)
+
+
+def test_expected_tokens_are_known_where_every_token_has_a_prediction():
+    for predicts in ("next_token", "input_token"):
+        rule = HeadThreshold(constant_head(0.8, predicts))
+        state, _ = rule.step(rule.start_prompt(1, torch.device("cpu")), {"hidden": torch.zeros(1, 1)})
+        assert rule.num_expected(state) is (state.num_expected if predicts == "next_token" else None)
 
 
 COSTS = StepCosts(0.002, 0.01, 0.0005)
