@@ -118,36 +118,37 @@ def _read(state):
 
 
 @every_rule
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_states_keep_their_shapes_and_types(rule, dtype):
+@pytest.mark.parametrize(("dtype", "batch"), [(torch.float32, 4), (torch.float64, 4), (torch.float32, 1)])
+def test_states_keep_their_shapes_and_types(rule, dtype, batch):
     def kinds(state):
         return [(leaf.shape, leaf.dtype) for leaf in tree_leaves(state)]
 
     generator = torch.Generator().manual_seed(1)
-    state = rule.start_prompt(4, CPU)
+    state = rule.start_prompt(batch, CPU)
     expected = kinds(state)
-    assert all(shape[0] == 4 for shape, _ in expected)
+    assert all(shape[0] == batch for shape, _ in expected)
     for _ in range(3):
         for _ in range(3):
-            state, stop = rule.step(state, random_features(4, generator, dtype))
-            assert (stop.shape, stop.dtype) == ((4,), torch.bool)
+            state, stop = rule.step(state, random_features(batch, generator, dtype))
+            assert (stop.shape, stop.dtype) == ((batch,), torch.bool)
             assert kinds(state) == expected
-        state = rule.start_round(rule.end_round(state, torch.tensor([3, 2, 0, 1]), torch.tensor([3, 0, 0, 1])))
+        state = rule.start_round(rule.end_round(state, *torch.tensor([[3, 2, 0, 1], [3, 0, 0, 1]])[:, :batch]))
         assert kinds(state) == expected
 
 
 @every_rule
-def test_what_a_rule_remembers_is_on_the_device_of_its_features(rule):
+@pytest.mark.parametrize("batch", [1, 2])
+def test_what_a_rule_remembers_is_on_the_device_of_its_features(rule, batch):
     """On "meta", where a tensor that is made elsewhere is refused, as one on the CPU next to a GPU's."""
     meta, generator = torch.device("meta"), torch.Generator().manual_seed(1)
     if hasattr(rule, "head"):
         rule = copy.copy(rule)
         rule.head = copy.deepcopy(rule.head).to(meta)
-    state = rule.start_prompt(2, meta)
+    state = rule.start_prompt(batch, meta)
     for _ in range(2):
-        features = {name: value.to(meta) for name, value in random_features(2, generator, torch.float64).items()}
+        features = {name: value.to(meta) for name, value in random_features(batch, generator, torch.float64).items()}
         state, stop = rule.step(state, features)
-        state = rule.start_round(rule.end_round(state, *torch.tensor([[1, 1], [1, 0]], device=meta)))
+        state = rule.start_round(rule.end_round(state, *torch.ones(2, batch, dtype=torch.long, device=meta)))
     assert {leaf.device for leaf in (*tree_leaves(state), stop)} == {meta}
 
 
