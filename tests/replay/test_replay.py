@@ -248,9 +248,9 @@ def test_true_probabilities_are_those_of_both_distributions_and_the_ceiling_uses
 
 def test_a_rule_that_was_not_recorded_for_is_refused(pair, heads, tmp_path):
     recording = recorded(pair, heads[:1], tmp_path, Warp(0), 2)
-    with pytest.raises(UserError, match="21.*20"):
+    with pytest.raises(UserError, match="^FixedLength drafts up to 21 .* of 20; .*or give the rule a smaller max_tokens[.]$"):
         replay(recording, [stopping.FixedLength(21)])
-    with pytest.raises(UserError, match="embedding"):
+    with pytest.raises(UserError, match="^HeadThreshold needs 'embedding', .*; it has token, .*draft_prob, entropy, "):
         replay(recording, [stopping.HeadThreshold(heads[0])])
     with pytest.raises(UserError, match=head_fingerprint(heads[1])):
         replay(recording, [stopping.HeadThreshold(recorded_head(heads[1]))])
