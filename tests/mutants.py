@@ -4,7 +4,7 @@
 
 `[tool.mutmut]` in pyproject.toml names the modules that are changed, and the tests; each mutant is given those that call its
 function. mutmut keeps what it found in mutants/, so a run that ends early goes on where it was, and later ones test only
-functions that have changed. `--survivors` tries survivors again, too, for example after tests were added; for a run from nothing
+functions that have changed. `--survivors` also tries survivors again, for example after tests were added; for a run from nothing
 remove mutants/. Decorated functions (properties) and values of modules and classes are not mutated. What a test module makes
 while it is imported is made without the mutant: tests that are to notice changes of a constructor call it themselves.
 
@@ -109,7 +109,7 @@ def explained(survivors: list[Mutant]) -> tuple[Table, list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=60, help="after which to stop; the next run goes on there")
-    parser.add_argument("--survivors", action="store_true", help="try survivors again, too")
+    parser.add_argument("--survivors", action="store_true", help="also try survivors again")
     add_keep_option(parser, "mutants")
     given = parser.parse_args()
     again = [mutant.name for mutant in mutants() if mutant.outcome not in NOTICED] if given.survivors else []

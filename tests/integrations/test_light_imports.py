@@ -44,6 +44,7 @@ import importlib, inspect, sys
 from pathlib import Path
 import yaml
 import specheads
+specheads.load_head  # what loads heads needs no training library either
 pair = specheads.load_pair("nano")
 head = specheads.AcceptanceHead(specheads.HeadConfig(pair.draft_lm.hidden_size, depth=1))
 
