@@ -16,7 +16,7 @@ from torch import Tensor
 from specheads.decoding.responses import Responder, Response, row_uniforms
 from specheads.errors import UserError
 from specheads.pair.language_model import LanguageModel
-from specheads.pair.padding import batches_of_tokens, right_padded, slices
+from specheads.pair.padding import BATCH_TOKENS, batches_of_tokens, right_padded, slices
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, accept_prob, has_nan, nan_message, overlap, tokens_at
 from specheads.prompts.prompt import SPLITS, EncodedPrompt
@@ -24,7 +24,6 @@ from specheads.prompts.prompt import SPLITS, EncodedPrompt
 if TYPE_CHECKING:
     from data_gen.settings import Generation
 
-BATCH_TOKENS = 16_384  # padded tokens that a model reads at once
 SLICE_ELEMENTS = 2**22  # probabilities of one model that are held at once on a CPU, whose cache takes about as many
 _DEVICE_ELEMENTS = 2**26  # other devices would wait for weights and launches with small slices
 # The columns of a response's labels: index i is response position i, and log-probabilities are those of the warped distributions.

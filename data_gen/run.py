@@ -18,10 +18,12 @@ import pyarrow.parquet as pq
 from data_gen.rows import Shard, label_rows, plan_shards, respond, response_rows
 from data_gen.settings import RESPONSE_LIMITS, Generation
 from data_gen.vllm_runner import responses_provenance, vllm_responses
+from specheads.decoding.engine import bulk_operations
 from specheads.decoding.responses import Responder, Response
 from specheads.errors import UserError
 from specheads.forecast import progress
 from specheads.pair.pair import Pair
+from specheads.pair.sampling import Operations, computing_with
 from specheads.prompts.prompt import SPLITS, Prompt, encode_prompts, response_provenance, unique
 from specheads.prompts.sources import PromptSource
 from specheads.storage.data_set import SCHEMA
@@ -165,12 +167,17 @@ class LabelStage(Stage):
         super().__init__(pair, prompts, settings, root)
         self.responses = responses
 
+    @cached_property
+    def _operations(self) -> Operations:
+        return bulk_operations(self.pair.target_lm.device)
+
     def make(self, names: Sequence[str], advance: Advance) -> None:
         """Label the responses of some shards. Raises UserError if one of them has changed."""
         for name in names:
             shard = self.shards[name]
             responses = self._read(name, shard)
-            self.store.write(name, label_rows(self.pair, shard, responses, self.settings))
+            with computing_with(self._operations):
+                self.store.write(name, label_rows(self.pair, shard, responses, self.settings))
             advance(len(responses))
 
     def _read(self, name: str, shard: Shard) -> list[Response]:

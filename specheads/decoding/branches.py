@@ -3,18 +3,21 @@
 Recordings need drafts that start within a text; reading the text again for every such draft would cost many times as much.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from specheads.decoding.engine import EagerEngine
+from specheads.decoding.engine import EagerEngine, packed_reader
+from specheads.decoding.engine.reading import branches_reading
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import SLICE_ELEMENTS, batches_of_tokens
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, check_finite
 
+GROWN_BYTES = 2**26  # of the draft's memory of branches that are drafted together, unless a caller asks for more
+MOST_NODES = 2048  # tokens of branches of one text that are in memory at once
 LOGITS_ELEMENTS = 4 * SLICE_ELEMENTS  # of all branches that are drafted together; a pass over more takes longer per branch only
 
 
@@ -55,7 +58,7 @@ class ReadTexts:
     @torch.no_grad()
     def of(cls, lm: LanguageModel, tokens: Tensor) -> "ReadTexts":
         """Read `tokens` (T, N) long; padding after a row's end has no effect on the row."""
-        engine = EagerEngine(lm, tokens.shape[1])
+        engine = EagerEngine(packed_reader(lm), tokens.shape[1], num_rows=len(tokens))
         return cls(engine, engine.forward(tokens.to(lm.device), num_logits=0).hidden)
 
     @torch.no_grad()
@@ -82,6 +85,8 @@ class ReadTexts:
         lengths = begun.lengths.clone()
         stops = torch.tensor(sorted(pair.stop_tokens), dtype=torch.long, device=tokens.device)
         most_rows = max(1, LOGITS_ELEMENTS // pair.vocab_size)
+        bytes_per_position = self.engine.memory_bytes / self.hidden.shape[:2].numel()
+        num_positions = max(num_positions, int(GROWN_BYTES / bytes_per_position))
         batches = batches_of_tokens((begun.prefix + width).tolist(), num_positions)
         for rows in (part for batch in batches for part in torch.tensor(batch, device=tokens.device).split(most_rows)):
             prefix = begun.prefix[rows]
@@ -101,21 +106,46 @@ class ReadTexts:
             del fork  # before the next one is allocated
         return replace(begun, tokens=tokens, lengths=lengths)
 
+
+class TextReader:
+    """Reads one text after another, and drafts that branch off from it, on one memory.
+
+    Tokens of all branches of a text are read together and attend to those of their own branch, so that no memory is copied.
+    """
+
+    def __init__(self, lm: LanguageModel) -> None:
+        self.lm = packed_reader(lm)
+        self._engine: EagerEngine | None = None
+        self.hidden = torch.empty(0)  # (N, H), the states after each token of the text
+        self._written = torch.empty(3, 0, dtype=torch.long)  # of the branches' tokens in memory: branch, prefix and depth
+
     @torch.no_grad()
-    def states(self, branches: Branches, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield rows (b,) of branches and the states (b, k, H) that their tokens are sampled from; k is the largest length."""
-        lm = self.engine.lm
-        branches = branches.to(lm.device)
-        before = self.hidden[branches.text, branches.prefix - 1]
-        for rows in torch.arange(len(branches.prefix), device=lm.device).split(batch_size) if len(branches.prefix) else ():
-            prefix, longest = branches.prefix[rows], int(branches.lengths[rows].max())
-            states = before[rows, None]
-            if longest > 1:
-                fork, mask = self.engine.fork(branches.text[rows], prefix, longest - 1)
-                positions = prefix[:, None] + torch.arange(longest - 1, device=lm.device)
-                mask = torch.nn.functional.pad(mask, (0, longest - 1), value=1)
-                read = branches.tokens[rows, : longest - 1]
-                output = fork.forward(read, positions=positions, attention_mask=mask, num_logits=0)
-                states = torch.cat([states, output.hidden], dim=1)
-                del fork, output  # before the next ones are allocated
-            yield rows, states
+    def read(self, text: Sequence[int]) -> Tensor:
+        """Read another text of N tokens; return the states (N, H) after each of them."""
+        if self._engine is None or self._engine.capacity < len(text):
+            self._engine = EagerEngine(self.lm, 1 << (len(text) - 1).bit_length(), MOST_NODES)
+        self.hidden = self._engine.read_row(0, torch.tensor([list(text)], device=self.lm.device))[0]
+        self.forget_branches()
+        return self.hidden
+
+    def forget_branches(self) -> None:
+        """Make place for the tokens of other branches of the text, MOST_NODES at most."""
+        self._written = torch.empty(3, 0, dtype=torch.long, device=self.lm.device)
+
+    @torch.no_grad()
+    def states(self, branches: Branches, row: Tensor, depth: Tensor) -> Tensor:
+        """Return the states (n, H) that the tokens at `depth` (n,) of the branches `row` (n,) are sampled from.
+
+        The token before each of them is read by this call; those before that one must be among these, or of an earlier call.
+        """
+        assert self._engine is not None  # a text was read
+        states, later = self.hidden[branches.prefix[row] - 1], depth > 0
+        row, depth = row[later], depth[later] - 1
+        if not len(row):
+            return states
+        length = len(self.hidden) + self._written.shape[1]
+        self._written = torch.cat([self._written, torch.stack([row, branches.prefix[row], depth])], dim=1)
+        branch, prefix, place = self._written
+        reading = branches_reading(self.lm, len(self.hidden), branch, prefix, place, len(row))
+        states[later] = self._engine.read_row(0, branches.tokens[row, depth][None], length, reading)[0].to(states)
+        return states

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from specheads.decoding.engine import Engine, make_engine, resolve_engine
+from specheads.decoding.engine import CompiledEngine, Engine, make_engine, resolve_engine
 from specheads.decoding.rounds import TargetRounds
 from specheads.decoding.rows import Row, RowsDecoder
 from specheads.errors import UserError, is_out_of_memory
@@ -23,8 +23,9 @@ from specheads.prompts.prompt import ResponseLimits
 
 logger = logging.getLogger(__name__)
 
-# Compiling takes about a minute. Plain PyTorch makes this many tokens of a small model in a few.
-TOKENS_WORTH_COMPILING = 200_000
+# Compiling takes five seconds, twenty with the operators, which are kept. Plain PyTorch makes this many tokens of a small model
+# in about ten.
+TOKENS_WORTH_COMPILING = 8_000
 
 OnStep = Callable[[int, int], None]
 
@@ -52,6 +53,12 @@ def _engine_worth(num_tokens: int) -> str:
     return "eager" if name == "auto" and num_tokens < TOKENS_WORTH_COMPILING else name
 
 
+def _shared_capacity(capacity: int, lm: LanguageModel) -> int:
+    """Return the positions to allocate for `capacity`: on a CPU few sizes, because sets of prompts share what is compiled."""
+    spare = 2 * CompiledEngine.bucket  # which an engine adds
+    return (1 << (capacity + spare - 1).bit_length()) - spare if lm.device.type == "cpu" else capacity
+
+
 class Responder:
     """Makes responses. Memory is allocated at the first, for as many positions as the longest can need."""
 
@@ -76,7 +83,7 @@ class Responder:
         self._model_id = pair.target_id if self._lm is pair.target_lm else pair.draft_id
         self._num_tokens = sum(min(limits.max_new_tokens, pair.window - length) for length in lengths)
         self._engine_name = engine or _engine_worth(self._num_tokens)
-        self.capacity = min(pair.window, max(lengths) + limits.max_new_tokens)
+        self.capacity = min(pair.window, _shared_capacity(max(lengths) + limits.max_new_tokens, self._lm))
         self._num_rows = min(limits.batch_size, len(lengths))
         self._engine: Engine | None = None
         self._decoders: dict[Warp, RowsDecoder] = {}

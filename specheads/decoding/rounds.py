@@ -133,7 +133,7 @@ class ChainRounds(Rounds):
         step = VerifyStep(parts.warp, parts.verification, self._memory)
         self.verifier = ChainVerifier(target, step, drafter.rule.max_tokens)
         self._counts = HostNumbers((2, target.num_rows), memory.probs.device)  # drafted and accepted tokens
-        self._num_drafted, self._num_accepted = self._counts.tensor.unbind()
+        self._outcome = self._counts.tensor.unbind()
         self._target_hidden: Tensor | None = None
         if drafter.rule.reads_target:
             size, dtype = target.lm.hidden_size, target.lm.output_embedding.weight.dtype
@@ -229,5 +229,9 @@ class ChainRounds(Rounds):
             tokens, discarded = [*result.draft_tokens[:num_accepted], result.next_token], row.num_drafted - num_accepted
             rounds.append(Round(tokens, row.num_drafted, num_accepted, discarded, row.num_draft_calls))
         self._counts.send()
-        drafter.state = drafter.rule.end_round(drafter.state, self._num_drafted, self._num_accepted)
+        if self.verifier.is_single:  # without asking on the device which rows have drafted
+            rule = drafter.rule
+            drafter.state = rule.learn(drafter.state, *self._outcome) if rows[0].num_drafted else drafter.state
+        else:
+            drafter.state = drafter.rule.end_round(drafter.state, *self._outcome)
         return rounds

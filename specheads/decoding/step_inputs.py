@@ -161,7 +161,7 @@ class PromptReader:
         """
         if self._engine.num_rows == 1:
             device = self._engine.lm.device
-            return [self._engine.forward(torch.tensor([text], device=device), num_logits=0).hidden[:, -1] for text in texts]
+            return [self._engine.read_prompt(torch.tensor([text], device=device)) for text in texts]
         states: dict[int, Tensor] = {}
         groups: list[list[int]] = []  # numbers of texts that are read in one step
         starts, size = starts or [0] * len(rows), TOGETHER

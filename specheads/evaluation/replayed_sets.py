@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from specheads.decoding.engine import bulk_operations
 from specheads.decoding.stopping import MAX_TOKENS, HeadThreshold
 from specheads.evaluation.candidates import Candidate
 from specheads.evaluation.intervals import resample_counts
@@ -14,6 +15,7 @@ from specheads.evaluation.setup import Setup
 from specheads.evaluation.sweep import Measured
 from specheads.forecast import progress
 from specheads.heads.head import AcceptanceHead
+from specheads.pair.sampling import computing_with
 from specheads.prompts.prompt import EncodedPrompt
 from specheads.replay.head_scores import add_predictions, head_fingerprint
 from specheads.replay.recording import Recorder, Recording, load_recording
@@ -45,10 +47,11 @@ def record_sets(
     It has the predictions of `heads`, all made in one forward pass, and with `ground_truth` the true acceptance probabilities.
     """
     named, total = {head_fingerprint(head): head for head in heads}, sum(map(len, sets.values()))
-    with progress("recording", total) as advance:
-        folders = [recorder.record(prompts, advance) for prompts in sets.values()]
-    with progress("predicting", (bool(named) + bool(ground_truth)) * total) as advance:
-        names = [add_predictions(folder, recorder.pair, named, ground_truth, advance) for folder in folders]
+    with computing_with(bulk_operations(recorder.pair.draft_lm.device)):
+        with progress("recording", total) as advance:
+            folders = [recorder.record(prompts, advance) for prompts in sets.values()]
+        with progress("predicting", (bool(named) + bool(ground_truth)) * total) as advance:
+            names = [add_predictions(folder, recorder.pair, named, ground_truth, advance) for folder in folders]
     return dict(zip(sets, map(load_recording, folders, names), strict=True))
 
 

@@ -44,6 +44,8 @@ class LanguageModel:
     logit of minus infinity.
     """
 
+    explicit_masks = False  # whether forward passes must be given masks that say everything, padding and order included
+
     def __init__(
         self,
         model: PreTrainedModel,

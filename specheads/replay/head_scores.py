@@ -18,15 +18,15 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from specheads.decoding.branches import TextReader
 from specheads.heads.batch import HeadBatch, target_states
 from specheads.heads.features import ROUND_INPUTS, drafting_features, reads_logits, reads_target
 from specheads.heads.head import AcceptanceHead
-from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
-from specheads.pair.sampling import Warp, accept_prob, check_finite, check_numbers
+from specheads.pair.sampling import Warp, accept_prob, check_numbers
 from specheads.replay.recording import GROUND_TRUTH, Advance, NodeIndices, branches_of
-from specheads.replay.response_tree import node_states
+from specheads.replay.response_tree import node_states, target_probs
 from specheads.storage.shards import ShardStore, made_manifest
 
 logger = logging.getLogger(__name__)
@@ -49,21 +49,19 @@ def add_predictions(
     missing = {name: store for name, store in stores.items() if not store.is_complete()}
     if missing:
         asked = [predictors[name] for name in missing]
-        _predict(folder, pair.draft_lm, list(missing.values()), _head_scores(pair, asked), advance)
+        _predict(folder, list(missing.values()), _head_values(pair, asked), advance)
     elif heads:
         advance(num_rows)
     target_store = _store(folder, GROUND_TRUTH)
     if ground_truth and not target_store.is_complete():
-        _predict(folder, pair.target_lm, [target_store], _ground_truth(pair, warp), advance)
+        _predict(folder, [target_store], _ground_truth(pair, warp), advance)
     elif ground_truth:
         advance(num_rows)
     return [*predictors, *([GROUND_TRUTH] if ground_truth else [])]
 
 
 _Predictor = tuple[AcceptanceHead, Callable[[Mapping[str, Tensor]], Tensor]]  # a head, and what computes one of its logits
-# From the number of the first of some nodes, their tokens (n,) and the states (n, H) before them to each predictor's values.
-_RowScores = Callable[[int, Tensor, Tensor], list[Tensor]]
-_Scores = Callable[[Mapping[str, Any], NodeIndices], _RowScores]  # it takes a stored response and its pairs
+_Values = Callable[[Mapping[str, Any], Mapping[str, Any]], list[Tensor]]  # of each predictor, from a stored response and settings
 
 
 def _predictors(heads: Mapping[str, AcceptanceHead]) -> dict[str, _Predictor]:
@@ -92,7 +90,7 @@ def _store(folder: Path, name: str, in_rounds: bool = False) -> ShardStore:
     return ShardStore(folder / "predictions" / name, provenance, SCHEMA)
 
 
-def _predict(folder: Path, lm: LanguageModel, stores: Sequence[ShardStore], scores_of: _Scores, advance: Advance) -> None:
+def _predict(folder: Path, stores: Sequence[ShardStore], values_of: _Values, advance: Advance) -> None:
     """Write a shard of predictions for every shard of the recording; another process that needs them, too, waits."""
     manifest = made_manifest(folder)
     shards, settings = manifest["shards"], manifest["provenance"]["settings"]
@@ -107,14 +105,8 @@ def _predict(folder: Path, lm: LanguageModel, stores: Sequence[ShardStore], scor
                 continue
             predictions: list[list[dict[str, Any]]] = [[] for _ in stores]
             for row in pq.read_table(folder / shard, columns=columns).to_pylist():
-                score = scores_of(row, NodeIndices.of(row, settings["num_samples"], settings["max_tokens"]))
-                branches, scores, done = branches_of(row, settings["max_tokens"]), list[list[Tensor]](), 0
-                for tokens, hidden in node_states(lm, row["prompt_ids"], row["response_ids"], branches, settings["batch_size"]):
-                    for piece in slices(len(tokens), lm.vocab_size, SLICE_ELEMENTS):
-                        scores.append(score(done + piece.start, tokens[piece], hidden[piece]))
-                    done += len(tokens)
-                for rows, values in zip(predictions, zip(*scores, strict=True), strict=True):
-                    rows.append({"values": torch.cat([each.float().cpu() for each in values]).numpy()})
+                for rows, values in zip(predictions, values_of(row, settings), strict=True):
+                    rows.append({"values": values.float().cpu().numpy()})
                 advance(1)
             for store, rows in zip(stores, predictions, strict=True):
                 store.write(shard, rows)
@@ -122,57 +114,59 @@ def _predict(folder: Path, lm: LanguageModel, stores: Sequence[ShardStore], scor
             store.complete(sorted(shards))
 
 
-def _head_scores(pair: Pair, predictors: Sequence[_Predictor]) -> _Scores:
+def _head_values(pair: Pair, predictors: Sequence[_Predictor]) -> _Values:
     """Return what computes logits of heads: one for every node, or with inputs of the round one for every (node, index) pair."""
     inputs = {name for head, _ in predictors for name in head.config.inputs}
-    needs, lm = frozenset(inputs - set(ROUND_INPUTS)), pair.draft_lm
+    needs, reader = frozenset(inputs - set(ROUND_INPUTS)), TextReader(pair.draft_lm)
+    lm = reader.lm
     in_rounds = any(reads_rounds(head) for head, _ in predictors)
     for head, _ in predictors:
         head.to(lm.device)
 
+    def of_nodes(first: int, tokens: Tensor, hidden: Tensor, pairs: NodeIndices, target: Tensor | None) -> list[Tensor]:
+        """Return each predictor's values of nodes from number `first` on, their tokens (n,) and the states (n, H) before them.
+
+        `target` (N, H): the target's states by response position, if heads read them.
+        """
+        logits = lm.logits(hidden) if reads_logits(needs) else hidden
+        features = drafting_features(needs, logits, tokens, hidden, lm.embed)
+        check_numbers(pair.draft_id, *features.values())
+        node, index, start = (value.to(tokens.device) for value in pairs.split(first, len(tokens)))
+        in_pairs = {name: value[node] for name, value in features.items()} if in_rounds else {}
+        in_pairs |= {} if target is None else {"target_hidden": target[start]}
+        values = []
+        for head, logit in predictors:
+            late = int(head.config.predicts == "input_token")  # it predicts for the token before
+            values.append(logit(in_pairs | {"index": (index - late).clamp_min(0)} if reads_rounds(head) else features))
+        return values
+
     @torch.no_grad()
-    def of_row(row: Mapping[str, Any], pairs: NodeIndices) -> _RowScores:
-        states: Tensor | None = None  # (N, H), the target's, by response position
+    def of_row(row: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Tensor]:
+        prompt, response, target = row["prompt_ids"], row["response_ids"], None
         if reads_target(inputs):
-            prompt, response = row["prompt_ids"], row["response_ids"]
             text, at = torch.tensor([[*prompt, *response]]), len(prompt) + torch.arange(len(response))
             batch = HeadBatch(text, torch.zeros_like(at), at, at, {}, at)
-            states = target_states(pair.target_lm, batch, at).to(lm.device)
-            check_numbers(pair.target_id, states)
-
-        @torch.no_grad()
-        def scores(first: int, tokens: Tensor, hidden: Tensor) -> list[Tensor]:
-            logits = lm.logits(hidden) if reads_logits(needs) else hidden
-            features = drafting_features(needs, logits, tokens, hidden, lm.embed)
-            check_numbers(pair.draft_id, *features.values())
-            node, index, start = (value.to(tokens.device) for value in pairs.split(first, len(tokens)))
-            in_pairs = {name: value[node] for name, value in features.items()} if in_rounds else {}
-            in_pairs |= {} if states is None else {"target_hidden": states[start]}
-            values = []
-            for head, logit in predictors:
-                late = int(head.config.predicts == "input_token")  # it predicts for the token before
-                values.append(logit(in_pairs | {"index": (index - late).clamp_min(0)} if reads_rounds(head) else features))
-            return values
-
-        return scores
+            target = target_states(pair.target_lm, batch, at).to(lm.device)
+            check_numbers(pair.target_id, target)
+        pairs, parts, done = NodeIndices.of(row, settings["num_samples"], settings["max_tokens"]), list[list[Tensor]](), 0
+        for tokens, hidden in node_states(reader, prompt, response, branches_of(row, settings["max_tokens"])):
+            for piece in slices(len(tokens), lm.vocab_size, SLICE_ELEMENTS):
+                parts.append(of_nodes(done + piece.start, tokens[piece], hidden[piece], pairs, target))
+            done += len(tokens)
+        return [torch.cat(values) for values in zip(*parts, strict=True)]
 
     return of_row
 
 
-def _ground_truth(pair: Pair, warp: Warp) -> _Scores:
+def _ground_truth(pair: Pair, warp: Warp) -> _Values:
     """Return what computes the chance that token verification accepts each node after all nodes before it were accepted."""
+    reader = TextReader(pair.target_lm)
 
-    def of_row(row: Mapping[str, Any], pairs: NodeIndices) -> _RowScores:
-        draft_prob = torch.tensor(row["law_prob"])  # the draft's
-
-        @torch.no_grad()
-        def scores(first: int, tokens: Tensor, hidden: Tensor) -> list[Tensor]:
-            probs = warp(pair.target_lm.logits(hidden))
-            check_finite(pair.target_id, probs)
-            target_prob = probs.gather(1, tokens[:, None]).squeeze(1)
-            return [accept_prob(target_prob, draft_prob[first : first + len(tokens)].to(target_prob))]
-
-        return scores
+    def of_row(row: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Tensor]:
+        draft_prob, branches = torch.tensor(row["law_prob"]), branches_of(row, settings["max_tokens"])
+        probs = target_probs(reader, warp, row["prompt_ids"], row["response_ids"], branches, draft_prob)
+        check_numbers(pair.target_id, probs)
+        return [accept_prob(probs, draft_prob.to(probs))]
 
     return of_row
 

@@ -10,16 +10,16 @@ A *node* is a drafted token with its features: first the response's tokens in or
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specheads.decoding.branches import Branches, ReadTexts
+from specheads.decoding.branches import MOST_NODES, Branches, ReadTexts, TextReader
 from specheads.heads.features import RECORDED, drafting_features
-from specheads.pair.language_model import LanguageModel
-from specheads.pair.padding import SLICE_ELEMENTS, right_padded
+from specheads.pair.padding import SLICE_ELEMENTS, right_padded, slices
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, accept_prob, check_finite, sample
 
@@ -153,14 +153,58 @@ def _values(logits: Tensor, distribution: Tensor, tokens: Tensor) -> Tensor:
     return torch.stack([*(features[name] for name in RECORDED), distribution.gather(1, tokens[:, None]).squeeze(1)]).float()
 
 
-@torch.no_grad()
+NODES_AT_ONCE = 512  # of branches whose states are computed together: more attend to more keys that they do not see
+LEAST_SURVIVAL = 0.05  # of a branch, below which the target does not read on: no ceiling drafts on that is rejected so surely
+DEPTHS = (1, 2, 3, 5, 8, 12)  # to which branches are read before those with less survival are left out
+
+
 def node_states(
-    lm: LanguageModel, prompt: Sequence[int], response: Sequence[int], branches: Branches, batch_size: int
+    reader: TextReader, prompt: Sequence[int], response: Sequence[int], branches: Branches
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield tokens (n,) of all nodes of a response in order, and the hidden states (n, H) that `lm` predicts them from."""
-    read = ReadTexts.of(lm, torch.tensor([[*prompt, *response][:-1]]))
-    yield torch.tensor(list(response), device=lm.device), read.hidden[0, len(prompt) - 1 :]
-    tokens, used = branches.tokens.to(lm.device), branches.used.to(lm.device)
-    for rows, states in read.states(branches, batch_size):
-        width = states.shape[1]
-        yield tokens[rows, :width][used[rows, :width]], states[used[rows, :width]]
+    """Yield tokens (n,) of all nodes of a response in order, and the hidden states (n, H) that a model predicts them from."""
+    device, longest = reader.lm.device, branches.tokens.shape[1]
+    yield torch.tensor(list(response), device=device), reader.read([*prompt, *response][:-1])[len(prompt) - 1 :]
+    branches = branches.to(device)
+    for rows in (
+        torch.arange(len(branches.lengths), device=device).split(NODES_AT_ONCE // longest) if len(branches.lengths) else ()
+    ):
+        number, depth = branches.used[rows].nonzero(as_tuple=True)
+        reader.forget_branches()
+        yield branches.tokens[rows[number], depth], reader.states(branches, rows[number], depth)
+
+
+@torch.no_grad()
+def target_probs(
+    reader: TextReader, warp: Warp, prompt: Sequence[int], response: Sequence[int], branches: Branches, draft_prob: Tensor
+) -> Tensor:
+    """Return the target's probability (nodes,) of the token of each node of a response.
+
+    It is zero for the nodes of a branch from where on the tokens before them survive with less than LEAST_SURVIVAL.
+
+    Args:
+        reader: of the target.
+        draft_prob: (nodes,), the draft's, which decides with the target's how likely a token survives.
+    """
+    lm, device = reader.lm, reader.lm.device
+
+    def probs_of(states: Tensor, tokens: Tensor) -> Tensor:
+        parts = [warp(lm.logits(states[piece])) for piece in slices(len(tokens), lm.vocab_size, SLICE_ELEMENTS)]
+        return torch.cat(parts).gather(1, tokens[:, None]).squeeze(1)
+
+    states, ids = reader.read([*prompt, *response][:-1])[len(prompt) - 1 :], torch.tensor(list(response), device=device)
+    of_response, branches, longest = probs_of(states, ids), branches.to(device), branches.tokens.shape[1]
+    of_draft, of_target = of_response.new_zeros((2, *branches.tokens.shape))
+    of_draft[branches.used] = draft_prob[len(ids) :].to(of_draft)
+    alive = torch.arange(len(branches.lengths), device=device)
+    for rows in alive.split(MOST_NODES // longest) if len(alive) else ():
+        reader.forget_branches()
+        survival = of_draft.new_ones(len(rows))
+        for first, end in pairwise((0, *(depth for depth in DEPTHS if depth < longest), longest)):
+            goes_on = (survival >= LEAST_SURVIVAL) & (branches.lengths[rows] > first)
+            rows, survival = rows[goes_on], survival[goes_on]
+            number, depth = branches.used[rows, first:end].nonzero(as_tuple=True)
+            row, depth = rows[number], depth + first
+            of_target[row, depth] = probs_of(reader.states(branches, row, depth), branches.tokens[row, depth])
+            accepted = accept_prob(of_target[rows, first:end], of_draft[rows, first:end])
+            survival = survival * accepted.where(branches.used[rows, first:end], 1.0).prod(dim=1)
+    return torch.cat([of_response, of_target[branches.used]])

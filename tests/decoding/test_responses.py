@@ -251,7 +251,7 @@ def test_memory_is_allocated_once_for_the_longest_prompt_and_not_for_the_models_
     assert not made
     parts = [each.respond(prompts[:5], uniform(9, 7)[:5], Warp(0)), each.respond(prompts[5:], uniform(9, 7)[5:], Warp(1.0))]
     (engine,) = made
-    assert (engine.capacity, engine.num_rows) == (max(map(len, prompts)) + 7, 5)
+    assert (engine.capacity, engine.num_rows) == (128, 5) and max(map(len, prompts)) + 7 < 128  # sizes that sets share
     assert parts[0] == one_by_one(pair, prompts[:5], uniform(9, 7)[:5], Warp(0), 7)
     assert parts[1] == one_by_one(pair, prompts[5:], uniform(9, 7)[5:], Warp(1.0), 7)
 

@@ -8,14 +8,16 @@ from families import CONFIGS, family_pair
 from statistics_helper import chi_square_p_value
 
 from specheads import Warp
-from specheads.decoding.branches import Branches
+from specheads.decoding.branches import Branches, TextReader
 from specheads.heads.features import RECORDED, drafting_features
 from specheads.replay.response_tree import (
     COLUMNS,
+    LEAST_SURVIVAL,
     RecordSettings,
     ResponseToRecord,
     node_states,
     record_responses,
+    target_probs,
 )
 
 PROMPT, RESPONSE = [2, 0, 1], [1, 1, 0, 2, 0, 1, 2, 2, 0, 1]
@@ -70,7 +72,7 @@ def test_states_of_nodes_are_those_of_plain_forward_passes(name):
     start, lengths = torch.tensor([0, 3, 3, 9, 11]), torch.tensor([4, 1, 6, 5, 2])
     tokens = torch.from_numpy(generator.integers(29, size=(5, 6)))
     branches = Branches(start * 0, len(prompt) + start, tokens, lengths)
-    nodes = list(node_states(pair.target_lm, prompt, response, branches, batch_size=2))
+    nodes = list(node_states(TextReader(pair.target_lm), prompt, response, branches))
     all_tokens, states = (torch.cat(part) for part in zip(*nodes, strict=True))
     texts = [prompt + response[:i] for i in range(len(response))]
     expected = list(response)
@@ -85,6 +87,33 @@ def test_states_of_nodes_are_those_of_plain_forward_passes(name):
             1e-5 if name in ("bloom", "gemma2") else 1e-10
         )  # these compute attention in float32 whatever their weights are
         torch.testing.assert_close(state, reference, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("warp", [Warp(0.7, top_k=5), Warp(1.5)], ids=["some", "all"])
+def test_the_target_reads_branches_as_far_as_their_tokens_may_survive(warp):
+    pair, generator = family_pair("llama"), np.random.default_rng(5)
+    prompt, response = generator.integers(29, size=9).tolist(), generator.integers(29, size=14).tolist()
+    row = record(pair, warp, response, prompt, max_tokens=12, limit=40)
+    pieces = np.split(row["branch_ids"], np.cumsum(row["branch_length"]))[:-1]
+    tokens = torch.zeros(len(pieces), 12, dtype=torch.long)
+    for number, piece in enumerate(pieces):
+        tokens[number, : len(piece)] = torch.from_numpy(piece)
+    start, lengths = (torch.from_numpy(row[f"branch_{name}"]).long() for name in ("start", "length"))
+    branches, draft_prob = Branches(start * 0, len(prompt) + start, tokens, lengths), torch.from_numpy(row["law_prob"])
+    found = target_probs(TextReader(pair.target_lm), warp, prompt, response, branches, draft_prob)
+    texts = [(prompt + response[:i], token, 1.0) for i, token in enumerate(response)]
+    num_read = 0
+    for node, (text, token, _) in enumerate(texts):
+        assert found[node].item() == pytest.approx(warp(logits_after(pair.target, text))[token].item(), abs=1e-6)
+    for _, start, branch, first in branches_of(row):
+        survival = 1.0
+        for k, token in enumerate(branch):
+            expected = warp(logits_after(pair.target, [*prompt, *response[:start], *branch[:k]]))[token].item()
+            if survival >= LEAST_SURVIVAL or found[first + k] > 0:
+                assert found[first + k].item() == pytest.approx(expected, abs=1e-6)
+            num_read += int(found[first + k] > 0)
+            survival *= min(1.0, expected / row["law_prob"][first + k])
+    assert 0 < num_read < len(row["branch_ids"]) or warp.top_k == 0
 
 
 def test_greedy_branches_are_the_drafts_own_greedy_text_where_the_models_differ():

@@ -10,7 +10,7 @@ from typing import Any
 
 from specheads.decoding.engine.artefacts import compile_ahead
 from specheads.decoding.engine.compiled import CompiledEngine, StepOperations
-from specheads.decoding.engine.cpu import CpuStep
+from specheads.decoding.engine.cpu import CpuStep, bulk_operations, packed_reader
 from specheads.decoding.engine.cuda_graph import GraphEngine
 from specheads.decoding.engine.eager import CompiledStep, EagerEngine, Engine, Epilogue, ForwardOutput, StepMemory
 from specheads.decoding.engine.reading import RowPlaces, TreeSlots
@@ -18,6 +18,7 @@ from specheads.errors import UserError
 from specheads.pair.language_model import LanguageModel
 
 __all__ = [
+    "CompiledEngine",
     "CompiledStep",
     "EagerEngine",
     "Engine",
@@ -26,8 +27,10 @@ __all__ = [
     "RowPlaces",
     "StepMemory",
     "TreeSlots",
+    "bulk_operations",
     "compile_ahead",
     "make_engine",
+    "packed_reader",
     "resolve_engine",
 ]
 

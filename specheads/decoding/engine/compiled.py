@@ -58,6 +58,11 @@ class StepOperations(nn.Module):
         self.lm = lm  # computes as the step should
 
     @classmethod
+    def reader(cls, lm: LanguageModel) -> LanguageModel:
+        """Return a model that reads as `lm` does, uncompiled: on packed copies of its weights, where there are any."""
+        return lm
+
+    @classmethod
     def reads_rows_in_place(cls, lm: LanguageModel) -> bool:
         """Whether attention reads rows where they lie; copies would cost more than one prompt after another."""
         return False
@@ -131,6 +136,7 @@ class CompiledEngine(EagerEngine):
         self._start = torch.zeros((), dtype=torch.long, device=lm.device)
         self._start_number = self._start.numpy() if lm.device.type == "cpu" else None
         self._places = torch.zeros(whole, device=lm.device)
+        self._reader: LanguageModel | None = None  # the model as it reads prompts
         self._places_to: dict[int, Tensor] = {}  # views: making one takes as long as a small layer
         self.num_prepared = 0
 
@@ -146,6 +152,12 @@ class CompiledEngine(EagerEngine):
             return out
 
         return step
+
+    @property
+    def reader(self) -> LanguageModel:
+        if self._reader is None:
+            self._reader = self.operations.reader(self.lm)
+        return self._reader
 
     def rows_step(self, epilogue: Epilogue) -> CompiledStep:
         kind = StepKind(all_logits=True, rows=True)
@@ -230,6 +242,7 @@ class CompiledEngine(EagerEngine):
         for runners in self._runners.values():
             runners.clear()
         self._compiled.clear()
+        self._reader = None
 
     def padded(self, count: int) -> int:
         return max(

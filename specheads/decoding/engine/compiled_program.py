@@ -8,6 +8,7 @@ without weights.
 import pickle
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_unflatten
 # cost as much as a layer.
 OPTIONS = {"size_asserts": False, "alignment_asserts": False, "cpp.enable_floating_point_contract_flag": "fast"}
 # On a CPU a step calls its kernels from C++, and what several layers read (rotations, masks) is computed once.
-CPU_OPTIONS = {**OPTIONS, "cpp_wrapper": True, "realize_reads_threshold": 0}
+CPU_OPTIONS = {**OPTIONS, "cpp_wrapper": True, "realize_reads_threshold": 0, "cpp.min_chunk_size": 16384}
 
 _LARGEST_CONSTANT = 64  # numbers; a larger tensor that no module owns may be a weight, which must not be kept on disk
 _NUM_SAMPLED = 8  # numbers of each tensor that `Weights` compares: writing through `.data` changes neither place nor version
@@ -132,6 +133,11 @@ class Weights:
     """What the tensors of some modules held: where each is, how often it was written to, and some of its numbers on a CPU."""
 
     def __init__(self, *modules: nn.Module) -> None:
+        # Where each module keeps its parts, and those that are there. Not the modules themselves, which may be thrown away.
+        parts = dict.fromkeys(part for module in modules for part in module.modules())
+        held = [each for part in parts for each in (part._parameters, part._buffers, part._modules)]
+        self._held = [(each, tuple(each.values())) for each in held]
+        self._roots = [module._parameters for module in modules]
         self._tensors = _parts_of(modules)  # held, so that no other one can take the place of one in memory
         self._places = [_place_of(tensor) for tensor in self._tensors]
         # Views, which see what is written later. On other devices a comparison would wait, and steps read weights in place.
@@ -141,8 +147,12 @@ class Weights:
         self._sample = self._now()
 
     def are_those_of(self, *modules: nn.Module) -> bool:
-        """Whether the modules have the same tensors, unchanged."""
-        return [_place_of(tensor) for tensor in _parts_of(modules)] == self._places and torch.equal(self._now(), self._sample)
+        """Whether the modules have the same tensors, unchanged. Asked before each response: listing them takes longer."""
+        roots = [module._parameters for module in modules]
+        are_held = len(roots) == len(self._roots) and all(map(is_, roots, self._roots))
+        are_held = are_held and all(len(now) == len(then) and all(map(is_, now.values(), then)) for now, then in self._held)
+        are_there = are_held and [_place_of(tensor) for tensor in self._tensors] == self._places
+        return are_there and torch.equal(self._now(), self._sample)
 
     @torch.no_grad()
     def _now(self) -> Tensor:

@@ -12,8 +12,19 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from specheads.decoding.engine.reading import Memory, Reading, RowPlaces, RowsLayer, TreeSlots, rows_reading, tree_reading
+from specheads.decoding.engine.reading import (
+    Memory,
+    Reading,
+    RowPlaces,
+    RowsLayer,
+    TreeSlots,
+    padded_reading,
+    rows_reading,
+    tree_reading,
+)
 from specheads.pair.language_model import LanguageModel
+
+READ_TOKENS = 256  # that packed copies of weights read at once, so that activations stay in a CPU's cache
 
 
 @dataclass(frozen=True)
@@ -66,6 +77,11 @@ class _KVLayer(CacheLayerMixin):
         self.values = value_states.new_empty((*value_states.shape[:2], self.capacity, value_states.shape[-1]))
         self.is_initialized = True
 
+    @property
+    def start(self) -> Tensor:
+        """The position, () long, at which the next forward pass writes."""
+        return torch.tensor(self.length)
+
     def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
         """Write after the current length and return views of everything up to there."""
         if not self.is_initialized:
@@ -76,9 +92,10 @@ class _KVLayer(CacheLayerMixin):
         self.length = end
         return self.keys[:, :, :end], self.values[:, :, :end]
 
-    def row(self, row: int) -> "_KVLayer":
-        """Return the empty memory of one row, which shares this one's tensors."""
+    def row(self, row: int, length: int) -> "_KVLayer":
+        """Return the memory of one row with `length` positions, which shares this one's tensors."""
         other = _KVLayer(self.capacity)
+        other.length = length
         if self.is_initialized:
             other.lazy_initialization(self.keys[:0], self.values[:0])
             other.keys, other.values = self.keys[row : row + 1], self.values[row : row + 1]
@@ -134,13 +151,13 @@ class EagerEngine:
         self.capacity, self._reach = capacity, capacity + spare_capacity
         self._layers = [_KVLayer(self._reach) for _ in range(lm.config.num_hidden_layers)]
         self._cache = Cache(layers=self._layers)
-        if num_rows > 1:
+        if num_rows > 1 or lm.explicit_masks:
             EagerEngine._allocate(self)
 
     @torch.no_grad()
     def _allocate(self) -> None:
         """Allocate and zero the memory, which `forward` would do."""
-        EagerEngine.forward(self, torch.zeros((self.num_rows, 1), dtype=torch.long, device=self.lm.device), num_logits=0)
+        self._forward(self.lm, torch.zeros((self.num_rows, 1), dtype=torch.long, device=self.lm.device))
         EagerEngine.rewind(self, 0)
         self._zero()
 
@@ -149,7 +166,11 @@ class EagerEngine:
         """The number of positions in memory."""
         return self._layers[0].length
 
-    @torch.no_grad()
+    @property
+    def reader(self) -> LanguageModel:
+        """The model as forward passes run it that are not compiled."""
+        return self.lm
+
     def forward(
         self,
         tokens: Tensor,
@@ -168,18 +189,37 @@ class EagerEngine:
             num_logits: compute logits for that many of the last positions.
             attention_mask: (B, length + T), 0 at padding; for left-padded rows.
         """
+        return self._forward(self.reader, tokens, positions, tree_slots, num_logits, attention_mask)
+
+    @torch.no_grad()
+    def _forward(
+        self,
+        lm: LanguageModel,
+        tokens: Tensor,
+        positions: Tensor | None = None,
+        tree_slots: TreeSlots | None = None,
+        num_logits: int = 0,
+        attention_mask: Tensor | None = None,
+    ) -> ForwardOutput:
         start, end = self.length, self.length + tokens.shape[1]
         self._check_fits(end)
         if positions is None:
             positions = torch.arange(start, end, device=tokens.device)[None].expand_as(tokens)
-        if tree_slots is None:
-            reading = Reading({"position_ids": positions, "attention_mask": attention_mask})
+        if tree_slots is not None:
+            reading = tree_reading(lm, tree_slots, start, tokens.shape[1])
+        elif lm.explicit_masks:
+            reading = padded_reading(lm, positions, start, attention_mask)
         else:
-            reading = tree_reading(self.lm, tree_slots, start, tokens.shape[1])
-        hidden = reading.hidden_states(self.lm, tokens, self._cache)
+            reading = Reading({"position_ids": positions, "attention_mask": attention_mask})
+        hidden = reading.hidden_states(lm, tokens, self._cache)
         for layer in self._layers:  # a layer that the model skips has a length, but no memory
             layer.length = end
-        return ForwardOutput(tokens, hidden, logits=self.lm.logits(hidden[:, hidden.shape[1] - num_logits :]))
+        return ForwardOutput(tokens, hidden, logits=lm.logits(hidden[:, hidden.shape[1] - num_logits :]))
+
+    def read_prompt(self, tokens: Tensor) -> Tensor:
+        """Append the prompt `tokens` (1, T) to the memory of one text; return the states (1, H) at its end."""
+        size = READ_TOKENS if self.reader.explicit_masks else tokens.shape[1]
+        return [self.forward(part, num_logits=0).hidden[:, -1] for part in tokens.split(size, dim=1)][-1]
 
     def compiled_step(self, epilogue: Epilogue, all_logits: bool = False) -> CompiledStep:
         """Return a function of `(tokens, *inputs)`: a forward pass over `tokens` (1, T) and then `epilogue(output, *inputs)`.
@@ -229,11 +269,22 @@ class EagerEngine:
         return count
 
     @torch.no_grad()
-    def read_row(self, row: int, tokens: Tensor) -> Tensor:
-        """Read `tokens` (1, T) into the memory of one row, from its start; return their states (1, T, H)."""
-        self._check_fits(tokens.shape[1])
-        reading = Reading({"position_ids": torch.arange(tokens.shape[1], device=tokens.device)[None]})
-        return reading.hidden_states(self.lm, tokens, Cache(layers=[layer.row(row) for layer in self._layers]))
+    def read_row(self, row: int, tokens: Tensor, length: int = 0, reading: Reading | None = None) -> Tensor:
+        """Read `tokens` (1, T) into the memory of one row, after `length` positions; return their states (1, T, H).
+
+        `reading`: how; default: one after the other. The engine's own length stays.
+        """
+        self._check_fits(length + tokens.shape[1])
+        if not self._written():
+            EagerEngine._allocate(self)
+        lm, states, count = self.reader, list[Tensor](), tokens.shape[1]
+        for part in tokens.split(READ_TOKENS if lm.explicit_masks and reading is None else count, dim=1):
+            positions = length + torch.arange(part.shape[1], device=tokens.device)[None]
+            plain = padded_reading(lm, positions, length) if lm.explicit_masks else Reading({"position_ids": positions})
+            cache = Cache(layers=[layer.row(row, length) for layer in self._layers])
+            states.append((reading or plain).hidden_states(lm, part, cache))
+            length += part.shape[1]
+        return torch.cat(states, dim=1)
 
     @property
     def reads_rows_together(self) -> bool:

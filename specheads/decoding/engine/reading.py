@@ -65,6 +65,37 @@ def tree_reading(lm: LanguageModel, tree_slots: TreeSlots, start: int, count: in
     return _masked(lm, base + depth[None, nodes], in_sight[None], torch.cat([before, base + depth[:slots]]))
 
 
+def branches_reading(lm: LanguageModel, length: int, branch: Tensor, prefix: Tensor, depth: Tensor, count: int) -> Reading:
+    """Return how the last `count` of W tokens are read, of drafts that branch off from a text of `length` tokens.
+
+    In memory the text comes first, and then these tokens in order.
+
+    Args:
+        branch, prefix, depth: (W,) long, of each token: the number of its branch, how many of the text's tokens come before the
+            branch, and how many of the branch's.
+    """
+    before, positions = torch.arange(length, device=branch.device), prefix + depth
+    reads = slice(len(branch) - count, None)
+    in_branch = (branch == branch[reads, None]) & (depth <= depth[reads, None])
+    seen = torch.cat([before < prefix[reads, None], in_branch], dim=1)
+    return _masked(lm, positions[None, reads], seen[None], torch.cat([before, positions]))
+
+
+def padded_reading(lm: LanguageModel, positions: Tensor, start: int, padding: Tensor | None = None) -> Reading:
+    """Return how tokens at `positions` (B, T) long are read, which are written from place `start` of memory on.
+
+    `padding`: (B, start + T), 0 at padding, as models take it; here it becomes part of a mask of four dimensions.
+    """
+    end = start + positions.shape[1]
+    key_place = torch.arange(end, device=positions.device)
+    place = key_place[None, start:]
+    seen = key_place <= place[..., None]
+    if padding is not None:
+        seen = seen & (padding > 0)[:, None]
+    reading = _masked(lm, place, seen, key_place)
+    return reading._replace(arguments=reading.arguments | {"position_ids": positions.clamp_max(lm.window - 1)})
+
+
 def chain_reading(lm: LanguageModel, start: Tensor, count: int, size: int) -> Reading:
     """Return how `count` tokens from position `start`, () long, are read that follow each other; see `tree_reading`."""
     # Padding at the end of the window shares the last position.

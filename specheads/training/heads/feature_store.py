@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from specheads.decoding.engine import bulk_operations
 from specheads.heads.batch import HeadBatch, collate, sample_features, target_states
 from specheads.heads.features import FEATURES, RECORDED, ROUND_INPUTS
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import BATCH_TOKENS, batches_of_tokens
-from specheads.pair.sampling import check_numbers
+from specheads.pair.sampling import check_numbers, computing_with
 from specheads.storage.row_store import RowStore
 from specheads.training.heads.mixed_responses import MixedResponses
 
@@ -53,7 +54,8 @@ class FeatureStore:
         """
         if not self.rows.fits(budget):
             return dict(self.splits)
-        self.rows.fill(self._computed)
+        with computing_with(bulk_operations(self.draft.device)):
+            self.rows.fill(self._computed)
         return {name: StoredResponses(data, self.rows, name) for name, data in self.splits.items()}
 
     def _model_of(self, feature: str) -> LanguageModel:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from specheads.decoding.engine.compiled import StepOperations
 from specheads.decoding.engine.cpu.library import declarations, load_operators
-from specheads.decoding.engine.cpu.packed import PackedModel, packed_model
+from specheads.decoding.engine.cpu.packed import PackedModel, has_packed_layers, packed_model
 from specheads.decoding.engine.reading import RowPlaces, has_other_options
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.sampling import Operations
@@ -31,6 +31,10 @@ class CpuStep(StepOperations):
         self.name = ("cpu", self.packed is not None)
 
     @classmethod
+    def reader(cls, lm: LanguageModel) -> LanguageModel:
+        return packed_reader(lm)
+
+    @classmethod
     def reads_rows_in_place(cls, lm: LanguageModel) -> bool:
         return lm.config._attn_implementation == "sdpa" and load_operators()
 
@@ -38,6 +42,18 @@ class CpuStep(StepOperations):
         if not self.has_operators:
             return Operations()
         return CpuOperations({} if self.packed is None else self.packed.networks, places if self.reads_all_rows else None)
+
+
+def packed_reader(lm: LanguageModel) -> LanguageModel:
+    """Return a model that reads on packed copies, as steps do, if all its layers have them and products gain by them."""
+    is_right = lm.device.type == "cpu" and lm.output_embedding.weight.dtype == torch.float32  # 16 bits gain nothing
+    if not is_right or lm.config._attn_implementation != "sdpa" or not has_packed_layers(lm.model) or not load_operators():
+        return lm
+    packed = packed_model(lm, ())
+    if packed is None:
+        return lm
+    packed.lm.explicit_masks = True
+    return packed.lm
 
 
 class CpuOperations(Operations):
@@ -84,3 +100,18 @@ class CpuOperations(Operations):
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         of_rows = (None, None) if places is None else places
         return torch.ops.specheads.masked_attention(query, key, value, mask, *of_rows, scale), None
+
+
+class BulkOperations(CpuOperations):
+    """The same for code that warps many distributions at once, uncompiled."""
+
+    def kept_softmax(self, logits: Tensor, least: Tensor) -> Tensor:
+        return torch.ops.specheads.kept_softmax(logits, least)
+
+    def nucleus(self, probs: Tensor, top_p: float) -> Tensor:
+        return torch.ops.specheads.nucleus(probs, top_p)
+
+
+def bulk_operations(device: torch.device) -> Operations:
+    """Return what to compute with where a device warps many distributions at once, uncompiled."""
+    return BulkOperations() if device.type == "cpu" and load_operators() else Operations()

@@ -77,6 +77,9 @@ class Team {
     work(team);
   }
 
+  // Its number of threads; what torch says of it differs between threads at first.
+  int size() const { return size_; }
+
   // Share the numbers from 0 to count among the threads, at least `grain` for each, and wait until all are done.
   template <typename Loop>
   void each(int64_t count, int64_t grain, const Loop& loop) {
@@ -157,12 +160,18 @@ inline void load_pair(const Value* from, Vector& first, Vector& second) {
   }
 }
 
-// Fetch a pair that is read soon, at most two cache lines.
-template <typename Value>
-inline void prefetch(const Value* from) {
-  __builtin_prefetch(from);
-  if constexpr (sizeof(Value) * kPair<Value> > 64) __builtin_prefetch(reinterpret_cast<const char*>(from) + 64);
-}
+// What a product fetches for later, with each of its columns.
+struct Ahead {
+  const char* from;
+  int64_t step;  // bytes
+
+  // Fetch what belongs to column i: as much as a column of pairs, at most two cache lines.
+  template <typename Value>
+  void fetch(int64_t i) const {
+    __builtin_prefetch(from + i * step);
+    if constexpr (sizeof(Value) * kPair<Value> > 64) __builtin_prefetch(from + i * step + 64);
+  }
+};
 
 // Sums of `count` rows of pairs. A chain in place of an array, which compilers keep in memory instead of registers.
 template <typename Value, int count>

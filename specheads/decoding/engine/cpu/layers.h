@@ -24,6 +24,86 @@ std::pair<const SumOf<Value>*, int64_t> rows_of(
   return converted<SumOf<Value>, number>(from, memory.stride(2), count, memory.size(3), width);
 }
 
+constexpr int kKeys = 4, kQueries = 3;  // whose inner products are in work at a time: their sums fill the registers
+
+// to[k * stride] = the sum of sums[k], k < kKeys.
+template <typename Sum>
+inline void store_totals(const Vectorized<Sum>* sums, Sum* to) {
+#if defined(CPU_CAPABILITY_AVX512) || defined(CPU_CAPABILITY_AVX2)
+  if constexpr (std::is_same_v<Sum, float>) {
+    const auto half = [](__m256 x) { return x; };
+#if defined(CPU_CAPABILITY_AVX512)
+    const auto folded = [](__m512 x) { return _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1)); };
+#else
+    const auto folded = half;
+#endif
+    const __m256 first = _mm256_hadd_ps(folded(sums[0]), folded(sums[1])), second = _mm256_hadd_ps(folded(sums[2]), folded(sums[3]));
+    const __m256 both = half(_mm256_hadd_ps(first, second));
+    _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(both), _mm256_extractf128_ps(both, 1)));
+    return;
+  }
+#endif
+  for (int k = 0; k < kKeys; k++) to[k] = total_of(sums[k]);
+}
+
+// scores[q * stride + k] = the inner product of a query and a key, for `number` <= kQueries queries (number, size) and kKeys keys,
+// as rows that are key_stride apart. Not by the panels of products: keys would have to be transposed, which takes longer for few
+// queries. Each is summed in the same order, however many queries there are.
+template <typename Sum, int number>
+inline void inner_products(const Sum* queries, const Sum* keys, int64_t key_stride, int64_t size, Sum* scores, int64_t stride) {
+  using Vector = Vectorized<Sum>;
+  Vector sums[number][kKeys];
+#pragma GCC unroll 4
+  for (int q = 0; q < number; q++) {
+#pragma GCC unroll 4
+    for (int k = 0; k < kKeys; k++) sums[q][k] = Vector(Sum(0));
+  }
+  const int64_t whole = size / Vector::size() * Vector::size();
+  for (int64_t i = 0; i < whole; i += Vector::size()) {
+    Vector query[number];
+#pragma GCC unroll 4
+    for (int q = 0; q < number; q++) query[q] = Vector::loadu(queries + q * size + i);
+#pragma GCC unroll 4
+    for (int k = 0; k < kKeys; k++) {
+      const Vector key = Vector::loadu(keys + k * key_stride + i);
+#pragma GCC unroll 4
+      for (int q = 0; q < number; q++) sums[q][k] = at::vec::fmadd(query[q], key, sums[q][k]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int q = 0; q < number; q++) {
+    store_totals<Sum>(sums[q], scores + q * stride);
+    for (int64_t i = whole; i < size; i++) {
+      for (int k = 0; k < kKeys; k++) scores[q * stride + k] += queries[q * size + i] * keys[k * key_stride + i];
+    }
+  }
+}
+
+// The scores (rows, count) of queries (rows, size) and keys, whose rows are key_stride apart.
+template <typename Sum>
+void scores_of(
+    const Sum* queries, int64_t rows, const Sum* keys, int64_t key_stride, int64_t count, int64_t size, Sum* padded_keys, Sum* scores) {
+  for (int64_t place = 0; place < count; place += kKeys) {
+    const int64_t exist = std::min<int64_t>(kKeys, count - place);
+    const Sum* from = keys + place * key_stride;
+    int64_t stride = key_stride;
+    if (exist < kKeys) {  // the last ones: what lies behind them is not read
+      for (int64_t k = 0; k < kKeys; k++) std::copy_n(from + std::min(k, exist - 1) * key_stride, size, padded_keys + k * size);
+      from = padded_keys, stride = size;
+    }
+    for (int64_t row = 0; row < rows; row += kQueries) {
+      const int64_t number = std::min<int64_t>(kQueries, rows - row);
+      Sum block[kQueries * kKeys];
+      switch (number) {
+        case 1: inner_products<Sum, 1>(queries + row * size, from, stride, size, block, kKeys); break;
+        case 2: inner_products<Sum, 2>(queries + row * size, from, stride, size, block, kKeys); break;
+        default: inner_products<Sum, 3>(queries + row * size, from, stride, size, block, kKeys);
+      }
+      for (int64_t q = 0; q < number; q++) std::copy_n(block + q * kKeys, exist, scores + (row + q) * count + place);
+    }
+  }
+}
+
 // Scores plus a mask become probabilities.
 template <typename Sum>
 void softmax(Sum* scores, const Sum* mask, int64_t count) {
@@ -101,7 +181,7 @@ void rows_product(
   Sum block[kMostTokens<Sum> * kPair<Sum>];
   for (int64_t first = 0; first < num_rows; first += kMostTokens<Sum>) {
     const int64_t several = std::min<int64_t>(kMostTokens<Sum>, num_rows - first);
-    panel_product(several, panel, stride, rows + first * size, size, block);
+    panel_product(several, panel, stride, columns_ahead(panel, stride), rows + first * size, size, block);
     for (int64_t r = 0; r < several; r++) std::copy_n(block + r * kPair<Sum>, exist, result + (first + r) * width);
   }
 }
@@ -142,7 +222,7 @@ void attend(
   const int64_t heads = mask.size(1), tokens = mask.size(2), size = key.size(3), value_size = value.size(3);
   const int64_t shared = key.size(1), group = heads / shared, rows = group * tokens;
   const int64_t value_width = (value_size + kPair<Sum> - 1) / kPair<Sum> * kPair<Sum>;
-  const int64_t items = mask.size(0) * shared, pieces = std::min<int64_t>(rows, (at::get_num_threads() + items - 1) / items);
+  const int64_t items = mask.size(0) * shared, pieces = std::min<int64_t>(rows, (team.size() + items - 1) / items);
   const int64_t item_bytes = mask.size(3) * (size + value_width) * sizeof(Sum) * ((rows + pieces - 1) / std::max<int64_t>(1, pieces));
   team.each(items * pieces, std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, item_bytes)), [&](int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; item++) {
@@ -152,16 +232,12 @@ void attend(
       const auto [keys, key_stride] = rows_of<Value, 1>(key, memory_row, kv_head, count, size);
       const auto [values, value_stride] = rows_of<Value, 2>(value, memory_row, kv_head, count, value_width);
       Sum *scaled = scratch<Sum, 3>((next - first) * size), *scores = scratch<Sum, 4>((next - first) * count);
-      Sum *panel = scratch<Sum, 5>(size * kPair<Sum>), *added = scratch<Sum, 6>(count);
+      Sum *padded_keys = scratch<Sum, 5>(size * kKeys), *added = scratch<Sum, 6>(count);
       Sum* sums = scratch<Sum, 14>((next - first) * value_width);
       for (int64_t row = first; row < next; row++) {
         query(batch, kv_head * group + row / tokens, row % tokens, scaled + (row - first) * size);
       }
-      for (int64_t place = 0; place < count; place += kPair<Sum>) {
-        const int64_t exist = std::min<int64_t>(kPair<Sum>, count - place);
-        at::vec::transpose_mxn<Sum>(keys + place * key_stride, key_stride, panel, kPair<Sum>, exist, size);
-        rows_product(panel, kPair<Sum>, scaled, next - first, size, scores + place, count, exist);
-      }
+      scores_of(scaled, next - first, keys, key_stride, count, size, padded_keys, scores);
       for (int64_t row = first; row < next; row++) {
         const Sum* added_to = mask.row(batch, kv_head * group + row / tokens, row % tokens, count, added);
         softmax<Sum>(scores + (row - first) * count, added_to, count);
@@ -217,6 +293,8 @@ AtenTensorHandle masked_attention(
 }
 
 // Decoder layers.
+
+constexpr int64_t kTokenGrain = 4;  // tokens whose norms or rotations a further thread takes
 
 // The tensors of a layer as Llama has them. Maps are packed; panels of gate and up alternate.
 struct Layer {
@@ -303,23 +381,28 @@ void decoder_layer_into(
       for (int64_t j = 0; j < exist; j++) to[j] = bias ? block[j] + static_cast<Sum>(bias[row + j]) : block[j];
     }
   };
-  const auto rotate_and_keep = [&] {
-    for (int64_t b = 0; b < batch; b++) {
-      for (int64_t t = 0; t < count; t++) {
-        Sum* from = projected + (b * count + t) * width;
-        const int64_t angle = (b % cosine.size(0) * count + t) * head_size;
-        for (int64_t head = 0; head < heads; head++, from += head_size) {
-          rotate<Value>(from, cosines + angle, sines + angle, head_size, static_cast<Sum>(layer.scale), from);
-        }
-        for (int64_t head = 0; head < shared; head++, from += head_size) {
-          rotate<Value>(from, cosines + angle, sines + angle, head_size, Sum(1), memory_of(to_keys, keys, b, head, t));
-        }
-        for (int64_t head = 0; head < shared; head++, from += head_size) {
-          Value* value = memory_of(to_values, values, b, head, t);
-          for (int64_t i = 0; i < head_size; i++) value[i] = static_cast<Value>(from[i]);
-        }
+  const auto rotate_and_keep = [&](int64_t begin, int64_t end) {
+    for (int64_t token = begin; token < end; token++) {
+      const int64_t b = token / count, t = token % count;
+      Sum* from = projected + token * width;
+      const int64_t angle = (b % cosine.size(0) * count + t) * head_size;
+      for (int64_t head = 0; head < heads; head++, from += head_size) {
+        rotate<Value>(from, cosines + angle, sines + angle, head_size, static_cast<Sum>(layer.scale), from);
+      }
+      for (int64_t head = 0; head < shared; head++, from += head_size) {
+        rotate<Value>(from, cosines + angle, sines + angle, head_size, Sum(1), memory_of(to_keys, keys, b, head, t));
+      }
+      for (int64_t head = 0; head < shared; head++, from += head_size) {
+        Value* value = memory_of(to_values, values, b, head, t);
+        for (int64_t i = 0; i < head_size; i++) value[i] = static_cast<Value>(from[i]);
       }
     }
+  };
+  // Norms and rotations of one token are too short to share.
+  const auto normed_by = [&](const auto* from, const Value* weight) {
+    return [=](int64_t begin, int64_t end) {
+      norm_into<Value>(from + begin * size, weight, end - begin, size, layer.epsilon, normed + begin * size);
+    };
   };
   const auto query = [&](int64_t b, int64_t head, int64_t t, Sum* to) {
     std::copy_n(projected + (b * count + t) * width + head * head_size, head_size, to);
@@ -343,12 +426,12 @@ void decoder_layer_into(
     };
   };
   Team::run(true, [&](Team& team) {
-    team.once([&] { norm_into<Value>(residual, norm, tokens, size, layer.epsilon, normed); });
+    team.each(tokens, kTokenGrain, normed_by(residual, norm));
     for_panels<Value>(team, layer.queries_keys_values, 1, normed, tokens, project);
-    team.once(rotate_and_keep);
+    team.each(tokens, kTokenGrain, rotate_and_keep);
     attend<Value>(team, keys, values, mask, places, query, store);
     for_panels<Value>(team, layer.output, 1, attended, tokens, adding(residual, middle));
-    team.once([&] { norm_into<Value>(middle, mlp_norm, tokens, size, layer.epsilon, normed); });
+    team.each(tokens, kTokenGrain, normed_by(middle, mlp_norm));
     for_panels<Value>(team, layer.gate_up, 2, normed, tokens, activate);
     for_panels<Value>(team, layer.down, 1, activated, tokens, adding(middle, results));
   });

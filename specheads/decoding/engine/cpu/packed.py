@@ -130,10 +130,11 @@ class _PackedLayer(_Packed):
         **options: Any,
     ) -> Tensor:
         """Return the output (B, T, H) of the layer for hidden states (B, T, H)."""
-        if attention_mask is None or position_embeddings is None or past_key_values is None:  # not a step on static memory
+        layers = () if past_key_values is None else past_key_values.layers
+        memory: Any = layers[layer.self_attn.layer_idx] if layers else None
+        if attention_mask is None or position_embeddings is None or memory is None or not memory.is_initialized:
             options |= {"position_embeddings": position_embeddings, "past_key_values": past_key_values}
             return type(layer).forward(layer, hidden, attention_mask=attention_mask, **options)
-        memory: Any = past_key_values.layers[layer.self_attn.layer_idx]
         in_rows = isinstance(memory, RowsLayer)
         start_and_rows = (memory.places.positions, memory.places.rows) if in_rows else (memory.start, None)
         return torch.ops.specheads.decoder_layer(
@@ -259,6 +260,12 @@ def _sharing(module: Any, packed: dict[nn.Module, tuple[Any, int]], made: dict[n
             copied, number = packed[module]
             new.forward = partial(copied.compute, number, new)
     return made[module]
+
+
+def has_packed_layers(model: Any) -> bool:
+    """Whether every layer of a model is one operator on packed copies."""
+    num_layers = model.config.get_text_config().num_hidden_layers
+    return sum(map(_is_layer, model.modules())) == num_layers
 
 
 def packed_model(lm: LanguageModel, others: Sequence[nn.Module]) -> PackedModel | None:

@@ -12,14 +12,15 @@
 namespace specheads_kernels __attribute__((visibility("hidden"))) {
 
 template <typename Value, int kTokens>
-void product_of(const Value* panel, int64_t stride, const InputOf<Value>* x, int64_t size, SumOf<Value>* block) {
+void product_of(
+    const Value* panel, int64_t stride, Ahead ahead, const InputOf<Value>* x, int64_t size, SumOf<Value>* block) {
 #if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__)
   if constexpr (kMultipliesPairs<Value>) {
     PairSums<kTokens> sums;
     for (int64_t i = 0; i < size; i += 2) {
       const Value* columns = panel + i * stride;
-      prefetch(columns + kPrefetchBytes / sizeof(Value));
-      prefetch(columns + kPair<Value> + kPrefetchBytes / sizeof(Value));
+      ahead.fetch<Value>(i);
+      ahead.fetch<Value>(i + 1);
       sums.add(_mm512_loadu_si512(columns), _mm512_loadu_si512(columns + kPair<Value>), x + i, size);
     }
     sums.store(block, kPair<Value>);
@@ -30,7 +31,7 @@ void product_of(const Value* panel, int64_t stride, const InputOf<Value>* x, int
   Sums<Value, kTokens> sums;
   for (int64_t i = 0; i < size; i++) {
     const Value* column = panel + i * stride;
-    prefetch(column + kPrefetchBytes / sizeof(Value));
+    ahead.fetch<Value>(i);
     Vector first, second;
     load_pair(column, first, second);
     if constexpr (!kMultipliesPairs<Value>) sums.add(first, second, x + i, size);
@@ -50,8 +51,14 @@ void product_of_several(int64_t tokens, Arguments... arguments) {
 // apart. Not inlined: there is code for every number of tokens.
 template <typename Value>
 __attribute__((noinline)) void panel_product(
-    int64_t tokens, const Value* panel, int64_t stride, const InputOf<Value>* x, int64_t size, SumOf<Value>* block) {
-  product_of_several<Value>(tokens, panel, stride, x, size, block);
+    int64_t tokens, const Value* panel, int64_t stride, Ahead ahead, const InputOf<Value>* x, int64_t size, SumOf<Value>* block) {
+  product_of_several<Value>(tokens, panel, stride, ahead, x, size, block);
+}
+
+// What a product fetches that reads its panel for the first time.
+template <typename Value>
+Ahead columns_ahead(const Value* panel, int64_t stride) {
+  return {reinterpret_cast<const char*>(panel) + kPrefetchBytes, static_cast<int64_t>(stride * sizeof(Value))};
 }
 
 // Panels of one packed weight.
@@ -81,7 +88,11 @@ void for_panels(
         const int64_t first = tokens * piece / pieces, several = tokens * (piece + 1) / pieces - first;
         for (int64_t i = 0; i < together; i++) {
           const Value* panel = weight + (number + i) * kPair<Value> * size;
-          panel_product(several, panel, kPair<Value>, rows + first * size, size, blocks + i * several * kPair<Value>);
+          // One piece fetches what it reads itself a little later. Several share the next panel, so that memory is never idle.
+          const char* next = reinterpret_cast<const char*>(panel + together * kPair<Value> * size);
+          const int64_t share = kPair<Value> * sizeof(Value) / pieces;
+          const Ahead ahead = pieces == 1 ? columns_ahead(panel, kPair<Value>) : Ahead{next + piece * size * share, share};
+          panel_product(several, panel, kPair<Value>, ahead, rows + first * size, size, blocks + i * several * kPair<Value>);
         }
         finish(number, first, several, blocks);
       }
