@@ -90,11 +90,17 @@ def response_rows(shard: Shard, responses: Sequence[Response], labels: Sequence[
     ]
 
 
-def label_rows(pair: Pair, shard: Shard, responses: Sequence[Response], settings: "Generation") -> list[dict]:
-    """Return the rows of one shard with drafted tokens and their labels."""
+def label_rows(
+    pair: Pair,
+    shard: Shard,
+    responses: Sequence[Response],
+    settings: "Generation",
+    advance: Callable[[int], object] = lambda rows: None,
+) -> list[dict]:
+    """Return the rows of one shard with drafted tokens and their labels; `advance` as in `label_responses`."""
     ids, answers = [ids for _, ids in shard.prompts], [response.ids for response in responses]
     uniform = np.stack([uniforms_of(settings, prompt.prompt_id, shard.sample)[1:] for prompt, _ in shard.prompts])
-    return response_rows(shard, responses, label_responses(pair, ids, answers, uniform, settings.warp))
+    return response_rows(shard, responses, label_responses(pair, ids, answers, uniform, settings.warp, advance))
 
 
 def uniforms_of(settings: "Generation", prompt_id: str, sample: int) -> np.ndarray:
@@ -116,15 +122,18 @@ def label_responses(
     responses: Sequence[Sequence[int]],
     uniform: np.ndarray,
     warp: Warp,
+    advance: Callable[[int], object] = lambda rows: None,
 ) -> list[dict[str, list]]:
     """Return the labels of each response by the names of their columns, LABELS.
 
     Args:
+        advance: takes how much more is done, in responses of mean length: short ones come first.
         prompts, responses: token ids per row; responses are not empty.
         uniform: (B, samples, >= longest response) in [0, 1), one number per drafted token.
     """
     results: dict[int, dict[str, list]] = {}  # the key is the row
-    for rows in batches_of_tokens([len(p) + len(r) for p, r in zip(prompts, responses, strict=True)], BATCH_TOKENS):
+    lengths, told, done = [len(p) + len(r) for p, r in zip(prompts, responses, strict=True)], 0, 0
+    for rows in batches_of_tokens(lengths, BATCH_TOKENS):
         texts = [[*prompts[row], *responses[row]] for row in rows]
         where = [(i, index) for i, row in enumerate(rows) for index in range(len(prompts[row]), len(texts[i]))]
         uniforms = np.concatenate([uniform[row, :, : len(responses[row])] for row in rows], axis=1)
@@ -132,6 +141,9 @@ def label_responses(
         ends = np.cumsum([len(responses[row]) for row in rows])[:-1]
         for row, *parts in zip(rows, *(np.split(column, ends, axis=-1) for column in columns), strict=True):
             results[row] = {name: part.tolist() for name, part in zip(LABELS, parts, strict=True)}
+        done += sum(lengths[row] for row in rows)
+        advance(len(prompts) * done // sum(lengths) - told)
+        told = len(prompts) * done // sum(lengths)
     return [results[row] for row in range(len(prompts))]
 
 

@@ -177,8 +177,7 @@ class LabelStage(Stage):
             shard = self.shards[name]
             responses = self._read(name, shard)
             with computing_with(self._operations):
-                self.store.write(name, label_rows(self.pair, shard, responses, self.settings))
-            advance(len(responses))
+                self.store.write(name, label_rows(self.pair, shard, responses, self.settings, advance))
 
     def _read(self, name: str, shard: Shard) -> list[Response]:
         path = self.responses.folder / name

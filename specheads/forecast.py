@@ -13,14 +13,14 @@ logger = logging.getLogger(__name__)
 
 
 class Forecast:
-    """Logs the remaining time after `first` seconds of the work, and again each time that as many have passed as before.
+    """Logs what is done, the pace and the remaining time after `first` seconds of the work, and then every `every` seconds.
 
     The first update only starts the clock: what comes before it, such as compilation, does not repeat. The pace is that of the
     last half of the time, as steps may become slower or faster.
     """
 
-    def __init__(self, what: str, first: float = 10.0) -> None:
-        self.what, self.due = what, first
+    def __init__(self, what: str, first: float = 10.0, every: float = 30.0) -> None:
+        self.what, self.due, self.every = what, first, every
         self.start: float | None = None
         self.points: deque[tuple[float, float]] = deque()  # times, and what was done then
 
@@ -34,10 +34,10 @@ class Forecast:
             self.points.popleft()
         seconds, progress = now - self.points[0][0], done - self.points[0][1]
         if progress > 0 and done < total and now - self.start >= self.due:
-            left = timedelta(seconds=round((total - done) * seconds / progress))
-            logger.info("%s: %s of %s, about %s to go", self.what, f"{done:,.0f}", f"{total:,.0f}", left)
-            while self.due <= now - self.start:
-                self.due *= 2
+            left, pace = timedelta(seconds=round((total - done) * seconds / progress)), progress / seconds
+            shown = f"{pace:,.1f} a second" if pace >= 1 else f"{1 / pace:,.1f} seconds each"
+            logger.info("%s: %s of %s, %s, about %s to go", self.what, f"{done:,.0f}", f"{total:,.0f}", shown, left)
+            self.due = now - self.start + self.every
 
 
 @contextmanager

@@ -10,7 +10,14 @@ ROOT = Path(__file__).parents[1]
 CODE = ("specheads", "data_gen", "train.py", "evaluate.py")
 # Low to high: a module may import from its own layer and from those below. A name stands for the modules in it, too.
 LAYERS = (
-    ("specheads.errors", "specheads.forecast", "specheads.interrupts", "specheads.processes", "specheads.settings"),
+    (
+        "specheads.errors",
+        "specheads.forecast",
+        "specheads.interrupts",
+        "specheads.load",
+        "specheads.processes",
+        "specheads.settings",
+    ),
     ("specheads.storage",),
     ("specheads.pair",),
     ("specheads.prompts",),

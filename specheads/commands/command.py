@@ -30,6 +30,7 @@ from specheads.commands.help import check_experiment, composition_error, help_te
 from specheads.commands.main import EXIT_USER_ERROR
 from specheads.commands.run_folders import may_resume, register_resolver
 from specheads.errors import UserError, user_error
+from specheads.load import warn_if_busy
 from specheads.pair.config import PairConfig, config_folder
 from specheads.processes import Processes, is_first_process
 from specheads.prompts.data_set_source import DatasetSource
@@ -107,6 +108,7 @@ class Command:
                 if processes.local_rank < torch.cuda.device_count():
                     torch.cuda.set_device(processes.local_rank)
             if run_folders.begin():
+                warn_if_busy()
                 folder = Path(HydraConfig.get().runtime.output_dir)
                 # Reports, logs and commands repeat it.
                 cfg.paths.run = str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)

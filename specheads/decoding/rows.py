@@ -20,6 +20,7 @@ from specheads.decoding.engine import Engine, compile_ahead
 from specheads.decoding.records import DecodeStats, Generation, Round
 from specheads.decoding.step_inputs import PromptReader
 from specheads.errors import UserError
+from specheads.load import adapt_threads, threads_by_load
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Uniforms, nan_message
 
@@ -263,8 +264,9 @@ class RowsDecoder:
                 decoding = sorted([*decoding, *started], key=lambda row: row.place)  # memory's order saves copies
             if not decoding:
                 return
-            with torch.no_grad():
+            with torch.no_grad(), threads_by_load():
                 self._take_round(decoding, ends)
+                adapt_threads()
             yield decoding
             if ended := [row.place for row in decoding if row.has_ended]:
                 free += ended

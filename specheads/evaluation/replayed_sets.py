@@ -50,8 +50,12 @@ def record_sets(
     with computing_with(bulk_operations(recorder.pair.draft_lm.device)):
         with progress("recording", total) as advance:
             folders = [recorder.record(prompts, advance) for prompts in sets.values()]
-        with progress("predicting", (bool(named) + bool(ground_truth)) * total) as advance:
-            names = [add_predictions(folder, recorder.pair, named, ground_truth, advance) for folder in folders]
+        names: list[list[str]] = [[] for _ in folders]
+        for what, some, truth in (("heads", named, False), ("the target", {}, ground_truth)):  # one takes longer than the other
+            if some or truth:
+                with progress(f"predicting by {what}", total) as advance:
+                    for folder, of_folder in zip(folders, names, strict=True):
+                        of_folder += add_predictions(folder, recorder.pair, some, truth, advance)
     return dict(zip(sets, map(load_recording, folders, names), strict=True))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
+import torch
 
 from specheads.decoding.decoder import Baseline, SpeculativeDecoder
 from specheads.decoding.engine import compile_ahead
@@ -15,6 +16,7 @@ from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate
 from specheads.evaluation.report import MEASURED, LiveRow
 from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.settings import Evaluation
+from specheads.load import NOTABLE, OthersLoad
 from specheads.pair.pair import Pair
 from specheads.replay.cost import CostFit, RoundTimes, fit_costs
 from specheads.replay.replay import rounds_by_length
@@ -37,12 +39,19 @@ class Measured:
     stats: list[DecodeStats] = field(default_factory=list)
     rounds: list[list[list[float]]] = field(default_factory=list)
     responses: list[list[list[int]]] = field(default_factory=list)  # their tokens; empty where they are not kept
+    # Of each prompt, the cores that other processes took from this one while all settings decoded it, and its seconds.
+    load: list[tuple[float, float]] = field(default_factory=list)
 
     @property
     def pace(self) -> np.ndarray:
         """The seconds of each round (rounds,), for each of its tokens."""
         tokens, _, _, *seconds = np.array([numbers for prompt in self.rounds for numbers in prompt]).T
         return sum(seconds) / tokens
+
+    @property
+    def cores_taken(self) -> float:
+        """The mean number of cores that other processes took from this one."""
+        return sum(cores * seconds for cores, seconds in self.load) / max(1e-9, sum(seconds for _, seconds in self.load))
 
     @property
     def token_seconds(self) -> np.ndarray:
@@ -102,6 +111,7 @@ class Sweep:
             for decoded, stats, rounds in zip(measured, entry["stats"], entry["rounds"], strict=True):
                 decoded.stats.append(DecodeStats.total([DecodeStats(**part) for part in stats]))
                 decoded.rounds.append(rounds)
+                decoded.load.append(entry["load"])
             for decoded, responses in zip(measured, entry.get("responses", ()), strict=self.keeps_responses):
                 decoded.responses.append(responses)
         return measured
@@ -112,6 +122,7 @@ class Sweep:
         """Return the results of every setting for prompt `number`: `rounds`, and of each repeat `stats` and what else is kept."""
         names = ["responses"] * self.keeps_responses
         kept: Entry = {name: [[] for _ in decoders] for name in ("stats", "rounds", *names)}
+        load, start = OthersLoad(), time.perf_counter()
         for repeat in range(self.settings.repeats):
             seed = response_seed(self.settings.seed, number, repeat)
             for turn in range(len(decoders)):
@@ -125,7 +136,7 @@ class Sweep:
                 if self.keeps_responses:
                     kept["responses"][index].append(generation.tokens.tolist())
                 on_generation(1)
-        return kept
+        return kept | {"load": (load.taken(torch.get_num_threads()), time.perf_counter() - start)}
 
     def _decoders(self, settings: Sequence[Candidate], prompts: Sequence[Sequence[int]]) -> list[Decoder]:
         """Return one decoder per setting; all share memory that is large enough for the longest drafts."""
@@ -142,7 +153,6 @@ def response_seed(seed: int, number: int, repeat: int) -> int:
     return int(np.random.SeedSequence([seed, number, repeat]).generate_state(1)[0])
 
 
-LEAST_R_SQUARED = 0.9  # the least over responses that a fit had not seen
 LARGEST_SPREAD = 1.2  # mean over median of the target's steps
 LARGEST_HALF_WIDTH = 0.1  # half of a speed's 95 % interval, as a share of the speed
 FEWEST_GROUPS = 8  # an interval over fewer groups of prompts means nothing
@@ -155,15 +165,14 @@ def doubts_of(alone: Measured, fit: CostFit, live: Sequence[LiveRow], num_groups
     `num_groups` is the number of groups of prompts (files, where prompts come from files) that intervals are over.
     """
     busy, more = "The machine was busy", "decode more (num_live_prompts=)"
+    if alone.cores_taken > NOTABLE:
+        yield f"{busy}: other processes took {alone.cores_taken:.1f} of its cores while it decoded; {REMEDY}."
     spread = alone.pace.mean() / np.median(alone.pace)
     if spread > LARGEST_SPREAD:
         what = f"a step of the target alone took {spread:.2f} times its median on average"
         yield f"{busy}: {what}, normally at most {LARGEST_SPREAD}; {REMEDY}."
     if fit.r_squared is None:
         yield f"Too few responses were decoded to tell how well costs explain their times; {more}."
-    elif fit.r_squared < LEAST_R_SQUARED:
-        what = f"{fit.r_squared:.2f} of the variance of the times of responses that they were not fitted to"
-        yield f"{busy}: the fitted costs explain {what} (R², normally at least {LEAST_R_SQUARED}); {REMEDY}."
     if not fit.costs.draft_seconds and any(rule.step_seconds for rule in fit.rules.values()):
         yield f"{busy}: no cost of a draft step could be told from these rounds; {REMEDY}."
     if num_groups < FEWEST_GROUPS:

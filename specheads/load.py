@@ -1,0 +1,109 @@
+"""How busy other processes keep this machine, by Linux's counters: what they leave decides threads and what times are worth.
+
+Threads that share a loop wait for each other, so that a core which another process has too slows all of them: on two cores, next
+to one busy process, two threads decode at 26 % of their speed alone and one thread at 57 %; next to two of them at 9 and 37 %.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+_COUNTERS = Path("/proc/stat")
+_SECONDS = 1.0  # between two looks at the counters while it decodes
+_ROUNDING = 0.3  # of a core that others may use of one that a thread still takes
+NOTABLE = 0.25  # cores that others take from this process, from which on its times are not those of a quiet machine
+
+
+class OthersLoad:
+    """The cores that other processes keep busy, niced ones left out: they make room."""
+
+    def __init__(self) -> None:
+        self.cores, self._busy, self._wall, self._own = _counters()
+
+    def next(self) -> float:
+        """Return their mean number since the last call, at least 0; 0 where there are no counters."""
+        (self.cores, busy, wall, own), before = _counters(), (self._busy, self._wall, self._own)
+        self._busy, self._wall, self._own = busy, wall, own
+        seconds = wall - before[1]
+        return max(0.0, (busy - before[0] - (own - before[2])) / seconds) if seconds > 0 and busy else 0.0
+
+    def taken(self, threads: int) -> float:
+        """Return how many of the cores that so many threads would use were busy since the last call."""
+        return max(0.0, self.next() - max(0, self.cores - threads))
+
+
+def _counters() -> tuple[int, float, float, float]:
+    """Return the number of cores, and seconds: all cores' busy ones, those of the clock, and this process's busy ones."""
+    now, own = time.perf_counter(), sum(os.times()[:2])
+    try:
+        lines = _COUNTERS.read_text().splitlines()
+    except OSError:
+        return os.cpu_count() or 1, 0.0, now, own
+    user, _, system, _, _, interrupts, others, stolen = map(int, lines[0].split()[1:9])
+    number = sum(line.startswith("cpu") for line in lines) - 1
+    return number, (user + system + interrupts + others + stolen) / os.sysconf("SC_CLK_TCK"), now, own
+
+
+_since_start = OthersLoad()
+
+
+def warn_if_busy() -> None:
+    """Say once, before long work, how much longer it will take than alone, by the load since this process began."""
+    cores, others = _since_start.cores, _since_start.next()
+    if cores - others < cores - NOTABLE:
+        how = "other processes keep %.1f of %d cores busy: expect up to %.1f times the time that a quiet machine takes"
+        logger.warning(how, others, cores, cores / max(0.75, cores - others))
+
+
+class _Threads:
+    """The threads of torch in this process, fewer while others keep cores busy."""
+
+    def __init__(self) -> None:
+        self.load, self.due, self.most, self.now, self.told = OthersLoad(), 0.0, 0, 0, False
+
+    def adapt(self) -> None:
+        """Look at the counters, if a second has passed since the last look, and set the number of threads."""
+        now = time.perf_counter()
+        if now < self.due:
+            return
+        import torch
+
+        is_first, self.due = now - self.due > _SECONDS, now + _SECONDS
+        others = self.load.next()
+        if is_first:  # what passed before was not decoding
+            return
+        self.now = max(1, min(self.most, int(self.load.cores - others + _ROUNDING)))
+        if self.now != torch.get_num_threads():
+            torch.set_num_threads(self.now)
+        if self.now < self.most and not self.told:
+            self.told = True
+            how = "other processes keep %.1f of %d cores busy: it decodes with %d of %d threads while they do"
+            logger.info(how, others, self.load.cores, self.now, self.most)
+
+
+_threads = _Threads()
+
+
+@contextmanager
+def threads_by_load() -> Iterator[None]:
+    """Run the block with as many threads as the last looks at the counters leave; `adapt_threads` looks again."""
+    import torch
+
+    most = torch.get_num_threads()
+    if most != _threads.most:  # a user's choice
+        _threads.most = _threads.now = most
+    if _threads.now != most:
+        torch.set_num_threads(_threads.now)
+    try:
+        yield
+    finally:
+        if torch.get_num_threads() != most:
+            torch.set_num_threads(most)
+
+
+adapt_threads = _threads.adapt

@@ -1,0 +1,90 @@
+"""What other processes leave of a machine, by counters that the tests write."""
+
+import logging
+import os
+import time
+
+import pytest
+import torch
+
+from specheads import load
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """A machine of four cores: a function that lets seconds pass in which all processes and this one keep cores busy."""
+    now, own, busy = [100.0], [0.0], [0.0]
+    counters = tmp_path / "stat"
+
+    def passes(seconds, all_cores, own_cores, niced=0.0):
+        now[0] += seconds
+        own[0] += own_cores * seconds
+        busy[0] += all_cores * seconds
+        numbers = [round(busy[0] * TICKS), round(niced * TICKS), 0, 10**6, 0, 0, 0, 0, 0, 0]
+        lines = [f"cpu  {' '.join(map(str, numbers))}", *(f"cpu{n} 0 0 0 0 0 0 0 0 0 0" for n in range(4)), "intr 1"]
+        counters.write_text("\n".join(lines))
+
+    passes(0, 0, 0)
+    monkeypatch.setattr(load, "_COUNTERS", counters)
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(os, "times", lambda: (own[0], 0.0, 0.0, 0.0, 0.0))
+    return passes
+
+
+@pytest.fixture
+def threads(monkeypatch):
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    monkeypatch.setattr(load, "_threads", load._Threads())
+    yield load._threads
+    torch.set_num_threads(before)
+
+
+def test_others_keep_busy_what_this_process_does_not(machine):
+    others = load.OthersLoad()
+    machine(2, all_cores=3.5, own_cores=2, niced=9)  # niced processes make room
+    assert others.cores == 4 and others.next() == pytest.approx(1.5, abs=0.01)
+    machine(1, all_cores=1, own_cores=1.2)
+    assert others.next() == 0
+    machine(1, all_cores=3, own_cores=1)
+    assert others.taken(threads=3) == pytest.approx(1)  # of two busy cores one is left over
+
+
+def test_without_counters_nothing_is_known(machine, monkeypatch, tmp_path):
+    monkeypatch.setattr(load, "_COUNTERS", tmp_path / "none")
+    others = load.OthersLoad()
+    machine(1, 4, 1)
+    assert others.next() == 0
+
+
+@pytest.mark.parametrize(("others", "expected"), [(0.1, 4), (0.25, 4), (0.6, 3), (2.0, 2), (3.3, 1), (3.9, 1)])
+def test_threads_are_as_many_as_cores_are_left(machine, threads, caplog, others, expected):
+    caplog.set_level(logging.INFO)
+    for _ in range(3):
+        with load.threads_by_load():
+            machine(1.1, others + 0.1, 0.1)
+            threads.adapt()
+        assert torch.get_num_threads() == 4  # outside, a user's number
+    with load.threads_by_load():
+        assert torch.get_num_threads() == expected
+    assert len(caplog.messages) == (expected < 4)
+    for _ in range(3):
+        with load.threads_by_load():
+            machine(1.1, 0.1, 0.1)
+            threads.adapt()
+    with load.threads_by_load():
+        assert torch.get_num_threads() == 4
+
+
+def test_long_work_on_a_busy_machine_is_announced(machine, monkeypatch, caplog):
+    monkeypatch.setattr(load, "_since_start", load.OthersLoad())
+    machine(2, 1.1, 1.0)
+    load.warn_if_busy()
+    assert not caplog.messages
+    machine(2, 3, 1)
+    load.warn_if_busy()
+    assert caplog.messages == [
+        "other processes keep 2.0 of 4 cores busy: expect up to 2.0 times the time that a quiet machine takes"
+    ]
