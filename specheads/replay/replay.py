@@ -179,6 +179,7 @@ class _Walk:
 
     def __init__(self, recording: Recording, rules: Sequence[StoppingRule]) -> None:
         self.recording, self.rules, self.rule, self.num_rules = recording, rules, rules[0], len(rules)
+        self.learns = any(type(rule).learn is not StoppingRule.learn for rule in rules)
         rows_per_rule = recording.num_samples * recording.num_prompts
         row = torch.arange(self.num_rules * rows_per_rule)
         self.which, self.sample = row // rows_per_rule, row // recording.num_prompts % recording.num_samples
@@ -233,18 +234,26 @@ class _Walk:
         left = self.recording.lengths[self.prompt[rows]] - self.start[rows]
         tokens = torch.minimum(accepted + 1, left)
         self._keep(rows, drafted, accepted, tokens)
-        which = self.which[rows]
-        for number in which.unique().tolist():  # rules with one compile key step alike, but each learns in its own way
-            of_rule = which == number
-            self._end_rounds_of(self.rules[number], rows[of_rule], drafted[of_rule], accepted[of_rule])
+        if not self.learns:
+            self._end_rounds_of(self.rule, rows, drafted, accepted)
+        else:  # rules with one compile key step alike, but each learns in its own way
+            which = self.which[rows]
+            for number in which.unique().tolist():
+                of_rule = which == number
+                self._end_rounds_of(self.rules[number], rows[of_rule], drafted[of_rule], accepted[of_rule])
         self.start[rows] += tokens
         self.drafted[rows], self.depth[rows] = 0, -1
         self._skip_last_tokens()
 
     def _end_rounds_of(self, rule: StoppingRule, rows: Tensor, drafted: Tensor, accepted: Tensor) -> None:
         """Pass outcomes to a rule, and begin the next rounds of its rows."""
-        after = rule.start_round(rule.end_round(tree_map(lambda value: value[rows], self.state), drafted, accepted))
-        self.state = tree_map(lambda value, new: value.index_copy(0, rows, new.to(value.dtype)), self.state, after)
+        before = tree_map(lambda value: value[rows], self.state)
+        after = rule.start_round(rule.learn(before, drafted, accepted))  # each of these rounds has drafted
+
+        def changed(value: Tensor, old: Tensor, new: Tensor) -> Tensor:
+            return value if new is old else value.index_copy(0, rows, new.to(value.dtype))
+
+        self.state = tree_map(changed, self.state, before, after)
 
     def _skip_last_tokens(self) -> None:
         """Drop rows that are done; where one token is left to the limit, the target emits it without a draft."""

@@ -16,6 +16,7 @@ from specheads.decoding.stopping import MAX_TOKENS
 from specheads.training.heads.settings import checked_share
 
 COLUMNS = ("prompt_ids", "response_ids", "draft_ids", "accept_prob", "overlap", "more_draft_ids", "more_accept_prob")
+MOST_KEPT = 10_000  # rows that stay in memory, about 10 KiB each: reading one takes longer than a step takes for it
 ROUND_COLUMNS = ("response_draft_logprob", "response_target_logprob")
 
 
@@ -59,6 +60,7 @@ class MixedResponses(Dataset):
         self.response_share = checked_share(predicts, response_share)
         columns = [*COLUMNS, *(ROUND_COLUMNS if in_rounds else ())]
         self.rows = rows.with_format("numpy", columns=columns) if hasattr(rows, "with_format") else rows
+        self._kept: dict[int, Mapping[str, Any]] = {}
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -86,7 +88,9 @@ class MixedResponses(Dataset):
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
         epoch, number = key
-        row = self.rows[number]
+        row = self._kept.get(number) or self.rows[number]
+        if len(self._kept) < MOST_KEPT:
+            self._kept[number] = row
         response, samples = np.asarray(row["response_ids"]), _samples_of(row)
         drafted, accept_prob = samples[epoch % len(samples)]
         kept = np.random.default_rng([self.seed, epoch, number]).random(len(response)) < self.response_share
