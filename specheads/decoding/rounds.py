@@ -229,9 +229,6 @@ class ChainRounds(Rounds):
             tokens, discarded = [*result.draft_tokens[:num_accepted], result.next_token], row.num_drafted - num_accepted
             rounds.append(Round(tokens, row.num_drafted, num_accepted, discarded, row.num_draft_calls))
         self._counts.send()
-        if self.verifier.is_single:  # without asking on the device which rows have drafted
-            rule = drafter.rule
-            drafter.state = rule.learn(drafter.state, *self._outcome) if rows[0].num_drafted else drafter.state
-        else:
+        if drafter.rule.learns:
             drafter.state = drafter.rule.end_round(drafter.state, *self._outcome)
         return rounds

@@ -109,17 +109,15 @@ class ChainVerifier:
     def __init__(self, engine: Engine, step: VerifyStep, most: int) -> None:
         """`most`: the length of the longest chain."""
         self.rule, self._engine, self.memory, self._most = step.rule, engine, step.memory, most
-        self.is_single, device = engine.num_rows == 1, engine.lm.device
-        self.step: Any = (
-            engine.compiled_step(step, all_logits=True) if self.is_single else RowsStep(engine, _RowsVerifyStep(step))
-        )
+        self._single, device = engine.num_rows == 1, engine.lm.device
+        self.step: Any = engine.compiled_step(step, all_logits=True) if self._single else RowsStep(engine, _RowsVerifyStep(step))
         self._lengths = HostNumbers((3,), device)  # a single row's numbers
         self.state: Any = self.rule.start_prompt(engine.num_rows, device)
 
     def warm_up(self) -> None:
         """Prepare the engine for all that verification runs."""
         engine = self._engine
-        if self.is_single:
+        if self._single:
             counts = sorted({engine.padded(count) for count in range(1, engine.padded(self._most + 1) + 1)})
             uniforms = torch.zeros(2, dtype=torch.float64, device=engine.lm.device)
             engine.warm_up(self.step, counts, uniforms, self._lengths.tensor, self.state)
@@ -135,7 +133,7 @@ class ChainVerifier:
     def start(self, rows: Sequence[Row]) -> None:
         """Begin other prompts in some rows of the memory."""
         new = self.rule.start_prompt(len(rows), self._engine.lm.device)
-        self.state = new if self.is_single else with_rows(self.state, [row.place for row in rows], new)
+        self.state = new if self._single else with_rows(self.state, [row.place for row in rows], new)
 
     def verify(self, rows: Sequence[Row], planned: Sequence[int]) -> tuple[list[StepResult], Tensor]:
         """Verify the draft of each row; return the outcomes, and the target's states (n, H) that next tokens were decided from.
@@ -143,7 +141,7 @@ class ChainVerifier:
         Args:
             planned: tokens that each row would have drafted whatever they are; 0: their number depends on them.
         """
-        return (self._verify_single if self.is_single else self._verify_rows)(rows, planned)
+        return (self._verify_single if self._single else self._verify_rows)(rows, planned)
 
     def _verify_single(self, rows: Sequence[Row], planned: Sequence[int]) -> tuple[list[StepResult], Tensor]:
         row, engine, base, count = rows[0], self._engine, self._engine.length, rows[0].num_drafted

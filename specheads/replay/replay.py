@@ -179,7 +179,7 @@ class _Walk:
 
     def __init__(self, recording: Recording, rules: Sequence[StoppingRule]) -> None:
         self.recording, self.rules, self.rule, self.num_rules = recording, rules, rules[0], len(rules)
-        self.learns = any(type(rule).learn is not StoppingRule.learn for rule in rules)
+        self.learns = any(rule.learns for rule in rules)
         rows_per_rule = recording.num_samples * recording.num_prompts
         row = torch.arange(self.num_rules * rows_per_rule)
         self.which, self.sample = row // rows_per_rule, row // recording.num_prompts % recording.num_samples
@@ -248,7 +248,7 @@ class _Walk:
     def _end_rounds_of(self, rule: StoppingRule, rows: Tensor, drafted: Tensor, accepted: Tensor) -> None:
         """Pass outcomes to a rule, and begin the next rounds of its rows."""
         before = tree_map(lambda value: value[rows], self.state)
-        after = rule.start_round(rule.learn(before, drafted, accepted))  # each of these rounds has drafted
+        after = rule.start_round(rule.end_round(before, drafted, accepted))
 
         def changed(value: Tensor, old: Tensor, new: Tensor) -> Tensor:
             return value if new is old else value.index_copy(0, rows, new.to(value.dtype))

@@ -139,6 +139,7 @@ class Weights:
         self._held = [(each, tuple(each.values())) for each in held]
         self._roots = [module._parameters for module in modules]
         self._tensors = _parts_of(modules)  # held, so that no other one can take the place of one in memory
+        self._are_plain = not any(map(is_made_of_tensors, self._tensors))
         self._places = [_place_of(tensor) for tensor in self._tensors]
         # Views, which see what is written later. On other devices a comparison would wait, and steps read weights in place.
         wide = [tensor for tensor in self._tensors if tensor.is_floating_point() and tensor.itemsize > 1]
@@ -151,8 +152,10 @@ class Weights:
         roots = [module._parameters for module in modules]
         are_held = len(roots) == len(self._roots) and all(map(is_, roots, self._roots))
         are_held = are_held and all(len(now) == len(then) and all(map(is_, now.values(), then)) for now, then in self._held)
-        are_there = are_held and [_place_of(tensor) for tensor in self._tensors] == self._places
-        return are_there and torch.equal(self._now(), self._sample)
+        if not are_held:
+            return False
+        tensors = self._tensors if self._are_plain else _parts_of(modules)  # others exchange what they are made of
+        return [_place_of(tensor) for tensor in tensors] == self._places and torch.equal(self._now(), self._sample)
 
     @torch.no_grad()
     def _now(self) -> Tensor:

@@ -51,6 +51,12 @@ class StoppingRule:
         """Check the arguments of a dataclass."""
         check_arguments(self)
 
+    @property
+    def learns(self) -> bool:
+        """Whether the outcome of a round may change its state."""
+        kind, base = type(self), StoppingRule
+        return kind.learn is not base.learn or kind.end_round is not base.end_round
+
     def bind(self, pair: Pair, device: torch.device) -> None:
         """Prepare for drafting with a pair on the draft's device; raises UserError if the rule does not fit this pair."""
 
