@@ -1,7 +1,7 @@
 """The decoding of an evaluation: a few prompts for the costs, then the rules that are best at these, until all were decoded."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from types import MappingProxyType
 from typing import Any
@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 FEW_LENGTHS, FEW_PROMPTS = (1, 4, 12), 4  # fixed lengths, and the number of dev prompts that they decode
 CONTEXT = 256  # positions in memory while draft steps are timed
 PATIENCE = 3.0  # seconds after which slow steps are timed no more often
+A_TIE = 0.02  # the share by which settings must differ in predicted speed for one to be decoded in place of the other
 MOST_TURNS = 4  # at most so many times rules are chosen and decoded
 TEXTS_AT_ONCE = 16
 NUM_TRIED = 16  # dev prompts at most, and half as many as are decoded for the report
@@ -148,18 +149,30 @@ def _chosen_settings(
     if evaluation.decodes_all:
         named = [rule for rule in outcome.candidates if rule.rule_name in evaluation.live_rules]
         return sweep_settings(named, others=evaluation.compare_verification)
-    settings = [decoded.get(setting.name, setting) for setting in sweep_settings(best_of_kinds(outcome))]
+    settings = [decoded.get(setting.name, setting) for setting in sweep_settings(best_of_kinds(outcome, decoded))]
     return settings + under_block(settings) if evaluation.tries_block else settings
 
 
-def best_of_kinds(outcome: Outcome) -> list[Candidate]:
-    """Return the best fixed length at the measured costs, the best rule with a head, and the best other one, where there are."""
+def best_of_kinds(outcome: Outcome, decoded: Collection[str] = ()) -> list[Candidate]:
+    """Return the best fixed length at the measured costs, the best rule with a head, and the best other one, where there are.
+
+    One of those that were `decoded` (names) stands for its kind where it is predicted to be as fast as the best, up to A_TIE:
+    noise would let another one win in each turn.
+    """
     rules, speeds = outcome.candidates, outcome.speeds[MEASURED]
-    best = outcome.achievable(MEASURED)
-    kinds = [[number for number in best if rules[number].family == FIXED]]
-    rest = [number for number in best if rules[number].family != FIXED]
-    kinds += [[n for n in rest if rules[n].head is not None], [n for n in rest if rules[n].head is None]]
-    return [rules[max(kind, key=speeds.__getitem__)] for kind in kinds if kind]
+
+    def kind_of(number: int) -> tuple[bool, bool]:
+        return rules[number].family != FIXED, rules[number].head is None
+
+    best = sorted(outcome.achievable(MEASURED), key=lambda number: -speeds[number])
+    known = [number for number, rule in enumerate(rules) if rule.name in decoded and rule.ratio in (None, MEASURED)]
+    chosen = []
+    for kind in ((False, True), (True, False), (True, True)):  # fixed lengths, rules with a head, others
+        first = next((number for number in best if kind_of(number) == kind), None)
+        if first is not None:
+            as_fast = [n for n in known if kind_of(n) == kind and speeds[n] >= (1 - A_TIE) * speeds[first]]
+            chosen.append(rules[max(as_fast, key=speeds.__getitem__, default=first)])
+    return chosen
 
 
 def decode(setup: Setup, settings: Sequence[Candidate], name: str = "generations") -> list[Measured]:
