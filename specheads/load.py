@@ -42,9 +42,9 @@ def _counters() -> tuple[int, float, float, float]:
     now, own = time.perf_counter(), sum(os.times()[:2])
     try:
         lines = _COUNTERS.read_text().splitlines()
-    except OSError:
+        user, _, system, _, _, interrupts, others, stolen = map(int, lines[0].split()[1:9])
+    except (OSError, ValueError, IndexError):  # another system, or a sandbox with a file of its own
         return os.cpu_count() or 1, 0.0, now, own
-    user, _, system, _, _, interrupts, others, stolen = map(int, lines[0].split()[1:9])
     number = sum(line.startswith("cpu") for line in lines) - 1
     return number, (user + system + interrupts + others + stolen) / os.sysconf("SC_CLK_TCK"), now, own
 

@@ -52,8 +52,11 @@ def test_others_keep_busy_what_this_process_does_not(machine):
     assert others.taken(threads=3) == pytest.approx(1)  # of two busy cores one is left over
 
 
-def test_without_counters_nothing_is_known(machine, monkeypatch, tmp_path):
+@pytest.mark.parametrize("content", [None, "", "cpu  1 2 3\n", "cpu  a b c d e f g h\n"])
+def test_without_counters_nothing_is_known(machine, monkeypatch, tmp_path, content):
     monkeypatch.setattr(load, "_COUNTERS", tmp_path / "none")
+    if content is not None:
+        (tmp_path / "none").write_text(content)
     others = load.OthersLoad()
     machine(1, 4, 1)
     assert others.next() == 0
