@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 # Compiling takes five seconds, twenty with the operators, which are kept. Plain PyTorch makes this many tokens of a small model
 # in about ten.
 TOKENS_WORTH_COMPILING = 8_000
+SHARED_BYTES = 2**31  # of KV memory, up to which it is made larger than it need be
 
 OnStep = Callable[[int, int], None]
 
@@ -53,10 +54,15 @@ def _engine_worth(num_tokens: int) -> str:
     return "eager" if name == "auto" and num_tokens < TOKENS_WORTH_COMPILING else name
 
 
-def _shared_capacity(capacity: int, lm: LanguageModel) -> int:
-    """Return the positions to allocate for `capacity`: on a CPU few sizes, because sets of prompts share what is compiled."""
-    spare = 2 * CompiledEngine.bucket  # which an engine adds
-    return (1 << (capacity + spare - 1).bit_length()) - spare if lm.device.type == "cpu" else capacity
+def _shared_capacity(capacity: int, num_rows: int, lm: LanguageModel) -> int:
+    """Return the positions to allocate for `capacity`, in few sizes on a CPU: sets of prompts share what is compiled for one.
+
+    Where that would take more than SHARED_BYTES of memory, it stays as it is.
+    """
+    spare, config = 2 * CompiledEngine.bucket, lm.config  # spare: what an engine adds
+    shared = (1 << (capacity + spare - 1).bit_length()) - spare
+    numbers = 2 * config.num_hidden_layers * config.hidden_size * lm.output_embedding.weight.itemsize  # at most, of a position
+    return shared if lm.device.type == "cpu" and num_rows * shared * numbers <= SHARED_BYTES else capacity
 
 
 class Responder:
@@ -83,7 +89,7 @@ class Responder:
         self._model_id = pair.target_id if self._lm is pair.target_lm else pair.draft_id
         self._num_tokens = sum(min(limits.max_new_tokens, pair.window - length) for length in lengths)
         self._engine_name = engine or _engine_worth(self._num_tokens)
-        self.capacity = min(pair.window, _shared_capacity(max(lengths) + limits.max_new_tokens, self._lm))
+        self.capacity = min(pair.window, _shared_capacity(max(lengths) + limits.max_new_tokens, limits.batch_size, self._lm))
         self._num_rows = min(limits.batch_size, len(lengths))
         self._engine: Engine | None = None
         self._decoders: dict[Warp, RowsDecoder] = {}
