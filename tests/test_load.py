@@ -83,7 +83,7 @@ def test_threads_are_as_many_as_cores_are_left(machine, threads, caplog, others,
 
 def test_long_work_on_a_busy_machine_is_announced(machine, monkeypatch, caplog):
     monkeypatch.setattr(load, "_since_start", load.OthersLoad())
-    machine(2, 1.1, 1.0)
+    machine(2, 1.4, 1.0)  # a tenth of the machine
     load.warn_if_busy()
     assert not caplog.messages
     machine(2, 3, 1)

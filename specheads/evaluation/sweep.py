@@ -111,7 +111,7 @@ class Sweep:
             for decoded, stats, rounds in zip(measured, entry["stats"], entry["rounds"], strict=True):
                 decoded.stats.append(DecodeStats.total([DecodeStats(**part) for part in stats]))
                 decoded.rounds.append(rounds)
-                decoded.load.append(entry["load"])
+                decoded.load.append(entry.get("load", (0.0, 0.0)))  # earlier versions have none
             for decoded, responses in zip(measured, entry.get("responses", ()), strict=self.keeps_responses):
                 decoded.responses.append(responses)
         return measured

@@ -99,7 +99,7 @@ def test_a_step_in_narrow_types_is_as_exact_as_transformers(name, dtype):
     tokens = random_tokens(20)
     exact = parts(Step(wide, 0)(tokens, packed=False))[0]
     errors = [(parts(Step(narrow, 0)(tokens, packed))[0].double() - exact).square().mean().sqrt() for packed in (True, False)]
-    assert errors[0] < 1.2 * errors[1]  # rounding of another order
+    assert errors[0] < 1.1 * errors[1]
 
 
 @torch.no_grad()

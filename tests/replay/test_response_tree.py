@@ -8,6 +8,7 @@ from families import CONFIGS, family_pair
 from statistics_helper import chi_square_p_value
 
 from specheads import Warp
+from specheads.decoding import branches
 from specheads.decoding.branches import Branches, TextReader
 from specheads.heads.features import RECORDED, drafting_features
 from specheads.replay.response_tree import (
@@ -181,7 +182,8 @@ def test_a_branch_ends_with_an_end_token_and_at_the_limit():
     assert last_start == {10: 8, 30: 9}  # the target alone emits what is at the limit
 
 
-def test_batches_of_branches_do_not_matter():
+def test_batches_of_branches_do_not_matter(monkeypatch):
+    monkeypatch.setattr(branches, "GROWN_BYTES", 0)
     pair = family_pair("qwen2")
     response = np.random.default_rng(5).integers(29, size=12).tolist()
     single, many = (record(pair, Warp(1.0), response, batch_size=size) for size in (1, 100))
@@ -192,7 +194,8 @@ def test_batches_of_branches_do_not_matter():
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("num_positions", [1, 100, 10_000])
-def test_responses_that_are_recorded_together_are_recorded_as_alone(name, num_positions):
+def test_responses_that_are_recorded_together_are_recorded_as_alone(name, num_positions, monkeypatch):
+    monkeypatch.setattr(branches, "GROWN_BYTES", 0)  # so that they are drafted in parts
     """In float64, of different lengths, one of them without a branch; features are kept in float32."""
     pair, generator, settings = family_pair(name), np.random.default_rng(6), RecordSettings(8, 4, 8)
     lengths = [(3, 9), (11, 1), (6, 13), (1, 2)]

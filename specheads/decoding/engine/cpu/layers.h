@@ -31,14 +31,13 @@ template <typename Sum>
 inline void store_totals(const Vectorized<Sum>* sums, Sum* to) {
 #if defined(CPU_CAPABILITY_AVX512) || defined(CPU_CAPABILITY_AVX2)
   if constexpr (std::is_same_v<Sum, float>) {
-    const auto half = [](__m256 x) { return x; };
 #if defined(CPU_CAPABILITY_AVX512)
     const auto folded = [](__m512 x) { return _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1)); };
 #else
-    const auto folded = half;
+    const auto folded = [](__m256 x) { return x; };
 #endif
     const __m256 first = _mm256_hadd_ps(folded(sums[0]), folded(sums[1])), second = _mm256_hadd_ps(folded(sums[2]), folded(sums[3]));
-    const __m256 both = half(_mm256_hadd_ps(first, second));
+    const __m256 both = _mm256_hadd_ps(first, second);
     _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(both), _mm256_extractf128_ps(both, 1)));
     return;
   }
@@ -73,8 +72,11 @@ inline void inner_products(const Sum* queries, const Sum* keys, int64_t key_stri
 #pragma GCC unroll 4
   for (int q = 0; q < number; q++) {
     store_totals<Sum>(sums[q], scores + q * stride);
-    for (int64_t i = whole; i < size; i++) {
-      for (int k = 0; k < kKeys; k++) scores[q * stride + k] += queries[q * size + i] * keys[k * key_stride + i];
+    for (int64_t i = whole; i < size; i++) {  // rounded once, as in vectors; compilers are told not to do so by themselves
+      for (int k = 0; k < kKeys; k++) {
+        Sum& score = scores[q * stride + k];
+        score = std::fma(queries[q * size + i], keys[k * key_stride + i], score);
+      }
     }
   }
 }
