@@ -71,8 +71,6 @@ def report_example() -> Report:
         CostFit(
             StepCosts(0.0021, 0.0113, 0.00004, 0.0002, (0.0113, 0.0114)),
             {"HeadThreshold": RuleCosts(0.0003, 0.0)},
-            0.94,
-            0.41,
             12_345,
         ),
         ["The machine was <busy>."],

@@ -193,11 +193,6 @@ def live_texts(report: Report) -> list[str]:
         text += f"the target's forward pass {costs.target_seconds * 1e3:.2f} ms and "
         text += f"{costs.verified_seconds * 1e3:.3f} ms more per drafted token, and "
         text += f"{costs.round_seconds * 1e3:.2f} ms of overhead per round; ratio {costs.ratio:.2f}"
-        if fit.r_squared is not None:
-            text += (
-                f"; R\u00b2 {fit.r_squared:.3f} over responses that were not fitted, {fit.round_r_squared or 0:.3f} over their "
-            )
-            text += "rounds"
         texts = [f"{text}."]
     gains = [f"{change(gain)} at {_ratio_name(ratio)}" for ratio, gain in report.gains.items() if gain is not None]
     if gains:

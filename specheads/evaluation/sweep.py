@@ -171,8 +171,6 @@ def doubts_of(alone: Measured, fit: CostFit, live: Sequence[LiveRow], num_groups
     if spread > LARGEST_SPREAD:
         what = f"a step of the target alone took {spread:.2f} times its median on average"
         yield f"{busy}: {what}, normally at most {LARGEST_SPREAD}; {REMEDY}."
-    if fit.r_squared is None:
-        yield f"Too few responses were decoded to tell how well costs explain their times; {more}."
     if not fit.costs.draft_seconds and any(rule.step_seconds for rule in fit.rules.values()):
         yield f"{busy}: no cost of a draft step could be told from these rounds; {REMEDY}."
     if num_groups < FEWEST_GROUPS:

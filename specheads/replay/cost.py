@@ -1,7 +1,7 @@
 """Step costs, fitted to decoded rounds by medians, because on a busy machine a few rounds are very slow."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import numpy as np
@@ -30,23 +30,11 @@ class RoundTimes:
 
 @dataclass(frozen=True)
 class CostFit:
-    """StepCosts that were fitted to live rounds: those common to all rules, and what each kind of rule adds, by its name.
-
-    R squared is over responses, and over single rounds, that each fit had not seen; None where there are too few.
-    """
+    """StepCosts that were fitted to live rounds: those common to all rules, and what each kind of rule adds, by its name."""
 
     costs: StepCosts
     rules: Mapping[str, RuleCosts] = field(default_factory=dict)
-    r_squared: float | None = None
-    round_r_squared: float | None = None
     num_rounds: int = 0
-
-    def predicted(self, times: RoundTimes) -> np.ndarray:
-        """Return the expected seconds (R,) of rounds from their counts; their rules are numbered in the order of `rules`."""
-        rules = self.rules.values()
-        steps, rounds = (np.array([getattr(rule, name) for rule in rules]) for name in ("step_seconds", "round_seconds"))
-        drafting = (self.costs.draft_seconds + steps[times.rule]) * times.draft_calls
-        return drafting + self.costs.round_seconds + rounds[times.rule] + self.costs.verify_seconds(times.drafted)
 
 
 def fit_costs(
@@ -72,12 +60,7 @@ def fit_costs(
     fit, even = _fit(times, rules, shares), times.response % 2 == 0
     if len(np.unique(times.response)) < 4 or any(len(np.unique(times.drafted[half])) < 2 for half in (even, ~even)):
         return fit, None
-    halves = _fit(times.part(~even), rules, shares), _fit(times.part(even), rules, shares)
-    expected, measured = np.zeros(len(even)), times.draft_seconds + times.target_seconds
-    for half, other in zip((even, ~even), halves, strict=True):
-        expected[half] = other.predicted(times.part(half))
-    sums = (np.bincount(times.response, weights=seconds)[np.unique(times.response)] for seconds in (measured, expected))
-    return replace(fit, r_squared=_r_squared(*sums), round_r_squared=_r_squared(measured, expected)), halves
+    return fit, (_fit(times.part(~even), rules, shares), _fit(times.part(even), rules, shares))
 
 
 def _fit(times: RoundTimes, rules: Mapping[str, bool], shares: Mapping[str, float]) -> CostFit:
@@ -157,9 +140,3 @@ def _non_decreasing(values: np.ndarray, weight: np.ndarray) -> np.ndarray:
             (low, less, some), (high, more, others) = pools.pop(), pools.pop()
             pools.append(((low * less + high * more) / (less + more), less + more, some + others))
     return np.concatenate([np.full(members, mean) for mean, _, members in pools])
-
-
-def _r_squared(measured: np.ndarray, expected: np.ndarray) -> float | None:
-    """Return the share of the variance that is explained; None where there is none."""
-    spread = measured - measured.mean()
-    return float(1 - ((measured - expected) ** 2).sum() / (spread @ spread)) if spread.any() else None

@@ -76,12 +76,6 @@ def test_a_speed_that_is_hardly_known_is_named():
     assert "The interval of the speed of the wide one is ±12%" in reasons and about(1.0).high < 1.1
 
 
-def test_too_few_responses_are_a_doubt():
-    measured = [Measured(setting.setting, setting.stats[:1], setting.rounds[:1]) for setting in sweep(0.0)]
-    (reasons,) = doubts_of(measured[0], fit_of(measured), [], 10)
-    assert "Too few responses" in reasons
-
-
 def test_prompts_of_few_files_are_a_doubt():
     """Resampling one file or two gives intervals of no width, however little they tell."""
     (reasons,) = doubts(0.0, num_groups=2)

@@ -148,7 +148,7 @@ def test_the_tables_show_every_setting_and_the_fit(report):
     console = Console(record=True, width=220)
     print_report(report, console)
     text = console.export_text()
-    for word in ("target alone", "fixed K=3", "head 0.6", "R²", "The live head over the best live fixed length, cross-fitted"):
+    for word in ("target alone", "fixed K=3", "head 0.6", "ratio", "The live head over the best live fixed length, cross-fitted"):
         assert word in text
 
 

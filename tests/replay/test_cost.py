@@ -39,11 +39,10 @@ def test_exact_times_give_exact_costs():
     assert costs.ratio == pytest.approx(5) and fit.num_rounds == 1200
     assert fit.rules["fixed"] == fit.rules["more fixed"] == RuleCosts()
     assert (fit.rules["head"].step_seconds, fit.rules["head"].round_seconds) == pytest.approx((HEAD, LEARNING))
-    assert fit.r_squared == pytest.approx(1, abs=1e-2)
 
 
 def test_one_slow_round_in_ten_moves_no_cost():
-    """Means would be off by a factor of 1.9; the fit says by its R squared that it explains little of what was measured."""
+    """Means would be off by a factor of 1.9."""
     times = rounds(slow=0.1)
     fit, _ = fit_costs(times, KINDS)
     costs = fit.costs
@@ -51,23 +50,13 @@ def test_one_slow_round_in_ten_moves_no_cost():
     assert costs.verified_seconds == pytest.approx(MORE, rel=0.05)
     assert fit.rules["head"].step_seconds == pytest.approx(HEAD, rel=0.05)
     assert times.target_seconds.mean() > 1.5 * verification(times.drafted).mean()
-    assert fit.round_r_squared < 0.5 and fit.r_squared < 0.9
 
 
-def test_noise_lowers_r_squared_and_moves_costs_little():
+def test_noise_moves_costs_little():
     fit, _ = fit_costs(rounds(noise=0.3, num_rounds=10_000), KINDS)
-    assert 0.5 < fit.round_r_squared < 0.95 and fit.r_squared > fit.round_r_squared
     assert fit.rules["fixed"] == fit.rules["more fixed"] == RuleCosts()
     assert fit.costs.draft_seconds == pytest.approx(STEP, rel=0.05)
     assert fit.costs.target_seconds == pytest.approx(PASS, rel=0.05)
-
-
-def test_r_squared_is_over_responses_that_were_not_fitted():
-    """Times of pure noise are explained by nothing, however many numbers of drafted tokens have a median."""
-    rng = np.random.default_rng(0)
-    drafted = rng.integers(0, 30, 300)
-    times = RoundTimes(drafted, drafted, rng.random(300), rng.random(300), drafted * 0, np.repeat(np.arange(100), 3))
-    assert fit_costs(times, {"fixed": True})[0].round_r_squared < 0.05
 
 
 def test_each_half_of_the_responses_is_predicted_from_the_other():
@@ -99,12 +88,6 @@ def test_verifying_more_never_costs_less():
     costs = fit_costs(rounds(verify=lambda drafted: PASS - 0.0005 * drafted), KINDS)[0].costs
     assert costs.verified_seconds == 0 and len(set(costs.verification)) == 1
     assert 0.006 < costs.target_seconds < 0.01
-
-
-def test_a_fit_predicts_the_total_time():
-    times = rounds(noise=0.3)
-    fit, _ = fit_costs(times, KINDS)
-    assert fit.predicted(times).sum() == pytest.approx(times.draft_seconds.sum() + times.target_seconds.sum(), rel=0.01)
 
 
 def test_drafts_without_a_model_cost_no_step():
@@ -244,10 +227,3 @@ def test_two_lengths_of_rules_that_compute_nothing_are_enough_for_what_all_have_
     drafted, rule = np.array([1, 3, 5, 7] * 6), np.array([0, 1, 2, 2] * 6)
     costs = fit_costs(exact(drafted, rule), KINDS)[0].costs
     assert (costs.draft_seconds, costs.round_seconds, costs.verified_seconds) == pytest.approx((STEP, OVERHEAD, MORE))
-
-
-def test_times_that_do_not_vary_have_no_r_squared():
-    times = exact([1, 2] * 8, response=np.repeat(np.arange(4), 4))
-    constant = replace(times, draft_seconds=times.drafted * 0.0, target_seconds=times.drafted * 0.0 + 1)
-    fit, _ = fit_costs(constant, KINDS)
-    assert fit.r_squared is None and fit.round_r_squared is None
