@@ -21,7 +21,7 @@ NOTABLE = 0.25  # cores that others take from this process, from which on its ti
 
 
 class OthersLoad:
-    """The cores that other processes keep busy, niced ones left out: they make room."""
+    """The cores that other processes keep busy; niced ones make room, so they count only where this process is niced itself."""
 
     def __init__(self) -> None:
         self.cores, self._busy, self._wall, self._own = _counters()
@@ -43,7 +43,8 @@ def _counters() -> tuple[int, float, float, float]:
     now, own = time.perf_counter(), sum(os.times()[:2])
     try:
         lines = _COUNTERS.read_text().splitlines()
-        user, _, system, _, _, interrupts, others, stolen = map(int, lines[0].split()[1:9])
+        user, niced, system, _, _, interrupts, others, stolen = map(int, lines[0].split()[1:9])
+        user += niced if os.nice(0) > 0 else 0
     except (OSError, ValueError, IndexError):  # another system, or a sandbox with a file of its own
         return os.cpu_count() or 1, 0.0, now, own
     number = sum(line.startswith("cpu") for line in lines) - 1

@@ -5,7 +5,9 @@ import random
 from specheads.decoding.step_costs import RuleCosts, StepCosts
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.report import (
+    ROUNDS,
     BankRow,
+    Basis,
     BatchRow,
     BatchTable,
     DataSet,
@@ -74,6 +76,7 @@ def report_example() -> Report:
             12_345,
         ),
         ["The machine was <busy>."],
+        basis=Basis(ROUNDS, Interval(5.4, 5.2, 5.5)),
         live=_live(rng),
         gains={"measured": about(1.02), "10": about(1.044), "20": None},
         data_sets=sets,

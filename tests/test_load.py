@@ -29,6 +29,7 @@ def machine(monkeypatch, tmp_path):
     passes(0, 0, 0)
     monkeypatch.setattr(load, "_COUNTERS", counters)
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(os, "nice", lambda more: 0)
     monkeypatch.setattr(os, "times", lambda: (own[0], 0.0, 0.0, 0.0, 0.0))
     return passes
 
@@ -50,6 +51,14 @@ def test_others_keep_busy_what_this_process_does_not(machine):
     assert others.next() == 0
     machine(1, all_cores=3, own_cores=1)
     assert others.taken(threads=3) == pytest.approx(1)  # of two busy cores one is left over
+
+
+def test_for_a_niced_process_other_niced_ones_make_no_room(machine, monkeypatch):
+    """What it uses itself is counted as niced, too."""
+    monkeypatch.setattr(os, "nice", lambda more: 5)
+    others = load.OthersLoad()
+    machine(2, all_cores=0.5, own_cores=2, niced=6)
+    assert others.next() == pytest.approx(1.5, abs=0.01)
 
 
 @pytest.mark.parametrize("content", [None, "", "cpu  1 2 3\n", "cpu  a b c d e f g h\n"])

@@ -2,8 +2,9 @@
 
 Steps are compiled or captured as in decoding. They take turns in random order, and draft steps run several in a row after a step
 of the target, as in a round, so that weights come from where a decoder's do. A few decoded rounds cannot tell what a head adds
-to a draft step, because their seconds vary by more than that. Where nothing is timed, a head's cost is counted from weights: at
-batch size 1 a model reads each weight and multiplies by it once per token.
+to a draft step, because their seconds vary by more than that. Other processes only add time, so a low quantile of many repeats
+says what steps take without them. Where nothing is timed, costs are counted from weights: at batch size 1 a model reads each
+weight and multiplies by it once per token.
 """
 
 import math
@@ -24,15 +25,21 @@ from specheads.decoding.engine import Engine, compile_ahead
 from specheads.decoding.step_costs import RuleCosts, StepCosts
 from specheads.decoding.stopping import FixedLength, StoppingRule
 from specheads.heads.head import AcceptanceHead
+from specheads.load import threads_by_load
 from specheads.pair.language_model import LanguageModel
+from specheads.pair.pair import Pair
 
 FEWEST = 8  # times that each step is timed, however slow it is
+ENOUGH = 20  # times, of which an interval says something
 IN_A_ROW = 4  # draft steps after each step of the target
 LONGEST = 16  # drafted tokens of the longest verification
 VERIFIED = (2, 4, 8, LONGEST)  # drafted tokens of the verifications that are timed
+UNDISTURBED, NUM_RESAMPLES = 0.1, 200  # the quantile of times that others hardly touch, and the resamples of its interval
+FIRST_LOOK = 1.0  # seconds of timing until its interval is first looked at, and then whenever they have doubled
 PLAIN, TARGET = "draft", "target"  # names of steps: a draft step with a rule that only counts, and a step of the target alone
 
 Step = Callable[[], object]
+Taken = Mapping[str, Sequence[float]]  # seconds of steps by name; all were repeated equally often, in turn
 
 
 @dataclass(frozen=True)
@@ -74,6 +81,56 @@ def step_times(
         verified: numbers of drafted tokens whose verification is timed.
         patience: seconds after which slow steps are not repeated any more.
     """
+    taken = _taken(decoder, rules, context, verified, repeats=repeats, patience=patience)
+    seconds = {name: statistics.median(each) for name, each in taken.items()}
+    spread = {name: statistics.mean(taken[name]) / seconds[name] for name in taken if name not in rules}
+    return _costs(seconds, {name: seconds[name] - seconds[PLAIN] for name in rules}, verified, spread)
+
+
+Ends = Sequence[StepTimes]  # at the low end of their plausible range, in the middle, and at the high end
+
+
+@torch.no_grad()
+def step_time_ends(
+    decoder: SpeculativeDecoder, rules: Mapping[str, StoppingRule], context: int, patience: float, enough: Callable[[Ends], bool]
+) -> Ends:
+    """Return what steps take without other processes, timed next to them with the threads that they leave; see `step_times`.
+
+    Steps are repeated until the range of their times is `enough`, or until `patience` seconds have passed.
+    """
+    with threads_by_load():
+        until = {"repeats": 10**9, "patience": patience, "enough": lambda taken: enough(ends_of(taken, rules))}
+        return ends_of(_taken(decoder, rules, context, VERIFIED, **until), rules)
+
+
+def ends_of(taken: Taken, rules: Iterable[str]) -> Ends:
+    """Return the 95 % interval of all ratios to the target's step, by a low quantile, over resamples of the repeats."""
+    count = len(taken[TARGET])
+    repeats = np.vstack([np.arange(count), np.random.default_rng(0).integers(count, size=(NUM_RESAMPLES, count))])
+    steps = {name: np.quantile(np.array(seconds)[repeats], UNDISTURBED, axis=-1) for name, seconds in taken.items()}
+    steps |= {name: steps[name] - steps[PLAIN] for name in rules}  # what a rule adds has an interval that is not the step's
+    ends = {name: _ends(seconds / steps[TARGET]) * steps[TARGET][0] for name, seconds in steps.items()}
+    parts = [{name: float(each[end]) for name, each in ends.items()} for end in range(3)]
+    return [_costs(part, {name: part[name] for name in rules}, VERIFIED, {}) for part in parts]
+
+
+def _ends(ratio: np.ndarray) -> np.ndarray:
+    low, high = np.quantile(ratio[1:], (0.025, 0.975))
+    return np.array([low, ratio[0], high])
+
+
+def _costs(
+    seconds: Mapping[str, float], added: Mapping[str, float], verified: Iterable[int], spread: Mapping[str, float]
+) -> StepTimes:
+    """Return the costs of steps from their seconds by name, and from those that rules add to a draft step."""
+    verification = {0: seconds[TARGET]} | {count: seconds[f"{count} verified"] for count in verified}
+    rules = {name: RuleCosts(max(0.0, each)) for name, each in added.items()}
+    return StepTimes(step_costs(seconds[PLAIN], verification, spread), rules)
+
+
+def _taken(
+    decoder: SpeculativeDecoder, rules: Mapping[str, StoppingRule], context: int, verified: Sequence[int], **until: Any
+) -> Taken:
     decoders = {name: decoder.with_stopping(rule) for name, rule in {PLAIN: FixedLength(LONGEST), **rules}.items()}
     alone = Baseline(decoder.pair, decoder.warp, decoder.target_engine)
     makers = [*(each.prepare for each in decoders.values()), alone.prepare]
@@ -83,27 +140,34 @@ def step_times(
     first = _target_step(alone, context)
     drafts = {name: _draft_step(each, context) for name, each in decoders.items()}
     others = {TARGET: first} | {f"{count} verified": _verification_step(decoders[PLAIN], count, context) for count in verified}
-    taken = _timed(first, drafts, others, repeats, patience, decoder.pair.target_lm.device)
-    seconds = {name: statistics.median(each) for name, each in taken.items()}
-    verification = {0: seconds[TARGET]} | {count: seconds[f"{count} verified"] for count in verified}
-    spread = {name: statistics.mean(taken[name]) / seconds[name] for name in (PLAIN, *others)}
-    added = {name: RuleCosts(max(0.0, seconds[name] - seconds[PLAIN])) for name in rules}
-    return StepTimes(step_costs(seconds[PLAIN], verification, spread), added)
+    return _timed(first, drafts, others, device=decoder.pair.target_lm.device, **until)
 
 
 def _timed(
-    first: Step, drafts: Mapping[str, Step], others: Mapping[str, Step], repeats: int, patience: float, device: torch.device
+    first: Step,
+    drafts: Mapping[str, Step],
+    others: Mapping[str, Step],
+    repeats: int,
+    patience: float,
+    device: torch.device,
+    enough: Callable[[Taken], bool] = lambda taken: False,
 ) -> dict[str, list[float]]:
     """Return the seconds of steps: `drafts` run several in a row, `others` once, each after the step `first`.
 
-    Slow steps, whose times vary less, are repeated `FEWEST` times, and then until `patience` seconds have passed.
+    Slow steps, whose times vary less, are repeated `FEWEST` times, and then until `patience` seconds have passed, or until they
+    are `enough`.
     """
     steps = {**drafts, **others}
     taken = {name: list[float]() for name in steps}
-    order, began = random.Random(0), _now(device)
+    order, began, look = random.Random(0), _now(device), FIRST_LOOK
     for repeat in range(repeats):
-        if repeat >= FEWEST and _now(device) - began > patience:
+        passed = _now(device) - began
+        if repeat >= FEWEST and passed > patience:
             break
+        if repeat >= ENOUGH and passed > look:
+            look *= 2
+            if enough(taken):
+                break
         for name in order.sample(list(taken), len(taken)):
             step, count = steps[name], IN_A_ROW if name in drafts else 1
             first()
@@ -160,6 +224,17 @@ def _verification_step(decoder: SpeculativeDecoder, num_drafted: int, context: i
 
 def _zeros(engine: Engine, *shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.long, device=engine.lm.device)
+
+
+def counted_ratios(pair: Pair) -> tuple[float, float]:
+    """Return the least and the largest number of draft steps that a forward pass of the target may cost, counted.
+
+    They are the ratios of layers, which decide for small models, and of weights and their bytes, which do for large ones.
+    """
+    target, draft = pair.target_lm, pair.draft_lm
+    sizes = zip(_size(_step_weights(target)), _size(_step_weights(draft)), strict=True)
+    layers = target.config.num_hidden_layers / draft.config.num_hidden_layers
+    return min(ratios := [layers, *(ours / theirs for ours, theirs in sizes)]), max(ratios)
 
 
 def counted_share(head: AcceptanceHead, draft: LanguageModel) -> float:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from specheads.decoding.records import LARGEST_DRIFT, REMEDY
 from specheads.evaluation.candidates import FIXED, LOAD_AWARE, TARGET
 from specheads.evaluation.intervals import Interval
-from specheads.evaluation.report import MEASURED, DataSet, Report, Winner
+from specheads.evaluation.report import COUNTED, MEASURED, ROUNDS, DataSet, Report, Winner
 from specheads.replay.response_batch import best_temperature
 
 
@@ -52,11 +52,6 @@ def share_text(share: float) -> str:
     return minus(f"{share * 100:.3g} %")
 
 
-def _ratio_name(ratio: str) -> str:
-    """Return a cost ratio as a sentence names it."""
-    return "the measured ratio" if ratio == MEASURED else f"ratio {ratio}"
-
-
 PREFERRED = "10"  # ratio to begin with
 WORTH_A_TRY = 0.002  # the overlap that another temperature of the draft has to gain to be mentioned
 
@@ -66,7 +61,7 @@ def ratios_of(report: Report) -> list[str]:
     ratios = {row.ratio for data_set in report.data_sets for row in data_set.winners}
     ratios |= {ratio for data_set in report.data_sets for row in data_set.rules for ratio in row.speedup}
     ratios |= {ratio for row in report.bank for ratio in row.speedup}
-    measured = inf if report.doubts else -inf
+    measured = -inf if is_trusted(report, MEASURED) else inf
     return sorted(ratios, key=lambda ratio: measured if ratio == MEASURED else float(ratio))
 
 
@@ -82,10 +77,15 @@ def main_data_set(report: Report) -> int | None:
 
 
 def ratio_text(report: Report, ratio: str) -> str:
-    """Return a ratio as a reader knows it; the measured one with its number, and marked if it is not to be trusted."""
+    """Return a ratio as a reader knows it; that of this machine with its number, and marked if it is not to be trusted."""
     if ratio != MEASURED:
         return ratio
-    return (f"measured ({report.costs.ratio:.1f})" if report.costs else MEASURED) + (", doubtful" if report.doubts else "")
+    how = ("counted" if _is_counted(report) else MEASURED) + ("" if is_trusted(report, ratio) else ", doubtful")
+    return f"{report.costs.ratio:.1f} ({how})" if report.costs else how
+
+
+def _is_counted(report: Report) -> bool:
+    return report.basis is not None and report.basis.costs == COUNTED
 
 
 def winners_at(data_set: DataSet, ratio: str | None) -> list[Winner]:
@@ -95,8 +95,8 @@ def winners_at(data_set: DataSet, ratio: str | None) -> list[Winner]:
 
 
 def is_trusted(report: Report, ratio: str) -> bool:
-    """Whether predictions at a ratio can be trusted; at the measured ratio they cannot if the measured times are doubtful."""
-    return ratio != MEASURED or not report.doubts
+    """Whether predictions at a ratio can be trusted; at the measured ratio they cannot if they are from doubtful rounds."""
+    return ratio != MEASURED or not report.doubts or (report.basis is not None and report.basis.costs != ROUNDS)
 
 
 def best(winners: Iterable[Winner], head: bool) -> Winner | None:
@@ -108,14 +108,29 @@ def best(winners: Iterable[Winner], head: bool) -> Winner | None:
 def key_findings(report: Report) -> list[str]:
     """Return the key findings: what to use here, a sentence or two per ratio for the first test data set, batches.
 
-    Measured figures are left out where they are not to be trusted.
+    Live figures are left out where they are not to be trusted.
     """
     number, ratios = main_data_set(report), [ratio for ratio in ratios_of(report) if is_trusted(report, ratio)]
     replayed = [] if number is None else [_replayed(report, report.data_sets[number], ratio) for ratio in ratios]
     findings = [text for text in replayed if text]
-    if not report.doubts:
-        findings = [*_recommendation(report), *findings, *_batch_findings(report)]
-    return [*findings, *_drift(report)]
+    use, batches = ([], []) if report.doubts else (_recommendation(report), _batch_findings(report))
+    return [*use, *_basis(report), *findings, *batches, *_drift(report)]
+
+
+def _basis(report: Report) -> Iterator[str]:
+    """Yield with doubts what is best by replay over the range of costs; and what the answer stands on, where there is one."""
+    basis, number, here = report.basis, main_data_set(report), "For this pair on this machine, use"
+    if basis is None or (report.doubts and not basis.choices):
+        return
+    low, value, high = (f"{ratio:.1f}" for ratio in (basis.ratio.low, basis.ratio.value, basis.ratio.high))
+    if report.doubts and report.recommended is None:
+        first, middle, last = basis.choices
+        yield f"{here} {middle}, if anything: at ratio {low} {first} is best, at {high} {last}, so no threshold was stored."
+    elif report.doubts and number is not None:
+        rows = [row for row in report.data_sets[number].rules if row.name == report.recommended]
+        predicted = [f", predicted to be {times(row.speedup[MEASURED])} as fast as the target alone" for row in rows]
+        yield f"{here} {report.recommended}{''.join(predicted)}: from ratio {low} to {high} nothing else is clearly faster."
+    yield f"The answer stands on {basis.costs}: a forward pass of the target costs {value} draft steps, between {low} and {high}."
 
 
 def _drift(report: Report) -> Iterator[str]:
@@ -160,8 +175,7 @@ def _replayed(report: Report, data_set: DataSet, ratio: str) -> str:
     first, title = (head, "the head") if head else (other, "the best rule")
     if first is None:
         return ""
-    number = f" {report.costs.ratio:.1f}" if ratio == MEASURED and report.costs else ""
-    text = f"At {_ratio_name(ratio)}{number}, {title} ({first.name}) is {times(first.speedup)} as fast as "
+    text = f"At ratio {ratio_text(report, ratio)}, {title} ({first.name}) is {times(first.speedup)} as fast as "
     text += f"the target alone, {change(first.gain)} over the best fixed length"
     if first.gap_ceiling is not None and first.gap_ceiling.value > 0:
         text += f", closing {percent(first.gap_ceiling)} of the gap to the informed ceiling"
@@ -178,7 +192,7 @@ def _replayed(report: Report, data_set: DataSet, ratio: str) -> str:
 
 def counted_text(report: Report, ratio: str) -> str:
     """Return which costs predicted speeds at one ratio count."""
-    if ratio == MEASURED:
+    if ratio == MEASURED and not _is_counted(report):
         return "costs as measured here"
     text = "verifying more tokens costs nothing"
     return f"{text}, heads’ costs are counted from their weights" if report.context.get("heads") else text
@@ -189,12 +203,13 @@ def live_texts(report: Report) -> list[str]:
     texts, fit = [], report.fit
     if fit is not None:
         costs = fit.costs
-        text = f"Measured costs, by medians of {fit.num_rounds:,} rounds: draft step {costs.draft_seconds * 1e3:.2f} ms, "
+        how = f"medians of {fit.num_rounds:,} rounds" if fit.num_rounds else "steps timed by themselves"
+        text = f"Measured costs, by {how}: draft step {costs.draft_seconds * 1e3:.2f} ms, "
         text += f"the target's forward pass {costs.target_seconds * 1e3:.2f} ms and "
         text += f"{costs.verified_seconds * 1e3:.3f} ms more per drafted token, and "
         text += f"{costs.round_seconds * 1e3:.2f} ms of overhead per round; ratio {costs.ratio:.2f}"
         texts = [f"{text}."]
-    gains = [f"{change(gain)} at {_ratio_name(ratio)}" for ratio, gain in report.gains.items() if gain is not None]
+    gains = [f"{change(gain)} at ratio {ratio_text(report, ratio)}" for ratio, gain in report.gains.items() if gain is not None]
     if gains:
         texts.append(f"The live head over the best live fixed length, cross-fitted: {'; '.join(gains)}.")
     return texts

@@ -1,6 +1,7 @@
 """The decoding of an evaluation: a few prompts for the costs, then the rules that are best at these, until all were decoded."""
 
 import logging
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from types import MappingProxyType
@@ -12,7 +13,8 @@ import torch
 from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.drafting import Autoregressive
 from specheads.decoding.engine import resolve_engine
-from specheads.decoding.step_times import step_times
+from specheads.decoding.step_costs import RuleCosts, StepCosts
+from specheads.decoding.step_times import Ends, StepTimes, counted_ratios, step_time_ends, step_times
 from specheads.decoding.stopping import HeadThreshold
 from specheads.evaluation.candidates import (
     FIXED,
@@ -24,12 +26,12 @@ from specheads.evaluation.candidates import (
     under_block,
 )
 from specheads.evaluation.intervals import resample_counts, sums
-from specheads.evaluation.replayed_sets import Outcome, replay_all
+from specheads.evaluation.replayed_sets import A_TIE, Outcome, replay_all
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.rule_costs import CostTable, Tuning
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import STEP_SHARES, Setup, device_name
-from specheads.evaluation.sweep import FEWEST_GROUPS, Measured, Sweep, doubts_of, with_measured
+from specheads.evaluation.sweep import FEWEST_GROUPS, REMEDY, Measured, Sweep, doubts_of, with_measured
 from specheads.forecast import progress
 from specheads.prompts.prompt import EncodedPrompt
 from specheads.replay.head_scores import head_fingerprint
@@ -45,7 +47,8 @@ logger = logging.getLogger(__name__)
 FEW_LENGTHS, FEW_PROMPTS = (1, 4, 12), 4  # fixed lengths, and the number of dev prompts that they decode
 CONTEXT = 256  # positions in memory while draft steps are timed
 PATIENCE = 3.0  # seconds after which slow steps are timed no more often
-A_TIE = 0.02  # the share by which settings must differ in predicted speed for one to be decoded in place of the other
+MOST_SECONDS = 60.0  # that steps are timed on a busy machine
+HOPELESS = 0.25  # the half-width of the interval of the ratio, as a share of it, from which on costs are counted
 MOST_TURNS = 4  # at most so many times rules are chosen and decoded
 TEXTS_AT_ONCE = 16
 NUM_TRIED = 16  # dev prompts at most, and half as many as are decoded for the report
@@ -78,12 +81,14 @@ def _timed_shares(setup: Setup, measured: Sequence[Measured]) -> dict[str, float
         return {}
     untimed = {kind: rule for kind, rule in rules.values() if kind not in shares}
     if untimed:
-        window = setup.window
-        decoder = SpeculativeDecoder(setup.pair, warp=evaluation.warp, engine=evaluation.engine, window=window)
-        times = step_times(decoder, untimed, min(CONTEXT, window // 2), verified=(), patience=PATIENCE)
+        times = step_times(_decoder(setup), untimed, min(CONTEXT, setup.window // 2), verified=(), patience=PATIENCE)
         shares |= {kind: times.share(kind) for kind in untimed}
         write_json(setup.run_folder / STEP_SHARES, shares)
     return {under_verification: shares[kind] for under_verification, (kind, _) in rules.items()}
+
+
+def _decoder(setup: Setup) -> SpeculativeDecoder:
+    return SpeculativeDecoder(setup.pair, warp=setup.settings.warp, engine=setup.settings.engine, window=setup.window)
 
 
 def settle(setup: Setup, outcome: Outcome, tuning: Tuning, few: Sequence[Measured]) -> Outcome:
@@ -91,7 +96,7 @@ def settle(setup: Setup, outcome: Outcome, tuning: Tuning, few: Sequence[Measure
 
     All settings of a turn are decoded side by side, so that a slow minute slows all of them. Values that rules take from the
     measured costs, such as automatic thresholds, are fitted again after the first turn, which has many more rounds than the
-    few prompts. On a busy machine the costs never settle, and a second turn would not help.
+    few prompts. On a busy machine these costs never settle: there the choice stands on steps that are timed by themselves.
     """
     evaluation = setup.settings
     settings = _chosen_settings(evaluation, outcome)
@@ -99,22 +104,55 @@ def settle(setup: Setup, outcome: Outcome, tuning: Tuning, few: Sequence[Measure
         measured = decode(setup, settings, "generations" if turn == 1 else f"generations-turn-{turn}")
         counts = decoded_counts(outcome, settings)
         costs = measured_costs(setup, [*few, *measured])
-        outcome = replace(outcome, cost_table=costs, measured=measured, decoded_counts=counts)
+        doubts = [] if costs.fit is None else [*doubts_of(measured, costs.fit, setup.prompts.decoded.groups)]
+        outcome = replace(outcome, cost_table=costs, measured=measured, decoded_counts=counts, doubts=doubts)
         if turn == 1:
             outcome = _tuned_again(setup, outcome, tuning)
         outcome = outcome.chosen()
         decoded = {setting.name: setting for setting in settings}
         chosen = _chosen_settings(evaluation, outcome, decoded)
         missing = [setting for setting in chosen if setting.name not in decoded]
-        busy = costs.fit is not None and missing and any(doubts_of(measured[0], costs.fit, (), len(measured[0].stats)))
-        if evaluation.decodes_all or not missing or busy:
+        if evaluation.decodes_all or not missing or doubts:
             break
         # Rules that are no longer chosen keep their rounds for the costs, but not under block verification.
-        names = {setting.name for setting in chosen}
-        settings = [*(each for each in settings if each.verification is None or each.name in names), *missing]
+        kept = {setting.name for setting in chosen}
+        settings = [*(each for each in settings if each.verification is None or each.name in kept), *missing]
         if turn < MOST_TURNS:
             logger.info("at the costs of these rounds other rules are best: %s", ", ".join(setting.name for setting in missing))
-    return replace(outcome, undecoded=[setting.name for setting in missing])
+    else:
+        names = ", ".join(setting.name for setting in missing)
+        outcome = replace(outcome, doubts=[f"The measured costs did not settle, so {names} were not decoded; {REMEDY}."])
+    has_enough = len(set(outcome.sets[0].groups or ())) >= FEWEST_GROUPS
+    return settle_by_steps(setup, outcome, tuning) if outcome.doubts and has_enough else outcome
+
+
+def settle_by_steps(setup: Setup, outcome: Outcome, tuning: Tuning) -> Outcome:
+    """Return the outcome with the costs of steps that are timed by themselves in place of those of rounds.
+
+    They are timed until one setting is the best over the whole range of their costs. Where they tell little of the ratio after
+    MOST_SECONDS, costs are counted.
+    """
+    settings = [each.setting for each in outcome.measured if each.setting.live is not None]
+    rules = {each.step_kind: each.live for each in settings if each.rule_name != FIXED and each.live is not None}
+
+    def at(ends: Ends) -> Outcome:
+        return replace(outcome, cost_table=with_measured(setup.counted_costs(), outcome.measured, setup.head_sizes, ends=ends))
+
+    def agree(ends: Ends) -> bool:
+        return len(set(at(ends).choices)) == 1
+
+    logger.info("live figures are not to be trusted: steps are timed by themselves, for %.0f s at most", MOST_SECONDS)
+    ends = step_time_ends(_decoder(setup), rules, min(CONTEXT, setup.window // 2), MOST_SECONDS, agree)
+    high, middle, low = (each.costs.ratio for each in ends)
+    counted = (high - low) / 2 > HOPELESS * middle and not agree(ends)
+    if counted:
+        (low, high), alone = counted_ratios(setup.pair), ends[1].costs.target_seconds
+        shares = {each.step_kind: setup.head_sizes.get(each.head or "", 0.0) for each in settings}
+        ends = [
+            StepTimes(StepCosts(step, alone), {kind: RuleCosts(share * step) for kind, share in shares.items()})
+            for step in (alone / high, alone / math.sqrt(low * high), alone / low)
+        ]
+    return replace(_tuned_again(setup, at(ends), tuning).chosen(), counted=counted)
 
 
 def decoded_counts(outcome: Outcome, settings: Sequence[Candidate]) -> dict[str, Counts]:

@@ -22,6 +22,7 @@ from specheads.evaluation.rule_costs import Tuning
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.speculation_profile import write_profiles
+from specheads.evaluation.sweep import doubts_of
 from specheads.heads.head import AcceptanceHead
 from specheads.pair.pair import Pair
 
@@ -38,7 +39,8 @@ def evaluate(
 ) -> Report:
     """Evaluate stopping rules, with every head, on the prompts of `data`; return the report.
 
-    Thresholds that were best on dev prompts are stored in the heads' local folders, where the measured costs can be trusted.
+    Thresholds that were best on dev prompts are stored in the heads' local folders. On a busy machine that is the choice by the
+    recording, if it is the same over the range of costs that the machine leaves.
 
     Args:
         heads: by name, from `find_heads` or as they are; none: rules without a head.
@@ -75,7 +77,7 @@ def _replay_and_decode(setup: Setup) -> Outcome:
     outcome = Outcome(rules, cost_table, replay_all(recorded, rules)).chosen()
     outcome = replace(outcome, draft_overlaps=draft_overlaps(setup, recorded[0].recording))
     outcome = settle(setup, outcome, tuning, few) if few else outcome
-    if few and not settings.decodes_all:
+    if few and not settings.decodes_all and not outcome.doubts:
         outcome = replace(outcome, tried=tried_on_dev(setup, outcome))
         logger.info("on dev prompts %s is the fastest", outcome.recommended or "nothing")
     return replace(outcome, batches=decode_batches(setup, outcome)) if settings.concurrency else outcome
@@ -92,4 +94,5 @@ def _decode_only(setup: Setup) -> Outcome:
     chosen = {name: choice.without_auto() for name, choice in setup.rules.items() if name in settings.live_rules}
     rules = candidates(chosen, setup.heads, None)
     measured = decode(setup, sweep_settings(rules, settings.verification.stopping, settings.compare_verification))
-    return Outcome(rules, measured_costs(setup, measured), measured=measured)
+    costs, groups = measured_costs(setup, measured), setup.prompts.decoded.groups
+    return Outcome(rules, costs, measured=measured, doubts=[*doubts_of(measured, costs.fit, groups)] if costs.fit else [])

@@ -7,7 +7,7 @@ import numpy as np
 
 from specheads.decoding.engine import bulk_operations
 from specheads.decoding.stopping import MAX_TOKENS, HeadThreshold
-from specheads.evaluation.candidates import Candidate
+from specheads.evaluation.candidates import TARGET_ALONE, Candidate
 from specheads.evaluation.intervals import resample_counts
 from specheads.evaluation.report import MEASURED, BatchTable
 from specheads.evaluation.rule_costs import CostTable
@@ -21,6 +21,8 @@ from specheads.replay.head_scores import add_predictions, head_fingerprint
 from specheads.replay.recording import Recorder, Recording, load_recording
 from specheads.replay.replay import Counts, oracle, replay
 from specheads.replay.response_tree import RecordSettings
+
+A_TIE = 0.02  # the share by which settings must differ in predicted speed for one to be taken in place of the other
 
 
 @dataclass(frozen=True)
@@ -114,21 +116,45 @@ class Outcome:
     # By setting, tokens per second (1 + R,) on dev prompts: the estimate, then resamples.
     tried: Mapping[str, np.ndarray] = field(default_factory=dict)
     draft_overlaps: Mapping[float, float] = field(default_factory=dict)  # by the draft's temperature, its own first
-    undecoded: Sequence[str] = ()  # names of rules that are best at the measured costs, but were not decoded
+    doubts: Sequence[str] = ()  # why live figures are not to be trusted; then the choice stands on the ends of the cost table
+    counted: bool = False  # whether these are counted, because the times of steps varied too much
 
     def chosen(self) -> "Outcome":
         """Return the outcome with the fastest candidate of each family on dev prompts; rules are reported on other prompts."""
-        dev, best, speeds = self.sets[0], dict[str, dict[str, int]](), dict[str, list[float]]()
-        once = np.ones((1, dev.recording.num_prompts))
+        best, speeds = dict[str, dict[str, int]](), dict[str, list[float]]()
         for ratio in self.cost_table.costs:
-            counted, best[ratio] = zip(dev.counts, self.candidates, strict=True), {}
-            speeds[ratio] = [float(self.cost_table.speedup(counts, once, rule, ratio)[0]) for counts, rule in counted]
+            speeds[ratio], best[ratio] = self._dev_speeds(self.cost_table, ratio), {}
             for number, candidate in enumerate(self.candidates):
                 so_far = best[ratio].get(candidate.family)
                 is_faster = so_far is None or speeds[ratio][number] > speeds[ratio][so_far]
                 if candidate.ratio in (None, ratio) and is_faster:
                     best[ratio][candidate.family] = number
         return replace(self, best=best, speeds=speeds)
+
+    def _dev_speeds(self, table: CostTable, ratio: str) -> list[float]:
+        dev = self.sets[0]
+        counted, once = zip(dev.counts, self.candidates, strict=True), np.ones((1, dev.recording.num_prompts))
+        return [float(table.speedup(counts, once, rule, ratio)[0]) for counts, rule in counted]
+
+    @property
+    def end_speeds(self) -> list[dict[str, float]]:
+        """By setting its speed-up on dev prompts, at the low end of the range of costs, in the middle, and at the high end."""
+        found = []
+        for table in self.cost_table.ends:
+            rules = zip(self.candidates, self._dev_speeds(table, MEASURED), strict=True)
+            usable = {rule.name: speed for rule, speed in rules if rule.live is not None and rule.ratio in (None, MEASURED)}
+            found.append({TARGET_ALONE.name: 1.0, **usable})
+        return found
+
+    @property
+    def choices(self) -> list[str]:
+        """The best setting at each of these, that of the middle where no other is faster by more than A_TIE."""
+        best = [max(speeds, key=speeds.__getitem__) for speeds in self.end_speeds]
+        return [best[1] if stands else other for other, stands in zip(best, self.stands(best[1]), strict=True)] if best else []
+
+    def stands(self, name: str) -> list[bool]:
+        """Return at each of these whether no setting is faster than the one of this name by more than A_TIE."""
+        return [speeds[name] >= (1 - A_TIE) * max(speeds.values()) for speeds in self.end_speeds]
 
     @property
     def middle(self) -> str:
@@ -148,5 +174,7 @@ class Outcome:
 
     @property
     def recommended(self) -> str | None:
-        """The name of the setting that was fastest on dev prompts; None where none was tried there."""
+        """The name of the best setting on dev prompts; None where none was tried there, or with doubts none is always best."""
+        if self.doubts:
+            return self.choices[0] if len(set(self.choices)) == 1 else None
         return max(self.tried, key=lambda name: self.tried[name][0], default=None)

@@ -14,6 +14,7 @@ from specheads.evaluation.intervals import Interval
 from specheads.replay.cost import CostFit
 
 MEASURED = "measured"
+ROUNDS, STEPS, COUNTED = "measured rounds", "step times", "counted costs"  # what a choice can stand on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +188,15 @@ class BankRow:
 
 
 @dataclass(frozen=True)
+class Basis:
+    """What the choice of a setting stands on, and what is best over the range of costs that it leaves."""
+
+    costs: str  # ROUNDS, STEPS or COUNTED
+    ratio: Interval  # of rounds: of all, and the limits of both halves of the responses
+    choices: Sequence[str] = ()  # the best setting by replay at its low end, value, and high end; empty for measured rounds
+
+
+@dataclass(frozen=True)
 class Report:
     """A whole evaluation.
 
@@ -195,16 +205,18 @@ class Report:
 
     context: Mapping[str, Any]
     fit: CostFit | None  # what was fitted to decoded rounds
-    doubts: Sequence[str] = field(default_factory=list)  # why measured figures are not to be trusted; empty if they are
+    doubts: Sequence[str] = field(default_factory=list)  # why live figures are not to be trusted; empty if they are
     live: Sequence[LiveRow] = field(default_factory=list)
     gains: Mapping[str, Interval | None] = field(default_factory=dict)
     data_sets: Sequence[DataSet] = field(default_factory=list)
     bank: Sequence[BankRow] = field(default_factory=list)
     batches: Sequence[BatchTable] = field(default_factory=list)  # empty unless numbers of rows were asked for
     texts: Sequence[TextSample] = field(default_factory=list)  # texts of the first set of test prompts
-    # The setting that was fastest on dev prompts, by its name among those that were decoded; None where that was not tried.
+    # The best setting on dev prompts: of those decoded the fastest there, or with doubts the one that is best by replay over the
+    # whole range of the basis. None where neither is known.
     recommended: str | None = None
     notes: Sequence[str] = field(default_factory=list)  # what the reader should know, such as that a simple rule beats the head
+    basis: Basis | None = None  # None where nothing was decoded, or no draft is run
 
     @property
     def costs(self) -> StepCosts | None:

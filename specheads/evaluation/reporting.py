@@ -20,9 +20,8 @@ from specheads.evaluation.intervals import Interval, interval
 from specheads.evaluation.live_rows import gain_over_fixed, live_rows, qualities
 from specheads.evaluation.replayed_rows import bank, data_set, reliability, text_samples
 from specheads.evaluation.replayed_sets import Outcome
-from specheads.evaluation.report import MEASURED, LiveRow, Report, TextSample
+from specheads.evaluation.report import COUNTED, MEASURED, ROUNDS, STEPS, Basis, LiveRow, Report, TextSample
 from specheads.evaluation.setup import Setup, device_name, load_average, versions
-from specheads.evaluation.sweep import REMEDY, doubts_of
 from specheads.pair.pair import Pair
 from specheads.replay.replay import recorded_head, replay
 from specheads.storage.files import without_home
@@ -35,7 +34,7 @@ logger = logging.getLogger(__name__)
 def report_of(setup: Setup, outcome: Outcome, config: str | None = None) -> Report:
     """Return the report; `config` is the text of the configuration, None: the settings."""
     measured, cost_table = outcome.measured, outcome.cost_table
-    live, gains, doubts = list[LiveRow](), dict[str, Interval | None](), list[str]()
+    live, gains = list[LiveRow](), dict[str, Interval | None]()
     if measured:
         groups = setup.prompts.decoded.groups
         live = live_rows(measured, cost_table, setup.settings.verification.lossless, _replayed_speeds(setup, outcome), groups)
@@ -44,15 +43,13 @@ def report_of(setup: Setup, outcome: Outcome, config: str | None = None) -> Repo
         # The winners at the measured ratio are not those of others.
         ratios = [MEASURED] if outcome.best and not setup.settings.decodes_all else cost_table.costs
         gains = {ratio: gain_over_fixed(measured, partial(cost_table.of, ratio=ratio), groups) for ratio in ratios}
-        doubts = [] if cost_table.fit is None else [*doubts_of(measured[0], cost_table.fit, live, len(set(groups)))]
-        if outcome.undecoded:
-            doubts.append(f"The measured costs did not settle, so {', '.join(outcome.undecoded)} were not decoded; {REMEDY}.")
     heads = {name: recorded_head(head) for name, head in setup.heads.items()}
     sets = outcome.sets if outcome.best else []
     return Report(
         context=context_of(setup, config, num_decoded=len(measured[0].stats) if measured else 0),
         fit=cost_table.fit,
-        doubts=doubts,
+        doubts=outcome.doubts,
+        basis=basis_of(outcome),
         live=live,
         gains=gains,
         data_sets=[replace(data_set(each, outcome), reliability=reliability(each.recording, heads)) for each in sets],
@@ -62,6 +59,18 @@ def report_of(setup: Setup, outcome: Outcome, config: str | None = None) -> Repo
         recommended=outcome.recommended,
         notes=[*draft_temperature_notes(outcome.draft_overlaps), *setup.prompts.notes()],
     )
+
+
+def basis_of(outcome: Outcome) -> Basis | None:
+    """Return what the choice of a setting stands on; None without measured costs of draft steps."""
+    table = outcome.cost_table
+    if table.fit is None or not table.fit.costs.draft_seconds:
+        return None
+    ratios = sorted(each.costs[MEASURED].ratio for each in (table.ends or (table, *table.halves)))
+    ratio = Interval(table.costs[MEASURED].ratio, ratios[0], ratios[-1])
+    if not table.ends:
+        return Basis(ROUNDS, ratio)
+    return Basis(COUNTED if outcome.counted else STEPS, ratio, outcome.choices[::-1])  # dear draft steps: a low ratio
 
 
 def _replayed_speeds(setup: Setup, outcome: Outcome) -> dict[str, float]:
@@ -127,11 +136,11 @@ def context_of(setup: Setup, config: str | None = None, num_decoded: int = 0) ->
 def recommend(setup: Setup, outcome: Outcome, report: Report) -> None:
     """Store the best setting in each local head, or None where something else was clearly faster.
 
-    Nothing is stored where the measured costs are doubtful.
+    Nothing is stored where the best setting is not known.
     """
     for folder, values in recommendations(setup, outcome, report).items():
-        if report.doubts:
-            logger.warning("no threshold was stored in %s, because the measured costs are not to be trusted", folder)
+        if values == {}:
+            logger.warning("no threshold was stored in %s, because the costs are not known well enough to choose one", folder)
             continue
         try:
             store_in_config(folder, recommended=values)
@@ -149,7 +158,8 @@ def recommendations(setup: Setup, outcome: Outcome, report: Report) -> dict[Path
     """Return by local folder the best setting of each head: threshold, lengths, verification, and how fast it is.
 
     Of a head that was tried on dev prompts it is the fastest setting there, of another one the threshold that is predicted to be
-    best. The value is None where another setting was clearly faster on dev prompts, or is predicted to be faster.
+    best. The value is None where another setting was clearly faster on dev prompts, or is predicted to be faster, and empty where
+    that depends on costs that are not known.
     """
     if not outcome.best:
         return {}
@@ -183,13 +193,19 @@ def _tried(outcome: Outcome, report: Report, of_head: Sequence[Candidate], other
 
 
 def _replayed(outcome: Outcome, report: Report, number: int) -> dict[str, Any] | None:
-    """Return a candidate's threshold with its predicted speed-up; None if the best fixed length or the target alone is faster."""
+    """Return a candidate's threshold with its predicted speed-up; None if the best fixed length or the target alone is faster.
+
+    With doubts, None if another setting is faster over the whole range of costs, and empty if that depends on them.
+    """
     ratio, rule = _ratio(outcome), outcome.candidates[number].live
     assert isinstance(rule, HeadThreshold)
     speeds, speedup = outcome.speeds[ratio], report.data_sets[1].rules[number].speedup[ratio].value
-    if speeds[number] <= speeds[outcome.best[ratio][FIXED]] or speedup <= 1:
-        return None
-    return _values(rule) | {"predicted_speedup": speedup}
+    stands = {speeds[number] > speeds[outcome.best[ratio][FIXED]] and speedup > 1}
+    if outcome.doubts:
+        stands = set(outcome.stands(outcome.candidates[number].name))
+    if stands == {True}:
+        return _values(rule) | {"predicted_speedup": speedup}
+    return None if stands == {False} else {}
 
 
 def _ratio(outcome: Outcome) -> str:

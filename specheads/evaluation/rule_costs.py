@@ -48,6 +48,7 @@ class CostTable:
     untimed: Mapping[bool, RuleCosts] = field(default_factory=dict)
     alone: float | None = None  # tokens per second of the target alone, by the median of its steps
     halves: Sequence["CostTable"] = ()  # measured costs for the even and the odd prompts, each from the rounds of the others
+    ends: Sequence["CostTable"] = ()  # where steps were timed by themselves: the low end of their range, the middle, the high end
 
     def of_head(self, head: str | None, ratio: str) -> StepCosts:
         """Return the costs at a ratio of a rule with a head, given by name, or without one."""

@@ -12,8 +12,10 @@ from specheads.decoding.decoder import Baseline, SpeculativeDecoder
 from specheads.decoding.engine import compile_ahead
 from specheads.decoding.records import DecodeStats, Generation
 from specheads.decoding.step_costs import RuleCosts, StepCosts
+from specheads.decoding.step_times import StepTimes
 from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate
-from specheads.evaluation.report import MEASURED, LiveRow
+from specheads.evaluation.intervals import Groups, interval, numbered, resample_counts, sums
+from specheads.evaluation.report import MEASURED
 from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.settings import Evaluation
 from specheads.load import NOTABLE, OthersLoad
@@ -156,14 +158,17 @@ def response_seed(seed: int, number: int, repeat: int) -> int:
 LARGEST_SPREAD = 1.2  # mean over median of the target's steps
 LARGEST_HALF_WIDTH = 0.1  # half of a speed's 95 % interval, as a share of the speed
 FEWEST_GROUPS = 8  # an interval over fewer groups of prompts means nothing
-REMEDY = "run it again on a quiet machine, or leave decoding out (live=none)"
+REMEDY = "live figures need a quiet machine"
 
 
-def doubts_of(alone: Measured, fit: CostFit, live: Sequence[LiveRow], num_groups: int) -> Iterator[str]:
-    """Yield the reasons why the times of the target `alone`, and the costs and speeds from all rounds, are not to be trusted.
+def doubts_of(measured: Sequence[Measured], fit: CostFit, groups: Groups) -> Iterator[str]:
+    """Yield the reasons why the times of all rounds, and the costs and speeds from them, are not to be trusted.
 
-    `num_groups` is the number of groups of prompts (files, where prompts come from files) that intervals are over.
+    Args:
+        measured: the decoded settings; the target alone comes first.
+        groups: the groups of prompts (files, where prompts come from files) that intervals are over.
     """
+    alone, num_groups, resamples = measured[0], len(set(numbered(groups))), resample_counts(groups)
     busy, more = "The machine was busy", "decode more (num_live_prompts=)"
     if alone.cores_taken > NOTABLE:
         yield f"{busy}: other processes took {alone.cores_taken:.1f} of its cores while it decoded; {REMEDY}."
@@ -175,8 +180,8 @@ def doubts_of(alone: Measured, fit: CostFit, live: Sequence[LiveRow], num_groups
         yield f"{busy}: no cost of a draft step could be told from these rounds; {REMEDY}."
     if num_groups < FEWEST_GROUPS:
         yield f"Only {num_groups} independent prompts were decoded, at least {FEWEST_GROUPS} are needed for intervals; {more}."
-    speeds = [(row.tokens_per_second, row.name) for row in live]
-    width, widest = max((((speed.high - speed.low) / 2 / speed.value, name) for speed, name in speeds), default=(0.0, ""))
+    speeds = [(interval(sums(each.stats, resamples).tokens_per_second), each.setting.name) for each in measured]
+    width, widest = max(((speed.high - speed.low) / 2 / speed.value, name) for speed, name in speeds)
     if width > LARGEST_HALF_WIDTH:
         limit = f"and at most ±{LARGEST_HALF_WIDTH:.0%} is accepted; decode more prompts (num_live_prompts=), on a quiet machine"
         yield f"The interval of the speed of {widest} is ±{width:.0%}, {limit}."
@@ -204,7 +209,11 @@ def round_times(measured: Sequence[Measured]) -> tuple[RoundTimes, dict[str, boo
 
 
 def with_measured(
-    table: CostTable, measured: Sequence[Measured], sizes: Mapping[str, float], shares: Mapping[str, float] | None = None
+    table: CostTable,
+    measured: Sequence[Measured],
+    sizes: Mapping[str, float],
+    shares: Mapping[str, float] | None = None,
+    ends: Sequence[StepTimes] = (),
 ) -> CostTable:
     """Return a table with the measured costs of the decoded rules.
 
@@ -214,18 +223,25 @@ def with_measured(
         sizes: by head, its counted share of a draft step; a head that was not decoded gets the cost of decoded heads of similar
             sizes.
         shares: by the kind of a rule, what it adds to a draft step as a share of the step, where steps were timed.
+        ends: times of steps, in place of those of rounds, at the low end of their range, in the middle, and at the high end;
+            they leave out a round's overhead.
     """
-    (times, kinds), shares = round_times(measured), shares or {}
+    times, kinds = round_times(measured)
     # Untimed rules are replayed under the sweep's verification, so what was decoded under another one says nothing of them.
     heads = {each.setting.kind: each.setting.head for each in measured if each.setting.verification is None}
     alone = np.concatenate([decoded.pace for decoded in measured if decoded.setting == TARGET_ALONE])
-    speed = float(1 / np.median(alone))
 
     def fitted(fit: CostFit) -> CostTable:
         added = _head_seconds(fit, heads, sizes), _untimed(fit, kinds, heads)
-        return CostTable({MEASURED: fit.costs, **table.costs}, table.head_shares, fit, *added, speed)
+        seconds = fit.costs.target_seconds if ends else float(np.median(alone))
+        return CostTable({MEASURED: fit.costs, **table.costs}, table.head_shares, fit, *added, 1 / seconds)
 
-    fit, halves = fit_costs(times, kinds, shares)
+    if ends:
+        steps = {each.setting.kind: each.setting.step_kind for each in measured}
+        added = [{kind: times.rules.get(steps[kind], RuleCosts()) for kind in kinds} for times in ends]
+        low, middle, high = (fitted(CostFit(times.costs, rules)) for times, rules in zip(ends, added, strict=True))
+        return replace(middle, ends=(low, middle, high))
+    fit, halves = fit_costs(times, kinds, shares or {})
     return replace(fitted(fit), halves=tuple(map(fitted, halves or ())))
 
 

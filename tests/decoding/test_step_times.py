@@ -1,10 +1,11 @@
 """Steps by themselves: what is timed is what decoding runs, and what a rule adds is its own share."""
 
+import numpy as np
 import pytest
 
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp
 from specheads.decoding import step_times as module
-from specheads.decoding.step_times import PLAIN, TARGET, step_costs, step_times
+from specheads.decoding.step_times import PLAIN, TARGET, VERIFIED, step_costs, step_times
 from specheads.decoding.stopping import HeadThreshold
 
 
@@ -43,6 +44,40 @@ def test_a_head_adds_the_median_of_its_steps_over_those_without_one(monkeypatch)
     assert median["head"] / median["plain"] - 1 == pytest.approx(0.17)
     slow = module._timed(lambda: None, drafts, {}, 101, patience=0.0, device=None)
     assert {len(each) for each in slow.values()} == {module.FEWEST}
+
+
+def test_steps_are_timed_until_that_is_enough(monkeypatch):
+    """It looks whenever the seconds have doubled, and never after fewer repeats than tell something."""
+    clock, seen = [0.0], []
+    monkeypatch.setattr(module, "_now", lambda device: clock[0])
+
+    def step():
+        clock[0] += 0.125
+
+    def enough(taken):
+        seen.append(len(taken["a"]))
+        return len(seen) == 3
+
+    taken = module._timed(lambda: None, {}, {"a": step}, 10**9, 60.0, None, enough)
+    assert seen == [module.ENOUGH, 21, 33] and len(taken["a"]) == 33  # the last after four seconds
+
+
+def test_a_low_quantile_leaves_out_what_others_took():
+    rng = np.random.default_rng(0)
+    seconds = {PLAIN: 0.001, TARGET: 0.008, "head": 0.0012} | {f"{count} verified": 0.008 + 0.001 * count for count in VERIFIED}
+
+    def ends(busy):
+        slower = {name: 1 + 0.01 * rng.random(400) + 30 * rng.random(400) * (rng.random(400) < busy) for name in seconds}
+        return module.ends_of({name: each * slower[name] for name, each in seconds.items()}, ["head"])
+
+    for low, middle, high in (ends(0.0), ends(0.7)):
+        assert middle.costs.ratio == pytest.approx(8, rel=0.02)
+        assert low.costs.draft_seconds < middle.costs.draft_seconds < high.costs.draft_seconds < 1.02 * low.costs.draft_seconds
+        assert middle.share("head") == pytest.approx(0.2, abs=0.02)
+        assert middle.costs.verified_seconds == pytest.approx(0.001, rel=0.1)
+        assert low.costs.target_seconds == middle.costs.target_seconds == high.costs.target_seconds
+    low, middle, high = ends(0.97)  # a low quantile is disturbed itself
+    assert high.costs.draft_seconds > 1.5 * low.costs.draft_seconds
 
 
 def test_verifications_between_those_timed_are_on_a_line():

@@ -22,7 +22,7 @@ from specheads.evaluation.candidates import Candidate, sweep_settings
 from specheads.evaluation.page import figures
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.replayed_sets import Outcome
-from specheads.evaluation.report import MEASURED
+from specheads.evaluation.report import COUNTED, MEASURED, STEPS
 from specheads.evaluation.settings import Evaluation, RecordingSettings
 from specheads.pair.sampling import Warp
 from specheads.replay.response_batch import TEMPERATURES
@@ -130,6 +130,7 @@ def test_chosen_rules_are_decoded_under_block_verification_and_dev_prompts_decid
         return {name: np.full(9, 1.0 + name.endswith("block verification")) for name in asked}
 
     monkeypatch.setattr(evaluation, "tried_on_dev", speeds)
+    monkeypatch.setattr(decode, "doubts_of", lambda *given: [])
     report = call(num_live_prompts=2)
     _, *drafting = (row for row in report.live if row.efficiency_gain is None)
     block = [row for row in report.live if row.efficiency_gain is not None]
@@ -155,12 +156,26 @@ def test_a_draft_of_which_nothing_is_accepted_gets_the_lowest_threshold(call, sm
 
 def test_the_trial_decodes_dev_prompts_by_all_lossless_rules(call, monkeypatch, nano, tmp_path):
     monkeypatch.setattr(decode, "FEWEST_GROUPS", 3)
+    monkeypatch.setattr(decode, "doubts_of", lambda *given: [])
     report = call(num_live_prompts=2)
     header, *rows = (tmp_path / "run" / "dev-trial.jsonl").read_text().splitlines()
     dev = [nano.encode_instruction(prompt.text) for prompt in FewPrompts().load(False) if prompt.split == "dev"][:3]
     assert json.loads(header)["provenance"]["prompts"] == dev and len(rows) == 3
     assert report.recommended in [row.name for row in report.live if row.lossless]
     assert len(json.loads(rows[0])["entry"]["stats"]) == len(report.live)
+
+
+def test_with_doubts_the_answer_stands_on_steps_that_were_timed_and_nothing_is_tried(call, monkeypatch, tmp_path):
+    monkeypatch.setattr(decode, "FEWEST_GROUPS", 3)
+    monkeypatch.setattr(decode, "MOST_SECONDS", 0.1)
+    report = call(num_live_prompts=2)
+    assert report.doubts and not (tmp_path / "run" / "dev-trial.jsonl").exists()
+    assert report.basis.costs in (STEPS, COUNTED) and len(report.basis.choices) == 3 and report.fit.num_rounds == 0
+    assert report.basis.ratio.low <= report.basis.ratio.value == report.costs.ratio <= report.basis.ratio.high
+    assert any(f"stands on {report.basis.costs}" in text for text in conclusions.key_findings(report))
+    (*_, written) = report_files.write_report(report, tmp_path / "written")
+    schema = json.loads((report_files.Path(report_files.__file__).parent / "report.schema.json").read_text())
+    Draft202012Validator(schema).validate(json.loads((written.parent / "report.json").read_text()))
 
 
 def test_a_temperature_of_the_draft_that_would_gain_is_named(call, monkeypatch):

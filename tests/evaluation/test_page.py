@@ -151,7 +151,7 @@ def test_findings_name_the_best_head_and_the_best_rule_without_one(report):
     assert f"{best.gain.value - 1:+.1%}".replace("%", "\u00a0%") in sentence
     assert "; without a head, logistic" in sentence
     assert "use head 0.5: it decodes 135.0" in findings[0]  # the lossy setting is faster
-    assert findings[1].startswith("At the measured ratio 5.4,")
+    assert findings[1].startswith("The answer stands on measured rounds") and findings[2].startswith("At ratio 5.4 (measured),")
     assert findings[-1].startswith("In batches, ") and "load-aware makes" in findings[-1]
 
 
@@ -159,7 +159,7 @@ def test_doubts_come_first_and_measured_figures_are_greyed(report, html):
     assert html.index("The machine was &lt;busy&gt;.") < html.index("Key findings")
     # A table for each data set, one of heads, the live table and what is said of it, batches of each size.
     assert len(re.findall('class="(scroll )?doubtful"', html)) == len(report.data_sets) + 1 + 2 + len(report.batches)
-    assert "measured (5.4), doubtful" in html
+    assert "5.4 (measured, doubtful)" in html
     trusted = html_of(replace(report, doubts=[]))
     assert "doubtful" not in trusted.replace(get_plotlyjs(), "").replace(
         FOLDER.joinpath("page.css").read_text().strip(), ""
@@ -174,10 +174,10 @@ def test_no_figure_or_finding_shows_untrusted_numbers_unmarked(report):
         assert bool(figure.layout.annotations) == key.endswith("|measured")
     assert not any(figure.layout.meta for figure in trusted["threshold"].values())
     hover = doubtful["pareto"]["1"].data[1].hovertext[0]
-    assert "speed-up at measured (5.4), doubtful: " in hover and "speed-up at 10: " in hover
+    assert "speed-up at 5.4 (measured, doubtful): " in hover and "speed-up at 10: " in hover
     findings = [key_findings(each) for each in (report, replace(report, doubts=[]))]
-    assert findings[0] == [text for text in findings[1] if text.startswith("At ratio ")]
-    assert len(findings[1]) == len(findings[0]) + 3 and len(findings[0]) == 3
+    assert findings[0] == [text for text in findings[1] if text.startswith("At ratio ") and "measured" not in text]
+    assert len(findings[1]) == len(findings[0]) + 4 and len(findings[0]) == 3
 
 
 def test_a_measured_ratio_that_is_not_to_be_trusted_is_not_shown_first(report):
@@ -191,7 +191,7 @@ def test_every_table_of_predicted_speeds_names_the_counted_costs(report, html):
     predicted = [caption for caption in captions if re.search(r"ratio (5|10|20)[;:]", caption)]
     assert len(predicted) == 3 * (len(report.data_sets) + 1)  # of winners by data set, and heads
     assert all(caption.endswith(said) for caption in predicted)
-    measured = [caption for caption in captions if "ratio measured" in caption]
+    measured = [caption for caption in captions if "ratio 5.4 (measured, doubtful)" in caption]
     assert len(measured) == len(report.data_sets) + 1
     assert all(caption.endswith("costs as measured here, not to be trusted") for caption in measured)
 

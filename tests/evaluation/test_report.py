@@ -181,7 +181,7 @@ def test_measured_figures_are_marked_where_they_are_not_to_be_trusted():
         console = Console(record=True, width=220)
         print_report(report, console)
         texts.append(console.export_text())
-    assert "ratio measured (5.4), doubtful: the best of each family" in " ".join(texts[0].split())
+    assert "ratio 5.4 (measured, doubtful): the best of each family" in " ".join(texts[0].split())
     assert "as the fitted costs predict them, not to be trusted" in " ".join(texts[0].split())
     assert "doubtful" not in texts[1] and "not to be trusted" not in texts[1]
 
@@ -194,7 +194,8 @@ def test_no_finding_rests_on_untrusted_figures():
     slow = [replace(row, speedup=Interval(0.5, 0.4, 0.6)) for row in report.live]
     report = replace(report, data_sets=[replace(data, winners=[dear], rules=[])], bank=[], batches=[], live=slow)
     assert key_findings(report) == []
-    use, slower, replayed = key_findings(replace(report, doubts=[]))
+    use, slower, stands_on, replayed = key_findings(replace(report, doubts=[]))
+    assert "measured rounds" in stands_on and "5.4 draft steps, between 5.2 and 5.5." in stands_on
     assert "use head 0.5" in use and "makes this pair slower here" in slower and "does not pay for its head" in replayed
 
 
