@@ -94,13 +94,12 @@ Ends = Sequence[StepTimes]  # at the low end of their plausible range, in the mi
 def step_time_ends(
     decoder: SpeculativeDecoder, rules: Mapping[str, StoppingRule], context: int, patience: float, enough: Callable[[Ends], bool]
 ) -> Ends:
-    """Return what steps take without other processes, timed next to them with the threads that they leave; see `step_times`.
+    """Return what a decoder's steps take without other processes, though timed next to them; see `step_times`.
 
     Steps are repeated until the range of their times is `enough`, or until `patience` seconds have passed.
     """
-    with threads_by_load():
-        until = {"repeats": 10**9, "patience": patience, "enough": lambda taken: enough(ends_of(taken, rules))}
-        return ends_of(_taken(decoder, rules, context, VERIFIED, **until), rules)
+    until = {"repeats": 10**9, "patience": patience, "enough": lambda taken: enough(ends_of(taken, rules))}
+    return ends_of(_taken(decoder, rules, context, VERIFIED, **until), rules)
 
 
 def ends_of(taken: Taken, rules: Iterable[str]) -> Ends:
@@ -140,7 +139,8 @@ def _taken(
     first = _target_step(alone, context)
     drafts = {name: _draft_step(each, context) for name, each in decoders.items()}
     others = {TARGET: first} | {f"{count} verified": _verification_step(decoders[PLAIN], count, context) for count in verified}
-    return _timed(first, drafts, others, device=decoder.pair.target_lm.device, **until)
+    with threads_by_load():  # as decoding does; but steps are compiled for all threads
+        return _timed(first, drafts, others, device=decoder.pair.target_lm.device, **until)
 
 
 def _timed(
