@@ -115,6 +115,11 @@ def warp_of(settings: "Generation", shard: Shard) -> Warp:
     return replace(settings.warp, temperature=1.0) if settings.warp.greedy and shard.sample else settings.warp
 
 
+def elements_at_once(device: torch.device) -> int:
+    """Return how many probabilities of one model are held at once."""
+    return SLICE_ELEMENTS if device.type == "cpu" else _DEVICE_ELEMENTS
+
+
 @torch.no_grad()
 def label_responses(
     pair: Pair,
@@ -159,7 +164,7 @@ def _columns(pair: Pair, texts: list[list[int]], where: Tensor, uniforms: Tensor
     device = target_hidden.device
     response, uniforms = tokens[row, index].to(device)[:, None], uniforms.T.contiguous().to(device)
     parts, nan = [], torch.zeros(2, dtype=torch.bool, device=device)
-    for piece in slices(len(row), pair.vocab_size, SLICE_ELEMENTS if device.type == "cpu" else _DEVICE_ELEMENTS):
+    for piece in slices(len(row), pair.vocab_size, elements_at_once(device)):
         target_probs = warp(pair.target_lm.logits(target_hidden[piece]))
         draft_probs = warp(pair.draft_lm.logits(draft_hidden[piece])).to(device)
         nan |= torch.stack([has_nan(target_probs).any(), has_nan(draft_probs).any()])

@@ -15,19 +15,19 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from data_gen.rows import Shard, label_rows, plan_shards, respond, response_rows
+from data_gen.rows import Shard, elements_at_once, label_rows, plan_shards, respond, response_rows
 from data_gen.settings import RESPONSE_LIMITS, Generation
 from data_gen.vllm_runner import responses_provenance, vllm_responses
 from specheads.decoding.engine import bulk_operations
 from specheads.decoding.responses import Responder, Response
 from specheads.errors import UserError
 from specheads.forecast import progress
+from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Operations, computing_with
 from specheads.prompts.prompt import SPLITS, Prompt, encode_prompts, response_provenance, unique
 from specheads.prompts.sources import PromptSource
 from specheads.storage.data_set import SCHEMA
-from specheads.storage.files import log_space
 from specheads.storage.shards import MANIFEST, ShardStore, fingerprint
 
 logger = logging.getLogger(__name__)
@@ -111,12 +111,14 @@ class Stage(ABC):
         return sum(len(self.shards[name].prompts) for name in names)
 
     def announce(self, missing: Collection[str]) -> None:
-        """Log how many responses are to be made or labelled, and their size; warn where the disk has less space."""
-        rows, folder = self.num_rows(missing), self.store.folder
-        logger.info("data: %s of %d prompts, %d still to do, in %s", self.name, self.num_rows(self.shards), rows, folder)
-        # Numbers of four bytes, before compression: nine per token and two for every further sample.
-        numbers = 9 + 2 * (self.settings.samples_per_position - 1) if self.labelled else 1
-        log_space(folder, 4 * numbers * self.settings.max_new_tokens * rows, "data")
+        """Log how many responses are to be made or labelled, and the memory for it; their size follows with the first shard."""
+        rows, memory, whole = self.num_rows(missing), self.memory(), self.num_rows(self.shards)
+        logger.info("data: %s of %d prompts, %d still to do, in %s%s", self.name, whole, rows, self.store.folder, memory)
+        self.store.announce(self.name, [len(self.shards[name].prompts) for name in missing])
+
+    @abstractmethod
+    def memory(self) -> str:
+        """Return how much memory making shards takes, for the log; nothing where another program makes them."""
 
     def lots(self, missing: Collection[str]) -> list[list[str]]:
         """Return the missing shards in the parts in which they are made."""
@@ -146,6 +148,9 @@ class ResponseStage(Stage):
         lengths = [len(ids) for shard in self.shards.values() for _, ids in shard.prompts]
         return Responder(self.pair, lengths, self.settings.limits)
 
+    def memory(self) -> str:
+        return "" if self.settings.by_vllm else ", " + memory_of(self.name, self.pair.target_lm, self._responder.memory())
+
     def make(self, names: Sequence[str], advance: Advance) -> None:
         if self.settings.by_vllm:
             missing = {name: self.shards[name] for name in names}
@@ -166,6 +171,11 @@ class LabelStage(Stage):
     def __init__(self, pair: Pair, prompts: Sequence[Prompt], settings: Generation, root: Path, responses: ShardStore) -> None:
         super().__init__(pair, prompts, settings, root)
         self.responses = responses
+
+    def memory(self) -> str:
+        models = self.pair.target_lm, self.pair.draft_lm
+        most = elements_at_once(models[0].device)
+        return ", " + memory_of(self.name, models[0], *(memory_parts(lm, most=most) for lm in models))
 
     @cached_property
     def _operations(self) -> Operations:

@@ -15,7 +15,7 @@ from specheads.commands import export
 from specheads.commands.help import REPRODUCE, composed, experiments, read_head, sections, usage_head
 from specheads.commands.main import PROGRAMS, VERBS
 from specheads.pair.config import checked_dtype, config_folder, pair_config
-from specheads.pair.needs import amount
+from specheads.storage.files import amount
 
 project, copyright, author = "specheads", "the specheads authors", "the specheads authors"
 version = release = specheads.__version__

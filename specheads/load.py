@@ -20,6 +20,25 @@ _LONGER = 1.15  # times the time alone that are worth a warning
 NOTABLE = 0.25  # cores that others take from this process, from which on its times are not those of a quiet machine
 
 
+def available_memory() -> float:
+    """Return the bytes of memory that this process may still take; infinity where that cannot be told."""
+    limits = [float("inf")]
+    information = Path("/proc/meminfo")
+    if information.is_file():
+        fields = dict(line.split(":", 1) for line in information.read_text().splitlines() if ":" in line)
+        limits.append(int(fields["MemAvailable"].split()[0]) * 1024)
+    most, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if most.is_file() and used.is_file() and most.read_text().strip() != "max":
+        limits.append(int(most.read_text()) - int(used.read_text()))
+    return min(limits)
+
+
+def memory_in_use() -> int:
+    """Return the bytes of memory that this process has; 0 where that cannot be told."""
+    pages = Path("/proc/self/statm")
+    return int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if pages.is_file() else 0
+
+
 class OthersLoad:
     """The cores that other processes keep busy; niced ones make room, so they count only where this process is niced itself."""
 

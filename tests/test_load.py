@@ -100,3 +100,10 @@ def test_long_work_on_a_busy_machine_is_announced(machine, monkeypatch, caplog):
     assert caplog.messages == [
         "other processes keep 2.0 of 4 cores busy: expect up to 2.0 times the time that a quiet machine takes"
     ]
+
+
+def test_memory_is_known():
+    assert 2**20 < load.available_memory() < 2**50
+    before = load.memory_in_use()
+    kept = torch.ones(2**27, dtype=torch.uint8)
+    assert 0.8 * kept.nbytes < load.memory_in_use() - before < 1.2 * kept.nbytes

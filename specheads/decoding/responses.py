@@ -11,11 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from specheads.decoding.engine import CompiledEngine, Engine, make_engine, resolve_engine
+from specheads.decoding.engine import CompiledEngine, Engine, bytes_to_pack, make_engine, resolve_engine
 from specheads.decoding.rounds import TargetRounds
 from specheads.decoding.rows import Row, RowsDecoder
+from specheads.decoding.step_inputs import TOGETHER
 from specheads.errors import UserError, is_out_of_memory
 from specheads.pair.language_model import LanguageModel
+from specheads.pair.needs import memory_parts
 from specheads.pair.padding import by_length
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import GivenUniforms, Warp
@@ -26,6 +28,7 @@ logger = logging.getLogger(__name__)
 # Compiling takes five seconds, twenty with the operators, which are kept. Plain PyTorch makes this many tokens of a small model
 # in about ten.
 TOKENS_WORTH_COMPILING = 8_000
+COMPILER_BYTES = 150e6  # of the compiler's modules, and of steps
 SHARED_BYTES = 2**31  # of KV memory, up to which it is made larger than it need be
 
 OnStep = Callable[[int, int], None]
@@ -93,6 +96,14 @@ class Responder:
         self._num_rows = min(limits.batch_size, len(lengths))
         self._engine: Engine | None = None
         self._decoders: dict[Warp, RowsDecoder] = {}
+
+    def memory(self) -> dict[str, float]:
+        """Return the bytes that the first responses allocate, by name."""
+        lm, is_eager = self._lm, self._engine_name == "eager"
+        positions = (self._num_rows + 1) * (self.capacity + (0 if is_eager else 2 * CompiledEngine.bucket))
+        parts = memory_parts(lm, positions, TOGETHER, self._num_rows)
+        compiled = {"packed copies": bytes_to_pack(lm), "compiler": COMPILER_BYTES}
+        return parts | (compiled if lm.device.type == "cpu" and not is_eager else {})
 
     def respond(
         self,

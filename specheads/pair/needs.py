@@ -1,13 +1,22 @@
-"""What a pair is and needs, said before anything of it is loaded: its models and the memory of their weights."""
+"""What a pair needs: said before it is loaded, the memory of its weights; before long work, the memory of the work."""
 
+import logging
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
+import torch
+
 from specheads.errors import UserError
+from specheads.load import available_memory, memory_in_use
 from specheads.pair.config import ModelSource, PairConfig
-from specheads.pair.language_model import short_name, weightless_model
+from specheads.pair.language_model import LanguageModel, short_name, weightless_model
+from specheads.pair.padding import BATCH_TOKENS, SLICE_ELEMENTS
 from specheads.pair.quantization import QUANTIZATIONS
 from specheads.pair.revisions import EMBEDDED
+from specheads.storage.files import amount
+
+logger = logging.getLogger(__name__)
 
 
 class _StoredWeights(NamedTuple):
@@ -34,7 +43,7 @@ def pair_needs(config: PairConfig, only_draft: bool = False) -> list[str]:
         loaded += [] if only_draft and role == "target" else [weights]
     lines = [f"pair {config.name or 'without a name'}: {' for '.join(models)}"]
     if loaded and (known := [each for each in loaded if each]) == loaded:
-        sizes = [amount(each.num_bytes, "GB", "MB") for each in known]
+        sizes = [amount(each.num_bytes) for each in known]
         parts = f" ({' + '.join(sizes)})" if len(sizes) > 1 else ""
         lines.append(
             f"it needs {amount(sum(each.num_bytes for each in known), 'GB', 'MB')} of memory{parts} for weights in "
@@ -54,6 +63,44 @@ def _weights_of(source: ModelSource) -> _StoredWeights | None:
     return None
 
 
-def amount(number: float, billions: str, millions: str) -> str:
-    """Return a number with three digits in one of two units, "6.74 billion" or "53.3 MB"."""
-    return f"{number / 1e9:.3g} {billions}" if number >= 1e9 else f"{number / 1e6:.3g} {millions}"
+def memory_parts(
+    lm: LanguageModel, positions: float = 0, tokens: float = BATCH_TOKENS, rows: float = BATCH_TOKENS, most: int = SLICE_ELEMENTS
+) -> dict[str, float]:
+    """Return the bytes by name that work with a model allocates.
+
+    Args:
+        positions: of texts whose keys and values are kept.
+        tokens: that it reads at once, without gradients.
+        rows: of distributions (V,) that are held at once, of which `most` numbers at a time.
+    """
+    config, itemsize, hidden = lm.config, lm.output_embedding.weight.itemsize, lm.hidden_size
+    num_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    width = getattr(config, "intermediate_size", None) or getattr(config, "ffn_dim", None) or 4 * hidden
+    return {
+        "keys and values": positions * 2 * config.num_hidden_layers * num_heads * head_size * itemsize,
+        # Of one layer: two maps of the MLP, the activation and their product; its input, its norm, the sum and the output.
+        "activations": tokens * (4 * width + 4 * hidden) * itemsize,
+        # Logits, probabilities, and what a warp makes in between.
+        "distributions": 6 * min(rows * lm.vocab_size, most) * lm.probs_dtype.itemsize,
+    }
+
+
+def memory_of(stage: str, lm: LanguageModel, *parts: Mapping[str, float]) -> str:
+    """Return how much memory a stage takes at its peak, for the log, and warn where less is available.
+
+    Args:
+        lm: a model that it runs, on whose device the memory is.
+        parts: the bytes that it allocates, by name; what this process has already is added to them.
+    """
+    if lm.device.type == "cuda":
+        used, free = torch.cuda.memory_allocated(lm.device), float(torch.cuda.mem_get_info(lm.device)[0])
+    else:
+        used, free = memory_in_use(), available_memory()
+    new = {name: sum(part.get(name, 0) for part in parts) for part in parts for name in part}
+    needed = sum(new.values())
+    if needed > free:
+        how = "%s: about %s more memory is needed, but %s are available; take smaller batches, shorter texts or smaller models"
+        logger.warning(how, stage, amount(needed), amount(free))
+    listed = [f"{name} {amount(size)}" for name, size in new.items() if size >= 1e6]
+    return f"about {amount(used + needed)} of memory ({', '.join([f'weights and all in use {amount(used)}', *listed])})"

@@ -16,22 +16,21 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from specheads.decoding.branches import Branches
+from specheads.decoding.branches import LOGITS_ELEMENTS, Branches
 from specheads.decoding.responses import Responder, row_uniforms
 from specheads.heads.features import RECORDED
+from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.padding import BATCH_TOKENS, batches_of_tokens
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp
 from specheads.prompts.prompt import EncodedPrompt, ResponseLimits, response_provenance
 from specheads.replay.response_tree import COLUMNS, RecordSettings, ResponseToRecord, record_responses
-from specheads.storage.files import log_space
 from specheads.storage.shards import ShardStore, fingerprint, made_manifest
 
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 ROWS_PER_SHARD = 32  # a restart repeats at most one shard
-BYTES_PER_NODE = 4 * (len(COLUMNS) + 1)  # before compression
 SCHEMA = pa.schema(
     {
         "prompt_id": pa.string(),
@@ -196,19 +195,29 @@ class Recorder:
             return folder
         starts = range(0, len(prompts), ROWS_PER_SHARD)
         shards = {f"{start:06d}.parquet": prompts[start : start + ROWS_PER_SHARD] for start in starts}
-        logger.info("recording: %d prompts, %d samples each, in %s", len(prompts), settings.num_samples, folder)
-        num_nodes = len(prompts) * self.limits.max_new_tokens * (1 + settings.num_samples * settings.max_tokens)
-        log_space(folder, num_nodes * BYTES_PER_NODE, "recording")
         responder = Responder(self.pair, [len(ids) for _, ids in prompts], self.limits)
         with store.missing(list(shards)) as missing:
+            # As much memory as the branches of the longest text take.
+            draft, num_positions = self.pair.draft_lm, settings.batch_size * (responder.capacity + settings.max_tokens)
+            rows = num_positions / responder.capacity
+            branches = memory_parts(draft, num_positions + BATCH_TOKENS, rows=rows, most=LOGITS_ELEMENTS)
+            memory = memory_of("recording", draft, responder.memory(), branches)
+            counts = len(prompts), settings.num_samples
+            logger.info("recording: %d prompts, %d samples each, in %s, %s", *counts, folder, memory)
+            store.announce("recording", [len(shards[name]) for name in missing])
             advance(sum(len(part) for name, part in shards.items() if name not in missing))
             for name in missing:
-                store.write(name, list(self._rows(responder, shards[name], settings, advance)))
+                store.write(name, list(self._rows(responder, shards[name], settings, num_positions, advance)))
             store.complete(list(shards))
         return folder
 
     def _rows(
-        self, responder: Responder, prompts: Sequence[EncodedPrompt], settings: RecordSettings, advance: Advance
+        self,
+        responder: Responder,
+        prompts: Sequence[EncodedPrompt],
+        settings: RecordSettings,
+        num_positions: int,
+        advance: Advance,
     ) -> Iterator[dict[str, Any]]:
         """Yield the finished rows of one shard."""
         pair, seed, most, ids = self.pair, self.seed, self.limits.max_new_tokens, [ids for _, ids in prompts]
@@ -217,8 +226,6 @@ class Recorder:
             ResponseToRecord.of(text, response.ids, min(most, pair.window - len(text)), settings, seed, prompt.prompt_id)
             for (prompt, text), response in zip(prompts, responder.respond(ids, uniform, self.warp), strict=True)
         ]
-        # As much memory as the branches of the longest text take.
-        num_positions = settings.batch_size * (responder.capacity + settings.max_tokens)
         rows: dict[int, dict[str, Any]] = {}
         for batch in batches_of_tokens([len(text.read) for text in texts], BATCH_TOKENS):
             rows |= zip(batch, record_responses(pair, [texts[row] for row in batch], self.warp, num_positions), strict=True)

@@ -42,12 +42,17 @@ def cache_folder() -> Path:
     return Path(os.environ.get("SPECHEADS_CACHE") or Path.home() / ".cache" / "specheads")
 
 
-def log_space(folder: Path, num_bytes: float, what: str) -> None:
-    """Log the bytes that `what` takes at most in a folder, and warn where the disk has less."""
-    size, free = num_bytes / 2**20, shutil.disk_usage(folder).free / 2**20
-    logger.info("%s: at most %.0f MiB on disk", what, size)
-    if size > free:
-        logger.warning("%s: only %.0f MiB are free in %s; choose another folder with paths.data=", what, free, folder)
+def amount(number: float, billions: str = "GB", millions: str = "MB") -> str:
+    """Return a number with three digits in one of two units, "6.74 billion" or "53.3 MB"."""
+    return f"{number / 1e9:.3g} {billions}" if number >= 1e9 else f"{number / 1e6:.3g} {millions}"
+
+
+def space_of(what: str, num_bytes: float, folder: Path) -> str:
+    """Return how much disk `what` takes in a folder, which may not exist yet, for the log; warn where less is free."""
+    free = shutil.disk_usage(next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())).free
+    if num_bytes > free:
+        logger.warning("%s: only %s are free in %s; choose another folder with paths.data=", what, amount(free), folder)
+    return f"about {amount(num_bytes)} on disk"
 
 
 def without_home(text: str) -> str:

@@ -17,6 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from specheads.storage.files import space_of
 from specheads.storage.shards import ShardStore, fingerprint
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class RowStore:
 
     @property
     def num_bytes(self) -> int:
-        """The size of the whole store, at most."""
+        """The size of the whole store."""
         return sum(int(rows.sum()) for rows in self.sizes.values())
 
     def fits(self, budget: float) -> bool:
@@ -62,10 +63,10 @@ class RowStore:
         present = sum(path.stat().st_size for path in self.folder.glob("*.safetensors"))
         return self.num_bytes <= budget * GIB and self.num_bytes - present <= shutil.disk_usage(self.folder.parent).free
 
-    def fill(self, compute: Callable[[str, range], Sequence[Mapping[str, Tensor]]]) -> None:
+    def fill(self, compute: Callable[[str, range], Sequence[Mapping[str, Tensor]]], memory: str) -> None:
         """Make the shards that are missing or damaged; another process that needs them, too, waits.
 
-        `compute` returns the tensors (n, ...) of each of some rows.
+        `compute` returns the tensors (n, ...) of each of some rows; `memory` says for the log how much of it that takes.
         """
         store, names = ShardStore(self.folder, self.provenance), list(self.parts)
         # An earlier training run may have completed the store with fewer shards.
@@ -73,10 +74,9 @@ class RowStore:
             logger.info("%s: complete in %s", self.what, self.folder)
             return
         with store.missing(names) as missing, Progress(transient=True) as bar:
-            counts = len(missing), len(names)
-            logger.info(
-                "%s: at most %.2f GiB, %d of %d shards to do, in %s", self.what, self.num_bytes / GIB, *counts, self.folder
-            )
+            to_do = sum(int(self.sizes[start][rows].sum()) for start, rows in (self.parts[name] for name in missing))
+            space = space_of(self.what, to_do, self.folder)
+            logger.info("%s: %d of %d shards to do, %s, %s", self.what, len(missing), len(names), space, memory)
             done = bar.add_task(self.what, total=len(missing))
             for name in missing:
                 start, rows = self.parts[name]

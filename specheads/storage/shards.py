@@ -22,12 +22,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specheads.errors import UserError
-from specheads.storage.files import locked, read_json, write_json, write_whole
+from specheads.storage.files import locked, read_json, space_of, write_json, write_whole
 
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
+FILE_BYTES = 8192  # of a Parquet file of many columns, without its rows
 
 Entry = dict[str, Any]  # `rows` and `sha256` of a shard; in a note also `of`, the fingerprint of its cache
 
@@ -45,6 +46,7 @@ class ShardStore:
         self.provenance = json.loads(json.dumps(dict(provenance)))  # as JSON returns it: tuples become lists
         folder.mkdir(parents=True, exist_ok=True)
         self._checksum = cache(lambda path, *status: checksum(path))  # time, size and number tell whether a file is the same
+        self._announced: tuple[str, Sequence[int]] | None = None
         self._writer = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         self._read()
 
@@ -83,6 +85,10 @@ class ShardStore:
         self._read()
         return [name for name in names if not self.has(name)]
 
+    def announce(self, what: str, counts: Sequence[int]) -> None:
+        """Log the size of shards with so many rows, as soon as one of them tells how many bytes a row takes."""
+        self._announced = what, counts
+
     def write(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write a shard, and next to it its checksum."""
         table = pa.Table.from_pylist(list(rows), schema=self.schema)
@@ -104,6 +110,11 @@ class ShardStore:
         write_whole(path, write_summed, self._writer)
         write_json(_note_of(path), entry, self._writer)
         self.shards[name] = entry
+        if self._announced:
+            (what, counts), self._announced, size = self._announced, None, path.stat().st_size
+            fixed, total = min(FILE_BYTES, size), sum(counts)
+            needed = fixed * len(counts) + (size - fixed) / num_rows * total
+            logger.info("%s: %s for %d rows", what, space_of(what, needed, self.folder), total)
 
     def complete(self, names: Sequence[str]) -> None:
         """Declare the cache complete with exactly these shards."""

@@ -1,5 +1,6 @@
 """A cache for another draft takes over the target's responses, and is what it would have been without."""
 
+import re
 from dataclasses import replace
 
 import pyarrow.parquet as pq
@@ -12,6 +13,7 @@ from data_gen.settings import Generation
 from specheads.decoding.responses import Responder
 from specheads.pair.sampling import Warp
 from specheads.prompts.prompt import Prompt
+from specheads.prompts.sources import NanoSource
 
 SIZES = {"max_new_tokens": 6, "max_prompt_tokens": 8, "batch_size": 2, "rows_per_shard": 3, "responses_per_prompt": 2}
 SETTINGS = Generation(warp=Warp(1.0, top_k=5), **SIZES)
@@ -131,3 +133,15 @@ def test_an_unreadable_manifest_of_another_cache_is_skipped(pairs, tmp_path, gen
     generated.clear()
     make(pairs[1], tmp_path)
     assert not generated
+
+
+def test_announced_sizes_are_those_on_disk(nano, tmp_path, caplog):
+    settings = Generation(max_new_tokens=24, batch_size=4, rows_per_shard=6)
+    with caplog.at_level("INFO"):
+        labels = generate_data(nano, NanoSource(18, 3, 3), settings, tmp_path)
+    (responses,) = set(tmp_path.iterdir()) - {labels}
+    announced = dict(re.findall(r"^.*(responses|labels): about (\S+) MB on disk for 24 rows", caplog.text, re.MULTILINE))
+    for stage, folder in {"responses": responses, "labels": labels}.items():
+        written = sum(path.stat().st_size for path in folder.glob("*.parquet"))
+        assert written / 1.5 < 1e6 * float(announced[stage]) < 1.5 * written
+    assert re.search(r"data: labels of 24 prompts, 24 still to do, .* about .* of memory \(weights and all in use", caplog.text)

@@ -7,12 +7,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import torch
 from commands import run
+from fakes import tiny_pair
 from published_shapes import SHAPES as SHAPES_ON_HUB
 from published_shapes import weightless
 
+from specheads.decoding.engine import EagerEngine
+from specheads.pair import needs
 from specheads.pair.config import pair_config
-from specheads.pair.needs import amount, pair_needs
+from specheads.pair.needs import memory_of, memory_parts, pair_needs
 from specheads.pair.synthetic import SHAPES
+from specheads.storage.files import amount
 
 
 @pytest.fixture
@@ -76,6 +80,30 @@ def test_a_pair_of_which_nothing_is_known_is_named():
 @pytest.mark.parametrize(("number", "text"), [(999_000, "0.999 million"), (6_738_415_616, "6.74 billion"), (69e9, "69 billion")])
 def test_sizes_have_three_digits(number, text):
     assert amount(number, "billion", "million") == text
+
+
+def test_the_parts_of_memory_are_those_of_the_model():
+    lm = tiny_pair(7).target_lm
+    memory, read = EagerEngine(lm, 10, num_rows=3), torch.zeros(2, 5, dtype=torch.long)
+    width = lm.model.base_model.layers[0].mlp.up_proj(lm.hidden_states(read)).nbytes
+    assert memory_parts(lm, positions=3 * 10, tokens=2 * 5, rows=4) == {
+        "keys and values": memory.memory_bytes,
+        "activations": 4 * (width + lm.hidden_states(read).nbytes),
+        "distributions": 6 * lm.logits(torch.zeros(4, lm.hidden_size, dtype=lm.model.dtype)).nbytes,
+    }
+    assert memory_parts(lm, rows=4, most=20)["distributions"] == 6 * 20 * lm.probs_dtype.itemsize
+
+
+def test_memory_is_announced_with_its_parts(monkeypatch, caplog):
+    lm = tiny_pair(7).target_lm
+    monkeypatch.setattr(needs, "memory_in_use", lambda: 2e9)
+    monkeypatch.setattr(needs, "available_memory", lambda: 3.5e9)
+    said = memory_of("work", lm, {"logits": 1e9, "little": 1e5}, {"logits": 2e9, "copies": 3e8})
+    assert said == "about 5.3 GB of memory (weights and all in use 2 GB, logits 3 GB, copies 300 MB)" and not caplog.records
+    memory_of("work", lm, {"logits": 4e9})
+    assert caplog.messages == [
+        "work: about 4 GB more memory is needed, but 3.5 GB are available; take smaller batches, shorter texts or smaller models"
+    ]
 
 
 @pytest.fixture

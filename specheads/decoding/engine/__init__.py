@@ -11,6 +11,7 @@ from typing import Any
 from specheads.decoding.engine.artefacts import compile_ahead
 from specheads.decoding.engine.compiled import CompiledEngine, StepOperations
 from specheads.decoding.engine.cpu import CpuStep, bulk_operations, packed_reader
+from specheads.decoding.engine.cpu.packed import bytes_to_pack
 from specheads.decoding.engine.cuda_graph import GraphEngine
 from specheads.decoding.engine.eager import CompiledStep, EagerEngine, Engine, Epilogue, ForwardOutput, StepMemory
 from specheads.decoding.engine.reading import RowPlaces, TreeSlots
@@ -28,6 +29,7 @@ __all__ = [
     "StepMemory",
     "TreeSlots",
     "bulk_operations",
+    "bytes_to_pack",
     "compile_ahead",
     "make_engine",
     "packed_reader",

@@ -14,15 +14,17 @@ from transformers import PreTrainedModel
 from specheads.errors import UserError
 from specheads.interrupts import deferred
 from specheads.pair.language_model import short_name
+from specheads.pair.needs import memory_of, memory_parts
+from specheads.pair.padding import SLICE_ELEMENTS
 from specheads.pair.pair import Pair, load_draft
 from specheads.pair.quantization import is_quantized
 from specheads.pair.revisions import draft_temperature, without_bars
 from specheads.prompts.prompt import GeneratedData
 from specheads.settings import shown
-from specheads.storage.files import write_json
+from specheads.storage.files import space_of, write_json
 from specheads.training.distill.distill_module import DistillModule, shards_weights
 from specheads.training.distill.draft_quality import draft_quality, with_fitted_temperature
-from specheads.training.distill.memory import check_trainable
+from specheads.training.distill.memory import BYTES_PER_WEIGHT, check_trainable
 from specheads.training.distill.samples import Samples, load_splits, train_samples
 from specheads.training.distill.settings import Distillation
 from specheads.training.loaders import ResumableData
@@ -79,13 +81,14 @@ def distill(
     checkpoints.provenance |= provenance
     earlier = checkpoint_to_resume(checkpoints)
     logger.info(
-        "distilling %s for %s: %d prompts, responses %s, %d epochs, into %s",
+        "distilling %s for %s: %d prompts, responses %s, %d epochs, into %s, %s",
         pair.draft_id,
         pair.target_id,
         len(train),
         _listed(settings.shares),
         settings.trainer.max_epochs,
         run,
+        _needs(pair, train, settings, data.limits.max_new_tokens, trainer, run),
     )
     logger.info("measuring the draft before training")
     module = DistillModule(pair, settings, data.limits)
@@ -110,6 +113,22 @@ def distill(
     for each in trainer.loggers:
         each.log_metrics({f"test/{name}": value for name, value in after.items()}, trainer.global_step)
     return DistilledDraft(run / "draft", before, after)
+
+
+def _needs(pair: Pair, train: Samples, settings: Distillation, most: int, trainer: "Trainer", run: Path) -> str:
+    """Return how much memory and disk training takes, for the log; a response has at most so many tokens."""
+    draft, batch = pair.draft_lm, settings.loader.batch_size / trainer.world_size
+    weights, itemsize = sum(weight.numel() for weight in pair.draft.parameters()), pair.draft.dtype.itemsize
+    lengths = [len(response) for rows in train.answers.values() for row in rows for response in row]
+    positions = batch * (most if "on_policy" in train.shares else max(lengths))
+    # For the gradient a layer keeps about twice what it takes without; with checkpoints one layer does at a time.
+    num_kept = 2 * (1 if settings.gradient_checkpointing else draft.config.num_hidden_layers)
+    tokens = num_kept * (positions + batch * max(map(len, train.prompts)))
+    here = weights / (trainer.world_size if shards_weights(trainer.strategy) else 1)
+    state = {"gradients and AdamW's state": here * (BYTES_PER_WEIGHT - itemsize)}  # the weights themselves are there
+    memory = memory_of("distilling", draft, memory_parts(draft, 0, tokens, 2 * positions, 2 * SLICE_ELEMENTS), state)
+    # A checkpoint with AdamW's two moments in float32, and the draft.
+    return f"{memory}, {space_of('distilling', weights * (12 + itemsize), run)}"
 
 
 def _with_precision(settings: Distillation, pair: Pair) -> Distillation:

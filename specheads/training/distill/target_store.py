@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.padding import BATCH_TOKENS, SLICE_ELEMENTS, batches_of_tokens, slices
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import check_numbers
 from specheads.replay.response_batch import ResponseBatch
-from specheads.storage.row_store import RowStore
+from specheads.storage.row_store import SHARD_BYTES, RowStore
 from specheads.training.distill.distill_loss import most_likely
 
 NUM_KEPT = 64  # tokens of each distribution, at 6 bytes each
@@ -69,7 +70,8 @@ class TargetStore(RowStore):
 
     def make(self) -> None:
         """Compute what is missing."""
-        self.fill(self._computed)
+        parts = memory_parts(self.target) | {"a shard": 2 * min(self.num_bytes, SHARD_BYTES)}
+        self.fill(self._computed, memory_of(self.what, self.target, parts))
 
     def _computed(self, start: str, numbers: range) -> list[dict[str, Tensor]]:
         """Return the tensors of some responses from the target."""

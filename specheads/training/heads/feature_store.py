@@ -15,9 +15,10 @@ from specheads.decoding.engine import bulk_operations
 from specheads.heads.batch import HeadBatch, collate, sample_features, target_states
 from specheads.heads.features import FEATURES, RECORDED, ROUND_INPUTS
 from specheads.pair.language_model import LanguageModel
+from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.padding import BATCH_TOKENS, batches_of_tokens
 from specheads.pair.sampling import check_numbers, computing_with
-from specheads.storage.row_store import RowStore
+from specheads.storage.row_store import SHARD_BYTES, RowStore
 from specheads.training.heads.mixed_responses import MixedResponses
 
 
@@ -55,7 +56,8 @@ class FeatureStore:
         if not self.rows.fits(budget):
             return dict(self.splits)
         with computing_with(bulk_operations(self.draft.device)):
-            self.rows.fill(self._computed)
+            parts = memory_parts(self.draft) | {"a shard": 2 * min(self.rows.num_bytes, SHARD_BYTES)}
+            self.rows.fill(self._computed, memory_of("features", self.draft, parts))
         return {name: StoredResponses(data, self.rows, name) for name, data in self.splits.items()}
 
     def _model_of(self, feature: str) -> LanguageModel:

@@ -16,6 +16,7 @@ from specheads.heads.features import ROUND_INPUTS
 from specheads.heads.head import NUM_GOLDEN, save_head
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.interrupts import deferred
+from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.pair import Pair
 from specheads.prompts.prompt import SPLITS, GeneratedData
 from specheads.replay.recording import Recorder
@@ -86,13 +87,14 @@ def train_heads(
     earlier, names = checkpoint_to_resume(checkpoints), [spec.name for spec in specs]
     with deferred() as checkpoints.request:
         logger.info(
-            "training %s: %d responses to %d train prompts, %d epochs, into %s%s",
+            "training %s: %d responses to %d train prompts, %d epochs, into %s%s, %s",
             names[0] if len(names) == 1 else f"{len(names)} heads",
             counts["num_responses"],
             counts["num_prompts"],
             trainer.max_epochs,
             run,
             f", resumed from {earlier}" if earlier else "",
+            memory_of("training", pair.draft_lm, memory_parts(pair.draft_lm)),  # it reads the test texts
         )
         trainer.fit(module, loaders, ckpt_path=earlier)
         trainer.test(module, loaders, verbose=False)

@@ -9,7 +9,6 @@ import copy
 import logging
 from collections.abc import Sequence
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,6 +21,7 @@ from transformers.cache_utils import Cache
 from specheads.decoding.engine.compiled_program import Weights
 from specheads.decoding.engine.reading import RowsLayer
 from specheads.heads.portable.network import Network, ResidualBlock
+from specheads.load import available_memory
 from specheads.pair.language_model import LanguageModel
 
 logger = logging.getLogger(__name__)
@@ -268,32 +268,27 @@ def has_packed_layers(model: Any) -> bool:
     return sum(map(_is_layer, model.modules())) == num_layers
 
 
+def _groups_of(lm: LanguageModel) -> list[list[Any]]:
+    layers = [module for module in lm.model.modules() if _is_layer(module)]
+    return [*([layer] for layer in layers), *_linear_groups(lm.model, layers)]
+
+
+def bytes_to_pack(lm: LanguageModel, networks: Sequence[nn.Module] = ()) -> int:
+    """Return the bytes of packed copies that a model and some networks do not have yet."""
+    groups = [*_groups_of(lm), *([network] for network in networks)]
+    return sum(weight.nbytes for group in groups if not _is_current(group) for module in group for weight in module.parameters())
+
+
 def packed_model(lm: LanguageModel, others: Sequence[nn.Module]) -> PackedModel | None:
     """Return packed copies of a model on a CPU and of the networks in other modules, or None if memory is too small."""
-    layers = [module for module in lm.model.modules() if _is_layer(module)]
-    groups = [*([layer] for layer in layers), *_linear_groups(lm.model, layers)]
     networks = [module for other in others for module in other.modules() if _is_network(module)]
-    new = [module for group in (*groups, *([network] for network in networks)) if not _is_current(group) for module in group]
-    needed = sum(weight.nbytes for module in new for weight in module.parameters())
-    if needed > _SPARE_MEMORY * _available_memory():
+    groups, needed = _groups_of(lm), bytes_to_pack(lm, networks)
+    if needed > _SPARE_MEMORY * available_memory():
         _warn_of_memory()
         return None
     if needed > 2**20:
         logger.info("packing the linear maps of %s: %.0f MiB", type(lm.model).__name__, needed / 2**20)
     return PackedModel(lm, groups, networks)
-
-
-def _available_memory() -> float:
-    """Return the bytes of memory that this process may still take; infinity where that cannot be told."""
-    limits = [float("inf")]
-    information = Path("/proc/meminfo")
-    if information.is_file():
-        fields = dict(line.split(":", 1) for line in information.read_text().splitlines() if ":" in line)
-        limits.append(int(fields["MemAvailable"].split()[0]) * 1024)
-    most, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if most.is_file() and used.is_file() and most.read_text().strip() != "max":
-        limits.append(int(most.read_text()) - int(used.read_text()))
-    return min(limits)
 
 
 @cache  # every step of every engine asks, and one warning is enough
