@@ -157,8 +157,16 @@ class _SingleDrafter(Drafter):
         uniforms, most, count = row.draft_uniforms, min(most, row.most_drafted), 0
         tokens, state = self._unread(row), ChainState(self._going, self.state)
         while count < most:
-            state = self.step(tokens, memory.indices[count], uniforms.take(1), ends, state)
-            tokens, count = memory.drafted(count), count + 1
+            if tokens.shape[1] == 1 and self._engine.repeats(self.step):
+                memory.set_last(row.committed[-1])
+                numbers = uniforms.take_up_to(most - count)
+                columns = [memory.index[count : count + len(numbers)], numbers]
+                run, state = self._engine.repeat(self.step, memory.read_from(count, len(numbers)), columns, ends, state)
+                uniforms.give_back(len(numbers) - run)
+            else:
+                run, state = 1, self.step(tokens, memory.indices[count], uniforms.take(1), ends, state)
+            count += run
+            tokens = memory.drafted(count - 1)
             if state.stopped.item():
                 break
         row.num_drafted = row.num_draft_calls = count

@@ -234,7 +234,8 @@ class DraftMemory(StepMemory):
         self._numbers = self.sequence.numpy() if device.type == "cpu" else None
         self._tree_probs: Tensor | None = None
         # Made once: making a view costs as much as a copy.
-        self.indices = torch.arange(most + 1, device=device).split(1)
+        self.index = torch.arange(most + 1, device=device)
+        self.indices = self.index.split(1)
         self._inputs = self.sequence[:1].split(1, dim=1)
         self._starts: dict[int, Tensor] = {}
 
@@ -263,6 +264,10 @@ class DraftMemory(StepMemory):
     def drafted(self, index: int) -> Tensor:
         """Return the token (1, 1) at `index`."""
         return self._inputs[index + 1]
+
+    def read_from(self, index: int, count: int) -> Tensor:
+        """Return the tokens (1, count) that steps read which write those from `index` on: the committed one is before the first."""
+        return self.sequence[:1, index : index + count]
 
     def start(self, count: int) -> Tensor:
         """Return the first `count` tokens (1, count), beginning with the committed one."""

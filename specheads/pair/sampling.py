@@ -179,6 +179,10 @@ class Uniforms:
         self._next += count
         return self._block[self._next - count : self._next]
 
+    def take_up_to(self, count: int) -> Tensor:
+        """Return the next numbers, `count` or as many as were made at once; the stream is that of single numbers."""
+        return self.take(min(count, self._end - self._next) or 1)
+
     def number(self) -> float:
         """Return the next number as a number of the host; the stream's device must be the CPU."""
         if self._next >= self._end:

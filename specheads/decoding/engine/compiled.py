@@ -17,7 +17,16 @@ from transformers.cache_utils import Cache
 
 from specheads.decoding.engine import artefacts
 from specheads.decoding.engine.artefacts import Job, load_or_compile, name_of
-from specheads.decoding.engine.compiled_program import CPU_OPTIONS, OPTIONS, CompiledProgram, Weights, modules_in
+from specheads.decoding.engine.compiled_program import (
+    CPU_OPTIONS,
+    OPTIONS,
+    BoundProgram,
+    CompiledProgram,
+    Native,
+    Weights,
+    add_leaves,
+    modules_in,
+)
 from specheads.decoding.engine.eager import CompiledStep, EagerEngine, Epilogue, ForwardOutput, StepMemory, read_rows
 from specheads.decoding.engine.reading import ChainLayer, Memory, RowPlaces, chain_reading, computing
 from specheads.errors import UserError
@@ -70,6 +79,11 @@ class StepOperations(nn.Module):
     def operations(self, places: RowPlaces | None) -> Operations:
         """Return what a forward pass and the epilogue compute with; `places` of the tokens of a step in rows."""
         return Operations()
+
+    @property
+    def native(self) -> Native | None:
+        """What makes calls of compiled steps that are faster than Python's, if anything does."""
+        return None
 
 
 class StepModule(nn.Module):
@@ -128,6 +142,7 @@ class CompiledEngine(EagerEngine):
         self.strict, self.operations = strict, operations
         self._compiled: dict[Hashable, Runner] = {}
         self._runners: dict[Hashable, dict[tuple[Any, ...], Runner]] = {}  # by step, its runners by shape
+        self._prepared: dict[CompiledStep, dict[tuple[Any, ...], Runner]] = {}  # the same by the function that runs it
         self._watched: list[tuple[nn.Module, Weights]] = []
         self._watch(lm.model)
         if num_rows == 1:
@@ -151,7 +166,22 @@ class CompiledEngine(EagerEngine):
                 layer.length = start + count
             return out
 
+        self._prepared[step] = runners
         return step
+
+    def repeats(self, step: CompiledStep) -> bool:
+        runner = self._prepared[step].get(self._shape(1, self.bucket))
+        return isinstance(runner, BoundProgram) and runner.native is not None
+
+    def repeat(self, step: CompiledStep, tokens: Tensor, columns: Sequence[Tensor], *inputs: Any) -> tuple[int, Any]:
+        start, most = self.length, tokens.shape[1]
+        self._check_fits(start + most)
+        runner: Any = self._prepared[step][self._shape(1, self.bucket)]
+        given = add_leaves(inputs, [tokens, self._start, self._places, *columns])
+        count, out = runner.repeat(given, len(columns), start, self.bucket, most)
+        for layer in self._layers:
+            layer.length = start + count
+        return count, out
 
     @property
     def reader(self) -> LanguageModel:
@@ -306,7 +336,7 @@ class CompiledEngine(EagerEngine):
             job, module = self._job(epilogue, kind, args)
             compiled_program, was_kept = load_or_compile(job.name, job.compile_program)
             logger.info("%s %s in %.1f s", "loaded" if was_kept else "compiled", job.what, time.perf_counter() - start)
-            runner = compiled_program.bind(module, self._memory)
+            runner = compiled_program.bind(module, self._memory, module.operations.native)
         except Exception as error:  # a compiler has many ways to fail, all with the same remedy
             reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
             if self.strict:

@@ -9,7 +9,7 @@ import pickle
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,20 @@ _LARGEST_CONSTANT = 64  # numbers; a larger tensor that no module owns may be a 
 _NUM_SAMPLED = 8  # numbers of each tensor that `Weights` compares: writing through `.data` changes neither place nor version
 
 _Build = Callable[[Iterator[Tensor]], Any]
+
+
+class NativeCall(Protocol):
+    """A compiled function with some of its tensors bound; see `StepOperations.native_call`."""
+
+    def __call__(self, given: list[Tensor]) -> list[Tensor]:
+        """Return the results for the tensors that are not bound, in order."""
+
+    def repeat(self, given: list[Tensor], num_columns: int, start: int, bucket: int, most: int) -> tuple[int, list[Tensor]]:
+        """Return the number of calls and the last one's results; see `BoundProgram.repeat`."""
+
+
+# It makes such a call of a compiled function, its tensors, which of them stay the same, and the number of its results.
+Native = Callable[[Callable[..., Any], Sequence[Tensor], Sequence[bool], int], NativeCall | None]
 
 
 @dataclass(frozen=True)
@@ -86,24 +100,11 @@ class CompiledProgram:
         constants = [source for source in self.sources if isinstance(source, Tensor)]
         return all(constant.numel() <= _LARGEST_CONSTANT and not constant.requires_grad for constant in constants)
 
-    def bind(self, module: nn.Module, memory: Sequence[Any]) -> Callable[..., Any]:
-        """Return the call of `module` as a function of `(tokens, start, places, inputs)`, tensors and tuples of them."""
+    def bind(self, module: nn.Module, memory: Sequence[Any], native: "Native | None" = None) -> "BoundProgram":
+        """Return the call of `module`; see BoundProgram."""
         tensors = _tensors(module)
         weights = [tensors[source] if isinstance(source, str) else source for source in self.sources]
-        memory = tree_leaves(memory)
-        build, run = _builder(self.outputs), None
-
-        def call(tokens: Tensor, start: Tensor, places: Tensor, inputs: tuple[Any, ...]) -> Any:
-            nonlocal run
-            args = [*weights, tokens, start, places, *memory]
-            add_leaves(inputs, args)
-            if run is None:
-                results, run = _first_call(self.artifact, args)
-            else:
-                results = run(args)
-            return build(iter(results))
-
-        return call
+        return BoundProgram(self.artifact, weights, tree_leaves(memory), _builder(self.outputs), native)
 
     def to_bytes(self) -> bytes:
         """Return the program as bytes, for `from_bytes`."""
@@ -122,6 +123,44 @@ class CompiledProgram:
         # Loading looks kernels up by their source and options, and builds those that are missing.
         with config.patch(options):
             return cls(AOTCompiledArtifact.deserialize(artifact), options, *rest)
+
+
+class BoundProgram:
+    """A compiled step as a function of `(tokens, start, places, inputs)`, tensors and tuples of them; see StepModule."""
+
+    def __init__(
+        self, artifact: Any, weights: list[Tensor], memory: list[Tensor], build: "_Build", native: Native | None
+    ) -> None:
+        self._artifact, self._weights, self._memory, self._build, self._make_native = artifact, weights, memory, build, native
+        self._run: Callable[[list[Tensor]], Any] | None = None
+        self.native: NativeCall | None = None
+
+    def __call__(self, tokens: Tensor, start: Tensor, places: Tensor, inputs: tuple[Any, ...]) -> Any:
+        if self.native is not None:
+            return self._build(iter(self.native(add_leaves(inputs, [tokens, start, places]))))
+        args = add_leaves(inputs, [*self._weights, tokens, start, places, *self._memory])
+        if self._run is not None:
+            return self._build(iter(self._run(args)))
+        results, self._run, compiled = _first_call(self._artifact, args)
+        if self._make_native is not None and compiled is not None:
+            fixed = [True] * len(self._weights) + [False] * 3 + [True] * len(self._memory)
+            args = add_leaves(inputs, [*self._weights, tokens, start, places, *self._memory])  # a call empties its list
+            self.native = self._make_native(compiled, args, [*fixed, *[False] * (len(args) - len(fixed))], len(results))
+        return self._build(iter(results))
+
+    def repeat(self, given: list[Tensor], num_columns: int, start: int, bucket: int, most: int) -> tuple[int, Any]:
+        """Run a `native` step over one token after another until its first output is true; return how often, and the last result.
+
+        Args:
+            given: tokens (1, n), the tensor of the position, places of the whole memory, `num_columns` tensors (n,) of which each
+                run gets one number, other inputs, and a state, which each run gets from the one before.
+            start: the first position.
+            bucket: memory is read in multiples of it.
+            most: runs at most.
+        """
+        assert self.native is not None
+        count, results = self.native.repeat(given, num_columns, start, bucket, most)
+        return count, self._build(iter(results))
 
 
 def modules_in(compile_key: Hashable) -> list[nn.Module]:
@@ -223,15 +262,17 @@ def add_leaves(tree: Any, leaves: list[Tensor]) -> list[Tensor]:
     return leaves
 
 
-def _first_call(artifact: Callable[..., Any], args: list[Tensor]) -> tuple[Any, Callable[[list[Tensor]], Any]]:
-    """Run an artifact; return its results, and the function of a list of tensors to be called from now on.
+def _first_call(
+    artifact: Callable[..., Any], args: list[Tensor]
+) -> tuple[Any, Callable[[list[Tensor]], Any], Callable[[list[Tensor]], Any] | None]:
+    """Run an artifact; return its results, the function of a list of tensors to be called from now on, and the compiled code.
 
     That is the compiled code itself where the artifact only passes its results on: the wrappers around it check what cannot
     change here, and take a sixth of the time of a small draft's step.
     """
     graphs = _graphs_in(artifact, set())
     if len(graphs) != 1:
-        return artifact(*args), lambda tensors: artifact(*tensors)
+        return artifact(*args), lambda tensors: artifact(*tensors), None
     inner: list[Any] = []
     (graph,), compiled = graphs, graphs[0].current_callable
 
@@ -245,8 +286,8 @@ def _first_call(artifact: Callable[..., Any], args: list[Tensor]) -> tuple[Any, 
     finally:
         graph.current_callable = compiled
     if len(inner) == 1 and len(inner[0]) == len(results) and all(map(is_same, inner[0], results)):
-        return results, compiled
-    return results, lambda tensors: artifact(*tensors)
+        return results, compiled, compiled
+    return results, lambda tensors: artifact(*tensors), None
 
 
 def _graphs_in(function: Any, seen: set[int]) -> list[Any]:

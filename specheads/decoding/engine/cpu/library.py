@@ -12,7 +12,8 @@ import shlex
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
@@ -50,6 +51,10 @@ _RESULTS: dict[str, Callable[..., Tensor]] = {
 }
 
 
+_loaded: list[ctypes.PyDLL] = []  # the library, once it is
+_ENTRY = "_Z19inductor_entry_implPP16AtenTensorOpaqueS1_"  # the compiled function in the files of Inductor's C++ wrapper
+
+
 @cache
 def load_operators() -> bool:
     """Build or load the operators; return whether they can be used, and say why not."""
@@ -61,7 +66,7 @@ def load_operators() -> bool:
             with ThreadPoolExecutor(1) as pool, suppress(Exception):
                 pool.submit(_build, path)
                 artefacts.load_compiler()
-        _load_library(path)
+        _loaded.append(_load_library(path))
     except (RuntimeError, OSError, AssertionError) as error:
         reason = next(iter(str(error).splitlines()), "")
         logger.warning("verification is slower than it could be, because its operators cannot be built: %s", reason)
@@ -102,7 +107,7 @@ def _library_path() -> Path:
     return Path(cache_dir(), f"operators-{digest[:24]}.so")
 
 
-def _load_library(path: Path) -> ctypes.CDLL:
+def _load_library(path: Path) -> ctypes.PyDLL:
     """Return the library, built if it is not there or cannot be loaded; its symbols are visible to compiled steps.
 
     Raises:
@@ -111,12 +116,58 @@ def _load_library(path: Path) -> ctypes.CDLL:
     """
     _build(path)
     try:
-        return ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
+        return _open(path)
     except OSError as error:
         logger.warning("the operators in %s cannot be loaded and are built again: %s", path, error)
         path.unlink(missing_ok=True)
         _build(path)
-        return ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
+        return _open(path)
+
+
+def _open(path: Path) -> ctypes.PyDLL:
+    library = ctypes.PyDLL(str(path), ctypes.RTLD_GLOBAL)  # whose functions are called with Python's lock held
+    library.specheads_bind.restype = ctypes.c_void_p
+    library.specheads_bind.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_int64]
+    library.specheads_unbind.argtypes, library.specheads_unbind.restype = [ctypes.c_void_p], None
+    for function, numbers in ((library.specheads_call, 0), (library.specheads_repeat, 4)):
+        function.restype = ctypes.py_object
+        function.argtypes = [ctypes.c_void_p, ctypes.py_object, *[ctypes.c_int64] * numbers]
+    return library
+
+
+class BoundCall:
+    """A NativeCall of the C++ in calls.h."""
+
+    def __init__(self, entry: int, tensors: Sequence[Tensor], fixed: Sequence[bool], num_results: int) -> None:
+        (library,) = _loaded
+        stay = iter(_HANDLES([tensor for tensor, stays in zip(tensors, fixed, strict=True) if stays]))
+        self._bound = library.specheads_bind(entry, [next(stay) if stays else None for stays in fixed], num_results)
+        self._call, self._repeat = library.specheads_call, library.specheads_repeat
+        weakref.finalize(self, library.specheads_unbind, self._bound)
+
+    def __call__(self, given: list[Tensor]) -> list[Tensor]:
+        return _TENSORS(self._call(self._bound, _HANDLES(given)))
+
+    def repeat(self, given: list[Tensor], num_columns: int, start: int, bucket: int, most: int) -> tuple[int, list[Tensor]]:
+        count, results = self._repeat(self._bound, _HANDLES(given), num_columns, start, bucket, most)
+        return count, _TENSORS(results)
+
+
+_HANDLES = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
+_TENSORS = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
+
+
+def native_call(compiled: Callable[..., Any], tensors: Sequence[Tensor], fixed: Sequence[bool], num_results: int) -> BoundCall | None:
+    """Return a call of compiled code from C++ with the `tensors` bound that are `fixed`; None where the code has another form."""
+    held = [cell.cell_contents for cell in getattr(compiled, "__closure__", None) or ()]
+    files = [getattr(getattr(each, "__self__", None), "__file__", None) for each in held]
+    if len(files) != 1 or files[0] is None or not _loaded:
+        return None
+    try:
+        entry = getattr(ctypes.PyDLL(files[0]), _ENTRY)
+    except (OSError, AttributeError):
+        return None
+    return BoundCall(ctypes.cast(entry, ctypes.c_void_p).value or 0, tensors, fixed, num_results)
 
 
 def _build(path: Path) -> None:
