@@ -266,7 +266,7 @@ class DraftMemory(StepMemory):
         return self._inputs[index + 1]
 
     def read_from(self, index: int, count: int) -> Tensor:
-        """Return the tokens (1, count) that steps read which write those from `index` on: the committed one is before the first."""
+        """Return what steps read that write the tokens from `index` on, (1, count): those one place before."""
         return self.sequence[:1, index : index + count]
 
     def start(self, count: int) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 import torch._inductor.config
 from fakes import needs_compiler, tiny_pair
 from families import VOCAB_SIZE, WINDOW, family_pair
+from torch.utils._pytree import tree_leaves
 
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, generate_baseline, papers, stopping, verification
 from specheads.decoding.drafting import ChainState, ChainStep
@@ -205,7 +206,7 @@ def test_graphs_of_one_step_share_their_inputs():
 
 
 def chain_step(lm, rule):
-    return ChainStep(lm, Warp(), rule, DraftMemory(4, lm.vocab_size, lm.probs_dtype, lm.device))
+    return ChainStep(lm, Warp(), rule, DraftMemory(8, lm.vocab_size, lm.probs_dtype, lm.device))
 
 
 def test_names_of_compiled_steps_tell_heads_and_models_apart():
@@ -304,3 +305,93 @@ def test_a_head_that_reads_the_last_of_several_states_does_not_change_the_distri
         actual.append((step.memory.probs[0, 1].clone(), new.rule.survival.clone()))
     for first, other in zip(*actual, strict=True):
         torch.testing.assert_close(first, other, rtol=0, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def repeated():
+    """A compiled draft of a tiny pair at position 60, next to the end of what a step reads first, and its draft step."""
+    pair = tiny_pair(scale=2.0)
+    torch.manual_seed(0)
+    head = AcceptanceHead(HeadConfig(16, 1, inputs=("hidden",))).requires_grad_(False)
+    step = chain_step(pair.draft_lm, stopping.HeadThreshold(head, 1.0))
+    engine = make_engine("compiled", pair.draft_lm, 128)
+    run = engine.compiled_step(step)
+    uniform, ends, state = inputs_of(step)
+    engine.warm_up(run, (1,), step.memory.indices[0], uniform[:1], ends, state)
+    engine.forward(torch.arange(60)[None] % 3, num_logits=0)
+    return engine, step, run
+
+
+def inputs_of(step, end=None):
+    """Return uniform numbers, the tokens that end a response, and a draft's first state."""
+    ends = torch.zeros(3, dtype=torch.bool)
+    if end is not None:
+        ends[end] = True
+    state = ChainState(torch.zeros(1, dtype=torch.bool), step.rule.start_prompt(1, torch.device("cpu")))
+    return torch.tensor([0.1, 0.7, 0.4, 0.9, 0.2, 0.6, 0.3, 0.8]).double(), ends, state
+
+
+def run_steps(engine, step, run, end=None, most=8):
+    """Return the number of steps until one stops, the last state, and what the memory then holds."""
+    engine.rewind(60)
+    uniform, ends, state = inputs_of(step, end)
+    step.memory.set_last(1)
+    for count in range(most):
+        token = step.memory.drafted(count - 1) if count else step.memory.read_from(0, 1)
+        state = run(token, step.memory.indices[count], uniform[count : count + 1], ends, state)
+        if state.stopped.item():
+            break
+    return count + 1, state, step.memory.sequence.clone(), step.memory.probs.clone(), engine.length
+
+
+def repeat_steps(engine, step, run, end=None, most=8):
+    """The same by one call."""
+    engine.rewind(60)
+    uniform, ends, state = inputs_of(step, end)
+    step.memory.set_last(1)
+    columns = [step.memory.index[:most], uniform[:most]]
+    count, state = engine.repeat(run, step.memory.read_from(0, most), columns, ends, state)
+    return count, state, step.memory.sequence.clone(), step.memory.probs.clone(), engine.length
+
+
+@needs_compiler
+@pytest.mark.parametrize("end", [None, 0, 1, 2])
+def test_repeated_steps_are_single_steps(repeated, end):
+    engine, step, run = repeated
+    expected, actual = run_steps(engine, step, run, end), repeat_steps(engine, step, run, end)
+    assert engine.repeats(run) and actual[0] == expected[0] and actual[-1] == expected[-1] == 60 + actual[0]
+    for first, other in zip(tree_leaves(expected[1:-1]), tree_leaves(actual[1:-1]), strict=True):
+        assert torch.equal(first, other)
+    drafted = actual[2][0, 1 : 1 + actual[0]].tolist()
+    assert end not in drafted[:-1] and (actual[0] == 8 or drafted[-1] == end)
+    assert end != 0 or actual[0] < 8  # one that is drafted early
+
+
+@needs_compiler
+def test_calls_from_cpp_leave_no_tensor_held(repeated):
+    engine, step, run = repeated
+    uniform, ends, state = inputs_of(step)
+    watched = [ends, uniform, *tree_leaves(state), step.memory.sequence, step.memory.probs, engine._start, *engine._memory[0]]
+    run_steps(engine, step, run)
+    before = [tensor._use_count() for tensor in watched]
+    for _ in range(3):
+        engine.rewind(60)
+        engine.repeat(run, step.memory.read_from(0, 8), [step.memory.index[:8], uniform], ends, state)
+        engine.rewind(60)
+        run(step.memory.read_from(0, 1), step.memory.indices[0], uniform[:1], ends, state)
+    assert [tensor._use_count() for tensor in watched] == before
+
+
+@needs_compiler
+def test_an_error_in_a_step_that_cpp_calls_is_pythons(repeated):
+    engine, step, run = repeated
+    run_steps(engine, step, run)
+    uniform, ends, state = inputs_of(step)
+    tokens = torch.tensor([[10**6] * 8])
+    for call in (
+        lambda: engine.repeat(run, tokens, [step.memory.index[:8], uniform], ends, state),
+        lambda: run(tokens[:, :1], step.memory.indices[0], uniform[:1], ends, state),
+    ):
+        engine.rewind(60)
+        with pytest.raises(RuntimeError, match="index out of bounds"):
+            call()

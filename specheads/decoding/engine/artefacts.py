@@ -167,6 +167,8 @@ def load_or_compile(name: str | None, compile_program: Callable[[], CompiledProg
             code = compiled_program.to_bytes()
             content = hashlib.sha256(code).digest() + code
             write_whole(path, lambda temporary: temporary.write_bytes(content), writer=str(os.getpid()))
+            # As later processes have it: what a compiler returns is called through more wrappers than what was loaded.
+            return CompiledProgram.from_bytes(code), False
     except Exception as error:  # noqa: BLE001  # of many kinds where a step cannot be written
         logger.warning("the compiled step is not kept for later runs: %s", error)
     return compiled_program, False

@@ -174,8 +174,9 @@ class CompiledEngine(EagerEngine):
         return isinstance(runner, BoundProgram) and runner.native is not None
 
     def repeat(self, step: CompiledStep, tokens: Tensor, columns: Sequence[Tensor], *inputs: Any) -> tuple[int, Any]:
-        start, most = self.length, tokens.shape[1]
-        self._check_fits(start + most)
+        start = self.length
+        self._check_fits(start + 1)
+        most = min(tokens.shape[1], self._reach - start)
         runner: Any = self._prepared[step][self._shape(1, self.bucket)]
         given = add_leaves(inputs, [tokens, self._start, self._places, *columns])
         count, out = runner.repeat(given, len(columns), start, self.bucket, most)
@@ -336,7 +337,7 @@ class CompiledEngine(EagerEngine):
             job, module = self._job(epilogue, kind, args)
             compiled_program, was_kept = load_or_compile(job.name, job.compile_program)
             logger.info("%s %s in %.1f s", "loaded" if was_kept else "compiled", job.what, time.perf_counter() - start)
-            runner = compiled_program.bind(module, self._memory, module.operations.native)
+            runner: Runner = compiled_program.bind(module, self._memory, module.operations.native)
         except Exception as error:  # a compiler has many ways to fail, all with the same remedy
             reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
             if self.strict:

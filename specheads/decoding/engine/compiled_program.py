@@ -141,11 +141,11 @@ class BoundProgram:
         args = add_leaves(inputs, [*self._weights, tokens, start, places, *self._memory])
         if self._run is not None:
             return self._build(iter(self._run(args)))
-        results, self._run, compiled = _first_call(self._artifact, args)
-        if self._make_native is not None and compiled is not None:
+        results, self._run = _first_call(self._artifact, args)
+        if self._make_native is not None:
             fixed = [True] * len(self._weights) + [False] * 3 + [True] * len(self._memory)
             args = add_leaves(inputs, [*self._weights, tokens, start, places, *self._memory])  # a call empties its list
-            self.native = self._make_native(compiled, args, [*fixed, *[False] * (len(args) - len(fixed))], len(results))
+            self.native = self._make_native(self._run, args, [*fixed, *[False] * (len(args) - len(fixed))], len(results))
         return self._build(iter(results))
 
     def repeat(self, given: list[Tensor], num_columns: int, start: int, bucket: int, most: int) -> tuple[int, Any]:
@@ -262,17 +262,15 @@ def add_leaves(tree: Any, leaves: list[Tensor]) -> list[Tensor]:
     return leaves
 
 
-def _first_call(
-    artifact: Callable[..., Any], args: list[Tensor]
-) -> tuple[Any, Callable[[list[Tensor]], Any], Callable[[list[Tensor]], Any] | None]:
-    """Run an artifact; return its results, the function of a list of tensors to be called from now on, and the compiled code.
+def _first_call(artifact: Callable[..., Any], args: list[Tensor]) -> tuple[Any, Callable[[list[Tensor]], Any]]:
+    """Run an artifact; return its results, and the function of a list of tensors to be called from now on.
 
     That is the compiled code itself where the artifact only passes its results on: the wrappers around it check what cannot
     change here, and take a sixth of the time of a small draft's step.
     """
     graphs = _graphs_in(artifact, set())
     if len(graphs) != 1:
-        return artifact(*args), lambda tensors: artifact(*tensors), None
+        return artifact(*args), lambda tensors: artifact(*tensors)
     inner: list[Any] = []
     (graph,), compiled = graphs, graphs[0].current_callable
 
@@ -286,8 +284,8 @@ def _first_call(
     finally:
         graph.current_callable = compiled
     if len(inner) == 1 and len(inner[0]) == len(results) and all(map(is_same, inner[0], results)):
-        return results, compiled, compiled
-    return results, lambda tensors: artifact(*tensors), None
+        return results, compiled
+    return results, lambda tensors: artifact(*tensors)
 
 
 def _graphs_in(function: Any, seen: set[int]) -> list[Any]:

@@ -157,7 +157,9 @@ _HANDLES = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
 _TENSORS = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
 
 
-def native_call(compiled: Callable[..., Any], tensors: Sequence[Tensor], fixed: Sequence[bool], num_results: int) -> BoundCall | None:
+def native_call(
+    compiled: Callable[..., Any], tensors: Sequence[Tensor], fixed: Sequence[bool], num_results: int
+) -> BoundCall | None:
     """Return a call of compiled code from C++ with the `tensors` bound that are `fixed`; None where the code has another form."""
     held = [cell.cell_contents for cell in getattr(compiled, "__closure__", None) or ()]
     files = [getattr(getattr(each, "__self__", None), "__file__", None) for each in held]
