@@ -66,7 +66,7 @@ def load_operators() -> bool:
             with ThreadPoolExecutor(1) as pool, suppress(Exception):
                 pool.submit(_build, path)
                 artefacts.load_compiler()
-        _loaded.append(_load_library(path))
+        _loaded.append(_declare(_load_library(path)))
     except (RuntimeError, OSError, AssertionError) as error:
         reason = next(iter(str(error).splitlines()), "")
         logger.warning("verification is slower than it could be, because its operators cannot be built: %s", reason)
@@ -110,22 +110,24 @@ def _library_path() -> Path:
 def _load_library(path: Path) -> ctypes.PyDLL:
     """Return the library, built if it is not there or cannot be loaded; its symbols are visible to compiled steps.
 
+    Its functions are called with Python's lock held.
+
     Raises:
         RuntimeError: a source cannot be compiled.
         OSError: there is no compiler, or the library cannot be written or loaded.
     """
     _build(path)
     try:
-        return _open(path)
+        return ctypes.PyDLL(str(path), ctypes.RTLD_GLOBAL)
     except OSError as error:
         logger.warning("the operators in %s cannot be loaded and are built again: %s", path, error)
         path.unlink(missing_ok=True)
         _build(path)
-        return _open(path)
+        return ctypes.PyDLL(str(path), ctypes.RTLD_GLOBAL)
 
 
-def _open(path: Path) -> ctypes.PyDLL:
-    library = ctypes.PyDLL(str(path), ctypes.RTLD_GLOBAL)  # whose functions are called with Python's lock held
+def _declare(library: ctypes.PyDLL) -> ctypes.PyDLL:
+    """Return the library with the types of the functions in calls.h."""
     library.specheads_bind.restype = ctypes.c_void_p
     library.specheads_bind.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_int64]
     library.specheads_unbind.argtypes, library.specheads_unbind.restype = [ctypes.c_void_p], None
