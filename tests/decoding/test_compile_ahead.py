@@ -80,6 +80,8 @@ def test_the_operators_are_built_while_the_compiler_is_loaded(monkeypatch, tmp_p
     monkeypatch.setattr(library, "_library_path", lambda: tmp_path / "nothing")
     monkeypatch.setattr(library, "_build", build)
     monkeypatch.setattr(library, "_load_library", lambda path: None)
+    monkeypatch.setattr(library, "_declare", lambda opened: opened)
+    monkeypatch.setattr(library, "_loaded", [])
     monkeypatch.setattr(library, "_RESULTS", {})
     assert library.load_operators.__wrapped__() and built.is_set()
 

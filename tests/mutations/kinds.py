@@ -177,7 +177,7 @@ def make_tensors(folder: Path) -> RowStore:
         return [{"hidden": torch.full((length, 4), float(length)), "ids": torch.arange(length)} for length in (2, 3)]
 
     store = RowStore(folder / "features", {"seed": 0}, {name: np.array([1, 1]) for name in "ab"}, "features")
-    store.fill(compute)
+    store.fill(compute, "no memory")
     return store
 
 
