@@ -160,8 +160,8 @@ class _SingleDrafter(Drafter):
             if tokens.shape[1] == 1 and self._engine.repeats(self.step):
                 memory.set_last(row.committed[-1])
                 numbers = uniforms.take_up_to(most - count)
-                columns = [memory.index[count : count + len(numbers)], numbers]
-                run, state = self._engine.repeat(self.step, memory.read_from(count, len(numbers)), columns, ends, state)
+                before, places = memory.read_from(count, len(numbers))
+                run, state = self._engine.repeat(self.step, before, [places, numbers], ends, state)
                 uniforms.give_back(len(numbers) - run)
             else:
                 run, state = 1, self.step(tokens, memory.indices[count], uniforms.take(1), ends, state)

@@ -131,7 +131,7 @@ class ChainRounds(Rounds):
             lm = target.lm
             self._memory = DraftMemory(memory.most, lm.vocab_size, lm.probs_dtype, lm.device, target.num_rows)
         step = VerifyStep(parts.warp, parts.verification, self._memory)
-        self.verifier = ChainVerifier(target, step, drafter.rule.max_tokens)
+        self.verifier = ChainVerifier(target, step, drafter.rule.max_tokens, drafter.rule.reads_target)
         self._counts = HostNumbers((2, target.num_rows), memory.probs.device)  # drafted and accepted tokens
         self._outcome = self._counts.tensor.unbind()
         self._target_hidden: Tensor | None = None
@@ -214,7 +214,7 @@ class ChainRounds(Rounds):
         if self._memory is not self.memory:
             self._memory.copy_(self.memory, max(row.num_drafted for row in rows))
         results, hidden = self.verifier.verify(rows, planned)
-        if self._target_hidden is not None:
+        if self._target_hidden is not None and hidden is not None:
             self._target_hidden[[row.place for row in rows]] = hidden.to(self._target_hidden)
         counts = self._counts.numbers
         counts[:] = 0

@@ -237,7 +237,7 @@ class DraftMemory(StepMemory):
         self.index = torch.arange(most + 1, device=device)
         self.indices = self.index.split(1)
         self._inputs = self.sequence[:1].split(1, dim=1)
-        self._starts: dict[int, Tensor] = {}
+        self._views: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def distributions(self, count: int) -> Tensor:
         """Return a tensor for the distributions (count, V) of a growing tree; drafters share it."""
@@ -265,15 +265,16 @@ class DraftMemory(StepMemory):
         """Return the token (1, 1) at `index`."""
         return self._inputs[index + 1]
 
-    def read_from(self, index: int, count: int) -> Tensor:
-        """Return what steps read that write the tokens from `index` on, (1, count): those one place before."""
-        return self.sequence[:1, index : index + count]
+    def read_from(self, index: int, count: int) -> tuple[Tensor, Tensor]:
+        """Return what steps read that write `count` tokens from `index` on, (1, count), those one place before; and the indices."""
+        if (index, count) not in self._views:
+            part = slice(index, index + count)
+            self._views[index, count] = self.sequence[:1, part], self.index[part]
+        return self._views[index, count]
 
     def start(self, count: int) -> Tensor:
         """Return the first `count` tokens (1, count), beginning with the committed one."""
-        if count not in self._starts:
-            self._starts[count] = self.sequence[:1, :count]
-        return self._starts[count]
+        return self.read_from(0, count)[0]
 
     def copy_(self, other: "DraftMemory", count: int) -> None:
         """Copy the first `count` tokens of each row of another memory, and one distribution more."""

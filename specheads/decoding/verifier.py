@@ -106,9 +106,15 @@ class _RowsVerifyStep:
 class ChainVerifier:
     """Verifies the chains in the rows of a memory. It owns the verification rule's state."""
 
-    def __init__(self, engine: Engine, step: VerifyStep, most: int) -> None:
-        """`most`: the length of the longest chain."""
+    def __init__(self, engine: Engine, step: VerifyStep, most: int, returns_states: bool = True) -> None:
+        """Make its step.
+
+        Args:
+            most: the length of the longest chain.
+            returns_states: whether `verify` returns states; picking one takes as long as all else on the host after a step.
+        """
         self.rule, self._engine, self.memory, self._most = step.rule, engine, step.memory, most
+        self._returns_states = returns_states
         self._single, device = engine.num_rows == 1, engine.lm.device
         self.step: Any = engine.compiled_step(step, all_logits=True) if self._single else RowsStep(engine, _RowsVerifyStep(step))
         self._lengths = HostNumbers((3,), device)  # a single row's numbers
@@ -135,7 +141,7 @@ class ChainVerifier:
         new = self.rule.start_prompt(len(rows), self._engine.lm.device)
         self.state = new if self._single else with_rows(self.state, [row.place for row in rows], new)
 
-    def verify(self, rows: Sequence[Row], planned: Sequence[int]) -> tuple[list[StepResult], Tensor]:
+    def verify(self, rows: Sequence[Row], planned: Sequence[int]) -> tuple[list[StepResult], Tensor | None]:
         """Verify the draft of each row; return the outcomes, and the target's states (n, H) that next tokens were decided from.
 
         Args:
@@ -143,7 +149,7 @@ class ChainVerifier:
         """
         return (self._verify_single if self._single else self._verify_rows)(rows, planned)
 
-    def _verify_single(self, rows: Sequence[Row], planned: Sequence[int]) -> tuple[list[StepResult], Tensor]:
+    def _verify_single(self, rows: Sequence[Row], planned: Sequence[int]) -> tuple[list[StepResult], Tensor | None]:
         row, engine, base, count = rows[0], self._engine, self._engine.length, rows[0].num_drafted
         self.memory.set_last(row.committed[-1])
         self._lengths.numbers[:] = count, planned[0], count + row.has_next_probs
@@ -152,9 +158,9 @@ class ChainVerifier:
         packed, hidden, self.state = self.step(tokens, row.verify_uniforms.take(2), self._lengths.tensor, self.state)
         result = StepResult.unpacked(packed.tolist()[0])
         engine.rewind(base + 1 + result.num_accepted)
-        return [result], hidden[:, result.num_accepted]
+        return [result], hidden[:, result.num_accepted] if self._returns_states else None
 
-    def _verify_rows(self, rows: Sequence[Row], planned: Sequence[int]) -> tuple[list[StepResult], Tensor]:
+    def _verify_rows(self, rows: Sequence[Row], planned: Sequence[int]) -> tuple[list[StepResult], Tensor | None]:
         tokens, starts = [[row.committed[-1], *row.drafted] for row in rows], [len(row.committed) - 1 for row in rows]
         flat = self.step.flat([row.place for row in rows], tokens, starts)
         drafted = flat.counts - 1

@@ -337,7 +337,7 @@ def run_steps(engine, step, run, end=None, most=8):
     uniform, ends, state = inputs_of(step, end)
     step.memory.set_last(1)
     for count in range(most):
-        token = step.memory.drafted(count - 1) if count else step.memory.read_from(0, 1)
+        token = step.memory.drafted(count - 1) if count else step.memory.read_from(0, 1)[0]
         state = run(token, step.memory.indices[count], uniform[count : count + 1], ends, state)
         if state.stopped.item():
             break
@@ -350,7 +350,7 @@ def repeat_steps(engine, step, run, end=None, most=8):
     uniform, ends, state = inputs_of(step, end)
     step.memory.set_last(1)
     columns = [step.memory.index[:most], uniform[:most]]
-    count, state = engine.repeat(run, step.memory.read_from(0, most), columns, ends, state)
+    count, state = engine.repeat(run, step.memory.read_from(0, most)[0], columns, ends, state)
     return count, state, step.memory.sequence.clone(), step.memory.probs.clone(), engine.length
 
 
