@@ -373,12 +373,13 @@ def test_calls_from_cpp_leave_no_tensor_held(repeated):
     uniform, ends, state = inputs_of(step)
     watched = [ends, uniform, *tree_leaves(state), step.memory.sequence, step.memory.probs, engine._start, *engine._memory[0]]
     run_steps(engine, step, run)
+    step.memory.read_from(0, 8), step.memory.read_from(0, 1)  # views that the memory keeps
     before = [tensor._use_count() for tensor in watched]
     for _ in range(3):
         engine.rewind(60)
-        engine.repeat(run, step.memory.read_from(0, 8), [step.memory.index[:8], uniform], ends, state)
+        engine.repeat(run, step.memory.read_from(0, 8)[0], [step.memory.index[:8], uniform], ends, state)
         engine.rewind(60)
-        run(step.memory.read_from(0, 1), step.memory.indices[0], uniform[:1], ends, state)
+        run(step.memory.read_from(0, 1)[0], step.memory.indices[0], uniform[:1], ends, state)
     assert [tensor._use_count() for tensor in watched] == before
 
 
