@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from data_gen.settings import Generation
 from specheads import Distillation, Evaluation, HeadTraining, UserError
-from specheads.commands import data, evaluate, papers, train
+from specheads.commands import data, evaluate, train
 from specheads.commands.run_folders import NoteRunKey
 from specheads.decoding import responses as generate
 from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
@@ -27,7 +27,6 @@ from specheads.storage.shards import ShardStore
 from specheads.training.distill import memory as memory_plan
 
 COMMANDS = {"train.py": train.train_head, "distill": train.distill_draft, "evaluate.py": evaluate.main, "data_gen": data.main}
-COMMANDS["layer_search"] = papers.layer_search
 DISTILL = ["distill"]
 GRAPHS = ["evaluate.py", "drafting=graph", "verification=tree_match", "head=null"]
 SMALL = ["data.num_train=4", "data.num_dev=2", "data.num_test=2", "data.max_new_tokens=4"]
@@ -100,7 +99,6 @@ MISTAKES = {
     ),
     "unknown key": (["train.py", "head.dept=2"], "head.dept=2: there is no such key; did you mean head.depth.*--help=all"),
     "key that no command has": (["train.py", "+unknown=1"], "unknown=1 is not known; expected one of calibration, checkpoint"),
-    "key that no layer search has": (["layer_search", "+max_skipped=2"], "max_skipped=2 is not known; .*most_skipped"),
     "folder that no command has": (["data_gen", "+paths.dat=x"], "paths.dat=x is not known; expected one of data, outputs, run"),
     "missing value": (
         ["train.py", "model=mine", "model.target=x"],

@@ -37,7 +37,6 @@ VERBS = {
     "evaluate": Verb("evaluate", "main", "compare stopping rules on prompts, decode the best, report", "evaluate"),
     "papers reproduce": Verb("papers", "reproduce", "repeat a paper's experiment, and check its claims", "reproduce"),
     "papers theory": Verb("papers", "print_theory", "compute papers' theory; takes out=, seed=, data=", None),
-    "papers layer_search": Verb("papers", "layer_search", "choose layers to skip, for drafting=layer_skip", "layer_search"),
     "export": Verb("export", "main", "check and describe a head, write it for other decoders", None),
 }
 PROGRAMS = {verb.config: f"specheads {name}" for name, verb in VERBS.items() if verb.config}  # the command of each config

@@ -1,4 +1,4 @@
-"""`specheads papers <name>`: experiments of papers repeated, their theory computed, layers searched that a target can skip.
+"""`specheads papers <name>`: experiments of papers repeated, and their theory computed.
 
 No other module imports `specheads.papers`: conf/drafting and conf/verification name its methods, as they name a user's own.
 """
@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 
 import specheads
 from data_gen.settings import Generation
-from specheads.commands.command import command, next_command
+from specheads.commands.command import command
 from specheads.commands.compose import keys_of_choice, load_configured_pair, plain, settings_of
 from specheads.commands.evaluate import prompt_data, rule_choice
 from specheads.decoding.drafting import Autoregressive, check_pairing
@@ -27,7 +27,6 @@ from specheads.evaluation.candidates import RuleChoice, check_rules
 from specheads.evaluation.head_folders import LocatedHead, find_heads
 from specheads.evaluation.prompt_sets import PromptSets
 from specheads.evaluation.settings import Evaluation
-from specheads.papers.layer_skip import LayerSearch, print_sets, search
 from specheads.papers.reproduction.decoding import decode
 from specheads.papers.reproduction.report import checked, is_measured, measured, print_result
 from specheads.papers.reproduction.settings import Method, Reproduction
@@ -148,24 +147,6 @@ def _rule(where: str, content: Mapping[str, Any]) -> RuleChoice:
     except UserError as error:
         raise UserError(f"{where}: {str(error).replace('stopping..', 'stopping.')}") from None
     return choice
-
-
-@command("layer_search", Generation, LayerSearch)
-def layer_search(cfg: DictConfig) -> None:
-    """Search as the config asks for; print and write the best set of layers of every size, the best of all first.
-
-    Raises:
-        UserError: settings that do not fit.
-    """
-    settings, data, run = settings_of(LayerSearch, cfg), prompt_data(cfg), Path(cfg.paths.run)
-    data.check("dev")
-    pair = load_configured_pair(cfg)
-    sets = search(pair, PromptSets(data, pair, {}).dev.first(settings.num_dev_prompts).prompts, settings, run)
-    print_sets(sets)
-    write_json(run / "layer_search.json", [asdict(layers) for layers in sets])
-    print(run / "layer_search.json")
-    best = ",".join(map(str, sets[0].skipped))
-    print(f"next: {next_command('evaluate', 'head=null', 'drafting=layer_skip', f'drafting.skipped=[{best}]')}")
 
 
 THEORY_HELP = """usage: specheads papers theory [key=value ...]
