@@ -266,7 +266,7 @@ class DraftMemory(StepMemory):
         return self._inputs[index + 1]
 
     def read_from(self, index: int, count: int) -> tuple[Tensor, Tensor]:
-        """Return what steps read that write `count` tokens from `index` on, (1, count), those one place before; and the indices."""
+        """Return what steps read to write `count` tokens from `index` on, (1, count), the same one place before, and indices."""
         if (index, count) not in self._views:
             part = slice(index, index + count)
             self._views[index, count] = self.sequence[:1, part], self.index[part]
