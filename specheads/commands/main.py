@@ -36,7 +36,7 @@ VERBS = {
     "distill": Verb("train", "distill_draft", "train the draft itself", "distill"),
     "evaluate": Verb("evaluate", "main", "compare stopping rules on prompts, decode the best, report", "evaluate"),
     "papers reproduce": Verb("papers", "reproduce", "repeat a paper's experiment, and check its claims", "reproduce"),
-    "papers theory": Verb("papers", "print_theory", "compute papers' theory; takes out=, seed=, data=", None),
+    "papers theory": Verb("papers", "print_theory", "compute papers' theory; takes out=, seed=", None),
     "export": Verb("export", "main", "check and describe a head, write it for other decoders", None),
 }
 PROGRAMS = {verb.config: f"specheads {name}" for name, verb in VERBS.items() if verb.config}  # the command of each config

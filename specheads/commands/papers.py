@@ -154,8 +154,7 @@ THEORY_HELP = """usage: specheads papers theory [key=value ...]
   Compute what the papers prove, next to simulations, and say which claims hold.
 
   out=outputs/theory  the folder of theory.json
-  seed=0              the seed of the simulations
-  data=<folder>       a recording that specheads evaluate made, for drafts of real models"""
+  seed=0              the seed of the simulations"""
 
 
 def print_theory() -> None:
@@ -165,5 +164,5 @@ def print_theory() -> None:
         return
     given = {key: value for key, _, value in (word.partition("=") for word in sys.argv[1:])}
     if unknown := [key for key in given if key not in inspect.signature(theory).parameters]:
-        raise UserError(f"specheads papers theory: {unknown[0]!r} is not known; it takes out=, seed=, data=.")
+        raise UserError(f"specheads papers theory: {unknown[0]!r} is not known; it takes out=, seed=.")
     print(theory(**given))

@@ -29,11 +29,11 @@ def test_papers_lists_and_runs_what_it_can_do(run, monkeypatch):
     assert run("papers")[1] == run("papers", "--help")[1] == run()[1]
     monkeypatch.setattr(papers, "reproduce", lambda: print(sys.argv[1:]))
     assert run("papers", "reproduce", "seed=1")[1].strip() == "['seed=1']"
-    monkeypatch.setattr(papers, "theory", lambda out="", seed="0", data=None: f"{out} {seed}")
+    monkeypatch.setattr(papers, "theory", lambda out="", seed="0": f"{out} {seed}")
     assert run("papers", "theory", "out=x", "seed=3")[1].strip() == "x 3"
     assert "'sed' is not known; it takes out=, seed=" in run("papers", "theory", "sed=3")[2]
     code, shown, _ = run("papers", "theory", "--help")
-    assert code == 0 and all(f"\n  {name}=" in shown for name in ("out", "seed", "data"))
+    assert code == 0 and all(f"\n  {name}=" in shown for name in ("out", "seed"))
     assert "specheads papers theori: there is no such verb; use probe, " in run("papers", "theori")[2]
 
 

@@ -5,7 +5,7 @@ them are accepted, and the newest one's; the next one's follows from the newest 
 accepted tokens and the target's one, and costs time. The policy with the highest throughput lambda is the one that maximises
 tokens minus lambda times seconds, where that maximum is zero.
 
-Drafts on which rules are compared are simulated or recorded: the acceptance probabilities of their tokens, each given that all
+Drafts on which rules are compared are simulated: the acceptance probabilities of their tokens, each given that all
 before it were accepted, (n, K) float64. Their products are `survival`. With those known, the accepted tokens of a rule are
 expectations, so that only the drafts are random and every rule is counted on the same ones.
 
@@ -13,7 +13,7 @@ Source: SpecDec++ (Huang et al. 2024), section 3 and theorem 3.1.
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,45 +27,24 @@ GRID = torch.linspace(-8.0, 0.0, 161, dtype=torch.float64)  # logarithms of surv
 PRECISION = 1e-9  # the relative error of the throughput
 THRESHOLDS = torch.arange(0.02, 1.0, 0.02, dtype=torch.float64).tolist()
 RATIOS, LONGEST = (5, 10, 20), 20
-# Acceptance probabilities of tokens in three made-up texts: independent ones, easy and hard stretches, easy and hard in turns.
-MADE_UP: Mapping[str, tuple[tuple[float, ...], tuple[float, ...], tuple[tuple[float, ...], ...]]] = {
-    "random": ((0.0, 0.3, 0.7, 1.0), (0.2, 0.2, 0.2, 0.4), ((0.2, 0.2, 0.2, 0.4),) * 4),
-    "stretches": ((0.1, 0.5, 0.98), (0.3, 0.3, 0.4), ((0.7, 0.2, 0.1), (0.2, 0.5, 0.3), (0.05, 0.15, 0.8))),
-    "turns": ((0.3, 0.95), (0.5, 0.5), ((0.1, 0.9), (0.8, 0.2))),
-}
 
 
 @dataclass(frozen=True)
 class AcceptanceChain:
-    """The distribution of acceptance probabilities along a draft, as a Markov chain on bins of them; float64.
+    """The distribution of acceptance probabilities along a draft, as a Markov chain on a few of them; float64.
 
-    `edges` (B - 1,) separate the bins, `values` (B,) are their mean probabilities, `first` (B,) is the distribution of the first
-    token's bin and `following` (B, B) that of the next token's bin, by the bin of the token before it.
+    `values` (B,) are the probabilities, in ascending order, `first` (B,) is the distribution of the first token's and `following`
+    (B, B) that of the next token's, by that of the token before it.
     """
 
-    edges: Tensor
     values: Tensor
     first: Tensor
     following: Tensor
 
     @classmethod
-    def known(cls, values: Sequence[float], first: Sequence[float], following: Sequence[Sequence[float]]) -> "AcceptanceChain":
-        """Return the chain of a few probabilities, in ascending order."""
-        each, *probabilities = (torch.tensor(numbers, dtype=torch.float64) for numbers in (values, first, following))
-        return cls((each[1:] + each[:-1]) / 2, each, *probabilities)
-
-    @classmethod
-    def fitted(cls, drafts: Tensor, num_bins: int = 20) -> "AcceptanceChain":
-        """Return the chain that is fitted to drafts."""
-        everything = torch.cat([drafts[:, 0], drafts[:, 1:].flatten()])
-        some = everything[:: max(1, len(everything) // 100_000)]
-        edges = torch.quantile(some, torch.linspace(0, 1, num_bins + 1).double()[1:-1]).unique()
-        count, bins = len(edges) + 1, torch.bucketize(drafts, edges)
-        totals = torch.zeros(count, dtype=torch.float64).index_add_(0, bins.flatten(), drafts.flatten())
-        pairs = (bins[:, :-1] * count + bins[:, 1:]).flatten()
-        following = torch.bincount(pairs, minlength=count * count).double().view(count, count) + 1e-6
-        first, number = (torch.bincount(each, minlength=count).double() for each in (bins[:, 0], bins.flatten()))
-        return cls(edges, totals / number.clamp_min(1), first / first.sum(), following / following.sum(dim=1, keepdim=True))
+    def of(cls, values: Sequence[float], first: Sequence[float], following: Sequence[Sequence[float]]) -> "AcceptanceChain":
+        """Return the chain of these numbers."""
+        return cls(*(torch.tensor(numbers, dtype=torch.float64) for numbers in (values, first, following)))
 
     def drafts(self, num: int, num_tokens: int, generator: torch.Generator) -> Tensor:
         """Return simulated drafts (num, num_tokens)."""
@@ -81,6 +60,14 @@ class AcceptanceChain:
         lower = place.floor().long().clamp_max(len(GRID) - 2)
         part, bins = place - lower, torch.arange(len(self.values)).expand_as(lower)
         return lambda table: (1 - part) * table[lower, bins] + part * table[lower + 1, bins]
+
+
+# Three made-up texts: independent tokens, easy and hard stretches, easy and hard tokens in turns.
+CHAINS = {
+    "random": AcceptanceChain.of((0.0, 0.3, 0.7, 1.0), (0.2, 0.2, 0.2, 0.4), ((0.2, 0.2, 0.2, 0.4),) * 4),
+    "stretches": AcceptanceChain.of((0.1, 0.5, 0.98), (0.3, 0.3, 0.4), ((0.7, 0.2, 0.1), (0.2, 0.5, 0.3), (0.05, 0.15, 0.8))),
+    "turns": AcceptanceChain.of((0.3, 0.95), (0.5, 0.5), ((0.1, 0.9), (0.8, 0.2))),
+}
 
 
 class _Policy(NamedTuple):
@@ -157,7 +144,7 @@ def lengths_at(survival: Tensor, threshold: float) -> Tensor:
 
 def lengths_of(drafts: Tensor, chain: AcceptanceChain, policy: _Policy) -> Tensor:
     """Return the lengths (n,) of drafts under the best policy for a chain."""
-    bins = torch.bucketize(drafts, chain.edges)
+    bins = torch.searchsorted(chain.values, drafts)
     return _first(drafts.cumprod(dim=1) <= policy.least_survival[torch.arange(bins.shape[1]), bins])
 
 
@@ -225,22 +212,19 @@ def fewest_calls(disagrees: Sequence[bool]) -> tuple[int, int]:
     return best[0]
 
 
-def thresholds(generator: torch.Generator, num_drafts: int, recorded: Mapping[str, Tensor] | None = None) -> ReportSection:
+def thresholds(generator: torch.Generator, num_drafts: int) -> ReportSection:
     """Return how fast the best policy, the best threshold, the automatic one, the theorem's and the best fixed length are.
 
     Args:
         num_drafts: to simulate for each of the three made-up texts.
-        recorded: by name, drafts of a pair with their true acceptance probabilities; chains are fitted to them.
     """
-    chains = {name: AcceptanceChain.known(*numbers) for name, numbers in MADE_UP.items()}
-    subjects = {name: (chain, chain.drafts(num_drafts, LONGEST, generator)) for name, chain in chains.items()}
-    subjects |= {name: (AcceptanceChain.fitted(drafts), drafts) for name, drafts in (recorded or {}).items()}
+    subjects = {name: (chain, chain.drafts(num_drafts, LONGEST, generator)) for name, chain in CHAINS.items()}
     rows: list[list[str | float]] = []
     losses: dict[str, float] = dict.fromkeys(subjects, 0.0)  # what the best threshold loses at its worst ratio
     automatic, late, holds = [], [], []
     for (name, (chain, drafts)), ratio in itertools.product(subjects.items(), RATIOS):
         costs, survival = StepCosts.at_ratio(ratio), drafts.cumprod(dim=1)
-        policy = optimal_stopping(chain, costs, drafts.shape[1])
+        policy = optimal_stopping(chain, costs, LONGEST)
         delta = theorem_delta(chain, policy, costs)
         chosen = best_threshold(survival, costs), automatic_threshold(drafts, costs), theorem_threshold(delta, costs)
         best, (fixed, length) = speed(survival, lengths_of(drafts, chain, policy), costs), best_fixed(survival, costs)
