@@ -21,20 +21,6 @@ class Verdict:
     num_probs_needed: Tensor | None = None
 
 
-class DraftTree(NamedTuple):
-    """The nodes of a draft of several candidates, on the host. A node's parent comes before it, -1 is the context."""
-
-    tokens: Sequence[int]
-    parents: Sequence[int]
-    num_drafted: int  # the first nodes, which the draft proposed; those that a graph copied follow
-    path: Sequence[int]  # the accepted nodes, from the context down
-
-    @property
-    def ends_at_leaf(self) -> bool:
-        """Whether no token was drafted after the accepted ones."""
-        return (self.path[-1] if self.path else -1) not in self.parents
-
-
 class Round(NamedTuple):
     """One cycle of draft, verify and commit, with the seconds spent in each."""
 
@@ -49,7 +35,7 @@ class Round(NamedTuple):
     used_copy: bool = False  # whether a graph's copied node was accepted
     num_target_calls: int = 1
     wait_seconds: float = 0.0  # time from the row's last tokens to this round: other rows commit, prompts are read
-    tree: DraftTree | None = None  # the draft, if it has several candidates
+    ends_at_leaf: bool | None = None  # of a tree, whether no token was drafted after the accepted ones
 
     @property
     def seconds(self) -> float:
@@ -59,7 +45,7 @@ class Round(NamedTuple):
     @property
     def has_rejection(self) -> bool:
         """Whether tokens that were drafted after the accepted ones were all rejected (Yin et al. 2024 count these rounds)."""
-        return self.num_accepted < self.num_drafted if self.tree is None else not self.tree.ends_at_leaf
+        return self.num_accepted < self.num_drafted if self.ends_at_leaf is None else not self.ends_at_leaf
 
 
 @dataclass(frozen=True)

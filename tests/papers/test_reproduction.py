@@ -20,7 +20,6 @@ from specheads.decoding.records import DecodeStats
 from specheads.heads.head import save_head
 from specheads.pair.config import config_folder
 from specheads.papers.reproduction import decoding
-from specheads.papers.reproduction.measures import DRAFT_COUNTS
 from specheads.papers.reproduction.report import checked, is_measured, measured, print_result
 from specheads.papers.reproduction.settings import METRICS, Claim, Reproduction, samples
 from specheads.papers.reproduction.settings import tally as tally_of
@@ -45,7 +44,7 @@ def tally(tokens, calls, drafted=0, nats=1.0, copies=0):
     entries = []
     for number, call in zip(tokens, calls, strict=True):
         stats = DecodeStats(number, drafted, drafted // 2, drafted - drafted // 2, call, drafted, 2.0, 1.0, copies)
-        entries.append([asdict(stats), nats * number, dict.fromkeys(DRAFT_COUNTS, 0), None])
+        entries.append([asdict(stats), nats * number, None])
     return tally_of(entries, 4.0)
 
 
@@ -104,7 +103,7 @@ def test_metrics_are_those_of_the_counts():
     counts = np.array([[1.0, 1], [0, 2]])
     total = DecodeStats.total([DecodeStats(number, 8, 4, 4, call, 8, 2.0, 1.0, 1) for number, call in ((6, 2), (10, 3))])
     values = {name: samples(made, name, counts) for name in METRICS}
-    assert all(values[name] is None for name in ("first_child", "repeated_bigrams", "joules_per_token"))  # of trees, of a meter
+    assert values["joules_per_token"] is None  # of a meter
     assert {values[name][0] for name in ("tokens_per_round",)} == {total.block_efficiency}
     assert values["acceptance_rate"][0] == total.acceptance_rate and values["discard_rate"][0] == total.discard_rate
     assert values["verification_rate"][0] == total.verification_rate and values["drafted_per_round"][0] == total.drafted_per_round

@@ -16,7 +16,7 @@ from specheads.evaluation.sweep import response_seed
 from specheads.forecast import progress
 from specheads.pair.pair import Pair
 from specheads.papers.mjsd import BlockSearch
-from specheads.papers.reproduction.measures import Meter, draft_counts, energy_meter
+from specheads.papers.reproduction.measures import Meter, energy_meter
 from specheads.papers.reproduction.settings import Method, Reproduction, Tally, tally
 from specheads.prompts.prompt import EncodedPrompt
 from specheads.replay.head_scores import head_fingerprint
@@ -77,7 +77,7 @@ def _decoded(
     settings: Reproduction,
     meter: Meter | None,
 ) -> Entry:
-    """Return by method, of its response to a prompt: the counts of its rounds, its nats, the counts of its drafts, its joules."""
+    """Return by method, of its response to a prompt: the counts of its rounds, its nats, its joules."""
     names, entry = list(decoders), {}
     first, seed = number % len(names), response_seed(settings.seed, number, 0)
     for name in names[first:] + names[:first]:
@@ -85,7 +85,7 @@ def _decoded(
         out = decoders[name].generate(prompt, settings.max_new_tokens, seed)
         joules = None if meter is None or before is None else meter() - before
         nats = response_nats(pair.target_lm, prompt, [out.tokens.tolist()])
-        entry[name] = [asdict(out.stats), *nats, draft_counts(out), joules]
+        entry[name] = [asdict(out.stats), *nats, joules]
     return entry
 
 

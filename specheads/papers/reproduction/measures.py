@@ -1,22 +1,17 @@
-"""What experiments measure besides tokens: the energy of decoding (MJSD, Qin et al. 2024), and drafts of several candidates.
+"""The energy of decoding, which experiments measure besides tokens (MJSD, Qin et al. 2024).
 
 NVML's counter is of whole NVIDIA boards, without the host. It moves about ten times a second, so that only sums over many
 responses say something.
 """
 
 import logging
-from collections import Counter
 from collections.abc import Callable
 
 import torch
 
-from specheads.decoding.records import Generation
 from specheads.pair.pair import Pair
 
 logger = logging.getLogger(__name__)
-
-DRAFT_COUNTS = ("first_reached", "first_accepted", "second_reached", "second_accepted", "bigrams", "bigrams_repeated")
-
 
 Meter = Callable[[], float]  # returns joules since an arbitrary moment
 
@@ -47,30 +42,3 @@ def energy_meter(pair: Pair) -> Meter | None:
         logger.info("energy is not measured: %s; NVML counts whole GPUs since Volta, not their parts (MIG)", error)
         return None
     return joules
-
-
-def draft_counts(generation: Generation) -> dict[str, int]:
-    """Return DRAFT_COUNTS over the drafts of a response.
-
-    Of first and second children how many verification reached, which are those of the context and of accepted nodes, and how many
-    it accepted. Siblings are in the order in which they were drafted: of chosen tokens the most likely first, of samples the
-    first sampled. Of bigrams that end at a drafted node, how many end at an earlier node of the same draft, too: those that a
-    token graph merges with tau = 2 (Gong et al. 2024, GSD, section 3).
-    """
-    counts, last = dict.fromkeys(DRAFT_COUNTS, 0), int(generation.prompt_ids[-1])
-    for each in generation.rounds:
-        if (tree := each.tree) is not None:
-            path, seen, siblings = set(tree.path), set(), Counter[int]()
-            for node, parent in enumerate(tree.parents):
-                if (parent < 0 or parent in path) and siblings[parent] < 2:
-                    rank = ("first", "second")[siblings[parent]]
-                    counts[f"{rank}_reached"] += 1
-                    counts[f"{rank}_accepted"] += node in path
-                siblings[parent] += 1
-            for parent, token in zip(tree.parents[: tree.num_drafted], tree.tokens, strict=False):
-                bigram = last if parent < 0 else tree.tokens[parent], token
-                counts["bigrams"] += 1
-                counts["bigrams_repeated"] += bigram in seen
-                seen.add(bigram)
-        last = each.tokens[-1]
-    return counts

@@ -37,9 +37,6 @@ METRICS = {
     "verification_rate": _Metric("verification rate", "num_target_calls", "num_tokens"),
     "copied_rounds": _Metric("rounds with a copy", "num_copy_rounds", "num_target_calls"),
     "tokens_per_draft_step": _Metric("tokens per draft step", "num_tokens", "steps"),
-    "first_child": _Metric("first child accepted", "first_accepted", "first_reached"),
-    "second_child": _Metric("second child", "second_accepted", "second_reached"),
-    "repeated_bigrams": _Metric("repeated bigrams", "bigrams_repeated", "bigrams"),
     "joules_per_token": _Metric("joules per token", "joules", "num_tokens", timed=True),
     "tokens_per_second": _Metric("tokens per second", "num_tokens", "decode_seconds", timed=True),
 }
@@ -52,18 +49,18 @@ def tally(entries: Iterable[Sequence[Any]], ratio: float) -> Tally:
     """Return the columns of a method.
 
     Args:
-        entries: of each response its counts, its negative log-likelihood under the target, its DRAFT_COUNTS and its joules.
+        entries: of each response its counts, its negative log-likelihood under the target, and its joules.
         ratio: the draft steps that a forward pass of the target takes.
     """
     rows = []
-    for counts, nats, drafts, joules in entries:
+    for counts, nats, joules in entries:
         stats = DecodeStats(**counts)
         more = {
             "decode_seconds": stats.decode_seconds,
             "num_kept": stats.num_drafted - stats.num_discarded,  # accepted, without copies, which cost the draft nothing
             "steps": stats.num_draft_calls + ratio * stats.num_target_calls,
         }
-        rows.append({**counts, **drafts, **more, "nats": nats, "joules": joules})
+        rows.append({**counts, **more, "nats": nats, "joules": joules})
     return {name: np.array([row[name] for row in rows], dtype=float) for name in rows[0]}
 
 

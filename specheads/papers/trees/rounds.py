@@ -8,14 +8,14 @@ from torch import Tensor
 
 from specheads.decoding.clock import Clock, Mark
 from specheads.decoding.drafting import Drafting
-from specheads.decoding.records import DraftTree, Round
+from specheads.decoding.records import Round
 from specheads.decoding.rounds import RoundParts
 from specheads.decoding.rows import Rounds, Row
 from specheads.decoding.step_inputs import HostNumbers
 from specheads.errors import UserError
 from specheads.pair.sampling import has_nan
 from specheads.papers.trees.growth import RowDrafter, TreeReader
-from specheads.papers.trees.verification import Draft, TreeBlock, TreeMatch
+from specheads.papers.trees.verification import ROOT, Draft, TreeBlock, TreeMatch
 
 
 class TreeDrafting(Drafting):
@@ -89,7 +89,7 @@ class _TreeRounds(Rounds):
             num_discarded=draft.num_drafted - (len(path) - num_copied),
             num_draft_calls=draft.num_draft_calls,
             used_copy=num_copied > 0,
-            tree=DraftTree(draft.tokens, draft.parents, draft.num_drafted, path) if draft.is_tree else None,
+            ends_at_leaf=(path[-1] if path else ROOT) not in draft.parents if draft.is_tree else None,
         )
         return [done], drafted
 
