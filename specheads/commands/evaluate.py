@@ -15,7 +15,6 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from data_gen.settings import Generation
 from specheads.commands.command import command, next_command
 from specheads.commands.compose import keys_of_choice, load_configured_pair, open_loggers, plain, settings_of, source_of
-from specheads.decoding.stopping import MAX_TOKENS
 from specheads.decoding.verification import VerificationRule
 from specheads.errors import UserError
 from specheads.evaluation.candidates import RuleChoice
@@ -85,7 +84,7 @@ def _calibrate_again(
             f"head={elsewhere[0]} is on the hub, and a calibration is written into a local folder; download it first."
         )
     limits = replace(data.limits, max_new_tokens=settings.max_new_tokens)
-    amounts = RecordSettings(settings.record.num_samples, MAX_TOKENS, limits.batch_size)
+    amounts = RecordSettings(settings.record.num_samples)
     recorder = Recorder(pair, settings.warp, limits, amounts, settings.seed, data_folder)
     errors = calibrate(settings.num_dev_prompts, recorder, unique(data.source.load(pair.chats)), folders)
     for folder, (name, error) in zip(folders, errors.items(), strict=True):

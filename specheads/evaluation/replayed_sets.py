@@ -67,7 +67,7 @@ def record(setup: Setup) -> list[RecordedSet]:
     # At least MAX_TOKENS, so that fewer rules need no other recording.
     longest = max(MAX_TOKENS, *(rule.max_tokens for choice in setup.rules.values() for rule in choice.samples()))
     limits = replace(setup.prompt_data.limits, max_new_tokens=settings.max_new_tokens)
-    amounts = RecordSettings(settings.record.num_samples, longest, limits.batch_size)
+    amounts = RecordSettings(settings.record.num_samples, longest)
     recorder = Recorder(setup.pair, settings.warp, limits, amounts, settings.seed, setup.data_folder)
     prompts = {name: prompt_set.prompts for name, prompt_set in sets.items()}
     recordings = record_sets(recorder, prompts, list(setup.heads.values()), settings.record.ground_truth)

@@ -197,8 +197,8 @@ class Recorder:
         shards = {f"{start:06d}.parquet": prompts[start : start + ROWS_PER_SHARD] for start in starts}
         responder = Responder(self.pair, [len(ids) for _, ids in prompts], self.limits)
         with store.missing(list(shards)) as missing:
-            # As much memory as the branches of the longest text take.
-            draft, num_positions = self.pair.draft_lm, settings.batch_size * (responder.capacity + settings.max_tokens)
+            # As much memory as a batch of branches of the longest text takes.
+            draft, num_positions = self.pair.draft_lm, self.limits.batch_size * (responder.capacity + settings.max_tokens)
             rows = num_positions / responder.capacity
             branches = memory_parts(draft, num_positions + BATCH_TOKENS, rows=rows, most=LOGITS_ELEMENTS)
             memory = memory_of("recording", draft, responder.memory(), branches)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.branches import MOST_NODES, Branches, ReadTexts, TextReader
+from specheads.decoding.stopping import MAX_TOKENS
 from specheads.heads.features import RECORDED, drafting_features
 from specheads.pair.padding import SLICE_ELEMENTS, right_padded, slices
 from specheads.pair.pair import Pair
@@ -31,8 +32,7 @@ class RecordSettings:
     """The amounts that a recording holds. `num_samples`: acceptance samples per response; in greedy mode there is only one."""
 
     num_samples: int = 4
-    max_tokens: int = 20  # the longest draft that can be replayed
-    batch_size: int = 64  # branches of the longest text that are drafted together
+    max_tokens: int = MAX_TOKENS  # the longest draft that can be replayed
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def heads():
 def tuning(pair, heads, tmp_path_factory):
     generator = np.random.default_rng(7)
     prompts = [(Prompt(f"{i:04x}", "dev", ""), generator.integers(29, size=5).tolist()) for i in range(12)]
-    settings = RecordSettings(3, 20, 64)
+    settings = RecordSettings(3, 20)
     folder = Recorder(pair, Warp(0.8), ResponseLimits(30), settings, 0, tmp_path_factory.mktemp("data")).record(prompts)
     named = {head_fingerprint(head): head for head in heads.values()}
     add_predictions(folder, pair, named, ground_truth=True)

@@ -18,7 +18,6 @@ from specheads.evaluation.live_rows import response_nats
 from specheads.evaluation.probe.prediction import agreement
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.pair.language_model import LanguageModel
-from specheads.papers.layer_skip import _distributions_along
 from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay.head_scores import add_predictions, head_fingerprint
 from specheads.replay.recording import Recorder, load_recording
@@ -75,7 +74,7 @@ def respond(pair, folder):
 
 def record(pair, folder):
     prompts = [(Prompt(f"{number:04x}", "test", ""), [0, 1, number]) for number in range(2)]
-    return Recorder(pair, Warp(), ResponseLimits(5), RecordSettings(2, 4, 8), 0, folder).record(prompts)
+    return Recorder(pair, Warp(), ResponseLimits(5), RecordSettings(2, 4), 0, folder).record(prompts)
 
 
 def label(pair, folder):
@@ -139,10 +138,7 @@ def test_predictions_and_measurements_are_refused(role, pair, broken, tmp_path, 
         lambda: overlaps_at(pair, texts, Warp(), 2),
     ]
     if role == "target":
-        runs += [
-            lambda: response_nats(pair.target_lm, PROMPT, [[1, 2]]),
-            lambda: list(_distributions_along(pair.target_lm, [(np.array(PROMPT), torch.tensor([1, 2]))], Warp())),
-        ]
+        runs.append(lambda: response_nats(pair.target_lm, PROMPT, [[1, 2]]))
     for run in runs:
         with monkeypatch.context():
             came = broken(role, 0, torch.nan)

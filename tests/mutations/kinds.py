@@ -194,7 +194,7 @@ def _pair() -> Any:
 def record(folder: Path) -> Any:
     pair = _pair()
     prompts = [(Prompt(f"{number:04x}", "test", ""), [1, 2, number]) for number in range(2)]
-    made = Recorder(pair, Warp(1.0), ResponseLimits(4), RecordSettings(1, 4, 8), 0, folder).record(prompts)
+    made = Recorder(pair, Warp(1.0), ResponseLimits(4), RecordSettings(1, 4), 0, folder).record(prompts)
     head = _head(HeadConfig(hidden_size=16, depth=0, inputs=("hidden",)))
     heads = {head_fingerprint(head): head}
     return load_recording(made, add_predictions(made, pair, heads, ground_truth=True))

@@ -147,7 +147,7 @@ def test_in_greedy_decoding_a_replay_has_the_rounds_of_decoding(data, vocab_size
     pair.target.generation_config.eos_token_id = data.draw(st.none() | st.integers(0, vocab_size - 1))
     try:
         with tempfile.TemporaryDirectory() as root:
-            limits, settings = ResponseLimits(max_new_tokens), RecordSettings(1, LONGEST, 8)
+            limits, settings = ResponseLimits(max_new_tokens), RecordSettings(1, LONGEST)
             made = Recorder(pair, warp, limits, settings, 0, Path(root)).record(encoded)
             named = {head_fingerprint(head): head for head in HEADS}
             add_predictions(made, pair, named, ground_truth=False)

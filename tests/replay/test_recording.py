@@ -29,7 +29,7 @@ SAMPLED = Warp(1.0)
 def make(pair, folder, count=5, warp=SAMPLED, num_samples=2, seed=0, advance=lambda count: None):
     generator = np.random.default_rng(7)
     prompts = [(Prompt(f"{i:04x}", "test", ""), generator.integers(29, size=3 + i).tolist()) for i in range(count)]
-    return Recorder(pair, warp, ResponseLimits(12), RecordSettings(num_samples, 4, 8), seed, folder).record(prompts, advance)
+    return Recorder(pair, warp, ResponseLimits(12), RecordSettings(num_samples, 4), seed, folder).record(prompts, advance)
 
 
 def head(seed, predicts="next_token", **kwargs):

@@ -25,7 +25,7 @@ PROMPT, RESPONSE = [2, 0, 1], [1, 1, 0, 2, 0, 1, 2, 2, 0, 1]
 
 
 def record(pair, warp, response=RESPONSE, prompt=PROMPT, num_samples=3, max_tokens=5, batch_size=4, limit=None, seed=0):
-    settings = RecordSettings(num_samples, max_tokens, batch_size)
+    settings = RecordSettings(num_samples, max_tokens)
     text = ResponseToRecord.of(prompt, response, limit or len(response), settings, seed, "ab")
     (row,) = record_responses(pair, [text], warp, batch_size * (len(text.read) + max_tokens))
     return row
@@ -197,7 +197,7 @@ def test_batches_of_branches_do_not_matter(monkeypatch):
 def test_responses_that_are_recorded_together_are_recorded_as_alone(name, num_positions, monkeypatch):
     monkeypatch.setattr(branches, "GROWN_BYTES", 0)  # so that they are drafted in parts
     """In float64, of different lengths, one of them without a branch; features are kept in float32."""
-    pair, generator, settings = family_pair(name), np.random.default_rng(6), RecordSettings(8, 4, 8)
+    pair, generator, settings = family_pair(name), np.random.default_rng(6), RecordSettings(8, 4)
     lengths = [(3, 9), (11, 1), (6, 13), (1, 2)]
     texts = [
         ResponseToRecord.of(

@@ -13,7 +13,7 @@ from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.step_times import LONGEST, TARGET, StepTimes, step_times
-from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold, Logistic, StoppingRule
+from specheads.decoding.stopping import FixedLength, HeadThreshold, Logistic, StoppingRule
 from specheads.errors import UserError
 from specheads.evaluation.candidates import TARGET_ALONE, fixed_length
 from specheads.evaluation.decode import CONTEXT
@@ -260,8 +260,7 @@ def _prompts(pair: Pair, settings: Probe, data: PromptData) -> list[EncodedPromp
 def _recorded(pair: Pair, settings: Probe, data: PromptData, folder: Path, prompts: Sequence[EncodedPrompt]) -> list[RecordedSet]:
     """Return the recordings of the two halves of the prompts."""
     limits = replace(data.limits, max_new_tokens=settings.max_new_tokens)
-    amounts = RecordSettings(max_tokens=MAX_TOKENS, batch_size=limits.batch_size)
-    recorder = Recorder(pair, settings.warp, limits, amounts, settings.seed, folder)
+    recorder = Recorder(pair, settings.warp, limits, RecordSettings(), settings.seed, folder)
     groups = groups_of([prompt for prompt, _ in prompts])
     first = halves(groups)
     parts = {name: np.flatnonzero(half).tolist() for name, half in (("first", first), ("second", ~first))}

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specheads.decoding.stopping import MAX_TOKENS
 from specheads.errors import UserError
 from specheads.heads.batch import collate
 from specheads.heads.features import ROUND_INPUTS
@@ -104,8 +103,7 @@ def train_heads(
     folder = _export(module, loaders, pair.draft_lm.device, run, trained, learned)
     errors = {}
     if settings.calibration:
-        record = RecordSettings(max_tokens=MAX_TOKENS, batch_size=data.limits.batch_size)
-        recorder = Recorder(pair, settings.warp, data.limits, record, settings.seed, data.folder.parent)
+        recorder = Recorder(pair, settings.warp, data.limits, RecordSettings(), settings.seed, data.folder.parent)
         errors = calibrate(settings.calibration, recorder, data.prompts, [run / "heads" / name for name in names])
     return TrainedHeads(folder, names, module.test_results, errors)
 
