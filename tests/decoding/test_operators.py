@@ -12,7 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from specheads import Warp
 from specheads.decoding.engine.cpu import CpuOperations
 from specheads.decoding.engine.cpu.library import _FOLDER, _RESULTS, declarations
-from specheads.decoding.engine.cpu.packed import _pack
+from specheads.decoding.engine.cpu.packed import _pack, _storage
 from specheads.decoding.engine.reading import computing
 from specheads.pair.sampling import active
 
@@ -70,6 +70,25 @@ def test_a_linear_map(shape, has_bias, dtype, threads):
     for count in COUNTS:
         x = random_tensor(count, shape[1], dtype=dtype)
         assert_near(linear(x, weight, bias), expected_linear(x, weight, bias), dtype)
+
+
+@pytest.mark.parametrize("storage", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_linear_map_whose_weights_are_packed_in_16_bits_keeps_its_bits(shape, storage, threads):
+    weight = random_tensor(*shape, dtype=torch.float32).to(storage).float()
+    panels = _pack(weight, _storage(weight))
+    assert panels.dtype == storage
+    for count in COUNTS:
+        x = random_tensor(count, shape[1], dtype=torch.float32)
+        narrow = torch.ops.specheads.packed_linear(x, panels, None, len(weight))
+        assert torch.equal(narrow, linear(x, weight))
+
+
+def test_weights_are_packed_in_the_fewest_bits_that_hold_them():
+    third, tenth_bit, whole = torch.tensor([1 / 3]), torch.tensor([1 + 2**-10]), torch.tensor([-2.0, 0.0, 2.0**127, 2**-100])
+    assert _storage(whole, whole) == torch.bfloat16 and _storage(tenth_bit) == torch.float16
+    assert _storage(whole, tenth_bit) == _storage(third) == _storage(torch.tensor([torch.nan])) == torch.float32
+    assert _storage(whole.double()) == torch.float64 and _storage(tenth_bit.bfloat16()) == torch.bfloat16
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

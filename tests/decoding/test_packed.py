@@ -73,6 +73,19 @@ def test_a_packed_model_computes_the_same_logits(name):
         torch.testing.assert_close(actual, expected, atol=1e-10, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["llama, tied", "qwen2", "qwen3", "opt"])
+def test_a_model_that_fits_16_bits_is_packed_in_them_and_keeps_its_bits(name, monkeypatch):
+    lm = family_pair(name).target_lm
+    lm.model.to(torch.bfloat16).to(torch.float32)
+    copies, tokens = packed_model(lm, []), random_tokens(2, 7)
+    narrow = logits_of(copies.lm, tokens)
+    panels = [tensor for copied in copies.copies for name, tensor in copied.named_buffers() if name != "bias"]
+    assert {panel.dtype for panel in panels} == {torch.bfloat16}
+    monkeypatch.setattr(packed, "_storage", lambda *weights: weights[0].dtype)
+    packed._copies.clear()
+    assert torch.equal(packed_logits(lm, tokens), narrow)
+
+
 def test_maps_with_and_without_bias_are_separate(lm):
     attention = lm.model.model.layers[0].self_attn
     attention.k_proj.bias = nn.Parameter(torch.randn(16, dtype=torch.float64), requires_grad=False)

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import LlamaConfig, MistralConfig
 
 from specheads.decoding.engine.compiled import CompiledEngine, StepKind, StepModule, StepOperations
-from specheads.decoding.engine.cpu import CpuStep
+from specheads.decoding.engine.cpu import CpuStep, packed
 from specheads.decoding.engine.cpu.packed import _is_layer, _PackedLayer, packed_model
 from specheads.pair.language_model import LanguageModel
 
@@ -119,18 +119,33 @@ def test_a_token_has_the_same_bits_in_every_number_of_tokens(name, dtype, thread
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("storage", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_step_whose_weights_are_packed_in_16_bits_keeps_its_bits(name, storage, threads, monkeypatch):
+    lm = lm_of(name, storage)
+    lm.model.float()
+    step = Step(lm, 9)
+    narrow = [parts(step(random_tokens(count), packed=True)) for count in COUNTS]
+    assert {copied.down.dtype for copied in packed_model(lm, []).copies if isinstance(copied, _PackedLayer)} == {storage}
+    monkeypatch.setattr(packed, "_storage", lambda *weights: weights[0].dtype)
+    packed._copies.clear()
+    for count, expected in zip(COUNTS, narrow, strict=True):
+        assert all(map(torch.equal, parts(step(random_tokens(count), packed=True)), expected))
+
+
+@torch.no_grad()
 def test_rows_of_a_batch_are_computed_each_with_its_memory():
     lm = lm_of("qwen2")
     layer, hidden = lm.model.model.layers[0], torch.randn(3, 4, 32, dtype=torch.float64)
-    packed, mask = _PackedLayer(layer), torch.ones(3, 1, 4, 16, dtype=torch.bool).tril(diagonal=5)
+    copied, mask = _PackedLayer(layer), torch.ones(3, 1, 4, 16, dtype=torch.bool).tril(diagonal=5)
     mask[1, :, :, :2] = False  # a row that begins later
     angles = lm.model.model.rotary_emb(hidden, torch.arange(5, 9)[None])
 
     def compute(rows):
         keys, values = (torch.randn(3, 2, 32, 8, generator=torch.Generator().manual_seed(s), dtype=torch.float64) for s in (0, 1))
         keys, values = keys[rows].contiguous(), values[rows].contiguous()
-        weights = (layer.input_layernorm.weight, packed.queries_keys_values, packed.bias, packed.output)
-        weights += (layer.post_attention_layernorm.weight, packed.gate_up, packed.down, 1e-6, 8**-0.5)
+        weights = (layer.input_layernorm.weight, copied.queries_keys_values, copied.bias, copied.output)
+        weights += (layer.post_attention_layernorm.weight, copied.gate_up, copied.down, 1e-6, 8**-0.5)
         start = torch.tensor(5)
         output = torch.ops.specheads.decoder_layer(hidden[rows], *angles, mask[rows], start, None, keys, values, *weights)
         return output, keys, values

@@ -29,7 +29,8 @@ class CpuStep(StepOperations):
         self.lm = lm if self.packed is None else self.packed.lm
         self.reads_all_rows = rows and lm.config._attn_implementation == "sdpa"
         self.compiler_options = {"aot_inductor.custom_ops_to_c_shims": declarations()}
-        self.name = ("cpu", self.packed is not None)
+        panels = () if self.packed is None else self.packed.copies.buffers()
+        self.name = ("cpu", self.packed is not None, *sorted({str(each.dtype) for each in panels}))
 
     @classmethod
     def reader(cls, lm: LanguageModel) -> LanguageModel:

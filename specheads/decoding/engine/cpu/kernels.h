@@ -52,6 +52,22 @@ void with_type(at::ScalarType type, Function function) {
   }
 }
 
+// bfloat16 numbers of a weight whose inputs are float32: they are multiplied as float32 everywhere.
+struct Narrow {
+  uint16_t upper;  // half of a float32
+};
+
+// The same where `weight` has the type of panels for inputs of `value`'s: theirs, or one of 16 bits for float32.
+template <typename Function>
+void with_types(at::ScalarType type, at::ScalarType panels, Function function) {
+  TORCH_CHECK(
+      panels == type || (type == at::kFloat && (panels == at::kBFloat16 || panels == at::kHalf)), "inputs are ", type,
+      ", panels are ", panels);
+  if (type == panels) return with_type(type, [&](auto value) { function(value, value); });
+  if (panels == at::kHalf) return function(float(), at::Half());
+  function(float(), Narrow());
+}
+
 constexpr int64_t kGrainBytes = 32768;  // a further thread pays from so many bytes on that each reads
 
 // Threads that work on several loops in turn: entering a parallel region twice takes as long as a small loop, waiting for each
@@ -141,13 +157,14 @@ constexpr int kRegisterTokens = 6;
 constexpr int kRegisterTokens = 12;
 #endif
 template <typename Value>
-constexpr int kMostTokens = std::is_same_v<Value, float> || std::is_same_v<Value, at::BFloat16> ? kRegisterTokens : 4;
+constexpr int kMostTokens =
+    std::is_same_v<Value, float> || std::is_same_v<Value, at::BFloat16> || std::is_same_v<Value, Narrow> ? kRegisterTokens : 4;
 
 constexpr int64_t kPrefetchBytes = 4096;  // ahead of the column in work; 0, 1024 and 2048 were slower on a Sapphire Rapids
 
 template <typename Value, typename Vector>
 inline void load_pair(const Value* from, Vector& first, Vector& second) {
-  if constexpr (std::is_same_v<Value, at::BFloat16>) {
+  if constexpr (std::is_same_v<Value, at::BFloat16> || std::is_same_v<Value, Narrow>) {
     // A bfloat16 is the upper half of a float32; numbers of the two vectors alternate.
     const auto both = Vectorized<int32_t>::loadu(from);
     first = at::vec::cast<float>(both << Vectorized<int32_t>(16));

@@ -307,8 +307,8 @@ struct Layer {
 };
 
 // RMS norm of float32 numbers, as transformers computes it, with the rounding of its steps; only the sum is as wide as others.
-template <typename Value, typename From>
-void norm_into(const From* x, const Value* weight, int64_t tokens, int64_t size, double epsilon, InputOf<Value>* to) {
+template <typename Value, typename From, typename To>
+void norm_into(const From* x, const Value* weight, int64_t tokens, int64_t size, double epsilon, To* to) {
   for (int64_t t = 0; t < tokens; t++, x += size, to += size) {
     using Sum = SumOf<Value>;
     Sum squares = 0;
@@ -316,7 +316,7 @@ void norm_into(const From* x, const Value* weight, int64_t tokens, int64_t size,
     for (int64_t i = 0; i < size; i++) squares += static_cast<Sum>(static_cast<float>(x[i])) * static_cast<float>(x[i]);
     const float factor = 1 / std::sqrt(static_cast<float>(squares / size) + static_cast<float>(epsilon));
     for (int64_t i = 0; i < size; i++) {
-      to[i] = static_cast<InputOf<Value>>(static_cast<Value>(weight[i] * static_cast<Value>(static_cast<float>(x[i]) * factor)));
+      to[i] = static_cast<To>(static_cast<Value>(weight[i] * static_cast<Value>(static_cast<float>(x[i]) * factor)));
     }
   }
 }
@@ -353,12 +353,12 @@ void add_block(const Sum* block, int64_t width, int64_t tokens, const Added* add
   }
 }
 
-template <typename Value>
+template <typename Value, typename Weight>
 void decoder_layer_into(
     const at::TensorBase& hidden, const at::TensorBase& cosine, const at::TensorBase& sine, const Mask& mask,
     const Places& places, const at::TensorBase& keys, const at::TensorBase& values, const Layer& layer, at::TensorBase& result) {
   using Sum = SumOf<Value>;
-  using Input = InputOf<Value>;
+  using Input = InputOf<Weight>;
   const int64_t batch = hidden.size(0), count = hidden.size(1), size = hidden.size(2), tokens = batch * count;
   const int64_t head_size = keys.size(3), heads = mask.size(1), shared = keys.size(1), width = (heads + 2 * shared) * head_size;
   const int64_t inner = layer.down.size(1);
@@ -429,13 +429,13 @@ void decoder_layer_into(
   };
   Team::run(true, [&](Team& team) {
     team.each(tokens, kTokenGrain, normed_by(residual, norm));
-    for_panels<Value>(team, layer.queries_keys_values, 1, normed, tokens, project);
+    for_panels<Weight>(team, layer.queries_keys_values, 1, normed, tokens, project);
     team.each(tokens, kTokenGrain, rotate_and_keep);
     attend<Value>(team, keys, values, mask, places, query, store);
-    for_panels<Value>(team, layer.output, 1, attended, tokens, adding(residual, middle));
+    for_panels<Weight>(team, layer.output, 1, attended, tokens, adding(residual, middle));
     team.each(tokens, kTokenGrain, normed_by(middle, mlp_norm));
-    for_panels<Value>(team, layer.gate_up, 2, normed, tokens, activate);
-    for_panels<Value>(team, layer.down, 1, activated, tokens, adding(middle, results));
+    for_panels<Weight>(team, layer.gate_up, 2, normed, tokens, activate);
+    for_panels<Weight>(team, layer.down, 1, activated, tokens, adding(middle, results));
   });
 }
 
@@ -459,8 +459,11 @@ AtenTensorHandle decoder_layer(
   const Mask expanded(mask, x.scalar_type(), {x.size(0), heads, x.size(1), mask.size(3)});
   at::TensorBase result = empty(x.sizes(), x.scalar_type());
   const Layer layer{norm, queries_keys_values, bias, output, mlp_norm, gate_up, down, epsilon, scale};
-  with_type(x.scalar_type(), [&](auto type) {
-    decoder_layer_into<decltype(type)>(x, cosines, sines, expanded, places, keys, values, layer, result);
+  for (const at::TensorBase* each : {&queries_keys_values, &output, &gate_up}) {
+    TORCH_CHECK(each->scalar_type() == down.scalar_type(), "panels are ", each->scalar_type(), " and ", down.scalar_type());
+  }
+  with_types(x.scalar_type(), down.scalar_type(), [&](auto value, auto weight) {
+    decoder_layer_into<decltype(value), decltype(weight)>(x, cosines, sines, expanded, places, keys, values, layer, result);
   });
   return handle_of(result);
 }

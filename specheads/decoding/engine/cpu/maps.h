@@ -9,15 +9,15 @@
 #include <numeric>
 
 namespace specheads_kernels __attribute__((visibility("hidden"))) {
-template <typename Value>
+template <typename Value, typename Weight>
 void linear_into(const at::TensorBase& x, const at::TensorBase& panels, const Value* bias, at::TensorBase& result) {
   using Sum = SumOf<Value>;
   const int64_t num_rows = result.size(-1), size = x.size(-1), tokens = x.numel() / std::max<int64_t>(1, size);
-  const auto rows = converted<InputOf<Value>, 0>(x.const_data_ptr<Value>(), size, tokens, size, panels.size(1)).first;
+  const auto rows = converted<InputOf<Weight>, 0>(x.const_data_ptr<Value>(), size, tokens, size, panels.size(1)).first;
   Value* to = result.mutable_data_ptr<Value>();
-  const int64_t bytes = panels.numel() * sizeof(Value) * ((tokens + kMostTokens<Value> - 1) / kMostTokens<Value>);
+  const int64_t bytes = panels.numel() * sizeof(Weight) * ((tokens + kMostTokens<Weight> - 1) / kMostTokens<Weight>);
   Team::run(bytes > 2 * kGrainBytes, [&](Team& team) {
-    for_panels<Value>(team, panels, 1, rows, tokens, [&](int64_t number, int64_t first, int64_t several, const Sum* block) {
+    for_panels<Weight>(team, panels, 1, rows, tokens, [&](int64_t number, int64_t first, int64_t several, const Sum* block) {
       const int64_t row = number * kPair<Value>, exist = std::min<int64_t>(kPair<Value>, num_rows - row);
       for (int64_t t = 0; t < several; t++, block += kPair<Value>) {
         Value* into = to + (first + t) * num_rows + row;
@@ -31,20 +31,19 @@ void linear_into(const at::TensorBase& x, const at::TensorBase& panels, const Va
   });
 }
 
-// x W^T + b (..., O) of x (..., I), W in panels (ceil(O / P), I, P), b (O); an odd I is padded in panels of pairs.
+// x W^T + b (..., O) of x (..., I), W in panels (ceil(O / P), I, P), b (O); an odd I is padded in panels of pairs. Panels may have
+// 16 bits where x has 32.
 AtenTensorHandle packed_linear(
     const at::TensorBase& x, const at::TensorBase& panels, const at::TensorBase* bias, int64_t num_rows) {
   const bool in_pairs = kMultipliesPairs<at::BFloat16> && x.scalar_type() == at::kBFloat16;
   TORCH_CHECK(
-      x.size(-1) + (in_pairs ? x.size(-1) % 2 : 0) == panels.size(1) && x.scalar_type() == panels.scalar_type() &&
-          panels.is_contiguous(),
-      "x is ", x.scalar_type(), " ", x.sizes(), ", panels are ", panels.scalar_type(), " ", panels.sizes());
+      x.size(-1) + (in_pairs ? x.size(-1) % 2 : 0) == panels.size(1) && panels.is_contiguous(), "x is ", x.scalar_type(), " ", x.sizes(), ", panels are ", panels.scalar_type(), " ", panels.sizes());
   auto shape = x.sizes().vec();
   shape.back() = num_rows;
   at::TensorBase result = empty(shape, x.scalar_type()), rows = x.contiguous();
-  with_type(x.scalar_type(), [&](auto value) {
+  with_types(x.scalar_type(), panels.scalar_type(), [&](auto value, auto weight) {
     using Value = decltype(value);
-    linear_into<Value>(rows, panels, bias ? bias->const_data_ptr<Value>() : nullptr, result);
+    linear_into<Value, decltype(weight)>(rows, panels, bias ? bias->const_data_ptr<Value>() : nullptr, result);
   });
   return handle_of(result);
 }

@@ -26,6 +26,7 @@ from specheads.pair.language_model import LanguageModel
 
 logger = logging.getLogger(__name__)
 
+_NUM_SAMPLED = 4096  # numbers of a weight that tell how it will be packed
 _SPARE_MEMORY = 0.8  # share of the available memory that copies may take
 
 # Layers of transformers that compute x + o(attention(rotated(q(norm x)), ...)), then x + down(silu(gate(norm x)) * up(norm x)).
@@ -33,15 +34,28 @@ _LAYERS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer")
 _READ_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # of other layers, the maps that read the same input
 
 
-def _pack(weight: Tensor) -> Tensor:
-    """Return a weight (O, I) in panels, (ceil(O / P), I, P), with zeros in place of missing rows.
+def _storage(*weights: Tensor) -> torch.dtype:
+    """Return the type in which weights are packed: 16 bits for those in float32 that lose nothing by it, or else theirs.
 
-    In bfloat16, where the processor multiplies pairs of numbers, two neighbouring columns are stored as pairs, and I is even;
-    elsewhere rows of a panel's two halves alternate, because such pairs become float32 in two instructions.
+    Checkpoints in 16 bits, as most are, run in float32 on processors without instructions for theirs, where one token takes as
+    long as reading the weights does.
+    """
+    dtype = weights[0].dtype
+    narrow = (torch.bfloat16, torch.float16) if dtype == torch.float32 else ()
+    return next((each for each in narrow if all(torch.equal(weight.to(each).float(), weight) for weight in weights)), dtype)
+
+
+def _pack(weight: Tensor, storage: torch.dtype | None = None) -> Tensor:
+    """Return a weight (O, I) in panels, (ceil(O / P), I, P), with zeros in place of missing rows, in the type `storage`.
+
+    In bfloat16, where the processor multiplies pairs of numbers and inputs are bfloat16, too, two neighbouring columns are stored
+    as pairs, and I is even; elsewhere rows of a panel's two halves alternate, because such pairs become float32 in two
+    instructions.
     """
     rows = torch.ops.specheads.panel_rows(weight.dtype == torch.float64)
     number, size = -(-weight.shape[0] // rows), weight.shape[1]
     in_pairs = weight.dtype == torch.bfloat16 and torch.ops.specheads.multiplies_pairs()
+    weight = weight if storage is None else weight.to(storage)
     size += size % 2 if in_pairs else 0
     padded = weight.new_zeros(number * rows, size)
     padded[: weight.shape[0], : weight.shape[1]] = weight
@@ -65,7 +79,7 @@ class _PackedLinear(_Packed):
     def __init__(self, *members: Any) -> None:
         weights = [member.weight for member in members]
         bias = None if members[0].bias is None else torch.cat([member.bias for member in members])
-        super().__init__(panels=_pack(torch.cat(weights) if len(weights) > 1 else weights[0]), bias=bias)
+        super().__init__(panels=_pack(torch.cat(weights) if len(weights) > 1 else weights[0], _storage(*weights)), bias=bias)
         self.sizes = [len(weight) for weight in weights]
         self._last: tuple[Tensor | None, Sequence[Tensor]] = (None, ())
 
@@ -110,13 +124,14 @@ class _PackedLayer(_Packed):
 
     def __init__(self, layer: Any) -> None:
         attention, (gate, up, down) = layer.self_attn, _maps_of(layer.mlp)
-        inputs = [attention.q_proj, attention.k_proj, attention.v_proj]
+        inputs, output = [attention.q_proj, attention.k_proj, attention.v_proj], attention.o_proj
+        storage = _storage(*(each.weight for each in (*inputs, output, gate, up, down)))
         super().__init__(
-            queries_keys_values=_pack(torch.cat([each.weight for each in inputs])),
+            queries_keys_values=_pack(torch.cat([each.weight for each in inputs]), storage),
             bias=None if inputs[0].bias is None else torch.cat([each.bias for each in inputs]),
-            output=_pack(attention.o_proj.weight),
-            gate_up=torch.stack([_pack(gate.weight), _pack(up.weight)], dim=1).flatten(0, 1),
-            down=_pack(down.weight),
+            output=_pack(output.weight, storage),
+            gate_up=torch.stack([_pack(gate.weight, storage), _pack(up.weight, storage)], dim=1).flatten(0, 1),
+            down=_pack(down.weight, storage),
         )
 
     def compute(
@@ -274,9 +289,10 @@ def _groups_of(lm: LanguageModel) -> list[list[Any]]:
 
 
 def bytes_to_pack(lm: LanguageModel, networks: Sequence[nn.Module] = ()) -> int:
-    """Return the bytes of packed copies that a model and some networks do not have yet."""
+    """Return about how many bytes the packed copies take that a model and some networks do not have yet."""
     groups = [*_groups_of(lm), *([network] for network in networks)]
-    return sum(weight.nbytes for group in groups if not _is_current(group) for module in group for weight in module.parameters())
+    weights = [weight for group in groups if not _is_current(group) for module in group for weight in module.parameters()]
+    return sum(weight.numel() * _storage(weight.flatten()[:_NUM_SAMPLED]).itemsize for weight in weights)
 
 
 def packed_model(lm: LanguageModel, others: Sequence[nn.Module]) -> PackedModel | None:

@@ -55,6 +55,40 @@ __attribute__((noinline)) void panel_product(
   product_of_several<Value>(tokens, panel, stride, ahead, x, size, block);
 }
 
+// Sums of one row with `count` panels at a time: a sum waits for its last addition, so that a panel alone leaves the processor idle.
+template <typename Value, int count>
+struct PanelSums {
+  using Vector = Vectorized<SumOf<Value>>;
+  Vector first{SumOf<Value>(0)}, second{SumOf<Value>(0)};
+  PanelSums<Value, count - 1> others;
+
+  // Add the product of a number and a column of each panel; panels are `apart` numbers from each other.
+  C10_ALWAYS_INLINE void add(const Value* column, int64_t apart, const Vector& factor) {
+    Vector left, right;
+    __builtin_prefetch(reinterpret_cast<const char*>(column) + kPrefetchBytes);
+    load_pair(column, left, right);
+    first = at::vec::fmadd(left, factor, first);
+    second = at::vec::fmadd(right, factor, second);
+    if constexpr (count > 1) others.add(column + apart, apart, factor);
+  }
+
+  C10_ALWAYS_INLINE void store(SumOf<Value>* to) const {
+    first.store(to);
+    second.store(to + kLanes<Value>);
+    if constexpr (count > 1) others.store(to + kPair<Value>);
+  }
+};
+template <typename Value>
+struct PanelSums<Value, 0> {};
+
+// blocks[p][j] = sum_i x[i] panels[p][i][j] for `count` panels that follow each other.
+template <typename Value, int count>
+__attribute__((noinline)) void row_product(const Value* panels, const SumOf<Value>* x, int64_t size, SumOf<Value>* blocks) {
+  PanelSums<Value, count> sums;
+  for (int64_t i = 0; i < size; i++) sums.add(panels + i * kPair<Value>, size * kPair<Value>, Vectorized<SumOf<Value>>(x[i]));
+  sums.store(blocks);
+}
+
 // What a product fetches that reads its panel for the first time.
 template <typename Value>
 Ahead columns_ahead(const Value* panel, int64_t stride) {
@@ -68,8 +102,11 @@ struct Panels {
   int64_t number, size;  // of panels, and of columns in each
 
   Panels(const Value* values, int64_t number, int64_t size) : values(values), number(number), size(size) {}
-  Panels(const at::TensorBase& panels) : Panels(panels.const_data_ptr<Value>(), panels.size(0), panels.size(1)) {}
+  Panels(const at::TensorBase& panels)
+      : Panels(static_cast<const Value*>(panels.const_data_ptr()), panels.size(0), panels.size(1)) {}
 };
+
+constexpr int kPanels = 4;  // that are in work at a time for one token; an even number, as gate and up are multiplied together
 
 // Multiply rows (tokens, size) with all panels, `together` at a time. For each product it calls
 // finish(number of the panel, first token, number of tokens, blocks), a block being (tokens, kPair).
@@ -83,6 +120,14 @@ void for_panels(
   const int64_t grain = std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, bytes));
   team.each(panels.number / together, grain, [&](int64_t begin, int64_t end) {
     Sum blocks[2 * kMostTokens<Value> * kPair<Value>];
+    if constexpr (!kMultipliesPairs<Value>) {
+      while (tokens == 1 && begin * together + kPanels <= end * together) {
+        const int64_t number = begin * together;
+        row_product<Value, kPanels>(weight + number * kPair<Value> * size, rows, size, blocks);
+        for (int64_t i = 0; i < kPanels; i += together) finish(number + i, 0, 1, blocks + i * kPair<Value>);
+        begin += kPanels / together;
+      }
+    }
     for (int64_t number = begin * together; number < end * together; number += together) {
       for (int64_t piece = 0; piece < pieces; piece++) {
         const int64_t first = tokens * piece / pieces, several = tokens * (piece + 1) / pieces - first;
