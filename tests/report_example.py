@@ -27,7 +27,6 @@ FAMILIES = {  # how much faster than the best fixed length at ratio 10, and the 
     "fixed_length": (1.0, None),
     "head_threshold shallow": (1.03, (0.1, 0.3, 0.5, 0.7, 0.9)),
     "head_threshold <deep>": (1.06, (0.1, 0.3, 0.5, 0.7, 0.9)),
-    "expected_throughput <deep>": (1.05, None),
     "logistic": (1.045, (0.1, 0.3, 0.5, 0.7, 0.9)),
     "logistic3": (1.04, (0.1, 0.3, 0.5, 0.7, 0.9)),
     "draft_product": (1.035, (0.1, 0.3, 0.5, 0.7, 0.9)),

@@ -54,7 +54,7 @@ def test_evaluate_replays_rules_and_decodes_the_best(folder):
         "num_prompts=4",
         "num_live_prompts=2",
         "max_new_tokens=16",
-        "stopping=[fixed_length,head_threshold,expected_throughput]",  # tests/evaluation/test_candidates.py has them all
+        "stopping=[fixed_length,head_threshold,online_head]",  # tests/evaluation/test_candidates.py has them all
         "fixed_lengths=[2,4]",
         "thresholds=[auto,0.5]",
         "logger=wandb",
@@ -74,7 +74,7 @@ def test_evaluate_replays_rules_and_decodes_the_best(folder):
         ("humaneval", "test"),
     ]
     families = {row["family"] for row in content["data_sets"][1]["rules"]}
-    assert {"fixed_length", "head_threshold", "head_threshold auto", "expected_throughput", "ceiling", "oracle"} <= families
+    assert {"fixed_length", "head_threshold", "head_threshold auto", "online_head", "ceiling", "oracle"} <= families
     assert [row["family"].split()[0] for row in content["live"]][:2] == ["target", "fixed_length"] and len(content["live"]) >= 4
     assert all(row["replayed_tokens_per_second"] for row in content["live"][1:] if not row["efficiency_gain"])
     assert len(list((folder / "data" / "recordings").iterdir())) == 3 and (dev / "predictions" / "ground_truth").is_dir()

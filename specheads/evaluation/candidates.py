@@ -27,10 +27,8 @@ CEILING_THRESHOLDS = [round(0.05 * step, 2) for step in range(1, 20)]
 # Acceptable values in place of those that are measured or fitted, while nothing is recorded.
 MADE_UP = {"costs": LoadCosts((1,), ((1.0, 1.0),)), "survival": [1.0]}
 MADE_UP_FIT = SimpleNamespace(
-    mean_acceptance=0.5,
     logistic=lambda names: dict.fromkeys(names, 0.0),
-    calibration=lambda head: {"slope": 1.0, "intercept": 0.0},
-    auto_threshold=lambda head, max_tokens, costs: (0.5, 0.1),
+    auto_threshold=lambda head, max_tokens, costs: 0.5,
 )
 
 

@@ -1,6 +1,6 @@
 """The costs of every rule at every cost ratio, and the fits of rules' open parameters on recorded dev prompts.
 
-Fitted are the weights of a logistic, a head's calibration, and automatic thresholds.
+Fitted are the weights of a logistic, and automatic thresholds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,10 @@ from specheads.decoding.step_costs import RuleCosts, StepCosts
 from specheads.decoding.stopping import logistic_inputs
 from specheads.evaluation.intervals import Interval, interval
 from specheads.evaluation.report import MEASURED
-from specheads.heads.calibration import IndexCalibration
 from specheads.heads.metrics import fit_logistic
 from specheads.replay.cost import CostFit
 from specheads.replay.recording import Recording
-from specheads.replay.replay import Counts, RecordedHead, head_logits, recorded_threshold, replay
+from specheads.replay.replay import Counts, RecordedHead, recorded_threshold, replay
 
 
 class _Costed(Protocol):
@@ -120,26 +119,13 @@ class Tuning:
             self._fits[tuple(names)] = dict(zip([*inputs, "bias"], weights, strict=True))
         return self._fits[tuple(names)]
 
-    def calibration(self, head: RecordedHead) -> dict[str, float]:
-        """Return slope and intercept that calibrate a head's logits here (Platt scaling).
-
-        They are applied after the head's stored calibration, which may be for another warping. Each token counts once, at its
-        largest index.
-        """
-        if head not in self._fits:
-            logits, accepted, furthest = head_logits(self.recording, head)
-            calibrated = IndexCalibration.from_dict(head.config.calibration)(logits[:, -1], furthest)
-            fitted = fit_logistic(calibrated[:, None], accepted.double()).tolist()
-            self._fits[head] = dict(zip(("slope", "intercept"), fitted, strict=True))
-        return self._fits[head]
-
     @cached_property
     def mean_acceptance(self) -> float:
         """The share of proposed tokens that are accepted."""
         return self.recording.labels()[2].double().mean().item()
 
-    def auto_threshold(self, head: RecordedHead, max_tokens: int, costs: StepCosts) -> tuple[float, float]:
-        """Return the threshold at which one more draft step yields no more than the throughput, and that throughput.
+    def auto_threshold(self, head: RecordedHead, max_tokens: int, costs: StepCosts) -> float:
+        """Return the threshold at which one more draft step yields no more than the throughput.
 
         The threshold is `1 - lambda t_d / m`, where m is the mean acceptance of the tokens without a prediction and lambda t_d
         the throughput at this threshold: a fixed point (SpecDec++, theorem 3.1, in renewal-reward form).
@@ -153,9 +139,8 @@ class Tuning:
         throughputs = tokens * (costs.draft_seconds + costs.verified_seconds) / seconds  # at GRID, per draft step
         worth = self.mean_acceptance ** (2 if head.config.predicts == "input_token" else 1)
         if not worth:  # the target accepts nothing: drafting never pays
-            return float(GRID[0]), float(throughputs[0])
+            return float(GRID[0])
         excess = 1 - throughputs / worth - GRID  # positive where going on would pay
         last = int(np.flatnonzero(excess > 0).max(initial=0))
         part = np.clip(excess[last] / (excess[last] - excess[last + 1]), 0, 1) if last + 1 < len(GRID) else 0.0
-        threshold = GRID[last] + part * (GRID[1] - GRID[0])
-        return round(float(threshold), 3), float(np.interp(threshold, GRID, throughputs))
+        return round(float(GRID[last] + part * (GRID[1] - GRID[0])), 3)

@@ -17,7 +17,7 @@ from specheads.pair.config import config_folder
 from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay.head_scores import add_predictions, head_fingerprint
 from specheads.replay.recording import GROUND_TRUTH, Recorder, load_recording
-from specheads.replay.replay import RecordedHead, head_logits, recorded_head, replay
+from specheads.replay.replay import recorded_head, replay
 from specheads.replay.response_tree import RecordSettings
 
 COSTS = {"measured": StepCosts(0.001, 0.004, 0.0002), "10": StepCosts.at_ratio(10)}
@@ -78,14 +78,11 @@ def test_every_rule_of_the_config_is_replayed_with_every_value(tuning, heads):
 def test_rules_that_depend_on_costs_come_once_per_ratio(tuning, heads):
     tried = [candidate for candidate in candidates(all_rules(), heads, tuning) if candidate.ratio is not None]
     assert {candidate.family.split()[0] for candidate in tried} == {
-        "expected_throughput",
         "head_threshold",
         "online_head",
     }
     for family in {candidate.family for candidate in tried}:
         assert {candidate.ratio for candidate in tried if candidate.family == family} == set(COSTS)
-    of_throughput = [each for each in tried if each.family.startswith("expected_throughput") and each.ratio == "measured"]
-    assert all(each.rule.cost_ratio == pytest.approx(0.004 / 0.00145) for each in of_throughput)
 
 
 def test_a_logistic_is_fitted_to_acceptance(tuning):
@@ -108,12 +105,11 @@ def test_a_logistic_is_fitted_to_acceptance(tuning):
 @pytest.mark.parametrize("ratio", COSTS)
 def test_the_automatic_threshold_is_a_fixed_point(tuning, heads, predicts, ratio):
     head, costs = recorded_head(heads[predicts]), COSTS[ratio]
-    threshold, speed = tuning.auto_threshold(head, 20, costs)
+    threshold = tuning.auto_threshold(head, 20, costs)
     (rounds,) = replay(tuning.recording, [stopping.HeadThreshold(head, threshold)])
     counts = rounds.per_prompt(12)
     seconds = costs.seconds(counts.drafted, counts.rounds).sum()
     achieved = counts.tokens.sum() / seconds * (costs.draft_seconds + costs.verified_seconds)
-    assert achieved == pytest.approx(speed, rel=0.05)
     worth = tuning.mean_acceptance ** (1 if predicts == "next_token" else 2)
     assert threshold == pytest.approx(max(0.02, 1 - achieved / worth), abs=0.05)
 
@@ -124,22 +120,9 @@ def test_fits_for_a_head_count_its_cost(tuning, heads, ratio):
         c for c in candidates(all_rules(), heads, tuning) if c.family == "head_threshold next_token auto" and c.ratio == ratio
     ]
     dearer = replace(COSTS[ratio], draft_seconds=(1 + SHARE) * COSTS[ratio].draft_seconds)
-    expected, _ = tuning.auto_threshold(recorded_head(heads["next_token"]), 20, dearer)
-    free, _ = tuning.auto_threshold(recorded_head(heads["next_token"]), 20, COSTS[ratio])
+    expected = tuning.auto_threshold(recorded_head(heads["next_token"]), 20, dearer)
+    free = tuning.auto_threshold(recorded_head(heads["next_token"]), 20, COSTS[ratio])
     assert candidate.rule.threshold == expected < free
-
-
-@pytest.mark.parametrize("calibration", [None, {"slope": [2.0, 0.5], "intercept": [1.0, -1.0]}], ids=["raw", "calibrated before"])
-def test_the_mean_prediction_of_a_calibrated_head_is_the_acceptance_rate(calibration, tuning, heads):
-    for head in heads.values():
-        recorded = RecordedHead(head_fingerprint(head), head.config.predicts, calibration)
-        fitted = tuning.calibration(recorded)
-        logits, accepted, furthest = head_logits(tuning.recording, recorded)
-        logits = logits[:, -1]
-        if calibration:
-            logits = torch.where(furthest > 0, 0.5 * logits - 1, 2 * logits + 1)
-        calibrated = torch.sigmoid(fitted["slope"] * logits + fitted["intercept"])
-        assert calibrated.mean() == pytest.approx(accepted.double().mean().item(), abs=1e-6)
 
 
 def test_without_a_recording_only_rules_without_open_parameters_can_be_tried(heads):

@@ -7,7 +7,7 @@ import torch
 from fakes import constant_head
 from torch import Tensor
 
-from specheads.decoding.stopping import ExpectedThroughput, HeadThreshold
+from specheads.decoding.stopping import HeadThreshold
 from specheads.errors import UserError
 from specheads.heads.calibration import NUM_INDICES, IndexCalibration, calibrated, in_rounds
 from specheads.heads.head import AcceptanceHead, HeadConfig
@@ -120,11 +120,10 @@ def with_calibration(predicts: str, values: dict | None, prob: float = 0.8):
     return head
 
 
-@pytest.mark.parametrize("rule", [HeadThreshold, ExpectedThroughput])
 @pytest.mark.parametrize("predicts", ["next_token", "input_token"])
-def test_rules_take_the_calibration_at_the_predicted_tokens_index(rule, predicts):
+def test_rules_take_the_calibration_at_the_predicted_tokens_index(predicts):
     """A chance of 0.8 becomes sigmoid(slope x logit + intercept) at the token's index; input_token heads predict a step later."""
-    rule = rule(with_calibration(predicts, TRUE.to_dict()))
+    rule = HeadThreshold(with_calibration(predicts, TRUE.to_dict()))
     logit = torch.tensor(0.8, dtype=torch.float64).logit()
     chances = torch.sigmoid(TRUE(logit.expand(7), torch.arange(7)))
     expected = ([1.0] if predicts == "input_token" else []) + chances.tolist()
@@ -139,34 +138,26 @@ def test_rules_take_the_calibration_at_the_predicted_tokens_index(rule, predicts
 
 
 @pytest.mark.parametrize("predicts", ["next_token", "input_token"])
-@pytest.mark.parametrize("rule", [HeadThreshold, ExpectedThroughput])
-def test_no_calibration_equals_the_neutral_calibration_bit_by_bit(rule, predicts):
+def test_no_calibration_equals_the_neutral_calibration_bit_by_bit(predicts):
     torch.manual_seed(0)
     head = AcceptanceHead(HeadConfig(8, 1, predicts, inputs=("hidden",))).eval().requires_grad_(False)
     torch.nn.init.normal_(head.readout.weight)
     runs = []
     for values in (None, IndexCalibration.neutral().to_dict(), IndexCalibration([1.0] * 8, [0.0] * 8).to_dict()):
         head.config = replace(head.config, calibration=values)
-        generator, single = torch.Generator().manual_seed(1), rule(head)
+        generator, single = torch.Generator().manual_seed(1), HeadThreshold(head)
         state, survivals = single.start_prompt(16, CPU), []
         for _ in range(12):
             features = {"hidden": torch.randn(16, 8, generator=generator)}
             before = state.survival
             state, stop = single.step(state, features)
             survivals.append((state.survival, stop))
-            if rule is HeadThreshold and predicts == "next_token":
+            if predicts == "next_token":
                 assert torch.equal(state.survival, before * torch.sigmoid(head(features)))
         runs.append(survivals)
     for other in runs[1:]:
         for (survival, stop), (same, also) in zip(runs[0], other, strict=True):
             assert torch.equal(survival, same) and torch.equal(stop, also)
-
-
-def test_expected_throughput_calibrates_on_top_of_the_head():
-    rule = ExpectedThroughput(with_calibration("next_token", TRUE.to_dict()), slope=2.0, intercept=-0.5)
-    state, _ = rule.step(rule.start_prompt(1, CPU), {"hidden": torch.zeros(1, 1)})
-    logit = torch.tensor(0.8, dtype=torch.float64).logit()
-    assert state.survival.item() == pytest.approx(torch.sigmoid(2 * (0.5 * logit - 0.5) - 0.5).item())
 
 
 def test_rows_of_different_indices_are_calibrated_separately():

@@ -138,11 +138,9 @@ draft_rules = st.one_of(
 
 
 def head_rules(heads):
-    throughput = st.tuples(heads, positive, st.none() | positive, probabilities(0.01), st.floats(-3, 3), st.floats(-3, 3))
     return st.one_of(
         with_bounds(stopping.HeadThreshold, heads, probabilities()),
         with_bounds(stopping.OnlineHead, heads, probabilities(), positive),
-        st.tuples(throughput, positive, lengths).map(lambda given: stopping.ExpectedThroughput(*given[0], *given[1:])),
     )
 
 

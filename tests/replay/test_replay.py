@@ -259,7 +259,7 @@ def test_a_rule_that_was_not_recorded_for_is_refused(pair, heads, tmp_path):
 def test_calibrated_heads_have_exactly_the_rounds_of_decoding_in_greedy_mode(pair, heads, tmp_path):
     """Rounds differ from those without the calibration; heads that differ only in their calibration do not share rounds."""
     recording = recorded(pair, heads, tmp_path, Warp(0), 4)
-    kinds = ((stopping.HeadThreshold, {"threshold": 0.6}), (stopping.ExpectedThroughput, {"mean_acceptance": 0.6}))
+    kinds = ((stopping.HeadThreshold, {"threshold": 0.6}), (stopping.OnlineHead, {"threshold": 0.6}))
     values = (None, {"slope": [0.5, 2.0, 1.0], "intercept": [1.5, -0.5, 1.0]})
     for head in heads[1:3]:  # of either kind; with and without features of the round
         copies = [copy.deepcopy(head) for _ in values]
@@ -287,7 +287,6 @@ def two_of_each(head):
         *(stopping.DraftProduct(t) for t in (0.5, 0.9)),
         *(stopping.Logistic({"logit_max_prob": w, "bias": 0.1}, 0.6) for w in (0.5, 1.5)),
         *(stopping.OnlineLogistic(prior=p, threshold=0.6) for p in (1.0, 50.0)),
-        *(stopping.ExpectedThroughput(other, cost_ratio=r, mean_acceptance=0.6) for r in (4.0, 20.0)),
         *(stopping.HeadThreshold(other, t) for t in (0.3, 0.8)),
         *(stopping.OnlineHead(other, 0.6, prior=p) for p in (1.0, 50.0)),
     ]
@@ -308,7 +307,7 @@ def test_rules_that_learn_have_exactly_the_rounds_of_decoding_in_greedy_mode(pai
     recording = recorded(pair, heads, tmp_path, Warp(0), 3)
     replayed = replay(recording, two_of_each(heads[0]))
     for rule, rounds in zip(two_of_each(heads[0]), replayed, strict=True):
-        if isinstance(rule, stopping.ExpectedThroughput | stopping.HeadThreshold):
+        if isinstance(rule, stopping.HeadThreshold):
             rule.head = heads[0]  # the head itself in the place of what was recorded of it
             rule.needs = rule.needs - {head_fingerprint(heads[0])} | set(heads[0].config.inputs)
             rule.compile_key = (rule.compile_key[0], heads[0], *rule.compile_key[2:])

@@ -17,7 +17,7 @@ from specheads.decoding.stopping.confidence import AdaptiveEntropy, Confidence, 
 from specheads.decoding.stopping.length import AcceptedAverage, FixedLength, Heuristic
 from specheads.decoding.stopping.logistic import Logistic, OnlineHead, OnlineLogistic, logistic_inputs
 from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule
-from specheads.decoding.stopping.survival import DraftProduct, ExpectedThroughput, HeadThreshold
+from specheads.decoding.stopping.survival import DraftProduct, HeadThreshold
 
 __all__ = [
     "MAX_TOKENS",
@@ -26,7 +26,6 @@ __all__ = [
     "Confidence",
     "DraftProduct",
     "EntropyThreshold",
-    "ExpectedThroughput",
     "FixedLength",
     "HeadThreshold",
     "Heuristic",

@@ -44,7 +44,6 @@ class StoppingRule:
     compile_key: Hashable
     reads_target: bool = False  # whether `start_round` reads `target_hidden`
     uses_head: ClassVar[bool] = False  # whether its constructor takes a `head`
-    fitted: ClassVar[frozenset[str]] = frozenset()  # the constructor's arguments that may be None, to be fitted on dev prompts
     fitted_to_costs: ClassVar[frozenset[str]] = frozenset()  # those open parameters whose values depend on what steps cost
 
     def __post_init__(self) -> None:
@@ -108,7 +107,7 @@ class StoppingRule:
     @classmethod
     def open_parameters(cls, arguments: Mapping[str, Any]) -> frozenset[str]:
         """Return the names of the constructor's arguments that are left to be fitted on dev prompts."""
-        return frozenset(name for name in cls.fitted if name in arguments and arguments[name] is None)
+        return frozenset()
 
     @classmethod
     def fit(cls, arguments: Mapping[str, Any], fitting: Any, head: Any, costs: StepCosts | None) -> dict[str, Any]:

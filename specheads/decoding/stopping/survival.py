@@ -8,17 +8,16 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.step_costs import StepCosts
-from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule, argument, check_arguments, constants, filled
+from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule, argument, constants, filled
 from specheads.errors import UserError, is_count
 from specheads.heads.calibration import IndexCalibration, calibrated
 from specheads.heads.features import ROUND_INPUTS
 from specheads.heads.head import AcceptanceHead
 from specheads.pair.pair import Pair
-from specheads.settings import Number, PositiveNumber, Probability, check
+from specheads.settings import Probability
 
 REJECTION = "a probability of rejection, for example 0.7"
 OR_AUTO = f"{REJECTION}, or auto"
-TYPICAL_LENGTH = 4  # tokens of the drafts that the default throughput is computed from
 
 
 class SurvivalState(NamedTuple):
@@ -109,10 +108,6 @@ class _HeadMemory(NamedTuple):
     slope: Tensor  # (B, indices), by the predicted token's index in the round; float32, as heads compute
     intercept: Tensor  # (B, indices)
     target_hidden: Tensor  # (B, size) that the target's last token was decided from, size 0 if the head does not read it
-    # Of `ExpectedThroughput`: tokens emitted in this prompt, with those of the prior, and their time in draft forward passes,
-    # (B,) float64 each.
-    tokens: Any = ()
-    cost: Any = ()
 
 
 class HeadRule(SurvivalRule):
@@ -198,7 +193,7 @@ class HeadThreshold(HeadRule):
     def fit(cls, arguments: Mapping[str, Any], fitting: Any, head: Any, costs: StepCosts | None) -> dict[str, Any]:
         fitted = dict(arguments)
         if costs is not None and "threshold" in cls.open_parameters(arguments):
-            fitted["threshold"], _ = fitting.auto_threshold(head, fitted.get("max_tokens", MAX_TOKENS), costs)
+            fitted["threshold"] = fitting.auto_threshold(head, fitted.get("max_tokens", MAX_TOKENS), costs)
         return fitted
 
 
@@ -211,76 +206,3 @@ def _recommended_threshold(head: AcceptanceHead) -> float:
             "number, for example 0.7."
         )
     return recommended["threshold"]
-
-
-@dataclass(eq=False)
-class ExpectedThroughput(HeadRule):
-    """Stop once a further draft forward pass is expected to yield fewer tokens than the prompt's average in the same time.
-
-    Going on pays while `survival m >= lambda` (a renewal-reward argument): survival is the head's probability that all tokens
-    predicted so far are accepted, `m` that of the tokens a further forward pass adds (the `mean_acceptance` of one token with
-    `next_token` heads, its square for two with `input_token` heads), and lambda the tokens per draft forward pass's time, over
-    this prompt so far and over `prior_rounds` rounds of the `throughput` that is expected before it starts (None: that of drafts
-    of four tokens). `slope` and `intercept` calibrate the head's logits, on top of the head's calibration.
-
-    Source: the optimal stopping problem of SpecDec++ (Huang et al. 2024, section 3.1), with its cost per token in renewal-reward
-    form.
-    """
-
-    fitted = frozenset({"cost_ratio", "throughput", "mean_acceptance", "slope", "intercept"})
-    fitted_to_costs = frozenset({"cost_ratio"})
-    head: AcceptanceHead  # a head that was trained for the draft in use
-    cost_ratio: float = argument(
-        10.0, "the time of a target forward pass over that of a draft forward pass, for example 10", PositiveNumber
-    )
-    throughput: Any = None
-    mean_acceptance: float = argument(0.7, "an acceptance probability above 0, for example 0.7", PositiveNumber, Probability)
-    slope: float = argument(1.0, "the factor of the head's logit, for example 1", Number)
-    intercept: float = argument(0.0, "the constant added to the head's logit, for example 0", Number)
-    prior_rounds: float = argument(
-        8, "the number of rounds that the expected throughput counts for, for example 8", PositiveNumber
-    )
-    max_tokens: int = MAX_TOKENS
-
-    def __post_init__(self) -> None:
-        check_arguments(self)  # before what follows from them
-        self.prior_cost = TYPICAL_LENGTH + self.cost_ratio  # the cost of a round
-        if self.throughput is None:
-            self.throughput = sum(self.mean_acceptance**n for n in range(TYPICAL_LENGTH + 1)) / self.prior_cost
-        check(
-            "throughput",
-            self.throughput,
-            PositiveNumber,
-            "tokens per time of a draft forward pass, for example 0.2, or null for a guess",
-        )
-        self.worth = self.mean_acceptance ** (1 + self.lag)
-        self.threshold, self.min_tokens = 1 - self.throughput / self.worth, 1
-        super().__post_init__()
-        self.compile_key = ("expected_throughput", self.head)
-
-    @classmethod
-    def fit(cls, arguments: Mapping[str, Any], fitting: Any, head: Any, costs: StepCosts | None) -> dict[str, Any]:
-        fitted = dict(arguments)
-        if costs is None:
-            costs = StepCosts.at_ratio(fitted.get("cost_ratio", 10.0))
-        elif fitted["cost_ratio"] is None:
-            fitted["cost_ratio"] = costs.target_seconds / (costs.draft_seconds + costs.verified_seconds)
-        _, throughput = fitting.auto_threshold(head, fitted.get("max_tokens", MAX_TOKENS), costs)
-        values = fitting.calibration(head) | {"mean_acceptance": fitting.mean_acceptance, "throughput": throughput}
-        return fitted | {name: value for name, value in values.items() if fitted.get(name) is None}
-
-    def initial_memory(self, batch: int, device: torch.device) -> _HeadMemory:
-        slope, shift = (filled(batch, value, device)[:, None] for value in (self.slope, self.intercept))
-        head, cost = super().initial_memory(batch, device), self.prior_rounds * self.prior_cost
-        return head._replace(
-            slope=slope * head.slope,
-            intercept=slope * head.intercept + shift,
-            tokens=filled(batch, self.throughput * cost, device),
-            cost=filled(batch, cost, device),
-        )
-
-    def learn(self, state: SurvivalState, num_drafted: Tensor, num_accepted: Tensor) -> SurvivalState:
-        tokens, cost = state.memory.tokens + num_accepted + 1, state.memory.cost + num_drafted + self.cost_ratio
-        # survival m < lambda, in the form that all these rules have
-        threshold = 1 - tokens / cost / self.worth
-        return state._replace(threshold=threshold, memory=state.memory._replace(tokens=tokens, cost=cost))

@@ -6,7 +6,7 @@ from fakes import constant_head
 
 from specheads import HeadConfig, UserError
 from specheads.decoding.step_costs import StepCosts
-from specheads.decoding.stopping import DraftProduct, ExpectedThroughput, HeadThreshold
+from specheads.decoding.stopping import DraftProduct, HeadThreshold
 from specheads.decoding.stopping.survival import HeadRule
 
 
@@ -88,63 +88,9 @@ def test_the_product_of_the_drafts_probabilities():
     assert DraftProduct().needs == {"draft_prob"}
 
 
-# guess: 0.7^0 + ... + 0.7^4 = 2.7731 tokens in 14 draft forward passes. 0.7 x 0.8^n < 2.7731 / 14 first holds for n = 6, and
-# 0.49 x 0.8^n for n = 5, which an input_token head has predicted a step later
-@pytest.mark.parametrize("predicts", ["next_token", "input_token"])
-def test_a_draft_continues_while_that_pays(predicts):
-    rule = ExpectedThroughput(constant_head(0.8, predicts))
-    assert rule.throughput == pytest.approx((1 - 0.7**5) / (1 - 0.7) / 14)
-    assert lengths(rule) == [[6]]
-    assert lengths(ExpectedThroughput(constant_head(0.8, predicts), throughput=0.9)) == [[1]]  # nothing of it pays
-    assert lengths(ExpectedThroughput(constant_head(0.8, predicts), throughput=1e-9)) == [[20]]
-
-
-def test_the_calibration_of_a_head():
-    # sigmoid(2 logit(0.8) - log(4)) = sigmoid(logit(0.8))
-    head = constant_head(0.8)
-    rule = ExpectedThroughput(head, slope=2.0, intercept=-torch.tensor(4.0, dtype=torch.float64).log().item())
-    assert lengths(rule) == lengths(ExpectedThroughput(head)) == [[6]]
-    assert lengths(ExpectedThroughput(head, slope=0.0)) == [[2]]  # 0.7 x 0.5^n < 0.198 first holds for n = 2
-    head.config.calibration = {"slope": [0.5], "intercept": [0.25]}
-    memory = ExpectedThroughput(head, slope=4.0, intercept=0.5).initial_memory(1, torch.device("cpu"))
-    assert (memory.slope.unique().item(), memory.intercept.unique().item()) == (2.0, 1.5)  # 4 (0.5 x + 0.25) + 0.5
-
-
-def test_the_throughput_of_a_prompt_moves_the_threshold():
-    rule = ExpectedThroughput(constant_head(0.8), cost_ratio=6.0, throughput=0.5, prior_rounds=2)
-    state = rule.start_prompt(2, torch.device("cpu"))
-    assert torch.allclose(state.threshold, torch.full_like(state.threshold, 1 - 0.5 / 0.7))
-    state = rule.start_round(rule.end_round(state, torch.tensor([4, 0]), torch.tensor([3, 0])))
-    # a prior of two rounds: 20 draft forward passes and 10 tokens; then 4 + 6 forward passes and 3 + 1 tokens, or an empty round
-    assert torch.allclose(state.threshold, torch.tensor([1 - 14 / 30 / 0.7, 1 - 0.5 / 0.7], dtype=torch.float64))
-    state = rule.start_round(rule.end_round(state, torch.tensor([2, 0]), torch.tensor([2, 0])))
-    assert torch.allclose(state.threshold, torch.tensor([1 - 17 / 38 / 0.7, 1 - 0.5 / 0.7], dtype=torch.float64))
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"cost_ratio": 0},
-        {"throughput": 0},
-        {"throughput": "best"},
-        {"mean_acceptance": 0},
-        {"mean_acceptance": 1.5},
-        {"slope": None},
-        {"intercept": float("inf")},
-        {"prior_rounds": 0},
-        {"max_tokens": 0},
-    ],
-    ids=str,
-)
-def test_bad_arguments_are_named(given):
-    ((name, value),) = given.items()
-    with pytest.raises(UserError, match=f"{name}={value}"):
-        ExpectedThroughput(constant_head(0.5), **given)
+def test_bad_arguments_are_named():
     with pytest.raises(UserError, match=r"threshold=1\.5"):
         DraftProduct(1.5)
-    meaning = "it is tokens per time of a draft forward pass, for example 0.2, or null for a guess"
-    with pytest.raises(UserError, match=f"^throughput=-1 .*; {meaning}[.]$"):
-        ExpectedThroughput(constant_head(0.5), throughput=-1)
 
 
 def test_expected_tokens_are_known_where_every_token_has_a_prediction():
@@ -215,17 +161,12 @@ COSTS = StepCosts(0.002, 0.01, 0.0005)
 class Fits:
     """In place of fits to a recording: they answer with fixed numbers, and keep what an automatic threshold was asked for."""
 
-    mean_acceptance = 0.7
-
     def __init__(self):
         self.asked = []
 
     def auto_threshold(self, head, max_tokens, costs):
         self.asked.append((head, max_tokens, costs))
-        return 0.25, 1.5
-
-    def calibration(self, head):
-        return {"slope": 0.9, "intercept": -0.1}
+        return 0.25
 
 
 @pytest.mark.parametrize("bounds", [{}, {"max_tokens": 7}])
@@ -237,20 +178,3 @@ def test_an_automatic_threshold_is_fitted_to_costs(bounds):
     assert HeadThreshold.fit(given, fits, "head", None) == given  # the rule takes what the head recommends
     assert HeadThreshold.open_parameters({"threshold": 0.5}) == HeadThreshold.open_parameters({}) == frozenset()
     assert HeadThreshold.fit({"threshold": 0.5}, fits, "head", COSTS) == {"threshold": 0.5} and len(fits.asked) == 1
-
-
-@pytest.mark.parametrize(
-    ("given", "costs", "ratio", "used"),
-    [
-        ({"cost_ratio": None}, COSTS, 0.01 / 0.0025, COSTS),
-        ({"cost_ratio": 8.0, "max_tokens": 7}, COSTS, 8.0, COSTS),
-        ({"cost_ratio": 4.0}, None, 4.0, StepCosts.at_ratio(4.0)),
-        ({}, None, None, StepCosts.at_ratio(10.0)),
-    ],
-)
-def test_what_the_expected_throughput_leaves_open_is_fitted(given, costs, ratio, used):
-    fits, own = Fits(), {"slope": 2.0, "intercept": None, "throughput": None, "mean_acceptance": 0.0}
-    fitted = ExpectedThroughput.fit(given | own, fits, "head", costs)
-    expected = given | {"slope": 2.0, "intercept": -0.1, "throughput": 1.5, "mean_acceptance": 0.0}
-    assert fitted == expected | ({} if ratio is None else {"cost_ratio": pytest.approx(ratio)})
-    assert fits.asked == [("head", given.get("max_tokens", 20), used)]
