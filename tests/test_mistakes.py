@@ -151,10 +151,6 @@ MISTAKES = {
         ["evaluate.py", "head=null", "stopping.max_probability.threshold=[0.5,2]"],
         "stopping.max_probability.threshold=2 must be a number from 0 to 1",
     ),
-    "other rule that is none": (
-        ["evaluate.py", "head=null", "compare_verification=[blok]"],
-        "compare_verification names 'blok', which is not in conf/verification; use one of .*block",
-    ),
     "outputs in a file": (["data_gen", "paths.outputs=a_file"], "a_file.*(part of the path is a file|a file is where)"),
     "folder that nobody may write": (
         ["data_gen", "paths.data=/sys/data"],

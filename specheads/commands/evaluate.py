@@ -14,8 +14,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from data_gen.settings import Generation
 from specheads.commands.command import command, next_command
-from specheads.commands.compose import keys_of_choice, load_configured_pair, open_loggers, plain, settings_of, source_of
-from specheads.decoding.verification import VerificationRule
+from specheads.commands.compose import keys_of_choice, load_configured_pair, open_loggers, settings_of, source_of
 from specheads.errors import UserError
 from specheads.evaluation.candidates import RuleChoice
 from specheads.evaluation.evaluate import evaluate
@@ -105,7 +104,6 @@ def evaluation_settings(cfg: DictConfig) -> Evaluation:
         test_sets=None,
         drafting=instantiate(cfg.drafting),
         verification=instantiate(cfg.verification),
-        compare_verification=_verification_rules(cfg.compare_verification),
     )
     return settings.but(test_sets=named_test_sets(cfg.test_sets, settings.num_prompts))
 
@@ -120,23 +118,6 @@ def rule_choice(rule: Mapping[str, Any]) -> RuleChoice:
     """Return the class of a stopping rule or policy, `_target_`, with its arguments."""
     arguments = dict(rule)
     return RuleChoice(get_class(arguments.pop("_target_")), arguments)
-
-
-def _verification_rules(named: Any) -> dict[str, VerificationRule]:
-    """Return rules of conf/verification by name, from a list of names or from {name: {rule: name of a file, key: value}}.
-
-    Without `rule` the name is the file's. Raises UserError for names and keys that are not known.
-    """
-    key, values, rules = "compare_verification", plain(named) or {}, {}
-    if not isinstance(values, Mapping):
-        _check_names(key, values, "verification")
-        values = dict.fromkeys(values)
-    for name, given in values.items():
-        if not isinstance(given, Mapping | None):
-            raise UserError(f"{key}.{name}={given} must be a rule with its values, for example {{rule: biased, eps: 0.2}}.")
-        arguments = dict(given or {})
-        rules[name] = instantiate(keys_of_choice(f"{key}.{name}", "verification", arguments.pop("rule", name), arguments))
-    return rules
 
 
 def named_test_sets(named: Any, num_prompts: int) -> dict[str, TestSet] | None:

@@ -130,22 +130,12 @@ def fixed_length(length: int) -> Candidate:
     return Candidate(FIXED, f"fixed K={length}", rule, rule, {"num_tokens": length}, rule_name=FIXED)
 
 
-def sweep_settings(
-    rules: Sequence[Candidate], of_verification: StoppingRule | None = None, others: Mapping[str, VerificationRule] | None = None
-) -> list[Candidate]:
-    """Return everything that is decoded.
-
-    That is the target alone, every candidate that can decode, the verification rule's own stopping rule, and fixed lengths
-    under other verification rules.
-    """
+def sweep_settings(rules: Sequence[Candidate], of_verification: StoppingRule | None = None) -> list[Candidate]:
+    """Return the target alone, every candidate that can decode, and the verification rule's own stopping rule."""
     settings = [TARGET_ALONE, *(rule for rule in rules if rule.live is not None)]
     if of_verification is not None:
         name = str(of_verification.compile_key).replace("_", " ")
         settings.append(Candidate(OF_VERIFICATION, name, of_verification, of_verification, {"num_tokens": 0}))
-    for name, verification in (others or {}).items():
-        lossy = "" if verification.lossless else ", lossy"
-        for rule in (rule for rule in rules if rule.family == FIXED):
-            settings.append(replace(rule, family=name, name=f"{name} K={rule.value}{lossy}", verification=verification))
     return settings
 
 

@@ -186,7 +186,7 @@ def _chosen_settings(
     """
     if evaluation.decodes_all:
         named = [rule for rule in outcome.candidates if rule.rule_name in evaluation.live_rules]
-        return sweep_settings(named, others=evaluation.compare_verification)
+        return sweep_settings(named)
     settings = [decoded.get(setting.name, setting) for setting in sweep_settings(best_of_kinds(outcome, decoded))]
     return settings + under_block(settings) if evaluation.tries_block else settings
 

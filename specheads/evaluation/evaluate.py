@@ -93,6 +93,6 @@ def _decode_only(setup: Setup) -> Outcome:
         raise UserError(f"live=none, but {settings.method} can only be decoded; use live=all.")
     chosen = {name: choice.without_auto() for name, choice in setup.rules.items() if name in settings.live_rules}
     rules = candidates(chosen, setup.heads, None)
-    measured = decode(setup, sweep_settings(rules, settings.verification.stopping, settings.compare_verification))
+    measured = decode(setup, sweep_settings(rules, settings.verification.stopping))
     costs, groups = measured_costs(setup, measured), setup.prompts.decoded.groups
     return Outcome(rules, costs, measured=measured, doubts=[*doubts_of(measured, costs.fit, groups)] if costs.fit else [])

@@ -93,12 +93,6 @@ class Evaluation(Settings):
         (FIXED, "head_threshold"), "rules that live=all decodes, as do drafts and verification rules that cannot be replayed"
     )
     num_live_prompts: PositiveCount = setting(32, "prompts of the split to decode")
-    compare_verification: SkipValidation[Mapping[str, VerificationRule]] = setting(
-        {},
-        "decode the fixed lengths under these rules of conf/verification too: [block, greedy_block]; or any names, each with a "
-        "rule and its values: {wide: {rule: biased, eps: 0.3}, narrow: {rule: biased, eps: 0.1}}",
-        config=None,
-    )
     repeats: PositiveCount = setting(1, "times that each prompt is decoded, each time with another seed")
     concurrency: tuple[PositiveCount, ...] = setting(
         (),
@@ -126,8 +120,7 @@ class Evaluation(Settings):
             raise UserError(
                 "live=none with ratios=[] leaves no costs to predict speeds with; give some, for example ratios=[5,10,20]."
             )
-        for rule in (self.verification, *self.compare_verification.values()):
-            check_pairing(self.drafting, rule)
+        check_pairing(self.drafting, self.verification)
         self._check_concurrency()
         if self.quality is True and self.live == "none":
             raise UserError("quality=true measures what is decoded, but live=none decodes nothing; use live=winners or live=all.")
@@ -162,8 +155,7 @@ class Evaluation(Settings):
         """Whether the quality of decoded responses is measured: their perplexity, and the score of the data."""
         if self.quality != "auto":
             return self.quality
-        rules = (self.verification, *self.compare_verification.values())
-        return self.live != "none" and not all(rule.lossless for rule in rules)
+        return self.live != "none" and not self.verification.lossless
 
     @property
     def method(self) -> str:
@@ -178,7 +170,7 @@ class Evaluation(Settings):
     @property
     def decodes_all(self) -> bool:
         """Whether all of `live_rules` are decoded, and not only the winners."""
-        return self.live == "all" or bool(self.compare_verification)
+        return self.live == "all"
 
     def _check_concurrency(self) -> None:
         """Raise UserError for batches that cannot be decoded, or whose settings cannot be chosen."""

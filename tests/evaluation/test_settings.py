@@ -15,7 +15,7 @@ from specheads.evaluation.settings import Evaluation
 COMMANDS = {
     "evaluate": (Evaluation, evaluation_settings),
 }
-OBJECTS = ("stopping", "drafting", "verification", "compare_verification")  # made from config groups
+OBJECTS = ("stopping", "drafting", "verification")  # made from config groups
 
 
 def composed(command, *overrides):
@@ -58,34 +58,10 @@ LOSSY, LOSSLESS = papers.BiasedVerification(0.1), verification.BlockVerification
         ({"verification": LOSSLESS}, False),
         ({"verification": LOSSY}, True),
         ({"verification": LOSSY, "quality": False}, False),
-        ({"compare_verification": {"block": LOSSLESS, "biased": LOSSY}}, True),
     ],
 )
 def test_quality_is_measured_where_a_rule_is_lossy_or_where_it_is_asked_for(values, measured):
     assert Evaluation(**values).measures_quality == measured
-
-
-def test_rules_to_compare_may_have_names_and_values():
-    rules = evaluation_settings(
-        composed("evaluate", "compare_verification={wide: {rule: biased, eps: 0.3}, block: null, biased: {mode: uno}}")
-    ).compare_verification
-    wide, block, uno = rules.values()
-    assert list(rules) == ["wide", "block", "biased"] and isinstance(block, verification.BlockVerification)
-    assert ((wide.eps, wide.mode), (uno.eps, uno.mode)) == ((0.3, "opt"), (0.1, "uno"))
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("{wide: {rule: biassed}}", "compare_verification.wide names 'biassed', which is not in conf/verification"),
-        ("{wide: {eps: 0.3}}", "compare_verification.wide names 'wide', which is not"),
-        ("{wide: 0.3}", "compare_verification.wide=0.3 must be a rule with its values"),
-        ("{biased: {epsilon: 0.3}}", "compare_verification.biased: epsilon=0.3 is not known; the keys of biased are eps, mode"),
-    ],
-)
-def test_a_mistake_in_a_rule_to_compare_is_named(words, message):
-    with pytest.raises(UserError, match=message):
-        evaluation_settings(composed("evaluate", f"compare_verification={words}"))
 
 
 @pytest.mark.parametrize(
