@@ -185,8 +185,10 @@ struct Ahead {
   // Fetch what belongs to column i: as much as a column of pairs, at most two cache lines.
   template <typename Value>
   void fetch(int64_t i) const {
-    __builtin_prefetch(from + i * step);
-    if constexpr (sizeof(Value) * kPair<Value> > 64) __builtin_prefetch(from + i * step + 64);
+    // Whole lines into the second cache, which waits for more of them at a time than the first.
+    constexpr int bytes = sizeof(Value) * kPair<Value>, locality = bytes < 64 ? 3 : 2;
+    __builtin_prefetch(from + i * step, 0, locality);
+    if constexpr (bytes > 64) __builtin_prefetch(from + i * step + 64, 0, locality);
   }
 };
 
