@@ -12,10 +12,9 @@ import os
 import platform
 import re
 import shlex
-import statistics
 import subprocess
 import sys
-import timeit
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -27,6 +26,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.render import RESULTS, ROOT, format_of, markdown
+from specheads.load import NOTABLE, OthersLoad
 from specheads.prompts.prompt import ids_hash
 from specheads.storage.files import write_json
 
@@ -191,15 +191,10 @@ def _load_average() -> float:
 
 
 def _is_quiet() -> bool:
-    """Return whether the machine did little at the start, and now a loop of about 2 ms takes the same time, again and again."""
-    seconds = timeit.repeat("for _ in range(50_000): pass", number=1, repeat=110)[10:]
-    return LOAD < MOST_LOAD and _evenly_timed(seconds)
-
-
-def _evenly_timed(seconds: Sequence[float]) -> bool:
-    """Return whether the 95th percentile is within twice the median and the mean within 1.15 times it."""
-    median, late = statistics.median(seconds), sorted(seconds)[int(0.95 * (len(seconds) - 1))]
-    return late <= 2 * median and statistics.fmean(seconds) <= 1.15 * median
+    """Return whether the machine did little at the start, and other processes do little now."""
+    others = OthersLoad()
+    time.sleep(0.5)
+    return LOAD < MOST_LOAD and others.next() < NOTABLE
 
 
 # Of the start of the process: a long run loads the machine itself, and the repository may move on under it.

@@ -27,7 +27,6 @@ from benchmarks.render import (
 from benchmarks.results import (
     Column,
     Table,
-    _evenly_timed,
     _without_folders,
     add_keep_option,
     interval,
@@ -258,9 +257,3 @@ def test_recorded_commands_have_no_local_folders(monkeypatch):
     )
     monkeypatch.setattr("sys.argv", [str(ROOT / "benchmarks" / "steps.py"), "--repeats", "8", "a b"])
     assert benchmark_results._started_command() == "python benchmarks/steps.py --repeats 8 'a b'"
-
-
-def test_a_machine_is_quiet_if_times_are_even():
-    assert _evenly_timed([1.0] * 100)
-    assert not _evenly_timed([1.0] * 90 + [3.0] * 10)
-    assert not _evenly_timed([1.0] * 60 + [1.6] * 40)

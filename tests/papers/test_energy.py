@@ -5,7 +5,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from specheads.papers.reproduction.measures import energy_meter
+from specheads.papers.reproduction.decoding import energy_meter
 
 GPUS = {"GPU-11111111-aaaa": 250, "GPU-22222222-bbbb": 100}  # joules by id
 

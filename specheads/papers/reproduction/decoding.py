@@ -1,7 +1,7 @@
 """The decoding of an experiment: every prompt by every method in turn, with a journal from which a killed run resumes."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from specheads.evaluation.sweep import response_seed
 from specheads.forecast import progress
 from specheads.pair.pair import Pair
 from specheads.papers.mjsd import BlockSearch
-from specheads.papers.reproduction.measures import Meter, energy_meter
 from specheads.papers.reproduction.settings import Method, Reproduction, Tally, tally
 from specheads.prompts.prompt import EncodedPrompt
 from specheads.replay.head_scores import head_fingerprint
@@ -25,6 +24,7 @@ from specheads.storage.runs import is_resumed
 
 logger = logging.getLogger(__name__)
 Decoder = SpeculativeDecoder | Baseline | BlockSearch
+Meter = Callable[[], float]  # returns joules since an arbitrary moment
 
 
 def decode(
@@ -112,3 +112,35 @@ def _open_journal(
         "head": head and [head_fingerprint(head.head), head.head.config.calibration],
     }
     return Journal(path, provenance)
+
+
+def energy_meter(pair: Pair) -> Meter | None:
+    """Return the meter of the GPUs that hold a pair, or None, with the reason in the log, where there is none.
+
+    NVML's counter is of whole NVIDIA boards, without the host. It moves about ten times a second, so that only sums over many
+    responses say something.
+    """
+    devices = {weight.device for lm in (pair.target_lm, pair.draft_lm) for weight in lm.model.parameters()}
+    gpus = sorted((device for device in devices if device.type == "cuda"), key=str)
+    if not gpus or torch.version.hip:
+        logger.info("energy is not measured: it is that of NVIDIA's GPUs")
+        return None
+    try:
+        import pynvml
+    except ImportError:
+        logger.info("energy is not measured: pip install 'specheads[energy]' for nvidia-ml-py, which reads NVIDIA's counter")
+        return None
+    try:
+        pynvml.nvmlInit()
+        # By their ids, because CUDA_VISIBLE_DEVICES changes numbers and order.
+        ids = [f"GPU-{torch.cuda.get_device_properties(device).uuid}" for device in gpus]
+        handles = [pynvml.nvmlDeviceGetHandleByUUID(each) for each in ids]
+
+        def joules() -> float:
+            return 1e-3 * sum(map(pynvml.nvmlDeviceGetTotalEnergyConsumption, handles))
+
+        joules()
+    except pynvml.NVMLError as error:
+        logger.info("energy is not measured: %s; NVML counts whole GPUs since Volta, not their parts (MIG)", error)
+        return None
+    return joules

@@ -21,8 +21,7 @@ from specheads.training.distill.distill_loss import (
     token_losses,
 )
 from specheads.training.distill.draft_quality import quality_of, quality_sums
-from specheads.training.distill.draft_responses import DraftResponses
-from specheads.training.distill.samples import Sample, batch_of
+from specheads.training.distill.samples import DraftResponses, Sample, batch_of
 from specheads.training.distill.settings import Distillation
 from specheads.training.distill.sharding import is_sharded, shard, within_forward
 

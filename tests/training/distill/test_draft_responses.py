@@ -9,8 +9,7 @@ from fakes import tiny_pair
 
 from specheads import Warp
 from specheads.prompts.prompt import ResponseLimits
-from specheads.training.distill.draft_responses import DraftResponses
-from specheads.training.distill.samples import Sample
+from specheads.training.distill.samples import DraftResponses, Sample
 
 PROMPTS = [[1, 2, 3], [4], [2, 2, 5, 1], [3, 3]]
 
