@@ -1,6 +1,6 @@
 """The conclusions of a report: which ratios and rules matter, and the key findings and notes as sentences."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -8,7 +8,6 @@ from specheads.decoding.records import LARGEST_DRIFT, REMEDY
 from specheads.evaluation.candidates import FIXED, LOAD_AWARE, TARGET
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.report import COUNTED, MEASURED, ROUNDS, DataSet, Report, Winner
-from specheads.replay.response_batch import best_temperature
 
 
 class Shown(NamedTuple):
@@ -53,7 +52,6 @@ def share_text(share: float) -> str:
 
 
 PREFERRED = "10"  # ratio to begin with
-WORTH_A_TRY = 0.002  # the overlap that another temperature of the draft has to gain to be mentioned
 
 
 def ratios_of(report: Report) -> list[str]:
@@ -236,19 +234,3 @@ def _batch_findings(report: Report) -> list[str]:
     elif fails:
         text += f", but not with {', '.join(fails)}"
     return [f"{text}." + (f" Over the best other setting, {LOAD_AWARE} makes {', '.join(changes)}." if changes else "")]
-
-
-def draft_temperature_notes(overlaps: Mapping[float, float]) -> list[str]:
-    """Return a note that another temperature of the draft is worth a try; nothing where it would gain little.
-
-    Args:
-        overlaps: on dev prompts by temperature, the draft's own first.
-    """
-    if not overlaps:
-        return []
-    present, best = next(iter(overlaps)), best_temperature(overlaps)
-    if overlaps[best] - overlaps[present] < WORTH_A_TRY:
-        return []
-    text = f"At a temperature of {best:g} of its own, the draft's overlap with the target on dev prompts is {overlaps[best]:.3f}"
-    text += f", at {present:g} as it is now {overlaps[present]:.3f}: distil it, which fits the temperature, or train a head with "
-    return [f"{text}model.draft_temperature={best:g}."]

@@ -35,9 +35,7 @@ from specheads.evaluation.sweep import FEWEST_GROUPS, REMEDY, Measured, Sweep, d
 from specheads.forecast import progress
 from specheads.prompts.prompt import EncodedPrompt
 from specheads.replay.head_scores import head_fingerprint
-from specheads.replay.recording import Recording
 from specheads.replay.replay import Counts
-from specheads.replay.response_batch import TEMPERATURES, overlaps_at
 from specheads.storage.files import write_json
 from specheads.storage.journal import Journal
 from specheads.storage.runs import is_resumed
@@ -50,7 +48,6 @@ PATIENCE = 3.0  # seconds after which slow steps are timed no more often
 MOST_SECONDS = 60.0  # that steps are timed on a busy machine
 HOPELESS = 0.25  # the half-width of the interval of the ratio, as a share of it, from which on costs are counted
 MOST_TURNS = 4  # at most so many times rules are chosen and decoded
-TEXTS_AT_ONCE = 16
 NUM_TRIED = 16  # dev prompts at most, and half as many as are decoded for the report
 
 
@@ -283,16 +280,3 @@ def tried_on_dev(setup: Setup, outcome: Outcome) -> dict[str, np.ndarray]:
     resamples = resample_counts(dev.groups)
     tried = sweep(setup, "dev-trial", settings, dev.prompts)
     return {decoded.setting.name: sums(decoded.stats, resamples).tokens_per_second for decoded in tried}
-
-
-def draft_overlaps(setup: Setup, recording: Recording) -> dict[float, float]:
-    """Return the draft's overlap with the target along recorded responses by its temperature; the present one comes first.
-
-    Nothing where no temperature matters: greedily, and for a draft that is made of the target.
-    """
-    if setup.settings.warp.greedy or type(setup.settings.drafting) is not Autoregressive:
-        return {}
-    prompts = recording.prompts[:NUM_TRIED]
-    texts = [(np.array(prompt), np.array(recording.response(number))) for number, prompt in enumerate(prompts)]
-    temperatures = tuple(dict.fromkeys((setup.pair.draft_lm.temperature, *TEMPERATURES)))
-    return overlaps_at(setup.pair, [text for text in texts if len(text[1])], setup.settings.warp, TEXTS_AT_ONCE, temperatures)

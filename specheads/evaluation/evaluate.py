@@ -12,7 +12,7 @@ from pathlib import Path
 from specheads.errors import UserError
 from specheads.evaluation.batches import decode_batches
 from specheads.evaluation.candidates import ORACLE_BOUND, candidates, sweep_settings
-from specheads.evaluation.decode import decode, decode_few, draft_overlaps, measured_costs, settle, tried_on_dev
+from specheads.evaluation.decode import decode, decode_few, measured_costs, settle, tried_on_dev
 from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.replayed_sets import Outcome, record, replay_all
@@ -75,7 +75,6 @@ def _replay_and_decode(setup: Setup) -> Outcome:
     tuning = Tuning(recorded[0].recording, cost_table)
     rules = [*candidates(setup.rules, setup.heads, tuning), ORACLE_BOUND]
     outcome = Outcome(rules, cost_table, replay_all(recorded, rules)).chosen()
-    outcome = replace(outcome, draft_overlaps=draft_overlaps(setup, recorded[0].recording))
     outcome = settle(setup, outcome, tuning, few) if few else outcome
     if few and not settings.decodes_all and not outcome.doubts:
         outcome = replace(outcome, tried=tried_on_dev(setup, outcome))

@@ -115,7 +115,6 @@ class Outcome:
     batches: Sequence[BatchTable] = ()
     # By setting, tokens per second (1 + R,) on dev prompts: the estimate, then resamples.
     tried: Mapping[str, np.ndarray] = field(default_factory=dict)
-    draft_overlaps: Mapping[float, float] = field(default_factory=dict)  # by the draft's temperature, its own first
     doubts: Sequence[str] = ()  # why live figures are not to be trusted; then the choice stands on the ends of the cost table
     counted: bool = False  # whether these are counted, because the times of steps varied too much
 

@@ -14,7 +14,6 @@ import yaml
 from specheads.decoding.stopping import HeadThreshold
 from specheads.decoding.verification import TokenVerification
 from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate
-from specheads.evaluation.conclusions import draft_temperature_notes
 from specheads.evaluation.head_folders import store_in_config
 from specheads.evaluation.intervals import Interval, interval
 from specheads.evaluation.live_rows import gain_over_fixed, live_rows, qualities
@@ -57,7 +56,7 @@ def report_of(setup: Setup, outcome: Outcome, config: str | None = None) -> Repo
         batches=outcome.batches,
         texts=_texts(setup.pair, outcome) if sets else [],
         recommended=outcome.recommended,
-        notes=[*draft_temperature_notes(outcome.draft_overlaps), *setup.prompts.notes()],
+        notes=setup.prompts.notes(),
     )
 
 

@@ -100,11 +100,6 @@ class Evaluation(Settings):
         "the best fixed length for that size, the best rules of the live evaluation, and stopping=load_aware, or what else of "
         "conf/stopping is for batches",
     )
-    quality: Flag | Literal["auto"] = setting(
-        "auto",
-        "whether the target reads every decoded response once more, for its perplexity, and is scored by data.score; auto: if "
-        "a lossy rule is among those that are decoded",
-    )
     engine: EngineName = setting("auto", "how models are run: auto (the fastest here), eager, compiled or cuda_graph")
 
     @model_validator(mode="after")
@@ -122,8 +117,6 @@ class Evaluation(Settings):
             )
         check_pairing(self.drafting, self.verification)
         self._check_concurrency()
-        if self.quality is True and self.live == "none":
-            raise UserError("quality=true measures what is decoded, but live=none decodes nothing; use live=winners or live=all.")
         if not self.can_replay:
             self._check_decoded()
         return self
@@ -152,9 +145,7 @@ class Evaluation(Settings):
 
     @property
     def measures_quality(self) -> bool:
-        """Whether the quality of decoded responses is measured: their perplexity, and the score of the data."""
-        if self.quality != "auto":
-            return self.quality
+        """Whether the perplexity and the score of decoded responses are measured: those of lossless rules are the target's."""
         return self.live != "none" and not self.verification.lossless
 
     @property

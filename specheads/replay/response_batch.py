@@ -50,13 +50,11 @@ Text = tuple[np.ndarray, np.ndarray]  # ids of a prompt, and of the target's res
 
 
 @torch.no_grad()
-def overlaps_at(
-    pair: Pair, texts: Sequence[Text], warp: Warp, batch_size: int, temperatures: Sequence[float] = TEMPERATURES
-) -> dict[float, float]:
+def overlaps_at(pair: Pair, texts: Sequence[Text], warp: Warp, batch_size: int) -> dict[float, float]:
     """Return the mean overlap under `warp` along the target's responses for each temperature of the pair's draft."""
     device, target = pair.draft_lm.device, pair.target_lm
     draft = LanguageModel(pair.draft, pair.vocab_size, known=pair.known_to_draft)  # without a temperature of its own
-    sums, count = torch.zeros(len(temperatures), dtype=torch.float64), 0
+    sums, count = torch.zeros(len(TEMPERATURES), dtype=torch.float64), 0
     for first in range(0, len(texts), batch_size):
         prompts, responses = zip(*texts[first : first + batch_size], strict=True)
         batch = ResponseBatch.of(prompts, responses, device)
@@ -66,10 +64,10 @@ def overlaps_at(
             logits = draft.logits(draft_states[piece])
             check_finite(pair.target_id, expected)
             check_numbers(pair.draft_id, logits)
-            for number, temperature in enumerate(temperatures):
+            for number, temperature in enumerate(TEMPERATURES):
                 sums[number] += overlap(expected, warp(logits / temperature)).sum().item()
         count += len(draft_states)
-    return dict(zip(temperatures, (sums / count).tolist(), strict=True))
+    return dict(zip(TEMPERATURES, (sums / count).tolist(), strict=True))
 
 
 def best_temperature(overlaps: Mapping[float, float]) -> float:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from specheads.evaluation.conclusions import draft_temperature_notes, key_findings
+from specheads.evaluation.conclusions import key_findings
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.report import BatchRow, BatchTable, LiveRow, Report
 from specheads.evaluation.report_files import print_report
@@ -101,12 +101,6 @@ def test_where_nothing_is_faster_it_says_so():
 def test_where_nothing_was_tried_the_fastest_is_named():
     (text,) = key_findings(Report({}, None, live=LIVE))
     assert text.startswith("Measured: the fastest setting, fixed K=3,")
-
-
-def test_a_temperature_is_named_where_it_gains():
-    (note,) = draft_temperature_notes({1.0: 0.6, 0.9: 0.61, 0.8: 0.6})
-    assert "At a temperature of 0.9 of its own" in note and "0.610, at 1 as it is now 0.600" in note
-    assert draft_temperature_notes({0.9: 0.61, 1.0: 0.6, 0.8: 0.6101}) == draft_temperature_notes({}) == []
 
 
 @pytest.mark.parametrize(("low", "high", "said"), [(0.70, 0.80, True), (0.85, 0.95, False), (1.05, 1.3, False), (1.2, 1.4, True)])

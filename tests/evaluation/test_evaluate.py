@@ -25,7 +25,6 @@ from specheads.evaluation.replayed_sets import Outcome
 from specheads.evaluation.report import COUNTED, MEASURED, STEPS
 from specheads.evaluation.settings import Evaluation, RecordingSettings
 from specheads.pair.sampling import Warp
-from specheads.replay.response_batch import TEMPERATURES
 
 SMALL = {"num_prompts": 4, "num_dev_prompts": 3, "max_new_tokens": 8, "fixed_lengths": (1, 3), "thresholds": (0.4, "auto")}
 
@@ -176,25 +175,6 @@ def test_with_doubts_the_answer_stands_on_steps_that_were_timed_and_nothing_is_t
     (*_, written) = report_files.write_report(report, tmp_path / "written")
     schema = json.loads((report_files.Path(report_files.__file__).parent / "report.schema.json").read_text())
     Draft202012Validator(schema).validate(json.loads((written.parent / "report.json").read_text()))
-
-
-def test_a_temperature_of_the_draft_that_would_gain_is_named(call, monkeypatch):
-    monkeypatch.setattr(evaluation, "draft_overlaps", lambda setup, recording: {1.0: 0.5, 0.8: 0.6})
-    assert any("model.draft_temperature=0.8" in note for note in call(live="none").notes)
-
-
-def test_the_drafts_own_temperature_comes_first(call, monkeypatch, small_pair):
-    seen = []
-    found = evaluation.draft_overlaps
-    monkeypatch.setattr(evaluation, "draft_overlaps", lambda *given: seen.append(found(*given)) or seen[-1])
-    call(with_head=False, live="none")
-    assert next(iter(seen[0])) == 1.0 and set(seen[0]) == set(TEMPERATURES) and len(set(seen[0].values())) > 5
-    monkeypatch.setattr(small_pair.draft_lm, "temperature", 0.93)
-    call(with_head=False, live="none")
-    assert next(iter(seen[1])) == 0.93 and set(seen[1]) == {0.93, *TEMPERATURES}
-    assert all(seen[1][temperature] == overlap for temperature, overlap in seen[0].items())
-    call(with_head=False, live="none", warp=Warp(0))
-    assert seen[2] == {}
 
 
 def test_the_counts_of_a_decoded_rule_stay_when_it_is_fitted_again():

@@ -55,7 +55,7 @@ def test_lossy_rules_have_their_quality_measured_unasked(call, tmp_path):
 
 
 def test_perplexities_are_those_of_the_journals_tokens(call, small_pair, tmp_path):
-    report = call(live="all", live_rules=("fixed_length",), quality=True)
+    report = call(live_rules=("fixed_length",), verification=papers.BiasedVerification(0.05))
     _, *lines = (tmp_path / "run" / "generations.jsonl").read_text().splitlines()
     entries = [json.loads(line)["entry"] for line in lines]
     from specheads.evaluation.live_rows import response_nats
@@ -67,7 +67,7 @@ def test_perplexities_are_those_of_the_journals_tokens(call, small_pair, tmp_pat
         assert row.quality.perplexity.value == pytest.approx(np.exp(nats / sum(map(len, texts))), rel=1e-5)
 
 
-def test_lossless_rules_have_it_measured_only_if_asked(call, tmp_path):
+def test_lossless_rules_do_not_have_it_measured(call, tmp_path):
     report = call(live="all", live_rules=("fixed_length",))
     assert all(row.quality is None for row in report.live) and "Quality" not in printed(report)
     assert "score" not in report.context

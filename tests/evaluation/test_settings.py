@@ -54,13 +54,12 @@ LOSSY, LOSSLESS = papers.BiasedVerification(0.1), verification.BlockVerification
     ("values", "measured"),
     [
         ({}, False),
-        ({"quality": True}, True),
         ({"verification": LOSSLESS}, False),
         ({"verification": LOSSY}, True),
-        ({"verification": LOSSY, "quality": False}, False),
+        ({"verification": LOSSY, "live": "none"}, False),
     ],
 )
-def test_quality_is_measured_where_a_rule_is_lossy_or_where_it_is_asked_for(values, measured):
+def test_quality_is_measured_where_a_rule_is_lossy(values, measured):
     assert Evaluation(**values).measures_quality == measured
 
 
@@ -75,8 +74,6 @@ def test_quality_is_measured_where_a_rule_is_lossy_or_where_it_is_asked_for(valu
         ({"ratios": [float("inf")]}, r"ratios=inf must be a finite number"),
         ({"live": "none", "ratios": []}, r"live=none with ratios=\[\] leaves no costs"),
         ({"engine": "warp"}, "engine=warp must be one of auto, eager"),
-        ({"quality": "yes"}, "quality=yes must be .*auto"),
-        ({"quality": True, "live": "none"}, "quality=true measures what is decoded, but live=none decodes nothing"),
         ({"seed": -1}, "seed=-1 must be a non-negative integer"),
         ({"stopping": {}}, "stopping leaves out fixed_length"),
         ({"stopping": {FIXED: RuleChoice(stopping.FixedLength, {"num_tokens": []})}}, "must name at least one value"),

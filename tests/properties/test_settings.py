@@ -74,7 +74,6 @@ NUMBERS = {
     "PositiveNumber": numbers(lambda value: value > 0, 0),
     "NonNegativeNumber": numbers(lambda value: value >= 0, 0),
     "Probability": numbers(lambda value: 0 <= value <= 1, 0, 1),
-    "OpenProbability": numbers(lambda value: 0 < value < 1, 0, 1),
 }
 BY_CHECK = {getattr(module, name).__metadata__[0].func: domain for name, domain in NUMBERS.items()}
 ENGINES = ("auto", "compiled", "cuda_graph", "eager")
