@@ -137,7 +137,7 @@ def _taken(
     for prepare in makers:
         prepare()
     first = _target_step(alone, context)
-    drafts = {name: _draft_step(each, context) for name, each in decoders.items()}
+    drafts = {name: _draft_steps(each, context) for name, each in decoders.items()}
     others = {TARGET: first} | {f"{count} verified": _verification_step(decoders[PLAIN], count, context) for count in verified}
     with threads_by_load():  # as decoding does; but steps are compiled for all threads
         return _timed(first, drafts, others, device=decoder.pair.target_lm.device, **until)
@@ -152,7 +152,7 @@ def _timed(
     device: torch.device,
     enough: Callable[[Taken], bool] = lambda taken: False,
 ) -> dict[str, list[float]]:
-    """Return the seconds of steps: `drafts` run several in a row, `others` once, each after the step `first`.
+    """Return the seconds of steps, each timed after the step `first`; `drafts` are IN_A_ROW steps.
 
     Slow steps, whose times vary less, are repeated `FEWEST` times, and then until `patience` seconds have passed, or until they
     are `enough`.
@@ -169,12 +169,10 @@ def _timed(
             if enough(taken):
                 break
         for name in order.sample(list(taken), len(taken)):
-            step, count = steps[name], IN_A_ROW if name in drafts else 1
             first()
             start = _now(device)
-            for _ in range(count):
-                step()
-            taken[name].append((_now(device) - start) / count)
+            steps[name]()
+            taken[name].append((_now(device) - start) / (IN_A_ROW if name in drafts else 1))
     return taken
 
 
@@ -203,13 +201,22 @@ def _target_step(alone: Baseline, context: int) -> Step:
     return _at(alone.engine, context, lambda: rounds.step(token, uniform))
 
 
-def _draft_step(decoder: SpeculativeDecoder, context: int) -> Step:
-    """Return a draft step; the host waits for its flag, as in decoding."""
+def _draft_steps(decoder: SpeculativeDecoder, context: int) -> Step:
+    """Return IN_A_ROW draft steps as drafting runs them: by one call where the engine repeats steps, else one by one."""
     rounds: Any = decoder.single.rounds
-    drafter, index, engine = rounds.drafter, rounds.memory.indices[0], decoder.draft_engine
-    token, uniform, ends = _zeros(engine, 1, 1), _zeros(engine, 1).double(), _zeros(engine, decoder.pair.vocab_size).bool()
+    drafter, memory, engine = rounds.drafter, rounds.memory, decoder.draft_engine
+    uniforms, ends = _zeros(engine, IN_A_ROW).double(), _zeros(engine, decoder.pair.vocab_size).bool()
     state = ChainState(_zeros(engine, 1).bool(), decoder.stopping.start_prompt(1, engine.lm.device))
-    return _at(engine, context, lambda: drafter.step(token, index, uniform, ends, state).stopped.item())
+    tokens, places = memory.read_from(0, IN_A_ROW)
+
+    def run() -> None:
+        if engine.repeats(drafter.step):
+            engine.repeat(drafter.step, tokens, [places, uniforms], ends, state, least=IN_A_ROW)
+            return
+        for number in range(IN_A_ROW):
+            drafter.step(memory.drafted(number - 1), memory.indices[number], uniforms[:1], ends, state).stopped.item()
+
+    return _at(engine, context, run)
 
 
 def _verification_step(decoder: SpeculativeDecoder, num_drafted: int, context: int) -> Step:

@@ -368,6 +368,16 @@ def test_repeated_steps_are_single_steps(repeated, end):
 
 
 @needs_compiler
+def test_steps_are_repeated_as_often_as_is_asked_whatever_they_say(repeated):
+    engine, step, run = repeated
+    engine.rewind(60)
+    uniform, ends, state = inputs_of(step, 0)
+    columns = [step.memory.index[:8], uniform]
+    count, state = engine.repeat(run, step.memory.read_from(0, 8)[0], columns, ends, state, least=6)
+    assert count == 6 and engine.length == 66 and state.stopped.item()
+
+
+@needs_compiler
 def test_calls_from_cpp_leave_no_tensor_held(repeated):
     engine, step, run = repeated
     uniform, ends, state = inputs_of(step)

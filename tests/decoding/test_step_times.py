@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+from fakes import needs_compiler
 
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp
 from specheads.decoding import step_times as module
 from specheads.decoding.step_times import PLAIN, TARGET, VERIFIED, step_costs, step_times
-from specheads.decoding.stopping import HeadThreshold
+from specheads.decoding.engine import CompiledEngine
+from specheads.decoding.stopping import HeadThreshold, MaxProbability
 
 
 def test_every_step_has_its_seconds_and_their_spread(nano):
@@ -22,6 +24,22 @@ def test_every_step_has_its_seconds_and_their_spread(nano):
         decoder.generate([1, 2, 3], 8).tokens.tolist()
         == SpeculativeDecoder(nano, warp=Warp(0.0), engine="eager").generate([1, 2, 3], 8).tokens.tolist()
     )
+
+
+@needs_compiler
+def test_draft_steps_are_timed_as_drafting_runs_them(nano, monkeypatch):
+    """Also those of a rule that would stop at once: what each adds is asked for, not where it stops."""
+    decoder, counts = SpeculativeDecoder(nano, warp=Warp(0.0), engine="compiled"), []
+    repeat = CompiledEngine.repeat
+
+    def counted(*arguments, **options):
+        count, state = repeat(*arguments, **options)
+        counts.append(count)
+        return count, state
+
+    monkeypatch.setattr(CompiledEngine, "repeat", counted)
+    step_times(decoder, {"sure": MaxProbability(1.0)}, context=32, repeats=3, verified=())
+    assert counts == [module.IN_A_ROW] * 6
 
 
 def test_a_head_adds_the_median_of_its_steps_over_those_without_one(monkeypatch):

@@ -173,13 +173,15 @@ class CompiledEngine(EagerEngine):
         runner = self._prepared[step].get(self._shape(1, self.bucket))
         return isinstance(runner, BoundProgram) and runner.native is not None
 
-    def repeat(self, step: CompiledStep, tokens: Tensor, columns: Sequence[Tensor], *inputs: Any) -> tuple[int, Any]:
+    def repeat(
+        self, step: CompiledStep, tokens: Tensor, columns: Sequence[Tensor], *inputs: Any, least: int = 1
+    ) -> tuple[int, Any]:
         start = self.length
         self._check_fits(start + 1)
         most = min(tokens.shape[1], self._reach - start)
         runner: Any = self._prepared[step][self._shape(1, self.bucket)]
         given = add_leaves(inputs, [tokens, self._start, self._places, *columns])
-        count, out = runner.repeat(given, len(columns), start, self.bucket, most)
+        count, out = runner.repeat(given, len(columns), start, self.bucket, least, most)
         for layer in self._layers:
             layer.length = start + count
         return count, out

@@ -37,7 +37,7 @@ class NativeCall(Protocol):
     def __call__(self, given: list[Tensor]) -> list[Tensor]:
         """Return the results for the tensors that are not bound, in order."""
 
-    def repeat(self, given: list[Tensor], num_columns: int, start: int, bucket: int, most: int) -> tuple[int, list[Tensor]]:
+    def repeat(self, given: list[Tensor], *numbers: int) -> tuple[int, list[Tensor]]:
         """Return the number of calls and the last one's results; see `BoundProgram.repeat`."""
 
 
@@ -148,7 +148,7 @@ class BoundProgram:
             self.native = self._make_native(self._run, args, [*fixed, *[False] * (len(args) - len(fixed))], len(results))
         return self._build(iter(results))
 
-    def repeat(self, given: list[Tensor], num_columns: int, start: int, bucket: int, most: int) -> tuple[int, Any]:
+    def repeat(self, given: list[Tensor], num_columns: int, start: int, bucket: int, least: int, most: int) -> tuple[int, Any]:
         """Run a `native` step over one token after another until its first output is true; return how often, and the last result.
 
         Args:
@@ -156,10 +156,10 @@ class BoundProgram:
                 run gets one number, other inputs, and a state, which each run gets from the one before.
             start: the first position.
             bucket: memory is read in multiples of it.
-            most: runs at most.
+            least, most: runs.
         """
         assert self.native is not None
-        count, results = self.native.repeat(given, num_columns, start, bucket, most)
+        count, results = self.native.repeat(given, num_columns, start, bucket, least, most)
         return count, self._build(iter(results))
 
 

@@ -239,11 +239,14 @@ class EagerEngine:
         """Whether `repeat` runs such a step."""
         return False
 
-    def repeat(self, step: CompiledStep, tokens: Tensor, columns: Sequence[Tensor], *inputs: Any) -> tuple[int, Any]:
+    def repeat(
+        self, step: CompiledStep, tokens: Tensor, columns: Sequence[Tensor], *inputs: Any, least: int = 1
+    ) -> tuple[int, Any]:
         """Run a compiled step over one of `tokens` (1, n) after another until its result begins with a true number.
 
         A step gets a number of each of the `columns` (n,), and then the `inputs`, the last of which is the result of the step
-        before; it may write the next token. Returns how many steps were run, and the last one's result.
+        before; it may write the next token. At least so many steps are run, whatever they say. Returns how many were run, and the
+        last one's result.
         """
         raise NotImplementedError
 

@@ -111,10 +111,10 @@ PyObject* specheads_call(void* bound, PyObject* given) {
   return for_python([&] { return list_of(static_cast<Bound*>(bound)->run(handles_in(given))); });
 }
 
-// Run a step over one token after another until its first output is true, at most `most` times; return the number of runs and the
+// Run a step over one token after another until its first output is true, `least` to `most` times; return the number of runs and the
 // last outputs. `given`, which is used up, is: tokens (1, n), the position () that is written to, places (size of memory), then
 // `num_columns` tensors (n,) of which each run gets one number, other inputs, and a state, which each run gets from the one before.
-PyObject* specheads_repeat(void* bound, PyObject* given, int64_t num_columns, int64_t start, int64_t bucket, int64_t most) {
+PyObject* specheads_repeat(void* bound, PyObject* given, int64_t num_columns, int64_t start, int64_t bucket, int64_t least, int64_t most) {
   using namespace specheads_kernels;
   return for_python([&] {
     const Bound& step = *static_cast<Bound*>(bound);
@@ -123,7 +123,7 @@ PyObject* specheads_repeat(void* bound, PyObject* given, int64_t num_columns, in
     int64_t* position = reinterpret_cast<at::TensorBase*>(whole[1])->mutable_data_ptr<int64_t>();
     Handles state(whole.begin() + first_state, whole.end()), inputs;
     int64_t count = 0;
-    for (bool stopped = false; !stopped && count < most; count++) {
+    for (bool stopped = false; count < most && (count < least || !stopped); count++) {
       *position = start + count;
       const int64_t size = (start + count + bucket) / bucket * bucket;
       inputs = {part_of(whole[0], {1, 1}, count), another(whole[1]), part_of(whole[2], {size}, 0)};

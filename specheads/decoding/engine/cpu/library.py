@@ -131,7 +131,7 @@ def _declare(library: ctypes.PyDLL) -> ctypes.PyDLL:
     library.specheads_bind.restype = ctypes.c_void_p
     library.specheads_bind.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_int64]
     library.specheads_unbind.argtypes, library.specheads_unbind.restype = [ctypes.c_void_p], None
-    for function, numbers in ((library.specheads_call, 0), (library.specheads_repeat, 4)):
+    for function, numbers in ((library.specheads_call, 0), (library.specheads_repeat, 5)):
         function.restype = ctypes.py_object
         function.argtypes = [ctypes.c_void_p, ctypes.py_object, *[ctypes.c_int64] * numbers]
     return library
@@ -150,8 +150,8 @@ class BoundCall:
     def __call__(self, given: list[Tensor]) -> list[Tensor]:
         return _TENSORS(self._call(self._bound, _HANDLES(given)))
 
-    def repeat(self, given: list[Tensor], num_columns: int, start: int, bucket: int, most: int) -> tuple[int, list[Tensor]]:
-        count, results = self._repeat(self._bound, _HANDLES(given), num_columns, start, bucket, most)
+    def repeat(self, given: list[Tensor], *numbers: int) -> tuple[int, list[Tensor]]:
+        count, results = self._repeat(self._bound, _HANDLES(given), *numbers)
         return count, _TENSORS(results)
 
 
