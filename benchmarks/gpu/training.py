@@ -92,13 +92,13 @@ def _head_batch(setup: Machine, vocab_size: int) -> HeadBatch:
     row, index = torch.ones_like(tokens).nonzero().T
     labels = torch.rand(len(row), generator=torch.Generator().manual_seed(0))
     labels[labels > LABELLED] = torch.nan
-    return HeadBatch(tokens, row, index, tokens.flatten(), {"sampled": labels / LABELLED}, start=index).to(setup.device)
+    return HeadBatch(tokens, row, index, tokens.flatten(), labels / LABELLED, start=index).to(setup.device)
 
 
 def _head_step(bank: HeadBank, optimizer: torch.optim.Optimizer, draft: LanguageModel, batch: HeadBatch) -> None:
     """Train a bank on a batch."""
     features = head_features(draft, batch, bank.predicts, bank.needs)
-    sums, weights = bank.losses(bank(features), batch.labels)
+    sums, weights = bank.losses(bank(features), batch.label)
     (sums / weights).sum().backward()
     bank.clip_gradients(1.0)
     optimizer.step()

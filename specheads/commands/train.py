@@ -117,9 +117,7 @@ def _print_heads(trained: "TrainedHeads") -> None:
     rows = []
     for name in names if trained.calibration_errors else ():
         errors = trained.calibration_errors[name]
-        for label, kind in ((name, ""), (f"{name}, before a token is sampled", "overlap_")):
-            if f"{kind}raw" in errors:
-                rows.append([label, *(f"{errors[f'{kind}{key}']:.3f}" for key in ("raw", "cross_fitted"))])
+        rows.append([name, *(f"{errors[key]:.3f}" for key in ("raw", "cross_fitted"))])
     if rows:
         _print_table(["in rounds on dev prompts", "ECE", "calibrated"], rows)
         print("calibrated: fitted on one half of the prompts, measured on the other")

@@ -77,7 +77,7 @@ def store_in_config(folder: Path, **values: Mapping[str, Any] | None) -> None:
         content = before | values
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} is not valid JSON ({error}); export the head again.") from None
-    if any(before.get(name) != content.get(name) for name in ("calibration", "overlap_calibration")):
+    if before.get("calibration") != content.get("calibration"):
         drop_graphs(folder)
     text = card(HeadConfig.from_dict(content, str(path)))
     # The card first: with an old config, a run that was killed in between does both again.

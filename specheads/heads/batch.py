@@ -24,14 +24,9 @@ class HeadBatch:
     row: Tensor  # (N,) long, the text of each drafted token
     index: Tensor  # (N,) long, the position in the text of the token, or of the target's token in its place
     drafted: Tensor  # (N,) long, the token's id
-    labels: dict[str, Tensor]  # (N,) by name: `sampled`, the acceptance probability; `overlap`, NaN if it is not known
+    label: Tensor  # (N,), the token's acceptance probability
     start: Tensor  # (N,) long, the position of the first token of the token's round
     features: dict[str, Tensor] = field(default_factory=dict)  # (N, ...) by name, those that were stored
-
-    @property
-    def label(self) -> Tensor:
-        """The acceptance probabilities of the drafted tokens (N,)."""
-        return self.labels["sampled"]
 
     def to(self, device: torch.device) -> "HeadBatch":
         def moved(value: Any) -> Any:
@@ -42,11 +37,11 @@ class HeadBatch:
 
 def collate(items: Sequence[Mapping]) -> HeadBatch:
     """Return the items of one step as a HeadBatch, right-padded."""
-    joined = {name: torch.from_numpy(np.concatenate([item[name] for item in items])) for name in ("index", "drafted", "start")}
+    names = ("index", "drafted", "start", "label")
+    joined = {name: torch.from_numpy(np.concatenate([item[name] for item in items])) for name in names}
     row = torch.from_numpy(np.repeat(np.arange(len(items)), [len(item["index"]) for item in items]))
-    labels = {name: torch.from_numpy(np.concatenate([item["labels"][name] for item in items])) for name in items[0]["labels"]}
     features = {name: torch.cat([item["features"][name] for item in items]) for name in items[0].get("features", {})}
-    return HeadBatch(right_padded([item["tokens"] for item in items]), row, labels=labels, features=features, **joined)
+    return HeadBatch(right_padded([item["tokens"] for item in items]), row, features=features, **joined)
 
 
 def head_features(lm: LanguageModel, batch: HeadBatch, predicts: str, needs: frozenset[str]) -> dict[str, Tensor]:

@@ -9,15 +9,10 @@ METRICS = {
     "auroc": "AUROC of accepted against rejected tokens",
     "brier": "Brier score",
     "ece": "expected calibration error",
-    "overlap_kl": "expected acceptance before sampling: binary KL divergence, nats",
-    "overlap_ece": "expected acceptance before sampling: expected calibration error",
-    "overlap_correlation": "expected acceptance before sampling: correlation with the true one",
 }
 DEV_ERRORS = {  # on dev prompts, over tokens at every index of a round
     "raw": "expected calibration error in rounds, without calibration",
     "cross_fitted": "the same, calibrated on one half of the prompts and measured on the other",
-    "overlap_raw": "expected acceptance before sampling: expected calibration error in rounds, without calibration",
-    "overlap_cross_fitted": "the same, calibrated on one half of the prompts and measured on the other half",
 }
 USE = """```python
 import specheads

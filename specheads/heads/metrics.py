@@ -71,19 +71,6 @@ def prediction_metrics(logits: Tensor, labels: Tensor) -> dict[str, float]:
     }
 
 
-def overlap_metrics(logits: Tensor, overlap: Tensor) -> dict[str, float]:
-    """Return binary KL, expected calibration error and correlation of predicted expected acceptances against the `overlap` (N,).
-
-    The correlation is NaN where predictions or overlaps are all the same.
-    """
-    probs = torch.sigmoid(logits)
-    return {
-        "kl": binary_kl(logits, overlap).item(),
-        "ece": calibration(probs, overlap).ece,
-        "correlation": torch.corrcoef(torch.stack([probs, overlap]))[0, 1].item(),
-    }
-
-
 def fit_logistic(features: Tensor, labels: Tensor, counts: Tensor | None = None, num_steps: int = 25) -> Tensor:
     """Return weights (F + 1,), the intercept last, of the logistic regression of soft labels (N,) on features (N, F).
 

@@ -1,9 +1,8 @@
 """The predictions of heads for the nodes of a recording, and the true acceptance probabilities, which the target knows.
 
 Each predictor's values are added in `predictions/<fingerprint>/` next to the recording, in one pass of one model, when they are
-first needed; the recording does not change. A head with two read-outs is two predictors: its fingerprint names the acceptance of
-the node's token, `overlap_predictor` of it the expected acceptance before that token was sampled. A head with inputs of the round
-(`features.ROUND_INPUTS`) predicts another value of a node for each round index that the node can have.
+first needed; the recording does not change. A head with inputs of the round (`features.ROUND_INPUTS`) predicts another value of a
+node for each round index that the node can have.
 """
 
 import hashlib
@@ -44,12 +43,10 @@ def add_predictions(
     """
     manifest = made_manifest(folder)
     warp, num_rows = Warp(**manifest["provenance"]["warp"]), sum(shard["rows"] for shard in manifest["shards"].values())
-    predictors = _predictors(heads)
-    stores = {name: _store(folder, name, reads_rounds(head)) for name, (head, _) in predictors.items()}
+    stores = {name: _store(folder, name, reads_rounds(head)) for name, head in heads.items()}
     missing = {name: store for name, store in stores.items() if not store.is_complete()}
     if missing:
-        asked = [predictors[name] for name in missing]
-        _predict(folder, list(missing.values()), _head_values(pair, asked), advance)
+        _predict(folder, list(missing.values()), _head_values(pair, [heads[name] for name in missing]), advance)
     elif heads:
         advance(num_rows)
     target_store = _store(folder, GROUND_TRUTH)
@@ -57,26 +54,10 @@ def add_predictions(
         _predict(folder, [target_store], _ground_truth(pair, warp), advance)
     elif ground_truth:
         advance(num_rows)
-    return [*predictors, *([GROUND_TRUTH] if ground_truth else [])]
+    return [*heads, *([GROUND_TRUTH] if ground_truth else [])]
 
 
-_Predictor = tuple[AcceptanceHead, Callable[[Mapping[str, Tensor]], Tensor]]  # a head, and what computes one of its logits
 _Values = Callable[[Mapping[str, Any], Mapping[str, Any]], list[Tensor]]  # of each predictor, from a stored response and settings
-
-
-def _predictors(heads: Mapping[str, AcceptanceHead]) -> dict[str, _Predictor]:
-    """Return the read-outs of heads (by fingerprint) by the names of their predictions."""
-    predictors: dict[str, _Predictor] = {}
-    for name, head in heads.items():
-        predictors[name] = head, head
-        if head.config.overlap:
-            predictors[overlap_predictor(name)] = head, head.overlap_logit
-    return predictors
-
-
-def overlap_predictor(name: str) -> str:
-    """Return the name of a head's predictions of the expected acceptance, from the name of its predictions of the acceptance."""
-    return f"{name}-overlap"
 
 
 def reads_rounds(head: AcceptanceHead) -> bool:
@@ -114,13 +95,13 @@ def _predict(folder: Path, stores: Sequence[ShardStore], values_of: _Values, adv
             store.complete(sorted(shards))
 
 
-def _head_values(pair: Pair, predictors: Sequence[_Predictor]) -> _Values:
+def _head_values(pair: Pair, heads: Sequence[AcceptanceHead]) -> _Values:
     """Return what computes logits of heads: one for every node, or with inputs of the round one for every (node, index) pair."""
-    inputs = {name for head, _ in predictors for name in head.config.inputs}
+    inputs = {name for head in heads for name in head.config.inputs}
     needs, reader = frozenset(inputs - set(ROUND_INPUTS)), TextReader(pair.draft_lm)
     lm = reader.lm
-    in_rounds = any(reads_rounds(head) for head, _ in predictors)
-    for head, _ in predictors:
+    in_rounds = any(map(reads_rounds, heads))
+    for head in heads:
         head.to(lm.device)
 
     def of_nodes(first: int, tokens: Tensor, hidden: Tensor, pairs: NodeIndices, target: Tensor | None) -> list[Tensor]:
@@ -135,9 +116,9 @@ def _head_values(pair: Pair, predictors: Sequence[_Predictor]) -> _Values:
         in_pairs = {name: value[node] for name, value in features.items()} if in_rounds else {}
         in_pairs |= {} if target is None else {"target_hidden": target[start]}
         values = []
-        for head, logit in predictors:
+        for head in heads:
             late = int(head.config.predicts == "input_token")  # it predicts for the token before
-            values.append(logit(in_pairs | {"index": (index - late).clamp_min(0)} if reads_rounds(head) else features))
+            values.append(head(in_pairs | {"index": (index - late).clamp_min(0)} if reads_rounds(head) else features))
         return values
 
     @torch.no_grad()
@@ -145,7 +126,7 @@ def _head_values(pair: Pair, predictors: Sequence[_Predictor]) -> _Values:
         prompt, response, target = row["prompt_ids"], row["response_ids"], None
         if reads_target(inputs):
             text, at = torch.tensor([[*prompt, *response]]), len(prompt) + torch.arange(len(response))
-            batch = HeadBatch(text, torch.zeros_like(at), at, at, {}, at)
+            batch = HeadBatch(text, torch.zeros_like(at), at, at, torch.zeros_like(at), at)
             target = target_states(pair.target_lm, batch, at).to(lm.device)
             check_numbers(pair.target_id, target)
         pairs, parts, done = NodeIndices.of(row, settings["num_samples"], settings["max_tokens"]), list[list[Tensor]](), 0

@@ -20,7 +20,7 @@ from specheads.decoding.stopping import HeadThreshold, StoppingRule
 from specheads.errors import UserError
 from specheads.heads.calibration import NUM_INDICES
 from specheads.heads.head import AcceptanceHead
-from specheads.replay.head_scores import head_fingerprint, overlap_predictor
+from specheads.replay.head_scores import head_fingerprint
 from specheads.replay.recording import GROUND_TRUTH, Recording
 
 
@@ -91,15 +91,9 @@ class RecordedHead:
         return hash(self.name)
 
 
-def recorded_head(head: AcceptanceHead, overlap: bool = False) -> RecordedHead:
-    """Return the replacement for `head` in rules that are replayed; `add_predictions` must have added it to the recording.
-
-    `overlap`: for its read-out of the expected acceptance of a token before it was sampled.
-    """
-    name, config = head_fingerprint(head), head.config
-    if overlap:
-        return RecordedHead(overlap_predictor(name), config.predicts, config.overlap_calibration)
-    return RecordedHead(name, config.predicts, config.calibration)
+def recorded_head(head: AcceptanceHead) -> RecordedHead:
+    """Return the replacement for `head` in rules that are replayed; `add_predictions` must have added it to the recording."""
+    return RecordedHead(head_fingerprint(head), head.config.predicts, head.config.calibration)
 
 
 def recorded_threshold(head: RecordedHead, threshold: float, max_tokens: int) -> HeadThreshold:

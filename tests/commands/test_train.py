@@ -10,7 +10,7 @@ def trained(number, path):
     """Heads whose KL falls with their number, next to a rule without a head."""
     names = [f"head-{index}" for index in range(number)]
     test = {name: {"kl": 1 - index / 10_000, "auroc": 0.5, "brier": 0.2, "ece": 0.1} for index, name in enumerate(names)}
-    errors = {name: {"raw": 0.1, "cross_fitted": 0.05, "overlap_raw": 0.1, "overlap_cross_fitted": 0.05} for name in names}
+    errors = {name: {"raw": 0.1, "cross_fitted": 0.05} for name in names}
     return TrainedHeads(path / "run" / "heads", names, test | {"draft probability": {"auroc": 0.4}}, errors)
 
 

@@ -67,12 +67,12 @@ def head_batch():
     row, index = (tokens >= 0).nonzero().T
     row, index = row[index > 1], index[index > 1]
     labels = torch.rand(len(row), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return HeadBatch(tokens, row, index, tokens[row, index], {"sampled": labels, "overlap": labels.flip(0)}, index)
+    return HeadBatch(tokens, row, index, tokens[row, index], labels, index)
 
 
 def specs(hidden_size):
     """Return three heads of different depths, one of which predicts the expected acceptance too."""
-    configs = [HeadConfig(hidden_size, depth=depth, overlap=depth == 2) for depth in range(3)]
+    configs = [HeadConfig(hidden_size, depth=depth) for depth in range(3)]
     return [HeadSpec(f"{config.depth} blocks", config, reject_weight=1.0 + config.depth) for config in configs]
 
 
@@ -94,7 +94,7 @@ def test_a_training_step_of_heads(pairs, device):
         features = head_features(pair.draft_lm, batch, bank.predicts, bank.needs)
         bank.standardise(features)
         before = copy.deepcopy(bank.state_dict())
-        sums, weights = bank.losses(bank(features), batch.labels)
+        sums, weights = bank.losses(bank(features), batch.label)
         (sums / weights).sum().backward()
         bank.clip_gradients(0.1)
         torch.optim.SGD(bank.parameters(), lr=1.0).step()  # a step as long as the gradient, which AdamW would hide

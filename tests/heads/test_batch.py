@@ -79,13 +79,12 @@ def test_a_look_ahead_head_predicts_the_drafted_token_at_every_position():
 
 
 @pytest.mark.parametrize("predicts", KINDS)
-@pytest.mark.parametrize("label", ["sampled", "overlap"])
-def test_every_label_belongs_to_its_token(predicts, label):
+def test_every_label_belongs_to_its_token(predicts):
     item = mixed(coded_rows(1, 64), predicts, 0.4)[2, 0]
     places = item["drafted"] - 2000
     assert (item["index"] == 3 + places).all()
-    assert item["labels"][label].dtype == np.float32
-    np.testing.assert_array_equal(item["labels"][label], (places if label == "sampled" else 64 - places) / 64)
+    assert item["label"].dtype == np.float32
+    np.testing.assert_array_equal(item["label"], places / 64)
 
 
 def test_both_kinds_of_head_read_the_same_mixture_at_the_same_share():
@@ -119,7 +118,7 @@ def item(tokens, index, drafted, label):
         "tokens": np.array(tokens),
         "index": np.array(index, dtype=np.int64),
         "drafted": np.array(drafted, dtype=np.int64),
-        "labels": {"sampled": np.array(label, dtype=np.float32)},
+        "label": np.array(label, dtype=np.float32),
         "start": np.array(index, dtype=np.int64),
     }
 
@@ -148,8 +147,7 @@ def test_a_batch_moves_as_a_whole():
     single = item([5, 6], [1], [6], [0.5]) | {"features": {"entropy": torch.ones(1)}}
     moved = collate([single]).to(torch.device("meta"))
     assert isinstance(moved, HeadBatch)
-    named = [*moved.labels.values(), *moved.features.values()]
-    tensors = [moved.tokens, moved.row, moved.index, moved.drafted, moved.start, *named]
+    tensors = [moved.tokens, moved.row, moved.index, moved.drafted, moved.start, moved.label, *moved.features.values()]
     assert {value.device.type for value in tensors} == {"meta"} and len(tensors) == 7
 
 

@@ -10,7 +10,6 @@ from specheads.heads.metrics import (
     brier,
     calibration,
     fit_logistic,
-    overlap_metrics,
     prediction_metrics,
 )
 
@@ -151,14 +150,6 @@ def test_predictions_of_exactly_zero_and_one_are_in_the_outer_bins():
 
 
 # --- all of them
-
-
-def test_overlap_metrics_of_exact_and_of_opposite_predictions():
-    overlap = soft_labels(200).clamp(0.01, 0.99)
-    exact, opposite = overlap_metrics(overlap.logit(), overlap), overlap_metrics(-overlap.logit(), overlap)
-    assert exact == pytest.approx({"kl": 0, "ece": 0, "correlation": 1}, abs=1e-9)
-    assert opposite["correlation"] == pytest.approx(-1) and opposite["kl"] > 0.1
-    assert math.isnan(overlap_metrics(torch.zeros(5), overlap[:5])["correlation"])
 
 
 def test_prediction_metrics_are_the_four_metrics():

@@ -9,7 +9,6 @@ from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay import recording as module
 from specheads.replay.head_scores import add_predictions, head_fingerprint
 from specheads.replay.recording import GROUND_TRUTH, Recorder, load_recording
-from specheads.replay.replay import recorded_head
 from specheads.replay.response_tree import RecordSettings
 
 
@@ -130,29 +129,6 @@ def test_predictions_are_those_of_decoding_and_are_made_once(pair, tmp_path):
         )
         for name, predictor in heads.items():
             assert recording.features[name][node] == pytest.approx(predictor(features).item(), abs=1e-4)
-
-
-@pytest.mark.parametrize("inputs", [(), ("hidden", "embedding", "entropy", "index")], ids=["", "in rounds"])
-def test_both_read_outs_of_a_head_are_recorded_and_found_by_name(pair, tmp_path, inputs):
-    """In rounds, the branches of one position begin with tokens that were sampled from the same state as the response's."""
-    folder, both = make(pair, tmp_path), head(0, overlap=True, inputs=inputs)
-    named, passes = {head_fingerprint(both): both}, []
-    names = add_predictions(folder, pair, named, ground_truth=False, advance=passes.append)
-    assert passes == [1] * 5  # one pass for both
-    assert names == [recorded_head(both).name, recorded_head(both, overlap=True).name]
-    recording = load_recording(folder, names)
-    assert set(names) <= (recording.in_rounds if inputs else recording.features).keys()
-    draw, position = recording.branch_length.nonzero(as_tuple=True)
-    first = recording.branch_first[draw, position]
-    acceptance, overlap = (recording.feature(name, position) - recording.feature(name, first) for name in names)
-    other = recording.tokens[first] != recording.tokens[position]
-    assert overlap.abs().max() < 1e-4 and acceptance[other].abs().min() > 1e-3 and other.sum() > 5
-    number, start = 1, int(recording.first[1])
-    text = torch.tensor([recording.prompts[number] + recording.response(number)[:3]])
-    hidden = pair.draft_lm.hidden_states(text, use_cache=False)[:, -1]
-    known = drafting_features(both.config.inputs, pair.draft_lm.logits(hidden), torch.tensor([0]), hidden, pair.draft_lm.embed)
-    expected = both.overlap_logit(known | {"index": torch.tensor([0])}).item()
-    assert recording.feature(names[1], torch.tensor([start + 3])).item() == pytest.approx(expected, abs=1e-4)
 
 
 def test_labels_pair_every_proposed_token_with_its_outcome_and_the_next_token(pair, tmp_path):

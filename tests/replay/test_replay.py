@@ -153,14 +153,12 @@ def test_thresholds_of_what_was_recorded_have_the_numbers_that_they_are_given(he
 
 
 def test_a_recorded_head_has_what_rules_read_of_the_head(heads):
-    config = replace(heads[0].config, calibration={"slope": [2.0]}, overlap_calibration={"slope": [3.0]})
+    config = replace(heads[0].config, calibration={"slope": [2.0]})
     head = copy.deepcopy(heads[0])
     head.config = config
-    acceptance, overlap = recorded_head(head), recorded_head(head, overlap=True)
+    acceptance = recorded_head(head)
     assert (acceptance.name, acceptance.config.calibration) == (head_fingerprint(head), {"slope": [2.0]})
-    assert (overlap.name, overlap.config.calibration) == (f"{acceptance.name}-overlap", {"slope": [3.0]})
-    assert acceptance.config.predicts == overlap.config.predicts == config.predicts
-    assert acceptance != overlap and acceptance != acceptance.name
+    assert acceptance.config.predicts == config.predicts and acceptance != acceptance.name
     logits = torch.tensor([0.2, 0.9])
     assert acceptance({acceptance.name: logits}) is logits
     truth = Ceiling().head

@@ -22,32 +22,6 @@ class HeadSpec:
     reject_weight: float = 1.0
 
 
-@dataclass(frozen=True)
-class _ReadOut:
-    """One network of a head and what it learns: the acceptance of drafted tokens, or with `overlap` their expected acceptance."""
-
-    spec: HeadSpec
-    overlap: bool = False
-
-    @property
-    def name(self) -> str:
-        """The beginning of the names of its losses and metrics."""
-        return f"{self.spec.name}/overlap_" if self.overlap else f"{self.spec.name}/"
-
-    def network(self, head: AcceptanceHead) -> Network:
-        """Return the network of the head."""
-        return cast(Network, head.overlap) if self.overlap else head
-
-    def label(self, labels: Mapping[str, Tensor]) -> Tensor:
-        """Return what it learns (N,), from labels by name.
-
-        Where the overlap is not known, the acceptance probability of the drafted token is learned in its place: its mean over
-        tokens is the overlap.
-        """
-        label = labels["sampled"]
-        return torch.where(labels["overlap"].isnan(), label, labels["overlap"]) if self.overlap else label
-
-
 class HeadStack(nn.Module):
     """G networks of the same inputs and width as one batched computation, however deep each is: the same numbers as each alone.
 
@@ -100,7 +74,7 @@ class HeadStack(nn.Module):
                 for kind, values in part.named_parameters()
             }
             state |= {"input_mean": self.input_mean, "input_scale": self.input_scale}
-            network.load_state_dict(state, strict=False, assign=True)  # the network of a head may have another one in it
+            network.load_state_dict(state, strict=False, assign=True)  # heads may have another network, which nothing trains
             network.requires_grad_(False).train(self.training)
 
     @torch.no_grad()
@@ -143,34 +117,25 @@ class _Stacked(nn.Module):
 class HeadBank(nn.Module):
     """Heads of one kind (`predicts`) that read the same features, in as few batched computations as their shapes allow.
 
-    Each is initialised from the same seed and learns as if it were trained alone. The `read_outs` are those of all heads, the
-    acceptance of every head first; tensors (read-outs, ...) are in this order.
+    Each is initialised from the same seed and learns as if it were trained alone. Tensors (heads, ...) are in the order of
+    `specs`.
     """
 
     def __init__(self, specs: list[HeadSpec], seed: int) -> None:
         super().__init__()
         self.specs = specs
-        heads: dict[str, AcceptanceHead] = {}
-        for spec in specs:
+        heads: list[AcceptanceHead] = []
+        self.groups: dict[tuple, list[int]] = {}  # numbers of the heads that can be stacked
+        for number, spec in enumerate(specs):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                heads[spec.name] = AcceptanceHead(spec.config)
-        self.read_outs = [_ReadOut(spec) for spec in specs] + [
-            _ReadOut(spec, overlap=True) for spec in specs if spec.config.overlap
-        ]
-        networks = self._networks(heads)
-        self.groups: dict[tuple, list[int]] = {}  # numbers of the read-outs whose networks can be stacked
-        for number, (network, read_out) in enumerate(zip(networks, self.read_outs, strict=True)):
-            self.groups.setdefault((network.inputs, read_out.spec.config.width), []).append(number)
-        self.stacks = nn.ModuleList(HeadStack([networks[number] for number in group]) for group in self.groups.values())
-
-    def _networks(self, heads: Mapping[str, AcceptanceHead]) -> list[Network]:
-        """Return the network of every read-out."""
-        return [read_out.network(heads[read_out.spec.name]) for read_out in self.read_outs]
+                heads.append(AcceptanceHead(spec.config))
+            self.groups.setdefault((heads[-1].inputs, spec.config.width), []).append(number)
+        self.stacks = nn.ModuleList(HeadStack([heads[number] for number in group]) for group in self.groups.values())
 
     @property
     def stacks_and_groups(self) -> list[tuple[HeadStack, list[int]]]:
-        """Each stack with the numbers of its read-outs."""
+        """Each stack with the numbers of its heads."""
         return list(zip(cast(list[HeadStack], list(self.stacks)), self.groups.values(), strict=True))
 
     @property
@@ -184,14 +149,13 @@ class HeadBank(nn.Module):
     @property
     def heads(self) -> dict[str, AcceptanceHead]:
         """The heads by name; they share the bank's memory."""
-        heads = {spec.name: AcceptanceHead(spec.config).requires_grad_(False).train(self.training) for spec in self.specs}
-        networks = self._networks(heads)
+        heads = [AcceptanceHead(spec.config).requires_grad_(False).train(self.training) for spec in self.specs]
         for stack, group in self.stacks_and_groups:
-            stack.lend([networks[number] for number in group])
-        return heads
+            stack.lend([heads[number] for number in group])
+        return {spec.name: head for spec, head in zip(self.specs, heads, strict=True)}
 
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:
-        """Return logits (read-outs, N)."""
+        """Return logits (heads, N)."""
         logits = torch.cat([stack(self._assembled(stack, features)) for stack, _ in self.stacks_and_groups])
         numbers = torch.tensor([number for group in self.groups.values() for number in group], device=logits.device)
         return logits[numbers.argsort()]
@@ -202,20 +166,20 @@ class HeadBank(nn.Module):
             set_scale(stack, self._assembled(stack, features))
 
     def scale_gradients(self, factors: Tensor) -> None:
-        """Multiply each read-out's gradient by its factor (read-outs,)."""
+        """Multiply each head's gradient by its factor (heads,)."""
         for stack, group in self.stacks_and_groups:
             stack.scale_gradients(factors[group])
 
     def clip_gradients(self, largest: float) -> None:
-        """Limit the norm of each read-out's gradient."""
+        """Limit the norm of each head's gradient."""
         for stack, _ in self.stacks_and_groups:
             stack.clip_gradients(largest)
 
     def _assembled(self, stack: HeadStack, features: Mapping[str, Tensor]) -> Tensor:
         return assemble(stack.inputs, features, stack.readout.weight.dtype)
 
-    def losses(self, logits: Tensor, labels: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return sums of losses and sums of weights, (read-outs,) both, for logits (read-outs, N) and labels (N,) by name."""
-        rows = zip(logits, self.read_outs, strict=True)
-        sums, weights = zip(*(weighted_bce(row, each.label(labels), each.spec.reject_weight) for row, each in rows), strict=True)
+    def losses(self, logits: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        """Return sums of losses and sums of weights, (heads,) both, for logits (heads, N) and acceptance probabilities (N,)."""
+        rows = zip(logits, self.specs, strict=True)
+        sums, weights = zip(*(weighted_bce(row, label, spec.reject_weight) for row, spec in rows), strict=True)
         return torch.stack(sums), torch.stack(weights)

@@ -34,8 +34,7 @@ def calibrate(
 
     Returns the expected calibration errors of each head on the dev prompts, by its name: `raw`, without a calibration, `before`,
     with the one that it had, if any, and `cross_fitted`, with a calibration that was fitted on other dev prompts (see
-    `cross_fitted_error`). Names of those of the expected acceptance begin with `overlap_`. The `train` section of the config has
-    them too.
+    `cross_fitted_error`). The `train` section of the config has them too.
     """
     heads = {folder: load_head(folder) for folder in folders}
     chosen = calibration_prompts(num_prompts, recorder, prompts, list(heads.values()))
@@ -47,24 +46,20 @@ def calibrate(
     forecast = Forecast("calibrating heads")
     for number, (folder, head) in enumerate(heads.items()):
         forecast.update(number, len(heads))
-        read_outs = {"": recorded_head(head)} | ({"overlap_": recorded_head(head, overlap=True)} if head.config.overlap else {})
-        fitted, errors[folder.name] = {}, {}
-        for prefix, recorded in read_outs.items():
-            tokens = head_logits(recording, recorded)
-            prompt = recording.prompt_of(predicted_nodes(recording, recorded)[0])
-            fitted[f"{prefix}calibration"] = IndexCalibration.fit(*tokens).to_dict()
-            earlier = getattr(head.config, f"{prefix}calibration")
-            if earlier is not None:
-                errors[folder.name][f"{prefix}before"] = error_in_rounds(IndexCalibration.from_dict(earlier), *tokens)
-            errors[folder.name] |= {
-                f"{prefix}raw": error_in_rounds(IndexCalibration.neutral(), *tokens),
-                f"{prefix}cross_fitted": cross_fitted_error(*tokens, prompt, groups),
-            }
+        recorded, earlier = recorded_head(head), head.config.calibration
+        tokens, prompt = head_logits(recording, recorded), recording.prompt_of(predicted_nodes(recording, recorded)[0])
+        errors[folder.name] = {
+            **({} if earlier is None else {"before": error_in_rounds(IndexCalibration.from_dict(earlier), *tokens)}),
+            "raw": error_in_rounds(IndexCalibration.neutral(), *tokens),
+            "cross_fitted": cross_fitted_error(*tokens, prompt, groups),
+        }
         if is_kept(errors[folder.name]):
             continue
         store_dev_prompts(folder, head, [prompt.text for prompt, _ in chosen])
         (folder / PROFILE_FILE).unlink(missing_ok=True)  # it was of the earlier calibration
-        store_in_config(folder, **fitted, recommended=None, train=dict(head.config.train) | {"dev_ece": errors[folder.name]})
+        fitted = IndexCalibration.fit(*tokens).to_dict()
+        trained = dict(head.config.train) | {"dev_ece": errors[folder.name]}
+        store_in_config(folder, calibration=fitted, recommended=None, train=trained)
     return errors
 
 

@@ -13,7 +13,7 @@ from specheads.errors import UserError
 from specheads.heads.batch import HeadBatch, head_features, target_states
 from specheads.heads.features import RECORDED
 from specheads.heads.head import LEAST_SPREAD
-from specheads.heads.metrics import auroc, binary_kl, fit_logistic, overlap_metrics, prediction_metrics
+from specheads.heads.metrics import auroc, binary_kl, fit_logistic, prediction_metrics
 from specheads.pair.language_model import LanguageModel
 from specheads.training.curve_module import CurveModule
 from specheads.training.heads.bank import HeadBank
@@ -62,13 +62,13 @@ class HeadModule(CurveModule):
         self.log_history()
 
     def training_step(self, batch: HeadBatch, batch_index: int) -> Tensor:
-        return self.loss_of_batch(batch_index, *self.bank.losses(self.bank(self.features(batch)), batch.labels))
+        return self.loss_of_batch(batch_index, *self.bank.losses(self.bank(self.features(batch)), batch.label))
 
     def scale_gradients(self, factors: Tensor) -> None:
         self.bank.scale_gradients(factors)
 
     def named_values(self, values: Sequence[float]) -> dict[str, float]:
-        return {f"{read_out.name}loss": value for read_out, value in zip(self.bank.read_outs, values, strict=True)}
+        return {f"{spec.name}/loss": value for spec, value in zip(self.bank.specs, values, strict=True)}
 
     def configure_gradient_clipping(
         self, optimizer: torch.optim.Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
@@ -82,7 +82,7 @@ class HeadModule(CurveModule):
     def validation_step(self, batch: HeadBatch, batch_index: int) -> None:
         logits = self.bank(self.features(batch))
         if self.counts("dev", batch_index):
-            self._collect(batch, logits, torch.stack(self.bank.losses(logits, batch.labels)))
+            self._collect(batch, logits, torch.stack(self.bank.losses(logits, batch.label)))
 
     def on_validation_epoch_end(self) -> None:
         logits, labels, parts = self._gathered()
@@ -107,10 +107,10 @@ class HeadModule(CurveModule):
         train = [batch.to(self.device) for batch, _ in zip(loader, range(TRAIN_BATCHES), strict=False)]
         known = torch.cat([batch.label.cpu() for batch in train])
         inputs = torch.cat([self.rival_features(batch).cpu() for batch in train])
-        self.test_results |= _rivals(torch.cat(rivals), labels[0], fit_logistic(inputs, known))
+        self.test_results |= _rivals(torch.cat(rivals), labels, fit_logistic(inputs, known))
         predicted = torch.cat([self.bank(self.features(batch)).cpu() for batch in train], dim=1)
         last = {name: value for _, metrics in self.history for name, value in metrics.items()}  # the last validation's
-        for spec, row in zip(self.bank.specs, predicted, strict=False):
+        for spec, row in zip(self.bank.specs, predicted, strict=True):
             self.divergences[spec.name] = {"train": binary_kl(row, known).item()}
             if (dev := last.get(f"dev/{spec.name}/kl")) is not None:
                 self.divergences[spec.name]["dev"] = dev
@@ -118,12 +118,9 @@ class HeadModule(CurveModule):
             self.log_dict({f"test/{name}/{metric}": value for metric, value in metrics.items()})
 
     def _measured(self, logits: Tensor, labels: Tensor) -> dict[str, float]:
-        """Return metrics of all read-outs, for logits (read-outs, n) and labels (2, n), see `_collect`."""
-        metrics: dict[str, float] = {}
-        for read_out, row in zip(self.bank.read_outs, logits, strict=True):
-            values = overlap_metrics(row, labels[1]) if read_out.overlap else prediction_metrics(row, labels[0])
-            metrics |= {f"{read_out.name}{name}": value for name, value in values.items()}
-        return metrics
+        """Return metrics of all heads, for logits (heads, n) and labels (n,)."""
+        rows = zip(self.bank.specs, logits, strict=True)
+        return {f"{spec.name}/{name}": value for spec, row in rows for name, value in prediction_metrics(row, labels).items()}
 
     def rival_features(self, batch: HeadBatch) -> Tensor:
         """Return (n, 3) the features of rules without a head, log d(y), max d and entropy, of drafted tokens."""
@@ -132,8 +129,8 @@ class HeadModule(CurveModule):
         return torch.stack(columns, dim=1)
 
     def _collect(self, batch: HeadBatch, logits: Tensor, more: Tensor) -> None:
-        """Keep logits (read-outs, n), labels (2, n) (acceptance probabilities and overlaps) and `more` until the epoch ends."""
-        self._collected.append((logits.cpu(), torch.stack([batch.label, batch.labels["overlap"]]).cpu(), more.cpu()))
+        """Keep logits (heads, n), the batch's labels (n,) and `more` until the epoch ends."""
+        self._collected.append((logits.cpu(), batch.label.cpu(), more.cpu()))
 
     def _gathered(self) -> tuple[Tensor, Tensor, list[Tensor]]:
         collected = self._collected
@@ -143,7 +140,7 @@ class HeadModule(CurveModule):
             collected = [batch for part in parts for batch in part]
         logits, labels, more = zip(*collected, strict=True)
         self._collected.clear()
-        return torch.cat(logits, dim=1), torch.cat(labels, dim=1), list(more)
+        return torch.cat(logits, dim=1), torch.cat(labels), list(more)
 
     def configure_optimizers(self) -> dict[str, Any]:
         return self.adamw(self.bank.parameters(), self.optimizer)

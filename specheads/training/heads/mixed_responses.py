@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from specheads.decoding.stopping import MAX_TOKENS
 from specheads.training.heads.settings import checked_share
 
-COLUMNS = ("prompt_ids", "response_ids", "draft_ids", "accept_prob", "overlap", "more_draft_ids", "more_accept_prob")
+COLUMNS = ("prompt_ids", "response_ids", "draft_ids", "accept_prob", "more_draft_ids", "more_accept_prob")
 MOST_KEPT = 10_000  # rows that stay in memory, about 10 KiB each: reading one takes longer than a step takes for it
 ROUND_COLUMNS = ("response_draft_logprob", "response_target_logprob")
 
@@ -99,11 +99,10 @@ class MixedResponses(Dataset):
         starts = np.arange(len(response))
         if self.in_rounds:
             starts = round_starts(row, np.random.default_rng([self.seed, epoch, number, 1]))
-        labels = {"sampled": accept_prob, "overlap": np.asarray(row["overlap"])}
         return {
             "tokens": np.concatenate([row["prompt_ids"], np.where(kept, response, drafted)]).astype(np.int64),
             "index": len(row["prompt_ids"]) + np.flatnonzero(predicted),
             "drafted": drafted[predicted].astype(np.int64),
             "start": len(row["prompt_ids"]) + starts[predicted],
-            "labels": {name: values[predicted].astype(np.float32) for name, values in labels.items()},
+            "label": accept_prob[predicted].astype(np.float32),
         }

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, model_validator
 
 from specheads.errors import UserError
-from specheads.heads.config import DEFAULT_INPUTS, KNOWN_INPUTS, HeadConfig, can_predict_overlap
+from specheads.heads.config import DEFAULT_INPUTS, KNOWN_INPUTS, HeadConfig
 from specheads.pair.pair import Pair
 from specheads.settings import (
     Count,
@@ -177,7 +177,6 @@ class HeadTraining(Training):
             width=values["head.width"],
             predicts=predicts,
             inputs=inputs,
-            overlap=can_predict_overlap(predicts, inputs),
             warp=asdict(self.warp),
             **of_pair,
         )

@@ -101,7 +101,7 @@ def test_a_bank_weights_each_heads_loss_by_its_own_weights(batch):
     logits, labels = batch
     specs = [HeadSpec(f"h{i}", HeadConfig(hidden_size=4, depth=0), weight) for i, weight in enumerate(WEIGHTS)]
     rows = torch.stack([logits + i for i in range(len(specs))])
-    sums, totals = HeadBank(specs, seed=0).losses(rows, {"sampled": labels})
+    sums, totals = HeadBank(specs, seed=0).losses(rows, labels)
     for i, weight in enumerate(WEIGHTS):
         expected = formula(logits + i, labels, weight)
         close(sums[i], expected[0])

@@ -12,7 +12,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from specheads.errors import UserError
 from specheads.heads.batch import collate
 from specheads.heads.head import HeadConfig, set_scale
-from specheads.heads.metrics import overlap_metrics, prediction_metrics
+from specheads.heads.metrics import prediction_metrics
 from specheads.training.curve_module import cosine_after_warmup
 from specheads.training.heads.bank import HeadBank, HeadSpec
 from specheads.training.heads.head_module import HeadModule
@@ -90,7 +90,7 @@ def predictions(module, data, split):
 
 def loss(module, data, split="train"):
     logits, labels = predictions(module, data, split)
-    sums, weights = module.bank.losses(logits, {"sampled": labels})
+    sums, weights = module.bank.losses(logits, labels)
     return (sums / weights).tolist()
 
 
@@ -190,7 +190,7 @@ def test_the_training_loss_is_divided_by_the_weights_of_its_batch(nano, rows, tm
     batch = next(iter(data.loader("train", shuffle=True)))
     features = fresh.features(batch)
     set_scale(head, head.assemble(fresh.features(next(iter(data.loader("train"))))))
-    sums, weights = fresh.bank.losses(fresh.bank(features), batch.labels)
+    sums, weights = fresh.bank.losses(fresh.bank(features), batch.label)
     assert fit.callback_metrics["train/head/loss"].item() == pytest.approx((sums / weights).item(), rel=1e-5)
 
 
@@ -210,7 +210,7 @@ def test_a_batch_without_labels_does_not_spoil_the_head(nano, rows, tmp_path):
 
 def in_float64(items):
     batch = collate(items)
-    return replace(batch, labels={name: values.double() for name, values in batch.labels.items()})
+    return replace(batch, label=batch.label.double())
 
 
 class Scaled(MixedPrecision):
@@ -247,7 +247,7 @@ def stepped(module, bank, data, steps, clip):
     logged = []
     for keys in steps:
         batch = in_float64([data.splits["train"][key] for key in keys])
-        sums, weights = bank.losses(bank(module.features(batch)), batch.labels)
+        sums, weights = bank.losses(bank(module.features(batch)), batch.label)
         bank.zero_grad()
         (sums / weights).sum().backward()
         if clip:
@@ -266,7 +266,7 @@ def test_a_step_of_several_batches_is_that_of_one_large_batch(nano64, rows, tmp_
     """Two heads of different weights; batches of different numbers of labels; the epoch's last step has fewer batches."""
     keys = EpochSampler(NUM_ROWS, 0, shuffle=True).keys(0)
     nothing = {row for _, row in keys[:2]} if empty else set()
-    columns = ("response_ids", "draft_ids", "accept_prob", "overlap")
+    columns = ("response_ids", "draft_ids", "accept_prob")
     rows = [row | {name: [] for name in columns} if i in nothing else row for i, row in enumerate(rows)]
     data = data_of(rows, predicts, 2, 0.5)
     data.collate = in_float64
@@ -351,23 +351,6 @@ def test_dev_metrics_are_those_of_all_dev_positions_together(nano, rows, tmp_pat
         expected |= {f"dev/{s.name}/{name}": value for name, value in prediction_metrics(row, labels).items()}
     actual = {name: value.item() for name, value in fit.callback_metrics.items() if name.startswith("dev/")}
     assert actual == pytest.approx(expected, rel=1e-5)
-
-
-def test_both_read_outs_have_their_losses_and_metrics(nano, rows, tmp_path):
-    specs = [spec(nano, name="one", depth=0, overlap=True), spec(nano, name="plain", depth=1)]
-    module, data = new_module(nano, *specs), data_of(rows, "next_token")
-    fit = trainer(tmp_path, max_epochs=2, log_every_n_steps=1)
-    fit.fit(module, data)
-    fit.test(module, data, verbose=False)
-    recorded = [point for _, point in module.history if "dev/one/overlap_kl" in point][-1]
-    for split, measured, prefix in (("dev", recorded, "dev/one/overlap_"), ("test", module.test_results["one"], "overlap_")):
-        batches = list(data.loader(split))
-        logits = torch.cat([module.bank.heads["one"].overlap_logit(module.features(batch)) for batch in batches])
-        expected = overlap_metrics(logits, torch.cat([batch.labels["overlap"] for batch in batches]))
-        assert {name: measured[f"{prefix}{name}"] for name in expected} == pytest.approx(expected, rel=1e-4)
-    assert module.test_results["one"].keys() - module.test_results["plain"].keys() == {f"overlap_{name}" for name in expected}
-    _, point = module.history[0]
-    assert {"train/one/loss", "train/one/overlap_loss", "train/plain/loss"} <= point.keys()
 
 
 @pytest.mark.parametrize("predicts", KINDS)

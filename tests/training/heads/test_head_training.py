@@ -30,11 +30,8 @@ def test_heads_are_trained_calibrated_and_exported(nano, data, tmp_path):
         head = specheads.load_head(trained.folder / name)
         assert head.config.calibration and head.config.train["num_prompts"] == 12
         assert head.config.train["dev_ece"] == trained.calibration_errors[name]
-        assert head.config.overlap and len(head.config.overlap_calibration["slope"]) == len(head.config.calibration["slope"])
-        assert head.config.overlap_calibration != head.config.calibration
-        assert {"raw", "cross_fitted", "overlap_raw", "overlap_cross_fitted"} == trained.calibration_errors[name].keys()
-        assert {"overlap_kl", "overlap_ece", "overlap_correlation", "auroc"} <= head.config.train["test"].keys()
-        assert "expected acceptance before sampling" in (trained.folder / name / "README.md").read_text()
+        assert trained.calibration_errors[name].keys() == {"raw", "cross_fitted"} and "auroc" in head.config.train["test"]
+        assert "the same, calibrated on one half" in (trained.folder / name / "README.md").read_text()
     assert json.loads((tmp_path / "run" / "test.json").read_text()).keys() == trained.test.keys()
 
 

@@ -33,7 +33,7 @@ def test_each_epoch_takes_the_next_sample(predicts):
         places = item["drafted"] % 1000
         assert set(item["drafted"] // 1000) == {2 + epoch % 3}
         expected = places / 50 if epoch % 3 == 0 else np.full(len(places), 0.1 * (epoch % 3))
-        np.testing.assert_allclose(item["labels"]["sampled"], expected, atol=1e-6)
+        np.testing.assert_allclose(item["label"], expected, atol=1e-6)
         if predicts == "input_token":  # what is mixed in is the draw that is asked about
             assert (item["tokens"][item["index"]] == item["drafted"]).all()
 

@@ -95,7 +95,7 @@ def test_a_bank_learns_what_its_heads_learn_alone():
         optimizer = torch.optim.AdamW(bank.parameters(), lr=1e-2)
         for _ in range(10):
             optimizer.zero_grad()
-            losses, weights = bank.losses(bank(features), {"sampled": labels})
+            losses, weights = bank.losses(bank(features), labels)
             (losses / weights).sum().backward()
             bank.clip_gradients(0.05)
             optimizer.step()
