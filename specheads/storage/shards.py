@@ -72,7 +72,7 @@ class ShardStore:
         damaged = [name for name in self.shards if not self.has(name)]
         if damaged:
             logger.warning("data: %s in %s is missing or damaged and will be made again", ", ".join(damaged), self.folder)
-        return self._declared_complete and not damaged
+        return self._declared_complete and bool(self.shards) and not damaged
 
     @contextlib.contextmanager
     def missing(self, names: Sequence[str]) -> Iterator[list[str]]:
