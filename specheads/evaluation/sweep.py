@@ -14,7 +14,7 @@ from specheads.decoding.records import DecodeStats, Generation
 from specheads.decoding.step_costs import RuleCosts, StepCosts
 from specheads.decoding.step_times import StepTimes
 from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate
-from specheads.evaluation.intervals import Groups, interval, numbered, resample_counts, sums
+from specheads.evaluation.intervals import Groups, numbered
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.settings import Evaluation
@@ -156,7 +156,6 @@ def response_seed(seed: int, number: int, repeat: int) -> int:
 
 
 LARGEST_SPREAD = 1.2  # mean over median of the target's steps
-LARGEST_HALF_WIDTH = 0.1  # half of a speed's 95 % interval, as a share of the speed
 FEWEST_GROUPS = 8  # an interval over fewer groups of prompts means nothing
 REMEDY = "live figures need a quiet machine"
 
@@ -168,7 +167,7 @@ def doubts_of(measured: Sequence[Measured], fit: CostFit, groups: Groups) -> Ite
         measured: the decoded settings; the target alone comes first.
         groups: the groups of prompts (files, where prompts come from files) that intervals are over.
     """
-    alone, num_groups, resamples = measured[0], len(set(numbered(groups))), resample_counts(groups)
+    alone, num_groups = measured[0], len(set(numbered(groups)))
     busy, more = "The machine was busy", "decode more (num_live_prompts=)"
     if alone.cores_taken > NOTABLE:
         yield f"{busy}: other processes took {alone.cores_taken:.1f} of its cores while it decoded; {REMEDY}."
@@ -180,11 +179,6 @@ def doubts_of(measured: Sequence[Measured], fit: CostFit, groups: Groups) -> Ite
         yield f"{busy}: no cost of a draft step could be told from these rounds; {REMEDY}."
     if num_groups < FEWEST_GROUPS:
         yield f"Only {num_groups} independent prompts were decoded, at least {FEWEST_GROUPS} are needed for intervals; {more}."
-    speeds = [(interval(sums(each.stats, resamples).tokens_per_second), each.setting.name) for each in measured]
-    width, widest = max(((speed.high - speed.low) / 2 / speed.value, name) for speed, name in speeds)
-    if width > LARGEST_HALF_WIDTH:
-        limit = f"and at most ±{LARGEST_HALF_WIDTH:.0%} is accepted; decode more prompts (num_live_prompts=), on a quiet machine"
-        yield f"The interval of the speed of {widest} is ±{width:.0%}, {limit}."
 
 
 def round_times(measured: Sequence[Measured]) -> tuple[RoundTimes, dict[str, bool]]:
@@ -224,7 +218,7 @@ def with_measured(
             sizes.
         shares: by the kind of a rule, what it adds to a draft step as a share of the step, where steps were timed.
         ends: times of steps, in place of those of rounds, at the low end of their range, in the middle, and at the high end;
-            they leave out a round's overhead.
+            of a round's overhead they have what its first draft step takes more than others.
     """
     times, kinds = round_times(measured)
     # Untimed rules are replayed under the sweep's verification, so what was decoded under another one says nothing of them.

@@ -5,7 +5,7 @@ through `LanguageModel`, so a head sees the same vector in both.
 """
 
 import logging
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,9 @@ from transformers import (
 
 from specheads.errors import UserError, is_out_of_memory
 from specheads.pair.config import ModelSource
+from specheads.pair.draft_vocabulary import SIZE, keep_tokens, kept_tokens, restore
 from specheads.pair.quantization import QUANTIZATIONS
-from specheads.pair.revisions import from_pretrained, resolve
+from specheads.pair.revisions import from_pretrained, resolve, without_warnings
 from specheads.pair.sampling import at_least_float32
 from specheads.pair.synthetic import is_synthetic, synthetic_config, synthetic_model, synthetic_tokenizer
 
@@ -40,8 +41,8 @@ class LanguageModel:
     """A causal language model as two steps: tokens -> hidden states (the tap) -> logits over the shared vocabulary.
 
     A model may be spread over devices; inputs and outputs are on the device of its input embedding. `temperature` divides its
-    logits wherever they are used, before any warp. Tokens that it does not know (`known`, (V,) bool; None: it knows all) have a
-    logit of minus infinity.
+    logits wherever they are used, before any warp. Tokens that it does not know (`known`, (V,) bool; None: it knows all), or that
+    its output lacks, have a logit of minus infinity.
     """
 
     explicit_masks = False  # whether forward passes must be given masks that say everything, padding and order included
@@ -93,12 +94,28 @@ class LanguageModel:
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits (..., V) of `hidden` (..., H), float32 or wider, without those of padded vocabulary entries."""
         hidden = hidden.to(self.output_embedding.weight.device)
-        logits = at_least_float32(self.output_embedding(hidden)[..., : self.vocab_size]).to(self.device)
+        logits = at_least_float32(self._of_tokens(self.output_embedding(hidden))).to(self.device)
         logits = logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
         return self._without_unknown(logits if self.temperature == 1 else logits / self.temperature)
 
+    def _of_tokens(self, output: Tensor) -> Tensor:
+        """Return the logits (..., V) of all tokens from those of the output's rows."""
+        kept = kept_tokens(self.model)
+        if kept is None:
+            return output[..., : self.vocab_size]
+        return output.new_full((*output.shape[:-1], self.vocab_size), -torch.inf).index_copy(-1, kept, output)
+
     def _without_unknown(self, logits: Tensor) -> Tensor:
         return logits if self.unknown is None else logits.masked_fill(self.unknown, -torch.inf)
+
+    @property
+    def lacking(self) -> Tensor | None:
+        """The tokens (V,) bool that it never proposes; None: there are none."""
+        kept = kept_tokens(self.model)
+        if kept is None:
+            return self.unknown
+        lacking = torch.ones(self.vocab_size, dtype=torch.bool, device=kept.device).index_fill(0, kept, False)
+        return lacking if self.unknown is None else lacking | self.unknown
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Return the input embeddings (..., E) of `tokens` (...)."""
@@ -108,9 +125,9 @@ class LanguageModel:
     def check(self) -> None:
         """Raise UserError unless `logits(hidden_states(x))` are the model's over the temperature; a scaled output differs."""
         tokens = torch.arange(4, device=self.device)[None] % self.vocab_size
-        expected = self.model(input_ids=tokens, use_cache=False).logits[..., : self.vocab_size].float() / self.temperature
+        expected = self.model(input_ids=tokens, use_cache=False).logits.float() / self.temperature
         scale = expected.abs().max().item()
-        expected = self._without_unknown(expected.to(self.device))
+        expected = self._without_unknown(self._of_tokens(expected).to(self.device))
         logits = self.logits(self.hidden_states(tokens, use_cache=False)).float().to(expected.device)
         if not torch.allclose(logits, expected, atol=1e-2 * scale, rtol=0, equal_nan=True):
             raise UserError(
@@ -161,6 +178,8 @@ def load_model(source: ModelSource) -> PreTrainedModel:
             raise UserError(f"quantization={quantization} is for models that are read from files; leave it out for {location}.")
         return _for_inference(synthetic_model(location, dtype, source.device))
     keys: dict[str, Any] = {"dtype": dtype, "trust_remote_code": source.trust_remote_code}
+    if is_reduced := getattr(_config_of(source), SIZE, None) is not None:
+        keys["ignore_mismatched_sizes"] = True  # of the output, which follows
     if source.device_map:
         keys["device_map"] = source.device_map
     elif quantization and torch.device(source.device).type != "cpu":
@@ -168,7 +187,8 @@ def load_model(source: ModelSource) -> PreTrainedModel:
     if quantization:
         keys["quantization_config"] = QUANTIZATIONS[quantization].make()
     try:
-        model = from_pretrained(AutoModelForCausalLM, location, source.revision, **keys)
+        with without_warnings() if is_reduced else nullcontext():
+            model = from_pretrained(AutoModelForCausalLM, location, source.revision, **keys)
     except RuntimeError as error:
         if quantization is None or is_out_of_memory(error):
             raise
@@ -176,6 +196,8 @@ def load_model(source: ModelSource) -> PreTrainedModel:
             f"{location} cannot be loaded in quantization={quantization} on this machine; int8 and fp8 need no special GPU. The "
             f"log has the reason of each weight: {str(error).splitlines()[0]}"
         ) from error
+    if is_reduced:
+        restore(model, location, source.revision)
     return _for_inference(model if "device_map" in keys else model.to(source.device))
 
 
@@ -189,6 +211,8 @@ def weightless_model(source: ModelSource) -> PreTrainedModel:
     with torch.device("meta"):
         dtype = config.dtype if dtype == "auto" else dtype
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=source.trust_remote_code)
+        if (size := getattr(config, SIZE, None)) is not None:
+            keep_tokens(model, torch.arange(size))
     with suppress(OSError, ValueError):  # a model without one keeps that of its config
         given = {"revision": source.revision} if source.revision else {}
         model.generation_config = GenerationConfig.from_pretrained(resolve(source.location), **given)

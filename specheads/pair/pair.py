@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specheads.errors import UserError
 from specheads.pair.config import INSTRUCTION, ModelSource, PairConfig, checked_dtype, pair_config
+from specheads.pair.draft_vocabulary import borrow_embedding, borrows_embedding, kept_tokens
 from specheads.pair.language_model import LanguageModel, load_model, load_tokenizer, weightless_model
 from specheads.pair.quantization import is_quantized
 from specheads.pair.revisions import draft_temperature, resolve, revision_of, set_draft_temperature
@@ -238,12 +239,16 @@ def _models(config: PairConfig, only_draft: bool, new_draft: NewDraft | None) ->
         _check_spread(getattr(target, "hf_device_map", {}), str(config.target))
     if new_draft:
         return new_draft.make(target).requires_grad_(False).eval(), target
+    if draft is not None and borrows_embedding(draft):
+        borrow_embedding(draft, target, source.location, source.revision)
     return draft, target
 
 
 def load_draft(location: str | Path, pair: Pair, dtype: str | torch.dtype = "auto") -> LanguageModel:
     """Return another draft for a pair, on its draft's device. Raises UserError if it cannot be loaded or does not fit."""
     model = load_model(ModelSource(location, dtype=checked_dtype(dtype), device=str(pair.draft_lm.device)))
+    if borrows_embedding(model):
+        borrow_embedding(model, pair.target)
     _check_vocabulary(replace(pair, draft=model))
     return LanguageModel(model, pair.vocab_size, draft_temperature(model.config))
 
@@ -274,9 +279,16 @@ def _check_spread(device_map: Mapping[str, Any], target_id: str) -> None:
 
 
 def _check_vocabulary(pair: Pair) -> None:
-    """Raise UserError unless both models have a logit for every token of the tokenizer."""
+    """Raise UserError unless both models have a logit for every token of the tokenizer, or a draft says which it has."""
     for role, model in (("draft", pair.draft), ("target", pair.target)):
-        size = model.get_output_embeddings().weight.shape[0]
+        size, kept = model.get_output_embeddings().weight.shape[0], kept_tokens(model)
+        if kept is not None and role == "draft":
+            if kept[-1] >= pair.vocab_size:
+                raise UserError(
+                    f"the draft has logits for token {kept[-1]}, but the tokenizer knows {pair.vocab_size} tokens; choose models "
+                    "with the same tokenizer."
+                )
+            continue
         if size < pair.vocab_size:
             raise UserError(
                 f"the {role} has {size} logits, but the tokenizer knows {pair.vocab_size} tokens; "

@@ -110,6 +110,17 @@ def without_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Silence transformers' warnings while the block runs: what it misses in a checkpoint is read elsewhere."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
 def draft_temperature(config: PreTrainedConfig) -> float:
     """Return the number that divides a draft's logits, and no target's: `draft_temperature` of its config, or else 1."""
     return float(getattr(config.get_text_config(), _DRAFT_TEMPERATURE, 1.0))

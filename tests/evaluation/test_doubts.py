@@ -84,12 +84,12 @@ def test_the_steps_of_the_target_alone_are_per_token():
     assert np.median(measured.pace) == pytest.approx(PASS, rel=0.02)
 
 
-def test_a_speed_that_is_hardly_known_is_named():
+def test_prompts_whose_speeds_differ_are_no_doubt():
+    """Intervals say it; it is no matter of the machine."""
     measured = sweep(0.0)
     slow = [replace(part, seconds=part.seconds * (1 + number % 2 * 3)) for number, part in enumerate(measured[2].stats)]
     measured[2] = replace(measured[2], stats=slow)
-    (reason,) = doubts_of(measured, fit_of(measured), NUM_PROMPTS)
-    assert "The interval of the speed of fixed K=2 is ±" in reason
+    assert not list(doubts_of(measured, fit_of(measured), NUM_PROMPTS))
 
 
 def test_prompts_of_few_files_are_a_doubt():

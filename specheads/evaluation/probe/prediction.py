@@ -43,10 +43,10 @@ MORE_OVERLAP = 0.1  # half of what distillation added to the overlap of nano's a
 def agreement(pair: Pair, recording: Recording, warp: Warp) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Return how far a pair agrees before each token of the responses of a recording, by response (N,).
 
-    Returns the overlaps of the two distributions, and the target's probability of tokens that the draft does not know.
+    Returns the overlaps of the two distributions, and the target's probability of tokens that the draft never proposes.
     """
-    overlaps, unknown, device, known = [], [], pair.draft_lm.device, pair.known_to_draft
-    is_unknown = (torch.zeros(pair.vocab_size, dtype=torch.bool) if known is None else ~known).to(device)
+    overlaps, unknown, device, lacking = [], [], pair.draft_lm.device, pair.draft_lm.lacking
+    is_unknown = torch.zeros(pair.vocab_size, dtype=torch.bool, device=device) if lacking is None else lacking
     for number, prompt in enumerate(recording.prompts):
         batch = ResponseBatch.of([np.array(prompt)], [np.array(recording.response(number))], device)
         probs = [warp(lm.logits(batch.states(lm))).to(device) for lm in (pair.draft_lm, pair.target_lm)]
@@ -134,7 +134,7 @@ def _cost_table(times: StepTimes, overheads: Overheads) -> CostTable:
 
 def best_length(half: RecordedSet, times: StepTimes) -> int:
     """Return the fixed length that is the fastest on some prompts, by the times of steps."""
-    rule = best_rules(half.recording, FIXED_LENGTHS, _cost_table(times, Overheads()))[FIXED]
+    rule = best_rules(half.recording, FIXED_LENGTHS, _cost_table(times, Overheads(times.costs.round_seconds)))[FIXED]
     return int(rule.parameters["num_tokens"])
 
 

@@ -155,7 +155,7 @@ class Probed:
     num_prompts: int
     num_tokens: int  # tokens of the responses
     overlap: Interval  # the expected acceptance of a drafted token
-    unknown: float | None  # the target's mean probability of tokens that the draft does not know; None: it knows all
+    unknown: float | None  # the target's mean probability of tokens that the draft never proposes; None: it may propose all
     survival: Sequence[float]  # the chance that at least 1, 2, ... tokens of a draft are accepted
     times: StepTimes
     live: LiveCheck
@@ -209,7 +209,7 @@ def probe(
         num_prompts=len(prompts),
         num_tokens=int(lengths.sum()),
         overlap=interval((resamples @ sums) / (resamples @ lengths)),
-        unknown=None if pair.known_to_draft is None else float(np.concatenate(unknown).mean()),
+        unknown=None if pair.draft_lm.lacking is None else float(np.concatenate(unknown).mean()),
         survival=survived.round(4).tolist(),
         times=times,
         live=live,

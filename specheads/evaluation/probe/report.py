@@ -34,7 +34,7 @@ def _measured(probed: Probed) -> list[tuple[str, str]]:
     heads = ", ".join(f"{width} wide {probed.times.share(f'{HEAD}{width}'):+.0%}" for width in widths)
     survived = " ".join(f"{share:.0%}" for share in probed.survival)
     speed = f"{live.tokens_per_second:,.0f} tokens/s, {live.speedup:.2f}x the target alone"
-    lost = [] if probed.unknown is None else [("probability of tokens that the draft does not know", f"{probed.unknown:.2%}")]
+    lost = [] if probed.unknown is None else [("probability of tokens that the draft never proposes", f"{probed.unknown:.2%}")]
     return [
         ("pair", probed.pair),
         ("prompts", f"{probed.num_prompts}, with responses of {probed.num_tokens:,} tokens"),

@@ -1,0 +1,150 @@
+"""A draft with an output over some of the tokens: which they are, in memory and in its folder, and embeddings of the target.
+
+Most of a small draft's bytes are its output embedding, whose rows for rare tokens are hardly ever used (FR-Spec, Zhao et al.
+2025). A token without a row has probability zero, so the draft never proposes it, and the output's distribution stays the
+target's. In a folder such a draft is as EAGLE-3's and speculators': `lm_head.weight` has the kept rows, and `d2t` what makes a
+token of a row's number, by addition. A draft without input embeddings, as theirs, takes the target's.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.utils import cached_file
+
+from specheads.errors import UserError
+from specheads.pair.revisions import resolve
+
+KEPT = "kept_tokens"  # a model's buffer: (V_kept,) long, ascending, the tokens of its output's rows
+OFFSETS, OUTPUT = "d2t", "lm_head.weight"  # tensors in a folder
+SIZE = "draft_vocab_size"  # a key of config.json
+_BORROWS = "borrows_embedding"  # an attribute of a model
+_WEIGHTS = "model.safetensors"
+
+
+def kept_tokens(model: nn.Module) -> Tensor | None:
+    """Return the tokens (V_kept,) long of a model's output, ascending; None: all."""
+    return getattr(model, KEPT, None)
+
+
+@torch.no_grad()
+def keep_tokens(model: PreTrainedModel, tokens: Tensor) -> None:
+    """Reduce a draft's output to the rows of some tokens, (n,) long, with weights of its own. Repeated calls reduce it further.
+
+    Raises:
+        UserError: the output has no row for some of them, or a quantized or biased one.
+    """
+    output: Any = model.get_output_embeddings()
+    if type(output) is not nn.Linear or output.bias is not None:
+        raise UserError(f"the output of {type(model).__name__} is a {type(output).__name__}, of which no rows can be taken.")
+    tokens, before = tokens.to(output.weight.device).unique(), kept_tokens(model)
+    rows = tokens if before is None else torch.searchsorted(before, tokens).clamp_max(len(before) - 1)
+    found = rows < len(output.weight) if before is None else before[rows] == tokens
+    if not found.all():
+        missing = tokens[~found].tolist()
+        raise UserError(f"the draft has no logits for {len(missing)} of the tokens to keep, for example {missing[0]}.")
+    _set_output(model, output.weight[rows].clone(), tokens)
+
+
+def _set_output(model: PreTrainedModel, weight: Tensor, tokens: Tensor) -> None:
+    with torch.device("meta"):
+        output = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    output.weight = nn.Parameter(weight, requires_grad=False)
+    model.config.get_text_config().tie_word_embeddings = model.config.tie_word_embeddings = False
+    model.set_output_embeddings(output)
+    setattr(model.config, SIZE, len(tokens))
+    model.register_buffer(KEPT, tokens, persistent=False)
+
+
+class _Checkpoint:
+    """The tensors of a model's folder or hub id, one by one; none where they are not in one safetensors file."""
+
+    def __init__(self, location: str | Path, revision: str | None) -> None:
+        given = {"revision": revision} if revision else {}
+        path = cached_file(resolve(location), _WEIGHTS, _raise_exceptions_for_missing_entries=False, **given)
+        self._file = None if path is None else safe_open(path, "pt")
+        self.names = frozenset(() if self._file is None else self._file.keys())
+
+    def __getitem__(self, name: str) -> Tensor:
+        assert self._file is not None
+        return self._file.get_tensor(name)
+
+
+def restore(model: PreTrainedModel, location: str | Path, revision: str | None) -> None:
+    """Give a model that transformers loaded from a folder with `draft_vocab_size` the output that is there.
+
+    Raises:
+        UserError: the tensors of such an output are missing or do not fit.
+    """
+    stored, size = _Checkpoint(location, revision), getattr(model.config, SIZE)
+    if missing := {OUTPUT, OFFSETS} - stored.names:
+        raise UserError(
+            f"{location} has {SIZE}={size} in its config, but no {' and '.join(sorted(missing))} in {_WEIGHTS}; such a draft is "
+            "stored as specheads distill, EAGLE-3 and speculators do."
+        )
+    weight, offsets = stored[OUTPUT], stored[OFFSETS].long()
+    tokens, order = (offsets + torch.arange(len(offsets))).sort()
+    embedding: Any = model.get_input_embeddings()
+    fits = len(tokens) == len(weight) == len(tokens.unique()) and tokens[0] >= 0 and tokens[-1] < len(embedding.weight)
+    if not fits or weight.shape[1:] != embedding.weight.shape[1:]:
+        raise UserError(
+            f"{location}: {OUTPUT} {tuple(weight.shape)} and {OFFSETS} {tuple(offsets.shape)} do not fit; expected a row for "
+            f"each of {len(offsets)} different tokens from 0 to {len(embedding.weight) - 1}."
+        )
+    _set_output(model, weight[order].to(embedding.weight), tokens.to(embedding.weight.device))
+    setattr(model, _BORROWS, _embedding_name(model) not in stored.names)
+
+
+def stored_as(model: PreTrainedModel, weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return `weights` of a draft as they are stored: in `dtype`, with kept tokens, and without embeddings of the target."""
+    kept, stored = kept_tokens(model), {name: weight.to(dtype) for name, weight in weights.items()}
+    if kept is not None:
+        stored[OFFSETS] = (kept - torch.arange(len(kept), device=kept.device)).cpu()
+    if borrows_embedding(model):
+        del stored[_embedding_name(model)]
+    return stored
+
+
+# --- embeddings of the target
+
+
+def borrows_embedding(draft: nn.Module) -> bool:
+    """Whether a draft's input embeddings are its target's: they are not trained, and not stored with it."""
+    return getattr(draft, _BORROWS, False)
+
+
+def _embedding_name(model: PreTrainedModel) -> str:
+    embedding = model.get_input_embeddings()
+    return next(f"{name}.weight" for name, module in model.named_modules() if module is embedding)
+
+
+def borrow_embedding(
+    draft: PreTrainedModel, target: PreTrainedModel, location: str | Path = "", revision: str | None = None
+) -> None:
+    """Give a draft the target's input embeddings, in the same memory where type and device are the same.
+
+    Args:
+        location, revision: of the target, from which they are read where it has no weights.
+
+    Raises:
+        UserError: embeddings of another size, or none that can be read.
+    """
+    mine: Any = draft.get_input_embeddings()
+    theirs: Any = target.get_input_embeddings()
+    weight = theirs.weight.detach()
+    if weight.shape != mine.weight.shape:
+        raise UserError(
+            f"the draft is stored without input embeddings, to use its target's, but those are {tuple(weight.shape)}, and it "
+            f"needs {tuple(mine.weight.shape)}; use it with the target that it was distilled for."
+        )
+    if weight.is_meta:
+        stored, name = _Checkpoint(location, revision), _embedding_name(target)
+        if name not in stored.names:
+            raise UserError(f"the draft uses its target's input embeddings, but {location} has no {name} in {_WEIGHTS}.")
+        weight = stored[name]
+    mine.weight = nn.Parameter(weight.to(mine.weight), requires_grad=False)
+    setattr(draft, _BORROWS, True)

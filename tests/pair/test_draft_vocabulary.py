@@ -1,0 +1,156 @@
+"""Drafts with an output over some tokens: their logits, their folders, and that the output stays the target's."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from fakes import tiny_pair
+from safetensors.torch import load_file, save_file
+from statistics_helper import chi_square_p_value
+
+from specheads import SpeculativeDecoder, UserError, Warp, load_pair
+from specheads.decoding.stopping import FixedLength
+from specheads.decoding.verification import BlockVerification, TokenVerification
+from specheads.pair.draft_vocabulary import borrow_embedding, borrows_embedding, keep_tokens, kept_tokens, stored_as
+from specheads.pair.language_model import LanguageModel
+from specheads.pair.pair import load_draft
+from specheads.training.distill.distill_loss import forward_kl
+from specheads.training.distill.initial_draft import TargetLayers
+
+TOKENS = torch.arange(5, 25)[None]
+KEPT = torch.tensor([0, 1, 7, 30, 31, 500, 2047])
+
+
+def reduced(pair, tokens=KEPT):
+    keep_tokens(pair.draft, tokens)
+    return replace(pair)
+
+
+def logits_of(lm, tokens=TOKENS):
+    return lm.logits(lm.hidden_states(tokens))
+
+
+def saved(pair, folder, dtype=torch.float32, **changes):
+    """Write a pair's reduced draft as a folder, with some tensors changed; None: left out."""
+    pair.draft.save_pretrained(folder, state_dict=stored_as(pair.draft, pair.draft.state_dict(), dtype))
+    tensors = {**load_file(folder / "model.safetensors"), **changes}
+    save_file({name: each for name, each in tensors.items() if each is not None}, folder / "model.safetensors")
+    pair.tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def pair():
+    return load_pair("nano", dtype="float32")
+
+
+def test_kept_tokens_have_the_same_logits_and_the_others_none(pair):
+    whole, logits = logits_of(pair.draft_lm), logits_of(reduced(pair).draft_lm)
+    assert torch.equal(logits[..., KEPT], whole[..., KEPT]) and kept_tokens(pair.draft).tolist() == KEPT.tolist()
+    lacking = torch.ones(2048, dtype=torch.bool).index_fill(0, KEPT, False)
+    assert (logits[..., lacking] == -torch.inf).all()
+    lm = replace(pair).draft_lm
+    assert torch.equal(lm.lacking, lacking) and pair.target_lm.lacking is None
+    lm.check()
+
+
+def test_order_and_repetitions_of_kept_tokens_do_not_matter(pair):
+    keep_tokens(pair.draft, torch.tensor([31, 7, 0, 7]))
+    first = logits_of(LanguageModel(pair.draft, 2048))
+    keep_tokens(pair.draft, torch.tensor([7, 31]))
+    second = logits_of(LanguageModel(pair.draft, 2048))
+    assert torch.equal(first[..., [7, 31]], second[..., [7, 31]]) and (second[..., 0] == -torch.inf).all()
+    with pytest.raises(UserError, match="no logits for 2 of the tokens to keep, for example 8"):
+        keep_tokens(pair.draft, torch.tensor([7, 8, 9]))
+
+
+def test_the_gradient_reaches_the_kept_rows_alone(pair):
+    lm = reduced(pair).draft_lm
+    hidden = torch.randn(3, lm.hidden_size, generator=torch.Generator().manual_seed(0))
+    lm.output_embedding.requires_grad_(True)
+    log_probs = lm.logits(hidden).log_softmax(-1)
+    forward_kl(torch.full_like(log_probs, 1 / 2048).log(), log_probs).sum().backward()
+    short = (hidden @ lm.output_embedding.weight.detach().T).requires_grad_(True)
+    (-(short.log_softmax(-1)) / 2048).sum().backward()
+    torch.testing.assert_close(lm.output_embedding.weight.grad, short.grad.T @ hidden)
+
+
+def test_a_folder_brings_the_same_draft_back(pair, tmp_path):
+    folder = saved(reduced(pair), tmp_path / "draft")
+    again = load_pair("nano", draft=folder, dtype="float32")
+    assert torch.equal(logits_of(again.draft_lm), logits_of(replace(pair).draft_lm))
+    assert torch.equal(logits_of(load_draft(folder, pair, "float32")), logits_of(replace(pair).draft_lm))
+    assert not borrows_embedding(again.draft) and json.loads((folder / "config.json").read_text())["draft_vocab_size"] == 7
+
+
+def test_a_folder_of_others_may_have_its_rows_in_any_order_and_no_embeddings(tmp_path):
+    pair = load_pair("nano", dtype="float32", new_draft=TargetLayers(1))
+    lm, order = reduced(pair).draft_lm, torch.tensor([3, 0, 6, 1, 2, 5, 4])
+    changes = {"lm_head.weight": lm.output_embedding.weight[order].contiguous(), "d2t": KEPT[order] - torch.arange(7)}
+    folder = saved(pair, tmp_path / "draft", **changes, **{"model.embed_tokens.weight": None})
+    again = load_pair("nano", draft=folder, dtype="float32")
+    theirs, mine = again.target_lm.input_embedding.weight, again.draft_lm.input_embedding.weight
+    assert mine.data_ptr() == theirs.data_ptr() and borrows_embedding(again.draft)
+    borrow_embedding(pair.draft, pair.target)
+    assert torch.equal(logits_of(again.draft_lm), logits_of(replace(pair).draft_lm))
+    alone = load_pair("nano", draft=folder, dtype="float32", only_draft=True)
+    assert torch.equal(logits_of(alone.draft_lm), logits_of(again.draft_lm))
+    stored = stored_as(again.draft, again.draft.state_dict(), torch.bfloat16)
+    assert "model.embed_tokens.weight" not in stored and stored["lm_head.weight"].dtype == torch.bfloat16
+    assert stored["d2t"].tolist() == (KEPT - torch.arange(7)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"d2t": None}, "has draft_vocab_size=7 in its config, but no d2t in model.safetensors"),
+        ({"d2t": torch.zeros(6, dtype=torch.long)}, "do not fit; expected a row for each of 6 different tokens from 0 to 2047"),
+        ({"d2t": -torch.arange(7)}, "do not fit"),
+        ({"d2t": torch.full((7,), 2042)}, "do not fit"),
+        ({"lm_head.weight": torch.zeros(7, 3)}, "do not fit"),
+    ],
+)
+def test_a_damaged_folder_is_refused(pair, tmp_path, changes, message):
+    folder = saved(reduced(pair), tmp_path / "draft", **changes)
+    with pytest.raises(UserError, match=message):
+        load_pair("nano", draft=folder, dtype="float32")
+
+
+def test_embeddings_of_another_size_are_refused(pair, tmp_path):
+    folder = saved(reduced(pair), tmp_path / "draft", **{"model.embed_tokens.weight": None})
+    with pytest.raises(UserError, match=r"those are \(2048, 256\), and it needs \(2048, 160\); use it with the target"):
+        load_pair("nano", draft=folder)
+
+
+@pytest.mark.parametrize("engine", ["eager", "compiled"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_greedy_decoding_says_what_the_target_says(pair, engine, rows):
+    decoder = SpeculativeDecoder(reduced(pair, torch.arange(0, 2048, 3)), stopping=FixedLength(4), warp=Warp(0.0), engine=engine)
+    prompts = [pair.encode(text) for text in ("import os\n", "def f(x):\n", "x = [1, 2,")]
+    if rows == 1:
+        outs = [decoder.generate(prompt, 40) for prompt in prompts]
+    else:
+        outs = [out for _, out in sorted(decoder.generate_batch(prompts, rows, 40), key=lambda each: each[0])]
+    for prompt, out in zip(prompts, outs, strict=True):
+        given = {"attention_mask": torch.ones_like(prompt[None]), "max_new_tokens": 40, "do_sample": False}
+        assert out.tokens.tolist() == pair.target.generate(prompt[None], **given)[0, len(prompt) :].tolist()
+        assert {token % 3 for done in out.rounds for token in done.tokens[: done.num_accepted]} <= {0}
+    assert sum(done.num_accepted for out in outs for done in out.rounds) > 0
+
+
+@pytest.mark.parametrize("verification", [TokenVerification(), BlockVerification()], ids=lambda rule: rule.name)
+def test_samples_follow_the_targets_distribution(verification):
+    """Two tokens after each of many prompts, by a chi-square test with a false alarm in a million."""
+    pair = reduced(tiny_pair(vocab_size=5), torch.tensor([1, 3, 4]))
+    decoder = SpeculativeDecoder(pair, stopping=FixedLength(2), warp=Warp(1.0), verification=verification, engine="eager")
+    prompt, counts = torch.tensor([1, 3]), torch.zeros(25, dtype=torch.float64)
+    for seed in range(600):
+        first, second = decoder.generate(prompt, 2, seed=seed, stop_tokens=()).tokens.tolist()
+        counts[5 * first + second] += 1
+    with torch.no_grad():
+        first = pair.target(prompt[None]).logits[0, -1].double().softmax(-1)
+        texts = torch.tensor([[1, 3, token] for token in range(5)])
+        pairs = first[:, None] * pair.target(texts).logits[:, -1].double().softmax(-1)
+    lacking = counts.view(5, 5)[[0, 2]].sum() + counts.view(5, 5)[[1, 3, 4]][:, [0, 2]].sum()
+    assert lacking > 50 and chi_square_p_value(counts, pairs.flatten()) > 1e-6
