@@ -114,11 +114,8 @@ def _print_heads(trained: "TrainedHeads") -> None:
     _print_table(["on held-out prompts", *_METRICS.values()], rows)
     if left_out := len(trained.names) - len(names):
         print(f"the {len(names)} heads of the lowest KL; {left_out:,} more are in {trained.folder.parent}/test.json")
-    rows = []
-    for name in names if trained.calibration_errors else ():
-        errors = trained.calibration_errors[name]
-        rows.append([name, *(f"{errors[key]:.3f}" for key in ("raw", "cross_fitted"))])
-    if rows:
+    if errors := trained.calibration_errors:
+        rows = [[name, *(f"{errors[name][key]:.3f}" for key in ("raw", "cross_fitted"))] for name in names]
         _print_table(["in rounds on dev prompts", "ECE", "calibrated"], rows)
         print("calibrated: fitted on one half of the prompts, measured on the other")
     print(f"\n{'head' if len(trained.names) == 1 else 'heads'}: {trained.folder}")

@@ -123,11 +123,6 @@ class DecodeStats:
         return self.num_drafted / self.num_target_calls
 
     @property
-    def graph_success(self) -> float:
-        """The share of rounds in which a copied token was accepted (GSD, section 4)."""
-        return self.num_copy_rounds / self.num_target_calls
-
-    @property
     def decode_seconds(self) -> float:
         """The seconds of all rounds, without the reading of prompts."""
         return self.seconds - self.prefill_seconds

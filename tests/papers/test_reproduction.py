@@ -107,7 +107,8 @@ def test_metrics_are_those_of_the_counts():
     assert {values[name][0] for name in ("tokens_per_round",)} == {total.block_efficiency}
     assert values["acceptance_rate"][0] == total.acceptance_rate and values["discard_rate"][0] == total.discard_rate
     assert values["verification_rate"][0] == total.verification_rate and values["drafted_per_round"][0] == total.drafted_per_round
-    assert values["copied_rounds"][0] == total.graph_success and values["tokens_per_second"][0] == total.tokens_per_second
+    assert values["copied_rounds"][0] == total.num_copy_rounds / total.num_target_calls
+    assert values["tokens_per_second"][0] == total.tokens_per_second
     assert values["perplexity"] == pytest.approx([np.e, np.e]) and values["tokens_per_round"][1] == 10 / 3
     assert values["tokens_per_draft_step"][0] == 16 / (16 + 4 * 5)
     assert samples(tally([6], [2]), "acceptance_rate", np.ones((1, 1))) is None

@@ -35,7 +35,7 @@ METRICS = {
     "perplexity": _Metric("perplexity", "nats", "num_tokens", exponential=True),
     "discard_rate": _Metric("discard rate", "num_discarded", "num_tokens"),
     "verification_rate": _Metric("verification rate", "num_target_calls", "num_tokens"),
-    "copied_rounds": _Metric("rounds with a copy", "num_copy_rounds", "num_target_calls"),
+    "copied_rounds": _Metric("rounds with a copy", "num_copy_rounds", "num_target_calls"),  # GSD, section 4
     "tokens_per_draft_step": _Metric("tokens per draft step", "num_tokens", "steps"),
     "joules_per_token": _Metric("joules per token", "joules", "num_tokens", timed=True),
     "tokens_per_second": _Metric("tokens per second", "num_tokens", "decode_seconds", timed=True),
