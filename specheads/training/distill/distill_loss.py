@@ -15,8 +15,9 @@ Divergence = Callable[[Tensor, Tensor], Tensor]
 
 
 def forward_kl(target: Tensor, draft: Tensor) -> Tensor:
-    """Return KL(t || d) = sum t log(t / d)."""
-    return torch.where(target > -torch.inf, target.exp() * (target - draft), 0.0).sum(dim=-1)
+    """Return KL(t || d) = sum t log(t / d), without the tokens that the draft lacks, for which no weight could do anything."""
+    both = (target > -torch.inf) & (draft > -torch.inf)
+    return torch.where(both, target.exp() * (target - draft).masked_fill(~both, 0), 0.0).sum(dim=-1)
 
 
 def _total_variation(target: Tensor, draft: Tensor) -> Tensor:

@@ -8,11 +8,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from specheads.errors import UserError
 from specheads.interrupts import deferred
+from specheads.pair.draft_vocabulary import borrow_embedding, borrows_embedding, keep_tokens, stored_as
 from specheads.pair.language_model import short_name
 from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.padding import SLICE_ELEMENTS
@@ -21,7 +23,7 @@ from specheads.pair.quantization import is_quantized
 from specheads.pair.revisions import draft_temperature, without_bars
 from specheads.prompts.prompt import GeneratedData
 from specheads.settings import shown
-from specheads.storage.files import space_of, write_json
+from specheads.storage.files import amount, space_of, write_json
 from specheads.training.distill.distill_module import DistillModule, shards_weights
 from specheads.training.distill.draft_quality import draft_quality, with_fitted_temperature
 from specheads.training.distill.memory import BYTES_PER_WEIGHT, check_trainable
@@ -91,10 +93,11 @@ def distill(
         _needs(pair, train, settings, data.limits.max_new_tokens, trainer, run),
     )
     logger.info("measuring the draft before training")
+    measured = settings.warp, settings.loader.batch_size
+    before = draft_quality(pair, splits["test"], *measured)
+    pair = _reduced(pair, train, splits["dev"], settings)
     module = DistillModule(pair, settings, data.limits)
-    before, module.before = (
-        draft_quality(pair, splits[name], settings.warp, settings.loader.batch_size) for name in ("test", "dev")
-    )
+    module.before = draft_quality(pair, splits["dev"], *measured)
     prepare(pair.draft, settings.gradient_checkpointing)
     batches = ResumableData(splits, **settings.loader.values(), seed=settings.seed, collate=list)
     with deferred() as checkpoints.request, fast_products(settings.trainer.precision, device.type):
@@ -106,13 +109,50 @@ def distill(
         states = trainer.strategy.lightning_module_state_dict()  # gathered from all processes
     if not trainer.is_global_zero:
         return DistilledDraft(run / "draft")  # the first process of a distributed run writes for all
-    weights = {name.removeprefix("draft."): weight.to(dtype) for name, weight in states.items() if name.startswith("draft.")}
+    weights = {name.removeprefix("draft."): weight for name, weight in states.items() if name.startswith("draft.")}
     description = draft_provenance(pair, settings, data.folder, len(train))
     description |= {"steps": trainer.global_step, "seconds": round(checkpoints.seconds, 1), "test": {"before": before}}
     after = _export(pair, weights, dtype, run / "draft", description, splits, settings)
     for each in trainer.loggers:
         each.log_metrics({f"test/{name}": value for name, value in after.items()}, trainer.global_step)
     return DistilledDraft(run / "draft", before, after)
+
+
+def _reduced(pair: Pair, train: Samples, dev: Samples, settings: Distillation) -> Pair:
+    """Return the pair whose draft's output has the tokens that `settings.draft_vocabulary` asks for, and says what that leaves.
+
+    Raises:
+        UserError: there are no responses to count tokens in.
+    """
+    if settings.draft_vocabulary is None:
+        return pair
+
+    def counts(samples: Samples) -> np.ndarray:
+        responses = [response for rows in samples.answers.values() for row in rows for response in row]
+        return np.bincount(np.concatenate([np.zeros(0, np.int64), *responses]), minlength=pair.vocab_size)
+
+    occurring = counts(train)
+    if not occurring.any():
+        raise UserError(
+            f"draft_vocabulary={settings.draft_vocabulary} keeps the most frequent tokens of responses, of which samples="
+            f"{settings.samples} has none before training; add a share of target or text."
+        )
+    occurring[list(pair.stop_tokens)] = occurring.sum()
+    kept = np.argsort(-occurring, kind="stable")[: settings.draft_vocabulary]
+    before = sum(weight.numel() for weight in pair.draft.parameters())
+    keep_tokens(pair.draft, torch.from_numpy(kept))
+    if settings.embedding == "target":
+        borrow_embedding(pair.draft, pair.target)
+    in_dev = counts(dev)
+    logger.info(
+        "the draft's output keeps %d of %d tokens, which are %.1f %% of those of dev responses: %s parameters in place of %s",
+        len(kept),
+        pair.vocab_size,
+        100 * in_dev[kept].sum() / max(1, in_dev.sum()),
+        amount(sum(weight.numel() for weight in pair.draft.parameters()), "billion", "million"),
+        amount(before, "billion", "million"),
+    )
+    return replace(pair)  # its draft in two steps has the new output
 
 
 def _needs(pair: Pair, train: Samples, settings: Distillation, most: int, trainer: "Trainer", run: Path) -> str:
@@ -152,6 +192,8 @@ def prepare(draft: PreTrainedModel, gradient_checkpointing: bool = False) -> Non
     Half-precision weights would round small steps away. Dropout would depend on a random state that no checkpoint holds.
     """
     draft.to(torch.promote_types(draft.dtype, torch.float32)).requires_grad_(True).train()
+    if borrows_embedding(draft):
+        draft.get_input_embeddings().requires_grad_(False)
     for module in draft.modules():
         for name in DROPOUT:
             if isinstance(getattr(module, name, None), float):
@@ -210,21 +252,24 @@ def _export(
     splits: Mapping[str, Samples],
     settings: Distillation,
 ) -> dict[str, float]:
-    """Write the pair's draft, with `weights` in `dtype`, as a folder; return its quality on test prompts.
+    """Write the pair's draft, with `weights`, as a folder; return its quality on test prompts in `dtype`.
 
     It has the best temperature on dev prompts. `description` is for `distill.json`; its entry "test" has the quality before
     training.
     """
+    auto = torch.bfloat16 if dtype == torch.float32 else dtype
+    stored = auto if settings.stored_dtype == "auto" else getattr(torch, settings.stored_dtype)
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     with without_bars():
-        pair.draft.save_pretrained(temporary, state_dict=weights)
-    pair.draft.config.dtype = dtype  # save_pretrained has set it to that of the weights in training
+        pair.draft.save_pretrained(temporary, state_dict=stored_as(pair.draft, weights, stored))
+    pair.draft.config.dtype = stored  # save_pretrained has set it to that of the weights in training
     pair.draft.config.save_pretrained(temporary)
     pair.tokenizer.save_pretrained(temporary)
     measured = settings.warp, settings.loader.batch_size
     exported = replace(pair, draft=load_draft(temporary, pair, dtype).model)
     after = draft_quality(with_fitted_temperature(exported, splits["dev"], *measured), splits["test"], *measured)
+    exported.draft.config.dtype = stored  # it was measured in another
     exported.draft.config.save_pretrained(temporary)
     description |= {"temperature": draft_temperature(exported.draft.config), "test": {**description["test"], "after": after}}
     write_json(temporary / "distill.json", description)
@@ -240,7 +285,7 @@ def draft_provenance(pair: Pair, settings: Distillation, data: Path, num_prompts
         "name": pair.name,
         "draft": {"id": pair.draft_id, "revision": pair.draft_revision},
         "target": {"id": pair.target_id, "revision": pair.target_revision},
-        "init": {"layers": settings.init_layers},
+        "init": {"layers": settings.init_layers, "vocabulary": settings.draft_vocabulary, "embedding": settings.embedding},
         "loss": {"divergence": settings.divergence},
         "samples": {"samples": settings.samples, "shares": settings.shares, "refresh_every": settings.refresh_every},
         "optimizer": settings.optimizer.for_width(pair.draft_lm.hidden_size).values(),

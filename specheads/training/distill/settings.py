@@ -71,6 +71,21 @@ class Distillation(Training):
         None,
         "the target's layers that the draft begins with, [0,3,5], or how many, spread evenly; null: it begins as it is",
     )
+    draft_vocabulary: PositiveCount | None = setting(
+        None,
+        "how many tokens the draft's output keeps: the most frequent ones of the responses to train prompts, and those that end "
+        "one; the draft never proposes the others; null: all",
+    )
+    embedding: Literal["own", "target"] = setting(
+        "own",
+        "the draft's input embeddings: its own, or target: those of the target, which are not trained and not stored; needs "
+        "draft_vocabulary",
+    )
+    stored_dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
+        "auto",
+        "the type of the weights in the new draft's folder; auto: bfloat16 for a draft in float32, else its own",
+        decides=False,
+    )
     divergence: Literal["total_variation", "forward_kl"] = setting(
         "total_variation",
         "the divergence of the draft's distribution from the target's, for each token: total_variation (the probability of a "
@@ -112,10 +127,15 @@ class Distillation(Training):
         return None if self.init_layers is None else TargetLayers(self.init_layers)
 
     @model_validator(mode="after")
-    def check_samples(self) -> "Distillation":
-        """Refuse samples whose shares are all zero."""
+    def check_values(self) -> "Distillation":
+        """Refuse samples whose shares are all zero, and embeddings that cannot be left out."""
         if isinstance(self.samples, dict) and not sum(self.samples.values()) > 0:
             raise UserError(f"samples={self.samples}: all shares are 0; give for example 'samples={{target: 1, on_policy: 1}}'.")
+        if self.embedding == "target" and self.draft_vocabulary is None:
+            raise UserError(
+                "embedding=target stores no input embeddings, and a draft whose output has all tokens may share them; give for "
+                "example draft_vocabulary=16384."
+            )
         return self
 
     def cache_key(self, width: int) -> dict[str, Any]:

@@ -2,11 +2,14 @@
 
 import json
 import logging
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 import torch
+from datasets import Dataset
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
+from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, OPTConfig, OPTForCausalLM
 
 import specheads
@@ -14,6 +17,7 @@ from specheads import Distillation, UserError, Warp, load_pair
 from specheads.commands.compose import command_config, settings_of
 from specheads.commands.train import _responses_of, distill_draft, train_head
 from specheads.evaluation.head_folders import find_heads
+from specheads.pair.draft_vocabulary import borrows_embedding, kept_tokens
 from specheads.prompts import sources
 from specheads.training.distill.distillation import check_strategy, prepare
 from specheads.training.distill.draft_quality import draft_quality
@@ -71,9 +75,9 @@ def test_a_draft_becomes_an_ordinary_folder(cfg, tmp_path, samples, capsys):
         p.name for p in folder.iterdir()
     }
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    assert tokenizer.get_vocab() == pair.tokenizer.get_vocab() and model.dtype == torch.float32
+    assert tokenizer.get_vocab() == pair.tokenizer.get_vocab() and model.dtype == torch.bfloat16
     trained = pair.draft.state_dict()
-    assert all(torch.equal(weight, trained[name].float()) for name, weight in model.state_dict().items())
+    assert all(torch.equal(weight, trained[name].bfloat16()) for name, weight in model.state_dict().items())
     assert any(not torch.equal(weight, initial[name]) for name, weight in model.state_dict().items())
     again = load_pair("nano", draft=str(folder))
     assert again.draft_revision != pair.draft_revision and again.draft_id == str(folder)
@@ -116,7 +120,7 @@ def test_a_draft_may_begin_as_layers_of_the_target(cfg, layers, num_layers):
 @pytest.mark.parametrize(
     "words",
     [
-        ["gradient_checkpointing=true"],
+        ["gradient_checkpointing=true", "stored_dtype=float32"],
         ["trainer.precision=bf16-mixed"],
         pytest.param(["model.dtype=bfloat16", "trainer.precision=bf16-mixed"], marks=pytest.mark.full),
         pytest.param(["model.dtype=bfloat16"], marks=pytest.mark.full),
@@ -131,8 +135,30 @@ def test_other_settings_train_too(cfg, words):
     quality = description_of(folder)["test"]
     # Of 48 tokens, which are others in every version of Python; a draft that has forgotten everything loses 0.5.
     assert quality["after"]["overlap"] > quality["before"]["overlap"] - 0.25
-    wanted = torch.bfloat16 if "model.dtype=bfloat16" in words else torch.float32
+    wanted = torch.float32 if "stored_dtype=float32" in words else torch.bfloat16
     assert AutoModelForCausalLM.from_pretrained(folder, dtype="auto").dtype == wanted
+
+
+@pytest.mark.parametrize("embedding", ["own", "target"])
+def test_a_draft_keeps_the_tokens_that_the_target_says_most(cfg, embedding, caplog):
+    caplog.set_level(logging.INFO)
+    words = ["init_layers=1", "draft_vocabulary=60", f"embedding={embedding}", "model.draft=null"]
+    folder = distill_draft.run(cfg(*words)).folder
+    with safe_open(folder / "model.safetensors", "pt") as stored:
+        assert ("model.embed_tokens.weight" in set(stored.keys())) == (embedding == "own")
+        assert stored.get_tensor("lm_head.weight").shape == (60, 256)
+    pair = load_pair("nano", draft=str(folder))
+    kept, answers = set(kept_tokens(pair.draft).tolist()), Counter()
+    for file in folder.parents[1].glob("data/*/train-*.parquet"):
+        answers.update(token for response in Dataset.from_parquet(str(file))["response_ids"] for token in response)
+    assert pair.stop_tokens <= kept and {token for token, _ in answers.most_common(40)} <= kept
+    assert borrows_embedding(pair.draft) == (embedding == "target")
+    assert "the draft's output keeps 60 of 2048 tokens, which are " in caplog.text
+    quality = description_of(folder)["test"]
+    assert 0 < quality["after"]["overlap"] < 1 and description_of(folder)["init"]["vocabulary"] == 60
+    words = ["draft_vocabulary=50", "trainer.max_epochs=1", f"model.draft={folder}", f"paths.run={folder.parents[1]}/again"]
+    again = distill_draft.run(cfg(*words)).folder
+    assert len(kept_tokens(load_pair("nano", draft=str(again)).draft)) == 50
 
 
 def test_gradient_checkpointing_changes_no_number(cfg, monkeypatch):
