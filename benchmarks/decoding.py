@@ -1,7 +1,7 @@
 """How fast is decoding next to the peers: transformers, llama.cpp and vLLM, on the same weights?
 
     python benchmarks/decoding.py [--model nano] [--dtype float32] [--head outputs/head/<date_time>/heads/<name>]
-        [--llama-bin FOLDER] [--vllm-python PYTHON] [--at-once 1 4 16] [--prompts 8] [--repeats 5]
+        [--vllm-python PYTHON] [--at-once 1 4 16] [--prompts 8] [--repeats 5]
     python benchmarks/decoding.py --model synthetic-21m --rate 0.8
 
 Each peer is a process of its own, or several, with the same number of threads. One process runs at a time, all others stand
@@ -15,7 +15,6 @@ get it. The steps of which decoding consists are timed by steps.py.
 """
 
 import argparse
-import shutil
 import statistics
 import sys
 import tempfile
@@ -137,7 +136,6 @@ def _parsed_arguments() -> Namespace:
     parser.add_argument("--rate", type=float, help="accept drafted tokens at this rate: timing without text")
     parser.add_argument("--engine", default="auto", help="of this decoder")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of every process")
-    parser.add_argument("--llama-bin", help="the folder of llama-server; default: that of PATH")
     parser.add_argument("--vllm-python", default=sys.executable, help="an interpreter with vLLM")
     parser.add_argument("--vllm-eager", action="store_true", help="do not compile vLLM's models")
     parser.add_argument("--window", type=int, default=1024, help="positions that peers have memory for")
@@ -166,7 +164,7 @@ def _all_peers(pair: Pair, given: Namespace, greedy: bool, folder: Path) -> _Pee
     _add_local(peers, setup | {"model": given.model, "pair_keys": _pair_keys(given), "engine": given.engine, "rate": given.rate})
     if given.device == "cpu" and given.rate is None:
         setup |= {"dtype": str(pair.target.dtype).removeprefix("torch."), "window": min(pair.window, given.window)}
-        _add_llama(peers, pair, setup, given, folder)
+        _add_llama(peers, pair, setup, folder)
         _add_vllm(peers, pair, setup | {"requests": max(given.at_once), "eager": given.vllm_eager}, given, folder)
     return peers
 
@@ -200,22 +198,18 @@ def _assistant(tokens: int, schedule: str = "constant", confidence: float = 0.0)
     return dict(zip(names, (tokens, schedule, confidence), strict=True))
 
 
-def _add_llama(peers: _Peers, pair: Pair, setup: Mapping[str, Any], given: Namespace, folder: Path) -> None:
+def _add_llama(peers: _Peers, pair: Pair, setup: Mapping[str, Any], folder: Path) -> None:
     """Add llama.cpp's server with and without a draft model."""
     if reason := obstacle(pair.target) or obstacle(pair.draft):
         peers.left_out.append(f"llama.cpp is left out: {pair.name} has a model that cannot be written as GGUF: {reason}.")
         return
-    binary = shutil.which("llama-server", path=given.llama_bin)
-    if not (binary and can_import(sys.executable, "gguf")):
-        peers.left_out.append(
-            "llama.cpp is left out: build llama-server (docs/measurements/speed.md), name its folder by --llama-bin, and "
-            'pip install "specheads[bench]", which brings gguf.'
-        )
+    if not (can_import(sys.executable, "xllamacpp") and can_import(sys.executable, "gguf")):
+        peers.left_out.append('llama.cpp is left out: pip install "specheads[bench]", which brings its wheel and gguf.')
         return
     files = {"file": folder / "target.gguf", "draft_file": folder / "draft.gguf"}
     for model, path in zip((pair.target, pair.draft), files.values(), strict=True):
         write_gguf(model, path)
-    setup = {**setup, **{name: str(path) for name, path in files.items()}, "binary": str(Path(binary).resolve())}
+    setup = {**setup, **{name: str(path) for name, path in files.items()}}
     _add_by_length(peers, "llama.cpp", PeerCommand(sys.executable, "llama_worker.py", setup), LENGTHS)
 
 

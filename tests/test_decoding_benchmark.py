@@ -1,6 +1,5 @@
 """The benchmark of decoding: the file for llama.cpp holds the model, and its processes decode as this project does."""
 
-import shutil
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -75,16 +74,17 @@ def yarn():
 
 def arguments(**values):
     given = {"model": "nano", "dtype": None, "device": "cpu", "head": None, "rate": None, "engine": "eager"}
-    given |= {"threads": 1, "window": 256, "at_once": [1], "llama_bin": "/nowhere", "vllm_python": "no-python"}
+    given |= {"threads": 1, "window": 256, "at_once": [1], "vllm_python": "no-python"}
     return Namespace(**given | {"vllm_eager": False} | values)
 
 
-def test_missing_peers_are_left_out_with_a_line(nano, tmp_path):
+def test_missing_peers_are_left_out_with_a_line(nano, tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmarks.decoding.can_import", lambda python, package: False)
     made = _all_peers(nano, arguments(), True, tmp_path)
     assert set(made.commands) == {"transformers", "this decoder"} and list(tmp_path.iterdir()) == []
     left_out = "\n".join(made.left_out)
     assert "vLLM is left out" in left_out and "the head is left out" in left_out
-    assert "--llama-bin" in left_out
+    assert 'llama.cpp is left out: pip install "specheads[bench]"' in left_out
 
 
 def test_every_setting_of_vllm_is_a_process_of_its_own_with_its_options(nano, tmp_path, monkeypatch):
@@ -128,10 +128,9 @@ def test_processes_decode_as_this_project_and_stand_still_between(nano, prompts)
 
 
 def test_llama_cpp_decodes_as_this_project(nano, prompts, tmp_path):
-    if not shutil.which("llama-server"):
-        pytest.skip("needs llama-server on the PATH")
     pytest.importorskip("gguf")
-    made = _all_peers(nano, arguments(llama_bin=None), True, tmp_path)
+    pytest.importorskip("xllamacpp")
+    made = _all_peers(nano, arguments(), True, tmp_path)
     request = {"options": {}, "prompts": [prompts[0]], "seeds": [0], "length": 24}
     with Workers(made.commands) as workers:
         names = ("llama.cpp, alone", "llama.cpp, draft model, K=3")

@@ -1,24 +1,18 @@
-"""llama.cpp's server, alone or with a draft model, for `benchmarks/decoding.py`. Needs the standard library and the binary.
+"""llama.cpp's server, alone or with a draft model, for `benchmarks/decoding.py`. Needs xllamacpp, a wheel of llama.cpp.
 
-Its seconds are those that the server reports for reading the prompt and for the response, without HTTP. A draft's length is fixed
-when the server starts, so each length is a process.
+Its seconds are those that the server reports for reading the prompt and for the response. A draft's length is fixed when the
+server starts, so each length is a process.
 """
 
-import atexit
-import http.client
-import json
 import re
-import socket
-import subprocess
-import tempfile
-import time
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Any
 
+import xllamacpp
 from processes import Answer, Generate, serve
 
-CACHE_TYPES = {"float32": "f32", "bfloat16": "bf16"}
-WAIT = 120  # seconds for the server to load
+CACHE_TYPES = {"float32": "GGML_TYPE_F32", "bfloat16": "GGML_TYPE_BF16"}
 SAMPLERS = {
     True: {"samplers": ["top_k"], "top_k": 1},
     False: {"samplers": ["top_k", "temperature"], "top_k": 50, "temperature": 1.0},
@@ -27,54 +21,30 @@ SAMPLERS = {
 
 def _make(setup: Mapping[str, Any]) -> tuple[Mapping[str, str], Generate]:
     """Start a server and return its build and what asks it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    threads, cache = str(setup["threads"]), CACHE_TYPES[setup["dtype"]]
-    command = [setup["binary"], "-m", setup["file"], "-c", str(setup["window"]), "-np", "1", "--port", str(port)]
-    command += ["-t", threads, "-tb", threads, "-ctk", cache, "-ctv", cache, "--cache-ram", "0"]
+    params, cache = xllamacpp.CommonParams(), getattr(xllamacpp.ggml_type, CACHE_TYPES[setup["dtype"]])
+    params.model.path, params.n_ctx, params.n_parallel, params.cache_ram_mib = setup["file"], setup["window"], 1, 0
+    drafting, types = params.speculative.draft, xllamacpp.llama_flash_attn_type
+    for part in (params, drafting):
+        part.cache_type_k = part.cache_type_v = cache
+        part.cpuparams.n_threads = part.cpuparams_batch.n_threads = setup["threads"]
     # On a CPU flash attention computes in half precision: it moves nano's logits by 0.015, all else in float32 by 0.00001.
-    command += ["-fa", "off" if setup["dtype"] == "float32" else "auto"]
+    attention = "DISABLED" if setup["dtype"] == "float32" else "AUTO"
+    params.flash_attn_type = getattr(types, f"LLAMA_FLASH_ATTN_TYPE_{attention}")
     if setup["drafted"]:
-        command += ["-md", setup["draft_file"], "--spec-type", "draft-simple", "--spec-draft-n-max", str(setup["drafted"])]
-        command += ["-td", threads, "-tbd", threads, "-ctkd", cache, "-ctvd", cache]
-    log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the server
-    process = subprocess.Popen(command, stdout=log, stderr=log)
-    atexit.register(process.terminate)
-    connection = http.client.HTTPConnection("127.0.0.1", port)
-    if not _is_ready(process, connection):
-        log.seek(0)
-        raise RuntimeError(f"llama-server did not start:\n{log.read()[-2000:]}")
+        drafting.mparams.path, drafting.n_max = setup["draft_file"], setup["drafted"]
+        params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
+    server = xllamacpp.Server(params)
 
     def generate(options: object, prompts: list[list[int]], length: int, seeds: list[int]) -> Answer:
-        body = {"prompt": prompts[0], "n_predict": length, "seed": seeds[0], "cache_prompt": False, "return_tokens": True}
-        body |= SAMPLERS[setup["greedy"]]
-        connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
-        answer = json.loads(connection.getresponse().read())
+        body = {"prompt": prompts[0], "max_tokens": length, "seed": seeds[0], "cache_prompt": False}
+        answer = server.handle_completions(body | SAMPLERS[setup["greedy"]])
         if "timings" not in answer:
-            raise RuntimeError(f"llama-server answered {answer}")
-        timings = answer["timings"]
-        return {"responses": [answer["tokens"]], "seconds": (timings["prompt_ms"] + timings["predicted_ms"]) / 1e3}
+            raise RuntimeError(f"llama.cpp answered {answer}")
+        timings, text = answer["timings"], answer["choices"][0]["text"]
+        tokens = [int(number) for number in re.findall(r"t(\d+)", text)]  # as write_gguf calls them
+        return {"responses": [tokens], "seconds": (timings["prompt_ms"] + timings["predicted_ms"]) / 1e3}
 
-    shown = subprocess.run([setup["binary"], "--version"], capture_output=True, text=True, check=True)
-    build = re.search(r"version: (.+)", shown.stderr + shown.stdout)
-    return {"llama-server": build[1] if build else "unknown"}, generate
-
-
-def _is_ready(process: subprocess.Popen, connection: http.client.HTTPConnection) -> bool:
-    """Return True when the server has loaded its models, False if it ends before or takes too long."""
-    end = time.monotonic() + WAIT
-    while time.monotonic() < end and process.poll() is None:
-        try:
-            connection.request("GET", "/health")
-            response = connection.getresponse()
-            response.read()
-            if response.status == 200:
-                return True
-        except OSError:
-            connection.close()
-        time.sleep(0.1)
-    return False
+    return {"xllamacpp": version("xllamacpp")}, generate
 
 
 if __name__ == "__main__":
