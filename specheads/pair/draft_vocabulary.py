@@ -122,6 +122,17 @@ def _embedding_name(model: PreTrainedModel) -> str:
     return next(f"{name}.weight" for name, module in model.named_modules() if module is embedding)
 
 
+def check_embedding(draft: PreTrainedModel, target: PreTrainedModel) -> None:
+    """Raise UserError for a draft whose input embeddings have another size than its target's."""
+    mine: Any = draft.get_input_embeddings()
+    theirs: Any = target.get_input_embeddings()
+    if theirs.weight.shape != mine.weight.shape:
+        raise UserError(
+            f"the draft uses its target's input embeddings, but those are {tuple(theirs.weight.shape)}, and it needs "
+            f"{tuple(mine.weight.shape)}; use the target that it was distilled for, or distil it with embedding=own."
+        )
+
+
 def borrow_embedding(
     draft: PreTrainedModel, target: PreTrainedModel, location: str | Path = "", revision: str | None = None
 ) -> None:
@@ -133,14 +144,10 @@ def borrow_embedding(
     Raises:
         UserError: embeddings of another size, or none that can be read.
     """
+    check_embedding(draft, target)
     mine: Any = draft.get_input_embeddings()
     theirs: Any = target.get_input_embeddings()
     weight = theirs.weight.detach()
-    if weight.shape != mine.weight.shape:
-        raise UserError(
-            f"the draft is stored without input embeddings, to use its target's, but those are {tuple(weight.shape)}, and it "
-            f"needs {tuple(mine.weight.shape)}; use it with the target that it was distilled for."
-        )
     if weight.is_meta:
         stored, name = _Checkpoint(location, revision), _embedding_name(target)
         if name not in stored.names:

@@ -403,6 +403,10 @@ def test_mistakes_are_named(nano, prompts, simple, tmp_path):
         ValueError, match="the draft has 2048 logits and the target 7, so transformers assumes different tokenizers"
     ):
         assist(unlike, nano.draft, simple)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nano.draft.config, "draft_vocab_size", 7, raising=False)
+        with pytest.raises(ValueError, match="has an output over some tokens, whose numbers transformers takes for tokens"):
+            assist(nano.target, nano.draft, simple)
     with pytest.raises(UserError, match=r"there is no head folder"):
         assist(nano.target, nano.draft, tmp_path / "nothing")
     nano.draft.save_pretrained(tmp_path / "changed")

@@ -119,7 +119,7 @@ def test_a_damaged_folder_is_refused(pair, tmp_path, changes, message):
 
 def test_embeddings_of_another_size_are_refused(pair, tmp_path):
     folder = saved(reduced(pair), tmp_path / "draft", **{"model.embed_tokens.weight": None})
-    with pytest.raises(UserError, match=r"those are \(2048, 256\), and it needs \(2048, 160\); use it with the target"):
+    with pytest.raises(UserError, match=r"those are \(2048, 256\), and it needs \(2048, 160\); use the target that"):
         load_pair("nano", draft=folder)
 
 

@@ -32,7 +32,7 @@ _Build = Callable[[Iterator[Tensor]], Any]
 
 
 class NativeCall(Protocol):
-    """A compiled function with some of its tensors bound; see `StepOperations.native_call`."""
+    """A compiled function with some of its tensors bound; see `StepOperations.native`."""
 
     def __call__(self, given: list[Tensor]) -> list[Tensor]:
         """Return the results for the tensors that are not bound, in order."""

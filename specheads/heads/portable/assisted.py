@@ -245,6 +245,11 @@ def _check(target: PreTrainedModel, draft: PreTrainedModel, head: StandaloneHead
             f"{type(target).__name__} of this transformers has no {REPLACED}, which a head replaces; use transformers 5.17 to "
             "5.23."
         )
+    if getattr(draft.config, "draft_vocab_size", None) is not None:
+        raise ValueError(
+            f"the draft {draft.name_or_path} has an output over some tokens, whose numbers transformers takes for tokens; "
+            "decode with specheads, or use a draft with all tokens."
+        )
     of_draft, of_target = (model.config.get_text_config().vocab_size for model in (draft, target))
     if of_draft != of_target:
         raise ValueError(

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from specheads.errors import UserError
 from specheads.interrupts import deferred
-from specheads.pair.draft_vocabulary import borrow_embedding, borrows_embedding, keep_tokens, stored_as
+from specheads.pair.draft_vocabulary import borrow_embedding, borrows_embedding, check_embedding, keep_tokens, stored_as
 from specheads.pair.language_model import short_name
 from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.padding import SLICE_ELEMENTS
@@ -73,6 +73,8 @@ def distill(
     run = Path(run)
     _check_initial_draft(settings, pair)
     check_trainable(is_quantized(pair.draft), pair.draft_id)
+    if settings.embedding == "target":  # before responses are made, which takes longest
+        check_embedding(pair.draft, pair.target)
     settings = _with_precision(settings, pair)
     device, dtype = pair.draft_lm.device, pair.draft.dtype
     trainer, checkpoints = new_trainer(settings, run, loggers, device.type, _provenance(settings, pair))

@@ -161,6 +161,12 @@ def test_a_draft_keeps_the_tokens_that_the_target_says_most(cfg, embedding, capl
     assert len(kept_tokens(load_pair("nano", draft=str(again)).draft)) == 50
 
 
+def test_embeddings_of_another_size_are_refused_before_responses_are_made(cfg, tmp_path):
+    with pytest.raises(UserError, match=r"those are \(2048, 256\), and it needs \(2048, 160\)"):
+        distill_draft.run(cfg("draft_vocabulary=60", "embedding=target"))
+    assert not list(tmp_path.glob("data/*"))
+
+
 def test_gradient_checkpointing_changes_no_number(cfg, monkeypatch):
     words = ["trainer.max_epochs=1", "samples=text"]
     folders, calls, original = [], [], torch.utils.checkpoint.checkpoint
