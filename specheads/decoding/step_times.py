@@ -256,12 +256,9 @@ def counted_ratios(pair: Pair) -> tuple[float, float]:
 def counted_share(head: AcceptanceHead, draft: LanguageModel) -> float:
     """Return the cost of a head as a share of a draft step: the larger of its shares of multiply-adds and of bytes of weights.
 
-    Attention over earlier tokens, launches, and a read-out of the expected acceptance, which no rule computes, are left out; all
-    experts of a mixture count as used.
+    Attention over earlier tokens and launches are left out; all experts of a mixture count as used.
     """
-    unused = set() if head.overlap is None else set(head.overlap.parameters())
-    computed = [weight for weight in head.parameters() if weight not in unused]
-    (head_count, head_bytes), (draft_count, draft_bytes) = _size(computed), _size(_step_weights(draft))
+    (head_count, head_bytes), (draft_count, draft_bytes) = _size(head.parameters()), _size(_step_weights(draft))
     return max(head_count / draft_count, head_bytes / draft_bytes)
 
 

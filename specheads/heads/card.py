@@ -37,7 +37,6 @@ def properties(config: HeadConfig) -> dict[str, str]:
         "target": _model(config.target),
         "predicts": f"{config.predicts}, from {', '.join(config.inputs)}",
         "shape": f"{config.input_size} inputs, width {config.width}, {config.depth} residual blocks",
-        "second read-out": "the expected acceptance of the next token before it is sampled" if config.overlap else "none",
         "labels": f"{config.label}, under {warp or 'a warp that is not named'}",
         "trained on": "not known" if prompts is None else f"{prompts:,} prompts, {responses or prompts:,} responses",
         "calibrated": "no" if config.calibration is None else f"by {len(config.calibration['slope'])} indices in the round",

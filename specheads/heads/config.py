@@ -1,15 +1,15 @@
 """The config of a head: everything that decides what it computes and for which models; a head folder's config.json."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from specheads.errors import UserError, is_count, is_number
 from specheads.heads.calibration import IndexCalibration
-from specheads.heads.features import FEATURES, before_sampling, input_size, reads_target
+from specheads.heads.features import FEATURES, input_size, reads_target
 
 FORMAT_VERSION = 2
-RENAMED_KEYS = {"judges": "predicts"}  # format 1 -> format 2
+SECOND_READ_OUT = ("overlap", "overlap_calibration")  # keys of earlier heads that no rule read
 DEFAULT_INPUTS = {"input_token": ("hidden",), "next_token": ("hidden", "embedding", "draft_prob", "max_prob", "entropy")}
 KNOWN_INPUTS = {kind: tuple(name for name, feature in FEATURES.items() if kind in feature.heads) for kind in DEFAULT_INPUTS}
 # A look-ahead head is projected down to an eighth of the draft's width, within these bounds: it runs in every draft step, and
@@ -40,9 +40,7 @@ class HeadConfig:
     warp: Mapping[str, float] = field(default_factory=dict)
     draft: Mapping[str, str] = field(default_factory=dict)
     target: Mapping[str, str] = field(default_factory=dict)
-    overlap: bool = False  # whether it predicts the expected acceptance of the next token too, before that is sampled
     calibration: Mapping[str, Any] | None = None  # IndexCalibration's; stopping rules apply it, the head returns raw logits
-    overlap_calibration: Mapping[str, Any] | None = None  # the same for the logits of the expected acceptance
     recommended: Mapping[str, Any] | None = None
     train: Mapping[str, Any] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
@@ -56,11 +54,6 @@ class HeadConfig:
         if unknown := [name for name in inputs if name not in known]:
             raise UserError(
                 f"head.inputs names {unknown[0]!r}; a head with predicts={self.predicts} can read {', '.join(known)}."
-            )
-        if self.overlap and not can_predict_overlap(self.predicts, inputs):
-            raise UserError(
-                f"overlap=true, but a head with predicts={self.predicts} that reads {', '.join(inputs)} knows nothing of the "
-                "next token before it is sampled; use predicts=next_token and an input such as hidden, or overlap=false."
             )
         if reads_target(inputs) and self.target_size is None:
             raise UserError("target_size=null must be a positive integer, because the head reads the target's hidden state.")
@@ -79,12 +72,12 @@ class HeadConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str) -> "HeadConfig":
-        """Read the content of a config.json of format 1 or 2.
+        """Read the content of a config.json.
 
         No key names a file: whatever a config says, a head is read from the files of its folder.
 
         Raises:
-            UserError: a newer format, keys that are unknown or missing, values that are not allowed; the message begins with
+            UserError: another format, keys that are unknown or missing, values that are not allowed; the message begins with
                 `where`.
         """
         if not isinstance(values, Mapping):
@@ -93,23 +86,19 @@ class HeadConfig:
             raise UserError(
                 f"{where} belongs to a model, not to a head; give the folder of a head, which specheads train exports."
             )
-        version = values.get("format_version")
-        if version == 1:
-            values = {RENAMED_KEYS.get(key, key): value for key, value in values.items()}
-        elif version != FORMAT_VERSION:
+        if (version := values.get("format_version")) != FORMAT_VERSION:
             raise UserError(
-                f"{where} has head format {version!r}; this version reads 1 to {FORMAT_VERSION}. Update specheads or export the "
-                "head again."
+                f"{where} has head format {version!r}; this version reads {FORMAT_VERSION}. Update specheads or train it again."
             )
+        values = {key: value for key, value in values.items() if key not in SECOND_READ_OUT}
         known = {f.name for f in fields(cls)}
         if unknown := sorted(values.keys() - known):
             raise UserError(f"{where} has the unknown key {unknown[0]!r}; it was not written by this version of specheads.")
         if missing := sorted({"hidden_size", "depth", "predicts", "inputs", "width"} - values.keys()):
             raise UserError(f"{where} lacks the key {missing[0]!r}; export the head again.")
-        for name in ("calibration", "overlap_calibration"):
-            IndexCalibration.from_dict(values.get(name), where)
+        IndexCalibration.from_dict(values.get("calibration"), where)
         try:
-            return cls(**{**values, "format_version": FORMAT_VERSION})
+            return cls(**values)
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
 
@@ -151,15 +140,9 @@ _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(("draft", "target"), ("a set of texts", _is_set_of(_or_none(_is_text)))),
     "inputs": ("a list of features", lambda value: isinstance(value, list | tuple) and all(map(_is_text, value))),
     "warp": ("a set of numbers", _is_set_of(is_number)),
-    "overlap": ("true or false", lambda value: isinstance(value, bool)),
     "recommended": ("a set of numbers and texts, or null", _or_none(_is_set_of(lambda each: is_number(each) or _is_text(each)))),
     "train": (
         "a set of values, with counts of prompts and numbers in test and dev_ece",
         lambda train: isinstance(train, Mapping) and all(_or_none(holds)(train.get(name)) for name, holds in _TRAIN.items()),
     ),
 }
-
-
-def can_predict_overlap(predicts: str, inputs: Sequence[str]) -> bool:
-    """Whether a head of this kind reads something from which the expected acceptance of the next token can be predicted."""
-    return predicts == "next_token" and bool(before_sampling([name for name in inputs if name in FEATURES]))

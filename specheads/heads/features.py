@@ -142,17 +142,6 @@ def input_size(inputs: Sequence[str], sizes: Mapping[str, Any]) -> int:
     return sum(1 if (key := FEATURES[name].size) is None else sizes[key] for name in inputs)
 
 
-def before_sampling(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the features among `names` that are known before the token is sampled: they are the same for all tokens."""
-    return tuple(name for name in names if not FEATURES[name].of_token)
-
-
-def columns_of(names: Collection[str], inputs: Sequence[str], sizes: Mapping[str, Any]) -> list[int]:
-    """Return where the values of the features `names` are among those of all `inputs`; for `sizes` see `input_size`."""
-    owners = [name for name in inputs for _ in range(input_size([name], sizes))]
-    return [place for place, name in enumerate(owners) if name in names]
-
-
 def reads_logits(names: Collection[str]) -> bool:
     """Whether one of these features is computed from the draft's logits."""
     return any(FEATURES[name].reads_logits for name in names)

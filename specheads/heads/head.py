@@ -3,7 +3,6 @@
 There are two kinds. With `predicts=input_token` (SpecDec++) the head reads the draft's state after y_i and predicts the
 acceptance of y_i, one forward pass of the draft after y_i was sampled. With `predicts=next_token` (look-ahead) it reads the state
 that y_i was sampled from, y_i's embedding and the draft's certainty, and predicts the acceptance of y_i before that forward pass.
-A look-ahead head may have a second read-out, which predicts the expected acceptance of y_i before y_i is sampled.
 """
 
 import copy
@@ -20,7 +19,7 @@ from specheads.errors import UserError
 from specheads.heads.config import HeadConfig
 from specheads.heads.features import reads_target
 from specheads.heads.head_folder import HeadFiles, read_files, write_files
-from specheads.heads.portable.network import HeadNetwork, load_tensors
+from specheads.heads.portable.network import Network, load_tensors
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import active
@@ -31,7 +30,7 @@ NUM_GOLDEN = 32  # golden inputs that are kept
 LEAST_SPREAD = 1e-6  # logits with a smaller standard deviation count as constant
 
 
-class AcceptanceHead(HeadNetwork, PyTorchModelHubMixin):
+class AcceptanceHead(Network, PyTorchModelHubMixin):
     """A network that knows its config. It computes in float32 (SpecDec++, section 3.2).
 
     `save_pretrained`, `from_pretrained` and `push_to_hub` are huggingface_hub's; they use the folder of `specheads.save_head`.
@@ -46,9 +45,6 @@ class AcceptanceHead(HeadNetwork, PyTorchModelHubMixin):
 
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:
         return active().head_logits(self, features)
-
-    def overlap_logit(self, features: Mapping[str, Tensor]) -> Tensor:
-        return active().head_logits(self._overlap(), features)
 
     def _save_pretrained(self, save_directory: Path) -> None:
         save_head(self, save_directory)
@@ -78,7 +74,7 @@ class AcceptanceHead(HeadNetwork, PyTorchModelHubMixin):
                 f"{where}/golden.safetensors: inputs have shape {tuple(inputs.shape)} for {tuple(logits.shape)} logits of a head "
                 f"that reads {self.config.input_size} numbers; the files are damaged, export the head again."
             )
-        if (difference := self.deviation(inputs, golden)) is not None:
+        if (difference := self.deviation(inputs, logits)) is not None:
             raise UserError(
                 f"{where}: outputs differ from the golden vectors by {difference:.3g}; the files are damaged, export the head "
                 "again."
@@ -143,8 +139,6 @@ def save_head(head: AcceptanceHead, folder: Path, golden_inputs: Tensor | None =
     inputs = (same.random_inputs(NUM_GOLDEN) if inputs is None else inputs)[:NUM_GOLDEN].float().cpu().contiguous()
     with torch.no_grad():
         golden = {"inputs": inputs, "logits": same.score(inputs)}
-        if head.config.overlap:
-            golden["overlap_logits"] = same.overlap_score(inputs)
     return write_files(folder, HeadFiles(head.config, same.state_dict(), golden, head.train_prompts))
 
 

@@ -85,11 +85,10 @@ def read_files(location: str | Path, hub: Mapping[str, Any]) -> HeadFiles:
         return HeadFiles(config, tensors, None, None, folder)
     config = HeadConfig.from_dict(values, str(folder / "config.json"))
     tensors, golden = (_read_tensors(folder / name) for name in ("model.safetensors", "golden.safetensors"))
-    expected = ["inputs", "logits", *(["overlap_logits"] if config.overlap else [])]
-    if sorted(golden) != expected:
+    golden.pop("overlap_logits", None)  # of heads of earlier versions
+    if sorted(golden) != ["inputs", "logits"]:
         raise UserError(
-            f"{folder}/golden.safetensors holds {', '.join(sorted(golden))}, expected {' and '.join(expected)}; export the head "
-            "again."
+            f"{folder}/golden.safetensors holds {', '.join(sorted(golden))}, expected inputs and logits; export the head again."
         )
     prompts = folder / train_prompts.FILE
     learned = TrainPrompts.from_tensors(_read_tensors(prompts), str(prompts)) if prompts.exists() else None

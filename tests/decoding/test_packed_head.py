@@ -23,9 +23,9 @@ CONFIGS = {
 }
 
 
-def random_head(config, dtype, overlap=False):
+def random_head(config, dtype):
     torch.manual_seed(0)
-    head = AcceptanceHead(HeadConfig(**config, overlap=overlap)).requires_grad_(False)
+    head = AcceptanceHead(HeadConfig(**config)).requires_grad_(False)
     for tensor in (*head.parameters(), *head.buffers()):
         tensor.normal_(std=0.2)
     return head.to(dtype)
@@ -61,18 +61,6 @@ def test_the_logits_of_a_head(name, dtype, threads):
             torch.testing.assert_close(actual.double(), expected, atol=near, rtol=near)
     finally:
         torch.set_num_threads(before)
-
-
-def test_both_networks_of_a_head_and_no_map_of_them_twice():
-    head = random_head(CONFIGS["default"], torch.float64, overlap=True)
-    plain, packed = (packed_model(tiny_pair().draft_lm, others) for others in ([], [head]))
-    assert len(packed.copies) == len(plain.copies) + 2
-    features = features_of(head, 4)
-    expected = head(features), head.overlap_logit(features)
-    with computing_with(CpuOperations(packed.networks)):
-        actual = head(features), head.overlap_logit(features)
-    for ours, theirs in zip(actual, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
 
 
 def learns(head):

@@ -39,7 +39,7 @@ def measured_rows(monkeypatch):
 def call(small_pair, tmp_path, measured_rows):
     """A function that evaluates a head, or none, with some settings."""
     torch.manual_seed(0)
-    config = HeadConfig(small_pair.draft_lm.hidden_size, 0, overlap=True)
+    config = HeadConfig(small_pair.draft_lm.hidden_size, 0)
     head = AcceptanceHead(config).eval().requires_grad_(False)
     torch.nn.init.normal_(head.readout.weight)
 

@@ -7,7 +7,7 @@ from fakes import needs_compiler, tiny_pair
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, stopping
 from specheads.heads.batch import HeadBatch, head_features
 from specheads.heads.config import DEFAULT_INPUTS, KNOWN_INPUTS
-from specheads.heads.features import FEATURES, RECORDED, ROUND_INPUTS, before_sampling, columns_of, drafting_features, input_size
+from specheads.heads.features import FEATURES, RECORDED, ROUND_INPUTS, drafting_features, input_size
 
 DISTRIBUTION = ("draft_prob", "max_prob", "entropy", "second_prob")
 
@@ -71,23 +71,6 @@ def test_the_table_names_what_every_kind_of_head_may_read():
         assert not (feature.of_token and "input_token" in feature.heads), name
 
 
-def test_what_is_known_before_a_token_is_sampled_is_the_same_for_all_tokens():
-    assert before_sampling(KNOWN_INPUTS["next_token"]) == (
-        *("hidden", "max_prob", "entropy", "second_prob", "index", "target_hidden"),
-    )
-    logits, hidden = torch.randn(50), torch.randn(7)
-    names = [name for name in before_sampling(KNOWN_INPUTS["next_token"]) if not FEATURES[name].of_round]
-    each = [drafting_features(names, logits, torch.tensor(token), hidden) for token in range(50)]
-    for name in names:
-        assert all(torch.equal(features[name], each[0][name]) for features in each), name
-
-
-def test_columns_are_the_places_of_features_among_all_inputs():
-    inputs, sizes = ("embedding", "max_prob", "hidden", "draft_prob"), {"hidden_size": 2, "embedding_size": 3}
-    assert columns_of(("hidden", "max_prob"), inputs, sizes) == [3, 4, 5]
-    assert columns_of(inputs, inputs, sizes) == list(range(input_size(inputs, sizes)))
-
-
 def test_the_size_of_an_input_is_the_sum_of_its_features():
     sizes = {"hidden_size": 7, "embedding_size": 5, "target_size": 3}
     assert input_size(KNOWN_INPUTS["next_token"], sizes) == 7 + 5 + 3 + 5
@@ -137,10 +120,10 @@ class FullSpy(Spy):
     needs = frozenset({"token", *DEFAULT_INPUTS["next_token"]})
 
 
-def test_training_and_the_decoder_predict_the_same_from_the_same_state_for_both_read_outs(nano64, prompts):
-    """In float64. The decoder's features are those of a step; what is known before sampling is enough for the overlap."""
+def test_training_and_the_decoder_predict_the_same_from_the_same_state(nano64, prompts):
+    """In float64. The decoder's features are those of a step."""
     torch.manual_seed(0)
-    head = AcceptanceHead(HeadConfig(nano64.draft_lm.hidden_size, 2, overlap=True)).double().requires_grad_(False)
+    head = AcceptanceHead(HeadConfig(nano64.draft_lm.hidden_size, 2)).double().requires_grad_(False)
     spy, text, start, num_compared = FullSpy(5), list(prompts[0]), 0, 0
     out = SpeculativeDecoder(nano64, stopping=spy, warp=Warp(1.0, 50), engine="eager").generate(prompts[0], 40, seed=1)
     for each in out.rounds:
@@ -156,12 +139,7 @@ def test_training_and_the_decoder_predict_the_same_from_the_same_state_for_both_
             frozenset(head.config.inputs),
         )
         text += each.tokens
-        before = [{name: step[name] for name in ("hidden", "max_prob", "entropy")} for step in steps]
-        for expected, actual in (
-            (head.overlap_logit(features), torch.cat([head.overlap_logit(known) for known in before])),
-            (head(features), torch.cat([head(step) for step in steps])),
-        ):
-            torch.testing.assert_close(actual, expected, atol=1e-11, rtol=0)
+        torch.testing.assert_close(torch.cat([head(step) for step in steps]), head(features), atol=1e-11, rtol=0)
         num_compared += len(index)
     assert num_compared > 20
 
@@ -170,8 +148,7 @@ def test_training_and_the_decoder_predict_the_same_from_the_same_state_for_both_
 @pytest.mark.full
 def test_compiled_steps_read_the_second_probability_as_eager_ones_do():
     torch.manual_seed(0)
-    # With the second read-out, whose weights no step reads.
-    head = AcceptanceHead(HeadConfig(16, 1, inputs=("hidden", "second_prob"), width=8, overlap=True)).requires_grad_(False)
+    head = AcceptanceHead(HeadConfig(16, 1, inputs=("hidden", "second_prob"), width=8)).requires_grad_(False)
     torch.nn.init.normal_(head.readout.weight, std=2.0)
     rounds = []
     for engine in ("eager", "compiled"):

@@ -269,9 +269,7 @@ def test_without_inputs_a_head_reads_the_default_of_its_kind(predicts):
             warp={"temperature": 0.7, "top_k": 50, "top_p": 1.0},
             draft={"id": "d", "revision": "r"},
             target={"id": "t", "revision": "s"},
-            overlap=True,
             calibration={"slope": [1.5, 1.0], "intercept": [0.0, -0.25]},
-            overlap_calibration={"slope": [0.5], "intercept": [0.0]},
             recommended={"threshold": 0.7},
             train={"optimizer": {"lr": 1e-3}, "num_prompts": 5},
         ),
@@ -281,70 +279,3 @@ def test_a_config_survives_json(original):
     written = json.loads(json.dumps(original.to_dict()))
     assert HeadConfig.from_dict(written, "config.json") == original
     assert AcceptanceHead(original).state_dict().keys() == AcceptanceHead(HeadConfig.from_dict(written, "")).state_dict().keys()
-
-
-# --- the expected acceptance of a token before it is sampled
-
-
-def with_overlap(depth=2, **kwargs):
-    return new_head(depth=depth, overlap=True, **kwargs)
-
-
-def test_the_expected_acceptance_is_exactly_the_same_for_all_tokens():
-    head, inputs = with_overlap(), features(1)
-    logits, acceptance = [], []
-    for seed in range(20):  # of the sampled token: its embedding and its probability
-        other = {name: value for name, value in features(1, seed=seed).items() if name in ("embedding", "draft_prob")}
-        logits.append(head.overlap_logit(inputs | other))
-        acceptance.append(head(inputs | other))
-    assert all(torch.equal(logit, logits[0]) for logit in logits)
-    assert len({value.item() for value in acceptance}) == 20
-    known = {name: inputs[name] for name in ("hidden", "max_prob", "entropy")}
-    assert torch.equal(head.overlap_logit(known), logits[0])  # before there is a token
-    for name, value in known.items():
-        assert not torch.equal(head.overlap_logit(known | {name: value / 2}), logits[0])
-
-
-def test_assembled_inputs_lead_to_the_same_expected_acceptance():
-    head, inputs = with_overlap(inputs=("entropy", "embedding", "hidden", "draft_prob")), features(6)
-    assert torch.equal(head.overlap_score(head.assemble(inputs)), head.overlap_logit(inputs))
-    assert head.overlap_logit(inputs).shape == (6,)
-
-
-def test_a_read_out_more_does_not_change_the_acceptance():
-    """The same seed makes the same weights, and neither network has a gradient from the other's prediction."""
-    plain, both, inputs = new_head(depth=2), with_overlap(), features(5)
-    for name, value in plain.state_dict().items():
-        both.state_dict()[name].copy_(value)
-    assert torch.equal(plain(inputs), both(inputs))
-    assert {name for name in both.state_dict() if name not in plain.state_dict()} == {
-        name for name in both.state_dict() if name.startswith("overlap.")
-    }
-    for logits, own in ((both(inputs), False), (both.overlap_logit(inputs), True)):
-        both.zero_grad(set_to_none=True)
-        logits.sum().backward()
-        for name, parameter in both.named_parameters():
-            assert (parameter.grad is not None) == (name.startswith("overlap.") == own), name
-
-
-def test_gradients_of_the_expected_acceptance_agree_with_finite_differences():
-    head = with_overlap(depth=1, width=3).double()
-    inputs = {name: value.double() for name, value in features(3).items()}
-    parameters = dict(head.overlap.named_parameters())
-
-    def logits(*values):
-        return torch.func.functional_call(head.overlap, dict(zip(parameters, values, strict=True)), (inputs,))
-
-    assert torch.autograd.gradcheck(logits, tuple(parameters.values()))
-
-
-def test_a_head_without_the_read_out_says_so():
-    for predict, argument in (("overlap_logit", features(2)), ("overlap_score", torch.zeros(2, config().input_size))):
-        with pytest.raises(ValueError, match="does not predict the expected acceptance"):
-            getattr(new_head(), predict)(argument)
-
-
-@pytest.mark.parametrize("kwargs", [{"predicts": "input_token"}, {"inputs": ("draft_prob", "embedding")}])
-def test_a_head_that_cannot_predict_the_expected_acceptance_is_a_user_error(kwargs):
-    with pytest.raises(UserError, match=r"overlap=true, but a head with predicts=.*use predicts=next_token and an input such as"):
-        config(overlap=True, **kwargs)

@@ -72,7 +72,6 @@ def _plain(value: Any) -> Any:
 HEAD = HeadConfig(
     hidden_size=8,
     depth=1,
-    overlap=True,
     warp={"temperature": 1.0, "top_k": 50, "top_p": 1.0},
     draft={"id": "tiny-draft", "revision": "r2"},
     target={"id": "tiny-target", "revision": "r1"},

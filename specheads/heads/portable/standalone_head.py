@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from specheads.heads.calibration import calibrated
-from specheads.heads.portable.network import HeadNetwork, load_tensors
+from specheads.heads.portable.network import Network, load_tensors
 from specheads.heads.portable.tensor_file import read_tensors
 
-FORMAT_VERSION = 2  # format 1 calls the key `predicts` `judges`
+FORMAT_VERSION = 2
 
 
-class StandaloneHead(HeadNetwork):
+class StandaloneHead(Network):
     """A head and its config, a dict (see config.json)."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -44,16 +44,13 @@ class StandaloneHead(HeadNetwork):
         """
         try:
             config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-            version = config.get("format_version")
-            if version == 1:
-                config = {"predicts" if key == "judges" else key: value for key, value in config.items()}
             tensors, golden = (read_tensors(Path(folder) / f"{name}.safetensors") for name in ("model", "golden"))
-            if version not in (1, FORMAT_VERSION):
-                raise ValueError(f"it has head format {version!r}; this file reads 1 to {FORMAT_VERSION}.")
+            if (version := config.get("format_version")) != FORMAT_VERSION:
+                raise ValueError(f"it has head format {version!r}; this file reads {FORMAT_VERSION}.")
             head = load_tensors(lambda: cls(config), config, tensors)
             if not head._lines(1, torch.device("cpu")).isfinite().all():
                 raise ValueError("its calibration is not of finite numbers")
-            difference = head.deviation(golden.pop("inputs"), golden)
+            difference = head.deviation(golden["inputs"], golden["logits"])
         except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
             raise ValueError(f"{folder} holds no head that can be read ({error}); get its files again.") from error
         if difference is not None:

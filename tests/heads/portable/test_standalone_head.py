@@ -16,7 +16,6 @@ from specheads.heads.portable.loaders import STANDALONE, loader_source, write_lo
 from specheads.heads.portable.standalone_head import DraftRound, StandaloneHead
 
 CALIBRATION = {"slope": [1.2, 0.8, 0.7], "intercept": [0.1, 0.0, -0.2]}
-OVERLAP_CALIBRATION = {"slope": [0.5, 1.5], "intercept": [0.3, -0.1]}
 RECOMMENDED = {"threshold": 0.55, "min_tokens": 1, "max_tokens": 6, "predicted_speedup": 1.3}
 KINDS = KINDS | {"linear": {"predicts": "input_token", "depth": 0}}
 ALONE = """
@@ -51,8 +50,7 @@ def exported(kind, folder):
     """Return the folder, with a head of a kind and its loader."""
     torch.manual_seed(0)
     kind = KINDS[kind]
-    calibrations = {"calibration": CALIBRATION, "overlap_calibration": OVERLAP_CALIBRATION if "overlap" in kind else None}
-    config = HeadConfig(hidden_size=160, recommended=RECOMMENDED, **calibrations, **kind)
+    config = HeadConfig(hidden_size=160, recommended=RECOMMENDED, calibration=CALIBRATION, **kind)
     head = AcceptanceHead(config)
     for tensor in head.state_dict().values():
         tensor.add_(0.1 * torch.randn_like(tensor))
@@ -158,7 +156,7 @@ def test_damaged_weights_are_detected(folder):
 
 def test_a_config_with_only_the_required_keys_is_enough(folder):
     config = json.loads((folder / "config.json").read_text())
-    names = ("format_version", "hidden_size", "depth", "predicts", "inputs", "width", "target_size", "overlap")
+    names = ("format_version", "hidden_size", "depth", "predicts", "inputs", "width", "target_size")
     needed = {key: config[key] for key in names}
     (folder / "config.json").write_text(json.dumps(needed))
     given, index = features(load_head(folder)), torch.arange(9)
@@ -169,7 +167,7 @@ def test_a_config_with_only_the_required_keys_is_enough(folder):
 def test_another_format_is_refused(folder):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"format_version": 9}))
-    with pytest.raises(ValueError, match="head format 9; this file reads 1"):
+    with pytest.raises(ValueError, match="head format 9; this file reads 2"):
         StandaloneHead.load(folder)
 
 
