@@ -114,9 +114,7 @@ def with_bounds(kind, *arguments):
 def schedules(draw):
     most = draw(st.integers(1, LONGEST))
     start = draw(st.integers(1, most))
-    if draw(st.booleans()):
-        return stopping.Heuristic(start, draw(st.integers(0, 3)), draw(st.integers(0, 3)), most)
-    return stopping.AcceptedAverage(start, draw(probabilities(0.01)), draw(st.integers(0, start)), most)
+    return stopping.Heuristic(start, draw(st.integers(0, 3)), draw(st.integers(0, 3)), most)
 
 
 lengths = st.integers(1, LONGEST)
@@ -130,7 +128,6 @@ draft_rules = st.one_of(
     st.builds(stopping.MaxProbability, probabilities(), lengths),
     st.builds(stopping.Confidence, probabilities(), st.booleans(), lengths),
     st.builds(stopping.EntropyThreshold, st.floats(0, 3), lengths),
-    st.builds(stopping.AdaptiveEntropy, positive, *[probabilities()] * 2, st.floats(0, 1), *[probabilities()] * 2, lengths),
     with_bounds(stopping.DraftProduct, probabilities()),
     with_bounds(stopping.Logistic, weights.filter(lambda given: set(given) != {"bias"}), probabilities()),
     with_bounds(stopping.OnlineLogistic, st.floats(-9, 9), st.floats(-9, 9), positive, probabilities()),

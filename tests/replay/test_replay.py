@@ -277,9 +277,7 @@ def two_of_each(head):
     return [
         *(stopping.FixedLength(k) for k in (2, 5)),
         *(stopping.Heuristic(start=5, increase=n) for n in (1, 3)),
-        *(stopping.AcceptedAverage(extra=n, smoothing=n / 4) for n in (1, 2)),
         *(stopping.Confidence(0.4, retune=r) for r in (True, False)),
-        *(stopping.AdaptiveEntropy(target_acceptance=a, step=0.1) for a in (0.3, 0.9)),
         *(stopping.EntropyThreshold(t) for t in (0.8, 1.5)),
         *(stopping.MaxProbability(t) for t in (0.3, 0.6)),
         *(stopping.DraftProduct(t) for t in (0.5, 0.9)),

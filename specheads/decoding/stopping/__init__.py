@@ -13,16 +13,14 @@ A new rule is a subclass of StoppingRule in a new file and a config in conf/stop
 """
 
 from specheads.decoding.step_costs import StepCosts
-from specheads.decoding.stopping.confidence import AdaptiveEntropy, Confidence, EntropyThreshold, MaxProbability
-from specheads.decoding.stopping.length import AcceptedAverage, FixedLength, Heuristic
+from specheads.decoding.stopping.confidence import Confidence, EntropyThreshold, MaxProbability
+from specheads.decoding.stopping.length import FixedLength, Heuristic
 from specheads.decoding.stopping.logistic import Logistic, OnlineHead, OnlineLogistic, logistic_inputs
 from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule
 from specheads.decoding.stopping.survival import DraftProduct, HeadThreshold
 
 __all__ = [
     "MAX_TOKENS",
-    "AcceptedAverage",
-    "AdaptiveEntropy",
     "Confidence",
     "DraftProduct",
     "EntropyThreshold",

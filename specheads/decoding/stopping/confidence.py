@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule, argument, filled, outcomes, write_at
-from specheads.settings import Flag, NonNegativeNumber, PositiveCount, PositiveNumber, Probability, check
+from specheads.settings import Flag, NonNegativeNumber, PositiveCount, Probability
 
 NUM_REMEMBERED = 256  # outcomes that a threshold is chosen from, the most recent ones; few prompts have more
 FEWEST_OUTCOMES = 6  # before a threshold is chosen
@@ -147,57 +147,3 @@ class EntropyThreshold(_ConfidenceRule):
 
     def is_unsure(self, state: _ConfidenceState, features: Mapping[str, Tensor]) -> Tensor:
         return features["entropy"].clamp_min(0).sqrt() > state.threshold  # rounding may leave an entropy near 0 just below it
-
-
-class _AcceptanceTrend(NamedTuple):
-    """What `AdaptiveEntropy` remembers."""
-
-    gamma: Tensor  # (B,) float64
-    acceptance: Tensor  # (B,) float64, exponential average of accepted / drafted
-
-
-class AdaptiveEntropy(_ConfidenceRule):
-    """Stop once `1 - sqrt(gamma entropy)`, a bound on the acceptance probability, falls below a threshold that adapts.
-
-    After each round the threshold rises by `step` if the average acceptance rate, which starts at 0, is below
-    `target_acceptance`, and falls otherwise; the betas are the weights of the past in the average and in the threshold.
-
-    Source: AdaEDL (Agrawal et al. 2024), with the update of Draft & Verify (Zhang et al. 2023, section 3.3).
-    """
-
-    needs = frozenset({"entropy"})
-    compile_key = "adaptive_entropy"
-
-    def __init__(
-        self,
-        gamma: float = 0.2,
-        target_acceptance: float = 0.9,
-        threshold: float = 0.4,
-        step: float = 0.01,
-        beta_acceptance: float = 0.5,
-        beta_threshold: float = 0.9,
-        max_tokens: int = MAX_TOKENS,
-    ) -> None:
-        check("gamma", gamma, PositiveNumber, "the steepness of the bound in the entropy, for example 0.2")
-        check("target_acceptance", target_acceptance, Probability, "the acceptance rate to steer to, for example 0.9")
-        check("threshold", threshold, Probability, "a bound on the acceptance probability, for example 0.4")
-        check("step", step, NonNegativeNumber, "a change of the threshold per round, for example 0.01")
-        check("beta_acceptance", beta_acceptance, Probability, "the weight of the past in the acceptance rate, for example 0.5")
-        check("beta_threshold", beta_threshold, Probability, "the weight of the past in the threshold, for example 0.9")
-        check("max_tokens", max_tokens, PositiveCount)
-        self.threshold, self.max_tokens = threshold, max_tokens
-        self.gamma, self.target_acceptance, self.change = gamma, target_acceptance, step
-        self.beta_acceptance, self.beta_threshold = beta_acceptance, beta_threshold
-
-    def initial_memory(self, batch: int, device: torch.device) -> _AcceptanceTrend:
-        return _AcceptanceTrend(filled(batch, self.gamma, device), filled(batch, 0.0, device))
-
-    def is_unsure(self, state: _ConfidenceState, features: Mapping[str, Tensor]) -> Tensor:
-        return 1 - (state.memory.gamma * features["entropy"].clamp_min(0)).sqrt() < state.threshold
-
-    def learn(self, state: _ConfidenceState, num_drafted: Tensor, num_accepted: Tensor) -> _ConfidenceState:
-        rate = num_accepted.double() / num_drafted.clamp_min(1)
-        acceptance = self.beta_acceptance * state.memory.acceptance + (1 - self.beta_acceptance) * rate
-        wanted = state.threshold + torch.where(acceptance < self.target_acceptance, 1.0, -1.0).double() * self.change
-        threshold = self.beta_threshold * state.threshold + (1 - self.beta_threshold) * wanted
-        return state._replace(threshold=threshold, memory=state.memory._replace(acceptance=acceptance))

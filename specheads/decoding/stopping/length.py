@@ -2,14 +2,14 @@
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule, argument, filled
+from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule, argument
 from specheads.errors import UserError, is_count
-from specheads.settings import Count, PositiveCount, PositiveNumber, Probability
+from specheads.settings import Count, PositiveCount
 
 
 class _LengthState(NamedTuple):
@@ -17,7 +17,6 @@ class _LengthState(NamedTuple):
 
     num_drafted: Tensor  # (B,) long, in this round so far
     num_tokens: Tensor  # (B,) long, to draft
-    memory: Any = ()  # what a rule remembers of earlier rounds, tensors (B, ...)
 
 
 class LengthRule(StoppingRule):
@@ -36,7 +35,7 @@ class LengthRule(StoppingRule):
 
     def start_prompt(self, batch: int, device: torch.device) -> _LengthState:
         zeros = torch.zeros(batch, dtype=torch.long, device=device)
-        return _LengthState(zeros, zeros + self.start, self.initial_memory(batch, device))
+        return _LengthState(zeros, zeros + self.start)
 
     def planned_length(self, state: _LengthState) -> Tensor:
         return state.num_tokens
@@ -72,35 +71,3 @@ class Heuristic(LengthRule):
     def learn(self, state: _LengthState, num_drafted: Tensor, num_accepted: Tensor) -> _LengthState:
         change = torch.where(num_accepted == num_drafted, self.increase, -self.decrease)
         return state._replace(num_tokens=(state.num_tokens + change).clamp(1, self.max_tokens))
-
-
-@dataclass(eq=False)
-class AcceptedAverage(LengthRule):
-    """Draft about as many tokens as were accepted recently, and `extra` more.
-
-    The average, which is the memory, starts at `start - extra`; it is rounded, a half to the even neighbour.
-
-    Source: the adaptive number of speculative steps in SGLang, which averages over a batch; here each prompt has a separate
-    average.
-    """
-
-    compile_key = "length by an average"
-    start: int = 5
-    smoothing: float = argument(
-        0.2, "the weight of the newest round in the average, for example 0.2", PositiveNumber, Probability
-    )
-    extra: int = 1
-    max_tokens: int = argument(MAX_TOKENS, "the longest draft", PositiveCount)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not is_count(self.extra) or self.extra > self.start:
-            raise UserError(f"extra={self.extra} and start={self.start} must be integers with 0 <= extra <= start.")
-
-    def initial_memory(self, batch: int, device: torch.device) -> Tensor:
-        return filled(batch, self.start - self.extra, device)
-
-    def learn(self, state: _LengthState, num_drafted: Tensor, num_accepted: Tensor) -> _LengthState:
-        average = (1 - self.smoothing) * state.memory + self.smoothing * num_accepted.double()
-        num_tokens = (average.round().long() + self.extra).clamp(1, self.max_tokens)
-        return state._replace(num_tokens=num_tokens, memory=average)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from specheads import UserError
-from specheads.decoding.stopping import AdaptiveEntropy, Confidence, EntropyThreshold, MaxProbability
+from specheads.decoding.stopping import Confidence, EntropyThreshold, MaxProbability
 from specheads.decoding.stopping.confidence import NUM_REMEMBERED, best_threshold
 
 
@@ -32,9 +32,6 @@ def outcome(*counts):
         (EntropyThreshold(1.5), "entropy", [0.0, 2.25, 2.26], 3),  # the square of 1.5
         (EntropyThreshold(0.0), "entropy", [-1e-9, 0.0, 1e-9], 3),
         (EntropyThreshold(9.0, max_tokens=2), "entropy", [1.0] * 9, 2),
-        (AdaptiveEntropy(), "entropy", [-1e-9, 1.79, 1.81], 3),  # 0.6^2 / 0.2 = 1.8
-        (AdaptiveEntropy(0.25, threshold=0.6, step=0.0), "entropy", [0.5, 0.65], 2),  # 0.4^2 / 0.25 = 0.64
-        (AdaptiveEntropy(0.25, threshold=0.5, step=0.0), "entropy", [1.0, 1.01], 2),
     ],
 )
 def test_a_draft_ends_with_the_first_doubtful_token(rule, feature, values, expected):
@@ -140,24 +137,6 @@ def test_confidence_remembers_the_newest_tokens():
     assert len(pairs) == NUM_REMEMBERED
 
 
-def test_the_defaults_of_adaptive_entropy():
-    rule = AdaptiveEntropy()
-    assert (rule.gamma, rule.target_acceptance, rule.threshold, rule.change) == (0.2, 0.9, 0.4, 0.01)
-    assert (rule.beta_acceptance, rule.beta_threshold, rule.max_tokens) == (0.5, 0.9, 20)
-
-
-@pytest.mark.parametrize(("target", "change"), [(0.9, 0.001), (0.25, -0.001), (0.2, -0.001)])
-def test_the_entropy_threshold_follows_the_acceptance_rate(target, change):
-    rule = AdaptiveEntropy(target_acceptance=target)
-    state = rule.start_prompt(1, torch.device("cpu"))
-    for number, acceptance in enumerate([0.25, 0.375], start=1):  # of rounds with half of the tokens accepted, from 0
-        state = rule.start_round(rule.end_round(state, *outcome(4, 2)))
-        state = rule.start_round(rule.end_round(state, *outcome(0, 0)))
-        assert state.memory.acceptance.item() == pytest.approx(acceptance)
-        assert state.threshold.item() == pytest.approx(0.4 + number * change, abs=1e-12)
-    assert rule.end_round(state, *outcome(1, 1)).memory.acceptance.item() == pytest.approx((0.375 + 1) / 2)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -168,25 +147,6 @@ def test_the_entropy_threshold_follows_the_acceptance_rate(target, change):
         (lambda: Confidence(max_tokens=2.0), r"max_tokens=2\.0"),
         (lambda: EntropyThreshold(-0.1), r"threshold=-0\.1"),
         (lambda: EntropyThreshold(float("inf")), "threshold=inf"),
-        (lambda: AdaptiveEntropy(gamma=0), "gamma=0 .*; it is the steepness of the bound in the entropy, for example 0.2[.]$"),
-        (
-            lambda: AdaptiveEntropy(target_acceptance=2),
-            "target_acceptance=2 .*; it is the acceptance rate to steer to, for example 0.9[.]$",
-        ),
-        (
-            lambda: AdaptiveEntropy(threshold=-1),
-            "threshold=-1 .*; it is a bound on the acceptance probability, for example 0.4[.]$",
-        ),
-        (lambda: AdaptiveEntropy(step=-0.1), "step=-0.1 .*; it is a change of the threshold per round, for example 0.01[.]$"),
-        (
-            lambda: AdaptiveEntropy(beta_acceptance=1.5),
-            "beta_acceptance=1.5 .*; it is the weight of the past in the acceptance rate, for example 0.5[.]$",
-        ),
-        (
-            lambda: AdaptiveEntropy(beta_threshold=float("nan")),
-            "beta_threshold=nan .*; it is the weight of the past in the threshold, for example 0.9[.]$",
-        ),
-        (lambda: AdaptiveEntropy(max_tokens=True), "max_tokens=True"),
     ],
 )
 def test_bad_arguments_are_named(make, message):

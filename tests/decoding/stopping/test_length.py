@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from specheads import UserError
-from specheads.decoding.stopping import AcceptedAverage, FixedLength, Heuristic
+from specheads.decoding.stopping import FixedLength, Heuristic
 
 
 def planned(rule, outcomes):
@@ -30,14 +30,6 @@ def test_the_heuristic_grows_by_two_and_shrinks_by_one():
     assert planned(Heuristic(5, max_tokens=6), [(5, 5), (6, 6)]) == [5, 6, 6]
 
 
-def test_the_average_follows_what_was_accepted():
-    # averages 4, 3.2, 2.56, 5.648 (an accepted draft of 18), 5.648
-    assert planned(AcceptedAverage(), [(5, 0), (4, 0), (18, 18), (0, 0)]) == [5, 4, 4, 7, 7]
-    assert planned(AcceptedAverage(1, 1.0, 0), [(1, 0), (1, 1)]) == [1, 1, 1]
-    assert planned(AcceptedAverage(2, 1.0, 2), [(2, 0)]) == [2, 2]
-    assert planned(AcceptedAverage(4, 1.0, 2, max_tokens=6), [(4, 4), (6, 6), (6, 0)]) == [4, 6, 6, 2]
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -48,10 +40,6 @@ def test_the_average_follows_what_was_accepted():
         (lambda: Heuristic(max_tokens=0), "max_tokens=0"),
         (lambda: Heuristic(increase=-1), "increase=-1"),
         (lambda: Heuristic(decrease=0.5), r"decrease=0\.5"),
-        (lambda: AcceptedAverage(smoothing=0), "smoothing=0"),
-        (lambda: AcceptedAverage(smoothing=1.1), r"smoothing=1\.1"),
-        (lambda: AcceptedAverage(extra=-1), "extra=-1"),
-        (lambda: AcceptedAverage(1, extra=2), "extra=2 and start=1"),
     ],
 )
 def test_bad_arguments_are_named(make, message):

@@ -36,11 +36,9 @@ WEIGHTS = {"logit_max_prob": 0.7, "log_draft_prob": 0.3, "max_prob": 0.4, "entro
 PAIRS = [
     (stopping.FixedLength(3), stopping.FixedLength(5)),
     (stopping.Heuristic(4), stopping.Heuristic(2, 3, 2, max_tokens=9)),
-    (stopping.AcceptedAverage(), stopping.AcceptedAverage(3, 0.5, 2, max_tokens=9)),
     (stopping.MaxProbability(0.4), stopping.MaxProbability(0.7, 5)),
     (stopping.Confidence(0.2, max_tokens=8), stopping.Confidence(0.5, False, max_tokens=8)),
     (stopping.EntropyThreshold(1.0), stopping.EntropyThreshold(1.4, 5)),
-    (stopping.AdaptiveEntropy(), stopping.AdaptiveEntropy(0.1, 0.5, 0.6, 0.2, 0.1, 0.2, 5)),
     (stopping.DraftProduct(0.9), stopping.DraftProduct(0.5, 2, 5)),
     (stopping.Logistic(WEIGHTS), stopping.Logistic(dict.fromkeys(WEIGHTS, 0.1), 0.5, 2, 5)),
     (stopping.OnlineLogistic(max_tokens=8), stopping.OnlineLogistic(0.5, 0.1, 3.0, 0.6, 2, max_tokens=8)),
