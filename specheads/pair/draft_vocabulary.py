@@ -47,10 +47,11 @@ def keep_tokens(model: PreTrainedModel, tokens: Tensor) -> None:
     if not found.all():
         missing = tokens[~found].tolist()
         raise UserError(f"the draft has no logits for {len(missing)} of the tokens to keep, for example {missing[0]}.")
-    _set_output(model, output.weight[rows].clone(), tokens)
+    set_output(model, output.weight[rows].clone(), tokens)
 
 
-def _set_output(model: PreTrainedModel, weight: Tensor, tokens: Tensor) -> None:
+def set_output(model: PreTrainedModel, weight: Tensor, tokens: Tensor) -> None:
+    """Give a model an output over `tokens` (n,) long, ascending, with the rows `weight` (n, H)."""
     with torch.device("meta"):
         output = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
     output.weight = nn.Parameter(weight, requires_grad=False)
@@ -95,7 +96,7 @@ def restore(model: PreTrainedModel, location: str | Path, revision: str | None) 
             f"{location}: {OUTPUT} {tuple(weight.shape)} and {OFFSETS} {tuple(offsets.shape)} do not fit; expected a row for "
             f"each of {len(offsets)} different tokens from 0 to {len(embedding.weight) - 1}."
         )
-    _set_output(model, weight[order].to(embedding.weight), tokens.to(embedding.weight.device))
+    set_output(model, weight[order].to(embedding.weight), tokens.to(embedding.weight.device))
     setattr(model, _BORROWS, _embedding_name(model) not in stored.names)
 
 

@@ -24,7 +24,7 @@ from transformers import (
 
 from specheads.errors import UserError, is_out_of_memory
 from specheads.pair.config import ModelSource
-from specheads.pair.draft_vocabulary import SIZE, keep_tokens, kept_tokens, restore
+from specheads.pair.draft_vocabulary import SIZE, kept_tokens, restore, set_output
 from specheads.pair.quantization import QUANTIZATIONS
 from specheads.pair.revisions import from_pretrained, resolve, without_warnings
 from specheads.pair.sampling import at_least_float32
@@ -94,8 +94,9 @@ class LanguageModel:
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits (..., V) of `hidden` (..., H), float32 or wider, without those of padded vocabulary entries."""
         hidden = hidden.to(self.output_embedding.weight.device)
-        logits = at_least_float32(self._of_tokens(self.output_embedding(hidden))).to(self.device)
+        logits = at_least_float32(self.output_embedding(hidden)).to(self.device)
         logits = logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+        logits = self._of_tokens(logits)  # after the cap, which would make minus infinity a number
         return self._without_unknown(logits if self.temperature == 1 else logits / self.temperature)
 
     def _of_tokens(self, output: Tensor) -> Tensor:
@@ -212,7 +213,7 @@ def weightless_model(source: ModelSource) -> PreTrainedModel:
         dtype = config.dtype if dtype == "auto" else dtype
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=source.trust_remote_code)
         if (size := getattr(config, SIZE, None)) is not None:
-            keep_tokens(model, torch.arange(size))
+            set_output(model, model.get_output_embeddings().weight[:size], torch.arange(size))
     with suppress(OSError, ValueError):  # a model without one keeps that of its config
         given = {"revision": source.revision} if source.revision else {}
         model.generation_config = GenerationConfig.from_pretrained(resolve(source.location), **given)

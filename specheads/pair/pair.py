@@ -326,7 +326,7 @@ def known_tokens(draft: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase
 
 @torch.no_grad()
 def _fit_to_vocabulary(draft: PreTrainedModel, known: Tensor) -> None:
-    """Give a draft in memory rows for all tokens of the target, with the mean of its embeddings for those that it does not know.
+    """Give a draft in memory embeddings of all tokens of the target: the mean of its own for those that it does not know.
 
     Args:
         known: (V,) bool, of `known_tokens`.
@@ -334,13 +334,18 @@ def _fit_to_vocabulary(draft: PreTrainedModel, known: Tensor) -> None:
     Raises:
         UserError: a quantized draft, whose embeddings cannot grow.
     """
+    if borrows_embedding(draft):
+        return  # the target's own embeddings, which must not change
     if draft.get_input_embeddings().weight.shape[0] < len(known):
         if is_quantized(draft):
             raise UserError(
                 f"the quantized draft has {draft.get_input_embeddings().weight.shape[0]} embeddings, and the target knows "
                 f"{len(known)} tokens; use it without quantization."
             )
+        output = draft.get_output_embeddings()
         draft.resize_token_embeddings(len(known), mean_resizing=False)
+        if kept_tokens(draft) is not None:  # an output over some tokens stays as it is
+            draft.set_output_embeddings(output)
         draft.requires_grad_(False)
     weight = draft.get_input_embeddings().weight
     place = known.to(weight.device)

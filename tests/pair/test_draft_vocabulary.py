@@ -8,12 +8,14 @@ import torch
 from fakes import tiny_pair
 from safetensors.torch import load_file, save_file
 from statistics_helper import chi_square_p_value
+from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from specheads import SpeculativeDecoder, UserError, Warp, load_pair
 from specheads.decoding.stopping import FixedLength
 from specheads.decoding.verification import BlockVerification, TokenVerification
+from specheads.pair.config import ModelSource
 from specheads.pair.draft_vocabulary import borrow_embedding, borrows_embedding, keep_tokens, kept_tokens, stored_as
-from specheads.pair.language_model import LanguageModel
+from specheads.pair.language_model import LanguageModel, weightless_model
 from specheads.pair.pair import load_draft
 from specheads.training.distill.distill_loss import forward_kl
 from specheads.training.distill.initial_draft import TargetLayers
@@ -55,6 +57,18 @@ def test_kept_tokens_have_the_same_logits_and_the_others_none(pair):
     lm.check()
 
 
+def test_a_cap_of_logits_does_not_bring_the_others_back():
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8}
+    config = Gemma2Config(vocab_size=11, **sizes, num_key_value_heads=1, final_logit_softcapping=2.0)
+    model = Gemma2ForCausalLM(config).double().eval()
+    whole = logits_of(LanguageModel(model, 11), TOKENS % 11)
+    keep_tokens(model, torch.tensor([1, 3, 4]))
+    lm = LanguageModel(model, 11)
+    lm.check()
+    assert torch.equal(logits_of(lm, TOKENS % 11)[..., [1, 3, 4]], whole[..., [1, 3, 4]])
+    assert (logits_of(lm, TOKENS % 11) > -torch.inf).sum(-1).unique().tolist() == [3]
+
+
 def test_order_and_repetitions_of_kept_tokens_do_not_matter(pair):
     keep_tokens(pair.draft, torch.tensor([31, 7, 0, 7]))
     first = logits_of(LanguageModel(pair.draft, 2048))
@@ -81,6 +95,8 @@ def test_a_folder_brings_the_same_draft_back(pair, tmp_path):
     again = load_pair("nano", draft=folder, dtype="float32")
     assert torch.equal(logits_of(again.draft_lm), logits_of(replace(pair).draft_lm))
     assert torch.equal(logits_of(load_draft(folder, pair, "float32")), logits_of(replace(pair).draft_lm))
+    shape = weightless_model(ModelSource(folder))  # of which a user is told how much memory it needs
+    assert shape.num_parameters() == again.draft.num_parameters() and len(kept_tokens(shape)) == 7
     assert not borrows_embedding(again.draft) and json.loads((folder / "config.json").read_text())["draft_vocab_size"] == 7
 
 

@@ -14,6 +14,7 @@ from specheads import SpeculativeDecoder, UserError, Warp, load_pair
 from specheads.decoding.stopping import FixedLength
 from specheads.evaluation.probe.prediction import agreement
 from specheads.evaluation.replayed_sets import record_sets
+from specheads.pair.draft_vocabulary import borrow_embedding, keep_tokens
 from specheads.pair.language_model import load_tokenizer
 from specheads.pair.pair import _fit_to_vocabulary, known_tokens
 from specheads.pair.revisions import resolve
@@ -119,6 +120,21 @@ def test_samples_follow_the_targets_distribution_on_tokens_that_the_draft_does_n
         texts = torch.tensor([[1, 3, token] for token in range(5)])
         pairs = first[:, None] * pair.target(texts).logits[:, -1].double().softmax(-1)
     assert counts.view(5, 5)[2].sum() > 20 and chi_square_p_value(counts, pairs.flatten()) > 1e-6
+
+
+@pytest.mark.parametrize("borrows", [False, True])
+def test_a_cut_draft_keeps_its_output_and_a_target_that_lends_embeddings_stays_as_it_is(borrows):
+    pair, smaller, known = tiny_pair(vocab_size=5), tiny_pair(vocab_size=3), torch.tensor([True] * 3 + [False] * 2)
+    pair = replace(pair, draft=pair.draft if borrows else smaller.draft, known_to_draft=known)
+    keep_tokens(pair.draft, torch.tensor([0, 2]))
+    if borrows:
+        borrow_embedding(pair.draft, pair.target)
+    before = pair.target.get_input_embeddings().weight.clone()
+    _fit_to_vocabulary(pair.draft, known)
+    assert torch.equal(pair.target.get_input_embeddings().weight, before)
+    assert pair.draft.get_input_embeddings().weight.shape[0] == 5
+    logits = pair.draft_lm.logits(pair.draft_lm.hidden_states(torch.tensor([[1, 4]])))
+    assert (logits > -torch.inf).tolist() == [[[True, False, True, False, False]] * 2]
 
 
 def test_the_probability_that_is_lost_is_reported(pair, tmp_path):
