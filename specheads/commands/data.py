@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
+from data_gen.own_prompts import OwnPrompts, write_own_prompts
 from data_gen.ray_runner import on_workers
 from data_gen.run import Stage, generate_data, next_stage
 from data_gen.settings import Generation
@@ -65,11 +66,15 @@ def check_data(cfg: DictConfig) -> None:
     source_of(cfg)
 
 
-@command("data_gen", Generation)
+@command("data_gen", Generation, OwnPrompts)
 def main(cfg: DictConfig) -> None:
-    """Generate the data and print where it is."""
+    """Generate the data, or prompts for it, and print where it is."""
+    wish, settings, root = settings_of(OwnPrompts, cfg), settings_of(Generation, cfg), Path(cfg.paths.data)
+    if wish.number:
+        file = write_own_prompts(load_configured_pair(cfg), wish, settings, root)
+        print(f"prompts: {file}\nnext: {next_command('data', 'data=alpaca', f'data.path={file}')}")
+        return
     check_data(cfg)
-    settings, root = settings_of(Generation, cfg), Path(cfg.paths.data)
     if settings.runner == "ray":
         folder: Path | str = _on_workers(cfg, settings)
     else:

@@ -137,13 +137,13 @@ def config_folder() -> Path:
 def pair_config(name: str | None = None, **keys: Any) -> PairConfig:
     """Return the config of conf/model/<name>.yaml with `keys` in place of its own, or of `keys` alone.
 
-    A name without a file is what reports call a pair whose draft and target are given. A key that is null has its default.
+    A name without a file is what reports call a pair whose target is given. A key that is null has its default.
 
     Raises:
         UserError: an unknown name or key.
     """
     path = config_folder() / "model" / f"{name}.yaml"
-    if name is None or (not path.is_file() and None not in (keys.get("draft"), keys.get("target"))):
+    if name is None or (not path.is_file() and keys.get("target") is not None):
         values = {"name": name} | keys
     elif path.is_file():
         content = yaml.safe_load(path.read_text(encoding="utf-8"))

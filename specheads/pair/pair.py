@@ -92,7 +92,7 @@ class Pair:
         elif isinstance(prompt, Tensor):
             ids = prompt.flatten().tolist()
         elif len(prompt) and isinstance(prompt[0], dict):
-            ids = self._ids(self._render(cast(Sequence[dict[str, str]], prompt)), add_special_tokens=False)
+            ids = self._ids(self.render(cast(Sequence[dict[str, str]], prompt)), add_special_tokens=False)
         else:
             ids = [int(token) for token in cast(Sequence[int], prompt)]
         if not ids:
@@ -112,7 +112,7 @@ class Pair:
             return self._ids(self.instruction_format.replace(INSTRUCTION, text.strip()))
         if not self.chats:
             return self._ids(text)
-        return self._ids(self._render([{"role": "user", "content": text}]), add_special_tokens=False)
+        return self._ids(self.render([{"role": "user", "content": text}]), add_special_tokens=False)
 
     def encoding_fingerprint(self) -> str:
         """Return a hash of all that decides how text becomes ids: vocabulary, merges, special tokens, instruction format."""
@@ -127,7 +127,7 @@ class Pair:
         begin = self.tokenizer.bos_token_id
         return ids[1:] if begin is not None and ids[:2] == [begin, begin] else ids
 
-    def _render(self, messages: Sequence[dict[str, str]]) -> str:
+    def render(self, messages: Sequence[dict[str, str]]) -> str:
         """Return chat messages as text with the begin token, which the template writes itself."""
         if not self.tokenizer.chat_template:
             raise UserError(
