@@ -9,7 +9,6 @@ import csv
 import io
 import json
 import logging
-import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ import datasets
 from pyarrow import parquet
 
 from specheads.errors import UserError
+from specheads.pair.revisions import resolve
 from specheads.prompts.rows import SourceRows, kind_of
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def check(path: str, splits: Mapping[str, str]) -> None:
     what = f"data.path={path!r}"
     if not isinstance(path, str) or not path:
         raise UserError(f"{what} must be a path; give a {_KINDS}, a folder, or a hub data set.")
-    local = Path(os.path.expanduser(path))
+    local = Path(resolve(path))
     try:
         if local.is_dir():
             if not any((local / name).is_file() for name in ("dataset_dict.json", "state.json")):
@@ -78,7 +78,7 @@ def load_tables(path: str, name: str | None, revision: str | None = None) -> Sou
     Raises:
         UserError: contents that cannot be read, no rows, a hub data set or configuration that cannot be had.
     """
-    local = Path(os.path.expanduser(path))
+    local = Path(resolve(path))
     try:
         with _quiet():
             if path.startswith(_WEB):

@@ -104,7 +104,8 @@ class DistillModule(CurveModule):
     def _distributions(self, samples: Sequence[Sample], batch: ResponseBatch) -> DistributionSource:
         """Return the target's distributions along samples, stored or computed here."""
         if stored := [sample.stored for sample in samples if sample.stored is not None]:
-            ids, log_probs = (torch.cat([tensors[name] for tensors in stored]) for name in ("ids", "log_probs"))
+            ids = torch.cat([tensors["ids"] for tensors in stored])
+            log_probs = torch.cat([tensors["log_probs"].float() for tensors in stored])  # autocast on a CPU joins no float16
             return stored_distributions(ids.to(self.device), log_probs.to(self.device))
         target = self.pair.target_lm
         return computed_distributions(target, batch.states(target))

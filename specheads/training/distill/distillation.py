@@ -143,15 +143,17 @@ def _reduced(pair: Pair, train: Samples, dev: Samples, settings: Distillation) -
     kept = np.argsort(-occurring, kind="stable")[: settings.draft_vocabulary]
     before = sum(weight.numel() for weight in pair.draft.parameters())
     keep_tokens(pair.draft, torch.from_numpy(kept))
+    shared = 0
     if settings.embedding == "target":
         borrow_embedding(pair.draft, pair.target)
+        shared = pair.draft.get_input_embeddings().weight.numel()
     in_dev = counts(dev)
     logger.info(
-        "the draft's output keeps %d of %d tokens, which are %.1f %% of those of dev responses: %s parameters in place of %s",
+        "the draft's output keeps %d of %d tokens, which are %.1f %% of those of dev responses: %s parameters of its own in place of %s",
         len(kept),
         pair.vocab_size,
         100 * in_dev[kept].sum() / max(1, in_dev.sum()),
-        amount(sum(weight.numel() for weight in pair.draft.parameters()), "billion", "million"),
+        amount(sum(weight.numel() for weight in pair.draft.parameters()) - shared, "billion", "million"),
         amount(before, "billion", "million"),
     )
     return replace(pair)  # its draft in two steps has the new output
