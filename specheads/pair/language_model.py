@@ -93,26 +93,38 @@ class LanguageModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits (..., V) of `hidden` (..., H), float32 or wider, without those of padded vocabulary entries."""
-        hidden = hidden.to(self.output_embedding.weight.device)
-        logits = at_least_float32(self.output_embedding(hidden)).to(self.device)
-        logits = logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
-        logits = self._of_tokens(logits)  # after the cap, which would make minus infinity a number
-        return self._without_unknown(logits if self.temperature == 1 else logits / self.temperature)
+        return self._spread(self.kept_logits(hidden))
 
-    def _of_tokens(self, output: Tensor) -> Tensor:
-        """Return the logits (..., V) of all tokens from those of the output's rows."""
-        kept = kept_tokens(self.model)
+    @property
+    def kept_tokens(self) -> Tensor | None:
+        """The tokens (V_kept,) long that its output has, ascending; None: all V."""
+        return kept_tokens(self.model)
+
+    def kept_logits(self, hidden: Tensor) -> Tensor:
+        """Return what `logits` does for `kept_tokens` alone, (..., V_kept)."""
+        logits = at_least_float32(self.output_embedding(hidden.to(self.output_embedding.weight.device))).to(self.device)
+        return self._of_known(logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap))
+
+    def _of_known(self, logits: Tensor) -> Tensor:
+        """Return the model's logits (..., V_kept) over the temperature, without padded entries and minus infinity if unknown."""
+        kept, unknown = self.kept_tokens, self.unknown
+        logits = logits[..., : self.vocab_size] if kept is None else logits
+        logits = logits if self.temperature == 1 else logits / self.temperature
+        if unknown is not None:
+            logits = logits.masked_fill(unknown if kept is None else unknown[kept], -torch.inf)
+        return logits
+
+    def _spread(self, logits: Tensor) -> Tensor:
+        """Return the logits (..., V) of all tokens from those of the kept ones."""
+        kept = self.kept_tokens
         if kept is None:
-            return output[..., : self.vocab_size]
-        return output.new_full((*output.shape[:-1], self.vocab_size), -torch.inf).index_copy(-1, kept, output)
-
-    def _without_unknown(self, logits: Tensor) -> Tensor:
-        return logits if self.unknown is None else logits.masked_fill(self.unknown, -torch.inf)
+            return logits
+        return logits.new_full((*logits.shape[:-1], self.vocab_size), -torch.inf).index_copy(-1, kept, logits)
 
     @property
     def lacking(self) -> Tensor | None:
         """The tokens (V,) bool that it never proposes; None: there are none."""
-        kept = kept_tokens(self.model)
+        kept = self.kept_tokens
         if kept is None:
             return self.unknown
         lacking = torch.ones(self.vocab_size, dtype=torch.bool, device=kept.device).index_fill(0, kept, False)
@@ -126,10 +138,9 @@ class LanguageModel:
     def check(self) -> None:
         """Raise UserError unless `logits(hidden_states(x))` are the model's over the temperature; a scaled output differs."""
         tokens = torch.arange(4, device=self.device)[None] % self.vocab_size
-        expected = self.model(input_ids=tokens, use_cache=False).logits.float() / self.temperature
-        scale = expected.abs().max().item()
-        expected = self._without_unknown(self._of_tokens(expected).to(self.device))
-        logits = self.logits(self.hidden_states(tokens, use_cache=False)).float().to(expected.device)
+        expected = self.model(input_ids=tokens, use_cache=False).logits.float().to(self.device)
+        scale, expected = expected.abs().max().item() / self.temperature, self._of_known(expected)
+        logits = self.kept_logits(self.hidden_states(tokens, use_cache=False)).float()
         if not torch.allclose(logits, expected, atol=1e-2 * scale, rtol=0, equal_nan=True):
             raise UserError(
                 f"{type(self.model).__name__} changes its logits after the output embedding in a way that is not supported "

@@ -41,12 +41,22 @@ class TargetDistributions:
     log_probs: Tensor
     ids: Tensor | None = None
 
-    def same_outcomes(self, log_probs: Tensor) -> Tensor:
-        """Return the log-probabilities of the same outcomes from those of all tokens (n, V)."""
-        return log_probs if self.ids is None else _with_rest(log_probs.gather(1, self.ids))
+    def same_outcomes(self, log_probs: Tensor, kept: Tensor | None = None) -> Tensor:
+        """Return the log-probabilities of the same outcomes from those of all tokens (n, V), or of `kept` ones (n, V_kept)."""
+        if kept is None:
+            return log_probs if self.ids is None else _with_rest(log_probs.gather(1, self.ids))
+        if self.ids is None:
+            return log_probs.new_full(self.log_probs.shape, -torch.inf).index_copy(1, kept, log_probs)
+        places = torch.searchsorted(kept, self.ids).clamp_max(len(kept) - 1)
+        return _with_rest(log_probs.gather(1, places).masked_fill(kept[places] != self.ids, -torch.inf))
 
 
-DistributionSource = Callable[[slice], TargetDistributions]  # returns the distributions of a slice of the N tokens
+@dataclass(frozen=True)
+class DistributionSource:
+    """Returns the distributions of a slice of the N tokens, each of which takes so many numbers meanwhile."""
+
+    of: Callable[[slice], TargetDistributions]
+    size: int
 
 
 def _with_rest(log_probs: Tensor) -> Tensor:
@@ -70,12 +80,12 @@ def computed_distributions(target: LanguageModel, hidden: Tensor) -> Distributio
     def of(piece: slice) -> TargetDistributions:
         return TargetDistributions(target.logits(hidden[piece]).log_softmax(dim=-1))
 
-    return of
+    return DistributionSource(of, target.vocab_size)
 
 
 def stored_distributions(ids: Tensor, log_probs: Tensor) -> DistributionSource:
     """Return a source of stored distributions; `ids` (N, k) and `log_probs` (N, k + 1) are as in TargetDistributions."""
-    return lambda piece: TargetDistributions(log_probs[piece].float(), ids[piece].long())
+    return DistributionSource(lambda piece: TargetDistributions(log_probs[piece].float(), ids[piece].long()), ids.shape[1])
 
 
 def token_losses(
@@ -90,12 +100,14 @@ def token_losses(
     """
 
     def of(hidden: Tensor, piece: slice) -> tuple[Tensor, Tensor]:
-        logits, distribution = draft.logits(hidden), distributions(piece)
+        distribution = distributions.of(piece)
         target = distribution.log_probs.to(hidden.device)
-        log_probs = distribution.same_outcomes(logits.log_softmax(dim=-1))
+        # Of a reduced output the kept tokens alone: spread over all, they would take most of a step's time.
+        log_probs = distribution.same_outcomes(draft.kept_logits(hidden).log_softmax(dim=-1), kept)
         return DIVERGENCES[divergence](target, log_probs), overlap(target.exp(), log_probs.detach().exp())
 
-    pieces = slices(len(hidden), draft.vocab_size, SLICE_ELEMENTS)
+    kept = draft.kept_tokens
+    pieces = slices(len(hidden), max(distributions.size, draft.vocab_size if kept is None else len(kept)), SLICE_ELEMENTS)
     if len(pieces) == 1:
         return of(hidden, pieces[0])
     # Distributions are computed again for the gradient: kept, they would be larger than the draft.

@@ -149,7 +149,8 @@ def _reduced(pair: Pair, train: Samples, dev: Samples, settings: Distillation) -
         shared = pair.draft.get_input_embeddings().weight.numel()
     in_dev = counts(dev)
     logger.info(
-        "the draft's output keeps %d of %d tokens, which are %.1f %% of those of dev responses: %s parameters of its own in place of %s",
+        "the draft's output keeps %d of %d tokens, which are %.1f %% of those of dev responses: %s parameters of its own in "
+        "place of %s",
         len(kept),
         pair.vocab_size,
         100 * in_dev[kept].sum() / max(1, in_dev.sum()),

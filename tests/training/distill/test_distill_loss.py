@@ -1,17 +1,30 @@
 """The loss in slices is the plain one, values and gradients, and keeps no more than one slice."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from families import VOCAB_SIZE, family_pair
 
 from specheads import Warp
+from specheads.pair.draft_vocabulary import keep_tokens
 from specheads.training.distill import distill_loss as loss_module
-from specheads.training.distill.distill_loss import DIVERGENCES, computed_distributions, token_losses
+from specheads.training.distill.distill_loss import (
+    DIVERGENCES,
+    computed_distributions,
+    most_likely,
+    stored_distributions,
+    token_losses,
+)
 
 
-@pytest.fixture(scope="module", params=["llama", "llama, tied", "gemma2"])
+@pytest.fixture(scope="module", params=["llama", "llama, tied", "gemma2", "llama, cut", "gemma2, cut"])
 def pair(request):
-    return family_pair(request.param)
+    """A pair; the output of a draft that is cut has every third token."""
+    pair = family_pair(request.param.removesuffix(", cut"))
+    if request.param.endswith("cut"):
+        keep_tokens(pair.draft, torch.arange(0, VOCAB_SIZE, 3))
+    return replace(pair)
 
 
 def states(pair, seed=0):
@@ -55,3 +68,14 @@ def test_no_distributions_are_kept_for_the_gradient(pair, monkeypatch):
         distributions = computed_distributions(pair.target_lm, target_hidden)
         losses, _ = token_losses(pair.draft_lm, hidden.requires_grad_(), distributions, "forward_kl")
     assert losses.requires_grad and not any(shape[-1:] == (VOCAB_SIZE,) for shape in kept if len(shape) > 1)
+
+
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+def test_losses_from_stored_distributions_are_those_of_all_logits(pair, divergence):
+    hidden, target_hidden = states(pair)
+    stored = most_likely(pair.target_lm.logits(target_hidden).log_softmax(-1), 5)
+    losses, overlaps = token_losses(pair.draft_lm, hidden, stored_distributions(stored.ids, stored.log_probs), divergence)
+    draft = stored.same_outcomes(pair.draft_lm.logits(hidden).log_softmax(-1))
+    torch.testing.assert_close(losses, DIVERGENCES[divergence](stored.log_probs.float(), draft), atol=1e-6, rtol=1e-5)
+    shared = torch.minimum(stored.log_probs.exp(), draft.exp()).sum(-1)
+    torch.testing.assert_close(overlaps, shared, atol=1e-6, rtol=0, check_dtype=False)

@@ -10,6 +10,7 @@ from fakes import tiny_pair
 from specheads.replay.response_batch import ResponseBatch
 from specheads.training.distill.distill_loss import (
     DIVERGENCES,
+    DistributionSource,
     TargetDistributions,
     _with_rest,
     computed_distributions,
@@ -108,9 +109,8 @@ def test_grouping_outcomes_never_increases_a_divergence(pair, texts, tmp_path, d
     _, target, draft = along(pair, texts, (1, 0))
     full, _ = token_losses(pair.draft_lm, draft, computed_distributions(pair.target_lm, target), divergence)
     reduced = most_likely(pair.target_lm.logits(target).log_softmax(-1), 5)
-    grouped, _ = token_losses(
-        pair.draft_lm, draft, lambda piece: TargetDistributions(reduced.log_probs[piece], reduced.ids[piece]), divergence
-    )
+    source = DistributionSource(lambda piece: TargetDistributions(reduced.log_probs[piece], reduced.ids[piece]), 5)
+    grouped, _ = token_losses(pair.draft_lm, draft, source, divergence)
     assert (grouped <= full + 1e-12).all() and (grouped < full - 1e-6).any()
 
 
