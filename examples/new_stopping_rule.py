@@ -34,7 +34,7 @@ class UnsureTokens(specheads.stopping.StoppingRule):
         zeros = torch.zeros(batch, dtype=torch.long, device=device)
         return RowState(zeros, zeros)
 
-    def start_round(self, state: RowState, target_hidden: Tensor | None = None) -> RowState:
+    def start_round(self, state: RowState) -> RowState:
         """Return the state before the next round."""
         return RowState(*(torch.zeros_like(numbers) for numbers in state))
 

@@ -5,7 +5,6 @@ ALL_INPUTS = {
     "predicts": "next_token",
     "depth": 1,
     "width": 8,
-    "inputs": ("hidden", "embedding", "draft_prob", "max_prob", "entropy", "second_prob", "index", "target_hidden"),
-    "target_size": 256,  # of nano's target
+    "inputs": ("hidden", "embedding", "draft_prob", "max_prob", "entropy", "second_prob"),
 }
 KINDS = {"look-ahead": LOOK_AHEAD, "all inputs": ALL_INPUTS, "the paper's": {"predicts": "input_token", "depth": 3}}

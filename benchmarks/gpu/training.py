@@ -92,7 +92,7 @@ def _head_batch(setup: Machine, vocab_size: int) -> HeadBatch:
     row, index = torch.ones_like(tokens).nonzero().T
     labels = torch.rand(len(row), generator=torch.Generator().manual_seed(0))
     labels[labels > LABELLED] = torch.nan
-    return HeadBatch(tokens, row, index, tokens.flatten(), labels / LABELLED, start=index).to(setup.device)
+    return HeadBatch(tokens, row, index, tokens.flatten(), labels / LABELLED).to(setup.device)
 
 
 def _head_step(bank: HeadBank, optimizer: torch.optim.Optimizer, draft: LanguageModel, batch: HeadBatch) -> None:

@@ -47,8 +47,8 @@ def train_head(cfg: DictConfig, pair: Pair | None = None) -> "TrainedHeads":
     with open_loggers(cfg, run) as loggers:  # a failed login is reported before the models are loaded
         from specheads.training.heads.head_training import train_heads  # slow: imports lightning
 
-        # The first process makes data and calibrates; others need the target where heads read its states.
-        pair = pair or load_configured_pair(cfg, only_draft=not is_first_process() and not settings.reads_target)
+        # Only the first process makes data and calibrates, and needs the target for it.
+        pair = pair or load_configured_pair(cfg, only_draft=not is_first_process())
         trained = train_heads(pair, partial(data_cache, cfg, pair), settings, run, loggers)
     if is_first_process():
         _print_heads(trained)

@@ -1,6 +1,6 @@
 """A round of all rows: chains and their verification, or one token of the target alone."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -131,13 +131,9 @@ class ChainRounds(Rounds):
             lm = target.lm
             self._memory = DraftMemory(memory.most, lm.vocab_size, lm.probs_dtype, lm.device, target.num_rows)
         step = VerifyStep(parts.warp, parts.verification, self._memory)
-        self.verifier = ChainVerifier(target, step, drafter.rule.max_tokens, drafter.rule.reads_target)
+        self.verifier = ChainVerifier(target, step, drafter.rule.max_tokens)
         self._counts = HostNumbers((2, target.num_rows), memory.probs.device)  # drafted and accepted tokens
         self._outcome = self._counts.tensor.unbind()
-        self._target_hidden: Tensor | None = None
-        if drafter.rule.reads_target:
-            size, dtype = target.lm.hidden_size, target.lm.output_embedding.weight.dtype
-            self._target_hidden = torch.zeros(target.num_rows, size, dtype=dtype, device=target.lm.device)
 
     def prepare_for_policy(self) -> None:
         """Let a `policy` decide from now on, before the first warm-up; raises UserError for a rule that it does not go with."""
@@ -148,8 +144,7 @@ class ChainRounds(Rounds):
                 "verification=token or block."
             )
         *self.readers, self._late_reader = self.readers
-        # A state has to learn of every round, and a rule may have to know the target's state after it.
-        if not self.drafter.rule.reads_target and not tree_leaves(self.verifier.state):
+        if not tree_leaves(self.verifier.state):  # a state has to learn of every round
             self._alone = TargetRounds(self._pair.target_id, self.engines[0], self._warp, numbers=2)  # two, as a verification
 
     def warm_up(self, ends: Tensor) -> None:
@@ -160,13 +155,11 @@ class ChainRounds(Rounds):
         if self._alone is not None:
             self._alone.warm_up(ends)
 
-    def start(self, rows: Sequence[Row], target_hidden: Mapping[int, Tensor]) -> None:
+    def start(self, rows: Sequence[Row]) -> None:
         self.drafter.start(rows)
         self.verifier.start(rows)
         for row in rows:
             row.num_read = len(row.committed) - 1 if len(self.readers) > 1 else 0
-            if self._target_hidden is not None:
-                self._target_hidden[row.place] = target_hidden[row.place][0] if row.place in target_hidden else 0
 
     def num_expected(self, row: Row) -> float | None:
         # Predictions speak of token verification alone.
@@ -183,7 +176,7 @@ class ChainRounds(Rounds):
                 return self._alone.take(rows, ends, clock)
             if most:
                 self._catch_up([row for row in rows if row.most_drafted > 0])
-        drafter.state = drafter.rule.start_round(drafter.state, self._target_hidden)
+        drafter.state = drafter.rule.start_round(drafter.state)
         planned = self._planned(rows)
         drafter.draft(rows, ends, most)
         drafted = clock.mark()
@@ -213,13 +206,10 @@ class ChainRounds(Rounds):
         drafter = self.drafter
         if self._memory is not self.memory:
             self._memory.copy_(self.memory, max(row.num_drafted for row in rows))
-        results, hidden = self.verifier.verify(rows, planned)
-        if self._target_hidden is not None and hidden is not None:
-            self._target_hidden[[row.place for row in rows]] = hidden.to(self._target_hidden)
         counts = self._counts.numbers
         counts[:] = 0
         rounds = []
-        for row, result in zip(rows, results, strict=True):
+        for row, result in zip(rows, self.verifier.verify(rows, planned), strict=True):
             num_accepted = result.num_accepted
             counts[0, row.place], counts[1, row.place] = row.num_drafted, num_accepted
             row.num_probs_needed = result.num_probs_needed

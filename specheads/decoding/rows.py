@@ -7,7 +7,7 @@ chains and of the target alone. examples/speculative_decoding.py is the algorith
 
 import gc
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -128,12 +128,8 @@ class Rounds:
         """Prepare the engines for all that rounds run; see `take` for `ends`."""
         raise NotImplementedError
 
-    def start(self, rows: Sequence[Row], target_hidden: Mapping[int, Tensor]) -> None:
-        """Begin rows whose prompts were read.
-
-        Args:
-            target_hidden: by place, the target's state (1, H) at a prompt's last token but one, if there is one.
-        """
+    def start(self, rows: Sequence[Row]) -> None:
+        """Begin rows whose prompts were read."""
 
     def num_expected(self, row: Row) -> float | None:
         """Return how many accepted tokens the stopping rule expected in a row; see DecodeStats."""
@@ -286,12 +282,9 @@ class RowsDecoder:
             for engine in self.engines:
                 engine.rewind(0)
         known = [row for row in rows if len(row.committed) > 1]
-        target_hidden: dict[int, Tensor] = {}
-        places = [row.place for row in known]
-        for reader in self.rounds.readers:  # the first is the target's
-            read = reader.read(places, [row.committed[:-1] for row in known])
-            target_hidden = target_hidden or dict(zip(places, read, strict=True))
-        self.rounds.start(rows, target_hidden)
+        for reader in self.rounds.readers:
+            reader.read([row.place for row in known], [row.committed[:-1] for row in known])
+        self.rounds.start(rows)
         started, read_at = self._clock.read(start, self._clock.mark())
         for row in rows:
             row.ready_at, row.prefill_seconds = read_at, read_at - started

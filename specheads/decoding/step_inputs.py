@@ -153,22 +153,21 @@ class PromptReader:
         """Whether texts need not begin at the start of their rows."""
         return self._engine.num_rows > 1 and self._engine.reads_rows_together
 
-    def read(self, rows: Sequence[int], texts: Sequence[Sequence[int]], starts: Sequence[int] | None = None) -> list[Tensor]:
-        """Read texts of at least one token into rows of the memory; return the states (1, H) at their ends.
+    def read(self, rows: Sequence[int], texts: Sequence[Sequence[int]], starts: Sequence[int] | None = None) -> None:
+        """Read texts of at least one token into rows of the memory.
 
         Args:
             starts: positions of the first tokens, up to which rows have been read; None: all are 0. Others need `continues`.
         """
-        if self._engine.num_rows == 1:
-            device = self._engine.lm.device
-            return [self._engine.read_prompt(torch.tensor([text], device=device)) for text in texts]
-        states: dict[int, Tensor] = {}
         groups: list[list[int]] = []  # numbers of texts that are read in one step
         starts, size = starts or [0] * len(rows), TOGETHER
         for number, (text, start) in enumerate(zip(texts, starts, strict=True)):
             if not self.continues or (len(text) > LONG and not start):
                 tokens = torch.tensor([text], device=self._engine.lm.device)
-                states[number] = self._engine.read_row(rows[number], tokens)[:, -1]
+                if self._engine.num_rows == 1:
+                    self._engine.read_prompt(tokens)
+                else:
+                    self._engine.read_row(rows[number], tokens)
                 continue
             size += len(text)
             if size > TOGETHER:
@@ -178,10 +177,7 @@ class PromptReader:
         for group in groups:
             chosen, begins = [texts[number] for number in group], [starts[number] for number in group]
             flat = self._step.flat([rows[number] for number in group], chosen, begins)
-            ends = self._step(flat, [flat.last])
-            # A copy, because an engine may overwrite a step's outputs in the next one.
-            states |= {number: state[None].clone() for number, state in zip(group, ends, strict=False)}
-        return [states[number] for number in range(len(texts))]
+            self._step(flat, [flat.last])
 
 
 def of_rows(state: Any, rows: Tensor) -> Any:

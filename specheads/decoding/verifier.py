@@ -40,16 +40,15 @@ class VerifyStep:
         self.warp, self.rule, self.memory = warp, rule, memory
         self.compile_key = (VerifyStep, warp, rule.compile_key, memory)
 
-    def __call__(self, output: ForwardOutput, uniforms: Tensor, lengths: Tensor, state: Any) -> tuple[Tensor, Tensor, Any]:
-        """Return a packed StepResult (1, 5 + K) long, the target's hidden states (1, 1 + K, H) and the rule's new state.
+    def __call__(self, output: ForwardOutput, uniforms: Tensor, lengths: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Return a packed StepResult (1, 5 + K) long and the rule's new state.
 
         The forward pass read the last committed token and K drafted ones; `decide` describes `uniforms` (2,) and `lengths` (3,).
         """
         draft_tokens = output.tokens[:, 1:]
         draft_probs = self.memory.probs[:, : draft_tokens.shape[1] + int(self.rule.reads_next_probs)]
         target_probs = self.warp(output.logits)
-        packed, state = self.decide(draft_tokens, draft_probs, target_probs, uniforms[None], lengths[None], state)
-        return packed, output.hidden, state
+        return self.decide(draft_tokens, draft_probs, target_probs, uniforms[None], lengths[None], state)
 
     def decide(
         self, draft_tokens: Tensor, draft_probs: Tensor, target_probs: Tensor, uniforms: Tensor, lengths: Tensor, state: Any
@@ -84,8 +83,8 @@ class _RowsVerifyStep:
 
     def __call__(
         self, output: ForwardOutput, index: Tensor, rows: Tensor, uniforms: Tensor, lengths: Tensor, state: Any
-    ) -> tuple[Tensor, Tensor, Any]:
-        """Return packed StepResults (n, 5 + K) long, the states (n, H) that next tokens were decided from, and the rule's state.
+    ) -> tuple[Tensor, Any]:
+        """Return packed StepResults (n, 5 + K) long and the rule's state.
 
         Args:
             index: (n, K + 1) long, where in the forward pass the last committed token and the drafted ones of each row are; after
@@ -99,22 +98,15 @@ class _RowsVerifyStep:
         draft_probs = memory.probs[rows, : num_drafted + int(self.step.rule.reads_next_probs)]
         target_probs = self.step.warp(output.logits[:, 0])[index]
         packed, new = self.step.decide(draft_tokens, draft_probs, target_probs, uniforms, lengths, of_rows(state, rows))
-        decided_from = index.gather(1, packed[:, :1]).squeeze(1)
-        return packed, output.hidden[decided_from, 0], with_rows(state, rows, new)
+        return packed, with_rows(state, rows, new)
 
 
 class ChainVerifier:
     """Verifies the chains in the rows of a memory. It owns the verification rule's state."""
 
-    def __init__(self, engine: Engine, step: VerifyStep, most: int, returns_states: bool = True) -> None:
-        """Make its step.
-
-        Args:
-            most: the length of the longest chain.
-            returns_states: whether `verify` returns states; picking one takes as long as all else on the host after a step.
-        """
+    def __init__(self, engine: Engine, step: VerifyStep, most: int) -> None:
+        """Make its step; `most` is the length of the longest chain."""
         self.rule, self._engine, self.memory, self._most = step.rule, engine, step.memory, most
-        self._returns_states = returns_states
         self._single, device = engine.num_rows == 1, engine.lm.device
         self.step: Any = engine.compiled_step(step, all_logits=True) if self._single else RowsStep(engine, _RowsVerifyStep(step))
         self._lengths = HostNumbers((3,), device)  # a single row's numbers
@@ -141,26 +133,26 @@ class ChainVerifier:
         new = self.rule.start_prompt(len(rows), self._engine.lm.device)
         self.state = new if self._single else with_rows(self.state, [row.place for row in rows], new)
 
-    def verify(self, rows: Sequence[Row], planned: Sequence[int]) -> tuple[list[StepResult], Tensor | None]:
-        """Verify the draft of each row; return the outcomes, and the target's states (n, H) that next tokens were decided from.
+    def verify(self, rows: Sequence[Row], planned: Sequence[int]) -> list[StepResult]:
+        """Verify the draft of each row; return the outcomes.
 
         Args:
             planned: tokens that each row would have drafted whatever they are; 0: their number depends on them.
         """
         return (self._verify_single if self._single else self._verify_rows)(rows, planned)
 
-    def _verify_single(self, rows: Sequence[Row], planned: Sequence[int]) -> tuple[list[StepResult], Tensor | None]:
+    def _verify_single(self, rows: Sequence[Row], planned: Sequence[int]) -> list[StepResult]:
         row, engine, base, count = rows[0], self._engine, self._engine.length, rows[0].num_drafted
         self.memory.set_last(row.committed[-1])
         self._lengths.numbers[:] = count, planned[0], count + row.has_next_probs
         self._lengths.send()
         tokens = self.memory.start(engine.padded(count + 1))
-        packed, hidden, self.state = self.step(tokens, row.verify_uniforms.take(2), self._lengths.tensor, self.state)
+        packed, self.state = self.step(tokens, row.verify_uniforms.take(2), self._lengths.tensor, self.state)
         result = StepResult.unpacked(packed.tolist()[0])
         engine.rewind(base + 1 + result.num_accepted)
-        return [result], hidden[:, result.num_accepted] if self._returns_states else None
+        return [result]
 
-    def _verify_rows(self, rows: Sequence[Row], planned: Sequence[int]) -> tuple[list[StepResult], Tensor | None]:
+    def _verify_rows(self, rows: Sequence[Row], planned: Sequence[int]) -> list[StepResult]:
         tokens, starts = [[row.committed[-1], *row.drafted] for row in rows], [len(row.committed) - 1 for row in rows]
         flat = self.step.flat([row.place for row in rows], tokens, starts)
         drafted = flat.counts - 1
@@ -168,5 +160,5 @@ class ChainVerifier:
         index = flat.first[:, None] + np.minimum(np.arange(width), drafted[:, None])
         uniforms = np.array([[row.verify_uniforms.number() for _ in range(2)] for row in rows])
         lengths = np.stack([drafted, planned, drafted + [row.has_next_probs for row in rows]], axis=1)
-        packed, hidden, self.state = self.step(flat, [index, flat.rows, uniforms, lengths], self.state)
-        return [StepResult.unpacked(each) for each in packed.tolist()[: len(rows)]], hidden[: len(rows)]
+        packed, self.state = self.step(flat, [index, flat.rows, uniforms, lengths], self.state)
+        return [StepResult.unpacked(each) for each in packed.tolist()[: len(rows)]]

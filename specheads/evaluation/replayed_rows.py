@@ -133,9 +133,9 @@ def _logits_in_rounds(recording: Recording, head: RecordedHead) -> tuple[torch.T
 
     Returns, (n,) each: raw logits; calibrated logits, which rules use; and whether the token was accepted, 0 or 1.
     """
-    logits, accepted, furthest = head_logits(recording, head)
+    logits, accepted, furthest, _ = head_logits(recording, head)
     token, index = in_rounds(furthest)
-    raw = logits[token, index]
+    raw = logits[token]
     return raw, IndexCalibration.from_dict(head.config.calibration)(raw, index), accepted[token].double()
 
 

@@ -25,7 +25,6 @@ class HeadBatch:
     index: Tensor  # (N,) long, the position in the text of the token, or of the target's token in its place
     drafted: Tensor  # (N,) long, the token's id
     label: Tensor  # (N,), the token's acceptance probability
-    start: Tensor  # (N,) long, the position of the first token of the token's round
     features: dict[str, Tensor] = field(default_factory=dict)  # (N, ...) by name, those that were stored
 
     def to(self, device: torch.device) -> "HeadBatch":
@@ -37,7 +36,7 @@ class HeadBatch:
 
 def collate(items: Sequence[Mapping]) -> HeadBatch:
     """Return the items of one step as a HeadBatch, right-padded."""
-    names = ("index", "drafted", "start", "label")
+    names = ("index", "drafted", "label")
     joined = {name: torch.from_numpy(np.concatenate([item[name] for item in items])) for name in names}
     row = torch.from_numpy(np.repeat(np.arange(len(items)), [len(item["index"]) for item in items]))
     features = {name: torch.cat([item["features"][name] for item in items]) for name in items[0].get("features", {})}
@@ -51,15 +50,6 @@ def head_features(lm: LanguageModel, batch: HeadBatch, predicts: str, needs: fro
     """
     (features,) = sample_features(lm, batch, predicts, needs, [batch.drafted])
     return features
-
-
-@torch.no_grad()
-def target_states(lm: LanguageModel, batch: HeadBatch, start: Tensor) -> Tensor:
-    """Return the target's hidden states (N, H) for rounds that begin at the positions `start` (N,) of the drafted tokens' texts.
-
-    The target decided the last token before a round from this state, two positions before `start`; zeros if there is none.
-    """
-    return _states(lm, batch.tokens, batch.row, (start - 2).clamp_min(0)) * (start >= 2)[:, None]
 
 
 def _states(lm: LanguageModel, tokens: Tensor, row: Tensor, position: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ class IndexCalibration:
         """Return the calibration that best fits tokens; `accepted` (n,) is whether each token was accepted.
 
         Args:
-            logits: (n,), or (n, num_indices) where they depend on the index.
+            logits: (n,).
             furthest: the largest index that each token can have in a round, (n,) long; the token is a sample of all indices up to
                 it.
             prior: a positive number, the weight in samples of two assumptions: that an index is like all tokens, and that the
@@ -48,11 +48,10 @@ class IndexCalibration:
         """
         if not len(logits):
             return cls.neutral()
-        labels, share = accepted.double(), prior / len(logits)
+        labels, inputs, share = accepted.double(), logits.double(), prior / len(logits)
+        prior_labels = (labels + share * torch.sigmoid(inputs)) / (1 + share)
         fitted = []
         for index in range(num_indices):
-            inputs = (logits if logits.dim() == 1 else logits[:, index]).double()
-            prior_labels = (labels + share * torch.sigmoid(inputs)) / (1 + share)
             at_index = (furthest >= index).double()
             weights = at_index + share
             fitted.append(fit_logistic(inputs[:, None], (at_index * labels + share * prior_labels) / weights, weights))

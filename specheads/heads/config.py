@@ -6,10 +6,10 @@ from typing import Any
 
 from specheads.errors import UserError, is_count, is_number
 from specheads.heads.calibration import IndexCalibration
-from specheads.heads.features import FEATURES, input_size, reads_target
+from specheads.heads.features import FEATURES, input_size
 
 FORMAT_VERSION = 2
-SECOND_READ_OUT = ("overlap", "overlap_calibration")  # keys of earlier heads that no rule read
+FORMER_KEYS = ("overlap", "overlap_calibration", "target_size")  # of earlier heads, whose networks had more inputs or outputs
 DEFAULT_INPUTS = {"input_token": ("hidden",), "next_token": ("hidden", "embedding", "draft_prob", "max_prob", "entropy")}
 KNOWN_INPUTS = {kind: tuple(name for name, feature in FEATURES.items() if kind in feature.heads) for kind in DEFAULT_INPUTS}
 # A look-ahead head is projected down to an eighth of the draft's width, within these bounds: it runs in every draft step, and
@@ -32,7 +32,6 @@ class HeadConfig:
     inputs: tuple[str, ...] = ()
     width: int | None = None
     embedding_size: int | None = None
-    target_size: int | None = None  # the width of the target's hidden state, where that is an input
     # Number of tokens in the distribution that features are computed from; a draft may have padded logits beyond them.
     vocab_size: int | None = None
     label: str = "sampled"
@@ -55,8 +54,6 @@ class HeadConfig:
             raise UserError(
                 f"head.inputs names {unknown[0]!r}; a head with predicts={self.predicts} can read {', '.join(known)}."
             )
-        if reads_target(inputs) and self.target_size is None:
-            raise UserError("target_size=null must be a positive integer, because the head reads the target's hidden state.")
         narrow = min(max(self.hidden_size // NEXT_TOKEN_SHARE, LEAST_WIDTH), LARGEST_WIDTH)
         default_width = self.hidden_size if self.predicts == "input_token" else narrow
         object.__setattr__(self, "inputs", inputs)
@@ -90,7 +87,7 @@ class HeadConfig:
             raise UserError(
                 f"{where} has head format {version!r}; this version reads {FORMAT_VERSION}. Update specheads or train it again."
             )
-        values = {key: value for key, value in values.items() if key not in SECOND_READ_OUT}
+        values = {key: value for key, value in values.items() if key not in FORMER_KEYS}
         known = {f.name for f in fields(cls)}
         if unknown := sorted(values.keys() - known):
             raise UserError(f"{where} has the unknown key {unknown[0]!r}; it was not written by this version of specheads.")
@@ -130,7 +127,7 @@ _TRAIN = {"num_prompts": is_count, "num_responses": is_count, "test": _is_set_of
 # What each value must be, and whether it is.
 _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "hidden_size": (_SIZE, _is_size),
-    **dict.fromkeys(("embedding_size", "target_size", "vocab_size", "width"), (f"{_SIZE}, or null", _or_none(_is_size))),
+    **dict.fromkeys(("embedding_size", "vocab_size", "width"), (f"{_SIZE}, or null", _or_none(_is_size))),
     "depth": (
         f"0 (a linear head) or a positive integer of at most {LARGEST_DEPTH}, the number of residual blocks",
         lambda value: is_count(value) and value <= LARGEST_DEPTH,

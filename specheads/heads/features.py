@@ -42,19 +42,13 @@ class Feature:
     """One entry of the table."""
 
     heads: tuple[str, ...]  # kinds of head that may read it
-    compute: Callable[[DraftedToken], Tensor] | None  # None: a feature of the round, which the caller provides
+    compute: Callable[[DraftedToken], Tensor]
     size: str | None = None  # key of a head's config that holds the length of the vector; None: a single number
     transform: Callable[[Tensor], Tensor] | None = None  # applied before it enters the network
     reads_logits: bool = False  # whether it is computed from the draft's logits
-    reads_target: bool = False  # whether it comes from the target model
     of_token: bool = False  # whether it differs between tokens that may be sampled at one position
     stored: bool = True  # whether the feature store holds it; what is cheap is computed again
     recorded: bool = False  # whether recordings hold it, for rules without a head
-
-    @property
-    def of_round(self) -> bool:
-        """Whether it depends on the round in which the token is drafted."""
-        return self.compute is None
 
 
 def log_prob(prob: Tensor) -> Tensor:
@@ -75,7 +69,7 @@ def draft_prob(drafted: DraftedToken) -> Tensor:
 
 
 # At the position that has read y_i, features of the token are already those of y_{i+1}, which training does not know: an
-# `input_token` head may read only the state, the distribution of the next token, and the round.
+# `input_token` head may read only the state and the distribution of the next token.
 BOTH, NEXT_TOKEN = ("input_token", "next_token"), ("next_token",)
 FEATURES = {
     # The draft's hidden state that the token was sampled from.
@@ -95,14 +89,9 @@ FEATURES = {
         recorded=True,
     ),
     "second_prob": Feature(BOTH, second_prob, transform=log_prob, reads_logits=True),
-    # The token's index in its round, from 0.
-    "index": Feature(BOTH, None, transform=torch.log1p, stored=False),
-    # The target's hidden state from which it decided the last token before the round, zeros if there is none.
-    "target_hidden": Feature(NEXT_TOKEN, None, size="target_size", reads_target=True),
     # The token's id, for stopping rules only.
     "token": Feature((), lambda drafted: drafted.token, of_token=True, stored=False),
 }
-ROUND_INPUTS = tuple(name for name, feature in FEATURES.items() if feature.of_round)
 RECORDED = tuple(name for name, feature in FEATURES.items() if feature.recorded)
 
 
@@ -123,7 +112,7 @@ def drafting_features(
     hidden: Tensor | None = None,
     embed: Callable[[Tensor], Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """Return by name the features in `needs` of drafted tokens, (...) or (..., size); features of the round are left out.
+    """Return by name the features in `needs` of drafted tokens, (...) or (..., size).
 
     Args:
         needs: names of features.
@@ -134,7 +123,7 @@ def drafting_features(
     """
     softmax = _softmax_sums(logits) if reads_logits(needs) else None
     drafted = DraftedToken(token, hidden, embed, softmax)  # type: ignore[arg-type]  # None where no feature reads it
-    return {name: feature.compute(drafted) for name, feature in FEATURES.items() if name in needs and feature.compute is not None}
+    return {name: feature.compute(drafted) for name, feature in FEATURES.items() if name in needs}
 
 
 def input_size(inputs: Sequence[str], sizes: Mapping[str, Any]) -> int:
@@ -145,8 +134,3 @@ def input_size(inputs: Sequence[str], sizes: Mapping[str, Any]) -> int:
 def reads_logits(names: Collection[str]) -> bool:
     """Whether one of these features is computed from the draft's logits."""
     return any(FEATURES[name].reads_logits for name in names)
-
-
-def reads_target(names: Collection[str]) -> bool:
-    """Whether one of these features comes from the target model."""
-    return any(FEATURES[name].reads_target for name in names)

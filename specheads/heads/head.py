@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from specheads.errors import UserError
 from specheads.heads.config import HeadConfig
-from specheads.heads.features import reads_target
 from specheads.heads.head_folder import HeadFiles, read_files, write_files
 from specheads.heads.portable.network import Network, load_tensors
 from specheads.heads.train_prompts import TrainPrompts
@@ -104,19 +103,15 @@ class AcceptanceHead(Network, PyTorchModelHubMixin):
                 f"it was trained for {self.config.draft.get('id', 'another draft')}. Train one for this pair: specheads train "
                 "model=..."
             )
-        present = {"draft": (pair.draft_id, pair.draft_revision)}
-        if reads_target(self.config.inputs):
-            present["target"] = (pair.target_id, pair.target_revision)
-        for role, (name, revision) in present.items():
-            self.check_trained_for(role, name, revision)
+        self.check_trained_for(pair.draft_id, pair.draft_revision)
 
-    def check_trained_for(self, role: str, name: str, revision: str) -> None:
-        """Raise UserError if this head was trained for another revision of a `role`, draft or target."""
-        trained = dict(getattr(self.config, role))
+    def check_trained_for(self, name: str, revision: str) -> None:
+        """Raise UserError if this head was trained for another revision of the draft."""
+        trained = dict(self.config.draft)
         if trained and trained.get("revision") != revision:
             raise UserError(
-                f"the head was trained for {role} {trained.get('id')} at revision {trained.get('revision')}, but this pair's "
-                f"{role} is {name} at revision {revision}; load that {role}, or train a head for this one: specheads train "
+                f"the head was trained for draft {trained.get('id')} at revision {trained.get('revision')}, but this pair's "
+                f"draft is {name} at revision {revision}; load that draft, or train a head for this one: specheads train "
                 "model=... To use it nevertheless: any_draft=true."
             )
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from specheads.errors import UserError
-from specheads.heads.features import reads_target
 from specheads.heads.head import AcceptanceHead, load_head
 from specheads.heads.portable.assisted import Assisted
 from specheads.heads.portable.standalone_head import StandaloneHead
@@ -37,15 +36,13 @@ def assist(
         ValueError: a head of another size, vocabularies of different sizes, bounds that are not allowed.
     """
     head = head if isinstance(head, AcceptanceHead) else load_head(head)
-    models = {"draft": draft, "target": target} if reads_target(head.config.inputs) else {"draft": draft}
-    for role, model in models.items():
-        if getattr(head.config, role) and not any_draft:
-            if not model.name_or_path:
-                raise UserError(
-                    f"the {role} was not loaded from a folder or hub id, so its revision is not known; any_draft=True accepts it "
-                    "without this check."
-                )
-            head.check_trained_for(role, model.name_or_path, revision_of(model, model.name_or_path))
+    if head.config.draft and not any_draft:
+        if not draft.name_or_path:
+            raise UserError(
+                "the draft was not loaded from a folder or hub id, so its revision is not known; any_draft=True accepts it "
+                "without this check."
+            )
+        head.check_trained_for(draft.name_or_path, revision_of(draft, draft.name_or_path))
     standalone = StandaloneHead(head.config.to_dict())
     standalone.load_state_dict(head.state_dict())
     standalone.requires_grad_(False).eval()

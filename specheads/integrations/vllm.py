@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from specheads.decoding.engine.compiled_program import CPU_OPTIONS, OPTIONS, CompiledProgram
 from specheads.decoding.stopping import HeadThreshold
 from specheads.errors import UserError
-from specheads.heads.features import drafting_features, reads_target
+from specheads.heads.features import drafting_features
 from specheads.heads.head import load_head
 from specheads.heads.portable.standalone_head import bounds_of
 from specheads.pair.revisions import draft_temperature, revision_at
@@ -91,7 +91,7 @@ class DraftStopping:
         longest: vLLM's num_speculative_tokens.
 
     Raises:
-        UserError: keys that are unknown or missing; a head that reads the target's hidden states, which vLLM does not pass.
+        UserError: keys that are unknown or missing.
     """
 
     def __init__(self, given: Any, longest: int) -> None:
@@ -100,11 +100,6 @@ class DraftStopping:
         self.location = str(given["head"])
         self.head = load_head(self.location, self.any_draft)
         config = self.head.config
-        if reads_target(config.inputs):
-            raise UserError(
-                f"the head {self.location} reads the target's hidden state, which vLLM does not pass; train one without "
-                "target_hidden in head.inputs."
-            )
         bounds = {name: given.get(name) for name in BOUNDS}
         most = min(bounds_of(config.to_dict(), **bounds)["max_tokens"], longest)
         self.rule = HeadThreshold(self.head, **bounds_of(config.to_dict(), **bounds | {"max_tokens": most}))
@@ -124,7 +119,7 @@ class DraftStopping:
                 f"the head {self.location} reads hidden states of size {trained.hidden_size}, but the draft {location} has "
                 f"{hidden_size}; it was trained for {trained.draft.get('id', 'another draft')}."
             )
-        self.head.check_trained_for("draft", location, "" if self.any_draft else revision_at(location))
+        self.head.check_trained_for(location, "" if self.any_draft else revision_at(location))
         self.head.to(device).requires_grad_(False).eval()
         self.draft_temperature = draft_temperature(config)
         ends = getattr(draft.config, "eos_token_id", None)

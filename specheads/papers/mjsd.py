@@ -4,7 +4,7 @@ The draft is the best of several beams. Joint verification is lossy by design: a
 before it, and the output is more likely than samples are. `BlockSearch`, which it approximates, searches with the target alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import log
 from typing import Any
 
@@ -218,7 +218,7 @@ class _SearchRounds(Rounds):
     def warm_up(self, ends: Tensor) -> None:
         self._search.warm_up()
 
-    def start(self, rows: Sequence[Row], target_hidden: Mapping[int, Tensor]) -> None:
+    def start(self, rows: Sequence[Row]) -> None:
         self._state = self._rule.start_prompt(1, self.engines[0].lm.device)
 
     def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[Round], Mark]:

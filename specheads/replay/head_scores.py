@@ -1,8 +1,7 @@
 """The predictions of heads for the nodes of a recording, and the true acceptance probabilities, which the target knows.
 
 Each predictor's values are added in `predictions/<fingerprint>/` next to the recording, in one pass of one model, when they are
-first needed; the recording does not change. A head with inputs of the round (`features.ROUND_INPUTS`) predicts another value of a
-node for each round index that the node can have.
+first needed; the recording does not change.
 """
 
 import hashlib
@@ -18,19 +17,18 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.branches import TextReader
-from specheads.heads.batch import HeadBatch, target_states
-from specheads.heads.features import ROUND_INPUTS, drafting_features, reads_logits, reads_target
+from specheads.heads.features import drafting_features, reads_logits
 from specheads.heads.head import AcceptanceHead
 from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, accept_prob, check_numbers
-from specheads.replay.recording import GROUND_TRUTH, Advance, NodeIndices, branches_of
+from specheads.replay.recording import GROUND_TRUTH, Advance, branches_of
 from specheads.replay.response_tree import node_states, target_probs
 from specheads.storage.shards import ShardStore, made_manifest
 
 logger = logging.getLogger(__name__)
 
-SCHEMA = pa.schema({"values": pa.list_(pa.float32())})  # one for every node of a response, or for every (node, round index) pair
+SCHEMA = pa.schema({"values": pa.list_(pa.float32())})  # one for every node of a response
 
 
 def add_predictions(
@@ -43,7 +41,7 @@ def add_predictions(
     """
     manifest = made_manifest(folder)
     warp, num_rows = Warp(**manifest["provenance"]["warp"]), sum(shard["rows"] for shard in manifest["shards"].values())
-    stores = {name: _store(folder, name, reads_rounds(head)) for name, head in heads.items()}
+    stores = {name: _store(folder, name) for name in heads}
     missing = {name: store for name, store in stores.items() if not store.is_complete()}
     if missing:
         _predict(folder, list(missing.values()), _head_values(pair, [heads[name] for name in missing]), advance)
@@ -60,14 +58,9 @@ def add_predictions(
 _Values = Callable[[Mapping[str, Any], Mapping[str, Any]], list[Tensor]]  # of each predictor, from a stored response and settings
 
 
-def reads_rounds(head: AcceptanceHead) -> bool:
-    """Whether the prediction of a head for a token depends on the round."""
-    return bool(set(ROUND_INPUTS) & set(head.config.inputs))
-
-
-def _store(folder: Path, name: str, in_rounds: bool = False) -> ShardStore:
+def _store(folder: Path, name: str) -> ShardStore:
     """Return the store of one predictor's values in a recording."""
-    provenance = {"predictor": name, "of": made_manifest(folder)["shards"]} | ({"in_rounds": True} if in_rounds else {})
+    provenance = {"predictor": name, "of": made_manifest(folder)["shards"]}
     return ShardStore(folder / "predictions" / name, provenance, SCHEMA)
 
 
@@ -96,44 +89,26 @@ def _predict(folder: Path, stores: Sequence[ShardStore], values_of: _Values, adv
 
 
 def _head_values(pair: Pair, heads: Sequence[AcceptanceHead]) -> _Values:
-    """Return what computes logits of heads: one for every node, or with inputs of the round one for every (node, index) pair."""
-    inputs = {name for head in heads for name in head.config.inputs}
-    needs, reader = frozenset(inputs - set(ROUND_INPUTS)), TextReader(pair.draft_lm)
+    """Return what computes logits of heads, one for every node."""
+    needs, reader = frozenset(name for head in heads for name in head.config.inputs), TextReader(pair.draft_lm)
     lm = reader.lm
-    in_rounds = any(map(reads_rounds, heads))
     for head in heads:
         head.to(lm.device)
 
-    def of_nodes(first: int, tokens: Tensor, hidden: Tensor, pairs: NodeIndices, target: Tensor | None) -> list[Tensor]:
-        """Return each predictor's values of nodes from number `first` on, their tokens (n,) and the states (n, H) before them.
-
-        `target` (N, H): the target's states by response position, if heads read them.
-        """
+    def of_nodes(tokens: Tensor, hidden: Tensor) -> list[Tensor]:
+        """Return each predictor's values of nodes with these tokens (n,) and states (n, H) before them."""
         logits = lm.logits(hidden) if reads_logits(needs) else hidden
         features = drafting_features(needs, logits, tokens, hidden, lm.embed)
         check_numbers(pair.draft_id, *features.values())
-        node, index, start = (value.to(tokens.device) for value in pairs.split(first, len(tokens)))
-        in_pairs = {name: value[node] for name, value in features.items()} if in_rounds else {}
-        in_pairs |= {} if target is None else {"target_hidden": target[start]}
-        values = []
-        for head in heads:
-            late = int(head.config.predicts == "input_token")  # it predicts for the token before
-            values.append(head(in_pairs | {"index": (index - late).clamp_min(0)} if reads_rounds(head) else features))
-        return values
+        return [head(features) for head in heads]
 
     @torch.no_grad()
     def of_row(row: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Tensor]:
-        prompt, response, target = row["prompt_ids"], row["response_ids"], None
-        if reads_target(inputs):
-            text, at = torch.tensor([[*prompt, *response]]), len(prompt) + torch.arange(len(response))
-            batch = HeadBatch(text, torch.zeros_like(at), at, at, torch.zeros_like(at), at)
-            target = target_states(pair.target_lm, batch, at).to(lm.device)
-            check_numbers(pair.target_id, target)
-        pairs, parts, done = NodeIndices.of(row, settings["num_samples"], settings["max_tokens"]), list[list[Tensor]](), 0
-        for tokens, hidden in node_states(reader, prompt, response, branches_of(row, settings["max_tokens"])):
-            for piece in slices(len(tokens), lm.vocab_size, SLICE_ELEMENTS):
-                parts.append(of_nodes(done + piece.start, tokens[piece], hidden[piece], pairs, target))
-            done += len(tokens)
+        parts = list[list[Tensor]]()
+        for tokens, hidden in node_states(
+            reader, row["prompt_ids"], row["response_ids"], branches_of(row, settings["max_tokens"])
+        ):
+            parts += [of_nodes(tokens[piece], hidden[piece]) for piece in slices(len(tokens), lm.vocab_size, SLICE_ELEMENTS)]
         return [torch.cat(values) for values in zip(*parts, strict=True)]
 
     return of_row

@@ -6,7 +6,7 @@ place and have checksums; a restart makes the missing ones.
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +70,6 @@ class Recording:
     tokens: Tensor  # (nodes,) long
     features: dict[str, Tensor]  # (nodes,) each: the features of a node, and by name the predictions for it
     max_tokens: int  # the longest draft that can be replayed
-    # By name the predictions of heads with inputs of the round: one for each (node, round index) pair (pairs,).
-    in_rounds: dict[str, Tensor] = field(default_factory=dict)
-    # (nodes,) long, the first pair of each node; its pairs are those with 0, 1, ... tokens accepted before it in the round.
-    first_pair: Tensor | None = None
 
     @property
     def num_samples(self) -> int:
@@ -82,13 +78,6 @@ class Recording:
     @property
     def num_prompts(self) -> int:
         return len(self.prompts)
-
-    def feature(self, name: str, node: Tensor, num_before: Tensor | int = 0) -> Tensor:
-        """Return a feature of nodes (n,) in rounds that accepted `num_before` (n,) tokens before them, or before their branch."""
-        if name in self.in_rounds:
-            assert self.first_pair is not None  # every recording with such predictions has them
-            return self.in_rounds[name][self.first_pair[node] + num_before]
-        return self.features[name][node]
 
     def response(self, number: int) -> list[int]:
         """Return the tokens of one response."""
@@ -128,42 +117,6 @@ def _accepted_before(accepted: Tensor, first: Tensor) -> Tensor:
     start[:, 1:] = torch.where(accepted[:, :-1], 0, position[1:])
     start[:, first] = first
     return position - start.cummax(dim=1).values
-
-
-@dataclass(frozen=True)
-class NodeIndices:
-    """The (node, round index) pairs of a response.
-
-    A round can have accepted 0 to `most` (nodes,) tokens before the node or its branch.
-    `position` (nodes,) is the response position of the node or its branch, `depth` (nodes,) the node's place in the branch.
-    """
-
-    position: Tensor
-    depth: Tensor
-    most: Tensor
-
-    @classmethod
-    def of(cls, row: Mapping[str, Any], num_samples: int, max_tokens: int) -> "NodeIndices":
-        """Return the pairs of a stored response."""
-        accepted = torch.tensor(row["accepted"]).reshape(num_samples, -1)
-        sample, start, length = (torch.tensor(row[f"branch_{name}"], dtype=torch.long) for name in ("draw", "start", "length"))
-        before, num_tokens = _accepted_before(accepted, torch.zeros(1, dtype=torch.long)), accepted.shape[1]
-        branch = torch.repeat_interleave(torch.arange(len(start)), length)
-        first = length.cumsum(0) - length
-        depth = torch.cat([torch.zeros(num_tokens, dtype=torch.long), torch.arange(len(branch)) - first[branch]])
-        position = torch.cat([torch.arange(num_tokens), start[branch]])
-        most = torch.cat([before.max(dim=0).values, before[sample, start][branch]])
-        return cls(position, depth, torch.minimum(most, max_tokens - 1 - depth))
-
-    def split(self, first: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return all pairs (m,) of `count` nodes from `first` on.
-
-        Returns the node's number among these, its index in the round, and the response position at which the round began.
-        """
-        most = self.most[first : first + count]
-        node = torch.repeat_interleave(torch.arange(count), most + 1)
-        before = torch.arange(len(node)) - ((most + 1).cumsum(0) - most - 1)[node]
-        return node, self.depth[first + node] + before, self.position[first + node] - before
 
 
 @dataclass(frozen=True)
@@ -260,12 +213,9 @@ def load_recording(folder: Path, predictors: Sequence[str] = ()) -> Recording:
         place = sample, start + position
         branch_first[place], branch_length[place] = before + length.cumsum() - length, length
     values = {name: _lists(table, name) for name in RECORDED}
-    in_rounds: dict[str, list[np.ndarray]] = {}
     for name in predictors:
         predictions = pa.concat_tables([pq.read_table(folder / "predictions" / name / shard) for shard in shards])
-        reads_rounds = made_manifest(folder / "predictions" / name)["provenance"].get("in_rounds", False)
-        (in_rounds if reads_rounds else values)[name] = _lists(predictions, "values")
-    first_pair, pairs_before = _pairs(table, settings, lengths) if in_rounds else (None, lengths)
+        values[name] = _lists(predictions, "values")
     return Recording(
         prompts=[ids.tolist() for ids in _lists(table, "prompt_ids")],
         first=torch.from_numpy(first[:-1]),
@@ -278,19 +228,7 @@ def load_recording(folder: Path, predictors: Sequence[str] = ()) -> Recording:
         tokens=torch.from_numpy(np.concatenate([*responses, *branch_ids]).astype(np.int64)),
         features={name: _trunks_first(parts, lengths) for name, parts in values.items()},
         max_tokens=settings["max_tokens"],
-        in_rounds={name: _trunks_first(parts, pairs_before) for name, parts in in_rounds.items()},
-        first_pair=first_pair,
     )
-
-
-def _pairs(table: pa.Table, settings: Mapping[str, Any], lengths: np.ndarray) -> tuple[Tensor, np.ndarray]:
-    """Return the first pair of each node (nodes,), and how many pairs the tokens of each response have (P,)."""
-    counts = []
-    for row in table.select(["accepted", *(f"branch_{name}" for name in ("draw", "start", "length"))]).to_pylist():
-        counts.append((NodeIndices.of(row, settings["num_samples"], settings["max_tokens"]).most + 1).numpy())
-    ordered = _trunks_first(counts, lengths).long()
-    trunks = np.array([count[:length].sum() for count, length in zip(counts, lengths, strict=True)])
-    return ordered.cumsum(0) - ordered, trunks
 
 
 def _lists(table: pa.Table, name: str) -> list[np.ndarray]:

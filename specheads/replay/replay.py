@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_map
 
 from specheads.decoding.stopping import HeadThreshold, StoppingRule
 from specheads.errors import UserError
-from specheads.heads.calibration import NUM_INDICES
 from specheads.heads.head import AcceptanceHead
 from specheads.replay.head_scores import head_fingerprint
 from specheads.replay.recording import GROUND_TRUTH, Recording
@@ -110,33 +109,18 @@ class Ceiling(HeadThreshold):
         super().__init__(head, threshold, min_tokens=1, max_tokens=max_tokens)
 
 
-def head_logits(recording: Recording, head: RecordedHead) -> tuple[Tensor, Tensor, Tensor]:
+def head_logits(recording: Recording, head: RecordedHead) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return a head's predictions, before calibration, for the draft's token at every position and sample.
 
-    Returns logits (n, indices), at each index in a round; whether each token was accepted (n,) bool; and its largest index
-    (n,). At an index that a round cannot reach, the logit is that of the token's largest index. A head that predicts for its
-    input token does so one node later, after it has read the token, which no round does with its last one.
-    """
-    node, late, accepted, furthest = predicted_nodes(recording, head)
-    if head.name not in recording.in_rounds:
-        return recording.features[head.name][node].double()[:, None].expand(-1, NUM_INDICES), accepted, furthest
-    index = torch.minimum(torch.arange(NUM_INDICES), furthest[:, None])
-    if late:  # One node later there is one accepted token more before it, unless that node is of the same branch.
-        index = index.clamp_max(recording.max_tokens - 2) + accepted[:, None]
-    return recording.feature(head.name, node[:, None], index).double(), accepted, furthest
-
-
-def predicted_nodes(recording: Recording, head: RecordedHead) -> tuple[Tensor, bool, Tensor, Tensor]:
-    """Return the nodes at which a head predicts for the tokens of `head_logits`.
-
-    Returns the nodes (n,); whether they are one node after the tokens; whether the tokens were accepted (n,) bool; and their
-    largest index in a round (n,).
+    Returns, (n,) each: logits; whether each token was accepted; its largest index in a round; and the nodes at which the head
+    predicts. One that predicts for its input token does so one node later, after it has read the token, which no round does with
+    its last one.
     """
     node, after, accepted, furthest = recording.labels()
-    if head.config.predicts != "input_token":
-        return node, False, accepted, furthest
-    read = after >= 0
-    return after[read], True, accepted[read], furthest[read]
+    if head.config.predicts == "input_token":
+        read = after >= 0
+        node, accepted, furthest = after[read], accepted[read], furthest[read]
+    return recording.features[head.name][node].double(), accepted, furthest, node
 
 
 def replay(recording: Recording, rules: Sequence[StoppingRule]) -> list[Replayed]:
@@ -152,7 +136,7 @@ def replay(recording: Recording, rules: Sequence[StoppingRule]) -> list[Replayed
                 f"{recording.max_tokens}; record with RecordSettings(max_tokens={rule.max_tokens}), or give the rule a smaller "
                 "max_tokens."
             )
-        missing = sorted(rule.needs - recording.features.keys() - recording.in_rounds.keys() - {"token"})
+        missing = sorted(rule.needs - recording.features.keys() - {"token"})
         if missing:
             raise UserError(
                 f"{type(rule).__name__} needs {missing[0]!r}, which the recording does not have; it has token, "
@@ -207,8 +191,7 @@ class _Walk:
         accepted = on_response & recording.accepted[self.sample, position]
         self.depth = torch.where(accepted, -1, self.depth + 1)
         node = torch.where(accepted, position, recording.branch_first[self.sample, position] + self.depth)
-        num_before = position - first - self.start
-        features = {name: recording.feature(name, node, num_before) for name in self.rule.needs if name != "token"}
+        features = {name: recording.features[name][node] for name in self.rule.needs if name != "token"}
         if "token" in self.rule.needs:
             features["token"] = recording.tokens[node]
         state, stop = self.rule.step(self.state, features)

@@ -24,7 +24,7 @@ class InTurn(stopping.StoppingRule):
     def start_prompt(self, batch, device):
         return Swapped(torch.zeros(batch, device=device), torch.full((batch,), 0.5, device=device))
 
-    def start_round(self, state, target_hidden=None):
+    def start_round(self, state):
         return Swapped(state.second, state.first)
 
     def step(self, state, features):

@@ -322,7 +322,7 @@ def training_features(pair, prefix, drafted, predicts, shift=0):
     """What training computes for tokens drafted after `prefix`; `shift` taps that many positions late."""
     index = len(prefix) + torch.arange(len(drafted)) + shift
     tokens = torch.tensor([[*prefix, *drafted, 0]])
-    batch = HeadBatch(tokens, torch.zeros_like(index), index, torch.tensor(drafted), {}, index)
+    batch = HeadBatch(tokens, torch.zeros_like(index), index, torch.tensor(drafted), {})
     needs = ALL_FEATURES if predicts == "next_token" else frozenset({"hidden", "max_prob", "entropy", "second_prob"})
     return head_features(pair.draft_lm, batch, predicts, needs)
 

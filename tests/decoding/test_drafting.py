@@ -26,7 +26,7 @@ class EveryThird(stopping.StoppingRule):
     def start_prompt(self, batch, device):
         return Count(torch.zeros(batch, dtype=torch.long, device=device), torch.zeros(batch, 2, device=device))
 
-    def start_round(self, state, target_hidden=None):
+    def start_round(self, state):
         return state
 
     def step(self, state, features):

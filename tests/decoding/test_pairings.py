@@ -110,35 +110,6 @@ def test_a_head_prunes_along_every_path():
     assert 3 < sizes[0] < sizes[1]
 
 
-@pytest.mark.parametrize("way", ["tree", "graph", "beam", "multi"])
-def test_heads_that_read_features_of_the_round_get_them_on_every_path(way):
-    """At the first token of each path a head meets the index 0 and the target's state at the last verified position, as in
-    training.
-    """
-    torch.manual_seed(0)
-    pair, prompt, seen = family_pair("llama"), [3, 1, 4, 1, 5], []
-    inputs = ("hidden", "index", "target_hidden")
-    head = AcceptanceHead(HeadConfig(pair.draft_lm.hidden_size, depth=0, predicts="next_token", inputs=inputs, target_size=32))
-    torch.nn.init.normal_(head.readout.weight)
-    plain = head.forward
-    head.forward = lambda features: (seen.append(features), plain(features))[1]
-    stop = stopping.HeadThreshold(head.requires_grad_(False), 0.9, max_tokens=4)
-    decoder = SpeculativeDecoder(pair, DRAFTINGS[way], stop, warp=Warp(0), engine="eager")
-    out = decoder.generate(prompt, NUM_TOKENS)
-    expected = generate_baseline(pair, prompt, NUM_TOKENS, warp=Warp(0), engine="eager").tokens
-    assert way == "beam" or torch.equal(out.tokens, expected)
-    states = pair.target_lm.hidden_states(torch.tensor([[*prompt, *out.tokens.tolist()]]))[0]
-    starts = [len(prompt)]
-    for record in out.rounds:
-        starts.append(starts[-1] + len(record.tokens))
-    firsts = [features for features in seen if (features["index"] == 0).all()]
-    assert len(firsts) == sum(record.num_drafted > 0 for record in out.rounds) > 3
-    for features, start in zip(firsts, starts, strict=False):
-        rows = len(features["hidden"])
-        expected = states[start - 2].to(features["target_hidden"].dtype).expand(rows, -1)
-        torch.testing.assert_close(features["target_hidden"], expected, atol=1e-5, rtol=1e-4)
-
-
 @pytest.mark.parametrize("way", ["tree", "graph", "multi", "beam", "chain"])
 @pytest.mark.parametrize("engine", ["eager", "cuda_graph"])
 def test_nan_logits_of_a_draft_are_reported_and_cleared_from_memory(way, engine):

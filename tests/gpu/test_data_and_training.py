@@ -67,7 +67,7 @@ def head_batch():
     row, index = (tokens >= 0).nonzero().T
     row, index = row[index > 1], index[index > 1]
     labels = torch.rand(len(row), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return HeadBatch(tokens, row, index, tokens[row, index], labels, index)
+    return HeadBatch(tokens, row, index, tokens[row, index], labels)
 
 
 def specs(hidden_size):

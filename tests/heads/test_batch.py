@@ -119,7 +119,6 @@ def item(tokens, index, drafted, label):
         "index": np.array(index, dtype=np.int64),
         "drafted": np.array(drafted, dtype=np.int64),
         "label": np.array(label, dtype=np.float32),
-        "start": np.array(index, dtype=np.int64),
     }
 
 
@@ -147,8 +146,8 @@ def test_a_batch_moves_as_a_whole():
     single = item([5, 6], [1], [6], [0.5]) | {"features": {"entropy": torch.ones(1)}}
     moved = collate([single]).to(torch.device("meta"))
     assert isinstance(moved, HeadBatch)
-    tensors = [moved.tokens, moved.row, moved.index, moved.drafted, moved.start, moved.label, *moved.features.values()]
-    assert {value.device.type for value in tensors} == {"meta"} and len(tensors) == 7
+    tensors = [moved.tokens, moved.row, moved.index, moved.drafted, moved.label, *moved.features.values()]
+    assert {value.device.type for value in tensors} == {"meta"} and len(tensors) == 6
 
 
 # --- the sampler

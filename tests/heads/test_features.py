@@ -7,7 +7,7 @@ from fakes import needs_compiler, tiny_pair
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, stopping
 from specheads.heads.batch import HeadBatch, head_features
 from specheads.heads.config import DEFAULT_INPUTS, KNOWN_INPUTS
-from specheads.heads.features import FEATURES, RECORDED, ROUND_INPUTS, drafting_features, input_size
+from specheads.heads.features import FEATURES, RECORDED, drafting_features, input_size
 
 DISTRIBUTION = ("draft_prob", "max_prob", "entropy", "second_prob")
 
@@ -59,10 +59,9 @@ def test_an_impossible_second_token_enters_with_a_finite_logarithm():
 
 def test_the_table_names_what_every_kind_of_head_may_read():
     assert KNOWN_INPUTS == {
-        "input_token": ("hidden", "max_prob", "entropy", "second_prob", "index"),
-        "next_token": ("hidden", "embedding", "draft_prob", "max_prob", "entropy", "second_prob", "index", "target_hidden"),
+        "input_token": ("hidden", "max_prob", "entropy", "second_prob"),
+        "next_token": ("hidden", "embedding", "draft_prob", "max_prob", "entropy", "second_prob"),
     }
-    assert ROUND_INPUTS == ("index", "target_hidden")
     assert RECORDED == ("draft_prob", "max_prob", "entropy")  # columns of recordings on disk, in their order
     for kind, inputs in DEFAULT_INPUTS.items():
         assert set(inputs) <= set(KNOWN_INPUTS[kind])
@@ -72,9 +71,9 @@ def test_the_table_names_what_every_kind_of_head_may_read():
 
 
 def test_the_size_of_an_input_is_the_sum_of_its_features():
-    sizes = {"hidden_size": 7, "embedding_size": 5, "target_size": 3}
-    assert input_size(KNOWN_INPUTS["next_token"], sizes) == 7 + 5 + 3 + 5
-    assert HeadConfig(**sizes, inputs=("second_prob", "target_hidden")).input_size == 4
+    sizes = {"hidden_size": 7, "embedding_size": 5}
+    assert input_size(KNOWN_INPUTS["next_token"], sizes) == 7 + 5 + 4
+    assert HeadConfig(**sizes, inputs=("second_prob", "embedding")).input_size == 6
 
 
 # --- one feature through training and decoding
@@ -106,7 +105,7 @@ def test_training_and_the_decoder_compute_the_same_second_probability(nano64, pr
         drafted = [int(step["token"]) for step in steps]
         index = len(text) + torch.arange(len(drafted) - lag)
         tokens = torch.tensor([[*text, *drafted]])
-        batch = HeadBatch(tokens, torch.zeros_like(index), index, tokens[0, index], {}, index)
+        batch = HeadBatch(tokens, torch.zeros_like(index), index, tokens[0, index], {})
         text += each.tokens
         if len(index):
             expected = head_features(nano64.draft_lm, batch, predicts, frozenset({"second_prob"}))["second_prob"]
@@ -134,7 +133,7 @@ def test_training_and_the_decoder_predict_the_same_from_the_same_state(nano64, p
         tokens = torch.tensor([[*text, *drafted]])
         features = head_features(
             nano64.draft_lm,
-            HeadBatch(tokens, torch.zeros_like(index), index, tokens[0, index], {}, index),
+            HeadBatch(tokens, torch.zeros_like(index), index, tokens[0, index], {}),
             "next_token",
             frozenset(head.config.inputs),
         )

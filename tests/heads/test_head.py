@@ -209,15 +209,6 @@ def test_another_draft_revision_is_an_error_that_names_both(pair):
         AcceptanceHead(config(draft={"id": "d", "revision": "r2"})).check_fits(replace(pair, draft_revision="r3"))
 
 
-def test_a_head_that_reads_the_target_fits_that_target_alone(pair):
-    target = {"id": "theirs", "revision": "r9"}
-    AcceptanceHead(config(target=target)).check_fits(pair)  # it does not read it
-    reading = {"predicts": "next_token", "inputs": ("hidden", "target_hidden"), "target_size": 16}
-    AcceptanceHead(config(**reading, target={"id": "t", "revision": pair.target_revision})).check_fits(pair)
-    with pytest.raises(UserError, match=rf"target theirs at revision r9.*tiny-target at revision {pair.target_revision}"):
-        AcceptanceHead(config(**reading, target=target)).check_fits(pair)
-
-
 # --- the config
 
 

@@ -252,9 +252,3 @@ def test_where_nothing_can_be_compiled_the_head_runs_as_it_is(nano, folder, text
     request.getfixturevalue("uncompiled")
     assert proposed(made(nano, folder), texts) == expected
     assert "No working C++ compiler found" in caplog.text
-
-
-def test_a_head_that_reads_the_target_is_refused(tmp_path):
-    head = AcceptanceHead(HeadConfig(hidden_size=160, inputs=("hidden", "target_hidden"), target_size=256))
-    with pytest.raises(UserError, match="reads the target's hidden state, which vLLM does not pass"):
-        DraftStopping({"head": str(save_head(head, tmp_path / "head"))}, LONGEST)

@@ -201,7 +201,7 @@ def record(folder: Path) -> Any:
 
 def read_recording(folder: Path) -> Any:
     recording = record(folder)
-    values = {name: _plain(value) for name, value in vars(recording).items() if name not in ("features", "in_rounds")}
+    values = {name: _plain(value) for name, value in vars(recording).items() if name != "features"}
     return values | {name: _plain(value) for name, value in recording.features.items()}
 
 

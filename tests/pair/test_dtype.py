@@ -120,10 +120,7 @@ def test_runs_and_features_of_another_type_are_told_apart(nano, tmp_path):
     settings = Distillation()
     entries = [distillation._provenance(settings, pair) for pair in (nano, half)]
     assert [name for name in entries[0] if entries[0][name] != entries[1][name]] == ["dtype"]
-    stores = [
-        FeatureStore(tmp_path, pair.draft_lm, pair.target_lm, {"train": NoTexts()}, frozenset(["hidden"]))
-        for pair in (nano, half)
-    ]
+    stores = [FeatureStore(tmp_path, pair.draft_lm, {"train": NoTexts()}, frozenset(["hidden"])) for pair in (nano, half)]
     assert stores[0].rows.folder != stores[1].rows.folder
 
 

@@ -80,15 +80,15 @@ def tables(vocab_size: int):
 def head_of(predicts: str, inputs: tuple[str, ...], seed: int, spread: float, calibration: bool) -> AcceptanceHead:
     torch.manual_seed(seed)
     values = {"slope": [0.5, 1.5, 1.0], "intercept": [0.5, -0.5, 0.0]} if calibration else None
-    config = HeadConfig(HIDDEN, 1, predicts, inputs, 4, target_size=HIDDEN, calibration=values)
+    config = HeadConfig(HIDDEN, 1, predicts, inputs, 4, calibration=values)
     head = AcceptanceHead(config).double()
     nn.init.normal_(head.readout.weight, std=spread)
     return head.requires_grad_(False)
 
 
 INPUTS = {
-    "next_token": [(), ("hidden",), ("max_prob", "draft_prob"), ("hidden", "index", "target_hidden")],
-    "input_token": [("hidden",), ("hidden", "max_prob", "entropy", "index")],
+    "next_token": [(), ("hidden",), ("max_prob", "draft_prob")],
+    "input_token": [("hidden",), ("hidden", "max_prob", "entropy")],
 }
 
 

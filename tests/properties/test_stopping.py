@@ -71,9 +71,8 @@ def play_round(rule: StoppingRule, state, features, limits, most_accepted):
 def test_lengths_stay_within_bounds_and_states_finite(rule, played):
     state, total = rule.start_prompt(BATCH, CPU), torch.zeros(BATCH, dtype=torch.long)
     check_finite(state)
-    for number, (features, limits, most_accepted) in enumerate(played):
-        hidden = torch.full((BATCH, HIDDEN), float(number), dtype=torch.float64)
-        state = rule.start_round(state, hidden if rule.reads_target else None)
+    for features, limits, most_accepted in played:
+        state = rule.start_round(state)
         planned = rule.planned_length(state)
         state, lengths = play_round(rule, state, features, limits, most_accepted)
         check_finite(state)

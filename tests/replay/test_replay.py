@@ -15,7 +15,6 @@ from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay.head_scores import add_predictions, head_fingerprint
 from specheads.replay.recording import GROUND_TRUTH, Recorder, load_recording
 from specheads.replay.replay import (
-    NUM_INDICES,
     Ceiling,
     Replayed,
     head_logits,
@@ -40,13 +39,9 @@ def pair():
 @pytest.fixture(scope="module")
 def heads(pair):
     torch.manual_seed(0)
-    size = pair.target_lm.hidden_size
-    looking = {
-        "next_token": ("hidden", "embedding", "second_prob", "index", "target_hidden"),
-        "input_token": ("hidden", "second_prob", "index"),
-    }
+    looking = {"next_token": ("hidden", "embedding", "second_prob"), "input_token": ("hidden", "second_prob")}
     heads = [AcceptanceHead(HeadConfig(32, 1, predicts, width=8)) for predicts in looking]
-    heads += [AcceptanceHead(HeadConfig(32, 1, predicts, inputs, 8, target_size=size)) for predicts, inputs in looking.items()]
+    heads += [AcceptanceHead(HeadConfig(32, 1, predicts, inputs, 8)) for predicts, inputs in looking.items()]
     for head in heads:
         head.eval().requires_grad_(False)
         torch.nn.init.normal_(head.readout.weight, std=2.0)
@@ -259,7 +254,7 @@ def test_calibrated_heads_have_exactly_the_rounds_of_decoding_in_greedy_mode(pai
     recording = recorded(pair, heads, tmp_path, Warp(0), 4)
     kinds = ((stopping.HeadThreshold, {"threshold": 0.6}), (stopping.OnlineHead, {"threshold": 0.6}))
     values = (None, {"slope": [0.5, 2.0, 1.0], "intercept": [1.5, -0.5, 1.0]})
-    for head in heads[1:3]:  # of either kind; with and without features of the round
+    for head in heads[1:3]:  # of either kind
         copies = [copy.deepcopy(head) for _ in values]
         for each, calibration in zip(copies, values, strict=True):
             each.config = replace(each.config, calibration=calibration)
@@ -310,29 +305,15 @@ def test_rules_that_learn_have_exactly_the_rounds_of_decoding_in_greedy_mode(pai
         assert [rounds_of(rounds, number) for number in range(3)] == live_rounds(pair, rule, 3), type(rule).__name__
 
 
-def test_predictions_of_a_head_with_round_inputs_depend_on_the_round(pair, heads, tmp_path):
-    recording = recorded(pair, heads[2:3], tmp_path, Warp(1.0), 5, num_samples=2)
-    values = recording.in_rounds[head_fingerprint(heads[2])]
-    counts = recording.first_pair.diff(append=torch.tensor([len(values)]))
-    assert counts.min() == 1 and 3 <= counts.max() <= recording.max_tokens
-    first = values[recording.first_pair[counts > 1]]
-    assert (values[recording.first_pair[counts > 1] + 1] - first).abs().min() > 1e-4
-
-
-@pytest.mark.parametrize("max_tokens", [3, 20])
-def test_the_logit_of_a_proposed_token_is_that_of_the_index_it_has_there(pair, heads, tmp_path, max_tokens):
-    """A head whose logit is the index itself, of either kind."""
-    by_index = []
-    for head in heads[2:]:
-        linear = AcceptanceHead(HeadConfig(32, 0, head.config.predicts, ("index",), 1)).requires_grad_(False)
+def test_a_logit_is_that_of_the_node_from_which_the_head_predicts_the_token(pair, heads, tmp_path):
+    """A head whose logit is the largest probability there; one that predicts its input token reads it one node later."""
+    for head in heads[:2]:
+        linear = AcceptanceHead(HeadConfig(32, 0, head.config.predicts, ("max_prob",), 1)).requires_grad_(False)
         for name, value in linear.named_parameters():
             value.fill_(1.0 if "weight" in name else 0.0)
-        by_index.append(linear)
-    recording = recorded(pair, by_index, tmp_path, Warp(1.0), 5, num_samples=2, max_tokens=max_tokens)
-    for head in by_index:
-        logits, accepted, furthest = head_logits(recording, recorded_head(head))
-        index = torch.minimum(torch.arange(NUM_INDICES), furthest[:, None])
-        if head.config.predicts == "input_token":  # the last token of a round is read in none
-            index = index.clamp_max(max_tokens - 2)
-        torch.testing.assert_close(logits, index.double().log1p(), atol=1e-6, rtol=0)
-        assert len(accepted) > 100 and furthest.max() >= min(max_tokens - 1, 4)
+        recording = recorded(pair, [linear], tmp_path / head.config.predicts, Warp(1.0), 5, num_samples=2)
+        logits, accepted, furthest, node = head_logits(recording, recorded_head(linear))
+        torch.testing.assert_close(logits, recording.features["max_prob"][node].double(), atol=1e-6, rtol=0)
+        here, after, *_ = recording.labels()
+        expected = after[after >= 0] if head.config.predicts == "input_token" else here
+        assert torch.equal(node, expected) and len(accepted) == len(furthest) == len(node) > 100

@@ -104,7 +104,6 @@ class _OnlineMemory(NamedTuple):
     inputs: Tensor  # (B, max_tokens, n) float64, by the assessed token's index in this round
     slope: Any = ()
     intercept: Any = ()
-    target_hidden: Any = ()
 
 
 class _OnlineNewton(SurvivalRule):
@@ -202,7 +201,7 @@ class OnlineHead(_OnlineNewton, HeadThreshold):
 
     def initial_memory(self, batch: int, device: torch.device) -> _OnlineMemory:
         head, logistic = super().initial_memory(batch, device), self.prior_memory([1.0, 0.0, 0.0], self.prior, batch, device)
-        return logistic._replace(slope=head.slope, intercept=head.intercept, target_hidden=head.target_hidden)
+        return logistic._replace(slope=head.slope, intercept=head.intercept)
 
     def inputs(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
         head_logit = self.head_logit(state, features).double()[:, None]

@@ -42,7 +42,6 @@ class StoppingRule:
     max_tokens: int  # the longest draft that the rule lets grow
     # Rules with equal keys take the same step from the same state; what they learn in `end_round` may differ.
     compile_key: Hashable
-    reads_target: bool = False  # whether `start_round` reads `target_hidden`
     uses_head: ClassVar[bool] = False  # whether its constructor takes a `head`
     fitted_to_costs: ClassVar[frozenset[str]] = frozenset()  # those open parameters whose values depend on what steps cost
 
@@ -67,12 +66,8 @@ class StoppingRule:
         """Return what a state of this package's rules has in its `memory` at the start of a prompt, tensors (B, ...)."""
         return ()
 
-    def start_round(self, state: Any, target_hidden: Tensor | None = None) -> Any:
-        """Return the state at the start of a round.
-
-        Args:
-            target_hidden: (B, H), the target's hidden state that the last committed token was decided from, if there is one.
-        """
+    def start_round(self, state: Any) -> Any:
+        """Return the state at the start of a round."""
         return state._replace(num_drafted=constants(0, state.num_drafted))
 
     def planned_length(self, state: Any) -> Tensor | None:

@@ -11,7 +11,6 @@ from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule, argument, constants, filled
 from specheads.errors import UserError, is_count
 from specheads.heads.calibration import IndexCalibration, calibrated
-from specheads.heads.features import ROUND_INPUTS
 from specheads.heads.head import AcceptanceHead
 from specheads.pair.pair import Pair
 from specheads.settings import Probability
@@ -66,8 +65,8 @@ class SurvivalRule(StoppingRule):
         bounds = (filled(batch, self.threshold, device), zeros + self.min_tokens, zeros + self.max_tokens)
         return SurvivalState(zeros, ones, *bounds, filled(batch, 0.0, device), self.initial_memory(batch, device))
 
-    def start_round(self, state: SurvivalState, target_hidden: Tensor | None = None) -> SurvivalState:
-        return super().start_round(state, target_hidden)._replace(survival=constants(1, state.survival))
+    def start_round(self, state: SurvivalState) -> SurvivalState:
+        return super().start_round(state)._replace(survival=constants(1, state.survival))
 
     def num_expected(self, state: SurvivalState) -> Tensor | None:
         # A token is accepted if it and all before it are, so the expected number is the sum of their survival.
@@ -107,7 +106,6 @@ class _HeadMemory(NamedTuple):
 
     slope: Tensor  # (B, indices), by the predicted token's index in the round; float32, as heads compute
     intercept: Tensor  # (B, indices)
-    target_hidden: Tensor  # (B, size) that the target's last token was decided from, size 0 if the head does not read it
 
 
 class HeadRule(SurvivalRule):
@@ -125,8 +123,7 @@ class HeadRule(SurvivalRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        inputs = frozenset(self.head.config.inputs)
-        self.needs, self.reads_target = inputs - set(ROUND_INPUTS), "target_hidden" in inputs
+        self.needs = frozenset(self.head.config.inputs)
 
     def bind(self, pair: Pair, device: torch.device) -> None:
         # A head reads one draft's hidden states; those of another draft mean nothing to it.
@@ -135,16 +132,7 @@ class HeadRule(SurvivalRule):
 
     def initial_memory(self, batch: int, device: torch.device) -> Any:
         """Return the state's `memory` at the start of a prompt, which has the fields of _HeadMemory."""
-        size = self.head.config.target_size if self.reads_target else None
-        target_hidden = torch.zeros(batch, size or 0, dtype=self.head.readout.weight.dtype if size else None, device=device)
-        return _HeadMemory(*IndexCalibration.from_dict(self.head.config.calibration).rows(batch, device), target_hidden)
-
-    def start_round(self, state: SurvivalState, target_hidden: Tensor | None = None) -> SurvivalState:
-        state = super().start_round(state, target_hidden)
-        if not self.reads_target or target_hidden is None:
-            return state
-        # A copy, because an engine may overwrite the tensor in the round's verification.
-        return state._replace(memory=state.memory._replace(target_hidden=target_hidden.to(state.memory.target_hidden, copy=True)))
+        return _HeadMemory(*IndexCalibration.from_dict(self.head.config.calibration).rows(batch, device))
 
     def num_expected(self, state: SurvivalState) -> Tensor | None:
         return None if self.lag else state.num_expected  # the last token of a draft has no prediction then
@@ -155,9 +143,7 @@ class HeadRule(SurvivalRule):
 
     def head_logit(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
         """Return the head's calibrated logit (B,)."""
-        index = state.num_drafted - self.lag
-        inputs = {**features, "index": index.clamp_min(0), "target_hidden": state.memory.target_hidden}
-        return calibrated(self.head(inputs), index, state.memory.slope, state.memory.intercept)
+        return calibrated(self.head(features), state.num_drafted - self.lag, state.memory.slope, state.memory.intercept)
 
     def acceptance(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
         return torch.where(state.num_drafted >= self.lag, self.head_logit(state, features).sigmoid(), 1.0)

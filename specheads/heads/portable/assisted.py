@@ -1,7 +1,7 @@
 """A head in transformers' assisted generation: the head decides when a draft ends, and everything else is left to transformers.
 
 Streamers, stopping criteria, logits processors, sampling and outputs of `generate` therefore work as usual. transformers does not
-pass the draft's hidden states to the criterion that ends a draft, so hooks on both models catch them. As in all assisted
+pass the draft's hidden states to the criterion that ends a draft, so hooks on the draft catch them. As in all assisted
 generation, one prompt is decoded at a time, with a dynamic cache.
 """
 
@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from transformers.generation import StoppingCriteriaList
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
-from specheads.heads.features import drafting_features, reads_target
+from specheads.heads.features import drafting_features
 from specheads.heads.portable.standalone_head import DraftRound, StandaloneHead
 
 REPLACED = "_get_candidate_generator"  # a method of a target, not part of transformers' public interface
@@ -64,29 +64,17 @@ class HeadCandidates(AssistedCandidateGenerator):
         self._assisted, self._rounds = assisted, assisted.rounds
         self.generation_config.assistant_confidence_threshold = 0.0  # switches off its rule; None would mean the default
         self.generation_config.stop_strings = None  # the target looks for them, as it has the tokenizer
-        self._target_hidden: Tensor | None = None
 
     def get_candidates(self, input_ids: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """Return the text (1, T) followed by a draft, and the logits that the draft was sampled from."""
-        if self._assisted.reads_target and self._target_hidden is None:
-            self._target_hidden = self._assisted.state_before(input_ids, self.assistant_kwargs.get("attention_mask"))
         temperature = getattr(self.assistant_model.config, "draft_temperature", 1.0)
         self._round = self._assisted.new_round()
         with _tapped(self.assistant_model, temperature) as self._last:
-            candidates = super().get_candidates(input_ids, **kwargs)
-        if self._assisted.reads_target:
-            self._verification = _tapped(self._assisted.target)  # update_candidate_strategy ends it
-            self._last_of_target = self._verification.__enter__()
-        return candidates
+            return super().get_candidates(input_ids, **kwargs)
 
     def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
         """Take the result of a verification: scores (1, drafted + 1, V), and how many drafted tokens were accepted."""
-        num_drafted, num_matches = scores.shape[1] - 1, int(num_matches)
-        self._rounds.append((num_drafted, num_matches))
-        if self._assisted.reads_target:
-            self._verification.__exit__(None, None, None)
-            hidden = self._last_of_target["hidden"]
-            self._target_hidden = hidden[:, hidden.shape[1] - 1 - num_drafted + num_matches]
+        self._rounds.append((scores.shape[1] - 1, int(num_matches)))
 
     def _calculate_new_tokens(self, input_ids: Tensor) -> tuple[int, int]:
         # The length that transformers adapts is put back, as it goes into the draft's config when generation ends.
@@ -113,8 +101,6 @@ class HeadCandidates(AssistedCandidateGenerator):
             self._last["hidden"][:, -1],
             lambda ids: embedding(ids.to(embedding.weight.device)),
         )
-        if self._target_hidden is not None:
-            features["target_hidden"] = self._target_hidden
         return torch.tensor([self._round.stops(features)], device=text.device)
 
 
@@ -142,10 +128,9 @@ class Assisted:
             ValueError: bounds that are not allowed, models that do not fit the head, or models with different vocabularies.
         """
         self.target, self.draft, self.bounds, self.rounds = target, draft, bounds, []
-        self.reads_target = reads_target(head.inputs)
         self._thread = threading.get_ident() if this_thread else None
         self._num_generations = 0
-        _check(target, draft, head, self.reads_target)
+        _check(target, draft, head)
         device = draft.get_input_embeddings().weight.device
         same = head.readout.weight.device == device
         self.head = head if same else copy.deepcopy(head).to(device)  # the original may serve another draft elsewhere
@@ -182,19 +167,6 @@ class Assisted:
         """Return a new object that decides when the next draft ends."""
         return DraftRound(self.head, **self.bounds)
 
-    @torch.no_grad()
-    def state_before(self, text: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the target's state (1, H) from which it would decide the last token of `text` (1, T).
-
-        A response has no verification before its first draft that could have computed it.
-        """
-        if text.shape[1] < 2:
-            return torch.zeros(1, self.head.config["target_size"], device=text.device)
-        device = self.target.get_input_embeddings().weight.device
-        masked = {} if mask is None else {"attention_mask": mask[:, : text.shape[1] - 1].to(device)}
-        # The base model has no output embedding, so that the logits of a long prompt are never held.
-        return self.target.base_model(input_ids=text[:, :-1].to(device), use_cache=False, **masked).last_hidden_state[:, -1]
-
     def serves(self, assistant_model: PreTrainedModel | None) -> bool:
         """Whether this object serves a generation that begins in this thread with `assistant_model`."""
         return assistant_model is self.draft and self._thread in (None, threading.get_ident())
@@ -225,21 +197,18 @@ class _Dispatcher:
         return self.before(assistant_model=assistant_model, **arguments)
 
 
-def _check(target: PreTrainedModel, draft: PreTrainedModel, head: StandaloneHead, reads_target: bool) -> None:
+def _check(target: PreTrainedModel, draft: PreTrainedModel, head: StandaloneHead) -> None:
     """Raise ValueError for models that do not fit the head, or for vocabularies of different sizes.
 
     With different sizes, transformers assumes different tokenizers.
     """
-    sizes = {"draft": (draft, head.config["hidden_size"])}
-    sizes |= {"target": (target, head.config["target_size"])} if reads_target else {}
-    for role, (model, size) in sizes.items():
-        actual = model.get_output_embeddings().weight.shape[1]
-        if actual != size:
-            trained = (head.config.get(role) or {}).get("id", f"another {role}")
-            raise ValueError(
-                f"the head reads hidden states of size {size} of the {role}, but those of {model.name_or_path} have {actual}; it "
-                f"was trained for {trained}. Use that one, or train a head for this pair."
-            )
+    size, actual = head.config["hidden_size"], draft.get_output_embeddings().weight.shape[1]
+    if actual != size:
+        trained = (head.config.get("draft") or {}).get("id", "another draft")
+        raise ValueError(
+            f"the head reads hidden states of size {size} of the draft, but those of {draft.name_or_path} have {actual}; it "
+            f"was trained for {trained}. Use that one, or train a head for this pair."
+        )
     if not hasattr(target, REPLACED):
         raise ValueError(
             f"{type(target).__name__} of this transformers has no {REPLACED}, which a head replaces; use transformers 5.17 to "

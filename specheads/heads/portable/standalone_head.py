@@ -7,8 +7,7 @@
 
 `features` are those of the token just drafted, by the names in `head.inputs`, each (1, size) or (1,). `drafting_features`
 computes those of the draft from its logits, the token, `hidden` (the input of the draft's output embedding from which the logits
-were computed; the same for both kinds of head) and the draft's input embedding. `index` is added by the round; `target_hidden` is
-the input of the target's output embedding for the last token before the draft, zeros if there is none.
+were computed; the same for both kinds of head) and the draft's input embedding.
 """
 
 import json
@@ -63,8 +62,8 @@ class StandaloneHead(Network):
         """Return the calibrated chances (B,) that tokens at `index` (B,) long in their drafts are accepted."""
         device = self.readout.weight.device  # a draft may be spread over several, its head is on one
         index = index.to(device)
-        known = {name: value.to(device) for name, value in features.items()} | {"index": index.clamp_min(0)}
-        return calibrated(self(known), index, *self._lines(len(index), device)).sigmoid()
+        logits = self({name: value.to(device) for name, value in features.items()})
+        return calibrated(logits, index, *self._lines(len(index), device)).sigmoid()
 
     def _lines(self, count: int, device: torch.device) -> Tensor:
         """Return slopes and intercepts (2, count, indices) of the calibration; all rows are the same."""

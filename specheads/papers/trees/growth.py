@@ -49,10 +49,10 @@ class TreeReader:
     def _begin_at(self, base: int) -> None:
         self._base, self._slots = base, {ROOT: 0}
 
-    def read_whole(self, tree: Draft, last: int) -> tuple[Tensor, Tensor]:
-        """Read the last committed token and all nodes; return logits (1 + N, V) and hidden states (1 + N, H) after each."""
+    def read_whole(self, tree: Draft, last: int) -> Tensor:
+        """Read the last committed token and all nodes; return logits (1 + N, V) after each."""
         self._begin_at(self.engine.length)
-        return self.read(tree, range(len(tree)), [last])
+        return self.read(tree, range(len(tree)), [last])[0]
 
     def read(self, tree: Draft, new: Sequence[int], before: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
         """Read the nodes `new`, whose parents were read; return logits (n, V) and hidden states (n, H) after each.

@@ -1,6 +1,6 @@
 """Rounds of methods that draft trees: one row, whose drafter grows a tree on the host."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -64,13 +64,12 @@ class _TreeRounds(Rounds):
     def warm_up(self, ends: Tensor) -> None:
         self.drafter.warm_up()
 
-    def start(self, rows: Sequence[Row], target_hidden: Mapping[int, Tensor]) -> None:
+    def start(self, rows: Sequence[Row]) -> None:
         self.state = self.stopping.start_prompt(1, self.engines[-1].lm.device)
-        self._target_hidden = target_hidden.get(0)
 
     def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[Round], Mark]:
         (row,) = rows
-        self.state = self.stopping.start_round(self.state, self._target_hidden if self.stopping.reads_target else None)
+        self.state = self.stopping.start_round(self.state)
         draft = self.drafter.draft(row.committed, self.state, row.most_drafted, row.draft_uniforms, ends)
         drafted = clock.mark()
         if draft.nan:
@@ -98,8 +97,7 @@ class _TreeRounds(Rounds):
 
         Return the accepted nodes, from the context down, and the target's token.
         """
-        logits, hidden = self._reader.read_whole(draft, row.committed[-1])
-        block = TreeBlock.of(draft, self.warp(logits))
+        block = TreeBlock.of(draft, self.warp(self._reader.read_whole(draft, row.committed[-1])))
         numbers = row.verify_uniforms.take(self.stopping.max_tokens + 1)
         nodes, token = self._distribution(block).decide(numbers[:-1], numbers[-1:])
         nans = [has_nan(block.target_probs).any(), torch.zeros_like(token, dtype=torch.bool)[0]]
@@ -109,8 +107,6 @@ class _TreeRounds(Rounds):
         next_token, target_nan, draft_nan, *path = torch.cat([token, torch.stack(nans).long(), nodes]).tolist()
         path = [node for node in path if node >= 0]
         self._reader.keep(path)
-        ended = path[-1] + 1 if path else 0
-        self._target_hidden = hidden[ended : ended + 1]
         if draft_nan or target_nan:
             row.fail_by_nan(self._pair.draft_id if draft_nan else self._pair.target_id)
         return path, next_token

@@ -19,7 +19,7 @@ from specheads.heads.metrics import calibration
 from specheads.heads.train_prompts import numbers_of
 from specheads.prompts.prompt import EncodedPrompt, Prompt, encode_prompts, groups_of
 from specheads.replay.recording import Recorder
-from specheads.replay.replay import head_logits, predicted_nodes, recorded_head
+from specheads.replay.replay import head_logits, recorded_head
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,8 @@ def calibrate(
     for number, (folder, head) in enumerate(heads.items()):
         forecast.update(number, len(heads))
         recorded, earlier = recorded_head(head), head.config.calibration
-        tokens, prompt = head_logits(recording, recorded), recording.prompt_of(predicted_nodes(recording, recorded)[0])
+        logits, accepted, furthest, node = head_logits(recording, recorded)
+        tokens, prompt = (logits, accepted, furthest), recording.prompt_of(node)
         errors[folder.name] = {
             **({} if earlier is None else {"before": error_in_rounds(IndexCalibration.from_dict(earlier), *tokens)}),
             "raw": error_in_rounds(IndexCalibration.neutral(), *tokens),
@@ -90,7 +91,7 @@ def cross_fitted_error(logits: Tensor, accepted: Tensor, furthest: Tensor, promp
     because the calibrations of the halves err in opposite directions.
 
     Args:
-        logits, accepted, furthest: (n, indices), (n,) and (n,) of drafted tokens, see `IndexCalibration.fit`.
+        logits, accepted, furthest: (n,) of drafted tokens, see `IndexCalibration.fit`.
         prompt: (n,) long, the number of each token's prompt.
         groups: the group of each prompt; prompts of one group are in the same half.
     """
@@ -105,4 +106,4 @@ def cross_fitted_error(logits: Tensor, accepted: Tensor, furthest: Tensor, promp
 def error_in_rounds(fitted: IndexCalibration, logits: Tensor, accepted: Tensor, furthest: Tensor) -> float:
     """Return the expected calibration error of drafted tokens, each counted at every index that it can have in a round."""
     token, index = in_rounds(furthest)
-    return calibration(torch.sigmoid(fitted(logits[token, index], index)), accepted[token].double()).ece
+    return calibration(torch.sigmoid(fitted(logits[token], index)), accepted[token].double()).ece

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from specheads.decoding.engine import bulk_operations
-from specheads.heads.batch import HeadBatch, collate, sample_features, target_states
-from specheads.heads.features import FEATURES, RECORDED, ROUND_INPUTS
+from specheads.heads.batch import HeadBatch, collate, sample_features
+from specheads.heads.features import FEATURES, RECORDED
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.padding import BATCH_TOKENS, batches_of_tokens
@@ -29,17 +29,16 @@ class FeatureStore:
         self,
         folder: Path,
         draft: LanguageModel,
-        target: LanguageModel,
         splits: Mapping[str, MixedResponses],
         needs: frozenset[str],
     ) -> None:
         """Plan the store of the data set in `folder`: of what heads `needs`, those features that the feature table stores."""
-        self.draft, self.target, self.splits = draft, target, splits
+        self.draft, self.splits = draft, splits
         # The test compares heads with rules that need no head.
         self.needs = frozenset(name for name in needs | set(RECORDED) if FEATURES[name].stored)
         provenance = {
             "data": folder.name,
-            "dtype": [str(each.model.dtype) for each in (target, draft)],
+            "dtype": str(draft.model.dtype),
             "features": sorted(self.needs),
             "predicts": "next_token",
             "texts": {name: [data.response_share, data.seed, len(data)] for name, data in splits.items()},
@@ -60,15 +59,10 @@ class FeatureStore:
             self.rows.fill(self._computed, memory_of("features", self.draft, parts))
         return {name: StoredResponses(data, self.rows, name) for name, data in self.splits.items()}
 
-    def _model_of(self, feature: str) -> LanguageModel:
-        """Return the model that a feature is read from."""
-        return self.target if FEATURES[feature].reads_target else self.draft
-
     def _bytes_of_feature(self, name: str) -> int:
         """Return the bytes of a feature for each drafted token."""
         if FEATURES[name].size is not None:
-            model = self._model_of(name)
-            return model.hidden_size * model.output_embedding.weight.element_size()
+            return self.draft.hidden_size * self.draft.output_embedding.weight.element_size()
         return 4 * (max(data.num_samples for data in self.splits.values()) if FEATURES[name].of_token else 1)
 
     def _computed(self, start: str, numbers: range) -> list[dict[str, Tensor]]:
@@ -83,20 +77,17 @@ class FeatureStore:
             merged = [torch.cat(ids).to(self.draft.device) for ids in zip(*samples, strict=True)]
             counts = [len(items[place]["index"]) for place in places]
             for name, values in self._features(batch, merged).items():
-                check_numbers(self._model_of(name).name, values)
+                check_numbers(self.draft.name, values)
                 for place, value in zip(places, values.cpu().split(counts), strict=True):
                     rows[place][name] = value
         return rows
 
     def _features(self, batch: HeadBatch, samples: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return the features of a batch to store, with `samples` of its drafted tokens (n,)."""
-        features, *others = sample_features(self.draft, batch, "next_token", self.needs - set(ROUND_INPUTS), samples)
+        features, *others = sample_features(self.draft, batch, "next_token", self.needs, samples)
         for name in features:
             if FEATURES[name].of_token:
                 features[name] = torch.stack([features[name], *(other[name] for other in others)], dim=1)
-        if "target_hidden" in self.needs:
-            # For a round that begins at the token; the state for any other round is the one stored with an earlier token.
-            features["target_hidden"] = target_states(self.target, batch, batch.index)
         return features
 
 
@@ -112,8 +103,6 @@ class StoredResponses(Dataset):
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
         epoch, number = key
         features, item = self.rows.row(self.start, number), self.data[key]
-        if "target_hidden" in features:
-            features["target_hidden"] = features["target_hidden"][item["start"] - item["index"][0]]
         for name, values in features.items():
             if FEATURES[name].of_token:
                 features[name] = values[:, epoch % values.shape[1]]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specheads.errors import UserError
-from specheads.heads.batch import HeadBatch, head_features, target_states
+from specheads.heads.batch import HeadBatch, head_features
 from specheads.heads.features import RECORDED
 from specheads.heads.head import LEAST_SPREAD
 from specheads.heads.metrics import auroc, binary_kl, fit_logistic, prediction_metrics
@@ -25,24 +25,19 @@ TRAIN_BATCHES = 64  # results on training prompts are computed on so many
 class HeadModule(CurveModule):
     """A bank of heads, their weighted loss, and the metrics of their predictions."""
 
-    def __init__(self, bank: HeadBank, draft: LanguageModel, target: LanguageModel, optimizer: Optimizer) -> None:
-        """The target is run only where heads read its states and those are not stored."""
+    def __init__(self, bank: HeadBank, draft: LanguageModel, optimizer: Optimizer) -> None:
         super().__init__()
         self.bank, self.optimizer = bank, optimizer
-        self._models = draft, target  # in a tuple, so that their weights are not registered as this module's
+        self._draft = (draft,)  # in a tuple, so that its weights are not registered as this module's
         self._collected: list[tuple[Tensor, Tensor, Tensor]] = []  # see `_collect`
         self.test_results: dict[str, dict[str, float]] = {}
         self.divergences: dict[str, dict[str, float]] = {}  # each head's KL on train and dev prompts (SpecDec++, table 3)
 
     def features(self, batch: HeadBatch, needs: frozenset[str] | None = None, predicts: str | None = None) -> dict[str, Tensor]:
         """Return the features of a batch: those that the bank reads, or those that `needs` and `predicts` ask for."""
-        (lm, target), predicts, needs = self._models, predicts or self.bank.predicts, needs or self.bank.needs
+        (lm,), predicts, needs = self._draft, predicts or self.bank.predicts, needs or self.bank.needs
         stored = batch.features if predicts == self.bank.predicts else {}
         features = {name: value for name, value in stored.items() if name in needs}
-        if "index" in needs:
-            features["index"] = batch.index - batch.start
-        if "target_hidden" in needs - features.keys():
-            features["target_hidden"] = target_states(target, batch, batch.start)
         missing = needs - features.keys()
         if missing == {"embedding"}:  # it is looked up, not computed
             with torch.no_grad():
@@ -51,7 +46,7 @@ class HeadModule(CurveModule):
 
     def on_fit_start(self) -> None:
         """Move the draft to the device of the heads; fix the scale of look-ahead inputs from the first batches."""
-        self._models[0].model.to(self.device)
+        self._draft[0].model.to(self.device)
         if self.bank.predicts == "next_token" and self.trainer.ckpt_path is None:
             batches = [
                 batch.to(self.device)

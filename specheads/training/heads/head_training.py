@@ -11,7 +11,6 @@ import torch
 
 from specheads.errors import UserError
 from specheads.heads.batch import collate
-from specheads.heads.features import ROUND_INPUTS
 from specheads.heads.head import NUM_GOLDEN, save_head
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.interrupts import deferred
@@ -79,7 +78,7 @@ def train_heads(
     trainer, checkpoints = new_trainer(settings, run, loggers, pair.draft_lm.device.type, provenance)
     data = data() if callable(data) else data
     checkpoints.provenance["data"] = data.folder.name
-    module = HeadModule(HeadBank(specs, settings.seed), pair.draft_lm, pair.target_lm, settings.optimizer)
+    module = HeadModule(HeadBank(specs, settings.seed), pair.draft_lm, settings.optimizer)
     loaders = _loaders(data.folder, settings, pair, module)
     train = load_split(data.folder, "train")
     counts = {"num_prompts": len(set(train["prompt_id"][:])), "num_responses": len(train)}
@@ -111,11 +110,10 @@ def train_heads(
 def _loaders(folder: Path, settings: HeadTraining, pair: Pair, module: HeadModule) -> ResumableData:
     """Return the loaders of all splits of a data set; the draft's states are stored first if the settings ask for it."""
     mixing = settings.head.predicts, settings.response_share, settings.seed
-    in_rounds = bool(module.bank.needs & set(ROUND_INPUTS))
-    splits: dict[str, Any] = {split: MixedResponses(load_split(folder, split), *mixing, in_rounds) for split in SPLITS}
+    splits: dict[str, Any] = {split: MixedResponses(load_split(folder, split), *mixing) for split in SPLITS}
     if not splits["train"].mixes:  # mixed texts differ from epoch to epoch
         read = {split: splits[split] for split in ("train", "dev")}  # these are read in every epoch
-        splits |= FeatureStore(folder, pair.draft_lm, pair.target_lm, read, module.bank.needs).stored(settings.features_budget)
+        splits |= FeatureStore(folder, pair.draft_lm, read, module.bank.needs).stored(settings.features_budget)
     return ResumableData(splits, **settings.loader.values(), seed=settings.seed, collate=collate)
 
 

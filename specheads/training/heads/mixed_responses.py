@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
-from specheads.decoding.stopping import MAX_TOKENS
 from specheads.training.heads.settings import checked_share
 
 COLUMNS = ("prompt_ids", "response_ids", "draft_ids", "accept_prob", "more_draft_ids", "more_accept_prob")
 MOST_KEPT = 10_000  # rows that stay in memory, about 10 KiB each: reading one takes longer than a step takes for it
-ROUND_COLUMNS = ("response_draft_logprob", "response_target_logprob")
 
 
 def _samples_of(row: Mapping[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -26,40 +24,20 @@ def _samples_of(row: Mapping[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
     return [(np.asarray(drafted), np.asarray(accepted)) for drafted, accepted in zip(ids, probs, strict=True)]
 
 
-def round_starts(row: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray:
-    """Return for each response position (N,) the first position of its round, in rounds that decoding could have had.
-
-    A round ends after the first token that comes from the target: a token does with probability `1 - min(1, d/t)`. It also ends
-    after the target's token that follows a longest draft, whose length is uniform from 1 to MAX_TOKENS.
-    """
-    with np.errstate(invalid="ignore"):  # a token that is impossible under both models was not drafted
-        ratio = np.asarray(row["response_draft_logprob"], dtype=np.float64) - np.asarray(row["response_target_logprob"])
-    drafted = rng.random(len(ratio)) < np.exp(np.minimum(ratio, 0))
-    longest = rng.integers(1, MAX_TOKENS, size=len(ratio), endpoint=True)
-    starts, start = np.zeros(len(ratio), dtype=np.int64), 0
-    for position, from_draft in enumerate(drafted):
-        starts[position] = start
-        if not from_draft or position - start == longest[start]:
-            start = position + 1
-    return starts
-
-
 class MixedResponses(Dataset):
     """Rows of a data set, mixed differently in every epoch."""
 
-    def __init__(self, rows: Any, predicts: str, response_share: float | None, seed: int, in_rounds: bool = False) -> None:
+    def __init__(self, rows: Any, predicts: str, response_share: float | None, seed: int) -> None:
         """Mix `rows` (a `datasets.Dataset`, or dicts of its columns).
 
-        `response_share` is the probability that a position keeps the target's token, None for the default of the kind; with
-        `in_rounds` heads read the position in the round, and the starts of rounds are random.
+        `response_share` is the probability that a position keeps the target's token, None for the default of the kind.
 
         Raises:
             UserError: see `checked_share`.
         """
-        self.predicts, self.seed, self.in_rounds = predicts, seed, in_rounds
+        self.predicts, self.seed = predicts, seed
         self.response_share = checked_share(predicts, response_share)
-        columns = [*COLUMNS, *(ROUND_COLUMNS if in_rounds else ())]
-        self.rows = rows.with_format("numpy", columns=columns) if hasattr(rows, "with_format") else rows
+        self.rows = rows.with_format("numpy", columns=list(COLUMNS)) if hasattr(rows, "with_format") else rows
         self._kept: dict[int, Mapping[str, Any]] = {}
 
     def __len__(self) -> int:
@@ -96,13 +74,9 @@ class MixedResponses(Dataset):
         kept = np.random.default_rng([self.seed, epoch, number]).random(len(response)) < self.response_share
         # The draft must have read the token for an input_token head; a next_token head needs only the prefix.
         predicted = ~kept if self.predicts == "input_token" else np.ones_like(kept)
-        starts = np.arange(len(response))
-        if self.in_rounds:
-            starts = round_starts(row, np.random.default_rng([self.seed, epoch, number, 1]))
         return {
             "tokens": np.concatenate([row["prompt_ids"], np.where(kept, response, drafted)]).astype(np.int64),
             "index": len(row["prompt_ids"]) + np.flatnonzero(predicted),
             "drafted": drafted[predicted].astype(np.int64),
-            "start": len(row["prompt_ids"]) + starts[predicted],
             "label": accept_prob[predicted].astype(np.float32),
         }

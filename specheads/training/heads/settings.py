@@ -123,12 +123,8 @@ class HeadTraining(Training):
     @model_validator(mode="after")
     def check_heads(self) -> "HeadTraining":
         """Refuse heads that cannot be built, or that have nothing to learn."""
-        share, heads = self.response_share, self.specs()
-        if share < 1 and any("target_hidden" in spec.config.inputs for spec in heads):
-            raise UserError(
-                f"mixing.response_share={share} mixes drafted tokens into the text, but target_hidden in "
-                "head.inputs is the state of a target that has read only its response; leave mixing.response_share=null or 1."
-            )
+        checked_share(self.head.predicts, self.mixing.response_share)
+        self.specs()
         return self
 
     def specs(self, pair: Pair | None = None) -> list[HeadSpec]:
@@ -160,18 +156,15 @@ class HeadTraining(Training):
         Its name has kind, depth, reject weight, and every other setting of which there are several `choices`.
         """
         predicts, inputs = self.head.predicts, values["head.inputs"] or DEFAULT_INPUTS[self.head.predicts]
-        of_pair: dict[str, Any] = {"hidden_size": 1, "embedding_size": 1, "target_size": 1}
+        of_pair: dict[str, Any] = {"hidden_size": 1, "embedding_size": 1}
         if pair is not None:
             of_pair = {
                 "hidden_size": pair.draft_lm.hidden_size,
                 "embedding_size": pair.draft.get_input_embeddings().weight.shape[1],
-                "target_size": pair.target_lm.hidden_size,
                 "vocab_size": pair.vocab_size,
                 "draft": {"id": pair.draft_id, "revision": pair.draft_revision},
                 "target": {"id": pair.target_id, "revision": pair.target_revision},
             }
-        if "target_hidden" not in inputs:
-            del of_pair["target_size"]
         config = HeadConfig(
             depth=values["head.depth"],
             width=values["head.width"],
@@ -190,11 +183,6 @@ class HeadTraining(Training):
     def response_share(self) -> float:
         """The probability that a position keeps the target's token."""
         return checked_share(self.head.predicts, self.mixing.response_share)
-
-    @property
-    def reads_target(self) -> bool:
-        """Whether any head reads the target's states."""
-        return any("target_hidden" in names for names in self._choices()["head.inputs"])
 
     def cache_key(self) -> dict[str, Any]:
         """Return the settings that decide the result of a training, except for the data and the heads."""

@@ -107,12 +107,6 @@ def test_an_online_head_begins_as_the_head_and_corrects_it(predicts):
     assert lengths[-1][2] == 20
 
 
-def test_an_online_head_has_the_targets_state_of_its_head():
-    config = HeadConfig(1, depth=1, predicts="next_token", inputs=("hidden", "target_hidden"), target_size=3)
-    rule = OnlineHead(AcceptanceHead(config))
-    assert rule.initial_memory(2, CPU).target_hidden.shape == (2, 3) and rule.prior == 10.0
-
-
 def test_an_online_head_weighs_the_calibrated_logit():
     calibration = {"slope": [0.5], "intercept": [0.25]}
     head = AcceptanceHead(HeadConfig(1, depth=1, predicts="next_token", inputs=("entropy",), calibration=calibration))

@@ -1,10 +1,8 @@
-from types import SimpleNamespace
-
 import pytest
 import torch
 from fakes import constant_head
 
-from specheads import HeadConfig, UserError
+from specheads import UserError
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping import DraftProduct, HeadThreshold
 from specheads.decoding.stopping.survival import HeadRule
@@ -101,50 +99,6 @@ def test_expected_tokens_are_known_where_every_token_has_a_prediction():
             state, _ = rule.step(state, {"hidden": torch.zeros(1, 1)})
         assert rule.num_expected(state) is (state.num_expected if predicts == "next_token" else None)
         assert state.num_expected.item() == pytest.approx(0.8 + 0.64 if predicts == "next_token" else 0.8 + 1.0)
-
-
-class Seeing:
-    """In place of a head: it keeps what it is asked with."""
-
-    def __init__(self, predicts):
-        inputs = ("hidden", "index", "target_hidden")
-        self.config = HeadConfig(1, 1, predicts, inputs if predicts == "next_token" else inputs[:2], target_size=2)
-        self.readout = SimpleNamespace(weight=torch.zeros(1, dtype=torch.float64))
-        self.seen = []
-
-    def __call__(self, features):
-        self.seen.append((features["index"].tolist(), features["target_hidden"].tolist()))
-        return torch.zeros(len(features["hidden"]), dtype=torch.float64)
-
-
-def test_a_head_is_asked_with_the_tokens_index_and_the_targets_state():
-    rule = HeadThreshold(Seeing("next_token"), 1.0)
-    state = rule.start_prompt(1, torch.device("cpu"))
-    assert state.memory.target_hidden.dtype == torch.float64 and state.memory.target_hidden.tolist() == [[0.0, 0.0]]
-    target = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
-    for given in (target, None):  # None: the round before has left nothing new
-        state = rule.start_round(state, given)
-        target.zero_()  # an engine may overwrite it
-        for _ in range(3):
-            state, _ = rule.step(state, {"hidden": torch.zeros(1, 1)})
-        state = rule.end_round(state, *torch.tensor([[3], [1]]))
-    assert rule.head.seen == [([index], [[3.0, 4.0]]) for index in (0, 1, 2)] * 2
-    assert rule.start_round(state, torch.ones(1, 2)).memory.target_hidden.dtype == torch.float64
-
-
-def test_an_input_token_head_is_asked_with_the_index_of_the_token_that_was_read():
-    rule = HeadThreshold(Seeing("input_token"), 1.0)
-    state = rule.start_prompt(1, torch.device("cpu"))
-    for _ in range(4):
-        state, _ = rule.step(state, {"hidden": torch.zeros(1, 1)})
-    assert [index for index, _ in rule.head.seen] == [[0], [0], [1], [2]]
-
-
-def test_a_head_without_the_targets_state_is_not_given_one():
-    rule = HeadThreshold(constant_head(0.5))
-    state = rule.start_prompt(2, torch.device("cpu"))
-    assert state.memory.target_hidden.shape == (2, 0)
-    assert rule.start_round(state, torch.ones(2, 3)).memory.target_hidden.shape == (2, 0)
 
 
 def test_a_rule_of_ones_own_may_ask_a_head():

@@ -62,7 +62,7 @@ def exported(kind, folder):
 def features(head, count=9):
     generator = torch.Generator().manual_seed(1)
     values = {name: torch.rand(count, generator=generator) for name in ("draft_prob", "max_prob", "entropy", "second_prob")}
-    sizes = {"hidden": 160, "embedding": 160, "target_hidden": 256}
+    sizes = {"hidden": 160, "embedding": 160}
     values |= {name: torch.randn(count, size, generator=generator) for name, size in sizes.items()}
     return {name: values[name] for name in head.config.inputs if name in values}
 
@@ -86,7 +86,7 @@ def test_it_computes_the_same_chances_without_specheads(computed_alone, kind):
     computed = load_file(folder / "computed.safetensors")
     assert torch.equal(computed["logits"], load_file(folder / "golden.safetensors")["logits"])
     rule = HeadThreshold(head, 0.5)
-    logits = head(given | {"index": index})
+    logits = head(given)
     slope, intercept = (torch.tensor(CALIBRATION[name])[index.clamp_max(2)] for name in ("slope", "intercept"))
     torch.testing.assert_close(computed["chances"], (slope * logits + intercept).sigmoid())
     assert rule.needs <= set(given) | {"token"}
@@ -98,12 +98,8 @@ def test_a_round_stops_where_the_rule_stops(folder):
     for start in range(0, 190, 10):
         rule = HeadThreshold(ours, **{name: RECOMMENDED[name] for name in ("threshold", "min_tokens", "max_tokens")})
         state, draft_round = rule.start_prompt(1, torch.device("cpu")), DraftRound(theirs)
-        if "target_hidden" in ours.config.inputs:
-            state = rule.start_round(state, given["target_hidden"][start : start + 1])
         for place in range(start, start + 6):
             token_features = {name: value[place : place + 1] for name, value in given.items()}
-            if "target_hidden" in token_features:
-                token_features["target_hidden"] = given["target_hidden"][start : start + 1]
             state, stop = rule.step(state, token_features)
             assert draft_round.stops(token_features) == bool(stop)
             if stop:
@@ -156,12 +152,11 @@ def test_damaged_weights_are_detected(folder):
 
 def test_a_config_with_only_the_required_keys_is_enough(folder):
     config = json.loads((folder / "config.json").read_text())
-    names = ("format_version", "hidden_size", "depth", "predicts", "inputs", "width", "target_size")
+    names = ("format_version", "hidden_size", "depth", "predicts", "inputs", "width")
     needed = {key: config[key] for key in names}
     (folder / "config.json").write_text(json.dumps(needed))
-    given, index = features(load_head(folder)), torch.arange(9)
-    standalone = StandaloneHead.load(folder)
-    assert torch.equal(standalone(given | {"index": index}), load_head(folder)(given | {"index": index}))
+    given = features(load_head(folder))
+    assert torch.equal(StandaloneHead.load(folder)(given), load_head(folder)(given))
 
 
 def test_another_format_is_refused(folder):

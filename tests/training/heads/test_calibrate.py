@@ -10,12 +10,12 @@ NUM_PROMPTS, NUM_TOKENS = 40, 100
 
 
 def noise(seed=0, spread=0.3):
-    """Return random logits (n, indices), acceptances, largest indices and prompts, which differ in their acceptance rates."""
+    """Return random logits, acceptances, largest indices and prompts, which differ in their acceptance rates."""
     generator = torch.Generator().manual_seed(seed)
     prompt = torch.arange(NUM_PROMPTS).repeat_interleave(NUM_TOKENS)
     rate = 0.5 + spread * (2 * torch.rand(NUM_PROMPTS, generator=generator) - 1)
     accepted = torch.rand(len(prompt), generator=generator) < rate[prompt]
-    logits = torch.randn(len(prompt), 1, generator=generator, dtype=torch.float64).expand(-1, NUM_INDICES)
+    logits = torch.randn(len(prompt), generator=generator, dtype=torch.float64)
     return logits, accepted, torch.randint(12, (len(prompt),), generator=generator), prompt
 
 
@@ -45,11 +45,11 @@ def test_no_prompt_is_on_both_sides(monkeypatch):
     fitted, measured = [], []
 
     def fit(logits, *rest):
-        fitted.append(set(logits[:, 0].tolist()))
+        fitted.append(set(logits.tolist()))
         return lambda logits, index: measured.append(set(logits.tolist())) or logits / NUM_PROMPTS
 
     monkeypatch.setattr(IndexCalibration, "fit", fit)
-    cross_fitted_error(prompt.double()[:, None].expand(-1, NUM_INDICES), accepted, furthest, prompt, NUM_PROMPTS)
+    cross_fitted_error(prompt.double(), accepted, furthest, prompt, NUM_PROMPTS)
     for first, other in zip(fitted, measured, strict=True):
         assert len(first) == len(other) == NUM_PROMPTS // 2 and not first & other
     assert fitted == measured[::-1]
@@ -59,11 +59,9 @@ def test_prompts_of_a_group_are_on_one_side(monkeypatch):
     """A prompt's number is its logit; each file has five prompts in a row."""
     _, accepted, furthest, prompt = noise()
     fitted = []
-    monkeypatch.setattr(
-        IndexCalibration, "fit", lambda logits, *rest: fitted.append(logits[:, 0]) or (lambda logit, index: logit)
-    )
+    monkeypatch.setattr(IndexCalibration, "fit", lambda logits, *rest: fitted.append(logits) or (lambda logit, index: logit))
     files = [f"file{number // 5}.py" for number in range(NUM_PROMPTS)]
-    cross_fitted_error(prompt.double()[:, None].expand(-1, NUM_INDICES), accepted, furthest, prompt, files)
+    cross_fitted_error(prompt.double(), accepted, furthest, prompt, files)
     sides = [{files[int(number)] for number in side.unique()} for side in fitted]
     assert not sides[0] & sides[1] and len(sides[0]) == len(sides[1]) == len(set(files)) // 2
 

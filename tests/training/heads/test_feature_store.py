@@ -2,20 +2,15 @@
 
 import logging
 import pickle
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from specheads.heads.batch import collate, head_features, target_states
-from specheads.heads.head import HeadConfig
+from specheads.heads.batch import collate, head_features
 from specheads.training.heads import feature_store as store_module
-from specheads.training.heads.bank import HeadBank, HeadSpec
 from specheads.training.heads.feature_store import FeatureStore, StoredResponses
-from specheads.training.heads.head_module import HeadModule
 from specheads.training.heads.mixed_responses import MixedResponses
-from specheads.training.settings import Optimizer
 
 NEEDS = frozenset({"hidden", "embedding", "draft_prob", "max_prob", "entropy", "second_prob"})
 NUM_EPOCHS = 3
@@ -47,7 +42,7 @@ def rows(nano64, prompts):
 
 def store_of(tmp_path, nano64, rows):
     splits = {name: MixedResponses(part, "next_token", None, 0) for name, part in (("train", rows), ("dev", rows[:3]))}
-    return FeatureStore(tmp_path, nano64.draft_lm, nano64.target_lm, splits, NEEDS)
+    return FeatureStore(tmp_path, nano64.draft_lm, splits, NEEDS)
 
 
 def stored(tmp_path, nano64, rows):
@@ -92,28 +87,6 @@ def test_a_copy_for_a_loaders_process_reads_the_same(nano64, rows, tmp_path):
     assert torch.equal(copy[1, 3]["features"]["hidden"], expected["features"]["hidden"])
 
 
-def test_the_targets_stored_states_are_those_of_each_epochs_rounds(nano64, rows, tmp_path):
-    needs = NEEDS | {"index", "target_hidden"}
-    splits = {name: MixedResponses(rows, "next_token", None, 0, in_rounds=True) for name in ("train", "dev")}
-    store = FeatureStore(tmp_path, nano64.draft_lm, nano64.target_lm, splits, needs)
-    stored = store.stored(1.0)["train"]
-    batches = [collate([stored[epoch, number] for number in (4, 0, 6)]) for epoch in range(2)]
-    for batch in batches:
-        expected = target_states(nano64.target_lm, batch, batch.start)
-        torch.testing.assert_close(batch.features["target_hidden"], expected, atol=1e-10, rtol=0)
-    assert not torch.equal(batches[0].start, batches[1].start)
-    module = HeadModule(bank_of(nano64, needs), nano64.draft_lm, nano64.target_lm, Optimizer(lr=5e-5))
-    of_store, online = (module.features(replace(batches[0], **more)) for more in ({}, {"features": {}}))
-    assert of_store.keys() == online.keys() == needs
-    for name, value in of_store.items():
-        torch.testing.assert_close(value, online[name], atol=1e-10, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
-
-
-def bank_of(pair, inputs):
-    sizes = {"hidden_size": pair.draft_lm.hidden_size, "target_size": pair.target_lm.hidden_size}
-    return HeadBank([HeadSpec("head", HeadConfig(**sizes, inputs=tuple(sorted(inputs))))], seed=0)
-
-
 def count_forward_passes(monkeypatch, nano64):
     calls, real = [], nano64.draft_lm.hidden_states
     monkeypatch.setattr(nano64.draft_lm, "hidden_states", lambda *args, **kwargs: (calls.append(1), real(*args, **kwargs))[1])
@@ -150,7 +123,7 @@ def test_an_interrupted_store_keeps_its_shards(nano64, rows, tmp_path, monkeypat
 def test_other_features_texts_or_data_have_another_store(nano64, rows, tmp_path):
     def folder(needs=NEEDS, part=rows, where=tmp_path):
         splits = {name: MixedResponses(part, "next_token", None, 0) for name in ("train", "dev")}
-        return FeatureStore(where, nano64.draft_lm, nano64.target_lm, splits, needs).rows.folder
+        return FeatureStore(where, nano64.draft_lm, splits, needs).rows.folder
 
     folders = [folder(), folder(NEEDS - {"second_prob"}), folder(part=rows[:4]), folder(where=tmp_path / "b")]
     assert len(set(folders)) == 4 and folder() == folders[0]
