@@ -85,7 +85,7 @@ def test_evaluate_replays_rules_and_decodes_the_best(folder):
     assert errors[f"{exported.name}, calibrated"] < reported["cross_fitted"]  # on the prompts that the calibration was fitted on
     assert "nano, ratio 10: the best of each family" in done.stdout and str(report.parent.name) in done.stdout
     names = {path.name for path in report.parent.iterdir()}
-    assert {"report.html", "report.csv", "generations.jsonl", "costs.jsonl", "wandb"} <= names
+    assert {"report.html", "report.json", "generations.jsonl", "costs.jsonl", "wandb"} <= names
     # Three short responses on a machine that runs tests tell nothing: what they took is doubted, and no threshold is stored.
     assert content["doubts"] and json.loads((exported / "config.json").read_text())["recommended"] is None
     assert "no threshold was stored" in done.stdout + done.stderr or "no threshold is recommended" in done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""The tables of a report, each made once for every reader: the page's templates, the console (`terminal`) and W&B."""
+"""The tables of a report, each made once for every reader: the page's templates and the console (`terminal`)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

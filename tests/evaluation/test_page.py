@@ -19,7 +19,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 from specheads.evaluation.candidates import CEILING, FIXED, ORACLE
 from specheads.evaluation.conclusions import key_findings, main_data_set, ratios_of
 from specheads.evaluation.page.document import html_of
-from specheads.evaluation.page.figures import DOUBTFUL, figures_of
+from specheads.evaluation.page.figures import figures_of
 from specheads.evaluation.report import MEASURED, DataSet, Report
 from specheads.evaluation.tables import bank_table
 
@@ -116,7 +116,7 @@ def test_everything_in_the_report_is_on_the_page(report, html, page):
         assert all(str(escape(piece.strip())) in html for _, piece in sample.pieces)
     assert NASTY in text
     drawn = json.loads(page.figures)
-    assert set(drawn) == {"pareto", "threshold", "reliability"}
+    assert set(drawn) == {"pareto", "reliability"}
     hovers = [hover for trace in drawn["pareto"]["1"]["data"][1:] for hover in trace["hovertext"]]
     assert len(hovers) == len(report.data_sets[1].rules)
 
@@ -168,12 +168,7 @@ def test_doubts_come_first_and_measured_figures_are_greyed(report, html):
 
 
 def test_no_figure_or_finding_shows_untrusted_numbers_unmarked(report):
-    doubtful, trusted = (figures_of(each) for each in (report, replace(report, doubts=[])))
-    for key, figure in doubtful["threshold"].items():
-        assert (figure.layout.meta == DOUBTFUL) == key.endswith("|measured")
-        assert bool(figure.layout.annotations) == key.endswith("|measured")
-    assert not any(figure.layout.meta for figure in trusted["threshold"].values())
-    hover = doubtful["pareto"]["1"].data[1].hovertext[0]
+    hover = figures_of(report)["pareto"]["1"].data[1].hovertext[0]
     assert "speed-up at 5.4 (measured, doubtful): " in hover and "speed-up at 10: " in hover
     findings = [key_findings(each) for each in (report, replace(report, doubts=[]))]
     assert findings[0] == [text for text in findings[1] if text.startswith("At ratio ") and "measured" not in text]
@@ -253,7 +248,7 @@ def opened(request, browser, path):
 def test_a_browser_shows_every_figure_without_an_error_or_a_request(opened):
     assert (
         opened.execute_script("return [...document.querySelectorAll('.plot')].map(one => !!one.querySelector('.main-svg'))")
-        == [True] * 3
+        == [True] * 2
     )
     assert opened.execute_script("return [...document.querySelectorAll('.plot .points')].length") > 5
     addresses = opened.execute_script("return performance.getEntriesByType('resource').map(one => one.name)")
@@ -280,26 +275,18 @@ def test_a_table_fits_a_laptop_and_shows_a_speed_up_on_a_phone(opened):
     assert opened.execute_script(first + edge) == [True] * 3
 
 
-def test_selecting_a_ratio_or_a_data_set_changes_tables_and_figures(opened):
+def test_selecting_a_ratio_changes_tables_and_a_data_set_figures_too(opened):
     captions = "return [...document.querySelectorAll('.panel:not([hidden]) caption')].map(one => one.textContent)"
-    drawn = "return document.querySelector('[data-figure=threshold]').data.map(one => [...one.y])"
+    drawn = "return document.querySelector('[data-figure=reliability]').data.map(one => [...one.y])"
     before = opened.execute_script(captions), opened.execute_script(drawn)
     assert "ratio 10" in before[0][0] and "mt-bench" in before[0][0]
     opened.execute_script("document.querySelector('input[data-select=ratio][value=\"20\"]').click()")
-    ratio = opened.execute_script(captions), opened.execute_script(drawn)
-    assert "ratio 20" in ratio[0][0] and ratio[1] != before[1]
+    assert "ratio 20" in opened.execute_script(captions)[0]
     opened.execute_script(
         "const one = document.querySelector('select'); one.value = 2; one.dispatchEvent(new Event('change', {bubbles: true}))"
     )
     data_set = opened.execute_script(captions), opened.execute_script(drawn)
-    assert "gsm8k" in data_set[0][0] and data_set[1] != ratio[1]
-    assert not opened.get_log("browser")
-
-
-def test_a_figure_that_is_not_to_be_trusted_is_greyed(opened):
-    ratio = "document.querySelector('input[data-select=ratio][value=\"%s\"]').click();"
-    greyed = "return document.querySelectorAll('.plot.doubtful').length"
-    assert [opened.execute_script(ratio % value + greyed) for value in ("measured", "10")] == [1, 0]
+    assert "gsm8k" in data_set[0][0] and data_set[1] != before[1]
     assert not opened.get_log("browser")
 
 
@@ -311,11 +298,13 @@ def test_a_table_has_the_numbers_of_each_plot(opened):
     assert set(opened.execute_script(rows)) == {0}
     opened.execute_script("document.querySelectorAll('.numbers').forEach(one => { one.open = true; })")
     WebDriverWait(opened, 10).until(lambda driver: driver.execute_script(rows) == driver.execute_script(counts))
-    first = "return document.querySelector('.plot[data-figure=threshold]').parentElement.querySelector('.numbers').textContent"
-    before = opened.execute_script(first)
-    opened.execute_script("document.querySelector('input[data-select=ratio][value=\"20\"]').click()")
+    first = "return document.querySelector('.plot[data-figure=reliability]').parentElement.querySelector('.numbers').textContent"
+    select = "const one = document.querySelector('select'); one.value = %d; "
+    select += "one.dispatchEvent(new Event('change', {bubbles: true}))"
+    before, shown = opened.execute_script(first), opened.execute_script("return +document.querySelector('select').value")
+    opened.execute_script(select % (1 if shown == 2 else 2))
     assert opened.execute_script(rows) == opened.execute_script(counts) and opened.execute_script(first) != before
-    opened.execute_script("document.querySelector('input[data-select=ratio][value=\"10\"]').click()")
+    opened.execute_script(select % shown)
     opened.execute_script("document.querySelectorAll('.numbers').forEach(one => { one.open = false; })")
     assert not opened.get_log("browser")
 

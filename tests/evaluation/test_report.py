@@ -1,4 +1,3 @@
-import csv
 import json
 from dataclasses import replace
 from functools import partial
@@ -20,7 +19,7 @@ from specheads.evaluation.conclusions import key_findings
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.live_rows import gain_over_fixed, live_rows
 from specheads.evaluation.report import Report
-from specheads.evaluation.report_files import contents, print_report, write_report
+from specheads.evaluation.report_files import print_report, write_report
 from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.sweep import Sweep, round_times, with_measured
@@ -103,13 +102,11 @@ def test_a_row_has_the_counts_of_its_setting(measured, report):
 
 def test_the_files_hold_the_report(report, tmp_path):
     paths = write_report(report, tmp_path / "new")
-    assert [p.name for p in paths] == ["report.html", "report.json", "report.csv"]
+    assert [p.name for p in paths] == ["report.html", "report.json"]
     content = json.loads(paths[1].read_text())
     assert content["fit"]["costs"]["draft_seconds"] == report.costs.draft_seconds
     assert [row["name"] for row in content["live"]] == [row.name for row in report.live]
-    with paths[2].open() as stream:
-        rows = list(csv.DictReader(stream))
-    assert float(rows[3]["predicted_speedup.10.value"]) == report.live[3].predicted_speedup["10"].value
+    assert content["live"][3]["predicted_speedup"]["10"]["value"] == report.live[3].predicted_speedup["10"].value
 
 
 def test_live_rows_resample_groups(measured):
@@ -118,14 +115,6 @@ def test_live_rows_resample_groups(measured):
     rows, one_file = (live_rows(measured, cost_table, True, groups=groups) for groups in (None, ["a.py"] * 4))
     assert all(row.tokens_per_second.low < row.tokens_per_second.high for row in rows)
     assert all(row.tokens_per_second.low == row.tokens_per_second.value == row.tokens_per_second.high for row in one_file)
-
-
-def test_a_replayed_report_has_a_line_per_rule_and_data_set(tmp_path):
-    report = report_example()
-    paths = {path.name: path for path in write_report(report, tmp_path)}
-    with paths["report.csv"].open() as stream:
-        rows = [row for row in csv.DictReader(stream) if row["how"] == "replayed"]
-    assert len(rows) == sum(len(data.rules) for data in report.data_sets)
 
 
 @pytest.mark.parametrize("which", ["live", "example", "empty"])
@@ -197,25 +186,6 @@ def test_no_finding_rests_on_untrusted_figures():
     use, slower, stands_on, replayed = key_findings(replace(report, doubts=[]))
     assert "measured rounds" in stands_on and "5.4 draft steps, between 5.2 and 5.5." in stands_on
     assert "use head 0.5" in use and "makes this pair slower here" in slower and "does not pay for its head" in replayed
-
-
-def test_logged_results_hold_no_measured_figure_where_it_is_not_to_be_trusted():
-    reports = [report_example(), replace(report_example(), doubts=[])]
-    doubtful, trusted = (contents(report) for report in reports)
-    rows, every = (
-        [dict(zip(each["results"].columns, row, strict=True)) for row in each["results"].data] for each in (doubtful, trusted)
-    )
-    assert {row["how"] for row in rows} == {"replayed"} and {row["how"] for row in every} > {"decoded", "decoded in batches"}
-    assert not [key for key in rows[0] if ".measured." in key] and "speedup.10.value" in rows[0]
-    (row,) = [
-        row for row in every if row["how"] == "decoded in batches" and row["concurrency"] == 16 and row["family"] == "target"
-    ]
-    alone = reports[1].batches[1].rows[0]
-    assert (row["tokens_per_second"], row["speedup.low"], row["token_ms.p50"]) == (
-        alone.tokens_per_second,
-        alone.speedup.low,
-        alone.token_ms["p50"],
-    )
 
 
 def test_a_head_that_does_not_pay_for_itself_is_named():

@@ -18,11 +18,7 @@ from specheads.evaluation.page.figures import Figures, figures_of
 from specheads.evaluation.report import Report, TextSample
 from specheads.evaluation.tables import Table, bank_table, batch_table, live_table, quality_table, winners_table
 
-PLOTS = {  # a figure's name: the title of its section, and the selectors that it depends on
-    "pareto": ("Discard rate against verification rate", "set"),
-    "threshold": ("Speed-up against threshold", "set ratio"),
-    "reliability": ("Reliability", "set"),
-}
+PLOTS = {"pareto": "Discard rate against verification rate", "reliability": "Reliability"}  # titles of figures' sections
 
 
 class Panel(NamedTuple):
@@ -100,8 +96,7 @@ def _sections(report: Report, figures: Mapping[str, Figures]) -> Iterator[dict[s
         panels = [panel(winners_table(report, data, ratio), set=number, ratio=ratio) for number, data, ratio in won]
         yield section("winners", "The best of each family", panels=panels)
     for name in figures:
-        title, by = PLOTS[name]
-        yield section(name, title, "plot.html", by=by)
+        yield section(name, PLOTS[name], "plot.html")
     if report.live:
         yield section("live", "Live measurements", texts=live_texts(report), table=live_table(report))
         if quality := quality_table(report):

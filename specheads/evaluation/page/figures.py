@@ -1,4 +1,4 @@
-"""The page's figures: one plotly figure per data set, or per data set and ratio. The page colours their text and grid."""
+"""The page's figures: one plotly figure per data set. The page colours their text and grid."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 
 from specheads.evaluation.candidates import CEILING, FIXED, ORACLE
-from specheads.evaluation.conclusions import best, is_trusted, preferred, ratio_text, ratios_of, times, winners_at
+from specheads.evaluation.conclusions import best, preferred, ratio_text, ratios_of, times, winners_at
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.report import DataSet, Report, RuleRow
 
@@ -16,9 +16,8 @@ BLUE, ORANGE, GREEN, RED, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E0
 GREY = "#8a8a8a"
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "pentagon", "star", "hexagon", "triangle-down")
 FEW = 10  # families that are shown at once
-DOUBTFUL = "doubtful"  # marks in layout.meta a figure that is not to be trusted
 
-Figures = Mapping[str, go.Figure]  # a key is a data set, or a data set and a ratio: "0" or "0|measured"
+Figures = Mapping[str, go.Figure]  # by the number of a data set: "0"
 
 
 class _PlotStyle(NamedTuple):
@@ -27,7 +26,6 @@ class _PlotStyle(NamedTuple):
     key: str
     color: str
     symbol: str
-    dash: str = "solid"
 
     def marker(self, size: float | Sequence[float], **more: Any) -> dict[str, Any]:
         return {"color": self.color, "symbol": self.symbol, "size": size, **more}
@@ -39,16 +37,13 @@ Styles = Mapping[str, _PlotStyle]
 def figures_of(report: Report) -> dict[str, Figures]:
     """Return every figure that there is data for, by name."""
     styles, ratios = _styles_of(report), ratios_of(report)
-    drawn: dict[str, dict[str, go.Figure]] = {"pareto": {}, "threshold": {}, "reliability": {}}
+    drawn: dict[str, dict[str, go.Figure]] = {"pareto": {}, "reliability": {}}
     for number, data_set in enumerate(report.data_sets):
         main = _main_families(data_set, preferred(ratios))
         if data_set.rules:
             drawn["pareto"][f"{number}"] = _pareto(report, data_set, styles, main)
         if data_set.reliability:
             drawn["reliability"][f"{number}"] = _reliability(data_set)
-        for ratio in ratios:
-            if figure := _threshold(data_set, ratio, styles, main):
-                drawn["threshold"][f"{number}|{ratio}"] = figure if is_trusted(report, ratio) else _doubtful(figure)
     return {name: figures for name, figures in drawn.items() if figures}
 
 
@@ -56,8 +51,8 @@ def _styles_of(report: Report) -> Styles:
     """Return how each family is drawn: fixed lengths blue, heads red and purple, the bounds grey."""
     styles = {
         FIXED: _PlotStyle("fixed", BLUE, "circle"),
-        CEILING: _PlotStyle("ceiling", GREY, "star-diamond", "dash"),
-        ORACLE: _PlotStyle("oracle", GREY, "star", "dot"),
+        CEILING: _PlotStyle("ceiling", GREY, "star-diamond"),
+        ORACLE: _PlotStyle("oracle", GREY, "star"),
     }
     rows = [row for data_set in report.data_sets for row in data_set.rules]
     families = {row.family: row.head is not None for row in rows if row.family not in styles}
@@ -106,12 +101,6 @@ def _draw(
     return figure.add_scatter(**trace, **look)
 
 
-def _doubtful(figure: go.Figure) -> go.Figure:
-    """Return a figure with a remark that it is not to be trusted; the page greys it."""
-    note = {"text": "measured,<br>not to be trusted", "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5, "showarrow": False}
-    return figure.add_annotation(note | {"font": {"size": 15}, "opacity": 0.8}).update_layout(meta=DOUBTFUL)
-
-
 def _named(family: str, style: _PlotStyle, main: set[str]) -> dict[str, Any]:
     """Return a trace's name in the legend, hidden at first where the family is not one of the main ones."""
     return {"name": escape(family), "uid": style.key, "visible": True if family in main else "legendonly"}
@@ -140,35 +129,6 @@ def _hover(report: Report, row: RuleRow) -> str:
     lines += [f"{name} {rate.value:.3f} [{rate.low:.3f}, {rate.high:.3f}]" for name, rate in rates]
     lines += [f"speed-up at {ratio_text(report, ratio)}: {times(speedup)}" for ratio, speedup in row.speedup.items()]
     return "<br>".join(lines)
-
-
-def _threshold(data_set: DataSet, ratio: str, styles: Styles, main: set[str]) -> go.Figure | None:
-    lines: dict[tuple[str, tuple], list[RuleRow]] = {}  # rows that differ in their threshold only
-    for row in data_set.rules:
-        if "threshold" in row.parameters and ratio in row.speedup and not row.bound:
-            others = tuple((key, str(value)) for key, value in row.parameters.items() if key != "threshold")
-            lines.setdefault((row.family, others), []).append(row)
-    if not lines:
-        return None
-    figure = _figure("threshold", "speed-up over the target alone", 500)
-    for number, ((family, others), rows) in enumerate(lines.items()):
-        rows.sort(key=lambda row: row.parameters["threshold"])
-        style, speeds = styles[family], [row.speedup[ratio] for row in rows]
-        name = ", ".join((family, *(f"{key}={value}" for key, value in others)))
-        look = _named(family, style, main) | {"name": escape(name), "uid": f"{style.key}-{number}", "marker": style.marker(7)}
-        look["line"] = {"color": style.color, "width": 2 if family in main else 1.2}
-        hover = [f"<b>{escape(row.name)}</b><br>{times(speed)}" for row, speed in zip(rows, speeds, strict=True)]
-        _draw(figure, [row.parameters["threshold"] for row in rows], speeds, hover, mode="lines+markers", **look)
-    shown = [row for (family, _), rows in lines.items() for row in rows if family in main]
-    thresholds = [row.parameters["threshold"] for row in shown or [row for rows in lines.values() for row in rows]]
-    for winner in winners_at(data_set, ratio):
-        if winner.family in (FIXED, CEILING, ORACLE):  # a horizontal line
-            style, name = styles[winner.family], "best fixed length" if winner.family == FIXED else winner.family
-            look = {"name": f"{name}, {times(winner.speedup).text}", "uid": f"level-{style.key}", "mode": "lines"}
-            look["line"] = {"color": style.color, "width": 1.8, "dash": "longdash" if winner.family == FIXED else style.dash}
-            limits, level = (min(thresholds), max(thresholds)), winner.speedup.value
-            _draw(figure, limits, [level, level], f"<b>{name}</b><br>{times(winner.speedup)}", **look)
-    return figure
 
 
 def _reliability(data_set: DataSet) -> go.Figure:

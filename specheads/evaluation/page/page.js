@@ -55,14 +55,12 @@
     details.lastElementChild.replaceChildren(table);
   };
   const draw = (box, state) => {
-    const key = box.dataset.by.split(" ").map((name) => state[name]).join("|");
-    const figure = figures[box.dataset.figure][key];
+    const figure = figures[box.dataset.figure][state.set];
     box.hidden = !figure;
     box.nextElementSibling.hidden = !!figure;
     box.parentElement.querySelector(".numbers").hidden = !figure;
     if (!figure) return;
     const { data, layout } = structuredClone(figure);
-    box.classList.toggle("doubtful", layout.meta === "doubtful");
     const listed = data.filter((trace) => trace.showlegend !== false).length;
     const buttons = [["toImage"], ["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]];
     const config = { responsive: true, displaylogo: false, modeBarButtons: buttons, displayModeBar: !narrow.matches };
