@@ -145,7 +145,7 @@ class _SingleDrafter(Drafter):
         super().__init__(engine, step.rule)
         self._memory, self.step = step.memory, engine.compiled_step(step)
         self._pending = [HostNumbers((1, count), engine.lm.device) for count in PENDING]
-        self._going, self._stopped = torch.tensor([[False], [True]], device=engine.lm.device)
+        self._going = torch.tensor([False], device=engine.lm.device)
 
     def warm_up(self, ends: Tensor) -> None:
         uniform = torch.zeros(1, dtype=torch.float64, device=ends.device)
@@ -170,11 +170,6 @@ class _SingleDrafter(Drafter):
             if state.stopped.item():
                 break
         row.num_drafted = row.num_draft_calls = count
-        row.has_next_probs = row.num_probs_needed > count
-        if row.has_next_probs:  # only the distribution matters, the state stays as it is
-            state = self.step(tokens, memory.indices[count], uniforms.take(1), ends, ChainState(self._stopped, state.rule))
-            uniforms.give_back(1)
-            row.num_draft_calls += 1
         self.state = state.rule
 
     def _unread(self, row: Row) -> Tensor:
@@ -197,7 +192,7 @@ class _RowsDrafter(Drafter):
     def __init__(self, engine: Engine, step: ChainStep) -> None:
         super().__init__(engine, step.rule)
         self._memory, self._step = step.memory, RowsStep(engine, _RowsChainStep(step))
-        self._going, self._stopped = torch.tensor([[False], [True]], device=engine.lm.device).repeat(1, engine.num_rows)
+        self._going = torch.zeros(engine.num_rows, dtype=torch.bool, device=engine.lm.device)
 
     def warm_up(self, ends: Tensor) -> None:
         state = ChainState(self._going, self.state)
@@ -224,12 +219,6 @@ class _RowsDrafter(Drafter):
             drafting = going
         for row in rows:
             row.num_drafted = len(row.drafted)
-            row.has_next_probs = row.num_probs_needed > row.num_drafted
-        waiting = [row for row in rows if row.has_next_probs]
-        if waiting:  # only the distributions matter, the state stays as it is
-            _, state = self._run(waiting, ends, ChainState(self._stopped, state.rule))
-            for row in waiting:
-                row.draft_uniforms.give_back(1)
         self.state = state.rule
 
     def _run(self, rows: Sequence[Row], ends: Tensor, state: ChainState) -> tuple[list[list[int]], ChainState]:

@@ -17,8 +17,6 @@ class Verdict:
 
     num_accepted: Tensor  # (B,) long
     next_token: Tensor  # (B,) long, the target's token after the accepted ones
-    # (B,) long, how many coming tokens need the draft's distribution to be verified; None: none.
-    num_probs_needed: Tensor | None = None
 
 
 class Round(NamedTuple):

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from specheads.decoding.clock import Clock, Mark
 from specheads.decoding.engine import Engine, ForwardOutput
@@ -17,7 +16,6 @@ from specheads.decoding.step_inputs import DraftMemory, HostNumbers, PromptReade
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.verification import TokenVerification
 from specheads.decoding.verifier import ChainVerifier, VerifyStep
-from specheads.errors import UserError
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, has_nan
 
@@ -136,16 +134,9 @@ class ChainRounds(Rounds):
         self._outcome = self._counts.tensor.unbind()
 
     def prepare_for_policy(self) -> None:
-        """Let a `policy` decide from now on, before the first warm-up; raises UserError for a rule that it does not go with."""
-        rule = self.verifier.rule
-        if rule.reads_planned:
-            raise UserError(
-                f"{type(rule).__name__} needs lengths that are known before a round; a policy on the load goes with "
-                "verification=token or block."
-            )
+        """Let a `policy` decide from now on, before the first warm-up."""
         *self.readers, self._late_reader = self.readers
-        if not tree_leaves(self.verifier.state):  # a state has to learn of every round
-            self._alone = TargetRounds(self._pair.target_id, self.engines[0], self._warp, numbers=2)  # two, as a verification
+        self._alone = TargetRounds(self._pair.target_id, self.engines[0], self._warp, numbers=2)  # two, as a verification
 
     def warm_up(self, ends: Tensor) -> None:
         self.drafter.warm_up(ends)
@@ -157,7 +148,6 @@ class ChainRounds(Rounds):
 
     def start(self, rows: Sequence[Row]) -> None:
         self.drafter.start(rows)
-        self.verifier.start(rows)
         for row in rows:
             row.num_read = len(row.committed) - 1 if len(self.readers) > 1 else 0
 
@@ -177,10 +167,9 @@ class ChainRounds(Rounds):
             if most:
                 self._catch_up([row for row in rows if row.most_drafted > 0])
         drafter.state = drafter.rule.start_round(drafter.state)
-        planned = self._planned(rows)
         drafter.draft(rows, ends, most)
         drafted = clock.mark()
-        return self._verified(rows, planned), drafted
+        return self._verified(rows), drafted
 
     def _catch_up(self, rows: Sequence[Row]) -> None:
         """Let the draft read what a step would have to read beyond a few tokens: a prompt, or tokens of rounds without drafts."""
@@ -192,16 +181,7 @@ class ChainRounds(Rounds):
         for row in late:
             row.num_read = len(row.committed) - 1
 
-    def _planned(self, rows: Sequence[Row]) -> list[int]:
-        """Return how many tokens the stopping rule will draft in each row whatever they are; 0 if that depends on them."""
-        rule = self.drafter.rule
-        planned = rule.planned_length(self.drafter.state) if self.verifier.rule.reads_planned else None
-        if planned is None:
-            return [0] * len(rows)
-        lengths = planned.tolist()
-        return [min(lengths[row.place], row.most_drafted, rule.max_tokens) for row in rows]
-
-    def _verified(self, rows: Sequence[Row], planned: Sequence[int]) -> list[Round]:
+    def _verified(self, rows: Sequence[Row]) -> list[Round]:
         """Return each row's round; the rules learn of it."""
         drafter = self.drafter
         if self._memory is not self.memory:
@@ -209,10 +189,9 @@ class ChainRounds(Rounds):
         counts = self._counts.numbers
         counts[:] = 0
         rounds = []
-        for row, result in zip(rows, self.verifier.verify(rows, planned), strict=True):
+        for row, result in zip(rows, self.verifier.verify(rows), strict=True):
             num_accepted = result.num_accepted
             counts[0, row.place], counts[1, row.place] = row.num_drafted, num_accepted
-            row.num_probs_needed = result.num_probs_needed
             drafter.keep(row, num_accepted)
             if result.draft_nan or result.target_nan:
                 row.fail_by_nan(self._pair.draft_id if result.draft_nan else self._pair.target_id)

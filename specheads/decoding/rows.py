@@ -56,11 +56,9 @@ class Row:
     verify_uniforms: Uniforms
     place: int = 0  # where the row is in the engines' memory
     num_read: int = 0  # positions in the draft's memory, of steps in rows
-    num_probs_needed: int = 0  # coming tokens whose verification needs the draft's distribution
     drafted: list[int] = field(default_factory=list)  # this round's tokens, where steps draft for all rows
     num_drafted: int = 0  # this round's drafted tokens
     num_draft_calls: int = 0  # this round's draft steps
-    has_next_probs: bool = False  # whether memory has the draft's distribution after the last token of this round
     rounds: list[Round] = field(default_factory=list)
     ready_at: float = 0.0  # the clock's time when its prompt was read, or its last tokens were committed
     prefill_seconds: float = 0.0

@@ -221,16 +221,15 @@ class DraftMemory(StepMemory):
     probs: Tensor
 
     def __init__(self, most: int, vocab_size: int, dtype: torch.dtype, device: torch.device, num_rows: int = 1) -> None:
-        """Allocate for `most` tokens, one distribution more, and the committed token that verification reads first."""
+        """Allocate for `most` tokens, and the committed token that verification reads first."""
         super().__init__()
         self.most = most
-        # One token more: a step that is run for its distribution alone writes one, too.
-        self.register_buffer("sequence", torch.zeros(num_rows, most + 2, dtype=torch.long, device=device))
-        self.register_buffer("probs", torch.zeros(num_rows, most + 1, vocab_size, dtype=dtype, device=device))
+        self.register_buffer("sequence", torch.zeros(num_rows, most + 1, dtype=torch.long, device=device))
+        self.register_buffer("probs", torch.zeros(num_rows, most, vocab_size, dtype=dtype, device=device))
         self._numbers = self.sequence.numpy() if device.type == "cpu" else None
         self._tree_probs: Tensor | None = None
         # Made once: making a view costs as much as a copy.
-        self.index = torch.arange(most + 1, device=device)
+        self.index = torch.arange(most, device=device)
         self.indices = self.index.split(1)
         self._inputs = self.sequence[:1].split(1, dim=1)
         self._views: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
@@ -273,6 +272,6 @@ class DraftMemory(StepMemory):
         return self.read_from(0, count)[0]
 
     def copy_(self, other: "DraftMemory", count: int) -> None:
-        """Copy the first `count` tokens of each row of another memory, and one distribution more."""
+        """Copy the first `count` tokens of each row of another memory, and their distributions."""
         self.sequence[:, 1 : count + 1] = other.sequence[:, 1 : count + 1]
-        self.probs[:, : count + 1] = other.probs[:, : count + 1]
+        self.probs[:, :count] = other.probs[:, :count]

@@ -233,7 +233,7 @@ def _verification_step(decoder: SpeculativeDecoder, num_drafted: int, context: i
     rounds: Any = decoder.single.rounds
     verifier, memory, engine = rounds.verifier, rounds.verifier.memory, decoder.target_engine
     memory.probs.fill_(1 / decoder.pair.vocab_size)
-    inputs = _zeros(engine, 2).double(), _zeros(engine, 3), verifier.rule.start_prompt(1, engine.lm.device)
+    inputs = _zeros(engine, 2).double(), _zeros(engine, 1)
     tokens = memory.start(engine.padded(num_drafted + 1))
     return _at(engine, context, lambda: verifier.step(tokens, *inputs))
 

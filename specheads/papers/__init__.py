@@ -2,7 +2,6 @@
 
 from specheads.papers.biased import BiasedVerification
 from specheads.papers.bild import BigLittle
-from specheads.papers.block import GreedyBlockVerification
 from specheads.papers.gsd import Graph, Tree
 from specheads.papers.layer_skip import LayerSkip
 from specheads.papers.lookup import Lookup
@@ -16,7 +15,6 @@ __all__ = [
     "BigLittle",
     "BlockSearch",
     "Graph",
-    "GreedyBlockVerification",
     "JointVerification",
     "LayerSkip",
     "Lookup",

@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 import torch
 
-from specheads.decoding.verification.rule import AcceptanceDistribution, Block, ChainVerification
+from specheads.decoding.verification.rule import AcceptanceDistribution, Block, VerificationRule
 from specheads.pair.sampling import accept_prob
 from specheads.settings import Probability, check
 
@@ -12,7 +12,7 @@ Mode = Literal["opt", "uno"]
 MODES = get_args(Mode)
 
 
-class BiasedVerification(ChainVerification):
+class BiasedVerification(VerificationRule):
     """`verification=biased`: each drafted token passes with `b = min(1, (t + eps) / d)`. Lossy unless `eps` is 0 and `mode` opt.
 
     A rejection is followed by a token of `norm((t - b d)+)`, which is `norm((t - d)+)` whatever eps (`mode="opt"`, the least bias

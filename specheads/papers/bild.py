@@ -1,11 +1,11 @@
 """BiLD (Kim et al. 2023): the draft writes until it is unsure, and is rolled back where the target strongly disagrees."""
 
 from specheads.decoding.stopping import MaxProbability
-from specheads.decoding.verification.rule import AcceptanceDistribution, Block, ChainVerification
+from specheads.decoding.verification.rule import AcceptanceDistribution, Block, VerificationRule
 from specheads.settings import NonNegativeNumber, PositiveCount, Probability, check
 
 
-class BigLittle(ChainVerification):
+class BigLittle(VerificationRule):
     """`verification=big_little`: keep drafted tokens up to the first that the draft is unsure of or the target finds unlikely.
 
     The target's token follows there. Lossy.

@@ -20,7 +20,7 @@ from specheads.decoding.rounds import ChainRounds, Drafter, RoundParts
 from specheads.decoding.rows import Rounds, Row, RowsDecoder, checked_window
 from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.stopping import FixedLength
-from specheads.decoding.verification.rule import AcceptanceDistribution, Block, ChainVerification
+from specheads.decoding.verification.rule import AcceptanceDistribution, Block, VerificationRule
 from specheads.errors import UserError, is_number
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Uniforms, Warp
@@ -30,7 +30,7 @@ from specheads.papers.trees.verification import BEAM, ROOT, Draft, TreeVerificat
 from specheads.settings import PositiveCount, check
 
 
-class JointVerification(ChainVerification):
+class JointVerification(VerificationRule):
     """`verification=joint`: the longest prefix of a chain is accepted whose `min(1, T / D)` exceeds `threshold`.
 
     T and D are the joint probabilities of its tokens under target and draft; a longer prefix may pass although a shorter one

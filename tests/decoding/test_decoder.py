@@ -6,7 +6,7 @@ import torch
 from fakes import constant_head, describe, tiny_pair
 from statistics_helper import chi_square_p_value
 
-from specheads import SpeculativeDecoder, UserError, Warp, generate_baseline, papers, stopping, verification
+from specheads import SpeculativeDecoder, UserError, Warp, generate_baseline, stopping, verification
 from specheads.heads.batch import HeadBatch, head_features
 from specheads.pair.revisions import set_draft_temperature
 
@@ -261,9 +261,7 @@ def test_sampled_output_follows_the_targets_distribution(rule, warp):
     ("rule", "engine"),
     [
         (verification.BlockVerification(), "cuda_graph"),
-        (papers.GreedyBlockVerification(2), "eager"),
         pytest.param(verification.BlockVerification(), "eager", marks=pytest.mark.full),
-        pytest.param(papers.GreedyBlockVerification(2), "cuda_graph", marks=pytest.mark.full),
     ],
     ids=lambda value: getattr(value, "label", value),
 )
@@ -280,7 +278,7 @@ def test_blocks_follow_the_targets_distribution(rule, engine):
 
 @pytest.mark.parametrize(
     "rule",
-    [verification.TokenVerification(), verification.BlockVerification(), papers.GreedyBlockVerification(2)],
+    [verification.TokenVerification(), verification.BlockVerification()],
     ids=lambda r: r.label,
 )
 def test_a_draft_at_another_temperature_leaves_the_targets_distribution(rule):
@@ -300,12 +298,11 @@ def test_a_draft_at_another_temperature_leaves_the_targets_distribution(rule):
     assert chi_square_p_value(counts, distribution) > 1e-6
 
 
-@pytest.mark.parametrize("rule", [verification.BlockVerification(), papers.GreedyBlockVerification()], ids=lambda r: r.label)
 @pytest.mark.parametrize("stop", RULES[2:5] + RULES[8:], ids=describe)
-def test_greedy_output_is_that_of_the_target_under_every_verification_rule(rule, stop):
+def test_greedy_output_is_that_of_the_target_under_block_verification(stop):
     pair = tiny_pair(vocab_size=7, scale=2.0)
     expected = pair.target.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=30, do_sample=False, pad_token_id=0)[0, 3:]
-    decoder = SpeculativeDecoder(pair, stopping=stop, verification=rule, warp=GREEDY)
+    decoder = SpeculativeDecoder(pair, stopping=stop, verification=verification.BlockVerification(), warp=GREEDY)
     assert decoder.generate([1, 2, 3], 30).tokens.tolist() == expected.tolist()
 
 

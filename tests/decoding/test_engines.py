@@ -18,7 +18,7 @@ from specheads.decoding.engine.cuda_graph import GraphEngine
 from specheads.decoding.step_inputs import DraftMemory
 from specheads.errors import UserError
 
-RULES = [verification.TokenVerification(), verification.BlockVerification(), papers.GreedyBlockVerification(2)]
+RULES = [verification.TokenVerification(), verification.BlockVerification()]
 RULES += [papers.BiasedVerification(), papers.BigLittle(), verification.SyntheticVerification()]
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from fakes import tiny_pair
 
-from specheads import SpeculativeDecoder, UserError, Warp, papers, stopping
+from specheads import SpeculativeDecoder, UserError, Warp, stopping
 from specheads.decoding.load_aware import LengthPolicy, LoadAware, LoadCosts
 
 GREEDY, SAMPLED = Warp(temperature=0), Warp(top_k=4)
@@ -107,9 +107,6 @@ def test_a_draft_that_begins_late_has_read_everything(prompt):
 
 
 def test_mistakes_get_one_message():
-    decoder = SpeculativeDecoder(tiny_pair(7), verification=papers.GreedyBlockVerification(), engine="eager")
-    with pytest.raises(UserError, match="a policy on the load goes with verification=token or block"):
-        decode(decoder, Always(2))
     for survival in ([], [1.5], [0.5, float("nan")]):
         with pytest.raises(UserError, match="must be probabilities, one for each length"):
             LoadAware(COSTS, survival)

@@ -80,7 +80,7 @@ def test_rows_emit_what_a_decoder_for_one_prompt_emits(rule, warp):
 def test_rows_of_other_engines_emit_the_same_tokens(warp, engine, sizes):
     # Models of one shape, so that what reads prompts is compiled once.
     pair, rule = replace(tiny_pair(vocab_size=7, scale=2.0), target=tiny_llama(7, seed=1, scale=2.0)), RULES[1]
-    verify = papers.GreedyBlockVerification(2)  # of the rules, most to get wrong
+    verify = verification.BlockVerification()
     decoder = SpeculativeDecoder(pair, stopping=rule, verification=verify, warp=warp, engine="eager")
     expected = [decoder.generate(prompt, 25, seed).tokens.tolist() for prompt, seed in zip(PROMPTS, SEEDS, strict=True)]
     decoder = SpeculativeDecoder(pair, stopping=rule, verification=verify, warp=warp, engine=engine)
@@ -109,13 +109,9 @@ def test_rows_of_the_target_alone_emit_what_it_emits_alone(warp):
     assert [row.tokens.tolist() for row in rows] == expected
 
 
-@pytest.mark.parametrize("rule", ["token", "block", "greedy_block"])
+@pytest.mark.parametrize("rule", ["token", "block"])
 def test_rows_are_verified_as_alone(rule):
-    make = {
-        "token": verification.TokenVerification,
-        "block": verification.BlockVerification,
-        "greedy_block": papers.GreedyBlockVerification,
-    }[rule]
+    make = {"token": verification.TokenVerification, "block": verification.BlockVerification}[rule]
     pair = tiny_pair(vocab_size=5, scale=1.0)
     decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(3), verification=make(), warp=Warp(), engine="eager")
     expected = [decoder.generate(prompt, 30, seed).tokens.tolist() for seed in (0, 7) for prompt in ([1, 2], [3], [4, 4, 0])]

@@ -11,7 +11,7 @@ from specheads.decoding.verification import TokenVerification, VerificationRule
 from specheads.decoding.verifier import StepResult, VerifyStep
 
 NUM_ROWS, NUM_DRAFTED, VOCAB_SIZE = 3, 4, 5
-LENGTHS = torch.tensor([[4, 2, 4], [1, 0, 2], [0, 3, 1]])  # drafted, planned, distributions
+LENGTHS = torch.tensor([4, 1, 0])
 UNIFORMS = torch.tensor([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]], dtype=torch.float64)
 
 
@@ -19,14 +19,16 @@ class Spy(VerificationRule):
     """Keeps what it is given; its verdict is the number of the row and ten more."""
 
     compile_key = "spy"
+    given = ()
 
-    def __init__(self, needs_probs):
-        self.needs_probs, self.given = needs_probs, None
+    def distribution(self, block):
+        self.given = (block,)
+        return self
 
-    def __call__(self, state, block, uniform, next_uniform):
-        self.given = block, uniform, next_uniform
+    def decide(self, uniform, next_uniform):
+        self.given += uniform, next_uniform
         rows = torch.arange(len(uniform))
-        return Verdict(rows, rows + 10, rows + 20 if self.needs_probs else None), state + 1
+        return Verdict(rows, rows + 10)
 
 
 def distributions(num_positions):
@@ -39,35 +41,32 @@ def step_of(rule, num_rows=1):
 
 
 def decided(rule, draft_probs, target_probs, lengths=LENGTHS):
-    """Return the step's results, row by row, and the rule's state after 6."""
+    """Return the step's results, row by row."""
     tokens = torch.arange(NUM_ROWS * NUM_DRAFTED).reshape(NUM_ROWS, NUM_DRAFTED) % VOCAB_SIZE
-    packed, state = step_of(rule).decide(tokens, draft_probs, target_probs, UNIFORMS, lengths, 6)
-    assert packed.dtype == torch.long and packed[:, 5:].tolist() == tokens.tolist()
-    return [StepResult.unpacked(row) for row in packed.tolist()], state
+    packed = step_of(rule).decide(tokens, draft_probs, target_probs, UNIFORMS, lengths)
+    assert packed.dtype == torch.long and packed[:, 4:].tolist() == tokens.tolist()
+    return [StepResult.unpacked(row) for row in packed.tolist()]
 
 
-@pytest.mark.parametrize("needs_probs", [True, False])
-def test_the_rule_gets_lengths_and_its_own_uniform_numbers_and_the_host_its_verdict(needs_probs):
-    rule = Spy(needs_probs)
-    results, state = decided(rule, distributions(NUM_DRAFTED), distributions(NUM_DRAFTED + 1))
+def test_the_rule_gets_lengths_and_its_own_uniform_numbers_and_the_host_its_verdict():
+    rule = Spy()
+    results = decided(rule, distributions(NUM_DRAFTED), distributions(NUM_DRAFTED + 1))
     block, *uniforms = rule.given
-    assert (block.lengths.tolist(), block.planned.tolist()) == ([4, 1, 0], [2, 0, 3])
+    assert block.lengths.tolist() == [4, 1, 0]
     assert [numbers.tolist() for numbers in uniforms] == UNIFORMS.T.tolist()
     assert torch.equal(block.draft_probs, distributions(4)) and torch.equal(block.target_probs, distributions(5))
-    needed = [20, 21, 22] if needs_probs else [0, 0, 0]
     for row, result in enumerate(results):
         tokens = [(4 * row + place) % VOCAB_SIZE for place in range(4)]
-        assert result == StepResult(row, row + 10, needed[row], False, False, tokens)
+        assert result == StepResult(row, row + 10, False, False, tokens)
         assert result.draft_nan is False and result.target_nan is False
-    assert state == 7
 
 
 @pytest.mark.parametrize("place", range(NUM_DRAFTED))
-def test_nan_counts_in_the_distributions_that_were_written(place):
+def test_nan_counts_in_the_distributions_of_drafted_tokens(place):
     draft_probs = distributions(NUM_DRAFTED)
     draft_probs[:, place] = torch.nan
-    results, _ = decided(Spy(False), draft_probs, distributions(NUM_DRAFTED + 1))
-    assert [result.draft_nan for result in results] == [place < count for count in (4, 2, 1)]
+    results = decided(Spy(), draft_probs, distributions(NUM_DRAFTED + 1))
+    assert [result.draft_nan for result in results] == [place < count for count in (4, 1, 0)]
     assert not any(result.target_nan for result in results)
 
 
@@ -75,15 +74,13 @@ def test_nan_counts_in_the_distributions_that_were_written(place):
 def test_nan_of_the_target_counts_anywhere(place):
     target_probs = distributions(NUM_DRAFTED + 1)
     target_probs[1, place] = torch.nan
-    results, _ = decided(Spy(False), distributions(NUM_DRAFTED), target_probs)
+    results = decided(Spy(), distributions(NUM_DRAFTED), target_probs)
     assert [result.target_nan for result in results] == [False, True, False]
     assert not any(result.draft_nan for result in results)
 
 
-@pytest.mark.parametrize("reads_next_probs", [False, True])
-def test_it_reads_the_drafts_memory_and_warps_the_targets_logits(reads_next_probs):
-    rule = Spy(False)
-    rule.reads_next_probs = reads_next_probs
+def test_it_reads_the_drafts_memory_and_warps_the_targets_logits():
+    rule = Spy()
     step = step_of(rule)
     step.memory.probs.copy_(torch.rand(step.memory.probs.shape, generator=torch.Generator().manual_seed(0)))
     output = ForwardOutput(
@@ -91,16 +88,15 @@ def test_it_reads_the_drafts_memory_and_warps_the_targets_logits(reads_next_prob
         hidden=torch.rand(1, 4, 2),
         logits=torch.randn(1, 4, VOCAB_SIZE, generator=torch.Generator().manual_seed(1)),
     )
-    packed, hidden, state = step(output, UNIFORMS[0], torch.tensor([3, 2, 3]), 6)
+    packed = step(output, UNIFORMS[0], torch.tensor([3]))
     block, uniform, next_uniform = rule.given
-    assert block.tokens.tolist() == [[1, 4, 1]] and packed.tolist() == [[0, 10, 0, 0, 0, 1, 4, 1]]
-    assert torch.equal(block.draft_probs, step.memory.probs[:, : 3 + reads_next_probs])
+    assert block.tokens.tolist() == [[1, 4, 1]] and packed.tolist() == [[0, 10, 0, 0, 1, 4, 1]]
+    assert torch.equal(block.draft_probs, step.memory.probs[:, :3])
     assert torch.equal(block.target_probs, (output.logits / 0.7).softmax(dim=-1))
-    assert hidden is output.hidden and state == 7
-    assert (uniform.tolist(), next_uniform.tolist(), block.lengths.tolist(), block.planned.tolist()) == ([0.1], [0.2], [3], [2])
+    assert (uniform.tolist(), next_uniform.tolist(), block.lengths.tolist()) == ([0.1], [0.2], [3])
 
 
 def test_tokens_beyond_the_length_of_a_draft_do_not_matter():
-    probs, lengths = distributions(NUM_DRAFTED + 1), torch.tensor([[1, 1, 1], [0, 0, 0], [4, 4, 4]])
-    results, _ = decided(TokenVerification(), probs[:, :NUM_DRAFTED], probs, lengths)
+    probs = distributions(NUM_DRAFTED + 1)
+    results = decided(TokenVerification(), probs[:, :NUM_DRAFTED], probs, torch.tensor([1, 0, 4]))
     assert [result.num_accepted for result in results] == [1, 0, 4]

@@ -176,7 +176,6 @@ def verifications(name: str):
     choices = {
         "biased": st.builds(papers.BiasedVerification, probabilities(), st.sampled_from(["opt", "uno"])),
         "big_little": st.builds(papers.BigLittle, probabilities(), st.floats(0, 9), lengths),
-        "greedy_block": st.builds(papers.GreedyBlockVerification, st.integers(1, 4)),
         "joint": st.builds(papers.JointVerification, probabilities(0, 0.99)),
         "synthetic": st.builds(verification.SyntheticVerification, probabilities()),
         "tree_match": st.builds(papers.TreeMatch),

@@ -37,7 +37,7 @@ from specheads.replay.recording import Recorder, load_recording
 from specheads.replay.replay import recorded_head, replay
 from specheads.replay.response_tree import RecordSettings
 
-CHAIN_RULES = ["token", "block", "greedy_block", "biased", "big_little", "synthetic"]
+CHAIN_RULES = ["token", "block", "biased", "big_little", "synthetic"]
 
 
 def counts(generation):

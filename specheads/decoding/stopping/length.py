@@ -37,9 +37,6 @@ class LengthRule(StoppingRule):
         zeros = torch.zeros(batch, dtype=torch.long, device=device)
         return _LengthState(zeros, zeros + self.start)
 
-    def planned_length(self, state: _LengthState) -> Tensor:
-        return state.num_tokens
-
     def step(self, state: _LengthState, features: Mapping[str, Tensor]) -> tuple[_LengthState, Tensor]:
         num_drafted = state.num_drafted + 1
         return state._replace(num_drafted=num_drafted), num_drafted >= state.num_tokens

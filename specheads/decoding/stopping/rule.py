@@ -70,10 +70,6 @@ class StoppingRule:
         """Return the state at the start of a round."""
         return state._replace(num_drafted=constants(0, state.num_drafted))
 
-    def planned_length(self, state: Any) -> Tensor | None:
-        """Return how many tokens the round will draft, (B,) long, or None if that depends on what is drafted."""
-        return None
-
     def num_expected(self, state: Any) -> Tensor | None:
         """Return how many drafted tokens of the prompt so far the rule expected token verification to accept, (B,).
 

@@ -1,8 +1,8 @@
 """Rules that decide how much of a draft is accepted: pure batched functions, and thin strategies for the decoder.
 
-A new rule for chains is a module with a function `Block -> AcceptanceDistribution` and a
-ChainVerification (rule.py) that calls it; a rule that remembers earlier rounds is a VerificationRule. Its `name` is that
-of its config in conf/verification/, whose `_target_` names the module, wherever that is; this list does not have to name it.
+A new rule for chains is a module with a function `Block -> AcceptanceDistribution` and a VerificationRule (rule.py) that
+calls it. Its `name` is that of its config in conf/verification/, whose `_target_` names the module, wherever that is; this list
+does not have to name it.
 """
 
 from specheads.decoding.verification.chains import (
@@ -14,13 +14,12 @@ from specheads.decoding.verification.chains import (
     token_distribution,
     token_verification,
 )
-from specheads.decoding.verification.rule import AcceptanceDistribution, Block, ChainVerification, Verification, VerificationRule
+from specheads.decoding.verification.rule import AcceptanceDistribution, Block, Verification, VerificationRule
 
 __all__ = [
     "AcceptanceDistribution",
     "Block",
     "BlockVerification",
-    "ChainVerification",
     "SyntheticVerification",
     "TokenVerification",
     "Verification",

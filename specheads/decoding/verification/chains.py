@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.records import Verdict
-from specheads.decoding.verification.rule import LARGEST_LOG_WEIGHT, AcceptanceDistribution, Block, ChainVerification
+from specheads.decoding.verification.rule import LARGEST_LOG_WEIGHT, AcceptanceDistribution, Block, VerificationRule
 from specheads.pair.sampling import accept_prob, uniforms
 from specheads.settings import Probability, check
 
@@ -50,7 +50,7 @@ def token_verification(
     return token_distribution(block).decide(*uniforms((2, len(draft_tokens)), generator))
 
 
-class TokenVerification(ChainVerification):
+class TokenVerification(VerificationRule):
     """`verification=token`: see `token_verification`."""
 
     name = compile_key = "token"
@@ -83,13 +83,13 @@ def prefix_distribution(block: Block, log_weights: Tensor) -> AcceptanceDistribu
     A prefix of i < K tokens passes with probability `E / (E + 1 - p_i)`, `E = sum (p_i t - d)+` over the token after it, and with
     certainty where p_i >= 1; all K tokens pass with `min(1, p_K)`.
 
-    Source: Sun et al. 2024, algorithm 2 (block) and appendix (greedy block).
+    Source: Sun et al. 2024, algorithm 2.
     """
     weights = log_weights.clamp_max(LARGEST_LOG_WEIGHT).exp()
     before = torch.nn.functional.pad(weights, (1, 0), value=1.0)[:, : weights.shape[1]]  # p_0 .. p_{K-1}
     last = torch.arange(1, block.num_drafted + 1, device=weights.device) == block.lengths[:, None]
     reach = before[:, :, None].to(block.target_probs.dtype) * block.target_probs[:, :-1]
-    excess = (reach - block.draft_probs[:, : block.num_drafted]).clamp_min(0).sum(dim=-1).double()
+    excess = (reach - block.draft_probs).clamp_min(0).sum(dim=-1).double()
     excess = excess.roll(-1, dims=1)  # prefix i + 1 comes next to prefix i; the last one is tested differently
     missing = (1 - weights).clamp_min(0)
     # With p_i >= 1 nothing is missing and the prefix passes, also where the excess is 0.
@@ -115,7 +115,7 @@ def block_verification(
     return block_distribution(block).decide(*uniforms((2, len(draft_tokens)), generator))
 
 
-class BlockVerification(ChainVerification):
+class BlockVerification(VerificationRule):
     """`verification=block`: see `block_verification`."""
 
     name = compile_key = "block"
@@ -125,7 +125,7 @@ class BlockVerification(ChainVerification):
         return block_distribution(block)
 
 
-class SyntheticVerification(ChainVerification):
+class SyntheticVerification(VerificationRule):
     """`verification=synthetic`: each drafted token is accepted with probability `rate` up to the first rejection.
 
     The output does not follow the target; reports say so.

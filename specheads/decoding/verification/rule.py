@@ -6,7 +6,6 @@ distribution without randomness; tests enumerate the same distribution that deco
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,27 +25,19 @@ class Block:
     """
 
     tokens: Tensor  # (B, K) long
-    draft_probs: Tensor  # (B, K, V), which each token was sampled from; (B, K + 1, V) with the distribution after them
+    draft_probs: Tensor  # (B, K, V), which each token was sampled from
     target_probs: Tensor  # (B, K + 1, V), the target's at each drafted position and after the last
     lengths: Tensor  # (B,) long, tokens drafted
-    planned: Tensor  # (B,) long, tokens that would have been drafted whatever they are; 0: their number depends on them
 
     @classmethod
-    def of(
-        cls,
-        tokens: Tensor,
-        draft_probs: Tensor,
-        target_probs: Tensor,
-        lengths: Tensor | None = None,
-        planned: Tensor | None = None,
-    ) -> "Block":
-        """Return the block of these tensors; `lengths` default to K, `planned` to `lengths`.
+    def of(cls, tokens: Tensor, draft_probs: Tensor, target_probs: Tensor, lengths: Tensor | None = None) -> "Block":
+        """Return the block of these tensors; `lengths` default to K.
 
         Raises:
             ValueError: shapes that do not fit together.
         """
         batch, num_drafted = tokens.shape
-        if draft_probs.shape[1] not in (num_drafted, num_drafted + 1) or target_probs.shape[1] != num_drafted + 1:
+        if draft_probs.shape[1] != num_drafted or target_probs.shape[1] != num_drafted + 1:
             raise ValueError(
                 f"{num_drafted} drafted tokens need {num_drafted} distributions of the draft and {num_drafted + 1} of the "
                 f"target, but there are {draft_probs.shape[1]} and {target_probs.shape[1]}"
@@ -58,8 +49,7 @@ class Block:
             )
         if lengths is None:
             lengths = torch.full((batch,), num_drafted, device=tokens.device)
-        planned = lengths if planned is None else planned
-        return cls(tokens, at_least_float32(draft_probs), at_least_float32(target_probs), lengths, planned)
+        return cls(tokens, at_least_float32(draft_probs), at_least_float32(target_probs), lengths)
 
     @property
     def num_drafted(self) -> int:
@@ -73,12 +63,8 @@ class Block:
 
     def drafted_probs(self) -> tuple[Tensor, Tensor]:
         """Return the probability of each drafted token under draft and target, (B, K) each."""
-        index, count = self.tokens.unsqueeze(-1), self.num_drafted
-
-        def of_drafted(probs: Tensor) -> Tensor:
-            return probs[:, :count].gather(-1, index).squeeze(-1)
-
-        return of_drafted(self.draft_probs), of_drafted(self.target_probs)
+        index = self.tokens.unsqueeze(-1)
+        return self.draft_probs.gather(-1, index).squeeze(-1), self.target_probs[:, :-1].gather(-1, index).squeeze(-1)
 
     def log_ratios(self) -> Tensor:
         """Return log t(y_i) / d(y_i) (B, K) in float64, 0 beyond a row's length.
@@ -136,35 +122,13 @@ class Verification:
     lossless: bool = True  # whether the output follows the target's distribution
     stopping: StoppingRule | None = None  # the default stopping rule
     takes: frozenset[str]  # the kinds of drafts that it can verify
-    reads_planned: bool = False  # whether it reads a block's `planned`
 
 
 class VerificationRule(Verification):
-    """Decides how much of a chain is accepted: a state machine on batched tensors, one step per round."""
+    """Decides how much of a chain is accepted: the base of rules for chains."""
 
     takes = frozenset({CHAIN})
-    # Whether a block has the draft's distribution after its last token, where `num_probs_needed` asks for it.
-    reads_next_probs: bool = False
-
-    def start_prompt(self, batch: int, device: torch.device) -> Any:
-        """Return the state at the start of a prompt."""
-        raise NotImplementedError
-
-    def __call__(self, state: Any, block: Block, uniform: Tensor, next_uniform: Tensor) -> tuple[Verdict, Any]:
-        """Verify a block at given uniform numbers, (B,) each; return the verdict and the state for the next round."""
-        raise NotImplementedError
-
-
-class ChainVerification(VerificationRule):
-    """The base of rules for chains that verify every block whatever happened before."""
-
-    def start_prompt(self, batch: int, device: torch.device) -> tuple[()]:
-        """Return the state, which is empty."""
-        return ()
 
     def distribution(self, block: Block) -> AcceptanceDistribution:
         """Return the distribution of the outcome."""
         raise NotImplementedError
-
-    def __call__(self, state: Any, block: Block, uniform: Tensor, next_uniform: Tensor) -> tuple[Verdict, Any]:
-        return self.distribution(block).decide(uniform, next_uniform), state

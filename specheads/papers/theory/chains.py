@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specheads.decoding.verification.rule import Block, ChainVerification
-from specheads.papers.block import GreedyBlockVerification, NestedDistribution
+from specheads.decoding.verification.rule import Block, VerificationRule
 
 
 @dataclass(frozen=True)
@@ -56,22 +55,17 @@ def every_draft(chains: Chains, num_drafted: int) -> tuple[Tensor, Block]:
         torch.stack([each[place][before[:, place]] for place in range(num_drafted + 1)], dim=1)
         for each in (chains.draft, chains.target)
     )
-    block = Block.of(tokens, draft, target)
+    block = Block.of(tokens, draft[:, :-1], target)
     return block.drafted_probs()[0].prod(dim=1), block
 
 
-def tokens_per_round(rule: ChainVerification | GreedyBlockVerification, chains: Chains, num_drafted: int) -> float:
+def tokens_per_round(rule: VerificationRule, chains: Chains, num_drafted: int) -> float:
     """Return the expected tokens of the first round under a verification rule, summed over every draft."""
     probability, block = every_draft(chains, num_drafted)
-    if isinstance(rule, GreedyBlockVerification):  # its state has what earlier rounds modified
-        start = rule.start_prompt(len(block.tokens), block.tokens.device)
-        distribution = NestedDistribution.of(start, block).distribution
-    else:
-        distribution = rule.distribution(block)
-    return 1 + (probability @ distribution.survival.double().sum(dim=1)).item()
+    return 1 + (probability @ rule.distribution(block).survival.double().sum(dim=1)).item()
 
 
-def emitted(rule: ChainVerification, chains: Chains, num_drafted: int) -> Tensor:
+def emitted(rule: VerificationRule, chains: Chains, num_drafted: int) -> Tensor:
     """Return the distribution (V^K,), in the order of texts, of a text's first K tokens under a rule, with K tokens drafted.
 
     What follows the first round is the target's.
@@ -90,7 +84,7 @@ def emitted(rule: ChainVerification, chains: Chains, num_drafted: int) -> Tensor
     return total + chances[:, num_drafted]
 
 
-def bias(rule: ChainVerification, chains: Chains, num_drafted: int) -> float:
+def bias(rule: VerificationRule, chains: Chains, num_drafted: int) -> float:
     """Return the total variation between the first K tokens of a text under a rule, with K drafted, and the target's."""
     target = every_draft(Chains(chains.draft, chains.target), num_drafted)[0]
     return total_variation(target, emitted(rule, chains, num_drafted)).item()

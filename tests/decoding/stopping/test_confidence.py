@@ -39,7 +39,6 @@ def test_a_draft_ends_with_the_first_doubtful_token(rule, feature, values, expec
     for _ in range(2):
         count, state = drafted(rule, state, feature, values)
         assert count == expected
-        assert rule.planned_length(state) is None
         state = rule.start_round(rule.end_round(state, *outcome(0, 0)))
 
 

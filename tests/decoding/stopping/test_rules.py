@@ -75,7 +75,7 @@ def play(rule, rounds, limits, outcomes):
     batch, lengths = limits.shape[1], []
     state = rule.start_prompt(batch, CPU)
     for steps, limit, most in zip(rounds, limits, outcomes, strict=True):
-        planned, lasted = rule.planned_length(state), torch.zeros(batch, dtype=torch.long)
+        lasted = torch.zeros(batch, dtype=torch.long)
         for number, features in enumerate(steps, start=1):
             if ((lasted > 0) | (limit < number)).all():
                 break
@@ -83,7 +83,6 @@ def play(rule, rounds, limits, outcomes):
             lasted = torch.where(stop & (lasted == 0), number, lasted)
         assert (lasted <= rule.max_tokens).all()
         drafted = torch.minimum(torch.where(lasted == 0, limit, lasted), limit)
-        assert planned is None or torch.equal(drafted, torch.minimum(planned, limit))
         lengths.append(drafted)
         state = rule.start_round(rule.end_round(state, drafted, torch.minimum(drafted, most)))
     return torch.stack(lengths), state

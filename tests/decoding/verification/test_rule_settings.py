@@ -10,14 +10,13 @@ from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.verification import Block, SyntheticVerification
 from specheads.decoding.verifier import VerifyStep
 from specheads.pair.config import config_folder
-from specheads.papers import BiasedVerification, BigLittle, GreedyBlockVerification, JointVerification
+from specheads.papers import BiasedVerification, BigLittle, JointVerification
 from specheads.papers.trees.verification import Draft, TreeBlock, TreeVerification
 
 # By name: other settings than the defaults.
 OTHER = {
     "biased": [{"eps": 0.2}, {"mode": "uno"}],
     "big_little": [{"fallback": 0.8}, {"rollback": 1.0}],
-    "greedy_block": [{"num_levels": 1}],
     "joint": [{"threshold": 0.2}],
     "synthetic": [{"rate": 0.7}],
 }
@@ -57,7 +56,6 @@ def test_rules_are_compiled_together_only_if_they_decide_alike():
         ("synthetic", {"rate": 0.5}, "synthetic acceptance at rate 0.5", False),
         ("token", {}, "token verification", True),
         ("block", {}, "block verification", True),
-        ("greedy_block", {}, "greedy block verification", True),
         ("multi_round", {}, "multi-round verification", True),
         ("spectr", {}, "SpecTr", True),
         ("tree_match", {}, "tree matching", True),
@@ -91,7 +89,6 @@ def test_reports_name_rules_and_their_settings(name, settings, label, lossless):
             ),
         ),
         (lambda: BigLittle(max_tokens=0), "verification.max_tokens=0 must be a positive integer."),
-        (lambda: GreedyBlockVerification(0), "verification.num_levels=0 must be a positive integer."),
         (
             lambda: JointVerification(1),
             "verification.threshold=1 must be at least 0 and below 1; "
@@ -112,30 +109,28 @@ def test_refusals_name_the_setting_its_value_and_what_it_is(make, message):
 
 def test_the_least_settings_are_allowed():
     assert BigLittle(max_tokens=1, rollback=0, fallback=0).stopping.max_tokens == 1
-    assert GreedyBlockVerification(1).num_levels == 1 and JointVerification(0).threshold == 0
+    assert JointVerification(0).threshold == 0
 
 
 @pytest.mark.parametrize("name", [name for name, rule in RULES.items() if not issubclass(rule, TreeVerification)])
 def test_chains_are_verified_on_their_device(name):
-    rule, block = RULES[name](), Block.of(*chain_on(META))
-    verdict, state = rule(rule.start_prompt(2, META), block, *torch.empty(2, 2, dtype=torch.float64, device=META))
+    block = Block.of(*chain_on(META))
+    verdict = RULES[name]().distribution(block).decide(*torch.empty(2, 2, dtype=torch.float64, device=META))
     assert verdict.num_accepted.device == verdict.next_token.device == META
-    assert all(part.device == META for part in state)
 
 
 def test_verification_steps_compute_on_their_device():
     memory = DraftMemory(4, 5, torch.float32, META)
-    for name in ("token", "greedy_block"):
-        rule = RULES[name]()
-        step, state = VerifyStep(Warp(), rule, memory), rule.start_prompt(2, META)
-        uniforms, lengths = torch.empty(2, 2, device=META), torch.empty(2, 3, dtype=torch.long, device=META)
-        packed, _ = step.decide(*chain_on(META), uniforms, lengths, state)
-        assert packed.shape == (2, 5 + 3) and packed.device == META
+    for name in ("token", "block"):
+        uniforms, lengths = torch.empty(2, 2, device=META), torch.empty(2, dtype=torch.long, device=META)
+        packed = VerifyStep(Warp(), RULES[name](), memory).decide(*chain_on(META), uniforms, lengths)
+        assert packed.shape == (2, 4 + 3) and packed.device == META
 
 
 def chain_on(device):
-    """Two drafted chains of three tokens over five, without numbers, and the draft's distribution after them."""
-    return torch.empty(2, 3, dtype=torch.long, device=device), *torch.empty(2, 2, 4, 5, device=device)
+    """Two drafted chains of three tokens over five, without numbers."""
+    draft, target = (torch.empty(2, count, 5, device=device) for count in (3, 4))
+    return torch.empty(2, 3, dtype=torch.long, device=device), draft, target
 
 
 @pytest.mark.parametrize("name", [name for name, rule in RULES.items() if issubclass(rule, TreeVerification)])

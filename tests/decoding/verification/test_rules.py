@@ -2,9 +2,7 @@
 
 import pytest
 import torch
-from chains import greedy_block_distribution, greedy_block_verification
 from statistics_helper import chi_square_p_value
-from torch.utils._pytree import tree_leaves
 
 from specheads import Warp
 from specheads.decoding.verification import (
@@ -18,32 +16,31 @@ from specheads.decoding.verification import (
     token_verification,
 )
 from specheads.decoding.verification.chains import reflected
-from specheads.papers import BiasedVerification, BigLittle, GreedyBlockVerification
+from specheads.papers import BiasedVerification, BigLittle
 
-CHAIN_RULES = [TokenVerification(), BlockVerification(), BiasedVerification(0.2), BiasedVerification(0.2, "uno"), BigLittle()]
-RULES = [*CHAIN_RULES, GreedyBlockVerification()]
-DISTRIBUTIONS = {"token": token_distribution, "block": block_distribution, "greedy block": greedy_block_distribution}
+RULES = [TokenVerification(), BlockVerification(), BiasedVerification(0.2), BiasedVerification(0.2, "uno"), BigLittle()]
+DISTRIBUTIONS = {"token": token_distribution, "block": block_distribution}
 named = {"ids": lambda rule: rule.label}
 
 
 def random_block(batch, num_drafted, vocab_size, warp=None, seed=0, dtype=torch.float32, spread=2.0):
-    """A drafted block of related models; the draft's distribution after it comes with it."""
+    """A drafted block of related models."""
     generator = torch.Generator().manual_seed(seed)
     logits = spread * torch.randn(batch, num_drafted + 1, vocab_size, generator=generator, dtype=dtype)
     other = logits + torch.randn(logits.shape, generator=generator, dtype=dtype)
     draft, target = ((warp or Warp())(x) for x in (logits, other))
     tokens = torch.multinomial(draft[:, :-1].flatten(0, 1), 1, generator=generator).reshape(batch, num_drafted)
-    return Block.of(tokens, draft, target)
+    return Block.of(tokens, draft[:, :-1], target)
 
 
 def verified(rule, block, seed=1):
     uniforms = torch.rand(2, len(block.tokens), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return rule(rule.start_prompt(len(block.tokens), torch.device("cpu")), block, *uniforms)[0]
+    return rule.distribution(block).decide(*uniforms)
 
 
 @pytest.mark.parametrize("rule", RULES, **named)
 def test_an_empty_draft_gives_the_targets_token(rule):
-    block = Block.of(torch.empty(1, 0, dtype=torch.long), torch.empty(1, 1, 4), torch.eye(4)[torch.tensor([[2]])])
+    block = Block.of(torch.empty(1, 0, dtype=torch.long), torch.empty(1, 0, 4), torch.eye(4)[torch.tensor([[2]])])
     verdict = verified(rule, block)
     assert (verdict.num_accepted.item(), verdict.next_token.item()) == (0, 2)
 
@@ -53,25 +50,25 @@ def test_verdicts_are_on_the_device_of_the_distributions(rule):
     """On "meta", where a tensor that is made elsewhere is refused, as one on the CPU next to a GPU's."""
     meta = torch.device("meta")
     tokens = torch.zeros(2, 3, dtype=torch.long, device=meta)
-    block = Block.of(tokens, torch.rand(2, 4, 5, device=meta), torch.rand(2, 4, 5, device=meta))
-    verdict, state = rule(rule.start_prompt(2, meta), block, *torch.rand(2, 2, dtype=torch.float64, device=meta))
-    assert {leaf.device for leaf in (verdict.num_accepted, verdict.next_token, *tree_leaves(state))} == {meta}
+    block = Block.of(tokens, torch.rand(2, 3, 5, device=meta), torch.rand(2, 4, 5, device=meta))
+    verdict = rule.distribution(block).decide(*torch.rand(2, 2, dtype=torch.float64, device=meta))
+    assert {verdict.num_accepted.device, verdict.next_token.device} == {meta}
 
 
 @pytest.mark.parametrize("rule", [r for r in RULES if r.lossless], **named)
 def test_equal_distributions_accept_everything(rule):
     block = random_block(64, 4, 11)
-    equal = Block.of(block.tokens, block.draft_probs, block.draft_probs)
+    equal = Block.of(block.tokens, block.draft_probs, torch.cat([block.draft_probs, block.target_probs[:, -1:]], dim=1))
     assert verified(rule, equal).num_accepted.tolist() == [4] * 64
 
 
-@pytest.mark.parametrize("rule", [*RULES[:2], BiasedVerification(0.0), *RULES[4:]], **named)
+@pytest.mark.parametrize("rule", [*RULES[:2], BiasedVerification(0.0), RULES[4]], **named)
 def test_point_masses_compare_prefixes(rule):
     """Temperature 0: the drafted tokens up to the first that is not the target's, whatever the uniform numbers."""
     generator = torch.Generator().manual_seed(3)
     wanted = torch.randint(3, (400, 5), generator=generator)
     drafted = torch.where(torch.rand(400, 5, generator=generator) < 0.7, wanted, torch.randint(3, (400, 5), generator=generator))
-    verdict = verified(rule, Block.of(drafted[:, :4], torch.eye(3)[drafted], torch.eye(3)[wanted]))
+    verdict = verified(rule, Block.of(drafted[:, :4], torch.eye(3)[drafted[:, :4]], torch.eye(3)[wanted]))
     same = (drafted == wanted)[:, :4].long().cumprod(dim=1).sum(dim=1)
     assert verdict.num_accepted.tolist() == same.tolist()
     assert verdict.next_token.tolist() == wanted[torch.arange(400), same].tolist()
@@ -88,7 +85,7 @@ def test_large_vocabularies_with_exact_zeros(rule, warp):
         assert (block.target_probs[torch.arange(3), verdict.num_accepted, verdict.next_token] > 0).all()
 
 
-@pytest.mark.parametrize("distribution_of", [*DISTRIBUTIONS.values(), *(rule.distribution for rule in CHAIN_RULES[2:])])
+@pytest.mark.parametrize("distribution_of", [*DISTRIBUTIONS.values(), *(rule.distribution for rule in RULES[2:])])
 def test_a_distribution_is_a_distribution(distribution_of):
     block = random_block(500, 5, 4, spread=6.0)
     distribution = distribution_of(block)
@@ -99,7 +96,7 @@ def test_a_distribution_is_a_distribution(distribution_of):
         assert (following >= 0).all() and (following.sum(dim=-1) > 0).all()
 
 
-@pytest.mark.parametrize("distribution_of", [*DISTRIBUTIONS.values(), *(rule.distribution for rule in CHAIN_RULES[2:])])
+@pytest.mark.parametrize("distribution_of", [*DISTRIBUTIONS.values(), *(rule.distribution for rule in RULES[2:])])
 def test_ragged_lengths_act_as_shorter_blocks(distribution_of):
     block = random_block(40, 4, 7, dtype=torch.float64)
     lengths = torch.arange(40) % 5
@@ -134,13 +131,11 @@ def test_a_reflected_walk_is_the_running_minimum_with_one():
 
 
 def test_ratios_beyond_float32_stay_finite():
-    draft = torch.tensor([1e-30, 1 - 1e-30]).expand(1, 5, 2)
+    draft = torch.tensor([1e-30, 1 - 1e-30]).expand(1, 4, 2)
     target = torch.tensor([1.0, 0.0]).expand(1, 5, 2)
     block = Block.of(torch.zeros(1, 4, dtype=torch.long), draft, target)
     for distribution_of in DISTRIBUTIONS.values():
         assert distribution_of(block).survival.tolist() == [[1.0] * 4]
-    verdict, levels = greedy_block_verification(*(block.tokens, draft, target), torch.Generator().manual_seed(0))
-    assert verdict.num_accepted.item() == 4 and levels.num_probs_needed.item() == 0
 
 
 MILLION = 1_000_000
@@ -152,9 +147,8 @@ def sampled(distribution_of, block, generator, function):
     distribution = distribution_of(block)
     following = torch.stack([distribution.next_probs(torch.tensor([n]))[0] for n in range(count)])
     expected = distribution.length_probs[0, :, None] * following / following.sum(dim=-1, keepdim=True)
-    rows = [x.expand(MILLION, *x.shape[1:]) for x in (block.tokens, block.draft_probs[:, : count - 1], block.target_probs)]
+    rows = [x.expand(MILLION, *x.shape[1:]) for x in (block.tokens, block.draft_probs, block.target_probs)]
     verdict = function(*rows, generator)
-    verdict = verdict[0] if isinstance(verdict, tuple) else verdict
     return torch.bincount(
         verdict.num_accepted * vocab_size + verdict.next_token, minlength=count * vocab_size
     ), expected.flatten()
@@ -163,7 +157,6 @@ def sampled(distribution_of, block, generator, function):
 FUNCTIONS = [
     (token_distribution, token_verification),
     (block_distribution, block_verification),
-    (greedy_block_distribution, greedy_block_verification),
 ]
 
 
@@ -181,40 +174,21 @@ def test_a_million_samples_follow_the_distribution(distribution_of, function):
 @pytest.mark.parametrize(("distribution_of", "function"), FUNCTIONS, ids=DISTRIBUTIONS)
 def test_functions_verify_rows_of_different_lengths(distribution_of, function):
     block, lengths = random_block(300, 4, 5), torch.arange(300) % 5
-    arguments = block.tokens, block.draft_probs[:, :4], block.target_probs
+    arguments = block.tokens, block.draft_probs, block.target_probs
     verdict = function(*arguments, torch.Generator().manual_seed(2), lengths)
-    verdict = verdict[0] if isinstance(verdict, tuple) else verdict
     numbers = torch.rand(2, 300, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     expected = distribution_of(Block.of(*arguments, lengths)).decide(*numbers)
     assert torch.equal(verdict.num_accepted, expected.num_accepted) and torch.equal(verdict.next_token, expected.next_token)
     assert (verdict.num_accepted <= lengths).all() and (verdict.num_accepted < lengths).any()
 
 
-def test_greedy_blocks_whose_length_was_not_planned_are_verified_as_blocks():
-    block, planned = random_block(300, 4, 5), torch.arange(300) % 2 * 4
-    arguments = block.tokens, block.draft_probs[:, :4], block.target_probs
-    made = [
-        function(*arguments, torch.Generator().manual_seed(2), **given)
-        for function, given in (
-            (greedy_block_verification, {"planned": planned}),
-            (greedy_block_verification, {}),
-            (block_verification, {}),
-        )
-    ]
-    (verdict, levels), (greedy, _), plain = made
-    for name in ("num_accepted", "next_token"):
-        actual, known, unknown = (getattr(each, name) for each in (verdict, greedy, plain))
-        assert torch.equal(actual, torch.where(planned > 0, known, unknown)) and not torch.equal(known, unknown)
-    assert (levels.num_probs_needed[planned == 0] == 0).all() and levels.num_probs_needed.any()
-
-
-@pytest.mark.parametrize("rule", [*CHAIN_RULES[2:], SyntheticVerification(0.6)], **named)
+@pytest.mark.parametrize("rule", [*RULES[2:], SyntheticVerification(0.6)], **named)
 def test_a_million_samples_of_lossy_rules_follow_their_distributions(rule):
     block = random_block(1, 3, 4, seed=11, dtype=torch.float64, spread=1.0)
 
     def function(tokens, draft_probs, target_probs, generator):
         uniforms = torch.rand(2, len(tokens), generator=generator, dtype=torch.float64)
-        return rule((), Block.of(tokens, draft_probs, target_probs), *uniforms)[0]
+        return rule.distribution(Block.of(tokens, draft_probs, target_probs)).decide(*uniforms)
 
     counts, expected = sampled(rule.distribution, block, torch.Generator().manual_seed(6), function)
     assert chi_square_p_value(counts, expected) > 1e-6

@@ -18,7 +18,7 @@ def test_tokens_are_accepted_at_the_rate(rate):
     lengths = torch.randint(1, 6, (4000,), generator=random)
     tokens = torch.zeros(4000, 5, dtype=torch.long)
     uniforms = torch.rand(2, 4000, generator=random, dtype=torch.float64)
-    verdict, _ = rule((), Block.of(tokens, distributions[:, :-1], distributions, lengths), *uniforms)
+    verdict = rule.distribution(Block.of(tokens, distributions[:, :-1], distributions, lengths)).decide(*uniforms)
     assert (verdict.num_accepted <= lengths).all()
     accepted = int(verdict.num_accepted.sum())
     rejected = int((verdict.num_accepted < lengths).sum())

@@ -53,12 +53,10 @@ def test_batches_and_vocabularies_that_differ_are_refused(draft, target):
     )
 
 
-def test_lengths_default_to_all_tokens_and_planned_ones_to_lengths():
+def test_lengths_default_to_all_tokens():
     arguments = torch.zeros(2, 3, dtype=torch.long), torch.full((2, 3, 2), 0.5), torch.full((2, 4, 2), 0.5)
-    lengths, planned = torch.tensor([1, 0]), torch.tensor([3, 2])
-    for given, expected in (((), ([3, 3], [3, 3])), ((lengths,), ([1, 0], [1, 0])), ((lengths, planned), ([1, 0], [3, 2]))):
-        block = Block.of(*arguments, *given)
-        assert (block.lengths.tolist(), block.planned.tolist()) == expected
+    assert Block.of(*arguments).lengths.tolist() == [3, 3]
+    assert Block.of(*arguments, torch.tensor([1, 0])).lengths.tolist() == [1, 0]
 
 
 def test_a_token_is_accepted_at_uniform_numbers_below_its_survival():
