@@ -9,12 +9,11 @@ import torch
 
 from benchmarks.gpu import __main__ as runner
 from benchmarks.gpu.machine import DATA_SHEETS, Machine
-from benchmarks.gpu.training import Distilling
 from benchmarks.render import ROOT
 from benchmarks.results import Column, Table
 from tests.integrations.test_light_imports import WITHOUT
 
-TABLES = {"round": ["steps", "rounds"], "training": ["distillation", "heads"], "data": ["data"]}
+TABLES = {"round": ["steps", "rounds"], "data": ["data"]}
 EVERY_SCRIPT = """
 from pathlib import Path
 import benchmarks.results
@@ -22,7 +21,6 @@ from benchmarks.gpu.__main__ import main
 benchmarks.results.OUTPUTS = Path(sys.argv[1])
 assert main(["--device", "cpu", "--tiny"]) == 0
 """
-CPU = torch.device("cpu")
 
 
 def test_every_table_and_every_goal_is_measured_without_training_libraries(tmp_path):
@@ -50,10 +48,10 @@ def test_a_script_that_fails_loses_no_other(tmp_path, capsys, monkeypatch):
         yield Table("second", "Second", [Column("a")], [[1]])
 
     monkeypatch.setattr("benchmarks.results.OUTPUTS", tmp_path)
-    monkeypatch.setattr(runner, "SCRIPTS", {"training": failing, "round": whole})
+    monkeypatch.setattr(runner, "SCRIPTS", {"data": failing, "round": whole})
     assert runner.main(["--device", "cpu", "--tiny"]) == 1
     out = capsys.readouterr().out
-    assert "FAILED: training" in out and "FAILED: round" not in out
+    assert "FAILED: data" in out and "FAILED: round" not in out
     goals, *others = json.loads((tmp_path / "gpu.json").read_text())["tables"]
     assert [table["key"] for table in others] == ["first", "second"]
     assert [row[-1] for row in goals["rows"] if row[-1]] == [1.1]
@@ -62,14 +60,4 @@ def test_a_script_that_fails_loses_no_other(tmp_path, capsys, monkeypatch):
 def test_limits_are_those_of_the_data_sheet(monkeypatch):
     for name, sheet in (("NVIDIA H100 PCIe", "H100 PCIe"), ("NVIDIA H100 80GB HBM3", "H100")):
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
-        assert Machine(torch.device("cuda"), False).limits == DATA_SHEETS[sheet]
-
-
-def test_operations_of_distillation_are_counted_by_weights():
-    """Two per weight and token in the target's forward pass, six in the draft's training."""
-    made = Distilling(Machine(CPU, True))
-    embedding = 256 * 64
-    layers = sum(w.numel() for n, w in made.pair.target.named_parameters() if w.ndim == 2) - 2 * embedding
-    num_tokens, num_responses = made.batch.tokens.numel(), int(made.batch.predicting.sum())
-    assert made.operations(reads_target=True) == 8 * (layers * num_tokens + embedding * num_responses)
-    assert made.operations(reads_target=False) == 6 * (layers * num_tokens + embedding * num_responses)
+        assert Machine(torch.device("cuda"), False).bandwidth == DATA_SHEETS[sheet]

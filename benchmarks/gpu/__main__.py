@@ -1,6 +1,6 @@
-"""What decoding and training cost on a GPU, next to the goals.
+"""What decoding and making data cost on a GPU, next to the goals.
 
-    python -m benchmarks.gpu [round data training] [--device cuda] [--tiny] [--keep]
+    python -m benchmarks.gpu [round data] [--device cuda] [--tiny] [--keep]
 
 Tables are written as soon as they are measured, so that a script which fails or is killed loses none of them. With `--tiny`
 models take seconds, only to see that the scripts work.
@@ -14,17 +14,14 @@ import torch
 
 from benchmarks.gpu.decoding import data_tables, round_tables
 from benchmarks.gpu.machine import Machine
-from benchmarks.gpu.training import training_tables
 from benchmarks.results import Column, Table, add_keep_option, text_of, write_result
 from specheads.pair.config import checked_device
 
-SCRIPTS = {"round": round_tables, "training": training_tables, "data": data_tables}
+SCRIPTS = {"round": round_tables, "data": data_tables}
 GOALS = {  # by name what it says, whether the limit is the least or the most, and the limit
     "target_alone": ("the target alone, of the memory's bandwidth (8B, bfloat16)", "at least", 0.70),
     "verification_of_8": ("a verification of 8 tokens, in steps of the target alone", "at most", 1.05),
     "round": ("a round, in its steps alone", "at most", 1.15),
-    "twenty_heads": ("a training step of 20 heads, in steps of one head", "at most", 1.25),
-    "distillation": ("distillation of 1B from 8B, of the peak of bfloat16 operations", "at least", 0.40),
 }
 
 

@@ -45,7 +45,7 @@ def round_tables(setup: Machine, goals: dict[str, float]) -> Iterator[Table]:
         decoder = _decoder(setup, pair, HeadThreshold(head), mode)
         seconds = by_mode[mode] = seconds_of(decoder, context, setup.repeats, (8, 9) if setup.tiny else VERIFIED)
         read = {name: weight_bytes(pair.draft_lm if name.startswith(DRAFT) else pair.target_lm) for name in seconds}
-        shares = {name: read[name] / taken / setup.limits[0] for name, taken in seconds.items()}
+        shares = {name: read[name] / taken / setup.bandwidth for name, taken in seconds.items()}
         rows += [[mode, name, taken, shares[name], taken / seconds[ALONE]] for name, taken in seconds.items()]
         goals["target_alone"], goals["verification_of_8"] = shares[ALONE], seconds[VERIFICATION] / seconds[ALONE]
     columns = [Column("decoding"), Column("step"), Column("time", "ms:3"), Column("weights read at, of the bandwidth", "percent")]

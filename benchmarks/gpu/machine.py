@@ -3,28 +3,25 @@
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 
-from benchmarks.steps import bandwidth, timed
+from benchmarks.steps import bandwidth
 from specheads import load_pair
 from specheads.pair.pair import Pair
 
-# Bytes per second of memory and dense bfloat16 operations per second, from the makers' data sheets; the first name that fits.
+# Bytes per second of memory, from the makers' data sheets; the first name that fits.
 DATA_SHEETS = {
-    "B200": (8.0e12, 2250e12),
-    "H200 NVL": (4.8e12, 835e12),
-    "H200": (4.8e12, 989e12),
-    "H100 NVL": (3.9e12, 835e12),
-    "H100 PCIe": (2.0e12, 756e12),
-    "H100": (3.35e12, 989e12),
-    "A100-SXM4-40GB": (1.555e12, 312e12),
-    "A100": (2.039e12, 312e12),
-    "L40S": (0.864e12, 362e12),
-    "RTX 4090": (1.008e12, 165e12),
+    "B200": 8.0e12,
+    "H200": 4.8e12,
+    "H100 NVL": 3.9e12,
+    "H100 PCIe": 2.0e12,
+    "H100": 3.35e12,
+    "A100-SXM4-40GB": 1.555e12,
+    "A100": 2.039e12,
+    "L40S": 0.864e12,
+    "RTX 4090": 1.008e12,
 }
-PAIRS = {"llama3": "synthetic-llama3", "llama2": "synthetic-llama2", "tiny": "synthetic-tiny"}
 
 
 @dataclass(frozen=True)
@@ -45,20 +42,14 @@ class Machine:
         return 2 if self.tiny else 20
 
     @cached_property
-    def limits(self) -> tuple[float, float]:
-        """Bytes per second and bfloat16 operations per second: of the data sheet, or of a large copy and a large product."""
+    def bandwidth(self) -> float:
+        """Bytes per second: of the data sheet, or of a large copy."""
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
         # By whole words: a GH200 is no H200.
-        sheet = next((limits for known, limits in DATA_SHEETS.items() if re.search(rf"\b{known}\b", name)), None)
-        return sheet or (bandwidth(self.device), _product_speed(self.device, 64 if self.tiny else 8192))
+        sheet = next((speed for known, speed in DATA_SHEETS.items() if re.search(rf"\b{known}\b", name)), None)
+        return sheet or bandwidth(self.device)
 
-    def pair(self, name: str = "llama3", **keys: Any) -> Pair:
-        """Return a pair of random weights, which are made on the device, or the smallest in its place."""
+    def pair(self) -> Pair:
+        """Return a pair of random weights, which are made on the device, of the size of Llama 3 or of the smallest."""
         dtype = "float32" if self.device.type == "cpu" else "bfloat16"
-        return load_pair(PAIRS["tiny" if self.tiny else name], device=str(self.device), dtype=dtype, **keys)
-
-
-def _product_speed(device: torch.device, size: int) -> float:
-    """Return the operations per second of a product of two square bfloat16 matrices of random numbers."""
-    left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
-    return 2 * size**3 / timed(lambda: left @ right, device, 7)
+        return load_pair("synthetic-tiny" if self.tiny else "synthetic-llama3", device=str(self.device), dtype=dtype)

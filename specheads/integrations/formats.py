@@ -66,7 +66,7 @@ class _CalibratedHead(nn.Module):
         self.register_buffer("intercept", intercept.clone())
 
     def forward(self, features: Mapping[str, Tensor], index: Tensor) -> tuple[Tensor, Tensor]:
-        logit = self.head({**features, "index": index})
+        logit = self.head(features)
         rows = (row.expand(index.shape[0], -1) for row in (self.slope, self.intercept))
         return logit, calibrated(logit, index, *rows).sigmoid()
 
@@ -82,7 +82,7 @@ def _example_inputs(head: AcceptanceHead, batch: int) -> tuple[dict[str, Tensor]
         mean, scale = (tensor[start : start + size].cpu() for tensor in (head.input_mean, head.input_scale))
         if key is not None:
             features[name] = torch.randn(batch, size, generator=generator) / scale + mean
-        elif name != "index":
+        else:
             features[name] = torch.rand(batch, generator=generator)
         start += size
     return features, torch.arange(batch) % 11

@@ -33,6 +33,6 @@ class BigLittle(VerificationRule):
 
     def distribution(self, block: Block) -> AcceptanceDistribution:
         _, target_prob = block.drafted_probs()
-        sure = block.draft_probs[:, : block.num_drafted].amax(dim=-1) >= self.fallback
+        sure = block.draft_probs.amax(dim=-1) >= self.fallback
         passes = block.within & sure & (-target_prob.log() <= self.rollback)
         return AcceptanceDistribution(survival=passes.to(target_prob.dtype).cumprod(dim=1), weights=None, block=block)
