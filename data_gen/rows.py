@@ -18,7 +18,7 @@ from specheads.errors import UserError
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import BATCH_TOKENS, batches_of_tokens, right_padded, slices
 from specheads.pair.pair import Pair
-from specheads.pair.sampling import Warp, accept_prob, has_nan, nan_message, overlap, tokens_at
+from specheads.pair.sampling import Warp, accept_prob, has_nan, nan_message, tokens_at
 from specheads.prompts.prompt import SPLITS, EncodedPrompt
 
 if TYPE_CHECKING:
@@ -26,13 +26,10 @@ if TYPE_CHECKING:
 
 SLICE_ELEMENTS = 2**22  # probabilities of one model that are held at once on a CPU, whose cache takes about as many
 _DEVICE_ELEMENTS = 2**26  # other devices would wait for weights and launches with small slices
-# The columns of a response's labels: index i is response position i, and log-probabilities are those of the warped distributions.
-# Where several tokens were sampled at each position, the columns `more_` have a list for each sample after the first.
-LABELS = (
-    *("draft_ids", "accept_prob", "overlap", "draft_logprob", "target_logprob"),
-    *("response_draft_logprob", "response_target_logprob", "more_draft_ids", "more_accept_prob"),
-)
-_EMPTY = dict.fromkeys((*LABELS, "rollout_start", "rollout_ids", "rollout_accept_prob"), ())  # see SCHEMA
+# The columns of a response's labels: index i is response position i. Where several tokens were sampled at each position, the
+# columns `more_` have a list for each sample after the first.
+LABELS = ("draft_ids", "accept_prob", "more_draft_ids", "more_accept_prob")
+_EMPTY = dict.fromkeys(LABELS, ())
 
 
 @dataclass(frozen=True)
@@ -162,23 +159,20 @@ def _columns(pair: Pair, texts: list[list[int]], where: Tensor, uniforms: Tensor
     target_hidden = _states(pair.target_lm, tokens, row, index - 1)
     draft_hidden = _states(pair.draft_lm, tokens, row, index - 1)
     device = target_hidden.device
-    response, uniforms = tokens[row, index].to(device)[:, None], uniforms.T.contiguous().to(device)
+    uniforms = uniforms.T.contiguous().to(device)
     parts, nan = [], torch.zeros(2, dtype=torch.bool, device=device)
     for piece in slices(len(row), pair.vocab_size, elements_at_once(device)):
         target_probs = warp(pair.target_lm.logits(target_hidden[piece]))
         draft_probs = warp(pair.draft_lm.logits(draft_hidden[piece])).to(device)
         nan |= torch.stack([has_nan(target_probs).any(), has_nan(draft_probs).any()])
         drafted = tokens_at(draft_probs, uniforms[piece])
-        chosen = torch.cat([drafted, response[piece]], dim=1)
-        target, draft = target_probs.gather(1, chosen).T, draft_probs.gather(1, chosen).T
-        accepted, shared = accept_prob(target[:-1], draft[:-1]), overlap(target_probs, draft_probs)
-        parts.append((drafted.T, accepted, shared, target.log(), draft.log()))
-    ids, accept_probs, shares, of_target, of_draft = (torch.cat(part, dim=-1).cpu().numpy() for part in zip(*parts, strict=True))
+        accepted = accept_prob(target_probs.gather(1, drafted), draft_probs.gather(1, drafted))
+        parts.append((drafted.T, accepted.T))
+    ids, accept_probs = (torch.cat(part, dim=-1).cpu().numpy() for part in zip(*parts, strict=True))
     for model_id, has in zip((pair.target_id, pair.draft_id), nan.tolist(), strict=True):
         if has:
             raise UserError(nan_message(model_id))
-    logprobs = of_draft[0], of_target[0], of_draft[-1], of_target[-1]
-    return [ids[0], accept_probs[0], shares, *logprobs, ids[1:], accept_probs[1:]]
+    return [ids[0], accept_probs[0], ids[1:], accept_probs[1:]]
 
 
 def _states(lm: LanguageModel, tokens: Tensor, row: Tensor, index: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from data_gen.rows import Shard, elements_at_once, label_rows, plan_shards, respond, response_rows
+from data_gen.rows import LABELS, Shard, elements_at_once, label_rows, plan_shards, respond, response_rows
 from data_gen.settings import RESPONSE_LIMITS, Generation
 from data_gen.vllm_runner import responses_provenance, vllm_responses
 from specheads.decoding.engine import bulk_operations
@@ -203,7 +203,7 @@ def cache_provenance(pair: Pair, prompts: Sequence[Prompt], settings: Generation
     provenance, sizes = response_provenance(pair, prompts, settings.warp, settings.seed), settings.sizes()
     provenance |= responses_provenance(settings)
     if labelled:
-        return provenance | {"settings": sizes}
+        return provenance | {"settings": sizes, "labels": LABELS}
     return provenance | {
         "draft": ["every draft", f"of window {pair.window}"],
         "dtype": [str(pair.target.dtype), "any"],

@@ -22,17 +22,8 @@ SCHEMA = pa.schema(
         "finished": pa.bool_(),
         "draft_ids": pa.list_(pa.int32()),
         "accept_prob": pa.list_(pa.float32()),
-        "overlap": pa.list_(pa.float32()),
-        "draft_logprob": pa.list_(pa.float32()),
-        "target_logprob": pa.list_(pa.float32()),
-        "response_draft_logprob": pa.list_(pa.float32()),
-        "response_target_logprob": pa.list_(pa.float32()),
         "more_draft_ids": pa.list_(pa.list_(pa.int32())),
         "more_accept_prob": pa.list_(pa.list_(pa.float32())),
-        # Empty: earlier versions could write drafts from random positions here.
-        "rollout_start": pa.list_(pa.int32()),
-        "rollout_ids": pa.list_(pa.list_(pa.int32())),
-        "rollout_accept_prob": pa.list_(pa.list_(pa.float32())),
     }
 )
 

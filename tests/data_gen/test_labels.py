@@ -1,6 +1,5 @@
 import bisect
 import itertools
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -11,11 +10,9 @@ from statistics_helper import chi_square_p_value
 
 from data_gen import rows as label
 from data_gen.rows import LABELS, label_responses
-from specheads.decoding.responses import Responder
 from specheads.errors import UserError
 from specheads.pair.padding import right_padded
-from specheads.pair.sampling import Warp
-from specheads.prompts.prompt import ResponseLimits
+from specheads.pair.sampling import Warp, overlap
 
 WARPS = [Warp(0), Warp(1.0), Warp(0.7, top_k=5), Warp(1.0, top_p=0.8)]
 LENGTHS = [(3, 9), (11, 1), (1, 14), (6, 6), (2, 2), (9, 11)]  # of prompt and response, in no order
@@ -30,10 +27,6 @@ def uniform(count, length, seed=1, uniforms=2):
     return np.random.default_rng(seed).random((count, uniforms, length))
 
 
-def log(prob):
-    return math.log(prob) if prob > 0 else -math.inf
-
-
 def distributions(model, prefix, warp, vocab_size):
     """The warped law behind a prefix, from a forward over just that prefix, as a list of floats."""
     logits = model(torch.tensor([prefix]), use_cache=False).logits[0, -1, :vocab_size]
@@ -43,7 +36,7 @@ def distributions(model, prefix, warp, vocab_size):
 def reference(pair, prompt, response, uniforms, warp):
     """Labels by their definitions: one forward per position and model, no batch, no padding, no slices."""
     made = {name: [[] for _ in uniforms[1:]] if name.startswith("more_") else [] for name in LABELS}
-    for i, token in enumerate(response):
+    for i in range(len(response)):
         prefix = [*prompt, *response[:i]]
         t, d = (distributions(model, prefix, warp, pair.vocab_size) for model in (pair.target, pair.draft))
         drafted, *others = (bisect.bisect_right(list(itertools.accumulate(d)), draw[i]) for draw in uniforms)
@@ -52,11 +45,6 @@ def reference(pair, prompt, response, uniforms, warp):
         for number, other in enumerate(others):
             made["more_draft_ids"][number].append(other)
             made["more_accept_prob"][number].append(min(1.0, t[other] / d[other]))
-        made["overlap"].append(sum(min(a, b) for a, b in zip(t, d, strict=True)))
-        made["draft_logprob"].append(log(d[drafted]))
-        made["target_logprob"].append(log(t[drafted]))
-        made["response_draft_logprob"].append(log(d[token]))
-        made["response_target_logprob"].append(log(t[token]))
     return made
 
 
@@ -91,23 +79,10 @@ def test_labels_of_nano_equal_their_definitions(nano64, prompts):
         assert_same(made[row], reference(nano64, prompts[row], responses[row], uniforms[row], warp))
 
 
-def test_a_response_of_the_target_has_finite_logprobs_there_and_every_draft_token_under_the_draft():
-    pair, (prompts, _), warp = tiny_pair(12, scale=3.0), random_texts(), Warp(0.8, top_k=3)
-    responder = Responder(pair, list(map(len, prompts)), ResponseLimits(20))
-    responses = [response.ids for response in responder.respond(prompts, uniform(6, 20, seed=4)[:, 0], warp)]
-    made = label_responses(pair, prompts, responses, uniform(6, 20), warp)
-    assert all(math.isfinite(value) for labels in made for value in labels["response_target_logprob"] + labels["draft_logprob"])
-    # a token outside the warped distribution has minus infinity, not a large number
-    assert -math.inf in [value for labels in made for value in labels["target_logprob"] + labels["response_draft_logprob"]]
-
-
 def test_a_draft_that_is_the_target_is_always_accepted():
     pair, (prompts, responses) = tiny_pair(12, scale=2.0, same=True), random_texts()
     for labels in label_responses(pair, prompts, responses, uniform(6, 14), Warp(1.0, top_k=5)):
         assert set(labels["accept_prob"]) == {1.0}
-        assert labels["overlap"] == pytest.approx([1.0] * len(labels["overlap"]), abs=1e-12)
-        assert labels["draft_logprob"] == labels["target_logprob"]
-        assert labels["response_draft_logprob"] == labels["response_target_logprob"]
 
 
 def test_greedy_labels_are_one_where_the_models_best_tokens_agree_and_zero_elsewhere():
@@ -118,7 +93,7 @@ def test_greedy_labels_are_one_where_the_models_best_tokens_agree_and_zero_elsew
         text = torch.tensor([[*prompt, *response]])
         best = [model(text).logits[0, len(prompt) - 1 : -1].argmax(dim=-1) for model in (pair.target, pair.draft)]
         assert labels["draft_ids"] == best[1].tolist()
-        assert labels["accept_prob"] == labels["overlap"] == (best[0] == best[1]).double().tolist()
+        assert labels["accept_prob"] == (best[0] == best[1]).double().tolist()
         agreements += labels["accept_prob"]
     assert {0.0, 1.0} == set(agreements)
 
@@ -143,7 +118,7 @@ def test_slices_of_positions_give_the_labels_of_one_slice(monkeypatch, elements)
     pair, (prompts, responses), uniforms, warp = tiny_pair(12), random_texts(), uniform(6, 14), Warp(1.0, top_k=5)
     whole = label_responses(pair, prompts, responses, uniforms, warp)
     monkeypatch.setattr(label, "SLICE_ELEMENTS", elements)
-    sizes = record(monkeypatch, "overlap", torch.numel)
+    sizes = record(monkeypatch, "tokens_at", torch.numel)
     for made, expected in zip(label_responses(pair, prompts, responses, uniforms, warp), whole, strict=True):
         assert_same(made, expected, 1e-12)
     assert max(sizes) == max(12, elements) and sum(sizes) == 12 * sum(map(len, responses))
@@ -201,9 +176,10 @@ def test_the_mean_label_over_evenly_spread_uniforms_is_the_overlap():
     pair, count = tiny_pair(8, scale=2.0), 4000
     spread = ((np.arange(count) + 0.5) / count)[:, None, None]
     made = label_responses(pair, [[3, 1, 5]] * count, [[4]] * count, spread, Warp(1.0))
+    shared = overlap(*(torch.tensor(distributions(model, [3, 1, 5], Warp(1.0), 8)) for model in (pair.target, pair.draft))).item()
     # Each token's share of the numbers is its probability to within one draw.
-    assert np.mean([labels["accept_prob"][0] for labels in made]) == pytest.approx(made[0]["overlap"][0], abs=8 / count)
-    assert 0.1 < made[0]["overlap"][0] < 0.9
+    assert np.mean([labels["accept_prob"][0] for labels in made]) == pytest.approx(shared, abs=8 / count)
+    assert 0.1 < shared < 0.9
 
 
 @pytest.mark.parametrize("broken", ["target", "draft"])

@@ -114,7 +114,7 @@ def test_rows_do_not_depend_on_batch_size_order_or_other_prompts():
             expected = alone[prompt[0].prompt_id]
             assert row.keys() == expected.keys()
             for name, value in row.items():
-                if "prob" in name or name == "overlap":
+                if "prob" in name:
                     np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-12)
                 else:
                     assert value == expected[name]
@@ -147,8 +147,7 @@ def test_further_responses_differ_and_a_greedy_targets_are_sampled_but_drafts_st
     greedy, sampled = (rows_of(Warp(0), sample) for sample in (0, 1))
     assert all(row["more_draft_ids"] == [] for row in greedy + sampled)
     assert {value for row in greedy + sampled for value in row["accept_prob"]} == {0.0, 1.0}
-    assert all(min(row["response_target_logprob"]) == 0 for row in greedy)  # under the greedy distribution every token is certain
-    assert any(min(row["response_target_logprob"]) == -np.inf for row in sampled)
+    assert [row["response_ids"] for row in greedy] != [row["response_ids"] for row in sampled]
 
 
 # --- where responses end

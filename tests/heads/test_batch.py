@@ -23,7 +23,6 @@ def coded_rows(count, length, prompt_length=3):
         "response_ids": (1000 + places).tolist(),
         "draft_ids": (2000 + places).tolist(),
         "accept_prob": (places / length).tolist(),
-        "overlap": (1 - places / length).tolist(),
         "more_draft_ids": [],
         "more_accept_prob": [],
     }
@@ -223,7 +222,6 @@ def rows(nano64, prompts):
             "response_ids": generator.integers(nano64.vocab_size, size=length).tolist(),
             "draft_ids": generator.integers(nano64.vocab_size, size=length).tolist(),
             "accept_prob": generator.random(length).tolist(),
-            "overlap": generator.random(length).tolist(),
             "more_draft_ids": [],
             "more_accept_prob": [],
         }

@@ -148,10 +148,9 @@ def test_rows_keep_their_prompt_and_every_list_has_an_entry_per_response_token(c
         assert row["finished"] == (row["response_ids"][-1] == 0) and 0 not in row["response_ids"][:-1]
         assert row["finished"] or len(row["response_ids"]) == 6
         lists = {name: value for name, value in row.items() if isinstance(value, list) and name != "prompt_ids"}
-        assert not any(lists.pop(name) for name in list(lists) if name.startswith("rollout"))
         samples = [sample for name in ("more_draft_ids", "more_accept_prob") for sample in lists.pop(name)]
         assert {len(value) for value in [*lists.values(), *samples]} == {len(row["response_ids"])}
-        assert len(lists) == 8 and len(samples) == 2 * 3
+        assert len(lists) == 3 and len(samples) == 2 * 3
     assert {row["finished"] for row in rows} == {True, False}
 
 
@@ -509,13 +508,6 @@ def test_a_split_is_read_back_as_it_was_written(complete, tmp_path):
         assert data[i] == row
 
 
-def test_log_probabilities_of_minus_infinity_survive(complete, tmp_path):
-    row = pq.read_table(complete / NAMES[0]).to_pylist()[0]
-    store = ShardStore(tmp_path, {})
-    store.write("dev-00000.parquet", [{**row, "target_logprob": [-np.inf] * len(row["target_logprob"])}])
-    assert set(load_split(tmp_path, "dev")[0]["target_logprob"]) == {-np.inf}
-
-
 def test_columns_are_the_documented_ones(complete):
     schema = pq.read_schema(complete / NAMES[0])
     assert schema.equals(SCHEMA)
@@ -523,20 +515,9 @@ def test_columns_are_the_documented_ones(complete):
     assert types.pop("finished") == "bool"
     assert [name for name, kind in types.items() if kind == "string"] == ["prompt_id", "split", "prompt"]
     assert [name for name, kind in types.items() if "int32" in kind] == [
-        *("sample", "prompt_ids", "response_ids", "draft_ids", "more_draft_ids", "rollout_start", "rollout_ids")
+        *("sample", "prompt_ids", "response_ids", "draft_ids", "more_draft_ids")
     ]
-    assert [name for name, kind in types.items() if "float" in kind] == [
-        *(
-            "accept_prob",
-            "overlap",
-            "draft_logprob",
-            "target_logprob",
-            "response_draft_logprob",
-            "response_target_logprob",
-            "more_accept_prob",
-            "rollout_accept_prob",
-        )
-    ]
+    assert [name for name, kind in types.items() if "float" in kind] == ["accept_prob", "more_accept_prob"]
 
 
 def test_a_split_without_rows_is_a_user_error_that_names_the_key(complete, tmp_path):

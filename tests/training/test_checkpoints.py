@@ -35,7 +35,6 @@ def rows(nano, prompts):
         drafted = generator.integers(2, 12, size=length)
         columns = {"response_ids": generator.integers(2, 12, size=length).tolist(), "draft_ids": drafted.tolist()}
         columns |= {"accept_prob": np.where(drafted % 2, 0.1, 1.0).tolist(), "more_draft_ids": [], "more_accept_prob": []}
-        columns |= {"overlap": [0.5] * len(drafted)}
         made.append({"prompt_ids": prompts[i % 8][:4], **columns})
     return made
 

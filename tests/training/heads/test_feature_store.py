@@ -30,11 +30,8 @@ def rows(nano64, prompts):
             "response_ids": tokens(length),
             "draft_ids": tokens(length),
             "accept_prob": generator.random(length).tolist(),
-            "overlap": [0.5] * length,
             "more_draft_ids": [tokens(length), tokens(length)],
             "more_accept_prob": [generator.random(length).tolist() for _ in range(2)],
-            "response_draft_logprob": np.log(generator.random(length)).tolist(),
-            "response_target_logprob": np.log(generator.random(length)).tolist(),
         }
         for number, length in enumerate([17, 3, 1, 9, 30, 2, 5])
     ]

@@ -50,7 +50,6 @@ def rows(nano, prompts):
                 "response_ids": generator.integers(2, 12, size=length).tolist(),
                 "draft_ids": drafted.tolist(),
                 "accept_prob": np.where(drafted % 2, 0.1, 1.0).tolist(),
-                "overlap": generator.random(length).tolist(),
                 "more_draft_ids": [],
                 "more_accept_prob": [],
             }

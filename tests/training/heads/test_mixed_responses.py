@@ -15,7 +15,6 @@ def row(length, prompt_length=3, num_samples=3):
         "response_ids": (1000 + places).tolist(),
         "draft_ids": (2000 + places).tolist(),
         "accept_prob": (places / length).tolist(),
-        "overlap": (1 - places / length).tolist(),
         "more_draft_ids": [(3000 + 1000 * draw + places).tolist() for draw in range(num_samples - 1)],
         "more_accept_prob": [np.full(length, 0.1 * (1 + draw)).tolist() for draw in range(num_samples - 1)],
     }
