@@ -10,9 +10,7 @@ from specheads.decoding.verification.chains import (
     SyntheticVerification,
     TokenVerification,
     block_distribution,
-    block_verification,
     token_distribution,
-    token_verification,
 )
 from specheads.decoding.verification.rule import AcceptanceDistribution, Block, Verification, VerificationRule
 
@@ -25,7 +23,5 @@ __all__ = [
     "Verification",
     "VerificationRule",
     "block_distribution",
-    "block_verification",
     "token_distribution",
-    "token_verification",
 ]

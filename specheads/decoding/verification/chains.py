@@ -12,46 +12,23 @@ longest that passes. They differ in the running ratio of target and draft, which
 import torch
 from torch import Tensor
 
-from specheads.decoding.records import Verdict
 from specheads.decoding.verification.rule import LARGEST_LOG_WEIGHT, AcceptanceDistribution, Block, VerificationRule
-from specheads.pair.sampling import accept_prob, uniforms
+from specheads.pair.sampling import accept_prob
 from specheads.settings import Probability, check
 
 
 def token_distribution(block: Block) -> AcceptanceDistribution:
-    """Return the acceptance distribution of `token_verification`."""
+    """Accept each drafted token with `min(1, t / d)`, up to the first rejection.
+
+    Source: Leviathan et al. 2023, algorithm 1.
+    """
     draft_prob, target_prob = block.drafted_probs()
     passes = torch.where(block.within, accept_prob(target_prob, draft_prob), 0.0)
     return AcceptanceDistribution(survival=passes.cumprod(dim=1), weights=torch.ones_like(passes), block=block)
 
 
-def token_verification(
-    draft_tokens: Tensor,
-    draft_probs: Tensor,
-    target_probs: Tensor,
-    generator: torch.Generator,
-    lengths: Tensor | None = None,
-) -> Verdict:
-    """Accept each drafted token with `min(1, t / d)` up to the first rejection, then sample one token from the target.
-
-    Args:
-        draft_tokens: (B, K) long.
-        draft_probs: (B, K, V), the warped distribution that each was sampled from.
-        target_probs: (B, K + 1, V), the target's warped distribution at each drafted position and after the last.
-        generator: the only source of randomness, on the tensors' device.
-        lengths: (B,) long, tokens drafted per row; default K.
-
-    Raises:
-        ValueError: shapes that do not fit together.
-
-    Source: Leviathan et al. 2023, algorithm 1.
-    """
-    block = Block.of(draft_tokens, draft_probs, target_probs, lengths)
-    return token_distribution(block).decide(*uniforms((2, len(draft_tokens)), generator))
-
-
 class TokenVerification(VerificationRule):
-    """`verification=token`: see `token_verification`."""
+    """`verification=token`: see `token_distribution`."""
 
     name = compile_key = "token"
     label = "token verification"
@@ -61,7 +38,10 @@ class TokenVerification(VerificationRule):
 
 
 def block_distribution(block: Block) -> AcceptanceDistribution:
-    """Return the acceptance distribution of `block_verification`."""
+    """Accept the longest prefix of each block that passes its test.
+
+    Source: Sun et al. 2024, algorithm 2.
+    """
     return prefix_distribution(block, reflected(block.log_ratios()))
 
 
@@ -82,8 +62,6 @@ def prefix_distribution(block: Block, log_weights: Tensor) -> AcceptanceDistribu
 
     A prefix of i < K tokens passes with probability `E / (E + 1 - p_i)`, `E = sum (p_i t - d)+` over the token after it, and with
     certainty where p_i >= 1; all K tokens pass with `min(1, p_K)`.
-
-    Source: Sun et al. 2024, algorithm 2.
     """
     weights = log_weights.clamp_max(LARGEST_LOG_WEIGHT).exp()
     before = torch.nn.functional.pad(weights, (1, 0), value=1.0)[:, : weights.shape[1]]  # p_0 .. p_{K-1}
@@ -100,23 +78,8 @@ def prefix_distribution(block: Block, log_weights: Tensor) -> AcceptanceDistribu
     return AcceptanceDistribution(survival=survival, weights=before, block=block)
 
 
-def block_verification(
-    draft_tokens: Tensor,
-    draft_probs: Tensor,
-    target_probs: Tensor,
-    generator: torch.Generator,
-    lengths: Tensor | None = None,
-) -> Verdict:
-    """Accept the longest prefix of each block that passes its test; arguments as in `token_verification`.
-
-    Source: Sun et al. 2024, algorithm 2.
-    """
-    block = Block.of(draft_tokens, draft_probs, target_probs, lengths)
-    return block_distribution(block).decide(*uniforms((2, len(draft_tokens)), generator))
-
-
 class BlockVerification(VerificationRule):
-    """`verification=block`: see `block_verification`."""
+    """`verification=block`: see `block_distribution`."""
 
     name = compile_key = "block"
     label = "block verification"

@@ -11,11 +11,10 @@ from specheads.decoding.verification import (
     SyntheticVerification,
     TokenVerification,
     block_distribution,
-    block_verification,
     token_distribution,
-    token_verification,
 )
 from specheads.decoding.verification.chains import reflected
+from specheads.pair.sampling import uniforms
 from specheads.papers import BiasedVerification, BigLittle
 
 RULES = [TokenVerification(), BlockVerification(), BiasedVerification(0.2), BiasedVerification(0.2, "uno"), BigLittle()]
@@ -34,8 +33,7 @@ def random_block(batch, num_drafted, vocab_size, warp=None, seed=0, dtype=torch.
 
 
 def verified(rule, block, seed=1):
-    uniforms = torch.rand(2, len(block.tokens), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return rule.distribution(block).decide(*uniforms)
+    return rule.distribution(block).decide(*uniforms((2, len(block.tokens)), torch.Generator().manual_seed(seed)))
 
 
 @pytest.mark.parametrize("rule", RULES, **named)
@@ -141,54 +139,45 @@ def test_ratios_beyond_float32_stay_finite():
 MILLION = 1_000_000
 
 
-def sampled(distribution_of, block, generator, function):
+def sampled(distribution_of, block, generator):
     """Return counts of (accepted, next token) in a million batched samples on one block, and their distribution."""
     vocab_size, count = block.target_probs.shape[-1], block.num_drafted + 1
     distribution = distribution_of(block)
     following = torch.stack([distribution.next_probs(torch.tensor([n]))[0] for n in range(count)])
     expected = distribution.length_probs[0, :, None] * following / following.sum(dim=-1, keepdim=True)
     rows = [x.expand(MILLION, *x.shape[1:]) for x in (block.tokens, block.draft_probs, block.target_probs)]
-    verdict = function(*rows, generator)
+    verdict = distribution_of(Block.of(*rows)).decide(*uniforms((2, MILLION), generator))
     return torch.bincount(
         verdict.num_accepted * vocab_size + verdict.next_token, minlength=count * vocab_size
     ), expected.flatten()
 
 
-FUNCTIONS = [
-    (token_distribution, token_verification),
-    (block_distribution, block_verification),
-]
-
-
-@pytest.mark.parametrize(("distribution_of", "function"), FUNCTIONS, ids=DISTRIBUTIONS)
-def test_a_million_samples_follow_the_distribution(distribution_of, function):
+@pytest.mark.parametrize("distribution_of", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS)
+def test_a_million_samples_follow_the_distribution(distribution_of):
     """False alarm with probability 1e-6 each; the wrong rule's distribution is distinguishable."""
     block = random_block(1, 3, 4, seed=32, dtype=torch.float64, spread=1.0)
-    counts, expected = sampled(distribution_of, block, torch.Generator().manual_seed(5), function)
+    counts, expected = sampled(distribution_of, block, torch.Generator().manual_seed(5))
     assert chi_square_p_value(counts, expected) > 1e-6
-    for other, _ in FUNCTIONS:
+    for other in DISTRIBUTIONS.values():
         if other is not distribution_of:
-            assert chi_square_p_value(counts, sampled(other, block, torch.Generator(), token_verification)[1] + 1e-12) < 1e-6
+            assert chi_square_p_value(counts, sampled(other, block, torch.Generator())[1] + 1e-12) < 1e-6
 
 
-@pytest.mark.parametrize(("distribution_of", "function"), FUNCTIONS, ids=DISTRIBUTIONS)
-def test_functions_verify_rows_of_different_lengths(distribution_of, function):
+@pytest.mark.parametrize("distribution_of", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS)
+def test_rows_of_different_lengths_are_verified_as_if_each_were_alone(distribution_of):
     block, lengths = random_block(300, 4, 5), torch.arange(300) % 5
-    arguments = block.tokens, block.draft_probs, block.target_probs
-    verdict = function(*arguments, torch.Generator().manual_seed(2), lengths)
     numbers = torch.rand(2, 300, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    expected = distribution_of(Block.of(*arguments, lengths)).decide(*numbers)
-    assert torch.equal(verdict.num_accepted, expected.num_accepted) and torch.equal(verdict.next_token, expected.next_token)
+    verdict = distribution_of(Block.of(block.tokens, block.draft_probs, block.target_probs, lengths)).decide(*numbers)
+    for row, length in enumerate(lengths.tolist()):
+        one = slice(row, row + 1)
+        alone = Block.of(block.tokens[one, :length], block.draft_probs[one, :length], block.target_probs[one, : length + 1])
+        expected = distribution_of(alone).decide(*numbers[:, one])
+        assert (verdict.num_accepted[row], verdict.next_token[row]) == (expected.num_accepted, expected.next_token)
     assert (verdict.num_accepted <= lengths).all() and (verdict.num_accepted < lengths).any()
 
 
 @pytest.mark.parametrize("rule", [*RULES[2:], SyntheticVerification(0.6)], **named)
 def test_a_million_samples_of_lossy_rules_follow_their_distributions(rule):
     block = random_block(1, 3, 4, seed=11, dtype=torch.float64, spread=1.0)
-
-    def function(tokens, draft_probs, target_probs, generator):
-        uniforms = torch.rand(2, len(tokens), generator=generator, dtype=torch.float64)
-        return rule.distribution(Block.of(tokens, draft_probs, target_probs)).decide(*uniforms)
-
-    counts, expected = sampled(rule.distribution, block, torch.Generator().manual_seed(6), function)
+    counts, expected = sampled(rule.distribution, block, torch.Generator().manual_seed(6))
     assert chi_square_p_value(counts, expected) > 1e-6

@@ -3,13 +3,14 @@
 import pytest
 import torch
 
-from specheads.decoding.verification import Block, token_distribution, token_verification
+from specheads.decoding.verification import Block, token_distribution
 
 
 def test_point_masses_compare_prefixes():
     target = torch.eye(4)[torch.tensor([[1, 2, 3, 0]])]
     draft = torch.eye(4)[torch.tensor([[1, 2, 0]])]
-    verdict = token_verification(torch.tensor([[1, 2, 0]]), draft, target, torch.Generator().manual_seed(0))
+    block = Block.of(torch.tensor([[1, 2, 0]]), draft, target)
+    verdict = token_distribution(block).decide(*torch.rand(2, 1, dtype=torch.float64))
     assert (verdict.num_accepted.item(), verdict.next_token.item()) == (2, 3)
 
 
@@ -36,7 +37,7 @@ def test_a_residual_emptied_by_rounding_falls_back_to_the_target():
 def test_numbers_of_distributions_that_do_not_fit_are_refused(num_draft, num_target):
     draft, target = torch.full((1, num_draft, 4), 0.25), torch.full((1, num_target, 4), 0.25)
     with pytest.raises(ValueError) as raised:  # noqa: PT011
-        token_verification(torch.zeros(1, 3, dtype=torch.long), draft, target, torch.Generator())
+        Block.of(torch.zeros(1, 3, dtype=torch.long), draft, target)
     expected = "3 drafted tokens need 3 distributions of the draft and 4 of the target, but there are"
     assert str(raised.value) == f"{expected} {num_draft} and {num_target}"
 
@@ -46,7 +47,7 @@ def test_numbers_of_distributions_that_do_not_fit_are_refused(num_draft, num_tar
 )
 def test_batches_and_vocabularies_that_differ_are_refused(draft, target):
     with pytest.raises(ValueError) as raised:  # noqa: PT011
-        token_verification(torch.zeros(1, 2, dtype=torch.long), torch.ones(draft), torch.ones(target), torch.Generator())
+        Block.of(torch.zeros(1, 2, dtype=torch.long), torch.ones(draft), torch.ones(target))
     assert str(raised.value) == (
         f"shapes [(1, 2), {draft}, {target}] of tokens and distributions do not agree; expected (B, K), (B, K, V) and "
         "(B, K + 1, V)"
