@@ -8,7 +8,6 @@ import sys
 import torch
 
 from benchmarks.gpu import __main__ as runner
-from benchmarks.gpu.machine import DATA_SHEETS, Machine
 from benchmarks.render import ROOT
 from benchmarks.results import Column, Table
 from tests.integrations.test_light_imports import WITHOUT
@@ -60,4 +59,4 @@ def test_a_script_that_fails_loses_no_other(tmp_path, capsys, monkeypatch):
 def test_limits_are_those_of_the_data_sheet(monkeypatch):
     for name, sheet in (("NVIDIA H100 PCIe", "H100 PCIe"), ("NVIDIA H100 80GB HBM3", "H100")):
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
-        assert Machine(torch.device("cuda"), False).bandwidth == DATA_SHEETS[sheet]
+        assert runner.Machine(torch.device("cuda"), False).bandwidth == runner.DATA_SHEETS[sheet]
