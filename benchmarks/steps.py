@@ -12,7 +12,6 @@ and heads of random weights, by their shape and inputs.
 import argparse
 import statistics
 import sys
-import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.results import Column, Table, Value, add_keep_option, text_of, write_result
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, load_pair
-from specheads.decoding.step_times import counted_share, step_times
+from specheads.decoding.step_times import counted_share, now, step_times
 from specheads.decoding.stopping import DraftProduct, FixedLength, HeadThreshold, Logistic, StoppingRule
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.pair import Pair
@@ -50,13 +49,6 @@ def timed(run: Callable[[], object], device: torch.device, repeats: int) -> floa
         run()
         taken.append(now(device) - start)
     return statistics.median(taken[2:])
-
-
-def now(device: torch.device) -> float:
-    """Return the time once the device has finished its queue."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 def weight_bytes(lm: LanguageModel) -> int:

@@ -30,7 +30,6 @@ FAMILIES = {  # how much faster than the best fixed length at ratio 10, and the 
     "logistic": (1.045, (0.1, 0.3, 0.5, 0.7, 0.9)),
     "logistic3": (1.04, (0.1, 0.3, 0.5, 0.7, 0.9)),
     "draft_product": (1.035, (0.1, 0.3, 0.5, 0.7, 0.9)),
-    "entropy_threshold": (1.02, (0.4, 0.8, 1.2, 1.6, 2.0)),
     "max_probability": (1.01, (0.1, 0.3, 0.5, 0.7, 0.9)),
     "confidence": (0.99, (0.2, 0.4, 0.6)),
     "heuristic": (0.93, None),

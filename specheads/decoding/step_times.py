@@ -168,9 +168,9 @@ def _timed(
     """
     steps = {**drafts, **others}
     taken = {name: list[float]() for name in steps}
-    order, began, look = random.Random(0), _now(device), FIRST_LOOK
+    order, began, look = random.Random(0), now(device), FIRST_LOOK
     for repeat in range(repeats):
-        passed = _now(device) - began
+        passed = now(device) - began
         if repeat >= FEWEST and passed > patience:
             break
         if repeat >= ENOUGH and passed > look:
@@ -179,13 +179,13 @@ def _timed(
                 break
         for name in order.sample(list(taken), len(taken)):
             first()
-            start = _now(device)
+            start = now(device)
             steps[name]()
-            taken[name].append((_now(device) - start) / (IN_A_ROW if name in drafts else 1))
+            taken[name].append((now(device) - start) / (IN_A_ROW if name in drafts else 1))
     return taken
 
 
-def _now(device: torch.device) -> float:
+def now(device: torch.device) -> float:
     """Return the time once the device has finished its queue."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

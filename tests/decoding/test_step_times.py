@@ -47,7 +47,7 @@ def test_a_head_adds_the_median_of_its_steps_over_those_without_one(monkeypatch)
     now = iter(range(10**6))
     clock = [0.0]
     seconds = {"plain": 0.001, "head": 0.00117}
-    monkeypatch.setattr(module, "_now", lambda device: clock[0])
+    monkeypatch.setattr(module, "now", lambda device: clock[0])
 
     def step(name):
         def run():
@@ -67,7 +67,7 @@ def test_a_head_adds_the_median_of_its_steps_over_those_without_one(monkeypatch)
 def test_steps_are_timed_until_that_is_enough(monkeypatch):
     """It looks whenever the seconds have doubled, and never after fewer repeats than tell something."""
     clock, seen = [0.0], []
-    monkeypatch.setattr(module, "_now", lambda device: clock[0])
+    monkeypatch.setattr(module, "now", lambda device: clock[0])
 
     def step():
         clock[0] += 0.125

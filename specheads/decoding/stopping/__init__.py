@@ -13,7 +13,7 @@ A new rule is a subclass of StoppingRule in a new file and a config in conf/stop
 """
 
 from specheads.decoding.step_costs import StepCosts
-from specheads.decoding.stopping.confidence import Confidence, EntropyThreshold, MaxProbability
+from specheads.decoding.stopping.confidence import Confidence, MaxProbability
 from specheads.decoding.stopping.length import FixedLength, Heuristic
 from specheads.decoding.stopping.logistic import Logistic, OnlineHead, OnlineLogistic, logistic_inputs
 from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule
@@ -23,7 +23,6 @@ __all__ = [
     "MAX_TOKENS",
     "Confidence",
     "DraftProduct",
-    "EntropyThreshold",
     "FixedLength",
     "HeadThreshold",
     "Heuristic",

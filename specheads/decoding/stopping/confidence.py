@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule, argument, filled, outcomes, write_at
-from specheads.settings import Flag, NonNegativeNumber, PositiveCount, Probability
+from specheads.settings import Flag, PositiveCount, Probability
 
 NUM_REMEMBERED = 256  # outcomes that a threshold is chosen from, the most recent ones; few prompts have more
 FEWEST_OUTCOMES = 6  # before a threshold is chosen
@@ -131,19 +131,3 @@ def best_threshold(scores: Tensor, labels: Tensor) -> Tensor:
     following = torch.cat([scores[:, 1:], torch.full_like(scores[:, :1], -torch.inf)], dim=1)
     cost = torch.where(scores > following, cost, torch.iinfo(cost.dtype).max)  # equal scores fall on one side together
     return scores.gather(1, cost.argmin(dim=1, keepdim=True)).squeeze(1)
-
-
-@dataclass(eq=False)
-class EntropyThreshold(_ConfidenceRule):
-    """Stop at the first token whose distribution has an entropy with a square root above `threshold`.
-
-    Source: SVIP (Zhang et al. 2024, "Draft Model Knows When to Stop").
-    """
-
-    needs = frozenset({"entropy"})
-    compile_key = "entropy_threshold"
-    threshold: float = argument(1.0, "the square root of an entropy in nats, for example 1", NonNegativeNumber)
-    max_tokens: int = argument(MAX_TOKENS, "the longest draft", PositiveCount)
-
-    def is_unsure(self, state: _ConfidenceState, features: Mapping[str, Tensor]) -> Tensor:
-        return features["entropy"].clamp_min(0).sqrt() > state.threshold  # rounding may leave an entropy near 0 just below it

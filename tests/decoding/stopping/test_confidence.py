@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from specheads import UserError
-from specheads.decoding.stopping import Confidence, EntropyThreshold, MaxProbability
+from specheads.decoding.stopping import Confidence, MaxProbability
 from specheads.decoding.stopping.confidence import NUM_REMEMBERED, best_threshold
 
 
@@ -29,9 +29,6 @@ def outcome(*counts):
         (MaxProbability(0.0, max_tokens=4), "max_prob", [0.1] * 9, 4),
         (Confidence(0.4), "draft_prob", [0.9, 0.4, 0.39], 3),
         (Confidence(0.0), "draft_prob", [0.1] * 30, 20),
-        (EntropyThreshold(1.5), "entropy", [0.0, 2.25, 2.26], 3),  # the square of 1.5
-        (EntropyThreshold(0.0), "entropy", [-1e-9, 0.0, 1e-9], 3),
-        (EntropyThreshold(9.0, max_tokens=2), "entropy", [1.0] * 9, 2),
     ],
 )
 def test_a_draft_ends_with_the_first_doubtful_token(rule, feature, values, expected):
@@ -144,8 +141,6 @@ def test_confidence_remembers_the_newest_tokens():
         (lambda: Confidence("high"), "threshold=high .*; it is a probability under the draft, for example 0.4[.]$"),
         (lambda: Confidence(retune=1), "retune=1"),
         (lambda: Confidence(max_tokens=2.0), r"max_tokens=2\.0"),
-        (lambda: EntropyThreshold(-0.1), r"threshold=-0\.1"),
-        (lambda: EntropyThreshold(float("inf")), "threshold=inf"),
     ],
 )
 def test_bad_arguments_are_named(make, message):
