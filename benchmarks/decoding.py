@@ -2,12 +2,16 @@
 
     python benchmarks/decoding.py [--model nano] [--dtype float32] [--head outputs/head/<date_time>/heads/<name>]
         [--vllm-python PYTHON] [--at-once 1 4 16] [--prompts 8] [--repeats 5]
+    python benchmarks/decoding.py --model my_pair --prompts-from questions.jsonl --modes greedy cool
     python benchmarks/decoding.py --model synthetic-21m --rate 0.8
 
 Each peer is a process of its own, or several, with the same number of threads. One process runs at a time, all others stand
 still; in each repeat all settings decode the same prompts in turn. Before its turn counts, a setting decodes the first prompts
 once. Where a peer has several settings (drafted tokens per round, a threshold), the fastest on other prompts is reported.
 Responses have the same number of tokens everywhere: no token ends them. Seconds are those of whole calls.
+
+llama.cpp runs the same weights in the same type. Where the target is a GGUF file, it runs both models in float16, and the file's
+quantised tensors with the draft in 8 bits. A draft's output over some tokens is completed for engines that need all.
 
 With `--at-once` prompts come in groups, to this decoder and vLLM alone. With `--rate` drafted tokens are accepted at that rate,
 independent of the models, and no other engine has a draft. A peer that is not installed is left out, with a line that says how to
@@ -20,7 +24,7 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +32,23 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.gguf_file import obstacle, write_gguf
+from benchmarks.gguf_file import complete_output, file_type, obstacle, write_gguf
 from benchmarks.peer_workers.processes import PeerCommand, Workers, can_import
 from benchmarks.results import Column, Table, Value, add_keep_option, prompt_record, text_of, write_result
-from specheads import load_pair
+from specheads import Warp, load_pair
+from specheads.pair.config import pair_config
+from specheads.pair.gguf import gguf_file
 from specheads.pair.pair import Pair
-from specheads.prompts.sources import NanoSource
+from specheads.pair.revisions import unabbreviated
+from specheads.prompts.sources import DatasetSource, NanoSource, PromptSource
 
+MODES = {
+    "greedy": ("Greedy", Warp(temperature=0)),
+    "sampled": ("Sampled at temperature 1, top-k 50", Warp(top_k=50)),
+    "cool": ("Sampled at temperature 0.2, top-p 0.9", Warp(0.2, top_p=0.9)),
+    "plain": ("Sampled at temperature 1", Warp()),
+}
+TEMPLATES = ("{instruction}\nInput: {input}", "{instruction}", "{question}", "{prompt}")  # of the files that --prompts-from names
 TRANSFORMERS, OURS, ALONE = "transformers", "this decoder", "alone"
 LENGTHS, VLLM_LENGTHS = (1, 2, 3, 4, 6, 8), (1, 2, 4, 8)  # drafted tokens per round; with vLLM each is a process of its own
 THRESHOLDS, VLLM_THRESHOLDS, LONGEST = (0.3, 0.4, 0.5, 0.6, 0.7), (0.3, 0.5, 0.7), 12
@@ -101,13 +115,13 @@ def main() -> None:
     given = _parsed_arguments()
     torch.set_num_threads(given.threads)
     pair, most = load_pair(given.model, **_pair_keys(given)), max(given.prompts, *given.at_once)
-    loaded = list(NanoSource(2 * most, 0, 0).load(pair.chats))
+    loaded = list(_source(given.prompts_from, 2 * most).load(pair.chats))
     parts = {"reported": loaded[:most], "tuning": loaded[most:]}
     reported, tuning = ([pair.encode_instruction(prompt.text) for prompt in part] for part in parts.values())
     tables, notes, versions = [], dict[str, None](), dict[str, str]()
     for mode in given.modes:
         with tempfile.TemporaryDirectory() as folder:
-            peers = _all_peers(pair, given, mode == "greedy", Path(folder))
+            peers = _all_peers(pair, given, MODES[mode][1], Path(folder))
             print(*peers.left_out, sep="\n", file=sys.stderr)
             with Workers(peers.commands) as workers:
                 for at_once in given.at_once:
@@ -123,7 +137,8 @@ def main() -> None:
     about = f"{pair.name} in {dtype}, {given.new_tokens} tokens, medians of {given.repeats} repeats. {shown}."
     read = {name: prompt_record(each.prompt_id for each in part) for name, part in parts.items()}
     seeds = [1000 * repeat for repeat in range(given.repeats)]
-    write_result("decoding", tables, split="train", seeds=seeds, prompts=read, notes=[about, *notes], keep=given.keep)
+    split = Path(given.prompts_from).name if given.prompts_from else "train"
+    write_result("decoding", tables, split=split, seeds=seeds, prompts=read, notes=[about, *notes], keep=given.keep)
 
 
 def _parsed_arguments() -> Namespace:
@@ -131,7 +146,8 @@ def _parsed_arguments() -> Namespace:
     parser.add_argument("--model", default="nano", help="a file of conf/model")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: that of the model's config")
     parser.add_argument("--device", default="cpu", help="on others llama.cpp and vLLM are left out")
-    parser.add_argument("--modes", nargs="+", choices=("greedy", "sampled"), default=["greedy", "sampled"])
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=["greedy", "sampled"])
+    parser.add_argument("--prompts-from", metavar="FILE", help=f"JSON lines with {', '.join(TEMPLATES[1:])}; default: functions")
     parser.add_argument("--head", help="a folder that specheads train exported")
     parser.add_argument("--rate", type=float, help="accept drafted tokens at this rate: timing without text")
     parser.add_argument("--engine", default="auto", help="of this decoder")
@@ -152,19 +168,27 @@ def _pair_keys(given: Namespace) -> dict[str, str]:
     return {"device": given.device} | ({"dtype": given.dtype} if given.dtype else {})
 
 
+def _source(file: str | None, count: int) -> PromptSource:
+    """Return where `count` prompts come from."""
+    if file is None:
+        return NanoSource(count, 0, 0)
+    return DatasetSource(file, None, "train", None, TEMPLATES, None, count, 0, 0, shuffled=True)
+
+
 # --- what can be compared
 
 
-def _all_peers(pair: Pair, given: Namespace, greedy: bool, folder: Path) -> _Peers:
+def _all_peers(pair: Pair, given: Namespace, warp: Warp, folder: Path) -> _Peers:
     """Return everything that can be compared here; files that peers read are written to `folder`."""
     peers, head = _Peers(), given.head
     if not head:
         peers.left_out.append("the head is left out: --head names one that specheads train exported.")
-    setup: dict[str, Any] = {"threads": given.threads, "greedy": greedy, "head": head and str(Path(head).resolve())}
+    setup: dict[str, Any] = {"threads": given.threads, "warp": asdict(warp), "head": head and str(Path(head).resolve())}
     _add_local(peers, setup | {"model": given.model, "pair_keys": _pair_keys(given), "engine": given.engine, "rate": given.rate})
     if given.device == "cpu" and given.rate is None:
         setup |= {"dtype": str(pair.target.dtype).removeprefix("torch."), "window": min(pair.window, given.window)}
-        _add_llama(peers, pair, setup, folder)
+        complete_output(pair.draft)
+        _add_llama(peers, pair, setup, gguf_file(unabbreviated(pair_config(given.model).target)), folder)
         _add_vllm(peers, pair, setup | {"requests": max(given.at_once), "eager": given.vllm_eager}, given, folder)
     return peers
 
@@ -177,6 +201,8 @@ def _add_local(peers: _Peers, setup: Mapping[str, Any]) -> None:
         fixed = {f"K={length}": _assistant(length) for length in LENGTHS}
         others = {"heuristic": _assistant(5, "heuristic"), "confidence 0.4": _assistant(20, confidence=0.4)}
         peers.add(TRANSFORMERS, "assisted", fixed | others, command)
+        copied = {f"K={length}": {"prompt_lookup_num_tokens": length} for length in LENGTHS}
+        peers.add(TRANSFORMERS, "prompt lookup", copied, command)
         if setup["head"]:
             by_head = {f"threshold {value}": _assistant(20) | {"threshold": value} for value in THRESHOLDS}
             peers.add(TRANSFORMERS, "assisted with the head", by_head, command)
@@ -187,7 +213,7 @@ def _add_local(peers: _Peers, setup: Mapping[str, Any]) -> None:
         ways["head"] = {f"threshold {value}": {"rule": "head", "value": value} for value in THRESHOLDS}
     for way, choices in ways.items():
         peers.add(OURS, way, choices, command)
-        if not setup["greedy"] and setup["rate"] is None:
+        if setup["warp"]["temperature"] and setup["rate"] is None:
             blocks = {choice: {**options, "block": True} for choice, options in choices.items()}
             peers.add(OURS, f"{way}, block verification", blocks, command)
 
@@ -198,19 +224,24 @@ def _assistant(tokens: int, schedule: str = "constant", confidence: float = 0.0)
     return dict(zip(names, (tokens, schedule, confidence), strict=True))
 
 
-def _add_llama(peers: _Peers, pair: Pair, setup: Mapping[str, Any], folder: Path) -> None:
-    """Add llama.cpp's server with and without a draft model."""
+def _add_llama(peers: _Peers, pair: Pair, setup: Mapping[str, Any], source: Path | None, folder: Path) -> None:
+    """Add llama.cpp's server with and without a draft model, whose target may be the GGUF file `source`."""
     if reason := obstacle(pair.target) or obstacle(pair.draft):
         peers.left_out.append(f"llama.cpp is left out: {pair.name} has a model that cannot be written as GGUF: {reason}.")
         return
     if not (can_import(sys.executable, "xllamacpp") and can_import(sys.executable, "gguf")):
         peers.left_out.append('llama.cpp is left out: pip install "specheads[bench]", which brings its wheel and gguf.')
         return
-    files = {"file": folder / "target.gguf", "draft_file": folder / "draft.gguf"}
-    for model, path in zip((pair.target, pair.draft), files.values(), strict=True):
-        write_gguf(model, path)
-    setup = {**setup, **{name: str(path) for name, path in files.items()}}
-    _add_by_length(peers, "llama.cpp", PeerCommand(sys.executable, "llama_worker.py", setup), LENGTHS)
+    ways: dict[str, list[dict[str, Any]]] = {setup["dtype"]: [{}, {}]}  # how weights are stored, of the target and the draft
+    if source is not None:
+        ways = {"float16": [{"stored": "F16"}] * 2, file_type(source): [{"source": source}, {"stored": "Q8_0"}]}
+    for name, stored in ways.items():
+        files = {"file": folder / f"target-{name}.gguf", "draft_file": folder / f"draft-{name}.gguf"}
+        for model, path, how in zip((pair.target, pair.draft), files.values(), stored, strict=True):
+            write_gguf(model, path, **how)
+        paths = {name: str(path) for name, path in files.items()}
+        command = PeerCommand(sys.executable, "llama_worker.py", {**setup, **paths, "dtype": name})
+        _add_by_length(peers, f"llama.cpp, {name}", command, LENGTHS, both=setup["warp"]["temperature"] > 0)
 
 
 def _add_vllm(peers: _Peers, pair: Pair, setup: Mapping[str, Any], given: Namespace, folder: Path) -> None:
@@ -219,6 +250,9 @@ def _add_vllm(peers: _Peers, pair: Pair, setup: Mapping[str, Any], given: Namesp
         peers.left_out.append(
             "vLLM is left out: it needs an environment of its own (docs/measurements/speed.md); --vllm-python names it."
         )
+        return
+    if pair.draft.get_output_embeddings().bias is not None:
+        peers.left_out.append("vLLM is left out: its draft models have an output over all tokens, without a bias.")
         return
     folders = {"folder": folder / "target", "draft_folder": folder / "draft"}
     for model, path in zip((pair.target, pair.draft), folders.values(), strict=True):
@@ -231,10 +265,13 @@ def _add_vllm(peers: _Peers, pair: Pair, setup: Mapping[str, Any], given: Namesp
         peers.add("vLLM", "head on the draft model", by_head, command, apart=True)
 
 
-def _add_by_length(peers: _Peers, peer: str, command: PeerCommand, lengths: Sequence[int]) -> None:
-    """Add a peer alone and with drafts of its draft model, one process for each length."""
+def _add_by_length(peers: _Peers, peer: str, command: PeerCommand, lengths: Sequence[int], both: bool = False) -> None:
+    """Add a peer alone and with drafts of its draft model, a process for each length; `both`: also with sampled drafts."""
     peers.add(peer, ALONE, {"": {"drafted": 0}}, command, apart=True)
-    peers.add(peer, "draft model", {f"K={length}": {"drafted": length} for length in lengths}, command, apart=True)
+    choices: dict[str, dict[str, Any]] = {f"K={length}": {"drafted": length} for length in lengths}
+    if both:
+        choices |= {f"{name}, sampled": {**options, "sampled": True} for name, options in choices.items()}
+    peers.add(peer, "draft model", choices, command, apart=True)
 
 
 # --- how it is compared

@@ -1,7 +1,9 @@
 """The benchmark of decoding: the file for llama.cpp holds the model, and its processes decode as this project does."""
 
+import json
 import sys
 from argparse import Namespace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,15 +12,17 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
 
-from benchmarks.decoding import Setting, Timed, _all_peers, _same_tokens, _speed_table, fastest, measure
-from benchmarks.gguf_file import gguf_tensors, interleaved, obstacle, write_gguf
+from benchmarks.decoding import Setting, Timed, _all_peers, _same_tokens, _source, _speed_table, fastest, measure
+from benchmarks.gguf_file import complete_output, file_type, gguf_tensors, interleaved, obstacle, write_gguf
 from benchmarks.peer_workers.processes import PeerCommand, PeerError, Workers
-from specheads import Warp, generate_baseline
+from specheads import Warp, generate_baseline, load_pair
+from specheads.pair.draft_vocabulary import keep_tokens, kept_tokens
 
-SMALL = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 64}
+GREEDY = Warp(0)
+SMALL = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 64}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 SETUP = {"model": "nano", "pair_keys": {"device": "cpu"}, "threads": 1, "engine": "eager"}
-SETUP |= {"greedy": True, "head": None, "rate": None}
+SETUP |= {"warp": asdict(GREEDY), "head": None, "rate": None}
 
 
 def small_llama(dtype=torch.float32, **keys):
@@ -45,6 +49,37 @@ def test_a_gguf_file_holds_the_weights(dtype, tied, tmp_path):
     fields = {name: field.contents() for name, field in reader.fields.items()}
     assert fields["llama.attention.head_count_kv"] == 2 and fields["llama.rope.dimension_count"] == 16
     assert len(fields["tokenizer.ggml.tokens"]) == 40 and "tokenizer.ggml.eos_token_id" not in fields
+
+
+def test_tensors_of_a_quantised_file_are_written_as_they_are(tmp_path):
+    gguf = pytest.importorskip("gguf")
+    source, written = tmp_path / "source.gguf", tmp_path / "written.gguf"
+    write_gguf(small_llama(), source, stored="Q8_0")
+    write_gguf(small_llama(), written, source=source)
+    given, read = ({each.name: each for each in gguf.GGUFReader(path).tensors} for path in (source, written))
+    assert given.keys() == read.keys() and file_type(written) == "Q8_0"
+    assert all(
+        each.tensor_type == read[name].tensor_type and (each.data == read[name].data).all() for name, each in given.items()
+    )
+
+
+@pytest.fixture
+def cut():
+    """Nano with a draft whose output has two thirds of the tokens."""
+    pair = load_pair("nano", dtype="float32")
+    keep_tokens(pair.draft, torch.arange(2048)[torch.arange(2048) % 3 > 0])
+    return replace(pair)
+
+
+def test_a_completed_output_proposes_as_the_draft_did(cut, prompts):
+    tokens, kept = torch.tensor([(prompt * 30)[:100] for prompt in prompts[:4]]), kept_tokens(cut.draft)
+    before = cut.draft_lm.logits(cut.draft_lm.hidden_states(tokens))
+    complete_output(cut.draft)
+    after = cut.draft(tokens).logits
+    assert after.shape == before.shape and torch.equal(after.argmax(-1), before.argmax(-1))
+    torch.testing.assert_close(after[..., kept], before[..., kept])
+    torch.testing.assert_close(after.softmax(-1), before.softmax(-1))
+    assert obstacle(cut.draft) is None and kept_tokens(cut.draft) is None
 
 
 def test_rows_are_rotated_as_neighbours():
@@ -81,7 +116,7 @@ def arguments(**values):
 
 def test_missing_peers_are_left_out_with_a_line(nano, tmp_path, monkeypatch):
     monkeypatch.setattr("benchmarks.decoding.can_import", lambda python, package: False)
-    made = _all_peers(nano, arguments(), True, tmp_path)
+    made = _all_peers(nano, arguments(), GREEDY, tmp_path)
     assert set(made.commands) == {"transformers", "this decoder"} and list(tmp_path.iterdir()) == []
     left_out = "\n".join(made.left_out)
     assert "vLLM is left out" in left_out and "the head is left out" in left_out
@@ -91,15 +126,15 @@ def test_missing_peers_are_left_out_with_a_line(nano, tmp_path, monkeypatch):
 def test_every_setting_of_vllm_is_a_process_of_its_own_with_its_options(nano, tmp_path, monkeypatch):
     monkeypatch.setattr("benchmarks.decoding.can_import", lambda python, package: package == "vllm")
     given = arguments(head="outputs/head", at_once=[1, 4])
-    for greedy in (True, False):
-        made = _all_peers(nano, given, greedy, tmp_path)
+    for warp in (GREEDY, Warp()):
+        made = _all_peers(nano, given, warp, tmp_path)
         settings = [setting for setting in made.settings if setting.peer == "vLLM"]
         assert len({setting.worker for setting in settings}) == len(settings) > 5
         setups = {setting.name: made.commands[setting.worker].setup for setting in settings}
         assert setups["vLLM, alone"]["drafted"] == 0 and setups["vLLM, draft model, K=4"]["drafted"] == 4
         assert setups["vLLM, head on the draft model, threshold 0.5"]["threshold"] == 0.5
         assert all(each["head"].endswith("/outputs/head") for each in setups.values())
-        assert all(each["requests"] == 4 and each["greedy"] == greedy for each in setups.values())
+        assert all(each["requests"] == 4 and each["warp"] == asdict(warp) for each in setups.values())
 
 
 def test_processes_decode_as_this_project_and_stand_still_between(nano, prompts):
@@ -114,6 +149,7 @@ def test_processes_decode_as_this_project_and_stand_still_between(nano, prompts)
             ("this decoder", {"rule": "fixed", "value": 3}),
             ("transformers", {}),
             ("transformers", assisted),
+            ("transformers", {"prompt_lookup_num_tokens": 3}),
         ):
             request = {"options": options, "seeds": [0], "length": length}
             for prompt, response in zip(prompts, expected, strict=False):
@@ -128,16 +164,45 @@ def test_processes_decode_as_this_project_and_stand_still_between(nano, prompts)
             workers.ask("this decoder", together | {"options": {"rule": "none"}})
 
 
-def test_llama_cpp_decodes_as_this_project(nano, prompts, tmp_path):
+def needs_llama_cpp():
     if not (find_spec("gguf") and find_spec("xllamacpp")):  # not imported: its threads are not for this process
         pytest.skip("needs the extra bench")
-    made = _all_peers(nano, arguments(), True, tmp_path)
+
+
+def test_llama_cpp_decodes_as_this_project(cut, prompts, tmp_path):
+    needs_llama_cpp()
+    made = _all_peers(cut, arguments(), GREEDY, tmp_path)
+    command = made.commands["llama.cpp, float32, alone"]
+    of_draft = replace(command, setup={**command.setup, "file": command.setup["draft_file"]})
+    # Top-p of the distribution at the temperature, half of all tokens; at temperature 1 it would keep few.
+    hot = replace(command, setup={**command.setup, "warp": asdict(Warp(100.0, top_p=0.5))})
     request = {"options": {}, "prompts": [prompts[0]], "seeds": [0], "length": 24}
+    with Workers(made.commands | {"draft": of_draft, "hot": hot}) as workers:
+        names = ("llama.cpp, float32, alone", "llama.cpp, float32, draft model, K=3", "draft", "hot")
+        *responses, drafted, random = [workers.ask(name, request)["responses"][0] for name in names]
+    plain = generate_baseline(cut, prompts[0], 24, warp=GREEDY, stop_tokens=()).tokens.tolist()
+    assert responses == [plain, plain] and len(set(random)) > 15
+    out = cut.draft.generate(torch.tensor([prompts[0]]), max_new_tokens=24, do_sample=False, eos_token_id=None)
+    assert drafted == out[0, -24:].tolist()
+
+
+def test_llama_cpp_runs_a_gguf_file_in_float16_and_with_its_own_tensors(cut, prompts, tmp_path, monkeypatch):
+    needs_llama_cpp()
+    write_gguf(cut.target, tmp_path / "target.gguf", stored="Q8_0")
+    monkeypatch.setattr("benchmarks.decoding.gguf_file", lambda location: tmp_path / "target.gguf")
+    made = _all_peers(cut, arguments(), Warp(top_p=1e-6), tmp_path)  # greedy by another way
+    request = {"options": {}, "prompts": [prompts[0]], "seeds": [0], "length": 8}
+    names = [f"llama.cpp, {kind}, {way}" for kind in ("float16", "Q8_0") for way in ("alone", "draft model, K=2, sampled")]
     with Workers(made.commands) as workers:
-        names = ("llama.cpp, alone", "llama.cpp, draft model, K=3")
         responses = [workers.ask(name, request)["responses"][0] for name in names]
-    plain = generate_baseline(nano, prompts[0], 24, warp=Warp(temperature=0), stop_tokens=()).tokens.tolist()
-    assert responses == [plain, plain]
+    assert responses == 4 * [generate_baseline(cut, prompts[0], 8, warp=GREEDY, stop_tokens=()).tokens.tolist()]
+
+
+def test_prompts_of_a_file_are_instructions_questions_or_prompts(tmp_path):
+    rows = [{"instruction": "add", "input": "1, 2"}, {"instruction": "rest", "input": ""}, {"instruction": "go", "input": ""}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    loaded = {prompt.text for prompt in _source(str(tmp_path / "rows.jsonl"), 3).load(True)}
+    assert loaded == {"add\nInput: 1, 2", "rest", "go"}
 
 
 class FakeWorkers:

@@ -12,16 +12,14 @@ from typing import Any
 import xllamacpp
 from processes import Answer, Generate, serve
 
-CACHE_TYPES = {"float32": "GGML_TYPE_F32", "bfloat16": "GGML_TYPE_BF16"}
-SAMPLERS = {
-    True: {"samplers": ["top_k"], "top_k": 1},
-    False: {"samplers": ["top_k", "temperature"], "top_k": 50, "temperature": 1.0},
-}
+CACHE_TYPES = {"float32": "GGML_TYPE_F32", "bfloat16": "GGML_TYPE_BF16"}  # else its default
+# As Warp does: top-p keeps tokens of the distribution at the temperature. llama.cpp's default is the temperature at the end.
+SAMPLERS = ["top_k", "temperature", "top_p"]
 
 
 def _make(setup: Mapping[str, Any]) -> tuple[Mapping[str, str], Generate]:
     """Start a server and return its build and what asks it."""
-    params, cache = xllamacpp.CommonParams(), getattr(xllamacpp.ggml_type, CACHE_TYPES[setup["dtype"]])
+    params, cache = xllamacpp.CommonParams(), getattr(xllamacpp.ggml_type, CACHE_TYPES.get(setup["dtype"], "GGML_TYPE_F16"))
     params.model.path, params.n_ctx, params.n_parallel, params.cache_ram_mib = setup["file"], setup["window"], 1, 0
     drafting, types = params.speculative.draft, xllamacpp.llama_flash_attn_type
     for part in (params, drafting):
@@ -32,12 +30,14 @@ def _make(setup: Mapping[str, Any]) -> tuple[Mapping[str, str], Generate]:
     params.flash_attn_type = getattr(types, f"LLAMA_FLASH_ATTN_TYPE_{attention}")
     if setup["drafted"]:
         drafting.mparams.path, drafting.n_max = setup["draft_file"], setup["drafted"]
+        drafting.probabilistic = "sampled" in setup  # samples drafts, and verifies them as Leviathan et al. (2023) do
         params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
-    server = xllamacpp.Server(params)
+    server, warp = xllamacpp.Server(params), setup["warp"]
+    sampling = {"samplers": SAMPLERS, **warp} if warp["temperature"] else {"samplers": ["top_k"], "top_k": 1}
 
     def generate(options: object, prompts: list[list[int]], length: int, seeds: list[int]) -> Answer:
         body = {"prompt": prompts[0], "max_tokens": length, "seed": seeds[0], "cache_prompt": False}
-        answer = server.handle_completions(body | SAMPLERS[setup["greedy"]])
+        answer = server.handle_completions(body | sampling)
         if "timings" not in answer:
             raise RuntimeError(f"llama.cpp answered {answer}")
         timings, text = answer["timings"], answer["choices"][0]["text"]

@@ -14,9 +14,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import torch
 import transformers
 
+from benchmarks.gguf_file import complete_output
 from benchmarks.peer_workers.processes import Answer, Generate, serve
-from benchmarks.steps import WARPS
-from specheads import SpeculativeDecoder, load_head, load_pair
+from specheads import SpeculativeDecoder, Warp, load_head, load_pair
 from specheads.decoding.decoder import Baseline
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.stopping import FixedLength, HeadThreshold
@@ -27,7 +27,7 @@ from specheads.pair.pair import Pair
 
 def _specheads(setup: Mapping[str, Any], pair: Pair) -> Generate:
     """Return what decodes by this project; decoders are made when first asked for, and share their memory."""
-    warp, rate = WARPS["greedy" if setup["greedy"] else "sampled"], setup["rate"]
+    warp, rate = Warp(**setup["warp"]), setup["rate"]
     head = load_head(setup["head"]).requires_grad_(False) if setup["head"] else None
     basis = SpeculativeDecoder(pair, warp=warp, engine=setup["engine"])
 
@@ -64,8 +64,9 @@ def _specheads(setup: Mapping[str, Any], pair: Pair) -> Generate:
 
 
 def _transformers(setup: Mapping[str, Any], pair: Pair) -> Generate:
-    """Return what decodes by transformers: the target alone, or assisted by the draft with settings for it and maybe a head."""
+    """Return what decodes by transformers: the target alone, by prompt lookup, or assisted by the draft and maybe a head."""
     head = load_head(setup["head"]) if setup["head"] else None
+    complete_output(pair.draft)
     for model in (pair.target, pair.draft):
         model.generation_config.eos_token_id = None  # no token ends a response
 
@@ -78,12 +79,14 @@ def _transformers(setup: Mapping[str, Any], pair: Pair) -> Generate:
         return config
 
     def generate(options: Mapping[str, Any], prompts: list[list[int]], length: int, seeds: Sequence[int]) -> Answer:
-        chosen: dict[str, Any] = {"max_new_tokens": length, "pad_token_id": 0, "do_sample": not setup["greedy"]}
-        if not setup["greedy"]:
-            chosen |= {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "repetition_penalty": 1.0}
+        chosen: dict[str, Any] = {"max_new_tokens": length, "pad_token_id": 0, "do_sample": setup["warp"]["temperature"] > 0}
+        if chosen["do_sample"]:
+            chosen |= {**setup["warp"], "repetition_penalty": 1.0}
         settings = dict(options)
         threshold = settings.pop("threshold", None)
-        if options:
+        if "prompt_lookup_num_tokens" in settings:
+            chosen |= settings
+        elif settings:
             pair.draft.generation_config = assistant(frozenset(settings.items()))
             chosen["assistant_model"] = pair.draft
         ids = torch.tensor(prompts, device=pair.target_lm.device)

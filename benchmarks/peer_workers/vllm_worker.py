@@ -50,10 +50,9 @@ def _make(setup: Mapping[str, Any]) -> tuple[Mapping[str, str], Generate]:
         }
     model = vllm.LLM(**options)
     repair_sampling()
-    chosen = {"temperature": 0.0} if setup["greedy"] else {"temperature": 1.0, "top_k": 50}
 
     def generate(options: object, prompts: Sequence[list[int]], length: int, seeds: Sequence[int]) -> Answer:
-        sampling = {"max_tokens": length, "ignore_eos": True, "detokenize": False, **chosen}
+        sampling = {"max_tokens": length, "ignore_eos": True, "detokenize": False, **setup["warp"]}
         params = [vllm.SamplingParams(seed=seed, **sampling) for seed in seeds]
         start = time.perf_counter()
         out = model.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)

@@ -31,13 +31,17 @@ def resolve(location: str | Path) -> str:
     Raises:
         UserError: a package that is not installed; as of `gguf_file` and `converted`.
     """
+    location = unabbreviated(location)
+    file = gguf_file(location)
+    return location if file is None else str(converted(file))
+
+
+def unabbreviated(location: str | Path) -> str:
+    """Return a location without `~`, `embedded:` and `package:`. Raises UserError for a package that is not installed."""
     location = os.path.expanduser(location)
     if location.startswith(EMBEDDED):
         return str(Path(__file__).parents[1] / location.removeprefix(EMBEDDED))
-    if location.startswith(PACKAGE):
-        location = _package_folder(location.removeprefix(PACKAGE))
-    file = gguf_file(location)
-    return location if file is None else str(converted(file))
+    return _package_folder(location.removeprefix(PACKAGE)) if location.startswith(PACKAGE) else location
 
 
 def _package_folder(requirement: str) -> str:
