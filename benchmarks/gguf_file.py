@@ -75,6 +75,8 @@ def write_gguf(model: PreTrainedModel, path: Path, stored: str | None = None, so
     types = {torch.float32: "F32", torch.bfloat16: "BF16"}
     for name, weight in gguf_tensors(model) if source is None else ():
         kind = gguf.GGMLQuantizationType[stored if stored and weight.ndim > 1 else types[weight.dtype]]
+        if weight.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
+            kind = gguf.GGMLQuantizationType.F16  # rows of no whole number of blocks, as llama.cpp's own converter does
         writer.add_tensor(name, gguf.quants.quantize(weight.float().numpy(), kind), raw_dtype=kind)
     for tensor in gguf.GGUFReader(source).tensors if source is not None else ():
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
