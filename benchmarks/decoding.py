@@ -326,7 +326,7 @@ def _speed_table(chosen: Sequence[Setting], measured: Mapping[str, Timed], mode:
         rounds, *totals = map(sum, zip(*made.totals, strict=True)) if made.totals else (1, *[None] * 4)
         row = [setting.name, made.speed, min(made.speeds), max(made.speeds), over, made.speed / alone[setting.peer].speed, same]
         rows.append([*row, *(None if total is None else total / rounds for total in totals)])
-    title = {"greedy": "Greedy", "sampled": "Sampled at temperature 1, top-k 50"}[mode]
+    title = MODES[mode][0]
     if at_once == 1:
         return Table(mode, title, COLUMNS, rows)
     return Table(f"{mode}_{at_once}", f"{title}, {at_once} prompts at once", COLUMNS, rows)

@@ -231,6 +231,8 @@ def test_the_fastest_setting_of_each_way_is_reported():
     table = _speed_table(chosen, measure(FakeWorkers(), chosen, *how), "greedy")
     expected = [150, 150, 150, 3.0, 1.5, 1.0, 1.5, 0.125, 0.25, 0]
     assert [round(value, 6) for value in table.rows[2][1:]] == expected
+    table = _speed_table(chosen, measure(FakeWorkers(), chosen, *how), "cool", 4)
+    assert table.title == "Sampled at temperature 0.2, top-p 0.9, 4 prompts at once" and table.rows[2][6] is None
     assert _same_tokens(Timed([], [[1, 2, 3, 4]]), Timed([], [[1, 2, 4, 4]])) == 0.5
 
 
