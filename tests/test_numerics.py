@@ -30,7 +30,6 @@ from tests.numerics import (
 SUMS_IN_ANOTHER_ORDER = (2e-4, 5e-5, 3e-6, 3e-5, 5e-5, 0.01, 0.01)
 HALF = (0.8, 0.4, 0.02, 0.15, 0.3, 0.1, 0.1)
 INT8 = (0.9, 0.4, 0.03, 0.15, 0.4, 0.1, 0.1)
-FP8 = (2.5, 0.9, 0.07, 0.35, 0.8, 0.15, 0.15)
 READERS = {
     "padded": padded,
     "from memory": partial(in_chunks, engine="eager"),
@@ -79,11 +78,9 @@ def test_bfloat16_stays_within_its_rounding(measured, name):
     assert measured(name).within(HALF, half, whole).log_prob > 1e-3
 
 
-@pytest.mark.parametrize(("name", "bounds"), [("int8", INT8), ("fp8", FP8)])
-def test_quantized_weights_stay_within_theirs(measured, name, bounds):
-    pytest.importorskip("torchao")
-    quantized = load_pair("nano", device="cpu", dtype="float32", quantization=name, draft_quantization=name)
-    assert measured("nano").within(bounds, quantized, whole).log_prob > 1e-3
+def test_quantized_weights_stay_within_theirs(measured):
+    quantized = load_pair("nano", device="cpu", dtype="float32", quantization="int8", draft_quantization="int8")
+    assert measured("nano").within(INT8, quantized, whole).log_prob > 1e-3
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "int8"])
@@ -93,7 +90,6 @@ def test_greedy_texts_in_another_type_are_those_of_the_same_models(kind):
     In bfloat16 ties are common, and some texts depart (tests/decoding/test_greedy_bfloat16.py bounds where).
     """
     if kind == "int8":
-        pytest.importorskip("torchao")
         pair = load_pair("nano", device="cpu", dtype="float32", quantization="int8", draft_quantization="int8")
     else:
         pair = load_pair("nano", device="cpu", dtype="bfloat16")

@@ -10,7 +10,7 @@ import yaml
 from pydantic import BeforeValidator, InstanceOf
 
 from specheads.errors import UserError
-from specheads.pair.quantization import check_quantization
+from specheads.pair.quantization import check_quantization, rounded_form
 from specheads.settings import Flag, PositiveNumber, Settings, Text, setting
 
 INSTRUCTION = "{instruction}"  # an instruction format takes the text there
@@ -50,7 +50,9 @@ class PairConfig(Settings):
         "a torch dtype or its name; auto takes the checkpoint's on a GPU, and on a CPU bfloat16 or float32, what is faster there",
     )
     quantization: Quantization = setting(
-        None, "how the target's weights are stored: int8, fp8 or int4 (torchao), nf4 or llm_int8 (bitsandbytes)"
+        None,
+        "how the target's weights are stored: int8, int4 (torchao on a GPU; on a CPU rounded to GGUF's Q8_0, Q4_1), fp8 "
+        "(torchao, GPUs), nf4 or llm_int8 (bitsandbytes)",
     )
     draft_quantization: Quantization = setting(None, "the same for the draft; the output distribution stays the target's")
     device: Text | None = setting(
@@ -107,6 +109,11 @@ class ModelSource:
     device_map: str | None = None
     trust_remote_code: bool = False
     quantization: str | None = None
+
+    @property
+    def rounded_form(self) -> str | None:
+        """The GGUF name of the form to which weights are rounded, in place of a package that stores them."""
+        return rounded_form(self.quantization, self.device, self.device_map)
 
 
 def checked_device(device: str | None) -> str:

@@ -25,7 +25,7 @@ from transformers import (
 from specheads.errors import UserError, is_out_of_memory
 from specheads.pair.config import ModelSource
 from specheads.pair.draft_vocabulary import SIZE, kept_tokens, restore, set_output
-from specheads.pair.quantization import QUANTIZATIONS
+from specheads.pair.quantization import QUANTIZATIONS, is_quantized, round_weights
 from specheads.pair.revisions import from_pretrained, resolve, without_warnings
 from specheads.pair.sampling import at_least_float32
 from specheads.pair.synthetic import is_synthetic, synthetic_config, synthetic_model, synthetic_tokenizer
@@ -196,7 +196,7 @@ def load_model(source: ModelSource) -> PreTrainedModel:
         keys["device_map"] = source.device_map
     elif quantization and torch.device(source.device).type != "cpu":
         keys["device_map"] = {"": source.device}  # some layouts can only be made on the GPU
-    if quantization:
+    if quantization and not source.rounded_form:
         keys["quantization_config"] = QUANTIZATIONS[quantization].make()
     try:
         with without_warnings() if is_reduced else nullcontext():
@@ -205,12 +205,24 @@ def load_model(source: ModelSource) -> PreTrainedModel:
         if quantization is None or is_out_of_memory(error):
             raise
         raise UserError(
-            f"{location} cannot be loaded in quantization={quantization} on this machine; int8 and fp8 need no special GPU. The "
+            f"{location} cannot be loaded in quantization={quantization} on this machine; int8 needs no special GPU. The "
             f"log has the reason of each weight: {str(error).splitlines()[0]}"
         ) from error
     if is_reduced:
         restore(model, location, source.revision)
+    if source.rounded_form:
+        _round(model, source)
     return _for_inference(model if "device_map" in keys else model.to(source.device))
+
+
+def _round(model: PreTrainedModel, source: ModelSource) -> None:
+    if is_quantized(model):
+        raise UserError(f"{source.location} is quantized already; leave out quantization={source.quantization}.")
+    share = round_weights(model, str(source.rounded_form))
+    logger.info(
+        "quantization=%s: %s is another model from here on, with %.0f %% of its weights rounded to %s",
+        *(source.quantization, source.location, 100 * share, source.rounded_form),
+    )
 
 
 def _for_inference(model: PreTrainedModel) -> PreTrainedModel:
@@ -242,7 +254,8 @@ def chosen_dtype(source: ModelSource) -> tuple[Any, torch.dtype | None]:
 
     On a CPU, "auto" becomes bfloat16 if the CPU has instructions for products of matrices in it, or else float32: what is faster,
     whether the checkpoint is in 16 or 32 bit. With instructions for vectors alone only a checkpoint in bfloat16 keeps that type,
-    for its memory. Checkpoints in float64 and quantized ones keep their type, as all do on a GPU.
+    for its memory. Checkpoints in float64 and quantized ones keep their type, as all do on a GPU; weights that are rounded run in
+    float32, the type in which steps store them in few bits.
 
     Source: docs/measurements/archive.md, bfloat16 on a CPU.
     """
@@ -256,6 +269,8 @@ def chosen_dtype(source: ModelSource) -> tuple[Any, torch.dtype | None]:
     stored = config.get_text_config().dtype or config.dtype
     if stored == torch.float64 or getattr(config, "quantization_config", None):
         return source.dtype, stored
+    if source.rounded_form:
+        return torch.float32, stored
     usable = _MATRIX_INSTRUCTIONS + (_VECTOR_INSTRUCTIONS if stored == torch.bfloat16 else ())
     return torch.bfloat16 if _has_instructions(*usable) else torch.float32, stored
 

@@ -57,7 +57,7 @@ def _weights_of(source: ModelSource) -> _StoredWeights | None:
     with suppress(UserError):
         model = weightless_model(source)
         number, per_weight, stored = model.num_parameters(), float(model.dtype.itemsize), short_name(model.dtype)
-        if source.quantization:
+        if source.quantization and not source.rounded_form:
             per_weight, stored = QUANTIZATIONS[source.quantization].num_bytes, source.quantization
         return _StoredWeights(number, number * per_weight, stored)
     return None

@@ -179,15 +179,17 @@ def load_pair(name: str | None = None, *, only_draft: bool = False, new_draft: N
     draft_id = new_draft.name if new_draft else str(config.draft)
     if config.draft_temperature is not None:
         set_draft_temperature(draft, config.draft_temperature)
+    sources = {role: config.source(role) for role in ("target", "draft")}
+    stored = {role: source.rounded_form or source.quantization for role, source in sources.items()}
     pair = Pair(
         target=target,
         draft=draft,
         tokenizer=tokenizer,
         name=config.name or f"{Path(draft_id).name}-to-{Path(config.target).name}",
         target_id=without_home(str(config.target)),
-        target_revision=revision_of(target, config.target, config.quantization),
+        target_revision=revision_of(target, config.target, stored["target"]),
         draft_id=without_home(draft_id),
-        draft_revision="not saved" if new_draft else revision_of(draft, draft_id, config.draft_quantization),
+        draft_revision="not saved" if new_draft else revision_of(draft, draft_id, stored["draft"]),
         chat=config.chat,
         instruction_format=config.instruction_format,
         known_to_draft=known,

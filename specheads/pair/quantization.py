@@ -1,13 +1,15 @@
-"""Models whose weights are stored in fewer bits: short names for transformers' quantization configs, and the packages they need.
+"""Models whose weights are stored in fewer bits, and models whose weights are rounded to numbers of few bits.
 
-Only the weights of linear layers are quantized; embeddings and the output embedding keep their type.
+On a GPU packages store the weights of linear layers; embeddings and the output embedding keep their type. On a CPU weights are
+rounded as GGUF files have them, those of the output embedding, too, and stay ordinary tensors, which steps store in few bits.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,6 +37,7 @@ class _Quantization:
 
 
 _NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.bfloat16}
+_FORMS = {"int8": "Q8_0", "int4": "Q4_1"}  # of linear layers on a CPU
 QUANTIZATIONS = {
     "int8": _Quantization("torchao", 1, "Int8WeightOnlyConfig"),
     "fp8": _Quantization("torchao", 1, "Float8WeightOnlyConfig"),
@@ -52,9 +55,13 @@ def _is_usable(package: str) -> bool:
 
 
 def check_quantization(name: Any) -> Any:
-    """Return `name`. Raises ValueError unless it is None or a known quantization whose package is installed."""
+    """Return `name`. Raises ValueError unless it is None or a known quantization that is possible with what is installed."""
     if name not in [None, *QUANTIZATIONS]:
         raise ValueError(f"is not known; expected {', '.join(QUANTIZATIONS)}, or null for the weights as they are")
+    if name in _FORMS and not torch.cuda.is_available():
+        return name
+    if name == "fp8" and not torch.cuda.is_available():
+        raise ValueError("is for GPUs; on a CPU use int8 or int4")
     if name is not None and not _is_usable(package := QUANTIZATIONS[name].package):
         raise ValueError(f"needs the package {package}, which is missing or too old (pip install -U {package})")
     return name
@@ -63,3 +70,74 @@ def check_quantization(name: Any) -> Any:
 def is_quantized(model: "PreTrainedModel") -> bool:
     """Whether a model's weights are quantized."""
     return getattr(model.config, "quantization_config", None) is not None
+
+
+# --- weights rounded on a CPU
+
+_GROUP = 32  # neighbouring inputs of an output that share numbers
+_CHUNK = 4096  # groups that a processor's cache holds
+_LEVELS, _ZEROS = {"Q4_1": 15, "Q4_0": 15, "Q8_0": 255}, {"Q4_0": 8, "Q8_0": 128}
+
+
+class Lattice(NamedTuple):
+    """Weights d q + m in groups of 32 inputs: q (O, I / 32, 32) in bytes, d and m (O, I / 32, 1) in float16."""
+
+    q: Tensor
+    d: Tensor
+    m: Tensor
+
+    def weight(self) -> Tensor:
+        """Return the weights (O, I) in float32, rounded once."""
+        return self.q.float().mul_(self.d.float()).add_(self.m.float()).flatten(-2)
+
+
+def lattice_of(weight: Tensor, form: str) -> Lattice:
+    """Return weights (O, I), I a multiple of 32, rounded as GGUF rounds them in Q4_1, Q4_0 or Q8_0."""
+    groups = weight.float().unflatten(-1, (-1, _GROUP))
+    least, most = groups.amin(dim=-1, keepdim=True), groups.amax(dim=-1, keepdim=True)
+    largest = torch.where(-least > most, least, most)
+    step = {"Q4_1": (most - least) / 15, "Q4_0": largest / -8, "Q8_0": largest.abs() / 127}[form]
+    step = torch.where(step == 0, 1, step)
+    start = -_ZEROS[form] * step if form in _ZEROS else least
+    q = (groups - start).mul_(1 / step).round_().clamp_(0, _LEVELS[form]).to(torch.uint8)
+    d = step.half()
+    return Lattice(q, d, -_ZEROS[form] * d if form in _ZEROS else least.half())
+
+
+def on_lattice(weight: Tensor, *forms: str) -> Lattice | None:
+    """Return the float32 weights (O, I) in the first of some forms that gives each of them its bits; None if none does."""
+    if weight.shape[-1] % _GROUP:
+        return None
+    for form in forms:
+        parts: list[Lattice] = []
+        for rows in weight.reshape(-1, _GROUP).split(_CHUNK):
+            lattice = lattice_of(rows, form)
+            if not torch.equal(lattice.weight(), rows):
+                break
+            parts.append(lattice)
+        else:
+            return Lattice(
+                *(torch.cat(each).view(*weight.shape[:-1], -1, each[0].shape[-1]) for each in zip(*parts, strict=True))
+            )
+    return None
+
+
+def rounded_form(quantization: str | None, device: str, device_map: str | None) -> str | None:
+    """Return the GGUF name of the rounding that a quantization is where models run on a CPU; None where it is none."""
+    on_cpu = torch.device(device).type == "cpu" and not (device_map and torch.cuda.is_available())
+    return _FORMS.get(quantization or "") if on_cpu else None
+
+
+@torch.no_grad()
+def round_weights(model: "PreTrainedModel", form: str) -> float:
+    """Round the linear maps of a model, the output embedding to Q8_0, and return their share of all weights.
+
+    Maps whose number of inputs is no multiple of 32 stay as they are; an input embedding with the output's weights follows.
+    """
+    output, rounded = model.get_output_embeddings(), 0
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear) and module.in_features % _GROUP == 0:
+            rounded += module.weight.numel()
+            for rows in module.weight.split(_CHUNK):
+                rows.copy_(lattice_of(rows, "Q8_0" if module is output else form).weight())
+    return rounded / model.num_parameters()

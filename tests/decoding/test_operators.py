@@ -14,6 +14,7 @@ from specheads.decoding.engine.cpu import CpuOperations
 from specheads.decoding.engine.cpu.library import _FOLDER, _RESULTS, declarations
 from specheads.decoding.engine.cpu.packed import _pack, _storage
 from specheads.decoding.engine.reading import computing
+from specheads.pair.quantization import lattice_of
 from specheads.pair.sampling import active
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("built_operators")]
@@ -72,13 +73,25 @@ def test_a_linear_map(shape, has_bias, dtype, threads):
         assert_near(linear(x, weight, bias), expected_linear(x, weight, bias), dtype)
 
 
-@pytest.mark.parametrize("storage", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_linear_map_whose_weights_are_packed_in_16_bits_keeps_its_bits(shape, storage, threads):
-    weight = random_tensor(*shape, dtype=torch.float32).to(storage).float()
+NARROW = {  # the type in which weights are packed, and how they are rounded to what it holds
+    "bfloat16": (torch.bfloat16, lambda weight: weight.bfloat16().float()),
+    "float16": (torch.float16, lambda weight: weight.half().float()),
+    "Q4_1": (torch.uint8, lambda weight: lattice_of(weight, "Q4_1").weight()),
+    "Q4_0": (torch.uint8, lambda weight: lattice_of(weight, "Q4_0").weight()),
+    "Q8_0": (torch.int8, lambda weight: lattice_of(weight, "Q8_0").weight()),
+}
+GROUPED = [(1, 32), (33, 64), (130, 96), (300, 320)]
+
+
+@pytest.mark.parametrize(
+    ("form", "shape"), [(form, shape) for form in NARROW for shape in (GROUPED if form[0] == "Q" else SHAPES)], ids=str
+)
+def test_a_linear_map_whose_weights_are_packed_in_fewer_bits_keeps_its_bits(form, shape, threads):
+    storage, rounded = NARROW[form]
+    weight = rounded(random_tensor(*shape, dtype=torch.float32))
     panels = _pack(weight, _storage(weight))
     assert panels.dtype == storage
-    for count in COUNTS:
+    for count in range(1, 41) if form[0] == "Q" else COUNTS:
         x = random_tensor(count, shape[1], dtype=torch.float32)
         narrow = torch.ops.specheads.packed_linear(x, panels, None, len(weight))
         assert torch.equal(narrow, linear(x, weight))
@@ -88,6 +101,9 @@ def test_weights_are_packed_in_the_fewest_bits_that_hold_them():
     third, tenth_bit, whole = torch.tensor([1 / 3]), torch.tensor([1 + 2**-10]), torch.tensor([-2.0, 0.0, 2.0**127, 2**-100])
     assert _storage(whole, whole) == torch.bfloat16 and _storage(tenth_bit) == torch.float16
     assert _storage(whole, tenth_bit) == _storage(third) == _storage(torch.tensor([torch.nan])) == torch.float32
+    few = lattice_of(torch.randn(3, 64, generator=generator()), "Q4_1").weight()
+    assert _storage(few) == torch.uint8 and _storage(few, few[:1]) == torch.uint8
+    assert _storage(few, torch.full((2, 64), 1 / 3)) == _storage(few[:, :40]) == torch.float32
     assert _storage(whole.double()) == torch.float64 and _storage(tenth_bit.bfloat16()) == torch.bfloat16
 
 

@@ -11,6 +11,7 @@ from specheads.decoding.engine.compiled import CompiledEngine, StepKind, StepMod
 from specheads.decoding.engine.cpu import CpuStep, packed
 from specheads.decoding.engine.cpu.packed import _is_layer, _PackedLayer, packed_model
 from specheads.pair.language_model import LanguageModel
+from specheads.pair.quantization import round_weights
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("built_operators")]
 
@@ -21,6 +22,7 @@ FAMILIES = {
     "llama": CONFIGS["llama"],
     "qwen2": CONFIGS["qwen2"],  # with biases
     "mistral": MistralConfig(**SIZES, intermediate_size=48, sliding_window=12),
+    "inputs in groups": LlamaConfig(**SIZES | {"hidden_size": 64, "head_dim": 16}, intermediate_size=96),
     "sizes between vectors": LlamaConfig(
         hidden_size=70,
         intermediate_size=94,
@@ -118,15 +120,28 @@ def test_a_token_has_the_same_bits_in_every_number_of_tokens(name, dtype, thread
     assert torch.equal(logits[:, 0], whole[:, 13])
 
 
+LATTICES = {"Q4_1": torch.uint8, "Q8_0": torch.int8}
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("storage", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_step_whose_weights_are_packed_in_16_bits_keeps_its_bits(name, storage, threads, monkeypatch):
-    lm = lm_of(name, storage)
+@pytest.mark.parametrize(
+    ("name", "storage"),
+    [
+        *((name, each) for name in FAMILIES for each in (torch.bfloat16, torch.float16)),
+        *(("inputs in groups", each) for each in LATTICES),
+    ],
+    ids=str,
+)
+def test_a_step_whose_weights_are_packed_in_fewer_bits_keeps_its_bits(name, storage, threads, monkeypatch):
+    lm = lm_of(name, torch.float32 if storage in LATTICES else storage)
     lm.model.float()
+    if storage in LATTICES:
+        round_weights(lm.model, storage)
     step = Step(lm, 9)
     narrow = [parts(step(random_tokens(count), packed=True)) for count in COUNTS]
-    assert {copied.down.dtype for copied in packed_model(lm, []).copies if isinstance(copied, _PackedLayer)} == {storage}
+    copies = packed_model(lm, []).copies
+    storages = {LATTICES.get(storage, storage), *([torch.int8] if storage in LATTICES else [])}
+    assert {each.dtype for copied in copies for name, each in copied.named_buffers() if name != "bias"} == storages
     monkeypatch.setattr(packed, "_storage", lambda *weights: weights[0].dtype)
     packed._copies.clear()
     for count, expected in zip(COUNTS, narrow, strict=True):

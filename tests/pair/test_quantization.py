@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from families import CONFIGS, tiny_model
 
 import specheads.pair.quantization
 from specheads import SpeculativeDecoder, UserError, Warp, load_pair
-from specheads.decoding.drafting import ChainStep
-from specheads.decoding.engine.artefacts import name_of
-from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.stopping import FixedLength
+from specheads.pair import language_model
 from specheads.pair.config import PairConfig, pair_config
-from specheads.pair.quantization import QUANTIZATIONS, check_quantization, is_quantized
+from specheads.pair.language_model import chosen_dtype
+from specheads.pair.quantization import QUANTIZATIONS, check_quantization, is_quantized, lattice_of, on_lattice, round_weights
 from specheads.pair.revisions import revision_of
 from specheads.prompts.prompt import response_provenance
 from specheads.training.distill.distillation import distill
@@ -33,58 +33,110 @@ def test_an_unknown_quantization_is_refused():
 @pytest.mark.parametrize("name", QUANTIZATIONS)
 def test_a_missing_package_is_refused_with_the_line_that_installs_it(name, monkeypatch):
     package = QUANTIZATIONS[name].package
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(specheads.pair.quantization, "_is_usable", lambda asked: asked != package)
     with pytest.raises(
         UserError, match=rf"model.quantization={name} needs the package {package}, .*\(pip install -U {package}\)"
     ):
-        load_pair("nano", quantization=name)
+        pair_config("nano", quantization=name)
     monkeypatch.setattr(specheads.pair.quantization, "_is_usable", lambda asked: asked == package)
     assert check_quantization(name) == name
+
+
+def test_a_quantization_of_gpus_is_refused_on_a_cpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="model.quantization=fp8 is for GPUs; on a CPU use int8 or int4"):
+        pair_config("nano", quantization="fp8")
 
 
 def test_a_revision_names_the_quantization(nano):
     assert revision_of(nano.draft, nano.draft_id, "int8") == f"{nano.draft_revision}-int8"
 
 
-def test_a_draft_is_not_made_of_a_quantized_target(monkeypatch):
-    monkeypatch.setattr(specheads.pair.quantization, "_is_usable", lambda package: True)
+def test_a_draft_is_not_made_of_a_quantized_target():
     with pytest.raises(UserError, match="is made of a target whose weights are as they are"):
         load_pair("nano", quantization="int8", new_draft=TargetLayers(1))
 
 
-def test_a_quantized_draft_is_not_trained(monkeypatch):
-    monkeypatch.setattr(specheads.pair.quantization, "_is_usable", lambda package: True)
+def test_a_quantized_draft_is_not_trained():
     config = PairConfig(draft="a", target="b", draft_quantization="int8")
     with pytest.raises(UserError, match="the draft a is quantized, and its weights cannot be trained"):
         check_config(config, Distillation())
 
 
-# --- with torchao
+# --- on a CPU
 
 
 @pytest.fixture(scope="module")
 def quantized():
-    pytest.importorskip("torchao")
-    return load_pair("nano", quantization="fp8", draft_quantization="int8")
+    return load_pair("nano", device="cpu", quantization="int4", draft_quantization="int8")
 
 
-def test_linear_weights_are_quantized_and_the_models_stay_close(quantized, nano, prompts):
-    for model, same in ((quantized.target, nano.target), (quantized.draft, nano.draft)):
-        assert is_quantized(model) and not is_quantized(same) and model.dtype == same.dtype == torch.float32
+def test_weights_are_rounded_in_groups_and_the_models_stay_close(quantized, nano, prompts):
+    for model, same, forms in ((quantized.target, nano.target, ("Q4_1",)), (quantized.draft, nano.draft, ("Q8_0",))):
+        assert not is_quantized(model) and model.dtype == same.dtype == torch.float32
         weight, exact = (each.model.layers[0].mlp.up_proj.weight for each in (model, same))
-        assert type(weight) is not type(exact)
+        lattice = lattice_of(exact, *forms)
+        assert torch.equal(weight, lattice.weight()) and not torch.equal(weight, exact)
+        assert on_lattice(weight, *forms) and on_lattice(model.get_output_embeddings().weight, "Q8_0")
         logits = [each(torch.tensor([prompts[0]])).logits for each in (model, same)]
-        assert 0 < (logits[0] - logits[1]).abs().max() < 0.1 * logits[1].abs().max()
+        assert 0 < (logits[0] - logits[1]).abs().max() < 0.2 * logits[1].abs().max()
+
+
+@pytest.mark.parametrize("form", ["Q4_1", "Q4_0", "Q8_0"])
+@pytest.mark.parametrize("scale", [1e-30, 1e-6, 1e-4, 1.0, 1e4])
+def test_a_rounded_weight_is_found_again_whatever_its_size(form, scale):
+    weight = scale * torch.randn(7, 96, generator=torch.Generator().manual_seed(0))
+    weight[2], weight[3, :32], weight[4, :32] = 0.0, scale, -scale
+    lattice = lattice_of(weight, form)
+    rounded = lattice.weight()
+    step = lattice.d.float().abs().expand(-1, -1, 32).flatten(1)
+    small = 2**-24 * (8 if form == "Q4_0" else 128)  # float16 has no smaller numbers
+    assert ((rounded - weight).abs() <= (1.05 if form == "Q4_0" else 0.55) * step + 2e-3 * weight.abs() + small).all()
+    assert torch.equal(on_lattice(rounded, form).weight(), rounded)
+    rounded[6, 95] += (scale / 50 + small) / 3
+    assert on_lattice(rounded, form) is None
+
+
+def test_weights_are_found_as_gguf_rounds_them():
+    gguf = pytest.importorskip("gguf")
+    weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(0))
+    for form in ("Q4_1", "Q4_0", "Q8_0"):
+        stored = gguf.quants.quantize(weight.numpy(), gguf.GGMLQuantizationType[form])
+        theirs = torch.tensor(gguf.quants.dequantize(stored, gguf.GGMLQuantizationType[form]))
+        assert torch.equal(on_lattice(theirs, form).weight(), theirs)
+        assert (lattice_of(weight, form).weight() - theirs).abs().mean() < 1e-4
+
+
+def test_maps_with_other_inputs_and_input_embeddings_stay_as_they_are():
+    model = tiny_model(CONFIGS["llama"], seed=0).float()
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    share = round_weights(model, "Q8_0")
+    changed = {name: weight.numel() for name, weight in model.named_parameters() if not torch.equal(weight, before[name])}
+    assert changed.keys() == {"lm_head.weight"} | {name for name in before if "_proj" in name and "down_proj" not in name}
+    assert share == sum(changed.values()) / model.num_parameters()
+
+
+def test_a_rounded_model_is_announced(caplog):
+    with caplog.at_level("INFO"):
+        load_pair("nano", device="cpu", quantization="int8")
+    assert "quantization=int8: embedded:nano/target is another model from here on" in caplog.text
+
+
+def test_a_rounded_model_runs_in_float32_whatever_the_cpu_has(monkeypatch):
+    monkeypatch.setattr(language_model, "_has_instructions", lambda *names: True)
+    for quantization, dtype in (("int8", torch.float32), (None, torch.bfloat16)):
+        config = pair_config("nano", device="cpu", dtype="auto", quantization=quantization)
+        assert chosen_dtype(config.source("target"))[0] == dtype
 
 
 def test_caches_tell_quantized_models_apart(quantized, nano):
-    assert (quantized.target_revision, quantized.draft_revision) == (f"{nano.target_revision}-fp8", f"{nano.draft_revision}-int8")
+    assert (quantized.target_revision, quantized.draft_revision) == (
+        f"{nano.target_revision}-Q4_1",
+        f"{nano.draft_revision}-Q8_0",
+    )
     entries = [response_provenance(pair, [], Warp(), 0) for pair in (quantized, nano)]
     assert [key for key in entries[0] if entries[0][key] != entries[1][key]] == ["target", "draft"]
-    lms = [pair.draft_lm for pair in (quantized, nano)]
-    steps = [ChainStep(lm, Warp(), FixedLength(2), DraftMemory(4, lm.vocab_size, lm.probs_dtype, lm.device)) for lm in lms]
-    names = {name_of(lm, step) for lm, step in zip(lms, steps, strict=True)}  # of compiled steps
-    assert len(names) == 2 and None not in names
 
 
 def test_a_quantized_draft_leaves_the_output_as_it_is(quantized, nano, prompts):
@@ -95,22 +147,21 @@ def test_a_quantized_draft_leaves_the_output_as_it_is(quantized, nano, prompts):
         assert torch.equal(exact.tokens, same.tokens)
 
 
-def test_a_quantized_pair_is_not_distilled(quantized, tmp_path):
+def test_a_quantized_pair_is_not_distilled(tmp_path):
+    pair = load_pair("nano")
+    pair.draft.config.quantization_config = {"quant_method": "torchao"}
     with pytest.raises(UserError, match="the draft embedded:nano/draft is quantized"):
-        distill(quantized, lambda: pytest.fail("data was made"), Distillation(), tmp_path)
+        distill(pair, lambda: pytest.fail("data was made"), Distillation(), tmp_path)
 
 
-def test_a_synthetic_model_is_not_quantized(monkeypatch):
-    monkeypatch.setattr(specheads.pair.quantization, "_is_usable", lambda package: True)
+def test_a_checkpoint_that_is_quantized_is_not_rounded(monkeypatch):
+    monkeypatch.setattr(language_model, "is_quantized", lambda model: True)
+    with pytest.raises(UserError, match="embedded:nano/target is quantized already; leave out quantization=int8"):
+        load_pair("nano", device="cpu", quantization="int8")
+
+
+def test_a_synthetic_model_is_not_quantized():
     with pytest.raises(
         UserError, match="quantization=int8 is for models that are read from files; leave it out for synthetic:tiny"
     ):
         load_pair("synthetic-tiny", draft_quantization="int8")
-
-
-def test_a_quantization_that_this_machine_cannot_make_is_refused():
-    pytest.importorskip("torchao")
-    if torch.cuda.is_available():
-        pytest.skip("int4 is made for CUDA")
-    with pytest.raises(UserError, match=r"embedded:nano/target cannot be loaded in quantization=int4 on this machine"):
-        load_pair("nano", quantization="int4")

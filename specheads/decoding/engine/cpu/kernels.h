@@ -57,15 +57,25 @@ struct Narrow {
   uint16_t upper;  // half of a float32
 };
 
-// The same where `weight` has the type of panels for inputs of `value`'s: theirs, or one of 16 bits for float32.
+// A byte of weights whose groups of kGroup inputs lie on a lattice, w = d q + m rounded to float32, with d and m in float16 and q of
+// few bits, as files of quantized models have them. See `_pack` in packed.py.
+template <int bits>
+struct Lattice {
+  uint8_t byte;
+};
+
+// The same where `weight` has the type of panels for inputs of `value`'s: theirs, or one of fewer bits for float32.
 template <typename Function>
 void with_types(at::ScalarType type, at::ScalarType panels, Function function) {
-  TORCH_CHECK(
-      panels == type || (type == at::kFloat && (panels == at::kBFloat16 || panels == at::kHalf)), "inputs are ", type,
-      ", panels are ", panels);
   if (type == panels) return with_type(type, [&](auto value) { function(value, value); });
-  if (panels == at::kHalf) return function(float(), at::Half());
-  function(float(), Narrow());
+  const auto narrow = type == at::kFloat ? panels : at::kFloat;
+  switch (narrow) {
+    case at::kHalf: return function(float(), at::Half());
+    case at::kBFloat16: return function(float(), Narrow());
+    case at::kChar: return function(float(), Lattice<8>());
+    case at::kByte: return function(float(), Lattice<4>());
+    default: TORCH_CHECK(false, "inputs are ", type, ", panels are ", panels);
+  }
 }
 
 constexpr int64_t kGrainBytes = 32768;  // a further thread pays from so many bytes on that each reads
@@ -138,6 +148,16 @@ constexpr int kLanes = Vectorized<SumOf<Value>>::size();
 template <typename Value>
 constexpr int kPair = 2 * kLanes<Value>;  // numbers in the two vectors that are in work at a time
 
+constexpr int kGroup = 32;
+template <typename Value>
+constexpr int kColumn = kPair<Value>;  // numbers of a panel in memory for each of its columns
+template <int bits>
+constexpr int kColumn<Lattice<bits>> = kPair<float> * bits / 8 + kPair<float> * 2 * sizeof(at::Half) / kGroup;
+template <typename Value>
+constexpr bool kIsLattice = false;
+template <int bits>
+constexpr bool kIsLattice<Lattice<bits>> = true;
+
 // What products read: bfloat16 numbers as they are where the processor multiplies them in pairs, else the type of sums.
 #if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__)
 template <typename Value>
@@ -158,7 +178,7 @@ constexpr int kRegisterTokens = 12;
 #endif
 template <typename Value>
 constexpr int kMostTokens =
-    std::is_same_v<Value, float> || std::is_same_v<Value, at::BFloat16> || std::is_same_v<Value, Narrow> ? kRegisterTokens : 4;
+    std::is_same_v<Value, double> || std::is_same_v<Value, at::Half> ? 4 : kRegisterTokens;
 
 constexpr int64_t kPrefetchBytes = 4096;  // ahead of the column in work; 0, 1024 and 2048 were slower on a Sapphire Rapids
 
@@ -252,12 +272,14 @@ inline Sum total_of(const Vectorized<Sum>& sums) {
   }
 }
 
-// Memory of this thread, valid until the next call with the same `number`.
+// Memory of this thread that begins with a cache line, valid until the next call with the same `number`.
 template <typename Sum, int number>
 Sum* scratch(int64_t size) {
+  constexpr size_t line = 64;
   static thread_local std::vector<Sum> memory;
-  if (static_cast<int64_t>(memory.size()) < size) memory.resize(size);
-  return memory.data();
+  const size_t needed = size + line / sizeof(Sum);
+  if (memory.size() < needed) memory.resize(needed);
+  return reinterpret_cast<Sum*>((reinterpret_cast<uintptr_t>(memory.data()) + line - 1) / line * line);
 }
 
 }  // namespace specheads_kernels

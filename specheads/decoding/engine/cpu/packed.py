@@ -23,10 +23,13 @@ from specheads.decoding.engine.reading import RowsLayer
 from specheads.heads.portable.network import Network, ResidualBlock
 from specheads.load import available_memory
 from specheads.pair.language_model import LanguageModel
+from specheads.pair.quantization import on_lattice
 
 logger = logging.getLogger(__name__)
 
 _NUM_SAMPLED = 4096  # numbers of a weight that tell how it will be packed
+_LATTICES = {torch.uint8: ("Q4_1", "Q4_0"), torch.int8: ("Q8_0",)}  # by the type in which they are packed
+_BYTES = {torch.uint8: 0.625, torch.int8: 1.125}  # that one of its weights takes, with its part of d and m
 _SPARE_MEMORY = 0.8  # share of the available memory that copies may take
 
 # Layers of transformers that compute x + o(attention(rotated(q(norm x)), ...)), then x + down(silu(gate(norm x)) * up(norm x)).
@@ -35,13 +38,18 @@ _READ_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # o
 
 
 def _storage(*weights: Tensor) -> torch.dtype:
-    """Return the type in which weights are packed: 16 bits for those in float32 that lose nothing by it, or else theirs.
+    """Return the type in which weights are packed: one of fewer bits for those in float32 that lose nothing by it, or theirs.
 
-    Checkpoints in 16 bits, as most are, run in float32 on processors without instructions for theirs, where one token takes as
-    long as reading the weights does.
+    Checkpoints in 16 bits or fewer, as most are, run in float32 on processors without instructions for theirs, where one token
+    takes as long as reading the weights does. Quantized ones become bytes, of two numbers each (uint8) or of one (int8).
     """
     dtype = weights[0].dtype
-    narrow = (torch.bfloat16, torch.float16) if dtype == torch.float32 else ()
+    if dtype != torch.float32:
+        return dtype
+    for storage, forms in _LATTICES.items():
+        if all(on_lattice(weight, *forms) for weight in weights):
+            return storage
+    narrow = (torch.bfloat16, torch.float16)
     return next((each for each in narrow if all(torch.equal(weight.to(each).float(), weight) for weight in weights)), dtype)
 
 
@@ -50,10 +58,20 @@ def _pack(weight: Tensor, storage: torch.dtype | None = None) -> Tensor:
 
     In bfloat16, where the processor multiplies pairs of numbers and inputs are bfloat16, too, two neighbouring columns are stored
     as pairs, and I is even; elsewhere rows of a panel's two halves alternate, because such pairs become float32 in two
-    instructions.
+    instructions. Bytes are (ceil(O / P), I, bytes of a column): for each 32 columns d and m of the rows, then q, where a row's
+    neighbouring columns are words of 32 bits.
     """
     rows = torch.ops.specheads.panel_rows(weight.dtype == torch.float64)
     number, size = -(-weight.shape[0] // rows), weight.shape[1]
+    if storage in _LATTICES:
+        lattice = on_lattice(weight, *_LATTICES[storage])
+        assert lattice is not None, "the weights are not on a lattice"
+        q = lattice.q
+        if storage == torch.uint8:
+            q = q.view(torch.int16)
+            q = (q | q >> 4).to(torch.uint8)
+        parts = [_in_panels(part, number * rows, rows) for part in (lattice.d, lattice.m, q.view(torch.int32))]
+        return torch.cat(parts, dim=-1).view(number, size, -1).view(storage)
     in_pairs = weight.dtype == torch.bfloat16 and torch.ops.specheads.multiplies_pairs()
     weight = weight if storage is None else weight.to(storage)
     size += size % 2 if in_pairs else 0
@@ -64,6 +82,13 @@ def _pack(weight: Tensor, storage: torch.dtype | None = None) -> Tensor:
     if weight.dtype == torch.bfloat16:
         return padded.reshape(number, 2, rows // 2, size).permute(0, 3, 2, 1).reshape(number, size, rows)
     return padded.reshape(number, rows, size).transpose(1, 2).contiguous()
+
+
+def _in_panels(x: Tensor, padded_rows: int, rows: int) -> Tensor:
+    """Return numbers (O, groups, N) as bytes (panels, groups, those of N columns)."""
+    padded = x.new_zeros(padded_rows, *x.shape[1:])
+    padded[: len(x)] = x
+    return padded.view(-1, rows, *x.shape[1:]).permute(0, 2, 3, 1).flatten(2).contiguous().view(torch.uint8)
 
 
 class _Packed(nn.Module):
@@ -292,7 +317,8 @@ def bytes_to_pack(lm: LanguageModel, networks: Sequence[nn.Module] = ()) -> int:
     """Return about how many bytes the packed copies take that a model and some networks do not have yet."""
     groups = [*_groups_of(lm), *([network] for network in networks)]
     weights = [weight for group in groups if not _is_current(group) for module in group for weight in module.parameters()]
-    return sum(weight.numel() * _storage(weight.flatten()[:_NUM_SAMPLED]).itemsize for weight in weights)
+    storages = [_storage(weight[: -(-_NUM_SAMPLED * len(weight) // weight.numel())]) for weight in weights]
+    return sum(round(weight.numel() * _BYTES.get(each, each.itemsize)) for weight, each in zip(weights, storages, strict=True))
 
 
 def packed_model(lm: LanguageModel, others: Sequence[nn.Module]) -> PackedModel | None:

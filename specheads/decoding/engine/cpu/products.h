@@ -81,12 +81,73 @@ struct PanelSums {
 template <typename Value>
 struct PanelSums<Value, 0> {};
 
+// Call use(i, first, second) with the weights of each column i of a panel, in turn. In memory a group of columns is its rows' d, their
+// m, and words of 32 bits, each with the q of a row and several columns. A column's q stay where they are in a word, times a power of
+// two by which d is divided: shifts and conversions to float32 are what takes time. All products d q are exact.
+template <int bits, typename Use>
+C10_ALWAYS_INLINE void for_columns(const Lattice<bits>* panel, int64_t size, const Use& use) {
+  using Vector = Vectorized<float>;
+  using Words = Vectorized<int32_t>;
+  constexpr int columns = 16 / bits;  // of half a word
+  const Words half(16);
+  for (int64_t begin = 0; begin < size; begin += kGroup, panel += kGroup * kColumn<Lattice<bits>>) {
+    const auto* scales = reinterpret_cast<const at::Half*>(panel);
+    const auto* words = reinterpret_cast<const int32_t*>(scales + 2 * kPair<float>);
+    Vector factors[columns], other_factors[columns], offset, other_offset;
+    load_pair(scales, factors[0], other_factors[0]);
+    load_pair(scales + kPair<float>, offset, other_offset);
+#pragma GCC unroll 4
+    for (int c = 1; c < columns; c++) {
+      factors[c] = factors[c - 1] * Vector(1.0f / (1 << bits));
+      other_factors[c] = other_factors[c - 1] * Vector(1.0f / (1 << bits));
+    }
+    for (int64_t i = begin; i < begin + kGroup; words += kPair<float>) {
+      __builtin_prefetch(reinterpret_cast<const char*>(words) + kPrefetchBytes);
+      if constexpr (kPair<float> > 16) __builtin_prefetch(reinterpret_cast<const char*>(words) + kPrefetchBytes + 64);
+      Words first = Words::loadu(words), second = Words::loadu(words + kLanes<float>);
+#pragma GCC unroll 2
+      for (int part = 0; part < 2; part++, first = first >> half, second = second >> half) {
+#pragma GCC unroll 4
+        for (int c = 0; c < columns; c++, i++) {
+          const auto weight = [&](const Words& word, const Vector& d, const Vector& m) {
+            return at::vec::fmadd(at::vec::convert_to_fp_of_same_size<float>(word & Words(((1 << bits) - 1) << c * bits)), d, m);
+          };
+          use(i, weight(first, factors[c], offset), weight(second, other_factors[c], other_offset));
+        }
+      }
+    }
+  }
+}
+
 // blocks[p][j] = sum_i x[i] panels[p][i][j] for `count` panels that follow each other.
 template <typename Value, int count>
 __attribute__((noinline)) void row_product(const Value* panels, const SumOf<Value>* x, int64_t size, SumOf<Value>* blocks) {
-  PanelSums<Value, count> sums;
-  for (int64_t i = 0; i < size; i++) sums.add(panels + i * kPair<Value>, size * kPair<Value>, Vectorized<SumOf<Value>>(x[i]));
-  sums.store(blocks);
+  if constexpr (kIsLattice<Value>) {  // making weights keeps the processor busy
+    for (int p = 0; p < count; p++) {
+      Sums<float, 1> sums;
+      for_columns(panels + p * size * kColumn<Value>, size, [&](int64_t i, auto first, auto second) { sums.add(first, second, x + i, 0); });
+      sums.store(blocks + p * kPair<Value>, 0);
+    }
+  } else {
+    PanelSums<Value, count> sums;
+    for (int64_t i = 0; i < size; i++) sums.add(panels + i * kPair<Value>, size * kPair<Value>, Vectorized<SumOf<Value>>(x[i]));
+    sums.store(blocks);
+  }
+}
+
+// Panels as products of several tokens read them: those of few bits become float32 once for all tokens.
+template <typename Value>
+auto multiplied(const Value* panels, int64_t count, int64_t size) {
+  if constexpr (kIsLattice<Value>) {
+    float* to = scratch<float, 17>(count * size * kPair<float>);
+    for_columns(panels, count * size, [&](int64_t i, auto first, auto second) {
+      first.store(to + i * kPair<float>);
+      second.store(to + i * kPair<float> + kLanes<float>);
+    });
+    return static_cast<const float*>(to);
+  } else {
+    return panels;
+  }
 }
 
 // What a product fetches that reads its panel for the first time.
@@ -116,27 +177,30 @@ void for_panels(
   using Sum = SumOf<Value>;
   const int64_t size = panels.size, pieces = (tokens + kMostTokens<Value> - 1) / kMostTokens<Value>;
   const Value* weight = panels.values;
-  const int64_t bytes = together * size * kPair<Value> * sizeof(Value) * std::max<int64_t>(1, pieces);
+  constexpr int column = kColumn<Value>;
+  const int64_t bytes = together * size * column * sizeof(Value) * std::max<int64_t>(1, pieces);
   const int64_t grain = std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, bytes));
   team.each(panels.number / together, grain, [&](int64_t begin, int64_t end) {
     Sum blocks[2 * kMostTokens<Value> * kPair<Value>];
     if constexpr (!kMultipliesPairs<Value>) {
       while (tokens == 1 && begin * together + kPanels <= end * together) {
         const int64_t number = begin * together;
-        row_product<Value, kPanels>(weight + number * kPair<Value> * size, rows, size, blocks);
+        row_product<Value, kPanels>(weight + number * column * size, rows, size, blocks);
         for (int64_t i = 0; i < kPanels; i += together) finish(number + i, 0, 1, blocks + i * kPair<Value>);
         begin += kPanels / together;
       }
     }
     for (int64_t number = begin * together; number < end * together; number += together) {
+      const auto* values = multiplied(weight + number * column * size, together, size);
       for (int64_t piece = 0; piece < pieces; piece++) {
         const int64_t first = tokens * piece / pieces, several = tokens * (piece + 1) / pieces - first;
         for (int64_t i = 0; i < together; i++) {
-          const Value* panel = weight + (number + i) * kPair<Value> * size;
+          const auto* panel = values + i * kPair<Value> * size;
           // One piece fetches what it reads itself a little later. Several share the next panel, so that memory is never idle.
-          const char* next = reinterpret_cast<const char*>(panel + together * kPair<Value> * size);
-          const int64_t share = kPair<Value> * sizeof(Value) / pieces;
-          const Ahead ahead = pieces == 1 ? columns_ahead(panel, kPair<Value>) : Ahead{next + piece * size * share, share};
+          const char* next = reinterpret_cast<const char*>(weight + (number + i + together) * column * size);
+          const int64_t share = column * sizeof(Value) / pieces;
+          const bool reads = pieces == 1 && !kIsLattice<Value>;
+          const Ahead ahead = reads ? columns_ahead(panel, kPair<Value>) : Ahead{next + piece * size * share, share};
           panel_product(several, panel, kPair<Value>, ahead, rows + first * size, size, blocks + i * several * kPair<Value>);
         }
         finish(number, first, several, blocks);
