@@ -170,6 +170,12 @@ def _replayed(report: Report, data_set: DataSet, ratio: str) -> str:
     """Return what the best rules are predicted to be worth at a ratio; nothing without rules."""
     winners = winners_at(data_set, ratio)
     head, other = best(winners, head=True), best(winners, head=False)
+    fastest = next((row for row in winners if not row.bound), None)
+    if fastest is not None and fastest.speedup.value <= 1:
+        text = (
+            f"At ratio {ratio_text(report, ratio)}, nothing is predicted to be faster than the target alone: the best setting, "
+        )
+        return f"{text}{fastest.name}, is {times(fastest.speedup)} as fast."
     first, title = (head, "the head") if head else (other, "the best rule")
     if first is None:
         return ""
@@ -180,8 +186,9 @@ def _replayed(report: Report, data_set: DataSet, ratio: str) -> str:
     if first.gain.low <= 1 <= first.gain.high:
         text += " (an interval that includes no gain)"
     if first.head_share is not None and first.break_even is not None and first.head_share >= first.break_even.value:
-        text += f"; it does not pay for its head, which adds {share_text(first.head_share)} to a draft step and would break even "
-        text += f"at {share_text(first.break_even.value)}"
+        text += f"; it does not pay for its head, which adds {share_text(first.head_share)} to a draft step and would "
+        even = first.break_even.value
+        text += f"break even at {share_text(even)}" if even > 0 else "not even pay if it added nothing"
     if head and other:
         verb = "is faster," if other.speedup.value > head.speedup.value else "reaches"
         text += f"; without a head, {other.name} {verb} {change(other.gain)}"

@@ -15,6 +15,7 @@ from specheads.pair.pair import Pair
 from specheads.replay.recording import Recording
 from specheads.replay.replay import RecordedHead, Replayed, head_logits
 
+LEAST_GAP = 0.01  # of the speed of the best fixed length: shares of less mean nothing
 NUM_TEXTS = 3  # responses whose rounds are shown in color
 
 
@@ -73,10 +74,10 @@ def _winners(replayed: RecordedSet, outcome: Outcome, ratio: str, speeds: Sequen
 
 
 def _gap(speeds: np.ndarray, fixed: np.ndarray, best: np.ndarray | None) -> Interval | None:
-    """Return the share of the gap between the best fixed length and `best` that is closed; None where there is no gap."""
-    if best is None or not (best[0] > fixed[0]):
+    """Return the share of the gap between the best fixed length and `best` that is closed; None where there is no clear gap."""
+    if best is None or min((ratio := interval(best / fixed)).value, ratio.low) < 1 + LEAST_GAP:
         return None
-    return interval((speeds - fixed) / (best - fixed))
+    return interval((speeds - fixed) / np.maximum(best - fixed, LEAST_GAP / 10 * fixed))
 
 
 def bank(heads: Mapping[str, RecordedHead], reported: Sequence[RecordedSet], outcome: Outcome) -> list[BankRow]:

@@ -82,14 +82,15 @@ class CostTable:
     def break_even(self, counts: Counts, resamples: np.ndarray, rule: _Costed, ratio: str, fixed: np.ndarray) -> Interval | None:
         """Return the share of a draft step at which a head's rule would be as fast as the best fixed length.
 
-        `fixed` (R,) are the speed-ups of the best fixed length. None for a rule without a head, or without a draft step.
+        `fixed` (R,) are the speed-ups of the best fixed length. None for a rule without a head, or without draft steps.
         """
-        if self.head_share(rule, ratio) is None:
+        drafted = resamples @ counts.drafted
+        if self.head_share(rule, ratio) is None or not drafted.all():
             return None
         costs = self.costs[ratio]
         without = replace(costs, round_seconds=self.of(rule, ratio).round_seconds).seconds(counts.drafted, counts.rounds)
         allowed = (resamples @ counts.tokens) / (fixed * (self.alone if ratio == MEASURED else 1.0))
-        return interval((allowed - resamples @ without) / (resamples @ counts.drafted) / costs.draft_seconds)
+        return interval((allowed - resamples @ without) / drafted / costs.draft_seconds)
 
     def for_prompts(self, rule: _Costed, num_prompts: int) -> list[StepCosts]:
         """Return the measured costs of a rule on each of the first prompts, from rounds of other prompts if there are enough."""

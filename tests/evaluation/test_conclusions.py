@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from specheads.evaluation.candidates import FIXED
 from specheads.evaluation.conclusions import key_findings
 from specheads.evaluation.intervals import Interval
-from specheads.evaluation.report import BatchRow, BatchTable, LiveRow, Report
+from specheads.evaluation.report import BatchRow, BatchTable, DataSet, LiveRow, Report, Winner
 from specheads.evaluation.report_files import print_report
 
 LEVELS = {"p50": 1.0, "p90": 1.0, "p99": 1.0}
@@ -112,3 +113,34 @@ def test_predictions_that_do_not_hold_are_named_with_the_remedy(low, high, said,
         texts = [text for text in key_findings(report) if "mine expected to be accepted" in text]
         assert len(texts) == said
         assert not said or ("calibrate=true" in texts[0]) == (family == "head_threshold")
+
+
+def winner(family, speed, head=None, share=None, even=None, gap=None):
+    """The best rule of a family at ratio 10, which gains 2 % over a fixed length."""
+    cost = (None, None) if head is None else (share, Interval(even, even, even))
+    speedup = Interval(speed, speed - 0.1, speed + 0.1)
+    return Winner(family, family, "10", speedup, Interval(1.02, 1.01, 1.03), gap, gap, speed, *cost, head=head)
+
+
+def findings(*winners):
+    rates = 1, 1, 1
+    return key_findings(Report({}, None, data_sets=[DataSet("prompts", "test", *rates, [], list(winners))]))
+
+
+def test_where_no_rule_beats_the_target_alone_a_sentence_says_so():
+    bound = replace(winner("ceiling", 1.2), bound=True)
+    (text,) = findings(winner("head", 0.8, "mine", 0.2, 0.1), winner(FIXED, 0.9), winner("logistic", 0.7), bound)
+    assert text == (
+        "At ratio 10, nothing is predicted to be faster than the target alone: the best setting, fixed_length, is 0.90× "
+        "[0.80,\u00a01.00] as fast."
+    )
+    (text,) = findings(winner("head", 1.01, "mine", 0.1, 0.2), winner(FIXED, 0.9), bound)
+    assert "the head (head) is 1.01×" in text and "closing" not in text and "does not pay" not in text
+
+
+@pytest.mark.parametrize(
+    ("even", "said"), [(0.1, "would break even at 10 %."), (-0.05, "would not even pay if it added nothing.")]
+)
+def test_a_head_that_does_not_pay_is_named(even, said):
+    (text,) = findings(winner("head", 1.5, "mine", 0.2, even), winner(FIXED, 1.6))
+    assert f"it does not pay for its head, which adds 20 % to a draft step and {said}" in text

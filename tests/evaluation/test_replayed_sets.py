@@ -10,7 +10,7 @@ import torch
 from specheads import stopping
 from specheads.decoding.step_costs import RuleCosts, StepCosts
 from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, ORACLE_BOUND, Candidate
-from specheads.evaluation.replayed_rows import data_set, reliability, text_samples
+from specheads.evaluation.replayed_rows import _gap, data_set, reliability, text_samples
 from specheads.evaluation.replayed_sets import Outcome, RecordedSet
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.rule_costs import CostTable
@@ -173,6 +173,15 @@ def test_without_a_ceiling_there_is_no_gap_to_it():
     outcome = Outcome([CANDIDATES[number] for number in some], COST_TABLE, [recorded(dev)]).chosen()
     winners = data_set(recorded(test, "test"), outcome).winners
     assert {winner.gap_ceiling for winner in winners} == {None} and all(winner.gap_oracle for winner in winners)
+
+
+def test_where_the_ceiling_is_hardly_faster_no_share_of_the_gap_is_reported():
+    fixed, ours = np.array([1.0, 0.9, 1.1]), np.array([1.2, 1.1, 1.3])
+    for ceiling in (fixed, fixed * 1.009, fixed - 0.1, fixed * [1.2, 1.2, 0.8]):  # nothing pays, or it is not sure that it does
+        assert _gap(ours, fixed, ceiling) is None
+    assert _gap(ours, fixed, None) is None
+    clear = _gap(ours, fixed, fixed * 1.4)
+    assert clear.value == pytest.approx(0.5) and 0 < clear.low <= clear.high < 1
 
 
 @pytest.fixture
