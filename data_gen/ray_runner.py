@@ -96,7 +96,7 @@ class _Worker:
     def make(self, lot: list[str]) -> int:
         """Make the shards of a lot that are missing; return the number of the lot's responses."""
         stage = cast(Stage, self.stage)
-        _with_host(lambda: stage.make(stage.store.still_missing(lot), lambda rows: None))  # the driver shows progress
+        _with_host(lambda: stage.make(stage.store.still_missing(lot), lambda *done: None))  # the driver shows progress
         return stage.num_rows(lot)
 
     def complete(self) -> None:

@@ -7,7 +7,7 @@ time, never for a whole response, and a batch's labels leave the device together
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -54,17 +54,12 @@ def plan_shards(prompts: Sequence[EncodedPrompt], settings: "Generation") -> dic
     return shards
 
 
-def respond(
-    responder: Responder, shard: Shard, settings: "Generation", advance: Callable[[int], object] = lambda rows: None
-) -> list[Response]:
-    """Return the target's responses to the prompts of a shard; `advance` takes how many have ended with a step."""
-    uniform = np.stack([uniforms_of(settings, prompt.prompt_id, shard.sample)[0] for prompt, _ in shard.prompts])
-
-    def on_step(made: int, ended: int) -> None:
-        if ended:
-            advance(ended)
-
-    return responder.respond([ids for _, ids in shard.prompts], uniform, warp_of(settings, shard), on_step)
+def respond(responder: Responder, shards: Sequence[Shard], settings: "Generation", **how: Any) -> list[list[Response]]:
+    """Return the target's responses to the prompts of shards of one warp; see `Responder.respond` for more arguments."""
+    rows = [(shard.sample, *prompt) for shard in shards for prompt in shard.prompts]
+    uniform = np.stack([uniforms_of(settings, prompt.prompt_id, sample)[0] for sample, prompt, _ in rows])
+    made = iter(responder.respond([ids for *_, ids in rows], uniform, warp_of(settings, shards[0]), **how))
+    return [[next(made) for _ in shard.prompts] for shard in shards]
 
 
 def response_rows(shard: Shard, responses: Sequence[Response], labels: Sequence[dict[str, list]] = ()) -> list[dict]:

@@ -7,7 +7,7 @@ tokens that the draft samples along them with their acceptance probabilities.
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -15,13 +15,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from data_gen.rows import LABELS, Shard, elements_at_once, label_rows, plan_shards, respond, response_rows
+from data_gen.rows import LABELS, Shard, elements_at_once, label_rows, plan_shards, respond, response_rows, warp_of
 from data_gen.settings import RESPONSE_LIMITS, Generation
 from data_gen.vllm_runner import responses_provenance, vllm_responses
 from specheads.decoding.engine import bulk_operations
 from specheads.decoding.responses import Responder, Response
 from specheads.errors import UserError
-from specheads.forecast import progress
+from specheads.forecast import Advance, progress
 from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Operations, computing_with
@@ -31,8 +31,6 @@ from specheads.storage.data_set import SCHEMA
 from specheads.storage.shards import MANIFEST, ShardStore, fingerprint
 
 logger = logging.getLogger(__name__)
-
-Advance = Callable[[int], object]  # takes how many responses are done
 
 
 def generate_data(
@@ -102,13 +100,17 @@ class Stage(ABC):
         """Make what is missing in this process."""
         with self.store.missing(list(self.shards)) as missing:
             self.announce(missing)
-            with progress(self.name, self.num_rows(missing)) as advance:
+            with progress(*self.amount(missing)) as advance:
                 for lot in self.lots(missing):
                     self.make(lot, advance)
             self.store.complete(list(self.shards))
 
     def num_rows(self, names: Collection[str]) -> int:
         return sum(len(self.shards[name].prompts) for name in names)
+
+    def amount(self, names: Collection[str]) -> tuple[str, float]:
+        """Return what making some shards is counted in, and how much of it there is at most."""
+        return self.name, self.num_rows(names)
 
     def announce(self, missing: Collection[str]) -> None:
         """Log how many responses are to be made or labelled, and the memory for it; their size follows with the first shard."""
@@ -126,7 +128,7 @@ class Stage(ABC):
 
     @abstractmethod
     def make(self, names: Sequence[str], advance: Advance) -> None:
-        """Make some shards."""
+        """Make some shards; `advance` takes how much of their amount is done, and where that was the most, how much is left."""
 
 
 class ResponseStage(Stage):
@@ -135,9 +137,15 @@ class ResponseStage(Stage):
     name, labelled = "responses", False
 
     def lots(self, missing: Collection[str]) -> list[list[str]]:
-        """Return one lot per vLLM process, which answers many prompts together, or one per shard."""
+        """Return one lot per vLLM process, which answers many prompts together, or as few shards as fill this one's rows."""
         if not self.settings.by_vllm:
-            return super().lots(missing)
+            lots, rows = list[list[str]](), self.settings.batch_size if self.settings.runner == "local" else 1
+            for name in missing:
+                warps = {warp_of(self.settings, self.shards[each]) for each in (name, *(lots[-1] if lots else ()))}
+                if not lots or self.num_rows(lots[-1]) >= rows or len(warps) > 1:
+                    lots.append([])
+                lots[-1].append(name)
+            return lots
         names, count = list(self.shards), self.settings.ray_num_workers if self.settings.runner == "ray" else 1
         ends = [round(len(names) * number / count) for number in range(count + 1)]
         lots = [[name for name in names[first:end] if name in missing] for first, end in pairwise(ends)]
@@ -147,6 +155,12 @@ class ResponseStage(Stage):
     def _responder(self) -> Responder:
         lengths = [len(ids) for shard in self.shards.values() for _, ids in shard.prompts]
         return Responder(self.pair, lengths, self.settings.limits)
+
+    def amount(self, names: Collection[str]) -> tuple[str, float]:
+        """Return responses for vLLM; else tokens, whose pace is known before the first response ends."""
+        if self.settings.by_vllm:
+            return super().amount(names)
+        return f"{self.name}, in tokens", self.num_rows(names) * self.settings.max_new_tokens
 
     def memory(self) -> str:
         return "" if self.settings.by_vllm else ", " + memory_of(self.name, self.pair.target_lm, self._responder.memory())
@@ -158,9 +172,14 @@ class ResponseStage(Stage):
                 for name, responses in made:
                     self.store.write(name, response_rows(self.shards[name], responses))
             return
-        for name in names:
-            shard = self.shards[name]
-            self.store.write(name, response_rows(shard, respond(self._responder, shard, self.settings, advance)))
+        shards, later = [self.shards[name] for name in names], self.store.still_missing(list(self.shards))
+        how = {
+            "on_step": advance,
+            "journal": self.store.journal(names[-1]),
+            "num_later": self.num_rows(later) - self.num_rows(names),
+        }
+        for name, shard, responses in zip(names, shards, respond(self._responder, shards, self.settings, **how), strict=True):
+            self.store.write(name, response_rows(shard, responses))
 
 
 class LabelStage(Stage):

@@ -27,7 +27,9 @@ class Generation(Settings):
         64, "the number of prompts that are answered together; fewer take less memory", key="generation.batch_size"
     )
     rows_per_shard: PositiveCount = setting(
-        512, "the number of responses per file; a restart repeats at most one file", key="generation.rows_per_shard"
+        512,
+        "the number of responses per file; a restart repeats at most half a minute of responses, and the labels of one file",
+        key="generation.rows_per_shard",
     )
     responses_per_prompt: PositiveCount = setting(
         1,

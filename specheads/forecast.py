@@ -1,6 +1,7 @@
 """The remaining time of a long step: in a progress bar, and in the log, which a bar does not reach."""
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -10,6 +11,8 @@ from datetime import timedelta
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 logger = logging.getLogger(__name__)
+
+Advance = Callable[..., None]  # takes how much more is done, and where that is not fixed, how much is left
 
 
 class Forecast:
@@ -23,6 +26,7 @@ class Forecast:
         self.what, self.due, self.every = what, first, every
         self.start: float | None = None
         self.points: deque[tuple[float, float]] = deque()  # times, and what was done then
+        self.began = self.said = time.perf_counter()  # said: the time of the last line
 
     def update(self, done: float, total: float) -> None:
         """Report that `done` of `total` is done, all of which takes equally long."""
@@ -32,22 +36,59 @@ class Forecast:
             self.start = now
         while len(self.points) > 1 and self.points[1][0] <= (self.start + now) / 2:
             self.points.popleft()
-        seconds, progress = now - self.points[0][0], done - self.points[0][1]
-        if progress > 0 and done < total and now - self.start >= self.due:
-            left, pace = timedelta(seconds=round((total - done) * seconds / progress)), progress / seconds
-            shown = f"{pace:,.1f} a second" if pace >= 1 else f"{1 / pace:,.1f} seconds each"
-            logger.info("%s: %s of %s, %s, about %s to go", self.what, f"{done:,.0f}", f"{total:,.0f}", shown, left)
+        if done < total and now - self.start >= self.due and (text := self._remaining(done, total, now)):
+            self._say(now, done, total, text)
+
+    def remind(self, done: float, total: float) -> None:
+        """Log the same if nothing was logged for `every` seconds, also where no pace is known yet."""
+        now = time.perf_counter()
+        if now - self.said >= self.every:
+            waited = f"{timedelta(seconds=round(now - self.began))} so far"
+            self._say(now, done, total, self._remaining(done, total, now) or waited)
+
+    def _remaining(self, done: float, total: float, now: float) -> str | None:
+        """Return the pace and the remaining time; None before a pace is known."""
+        if not self.points or (progress := done - self.points[0][1]) <= 0:
+            return None
+        pace = progress / max(1e-9, self.points[-1][0] - self.points[0][0])
+        left = max(0.0, (total - done) / pace - (now - self.points[-1][0]))
+        shown = f"{pace:,.1f} a second" if pace >= 1 else f"{1 / pace:,.1f} seconds each"
+        return f"{shown}, about {timedelta(seconds=round(left))} to go"
+
+    def _say(self, now: float, done: float, total: float, text: str) -> None:
+        self.said = now
+        if self.start is not None:
             self.due = now - self.start + self.every
+        logger.info("%s: %s of %s, %s", self.what, f"{done:,.0f}", f"{total:,.0f}", text)
 
 
 @contextmanager
-def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar while the block runs and log the remaining time; yield a function that advances the bar."""
+def progress(what: str, total: float) -> Iterator[Advance]:
+    """Show a progress bar while the block runs and log the remaining time; yield a function that advances the bar.
+
+    It takes how much more is done, and where `total` is only the most, how much is left. A thread sees to it that the log has a
+    line every half minute.
+    """
     with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as bar:
-        task, forecast = bar.add_task(what, total=total), Forecast(what)
+        task, forecast, lock, ended = bar.add_task(what, total=total), Forecast(what), threading.Lock(), threading.Event()
 
-        def advance(count: int) -> None:
-            bar.advance(task, count)
-            forecast.update(bar.tasks[0].completed, total)
+        def advance(count: float, left: float | None = None) -> None:
+            with lock:
+                done = round(bar.tasks[0].completed + count, 6)  # shares of a whole add up to it
+                bar.update(task, completed=done)
+                if left is not None:
+                    bar.tasks[0].total = done + left  # `bar.update` would forget the pace
+                forecast.update(done, bar.tasks[0].total or 0)
 
-        yield advance
+        def remind() -> None:
+            while not ended.wait(1.0):
+                with lock:
+                    forecast.remind(bar.tasks[0].completed, bar.tasks[0].total or 0)
+
+        thread = threading.Thread(target=remind, daemon=True)
+        thread.start()
+        try:
+            yield advance
+        finally:
+            ended.set()
+            thread.join()

@@ -1,11 +1,12 @@
 """The remaining time, by a clock that the tests move."""
 
 import logging
+import threading
 import time
 
 import pytest
 
-from specheads.forecast import Forecast
+from specheads.forecast import Forecast, progress
 
 
 @pytest.fixture
@@ -46,3 +47,45 @@ def test_a_phase_at_another_pace_is_soon_seen(clock, caplog):
     assert len(caplog.records) == 7  # at 10, 40, 70 and so on
     last = caplog.records[-1].message
     assert last.startswith("predicting: 371 of 400, 1.0 a second") and last.endswith("about 0:00:29 to go")
+
+
+def test_silence_is_broken_after_half_a_minute_with_or_without_a_pace(clock, caplog):
+    forecast = Forecast("recording")
+    with caplog.at_level(logging.INFO):
+        for now in (10, 29, 31, 50, 62):
+            clock[0] = now
+            forecast.remind(0, 9)
+        for now, done in ((70, 1), (80, 3)):  # a pace of 5 seconds each, and a line with it
+            clock[0] = now
+            forecast.update(done, 9)
+        for now in (90, 112):  # nothing was done since then
+            clock[0] = now
+            forecast.remind(3, 9)
+    assert [record.message for record in caplog.records] == [
+        "recording: 0 of 9, 0:00:31 so far",
+        "recording: 0 of 9, 0:01:02 so far",
+        "recording: 3 of 9, 5.0 seconds each, about 0:00:30 to go",
+        "recording: 3 of 9, 5.0 seconds each, about 0:00:00 to go",
+    ]
+
+
+def test_what_is_left_may_change(clock, caplog):
+    count = threading.active_count()
+    with caplog.at_level(logging.INFO), progress("responses", 1000) as advance:
+        for now, left in ((1, 900), (11, 190), (51, 10)):
+            clock[0] = now
+            advance(10, left)
+    assert [record.message for record in caplog.records] == [
+        "responses: 20 of 210, 1.0 a second, about 0:03:10 to go",
+        "responses: 30 of 40, 4.0 seconds each, about 0:00:40 to go",
+    ]
+    assert threading.active_count() == count
+
+
+def test_a_thread_breaks_the_silence(caplog, monkeypatch):
+    said, remind = threading.Event(), Forecast.remind
+    monkeypatch.setattr(Forecast, "remind", lambda *args: (remind(*args), said.set()))
+    monkeypatch.setattr(Forecast.__init__, "__defaults__", (10.0, 0.0))  # every
+    with caplog.at_level(logging.INFO), progress("compiling", 3):
+        assert said.wait(60)
+    assert caplog.records[0].message.startswith("compiling: 0 of 3, 0:00:0")

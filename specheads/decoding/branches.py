@@ -70,6 +70,7 @@ class ReadTexts:
         warp: Warp,
         num_positions: int,
         seen: Seen = lambda rows, depth, logits, probs, tokens: None,
+        advance: Callable[[float], object] = lambda share: None,
     ) -> Branches:
         """Return branches that grow from their first tokens to their lengths, or to a token that ends a response.
 
@@ -78,8 +79,11 @@ class ReadTexts:
             uniform: (B, K) in [0, 1), the numbers at which tokens are sampled; those of first tokens are not used.
             num_positions: of memory for the branches that are drafted together, of similar size; a single one may take more.
             seen: called with rows (b,), their depth, logits and probabilities (b, V) there and the sampled tokens (b,).
+            advance: called with the share of the work that is done since the last call.
         """
         count, width = uniform.shape
+        if not count:
+            advance(1.0)
         tokens = begun.tokens.new_zeros((count, width))
         tokens[:, :1] = begun.tokens
         lengths = begun.lengths.clone()
@@ -91,6 +95,7 @@ class ReadTexts:
         for rows in (part for batch in batches for part in torch.tensor(batch, device=tokens.device).split(most_rows)):
             prefix = begun.prefix[rows]
             fork, mask = self.engine.fork(begun.text[rows], prefix, width)
+            share, steps = len(rows) / count, 0
             for depth in range(1, int(lengths[rows].max())):
                 ended = torch.isin(tokens[rows, depth - 1], stops)
                 lengths[rows] = torch.where(ended, lengths[rows].clamp_max(depth), lengths[rows])
@@ -103,6 +108,9 @@ class ReadTexts:
                 check_finite(pair.draft_id, probs)
                 tokens[rows, depth] = warp.draw(probs, uniform[rows, depth])
                 seen(rows, depth, logits, probs, tokens[rows, depth])
+                advance(share / width)
+                steps += 1
+            advance(share - share * steps / width)
             del fork  # before the next one is allocated
         return replace(begun, tokens=tokens, lengths=lengths)
 

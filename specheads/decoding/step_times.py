@@ -73,6 +73,7 @@ def step_times(
     repeats: int = 40,
     verified: Sequence[int] = VERIFIED,
     patience: float = math.inf,
+    advance: Callable[[int], object] = lambda repeats: None,
 ) -> StepTimes:
     """Return the times of a decoder's steps, and what rules would add to its draft steps.
 
@@ -83,8 +84,9 @@ def step_times(
         repeats: times that each step is timed, at most.
         verified: numbers of drafted tokens whose verification is timed.
         patience: seconds after which slow steps are not repeated any more.
+        advance: called with 1 after each repeat.
     """
-    taken = _taken(decoder, rules, context, verified, repeats=repeats, patience=patience)
+    taken = _taken(decoder, rules, context, verified, repeats=repeats, patience=patience, advance=advance)
     seconds = {name: statistics.median(each) for name, each in taken.items()}
     spread = {name: statistics.mean(taken[name]) / seconds[name] for name in taken if name not in rules}
     return _costs(seconds, {name: seconds[name] - seconds[PLAIN] for name in rules}, verified, spread)
@@ -160,6 +162,7 @@ def _timed(
     patience: float,
     device: torch.device,
     enough: Callable[[Taken], bool] = lambda taken: False,
+    advance: Callable[[int], object] = lambda repeats: None,
 ) -> dict[str, list[float]]:
     """Return the seconds of steps, each timed after the step `first`; `drafts` are IN_A_ROW steps.
 
@@ -182,6 +185,7 @@ def _timed(
             start = now(device)
             steps[name]()
             taken[name].append((now(device) - start) / (IN_A_ROW if name in drafts else 1))
+        advance(1)
     return taken
 
 
@@ -267,6 +271,11 @@ def _step_weights(model: LanguageModel) -> list[Tensor]:
     output = model.output_embedding.weight
     tables = {part.weight for part in model.model.modules() if isinstance(part, nn.Embedding)} - {output}
     return [weight for weight in model.model.parameters() if weight not in tables]
+
+
+def bytes_of_step(model: LanguageModel) -> tuple[int, int]:
+    """Return the bytes of weights that a step reads, and of the output's among them."""
+    return _size(_step_weights(model))[1], model.output_embedding.weight.nbytes
 
 
 def _size(weights: Iterable[Tensor]) -> tuple[int, int]:

@@ -50,8 +50,7 @@ def record_sets(
     """
     named, total = {head_fingerprint(head): head for head in heads}, sum(map(len, sets.values()))
     with computing_with(bulk_operations(recorder.pair.draft_lm.device)):
-        with progress("recording", total) as advance:
-            folders = [recorder.record(prompts, advance) for prompts in sets.values()]
+        folders = recorder.record(list(sets.values()))
         names: list[list[str]] = [[] for _ in folders]
         for what, some, truth in (("heads", named, False), ("the target", {}, ground_truth)):  # one takes longer than the other
             if some or truth:

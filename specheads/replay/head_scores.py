@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.branches import TextReader
+from specheads.forecast import Advance
 from specheads.heads.features import drafting_features, reads_logits
 from specheads.heads.head import AcceptanceHead
 from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, accept_prob, check_numbers
-from specheads.replay.recording import GROUND_TRUTH, Advance, branches_of
+from specheads.replay.recording import GROUND_TRUTH, branches_of
 from specheads.replay.response_tree import node_states, target_probs
 from specheads.storage.shards import ShardStore, made_manifest
 

@@ -5,10 +5,11 @@ place and have checksums; a restart makes the missing ones.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,19 +19,21 @@ from torch import Tensor
 
 from specheads.decoding.branches import LOGITS_ELEMENTS, Branches
 from specheads.decoding.responses import Responder, row_uniforms
+from specheads.forecast import Advance, progress
 from specheads.heads.features import RECORDED
 from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.padding import BATCH_TOKENS, batches_of_tokens
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp
-from specheads.prompts.prompt import EncodedPrompt, ResponseLimits, response_provenance
+from specheads.prompts.prompt import EncodedPrompt, Prompt, ResponseLimits, response_provenance
 from specheads.replay.response_tree import COLUMNS, RecordSettings, ResponseToRecord, record_responses
 from specheads.storage.shards import ShardStore, fingerprint, made_manifest
 
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
-ROWS_PER_SHARD = 32  # a restart repeats at most one shard
+ROWS_PER_SHARD = 8  # a restart repeats at most one shard, and none of the responses
+RESPONSES = "responses"  # the journal of a recording in the making
 SCHEMA = pa.schema(
     {
         "prompt_id": pa.string(),
@@ -47,8 +50,6 @@ SCHEMA = pa.schema(
     }
 )
 GROUND_TRUTH = "ground_truth"  # the predictor that knows the acceptance probabilities
-
-Advance = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,20 @@ def _accepted_before(accepted: Tensor, first: Tensor) -> Tensor:
     return position - start.cummax(dim=1).values
 
 
+class _Work(NamedTuple):
+    """What is missing of the recording of a set of prompts."""
+
+    store: ShardStore
+    prompts: Sequence[EncodedPrompt]
+    shards: Mapping[str, range]  # the numbers of their prompts
+    missing: Sequence[str]
+
+    @property
+    def open(self) -> list[int]:
+        """The numbers of the prompts that are not recorded."""
+        return [number for name in self.missing for number in self.shards[name]]
+
+
 @dataclass(frozen=True)
 class Recorder:
     """How prompts are recorded: everything that decides a recording but the prompts and the heads."""
@@ -130,60 +145,79 @@ class Recorder:
     seed: int
     folder: Path  # it holds all recordings
 
-    def record(self, prompts: Sequence[EncodedPrompt], advance: Advance = lambda count: None) -> Path:
-        """Return the folder of the complete recording of `prompts`, which is made or finished first if necessary.
+    def record(self, sets: Sequence[Sequence[EncodedPrompt]]) -> list[Path]:
+        """Return the folder of the complete recording of each set of prompts, which is made or finished first if necessary.
 
-        `advance` is called with the number of prompts that are done.
+        The responses of all sets come first: how many tokens they have tells how long recording them takes.
         """
-        settings = replace(self.settings, num_samples=1) if self.warp.greedy else self.settings
+        stores = [(self._store(prompts), prompts) for prompts in sets]
+        work: list[_Work] = []
+        with ExitStack() as stack:
+            # In the same order in all processes, so that none of them waits for another in turn.
+            for folder, (store, prompts) in sorted({store.folder: (store, prompts) for store, prompts in stores}.items()):
+                if store.is_complete():
+                    continue
+                starts = range(0, len(prompts), ROWS_PER_SHARD)
+                shards = {
+                    f"{start:06d}-{ROWS_PER_SHARD}.parquet": range(len(prompts))[start:][:ROWS_PER_SHARD] for start in starts
+                }
+                logger.info("recording: %d prompts, %d samples each, in %s", len(prompts), self._settings.num_samples, folder)
+                work.append(_Work(store, prompts, shards, stack.enter_context(store.missing(list(shards)))))
+            if work:
+                self._make(work)
+        return [store.folder for store, _ in stores]
+
+    def _store(self, prompts: Sequence[EncodedPrompt]) -> ShardStore:
         provenance = response_provenance(self.pair, [prompt for prompt, _ in prompts], self.warp, self.seed) | {
             "generation": [self.limits.max_new_tokens, self.limits.batch_size],
-            "settings": asdict(settings),
+            "settings": asdict(self._settings),
             "recording": FORMAT_VERSION,
         }
-        folder = self.folder / "recordings" / fingerprint(provenance)
-        store = ShardStore(folder, provenance, SCHEMA)
-        if store.is_complete():
-            advance(len(prompts))
-            return folder
-        starts = range(0, len(prompts), ROWS_PER_SHARD)
-        shards = {f"{start:06d}.parquet": prompts[start : start + ROWS_PER_SHARD] for start in starts}
-        responder = Responder(self.pair, [len(ids) for _, ids in prompts], self.limits)
-        with store.missing(list(shards)) as missing:
-            # As much memory as a batch of branches of the longest text takes.
-            draft, num_positions = self.pair.draft_lm, self.limits.batch_size * (responder.capacity + settings.max_tokens)
-            rows = num_positions / responder.capacity
-            branches = memory_parts(draft, num_positions + BATCH_TOKENS, rows=rows, most=LOGITS_ELEMENTS)
-            memory = memory_of("recording", draft, responder.memory(), branches)
-            counts = len(prompts), settings.num_samples
-            logger.info("recording: %d prompts, %d samples each, in %s, %s", *counts, folder, memory)
-            store.announce("recording", [len(shards[name]) for name in missing])
-            advance(sum(len(part) for name, part in shards.items() if name not in missing))
-            for name in missing:
-                store.write(name, list(self._rows(responder, shards[name], settings, num_positions, advance)))
-            store.complete(list(shards))
-        return folder
+        return ShardStore(self.folder / "recordings" / fingerprint(provenance), provenance, SCHEMA)
+
+    @property
+    def _settings(self) -> RecordSettings:
+        return replace(self.settings, num_samples=1) if self.warp.greedy else self.settings
+
+    def _make(self, work: "Sequence[_Work]") -> None:
+        """Record what is missing of some sets."""
+        settings, most, draft = self._settings, self.limits.max_new_tokens, self.pair.draft_lm
+        responder = Responder(self.pair, [len(ids) for each in work for _, ids in each.prompts], self.limits)
+        # As much memory as a batch of branches of the longest text takes.
+        num_positions = self.limits.batch_size * (responder.capacity + settings.max_tokens)
+        rows = num_positions / responder.capacity
+        branches = memory_parts(draft, num_positions + BATCH_TOKENS, rows=rows, most=LOGITS_ELEMENTS)
+        logger.info("recording: %s", memory_of("recording", draft, responder.memory(), branches))
+        responses, later = list[dict[int, list[int]]](), sum(len(each.open) for each in work)
+        with progress("responses, in tokens", later * most) as advance:
+            for each in work:
+                prompts = [each.prompts[number] for number in each.open]
+                uniform = np.array([row_uniforms(self.seed, prompt.prompt_id, most)[0] for prompt, _ in prompts])
+                ids, journal, later = [ids for _, ids in prompts], each.store.journal(RESPONSES), later - len(prompts)
+                made = responder.respond(ids, uniform, self.warp, advance, journal, later)
+                responses.append({number: response.ids for number, response in zip(each.open, made, strict=True)})
+        with progress("recording, in tokens", sum(len(ids) for some in responses for ids in some.values())) as advance:
+            for each, some in zip(work, responses, strict=True):
+                each.store.announce("recording", [len(each.shards[name]) for name in each.missing])
+                for name in each.missing:
+                    in_shard = [(*each.prompts[number], some[number]) for number in each.shards[name]]
+                    each.store.write(name, list(self._rows(in_shard, num_positions, advance)))
+                each.store.complete(list(each.shards))
+                each.store.journal(RESPONSES).unlink(missing_ok=True)
 
     def _rows(
-        self,
-        responder: Responder,
-        prompts: Sequence[EncodedPrompt],
-        settings: RecordSettings,
-        num_positions: int,
-        advance: Advance,
+        self, in_shard: Sequence[tuple[Prompt, list[int], list[int]]], num_positions: int, advance: Advance
     ) -> Iterator[dict[str, Any]]:
-        """Yield the finished rows of one shard."""
-        pair, seed, most, ids = self.pair, self.seed, self.limits.max_new_tokens, [ids for _, ids in prompts]
-        uniform = np.stack([row_uniforms(seed, prompt.prompt_id, most)[0] for prompt, _ in prompts])
+        """Yield the finished rows of one shard, of prompts, their ids and responses; `advance` takes tokens of responses."""
+        most, window, rows = self.limits.max_new_tokens, self.pair.window, dict[int, dict[str, Any]]()
         texts = [
-            ResponseToRecord.of(text, response.ids, min(most, pair.window - len(text)), settings, seed, prompt.prompt_id)
-            for (prompt, text), response in zip(prompts, responder.respond(ids, uniform, self.warp), strict=True)
+            ResponseToRecord.of(ids, response, min(most, window - len(ids)), self._settings, self.seed, prompt.prompt_id)
+            for prompt, ids, response in in_shard
         ]
-        rows: dict[int, dict[str, Any]] = {}
         for batch in batches_of_tokens([len(text.read) for text in texts], BATCH_TOKENS):
-            rows |= zip(batch, record_responses(pair, [texts[row] for row in batch], self.warp, num_positions), strict=True)
-            advance(len(batch))
-        for row, (prompt, prompt_ids) in enumerate(prompts):
+            some = [texts[row] for row in batch]
+            rows |= zip(batch, record_responses(self.pair, some, self.warp, num_positions, advance), strict=True)
+        for row, (prompt, prompt_ids, _) in enumerate(in_shard):
             yield {"prompt_id": prompt.prompt_id, "prompt_ids": prompt_ids, **rows[row]}
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specheads.forecast import progress
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import BATCH_TOKENS, SLICE_ELEMENTS, right_padded, slices
 from specheads.pair.pair import Pair
@@ -55,18 +56,20 @@ def overlaps_at(pair: Pair, texts: Sequence[Text], warp: Warp, batch_size: int) 
     device, target = pair.draft_lm.device, pair.target_lm
     draft = LanguageModel(pair.draft, pair.vocab_size, known=pair.known_to_draft)  # without a temperature of its own
     sums, count = torch.zeros(len(TEMPERATURES), dtype=torch.float64), 0
-    for first in range(0, len(texts), batch_size):
-        prompts, responses = zip(*texts[first : first + batch_size], strict=True)
-        batch = ResponseBatch.of(prompts, responses, device)
-        target_states, draft_states = batch.states(target), batch.states(draft)
-        for piece in slices(len(draft_states), pair.vocab_size, SLICE_ELEMENTS):
-            expected = warp(target.logits(target_states[piece]).to(device))
-            logits = draft.logits(draft_states[piece])
-            check_finite(pair.target_id, expected)
-            check_numbers(pair.draft_id, logits)
-            for number, temperature in enumerate(TEMPERATURES):
-                sums[number] += overlap(expected, warp(logits / temperature)).sum().item()
-        count += len(draft_states)
+    with progress("temperatures of the draft", len(texts)) as advance:
+        for first in range(0, len(texts), batch_size):
+            prompts, responses = zip(*texts[first : first + batch_size], strict=True)
+            batch = ResponseBatch.of(prompts, responses, device)
+            target_states, draft_states = batch.states(target), batch.states(draft)
+            for piece in slices(len(draft_states), pair.vocab_size, SLICE_ELEMENTS):
+                expected = warp(target.logits(target_states[piece]).to(device))
+                logits = draft.logits(draft_states[piece])
+                check_finite(pair.target_id, expected)
+                check_numbers(pair.draft_id, logits)
+                for number, temperature in enumerate(TEMPERATURES):
+                    sums[number] += overlap(expected, warp(logits / temperature)).sum().item()
+            count += len(draft_states)
+            advance(len(prompts))
     return dict(zip(TEMPERATURES, (sums / count).tolist(), strict=True))
 
 

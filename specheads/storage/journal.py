@@ -33,18 +33,18 @@ class Journal:
             logger.warning("%s starts from the beginning: it was measured with another %s", path, other)
         elif len(kept) < len(lines):
             logger.warning("%s: %d incomplete or damaged lines are measured again", path, len(lines) - len(kept))
-        self.entries: dict[int, Entry] = {line["prompt"]: line["entry"] for line in kept}
+        self.entries: dict[int | str, Entry] = {line["prompt"]: line["entry"] for line in kept}
         text = "".join(json.dumps(line) + "\n" for line in [{"provenance": provenance}, *kept])
         write_whole(path, lambda temporary: temporary.write_text(text))
 
-    def add(self, prompt: int, entry: Entry) -> None:
+    def add(self, prompt: int | str, entry: Entry) -> None:
         """Record what all settings measured on one prompt."""
         self.entries[prompt] = entry
         with self.path.open("a") as stream:
             stream.write(json.dumps({"prompt": prompt, "entry": entry, "crc32": _checksum(prompt, entry)}) + "\n")
 
 
-def _checksum(prompt: int, entry: Entry) -> int:
+def _checksum(prompt: int | str, entry: Entry) -> int:
     return zlib.crc32(json.dumps([prompt, entry], sort_keys=True).encode())
 
 

@@ -12,17 +12,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.progress import Progress
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from specheads.forecast import Advance, progress
 from specheads.storage.files import space_of
 from specheads.storage.shards import ShardStore, fingerprint
 
 logger = logging.getLogger(__name__)
 
 GIB = 2**30
+Done = Callable[[Sequence[int]], object]
+Compute = Callable[[str, range, Done], Sequence[Mapping[str, Tensor]]]
 SHARD_BYTES = 2**28  # while a shard is made, twice as much is held in memory
 
 
@@ -63,26 +65,30 @@ class RowStore:
         present = sum(path.stat().st_size for path in self.folder.glob("*.safetensors"))
         return self.num_bytes <= budget * GIB and self.num_bytes - present <= shutil.disk_usage(self.folder.parent).free
 
-    def fill(self, compute: Callable[[str, range], Sequence[Mapping[str, Tensor]]], memory: str) -> None:
+    def fill(self, compute: Compute, memory: str) -> None:
         """Make the shards that are missing or damaged; another process that needs them, too, waits.
 
-        `compute` returns the tensors (n, ...) of each of some rows; `memory` says for the log how much of it that takes.
+        `compute` returns the tensors (n, ...) of each of some rows, and tells its last argument the numbers of those that are
+        done; `memory` says for the log how much of it that takes.
         """
         store, names = ShardStore(self.folder, self.provenance), list(self.parts)
         # An earlier training run may have completed the store with fewer shards.
         if store.is_complete() and all(name in store.shards for name in names):
             logger.info("%s: complete in %s", self.what, self.folder)
             return
-        with store.missing(names) as missing, Progress(transient=True) as bar:
+        with store.missing(names) as missing:
             to_do = sum(int(self.sizes[start][rows].sum()) for start, rows in (self.parts[name] for name in missing))
             space = space_of(self.what, to_do, self.folder)
             logger.info("%s: %d of %d shards to do, %s, %s", self.what, len(missing), len(names), space, memory)
-            done = bar.add_task(self.what, total=len(missing))
-            for name in missing:
-                start, rows = self.parts[name]
-                store.put(name, len(rows), partial(save_file, _packed(compute(start, rows))))
-                bar.advance(done)
+            with progress(f"{self.what}, in MB", to_do / 1e6) as advance:
+                for name in missing:
+                    start, rows = self.parts[name]
+                    done = partial(self._advance, advance, start)
+                    store.put(name, len(rows), partial(save_file, _packed(compute(start, rows, done))))
             store.complete(names)
+
+    def _advance(self, advance: Advance, start: str, done: Sequence[int]) -> None:
+        advance(float(self.sizes[start][done].sum()) / 1e6)
 
     def row(self, start: str, number: int) -> dict[str, Tensor]:
         """Return the tensors of a row among those whose shards' names begin with `start`."""

@@ -110,11 +110,16 @@ class ShardStore:
         write_whole(path, write_summed, self._writer)
         write_json(_note_of(path), entry, self._writer)
         self.shards[name] = entry
+        self.journal(name).unlink(missing_ok=True)
         if self._announced:
             (what, counts), self._announced, size = self._announced, None, path.stat().st_size
             fixed, total = min(FILE_BYTES, size), sum(counts)
             needed = fixed * len(counts) + (size - fixed) / num_rows * total
             logger.info("%s: %s for %d rows", what, space_of(what, needed, self.folder), total)
+
+    def journal(self, name: str) -> Path:
+        """Return the file of what a shard needs that has been made already; it goes once the shard is written."""
+        return self.folder / f".{name}.jsonl"
 
     def complete(self, names: Sequence[str]) -> None:
         """Declare the cache complete with exactly these shards."""
@@ -122,6 +127,7 @@ class ShardStore:
         self._write_manifest(complete=True)
         for name in names:
             _note_of(self.folder / name).unlink(missing_ok=True)
+            self.journal(name).unlink(missing_ok=True)  # a process was killed right after it had written the shard
 
     def _write_manifest(self, complete: bool) -> None:
         shards = {name: {key: entry[key] for key in ("rows", "sha256")} for name, entry in sorted(self.shards.items())}

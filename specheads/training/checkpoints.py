@@ -44,7 +44,7 @@ class Checkpoints(L.Callback):
         self.saved_step = 0
         self.earlier_seconds = 0.0
         self.start = time.perf_counter()
-        self.forecast = Forecast("training, without validation")
+        self.forecast, self.validation = Forecast("training, without validation"), Forecast("validation")
 
     @property
     def seconds(self) -> float:
@@ -62,6 +62,14 @@ class Checkpoints(L.Callback):
         """Count the last epoch where its end was saved and no step is left: Lightning counts it only by max_epochs."""
         progress = trainer.fit_loop.epoch_progress.current
         progress.completed = max(progress.completed, progress.processed)
+
+    def on_validation_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self.validation = Forecast("validation")
+
+    def on_validation_batch_end(
+        self, trainer: L.Trainer, module: L.LightningModule, outputs: Any, batch: Any, index: int, loader: int = 0
+    ) -> None:
+        self.validation.update(index + 1, sum(trainer.num_val_batches))
 
     def on_test_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         interrupts.listen_again(self.request)

@@ -42,7 +42,9 @@ def generated(monkeypatch):
     """How many responses were generated."""
     counts, original = [], Responder.respond
     monkeypatch.setattr(
-        Responder, "respond", lambda self, prompts, *rest: counts.append(len(prompts)) or original(self, prompts, *rest)
+        Responder,
+        "respond",
+        lambda self, prompts, *rest, **how: counts.append(len(prompts)) or original(self, prompts, *rest, **how),
     )
     return counts
 
@@ -81,6 +83,23 @@ def test_a_damaged_shard_is_made_again(pairs, tmp_path, generated):
     generated.clear()
     other = make(pairs[1], tmp_path)
     assert sum(generated) == len(pq.read_table(other / "train-00001.parquet"))
+
+
+def test_shards_of_few_rows_are_answered_together_but_for_greedy_ones(pairs, tmp_path, generated):
+    few = SETTINGS.but(rows_per_shard=1, responses_per_prompt=3, batch_size=4)
+    folder = only_responses(pairs[0], tmp_path, few)
+    assert len(content(folder)) == 3 * 5 + 2 and max(generated) == 4 and sum(generated) == 17
+    assert not list(folder.glob(".*.jsonl"))
+    alone = only_responses(pairs[0], tmp_path / "alone", few.but(rows_per_shard=9))
+    columns = ["prompt_id", "sample", "response_ids"]
+    made, others = (
+        [row for name in sorted(content(each)) for row in pq.read_table(each / name).select(columns).to_pylist()]
+        for each in (folder, alone)
+    )
+    assert made == others
+    generated.clear()
+    only_responses(pairs[0], tmp_path, few.but(warp=Warp(0)))
+    assert generated == [4, 1, 4, 4, 2, 2]  # first responses are greedy, further ones sampled
 
 
 def test_a_cache_of_all_splits_is_used_for_some_splits(pairs, tmp_path, generated):

@@ -105,7 +105,7 @@ def test_rows_do_not_depend_on_batch_size_order_or_other_prompts():
     def rows(chosen, batch_size):
         settings = Generation(seed=7, warp=warp, max_new_tokens=16, batch_size=batch_size)
         shard = Shard(chosen)
-        responses = respond_to(responder(pair, [ids for _, ids in chosen], 16, batch_size), shard, settings)
+        (responses,) = respond_to(responder(pair, [ids for _, ids in chosen], 16, batch_size), [shard], settings)
         return label_rows(pair, shard, responses, settings)
 
     alone = {row["prompt_id"]: row for prompt in prompts for row in rows([prompt], 1)}
@@ -126,7 +126,7 @@ def rows_of(warp, sample=0, **settings):
     prompts = [(Prompt(f"{i:04x}", "train", str(i)), ids) for i, ids in enumerate(texts)]
     settings = Generation(seed=7, warp=warp, max_new_tokens=16, **settings)
     pair, shard = stopping_pair(3), Shard(prompts, sample)
-    return label_rows(pair, shard, respond_to(responder(pair, texts, 16), shard, settings), settings)
+    return label_rows(pair, shard, respond_to(responder(pair, texts, 16), [shard], settings)[0], settings)
 
 
 def test_more_samples_and_responses_leave_the_first_ones_unchanged():
@@ -222,17 +222,59 @@ def test_rows_at_the_end_of_learned_positions_stay_inside_them():
 
 
 def test_steps_report_exactly_the_tokens_of_the_responses():
-    counts, ends = [], []
+    counts, expected = [], []
 
-    def on_step(made, ended):
+    def on_step(made, left):
         counts.append(made)
-        ends.append(ended)
+        expected.append(left)
 
     prompts, uniforms = random_prompts(12), uniform(12, 20)
     responses = respond(stopping_pair([3, 7]), prompts, uniforms, Warp(), 20, on_step, batch_size=5)
     assert sum(counts) == sum(len(response.ids) for response in responses)
     assert counts == sorted(counts, reverse=True) and counts[0] == 5  # a row that ends makes room at once
-    assert sum(ends) == 12 and all(ended <= made for made, ended in zip(counts, ends, strict=True))
+    assert expected[-1] == 0 and all(left <= 12 * 20 - made for left, made in zip(expected, np.cumsum(counts), strict=True))
+
+
+def test_as_many_tokens_are_expected_as_responses_that_end_as_often_have():
+    expected, prompts = [], random_prompts(12)
+    each = responder(stopping_pair(None), prompts, 20, batch_size=5)
+    each.respond(prompts[:10], uniform(12, 20)[:10], Warp(), lambda made, left: expected.append(left), num_later=2)
+    # Without an end, all go to the limit: after the first step 5 have 19 to go, and 7 have not begun.
+    assert expected[0] == 5 * 19 + 7 * 20 and expected[-1] == 2 * 20
+    expected, each = [], responder(stopping_pair([3, 7]), prompts, 20, batch_size=12)
+    responses = each.respond(prompts, uniform(12, 20), Warp(), lambda made, left: expected.append(left))
+    made, ended = 3 * 12, sum(len(response.ids) <= 3 for response in responses)
+    made -= sum(max(0, 3 - len(response.ids)) for response in responses)
+    goes_on = 1 - ended / made
+    assert 0 < ended < 12 and expected[2] == pytest.approx((12 - ended) * sum(goes_on**n for n in range(17)))
+
+
+def test_a_killed_process_goes_on_with_the_tokens_that_it_has(tmp_path, monkeypatch):
+    class Killed(Exception):
+        pass
+
+    pair, prompts, numbers, path = stopping_pair([3, 7]), random_prompts(12), uniform(12, 20), tmp_path / "journal"
+    whole, steps = respond(pair, prompts, numbers, Warp(), 20, batch_size=5), []
+
+    def killed_at(step):
+        def on_step(made, left):
+            steps.append(made)
+            if len(steps) >= step:
+                raise Killed
+
+        return on_step
+
+    monkeypatch.setattr(module, "KEPT_SECONDS", 0.0)  # all tokens are kept after each step
+    for step in (3, 6, 9):
+        with pytest.raises(Killed):
+            responder(pair, prompts, 20, 5).respond(prompts, numbers, Warp(), killed_at(step), path)
+    assert responder(pair, prompts, 20, 5).respond(prompts, numbers, Warp(), killed_at(99), path) == whole
+    assert len(steps) > 9 and sum(steps) == sum(len(response.ids) for response in whole)  # no token was made twice
+    assert responder(pair, prompts[3:], 20, 5).respond(prompts[3:], numbers[3:], Warp(), killed_at(1), path) == whole[3:]
+    # All were there, also for a part of the prompts; not for other numbers or another warp.
+    for other in ((1 - numbers, Warp()), (numbers, Warp(0.5))):
+        with pytest.raises(Killed):
+            responder(pair, prompts, 20, 5).respond(prompts, *other, killed_at(1), path)
 
 
 def test_a_target_with_nan_logits_is_named():
@@ -257,13 +299,13 @@ def test_memory_is_allocated_once_for_the_longest_prompt_and_not_for_the_models_
 
 def test_few_tokens_are_not_worth_compiling(monkeypatch, caplog):
     monkeypatch.delenv("SPECHEADS_ENGINE")
-    assert _engine_worth(module.TOKENS_WORTH_COMPILING - 1) == "eager"
-    assert _engine_worth(module.TOKENS_WORTH_COMPILING) == "auto"
+    assert _engine_worth(7_999, module.SMALL) == "eager" and _engine_worth(8_000, module.SMALL) == "auto"
+    assert _engine_worth(297, 135_000_000) == "auto"  # few tokens of a larger model take as long
     caplog.set_level("INFO")
     respond(stopping_pair(None), [[1, 2]], uniform(1, 9), Warp(), 9)
     assert "tiny-target runs on engine=eager, 9 tokens at most" in caplog.text
     monkeypatch.setenv("SPECHEADS_ENGINE", "compiled")
-    assert _engine_worth(1) == "compiled"  # a user's choice
+    assert _engine_worth(1, 1) == "compiled"  # a user's choice
 
 
 # --- the distribution

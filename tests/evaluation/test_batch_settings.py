@@ -19,7 +19,7 @@ COSTS = LoadCosts(ROWS, [[0.01 * n + max(1.0, 1 + (rows * (1 + n) - 8) * 19 / 56
 def recorded(pair, folder):
     prompts = [(Prompt(str(number), "dev", "a"), [number, 1]) for number in range(6)]
     settings = RecordSettings(num_samples=2, max_tokens=8)
-    return load_recording(Recorder(pair, Warp(), ResponseLimits(12), settings, 0, folder).record(prompts))
+    return load_recording(Recorder(pair, Warp(), ResponseLimits(12), settings, 0, folder).record([prompts])[0])
 
 
 def test_more_rows_have_shorter_drafts(tmp_path):

@@ -43,7 +43,7 @@ def tuning(pair, heads, tmp_path_factory):
     generator = np.random.default_rng(7)
     prompts = [(Prompt(f"{i:04x}", "dev", ""), generator.integers(29, size=5).tolist()) for i in range(12)]
     settings = RecordSettings(3, 20)
-    folder = Recorder(pair, Warp(0.8), ResponseLimits(30), settings, 0, tmp_path_factory.mktemp("data")).record(prompts)
+    folder = Recorder(pair, Warp(0.8), ResponseLimits(30), settings, 0, tmp_path_factory.mktemp("data")).record([prompts])[0]
     named = {head_fingerprint(head): head for head in heads.values()}
     add_predictions(folder, pair, named, ground_truth=True)
     return Tuning(load_recording(folder, [*named, GROUND_TRUTH]), CostTable(COSTS, dict.fromkeys(heads, SHARE)))

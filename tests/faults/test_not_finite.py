@@ -74,7 +74,7 @@ def respond(pair, folder):
 
 def record(pair, folder):
     prompts = [(Prompt(f"{number:04x}", "test", ""), [0, 1, number]) for number in range(2)]
-    return Recorder(pair, Warp(), ResponseLimits(5), RecordSettings(2, 4), 0, folder).record(prompts)
+    return Recorder(pair, Warp(), ResponseLimits(5), RecordSettings(2, 4), 0, folder).record([prompts])[0]
 
 
 def label(pair, folder):
@@ -147,4 +147,4 @@ def test_predictions_and_measurements_are_refused(role, pair, broken, tmp_path, 
                 run()
             assert len(came) > before
     kept = [path.name for path in folder.glob("predictions/*/*.parquet")]
-    assert kept == ([] if role == "draft" else ["000000.parquet"])  # with the target broken, the head's predictions are right
+    assert kept == ([] if role == "draft" else ["000000-8.parquet"])  # with the target broken, the head's predictions are right

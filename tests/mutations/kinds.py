@@ -37,7 +37,7 @@ from specheads.replay.response_tree import RecordSettings
 from specheads.storage import runs
 from specheads.storage.data_set import SCHEMA, load_split
 from specheads.storage.journal import Journal
-from specheads.storage.row_store import RowStore
+from specheads.storage.row_store import Done, RowStore
 from specheads.storage.shards import ShardStore
 from specheads.training.checkpoints import differences
 
@@ -172,7 +172,7 @@ def read_data_set(folder: Path) -> Any:
 
 
 def make_tensors(folder: Path) -> RowStore:
-    def compute(start: str, rows: range) -> list[dict[str, Tensor]]:
+    def compute(start: str, rows: range, done: Done) -> list[dict[str, Tensor]]:
         return [{"hidden": torch.full((length, 4), float(length)), "ids": torch.arange(length)} for length in (2, 3)]
 
     store = RowStore(folder / "features", {"seed": 0}, {name: np.array([1, 1]) for name in "ab"}, "features")
@@ -193,7 +193,7 @@ def _pair() -> Any:
 def record(folder: Path) -> Any:
     pair = _pair()
     prompts = [(Prompt(f"{number:04x}", "test", ""), [1, 2, number]) for number in range(2)]
-    made = Recorder(pair, Warp(1.0), ResponseLimits(4), RecordSettings(1, 4), 0, folder).record(prompts)
+    made = Recorder(pair, Warp(1.0), ResponseLimits(4), RecordSettings(1, 4), 0, folder).record([prompts])[0]
     head = _head(HeadConfig(hidden_size=16, depth=0, inputs=("hidden",)))
     heads = {head_fingerprint(head): head}
     return load_recording(made, add_predictions(made, pair, heads, ground_truth=True))

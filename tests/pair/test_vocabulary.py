@@ -142,7 +142,7 @@ def test_the_probability_that_is_lost_is_reported(pair, tmp_path):
     prompts = encode_prompts(pair, list(NanoSource(3, 0, 0).load(pair.chats)), limits)
     recorder = Recorder(pair, Warp(1.0), limits, RecordSettings(1, 20), 0, tmp_path)
     agreed = agreement(pair, record_sets(recorder, {"some": prompts}, [], ground_truth=False)["some"], Warp(1.0))
-    overlaps, lost = (np.concatenate(each) for each in agreed)
+    overlaps, lost = np.concatenate(agreed, axis=1)
     assert 0 < lost.mean() < 0.5 and (overlaps <= 1 - lost + 1e-6).all()
 
 

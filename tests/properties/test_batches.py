@@ -148,7 +148,7 @@ def test_in_greedy_decoding_a_replay_has_the_rounds_of_decoding(data, vocab_size
     try:
         with tempfile.TemporaryDirectory() as root:
             limits, settings = ResponseLimits(max_new_tokens), RecordSettings(1, LONGEST)
-            made = Recorder(pair, warp, limits, settings, 0, Path(root)).record(encoded)
+            made = Recorder(pair, warp, limits, settings, 0, Path(root)).record([encoded])[0]
             named = {head_fingerprint(head): head for head in HEADS}
             add_predictions(made, pair, named, ground_truth=False)
             recording = load_recording(made, list(named))

@@ -1,9 +1,12 @@
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 import torch
 from families import family_pair
 
 from specheads import AcceptanceHead, HeadConfig, Warp
+from specheads.decoding.rounds import TargetRounds
 from specheads.heads.features import drafting_features
 from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay import recording as module
@@ -25,10 +28,10 @@ def small_shards(monkeypatch):
 SAMPLED = Warp(1.0)
 
 
-def make(pair, folder, count=5, warp=SAMPLED, num_samples=2, seed=0, advance=lambda count: None):
+def make(pair, folder, count=5, warp=SAMPLED, num_samples=2, seed=0):
     generator = np.random.default_rng(7)
     prompts = [(Prompt(f"{i:04x}", "test", ""), generator.integers(29, size=3 + i).tolist()) for i in range(count)]
-    return Recorder(pair, warp, ResponseLimits(12), RecordSettings(num_samples, 4), seed, folder).record(prompts, advance)
+    return Recorder(pair, warp, ResponseLimits(12), RecordSettings(num_samples, 4), seed, folder).record([prompts])[0]
 
 
 def head(seed, predicts="next_token", **kwargs):
@@ -46,35 +49,62 @@ class Stop(Exception):
     pass
 
 
-def test_a_stopped_recording_is_resumed_to_the_same_bytes(pair, tmp_path):
-    whole = make(pair, tmp_path / "whole")
-    done = []
+def test_a_stopped_recording_is_resumed_to_the_same_bytes(pair, tmp_path, monkeypatch):
+    whole, record_responses, calls = make(pair, tmp_path / "whole"), module.record_responses, []
 
-    def stop_at_the_second_shard(count):
-        done.append(count)
-        if sum(done) >= 4:
+    def stop_at_the_second_shard(*args):
+        calls.append(args)
+        if len(calls) == 2:
             raise Stop
+        return record_responses(*args)
 
+    monkeypatch.setattr(module, "record_responses", stop_at_the_second_shard)
     with pytest.raises(Stop):
-        make(pair, tmp_path / "cut", advance=stop_at_the_second_shard)
+        make(pair, tmp_path / "cut")
     (half,) = (tmp_path / "cut" / "recordings").iterdir()
-    assert len(contents(half)) == 1
+    assert len(contents(half)) == 1 and (half / ".responses.jsonl").is_file()
     first = next(half.glob("*.parquet")).stat().st_mtime_ns
+    monkeypatch.setattr(TargetRounds, "take", None)  # no response is made again
     cut = make(pair, tmp_path / "cut")
-    assert contents(cut) == contents(whole) and len(contents(whole)) == 3
+    assert contents(cut) == contents(whole) and len(contents(whole)) == 3 and not (half / ".responses.jsonl").exists()
     assert min(path.stat().st_mtime_ns for path in cut.glob("*.parquet")) == first
 
 
 def test_a_damaged_shard_is_made_again_and_a_complete_recording_is_not(pair, tmp_path):
     folder = make(pair, tmp_path)
     before = contents(folder)
-    path = folder / "000002.parquet"
+    path = folder / "000002-2.parquet"
     path.write_bytes(path.read_bytes()[:-3])
     assert make(pair, tmp_path) == folder and contents(folder) == before
     times = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    counts = []
-    make(pair, tmp_path, advance=counts.append)
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == times and counts == [5]
+    make(pair, tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == times
+
+
+def test_progress_is_told_in_tokens_of_all_sets(pair, tmp_path, monkeypatch):
+    told = {}
+
+    @contextmanager
+    def progress(what, total):
+        told[what] = [total]
+        yield lambda count, left=None: told[what].append(count)
+
+    monkeypatch.setattr(module, "progress", progress)
+    generator = np.random.default_rng(7)
+    sets = [
+        [(Prompt(f"{i:04x}", "test", ""), generator.integers(29, size=4).tolist()) for i in part] for part in ((0, 1, 2), (3,))
+    ]
+    recorder = Recorder(pair, SAMPLED, ResponseLimits(12), RecordSettings(2, 4), 0, tmp_path)
+    folders = recorder.record([*sets, sets[0]])
+    recordings = [load_recording(folder) for folder in folders]
+    assert [each.num_prompts for each in recordings] == [3, 1, 3] and folders[0] == folders[2]
+    num_tokens = sum(int(each.lengths.sum()) for each in recordings[:2])
+    (most, *made), (total, *recorded) = told["responses, in tokens"], told["recording, in tokens"]
+    assert (most, sum(made), total) == (4 * 12, num_tokens, num_tokens)
+    assert sum(recorded) == pytest.approx(num_tokens) and len(recorded) > 3 and min(recorded) >= 0
+    told.clear()
+    recorder.record(sets)
+    assert not told
 
 
 def test_a_row_does_not_depend_on_its_neighbours(pair, tmp_path):

@@ -55,7 +55,7 @@ def prompts(count):
 
 def recorded(pair, heads, folder, warp, count, num_samples=1, max_new_tokens=NUM_TOKENS, max_tokens=20):
     settings = ResponseLimits(max_new_tokens, batch_size=16)
-    folder = Recorder(pair, warp, settings, RecordSettings(num_samples, max_tokens), 0, folder).record(prompts(count))
+    folder = Recorder(pair, warp, settings, RecordSettings(num_samples, max_tokens), 0, folder).record([prompts(count)])[0]
     named = {head_fingerprint(head): head for head in heads}
     add_predictions(folder, pair, named, ground_truth=True)
     return load_recording(folder, [*named, GROUND_TRUTH])
@@ -94,7 +94,7 @@ def test_in_sampling_counts_agree_with_decoding_in_the_mean(pair, heads, tmp_pat
     parts = []
     for repeat in range(repeats):
         rows = [(replace(p, prompt_id=f"{p.prompt_id}{repeat}"), ids) for p, ids in prompts(count)]
-        folder = Recorder(pair, warp, ResponseLimits(length), RecordSettings(), 0, tmp_path).record(rows)
+        folder = Recorder(pair, warp, ResponseLimits(length), RecordSettings(), 0, tmp_path).record([rows])[0]
         named = {head_fingerprint(head): head for head in heads}
         add_predictions(folder, pair, named, ground_truth=False)
         parts.append(load_recording(folder, list(named)))

@@ -1,12 +1,13 @@
 """What each way to decode would be worth, from recorded prompts and measured steps; every choice is made on other prompts."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from specheads.decoding.step_times import StepTimes
+from specheads.decoding.step_times import StepTimes, bytes_of_step
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, Logistic
 from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, ORACLE_BOUND, Candidate, RuleChoice, candidates, fixed_length
 from specheads.evaluation.intervals import Interval, interval, resample_counts
@@ -36,25 +37,75 @@ RULES = {
 # than 1 % of a draft step for their cost: the least and the most on two sets of prompts, and a value between them
 # (docs/measurements/rules.md, rules_sampled and rules_greedy). A probe of mini itself is therefore no test of them.
 HEAD_SHARES = {False: (0.29, 0.32, 0.37), True: (0.38, 0.43, 0.52)}  # the key: whether decoding is greedy
+CUT_SIZES = (4096, 8192, 16384)  # tokens that a draft's output might keep
 MORE_OVERLAP = 0.1  # half of what distillation added to the overlap of nano's and mini's drafts
 
 
 @torch.no_grad()
-def agreement(pair: Pair, recording: Recording, warp: Warp) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return how far a pair agrees before each token of the responses of a recording, by response (N,).
+def agreement(
+    pair: Pair,
+    recording: Recording,
+    warp: Warp,
+    missing: Sequence[Tensor] = (),
+    advance: Callable[[int], object] = lambda prompts: None,
+) -> list[np.ndarray]:
+    """Return how far a pair agrees before each token of the responses of a recording, by response (2 + m, N).
 
-    Returns the overlaps of the two distributions, and the target's probability of tokens that the draft never proposes.
+    Rows are the overlap of the two distributions, the target's probability of tokens that the draft never proposes, and the
+    overlaps of drafts without the `missing` tokens (V,) bool of each of m cuts.
     """
-    overlaps, unknown, device, lacking = [], [], pair.draft_lm.device, pair.draft_lm.lacking
+    rows, device, lacking = list[np.ndarray](), pair.draft_lm.device, pair.draft_lm.lacking
     is_unknown = torch.zeros(pair.vocab_size, dtype=torch.bool, device=device) if lacking is None else lacking
     for number, prompt in enumerate(recording.prompts):
         batch = ResponseBatch.of([np.array(prompt)], [np.array(recording.response(number))], device)
-        probs = [warp(lm.logits(batch.states(lm))).to(device) for lm in (pair.draft_lm, pair.target_lm)]
-        for model_id, each in zip((pair.draft_id, pair.target_id), probs, strict=True):
+        logits = pair.draft_lm.logits(batch.states(pair.draft_lm))
+        target = warp(pair.target_lm.logits(batch.states(pair.target_lm))).to(device)
+        drafts = [warp(logits), *(warp(logits.masked_fill(each.to(device), -torch.inf)) for each in missing)]
+        for model_id, each in ((pair.draft_id, drafts[0]), (pair.target_id, target)):
             check_finite(model_id, each)
-        overlaps.append(overlap(*probs).double().cpu().numpy())
-        unknown.append((probs[1] * is_unknown).sum(dim=1).double().cpu().numpy())
-    return overlaps, unknown
+        overlaps = [overlap(target, each) for each in drafts]
+        of_response = torch.stack([overlaps[0], (target * is_unknown).sum(dim=1), *overlaps[1:]])
+        rows.append(of_response.double().cpu().numpy())
+        advance(1)
+    return rows
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a draft would be whose output has `size` tokens, those that are the most frequent in responses to other prompts."""
+
+    size: int
+    step_bytes: float  # of weights that its step reads
+    draft_seconds: float  # of its step, if that is bound by reading weights
+    coverage: float  # share of the responses' tokens that it may propose
+    overlap: float
+
+
+def missing_tokens(pair: Pair, recording: Recording) -> list[Tensor]:
+    """Return for each of CUT_SIZES which tokens (V,) bool are not kept; none for a draft whose output lacks tokens already.
+
+    Among tokens that do not occur, a tokenizer's first ones are kept, which are the most frequent in the text that made it.
+    """
+    if pair.draft_lm.lacking is not None:
+        return []
+    counts = torch.bincount(recording.tokens[: int(recording.lengths.sum())], minlength=pair.vocab_size)
+    counts[list(pair.stop_tokens)] = counts.sum()
+    rank = counts.argsort(descending=True, stable=True).argsort()
+    return [rank >= size for size in CUT_SIZES if size < pair.vocab_size]
+
+
+def cuts_of(
+    pair: Pair, times: StepTimes, halves: Sequence[RecordedSet], missing: Sequence[Sequence[Tensor]], overlaps: np.ndarray
+) -> list[Cut]:
+    """Return what cuts of the draft's output would bring, from the tokens that are missing in each half, and overlaps (m,)."""
+    step_bytes, output_bytes = bytes_of_step(pair.draft_lm)
+    tokens = [half.recording.tokens[: int(half.recording.lengths.sum())] for half in halves]
+    cuts = []
+    for size, acceptance, *masks in zip(CUT_SIZES, overlaps.tolist(), *missing, strict=False):
+        covered = torch.cat([~mask[ids] for mask, ids in zip(masks, tokens, strict=True)]).double().mean().item()
+        share = 1 - output_bytes / step_bytes * (1 - size / pair.vocab_size)
+        cuts.append(Cut(size, share * step_bytes, share * times.costs.draft_seconds, covered, acceptance))
+    return cuts
 
 
 def better_draft(recording: Recording, gain: float, seed: int = 0) -> Recording:

@@ -11,6 +11,7 @@ import numpy as np
 
 from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.records import DecodeStats
+from specheads.decoding.rows import checked_window
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.step_times import LONGEST, TARGET, StepTimes, step_times
 from specheads.decoding.stopping import FixedLength, HeadThreshold, Logistic, StoppingRule
@@ -25,10 +26,13 @@ from specheads.evaluation.probe.prediction import (
     LOGISTIC,
     MORE_OVERLAP,
     PLAIN,
+    Cut,
     Option,
     Overheads,
     agreement,
     best_length,
+    cuts_of,
+    missing_tokens,
     predict,
 )
 from specheads.evaluation.prompt_sets import PromptData
@@ -37,6 +41,7 @@ from specheads.evaluation.settings import EngineName, Evaluation
 from specheads.evaluation.setup import versions
 from specheads.evaluation.speculation_profile import survival
 from specheads.evaluation.sweep import LARGEST_SPREAD, Sweep
+from specheads.forecast import progress
 from specheads.heads.config import HeadConfig
 from specheads.heads.head import AcceptanceHead
 from specheads.pair.pair import Pair
@@ -135,7 +140,9 @@ def live_check(pair: Pair, prompts: Sequence[Sequence[int]], costs: StepCosts, l
 
     Overheads are medians over rounds of what they took more than their steps.
     """
-    measured = Sweep(pair, how).run([TARGET_ALONE, fixed_length(length)], prompts)
+    with progress("decoding", 2 * len(prompts)) as advance:
+        sweep = Sweep(pair, how, checked_window(pair, None))  # the memory of the steps that were timed, which are compiled
+        measured = sweep.run([TARGET_ALONE, fixed_length(length)], prompts, on_generation=advance)
     verify, rounds = costs.verification, [[numbers for prompt in each.rounds for numbers in prompt] for each in measured]
     more = [
         draft + target - calls * costs.draft_seconds - verify[min(int(drafted), len(verify) - 1)]
@@ -156,6 +163,7 @@ class Probed:
     num_tokens: int  # tokens of the responses
     overlap: Interval  # the expected acceptance of a drafted token
     unknown: float | None  # the target's mean probability of tokens that the draft never proposes; None: it may propose all
+    cuts: Sequence[Cut]  # what a smaller output of the draft would bring
     survival: Sequence[float]  # the chance that at least 1, 2, ... tokens of a draft are accepted
     times: StepTimes
     live: LiveCheck
@@ -190,26 +198,32 @@ def probe(
     prompts = _prompts(pair, settings, data)
     logger.info("probe: %d prompts; recording their responses, then timing steps", len(prompts))
     recorded = _recorded(pair, settings, data, data_folder, prompts)
-    agreed = [agreement(pair, half.recording, settings.warp) for half in recorded]
-    overlaps, unknown = ([each for half in halves_of for each in half] for halves_of in zip(*agreed, strict=True))
+    with progress("comparing distributions", len(prompts)) as advance:
+        missing = [missing_tokens(pair, other.recording) for other in recorded[::-1]]
+        parts = zip(recorded, missing, strict=True)
+        agreed = [rows for half, some in parts for rows in agreement(pair, half.recording, settings.warp, some, advance)]
     widths = tuple(dict.fromkeys(max(8, pair.draft_lm.hidden_size // part) for part in (16, 8, 1)))
     logger.info("probe: timing draft steps, verifications and heads of width %s", ", ".join(map(str, widths)))
     decoder = SpeculativeDecoder(pair, stopping=FixedLength(LONGEST), warp=settings.warp, engine=settings.engine)
-    times = step_times(decoder, _timed_rules(pair, widths), min(CONTEXT, pair.window // 2), settings.repeats)
+    with progress("timing steps", settings.repeats) as advance:
+        rules, positions = _timed_rules(pair, widths), min(CONTEXT, pair.window // 2)
+        times = step_times(decoder, rules, positions, settings.repeats, advance=advance)
     checked = [ids for _, ids in prompts[: settings.num_live_prompts]]
     logger.info("probe: decoding %d prompts as a check", len(checked))
     how = {name: getattr(settings, name) for name in ("warp", "max_new_tokens", "engine", "seed")}
     live = live_check(pair, checked, times.costs, best_length(recorded[0], times), Evaluation(**how))
     options = predict(recorded, times, settings.warp.greedy, live.overheads)
     resamples = resample_counts([group for half in recorded for group in half.groups or ()])
-    sums, lengths = np.array([[each.sum(), len(each)] for each in overlaps]).T
+    sums, lengths = np.array([[rows[0].sum(), rows.shape[1]] for rows in agreed]).T
+    means = np.concatenate(agreed, axis=1).mean(axis=1)
     survived = np.mean([survival(half.recording, SURVIVAL) for half in recorded], axis=0)
     return Probed(
         pair=pair.name or f"{pair.draft_id} for {pair.target_id}",
         num_prompts=len(prompts),
         num_tokens=int(lengths.sum()),
         overlap=interval((resamples @ sums) / (resamples @ lengths)),
-        unknown=None if pair.draft_lm.lacking is None else float(np.concatenate(unknown).mean()),
+        unknown=None if pair.draft_lm.lacking is None else float(means[1]),
+        cuts=cuts_of(pair, times, recorded, missing, means[2:]),
         survival=survived.round(4).tolist(),
         times=times,
         live=live,

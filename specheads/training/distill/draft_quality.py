@@ -8,6 +8,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from specheads.forecast import progress
 from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
 from specheads.pair.revisions import set_draft_temperature
@@ -70,7 +71,11 @@ def draft_quality(pair: Pair, samples: Samples, warp: Warp, batch_size: int) -> 
     pair.draft.eval()
     keys = [(0, row) for row in range(len(samples))]
     batches = [keys[first : first + batch_size] for first in range(0, len(keys), batch_size)]
-    sums = [quality_sums(pair, [samples[key] for key in batch], warp, device) for batch in batches]
+    sums = []
+    with progress("measuring the draft", len(keys)) as advance:
+        for batch in batches:
+            sums.append(quality_sums(pair, [samples[key] for key in batch], warp, device))
+            advance(len(batch))
     pair.draft.train(was_training)
     return quality_of(reduce(torch.add, sums))
 

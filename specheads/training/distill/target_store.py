@@ -17,7 +17,7 @@ from specheads.pair.padding import BATCH_TOKENS, SLICE_ELEMENTS, batches_of_toke
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import check_numbers
 from specheads.replay.response_batch import ResponseBatch
-from specheads.storage.row_store import SHARD_BYTES, RowStore
+from specheads.storage.row_store import SHARD_BYTES, Done, RowStore
 from specheads.training.distill.distill_loss import most_likely
 
 NUM_KEPT = 64  # tokens of each distribution, at 6 bytes each
@@ -73,13 +73,14 @@ class TargetStore(RowStore):
         parts = memory_parts(self.target) | {"a shard": 2 * min(self.num_bytes, SHARD_BYTES)}
         self.fill(self._computed, memory_of(self.what, self.target, parts))
 
-    def _computed(self, start: str, numbers: range) -> list[dict[str, Tensor]]:
+    def _computed(self, start: str, numbers: range, done: Done) -> list[dict[str, Tensor]]:
         """Return the tensors of some responses from the target."""
         rows: list[dict[str, Tensor]] = [{} for _ in numbers]
         texts = [self.texts[number] for number in numbers]
         for batch in batches_of_tokens([len(prompt) + len(response) for prompt, response in texts], BATCH_TOKENS):
             for row, tensors in zip(batch, self._distributions([texts[row] for row in batch]), strict=True):
                 rows[row] = tensors
+            done([numbers[row] for row in batch])
         return rows
 
     @torch.no_grad()

@@ -18,7 +18,7 @@ from specheads.pair.language_model import LanguageModel
 from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.padding import BATCH_TOKENS, batches_of_tokens
 from specheads.pair.sampling import check_numbers, computing_with
-from specheads.storage.row_store import SHARD_BYTES, RowStore
+from specheads.storage.row_store import SHARD_BYTES, Done, RowStore
 from specheads.training.heads.mixed_responses import MixedResponses
 
 
@@ -65,7 +65,7 @@ class FeatureStore:
             return self.draft.hidden_size * self.draft.output_embedding.weight.element_size()
         return 4 * (max(data.num_samples for data in self.splits.values()) if FEATURES[name].of_token else 1)
 
-    def _computed(self, start: str, numbers: range) -> list[dict[str, Tensor]]:
+    def _computed(self, start: str, numbers: range, done: Done) -> list[dict[str, Tensor]]:
         """Return the features (n, ...) of some rows of a split, those that depend on the token (n, samples)."""
         data = next(data for name, data in self.splits.items() if _start(name) == start)
         items = [data[0, number] for number in numbers]
@@ -80,6 +80,7 @@ class FeatureStore:
                 check_numbers(self.draft.name, values)
                 for place, value in zip(places, values.cpu().split(counts), strict=True):
                     rows[place][name] = value
+            done([numbers[place] for place in places])
         return rows
 
     def _features(self, batch: HeadBatch, samples: Sequence[Tensor]) -> dict[str, Tensor]:
