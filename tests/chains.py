@@ -3,13 +3,14 @@
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from specheads.decoding.verification import Block, VerificationRule
+from specheads.pair.sampling import Warp
 
 
 class Model:
@@ -35,6 +36,20 @@ class Model:
 
     def joint(self, tokens: tuple[int, ...], prefix: tuple[int, ...] = ()) -> float:
         return math.prod(self((*prefix, *tokens[:i]))[token].item() for i, token in enumerate(tokens))
+
+
+class Warped(Model):
+    """A model at a temperature and then under a warp, as decoding reads it; its output has the tokens `kept`, or all."""
+
+    def __init__(self, model: Model, warp: Warp, kept: Sequence[int] | None = None, temperature: float = 1.0) -> None:
+        super().__init__(model.vocab_size, model.seed)
+        self.model, self.warp, self.temperature = model, warp, temperature
+        self.kept = list(range(model.vocab_size)) if kept is None else list(kept)
+
+    def __call__(self, prefix: tuple[int, ...]) -> Tensor:
+        logits = torch.full((self.vocab_size,), -torch.inf, dtype=torch.float64)
+        logits[self.kept] = self.model(prefix)[self.kept].log() / self.temperature
+        return self.warp(logits)
 
 
 def block_after(target: Model, draft: Model, prefix: tuple[int, ...], num_drafted: int) -> tuple[Block, Tensor]:

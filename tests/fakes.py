@@ -1,17 +1,20 @@
 """Small models, heads, tokenizers and tensors that stand in for real ones."""
 
+import copy
 import inspect
 import shutil
 import sysconfig
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from specheads.errors import UserError
+from specheads.pair.draft_vocabulary import keep_tokens
 from specheads.pair.pair import Pair
 from specheads.prompts.prompt import Prompt, text_id
 
@@ -73,6 +76,25 @@ def tiny_pair(vocab_size: int = 3, scale: float = 1.0, window: int = 64, same: b
     target = tiny_llama(vocab_size, seed=1, scale=scale, layers=2, window=window)
     draft = target if same else tiny_llama(vocab_size, seed=2, scale=scale, window=window)
     return Pair(target, draft, CountingTokenizer(vocab_size), "tiny", "tiny-target", "r1", "tiny-draft", "r2")
+
+
+def cut(pair: Pair, tokens: Iterable[int]) -> Pair:
+    """Return a pair with a copy of the draft whose output has some tokens alone."""
+    draft = copy.deepcopy(pair.draft)
+    keep_tokens(draft, torch.tensor(list(tokens)))
+    return replace(pair, draft=draft)
+
+
+def all_logits(model: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:
+    """Return the logits (B, T, V) of a model, minus infinity for those of tokens that its output lacks."""
+    logits, kept = model(tokens, use_cache=False).logits, getattr(model, "kept_tokens", None)
+    if kept is None:
+        return logits
+    vocab_size = model.get_input_embeddings().weight.shape[0]
+    whole = torch.full((*logits.shape[:-1], vocab_size), -torch.inf, dtype=logits.dtype)
+    for place, token in enumerate(kept.tolist()):
+        whole[..., token] = logits[..., place]
+    return whole
 
 
 def constant_head(prob: float, predicts: str = "next_token"):

@@ -36,6 +36,7 @@ DISTILLED = [
     "trainer.max_epochs=1",
     "validation.num_prompts=4",
 ]
+CUT = ["model.draft=null", "init_layers=1", "draft_vocabulary=200", "embedding=target"]
 DECODED = ["verification=block", "fixed_lengths=[1,2,4]", "thresholds=[0.5]", "num_live_prompts=6"]
 PROBED = ["num_prompts=8", "num_samples=2", "num_live_prompts=2", "repeats=2", "generation.batch_size=4"]
 WRITTEN = ("data", "outputs")
@@ -54,6 +55,7 @@ TRIALS = {
     "data": Trial(("data", *PAIR, *SHARDS)),
     "train": Trial(("train", *PAIR, *SHARDS, *TRAINED, "trainer.max_epochs=4", "calibration=8"), ("data",)),
     "distill": Trial(("distill", *PAIR, *SHARDS, *TRAINED, *DISTILLED), ("data",)),
+    "distill, cut": Trial(("distill", *PAIR, *SHARDS, *TRAINED, *DISTILLED, *CUT), ("data",)),
     "evaluate": Trial(("evaluate", *PAIR, *SHARDS, *REPLAYED, "thresholds=[0.3,0.6]", "live=none"), WRITTEN),
     "evaluate, decoded": Trial(("evaluate", *PAIR, *SHARDS, *DECODED), WRITTEN),
     "probe": Trial(("probe", *PAIR, *PROBED), timed=re.compile(r"probe\.html |probe\.json 0\.(answer|options)\.")),

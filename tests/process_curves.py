@@ -12,12 +12,14 @@ from pathlib import Path
 import lightning as L
 import numpy as np
 import torch
-from fakes import tiny_pair
+from fakes import cut, tiny_pair
 
 from specheads import Warp
 from specheads.interrupts import Interrupted, Request
+from specheads.pair.draft_vocabulary import borrow_embedding
 from specheads.prompts.prompt import ResponseLimits
 from specheads.training.distill.distill_module import DistillModule
+from specheads.training.distill.distillation import prepare
 from specheads.training.distill.samples import Samples, held_out
 from specheads.training.distill.settings import Distillation
 from specheads.training.loaders import ResumableData
@@ -41,7 +43,10 @@ ACCUMULATED = BASE.but(trainer={**TRAINER, "accumulate_grad_batches": 2})
 PLAIN = BASE.but(trainer={**TRAINER, "gradient_clip_val": None})
 FSDP2_PLAIN = BASE.but(trainer={**TRAINER, "gradient_clip_val": None, "strategy": "fsdp2"})
 FSDP2 = BASE.but(trainer={**TRAINER, "strategy": "fsdp2"})
-SETTINGS = {"target": BASE, "mixed": MIXED, "accumulated": ACCUMULATED, "plain": PLAIN}
+# An output over some tokens, and the target's input embeddings.
+CUT = BASE.but(draft_vocabulary=5, embedding="target")
+FSDP2_CUT = CUT.but(trainer={**TRAINER, "strategy": "fsdp2"})
+SETTINGS = {"target": BASE, "mixed": MIXED, "accumulated": ACCUMULATED, "plain": PLAIN, "cut": CUT}
 # By name: the settings, whether the run stops, and the run that it resumes. Runs named `one_` are of one process.
 SHARED = {
     "two_target": (BASE, False, None),
@@ -50,6 +55,7 @@ SHARED = {
     "fsdp2_target": (FSDP2, False, None),
     "two_plain": (PLAIN, False, None),
     "fsdp2_plain": (FSDP2_PLAIN, False, None),
+    "fsdp2_cut": (FSDP2_CUT, False, None),
     "two_stopped": (MIXED, True, None),
     "fsdp2_stopped": (FSDP2, True, None),
     "two_resumed": (MIXED, False, "one_stopped_mixed"),
@@ -75,7 +81,10 @@ def checkpoint_of(folder, name):
 def curve(folder, name, settings, stops=False, resumes=None):
     """Train; return the points (step, values) of the curve, without their epochs, and the sum of each weight's entries."""
     pair = tiny_pair(VOCAB, scale=2.0)
-    pair.draft.requires_grad_(True).train()
+    if settings.draft_vocabulary is not None:
+        pair = cut(pair, range(0, VOCAB, 2))
+        borrow_embedding(pair.draft, pair.target)
+    prepare(pair.draft)
     module = DistillModule(pair, settings, ResponseLimits(6))
     if settings.trainer.gradient_clip_val is None:
         module.configure_optimizers = lambda: torch.optim.SGD(module.draft.parameters(), lr=0.1)

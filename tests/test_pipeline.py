@@ -6,10 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from commands import SMALL, heads
 from warm_processes import run
 
-from specheads import load_head
+from specheads import SpeculativeDecoder, Warp, generate_baseline, load_head, load_pair, stopping
+from specheads.pair.draft_vocabulary import kept_tokens
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +143,35 @@ def test_a_bank_is_trained_in_one_pass_exported_head_by_head_and_ranked(folder):
     content = json.loads(max(folder.glob("outputs/evaluate/*/report.json"), key=lambda path: path.stat().st_mtime).read_text())
     speeds = [row["speedup"]["10"]["value"] for row in content["bank"]]
     assert {row["head"] for row in content["bank"]} == names and speeds == sorted(speeds, reverse=True)
+
+
+def test_a_model_in_a_folder_gets_a_draft_with_a_cut_output_and_a_head_that_decode(nano, tmp_path):
+    """From a target alone to a report: what a model that people use goes through."""
+    nano.target.save_pretrained(tmp_path / "target")
+    nano.tokenizer.save_pretrained(tmp_path / "target")
+    words = ["model=mine", "model.dtype=float32", f"model.target={tmp_path}/target", "data=nano", *SMALL[1:]]
+    made = ["model.draft=null", "init_layers=1", "draft_vocabulary=100", "embedding=target", "trainer.max_epochs=4"]
+    done = run(tmp_path, "specheads", "distill", *words, *made, "loader.batch_size=4")
+    assert done.returncode == 0, done.stderr
+    (draft,) = tmp_path.glob("outputs/distill/*/draft")
+    words.append(f"model.draft={draft}")
+    done = run(tmp_path, "train.py", *words, "trainer.max_epochs=1", "calibration=null")
+    assert done.returncode == 0, done.stderr
+    rules = ["stopping=[fixed_length,head_threshold]", "fixed_lengths=[2]", "thresholds=[0.5]"]
+    sizes = ["num_prompts=3", "num_dev_prompts=3", "num_live_prompts=1", "max_new_tokens=12", "engine=eager"]
+    done = run(tmp_path, "evaluate.py", *words, *rules, *sizes)
+    assert done.returncode == 0, done.stderr
+    (report,) = tmp_path.glob("outputs/evaluate/*/report.json")
+    content = json.loads(report.read_text())
+    assert {row["family"] for row in content["data_sets"][1]["rules"]} >= {"fixed_length", "head_threshold", "ceiling", "oracle"}
+    assert [row["family"].split()[0] for row in content["live"]][:3] == ["target", "fixed_length", "head_threshold"]
+    pair = load_pair(target=tmp_path / "target", draft=draft, dtype="float32")
+    (exported,) = heads(tmp_path)
+    decoder = SpeculativeDecoder(pair, stopping=stopping.HeadThreshold(load_head(exported), 0.5), warp=Warp(0), engine="eager")
+    out = decoder.generate("import os\n", 40)
+    assert torch.equal(out.tokens, generate_baseline(pair, "import os\n", 40, warp=Warp(0), engine="eager").tokens)
+    assert out.stats.num_accepted > 0 and len(kept_tokens(pair.draft)) == 100
+    assert 0.1 < json.loads((draft / "distill.json").read_text())["test"]["after"]["overlap"] < 1
 
 
 @pytest.mark.parametrize(

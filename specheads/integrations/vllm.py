@@ -33,6 +33,7 @@ from specheads.errors import UserError
 from specheads.heads.features import drafting_features
 from specheads.heads.head import load_head
 from specheads.heads.portable.standalone_head import bounds_of
+from specheads.pair.draft_vocabulary import SIZE
 from specheads.pair.revisions import draft_temperature, revision_at
 
 logger = logging.getLogger(__name__)
@@ -204,6 +205,12 @@ def _check_supported(vllm_config: Any) -> None:
     for name in ("parallel_drafting", "use_local_argmax_reduction", "use_heterogeneous_vocab"):
         if getattr(spec, name, False):
             raise UserError(f"speculative_config has {name}=True, under which a head cannot follow the draft; leave it out.")
+    draft: Any = getattr(spec, "draft_model_config", None)
+    if getattr(getattr(draft, "hf_config", None), SIZE, None) is not None:
+        raise UserError(
+            f"the draft {draft.model} has an output over some tokens, which vLLM's draft models cannot have; decode with "
+            "specheads, or use a draft with all tokens."
+        )
 
 
 def proposer_class(base: type) -> type:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from draftings import DRAFTINGS, RULES
 from fakes import needs_compiler, tiny_pair
-from families import CONFIGS, VOCAB_SIZE, family_pair
+from families import CONFIGS, CUT, VOCAB_SIZE, family_pair
 from statistics_helper import chi_square_p_value
 
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, UserError, Warp, generate_baseline, stopping
@@ -23,7 +23,7 @@ LOSSLESS = [
 NUM_TOKENS = 24
 
 
-FAMILIES = list(CONFIGS)
+FAMILIES = [*CONFIGS, CUT]
 CAPTURED = [("tree", "tree_match"), ("graph", "tree_match"), ("layer_skip", "token")]
 
 
@@ -33,7 +33,7 @@ def cases():
     """
     for (number, family), (way, rule) in itertools.product(enumerate(FAMILIES), LOSSLESS):
         usual = isinstance(DRAFTINGS[way].usual_verification(), RULES[rule])
-        chosen = family == "llama" or (usual and (number + list(DRAFTINGS).index(way)) % 3 == 0)
+        chosen = family in ("llama", CUT) or (usual and (number + list(DRAFTINGS).index(way)) % 3 == 0)
         yield pytest.param(family, way, rule, marks=[] if chosen else pytest.mark.full)
 
 

@@ -26,6 +26,7 @@ def by_definition(logits, token):
 def test_features_of_the_distribution_are_those_of_the_softmax():
     logits = torch.randn(4, 3, 50, dtype=torch.float64) * 20
     logits[..., 7] = -torch.inf
+    logits[2, :, 5:] = -torch.inf  # a draft with an output over five tokens, some drafted by others
     logits[0, 0, 4:6] = 99.0  # two tokens are equally likely
     token = torch.randint(50, (4, 3))
     features = drafting_features(DISTRIBUTION, logits, token)

@@ -243,6 +243,13 @@ def test_settings_that_exclude_each_other_are_refused(where, name):
         _check_supported(SimpleNamespace(**settings))
 
 
+def test_a_draft_with_a_cut_output_is_refused():
+    draft = SimpleNamespace(model="some/draft", hf_config=SimpleNamespace(draft_vocab_size=60))
+    spec = SimpleNamespace(draft_model_config=draft)
+    with pytest.raises(UserError, match="the draft some/draft has an output over some tokens, which vLLM's draft models"):
+        _check_supported(SimpleNamespace(scheduler_config=SimpleNamespace(), speculative_config=spec))
+
+
 def test_both_kinds_of_heads_are_tried():
     assert {kind["predicts"] for kind in KINDS.values()} == {"next_token", "input_token"}
 

@@ -17,6 +17,7 @@ from specheads.pair.config import ModelSource
 from specheads.pair.draft_vocabulary import borrow_embedding, borrows_embedding, keep_tokens, kept_tokens, stored_as
 from specheads.pair.language_model import LanguageModel, weightless_model
 from specheads.pair.pair import load_draft
+from specheads.pair.revisions import set_draft_temperature
 from specheads.training.distill.distill_loss import forward_kl
 from specheads.training.distill.initial_draft import TargetLayers
 
@@ -155,18 +156,29 @@ def test_greedy_decoding_says_what_the_target_says(pair, engine, rows):
     assert sum(done.num_accepted for out in outs for done in out.rounds) > 0
 
 
-@pytest.mark.parametrize("verification", [TokenVerification(), BlockVerification()], ids=lambda rule: rule.name)
-def test_samples_follow_the_targets_distribution(verification):
-    """Two tokens after each of many prompts, by a chi-square test with a false alarm in a million."""
+@pytest.mark.parametrize(
+    ("verification", "warp", "temperature", "rows"),
+    [
+        (TokenVerification(), Warp(1.0), 1.0, 1),
+        (BlockVerification(), Warp(0.8, top_k=3), 0.7, 30),
+        (TokenVerification(), Warp(1.0, top_p=0.7), 1.3, 30),
+    ],
+    ids=["token", "block, in rows", "token, in rows"],
+)
+def test_samples_follow_the_targets_distribution(verification, warp, temperature, rows):
+    """Two tokens after a prompt, by a chi-square test with a false alarm in a million; the draft lacks two of five."""
     pair = reduced(tiny_pair(vocab_size=5), torch.tensor([1, 3, 4]))
-    decoder = SpeculativeDecoder(pair, stopping=FixedLength(2), warp=Warp(1.0), verification=verification, engine="eager")
-    prompt, counts = torch.tensor([1, 3]), torch.zeros(25, dtype=torch.float64)
-    for seed in range(600):
-        first, second = decoder.generate(prompt, 2, seed=seed, stop_tokens=()).tokens.tolist()
+    set_draft_temperature(pair.draft, temperature)
+    decoder = SpeculativeDecoder(pair, stopping=FixedLength(2), warp=warp, verification=verification, engine="eager")
+    prompt, counts, accepted = torch.tensor([1, 3]), torch.zeros(25, dtype=torch.float64), 0
+    for _, out in decoder.generate_batch([prompt] * 600, rows, 3, seeds=range(600), stop_tokens=()):
+        first, second, _ = out.tokens.tolist()
         counts[5 * first + second] += 1
+        accepted += out.stats.num_accepted
     with torch.no_grad():
-        first = pair.target(prompt[None]).logits[0, -1].double().softmax(-1)
+        first = warp(pair.target(prompt[None]).logits[0, -1])
         texts = torch.tensor([[1, 3, token] for token in range(5)])
-        pairs = first[:, None] * pair.target(texts).logits[:, -1].double().softmax(-1)
+        pairs = (first[:, None] * warp(pair.target(texts).logits[:, -1])).flatten()
     lacking = counts.view(5, 5)[[0, 2]].sum() + counts.view(5, 5)[[1, 3, 4]][:, [0, 2]].sum()
-    assert lacking > 50 and chi_square_p_value(counts, pairs.flatten()) > 1e-6
+    assert lacking > 50 and accepted > 50 and not counts[pairs == 0].any()
+    assert chi_square_p_value(counts[pairs > 0], pairs[pairs > 0]) > 1e-6

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from chains import Model, difference
+from chains import Model, Warped, difference
 from trees import distributions_after, emitted, of_chains, trees_of
 
+from specheads import Warp
 from specheads.decoding.verification import token_distribution
 from specheads.decoding.verification.rule import Block
 from specheads.papers import MultiRound, SpecTr, TreeMatch
@@ -34,9 +35,11 @@ def check(rule, target, draft, trees, length):
 )
 @pytest.mark.parametrize("merge", [True, False])
 @pytest.mark.parametrize("rule", RULES)
-def test_iid_chains_are_lossless(rule, merge, vocab_size, count, length):
+@pytest.mark.parametrize("lacks", [False, True], ids=["whole", "lacks the last token"])
+def test_iid_chains_are_lossless(lacks, rule, merge, vocab_size, count, length):
     for seed in (1, 2):
         target, draft = Model(vocab_size, 2 * seed, seed % 2 == 1), Model(vocab_size, 2 * seed + 1, seed % 4 > 1)
+        draft = Warped(Model(vocab_size, 2 * seed + 1), Warp(), range(vocab_size - 1)) if lacks else draft
         trees = list(trees_of(draft, count, length, merge))
         assert sum(prob for _, prob in trees) == pytest.approx(1)
         check(RULES[rule], target, draft, trees, length)

@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from chains import Model
 from draftings import DRAFTINGS, RULES
-from fakes import tiny_pair
+from fakes import cut, tiny_pair
 from hypothesis import settings
 from hypothesis import strategies as st
 from torch import nn
@@ -41,8 +41,14 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 @cache
-def pair_of(vocab_size: int, scale: float, same: bool = False):
-    return tiny_pair(vocab_size, scale, WINDOW, same)
+def pair_of(vocab_size: int, scale: float, same: bool = False, kept: tuple[int, ...] | None = None):
+    pair = tiny_pair(vocab_size, scale, WINDOW, same)
+    return pair if kept is None else cut(pair, kept)
+
+
+def kept_tokens(vocab_size: int):
+    """Return tokens that the draft's output has; None: all."""
+    return st.none() | st.lists(st.integers(0, vocab_size - 1), min_size=1, unique=True).map(tuple)
 
 
 def prompts(vocab_size: int, longest: int = 6):
@@ -189,6 +195,7 @@ class Case:
     vocab_size: int
     scale: float
     same: bool
+    kept: tuple[int, ...] | None
     drafting: Drafting
     stopping: StoppingRule
     verification: object
@@ -201,7 +208,7 @@ class Case:
 
     @property
     def pair(self):
-        return pair_of(self.vocab_size, self.scale, self.same)
+        return pair_of(self.vocab_size, self.scale, self.same, self.kept)
 
     def decoder(self, engine: str = "eager") -> SpeculativeDecoder:
         return SpeculativeDecoder(
@@ -223,6 +230,7 @@ def cases(draw, pairings=PAIRINGS, warps=warps):
         vocab_size,
         draw(st.sampled_from([0.5, 2.0, 8.0])),
         draw(st.booleans()),
+        draw(kept_tokens(vocab_size)),
         draw(METHODS[way]),
         draw(stopping_rules if DRAFTINGS[way].reads_draft else length_rules),
         draw(verifications(rule)),

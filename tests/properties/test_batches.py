@@ -16,6 +16,7 @@ from properties.strategies import (
     cases,
     draft_rules,
     head_of,
+    kept_tokens,
     length_rules,
     pair_of,
     probabilities,
@@ -140,7 +141,7 @@ HEADS = [head_of(predicts, ("hidden",), 0, 3.0, False) for predicts in ("next_to
 @tries(0.4)
 @given(st.data(), st.integers(2, 7), st.sampled_from([0.5, 2.0]), st.booleans(), st.integers(1, 24))
 def test_in_greedy_decoding_a_replay_has_the_rounds_of_decoding(data, vocab_size, scale, same, max_new_tokens):
-    pair, warp = pair_of(vocab_size, scale, same), Warp(temperature=0)
+    pair, warp = pair_of(vocab_size, scale, same, data.draw(kept_tokens(vocab_size))), Warp(temperature=0)
     texts = data.draw(st.lists(prompts(vocab_size, WINDOW // 4), min_size=1, max_size=3, unique_by=tuple))
     encoded = [(Prompt(hashlib.sha256(str(ids).encode()).hexdigest()[:16], "test", ""), ids) for ids in texts]
     rules = data.draw(st.lists(recorded_rules(HEADS), min_size=1, max_size=6))

@@ -3,8 +3,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fakes import tiny_pair
-from families import CONFIGS, family_pair
+from fakes import all_logits, cut, tiny_pair
+from families import CONFIGS, CUT, family_pair
 from statistics_helper import chi_square_p_value
 
 from specheads import Warp
@@ -41,10 +41,10 @@ def branches_of(row):
 
 
 def logits_after(model, text):
-    return model(torch.tensor([text]), use_cache=False).logits[0, -1]
+    return all_logits(model, torch.tensor([text]))[0, -1]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*CONFIGS, CUT])
 @pytest.mark.parametrize("warp", [Warp(0), Warp(0.7, top_k=5)], ids=["greedy", "sampled"])
 def test_every_node_agrees_with_plain_forward_passes(name, warp):
     """Tokens that the draft could have drawn and features to 1e-6 (they are kept in float32), all families, past the window."""
@@ -134,9 +134,10 @@ def test_greedy_branches_are_the_drafts_own_greedy_text_where_the_models_differ(
         assert len(tokens) == min(5, 19 - start)
 
 
-def test_a_token_was_accepted_as_often_as_its_probabilities_say():
+@pytest.mark.parametrize(("kept", "num_followed"), [((0, 1, 2), 5), ((0, 2), 6)], ids=["whole", "cut"])
+def test_a_token_was_accepted_as_often_as_its_probabilities_say(kept, num_followed):
     """5,000 samples at ten positions, false alarm 1e-6 each: rejected tokens follow the residual, the next the draft."""
-    pair, warp, num_samples = tiny_pair(3, scale=2.0), Warp(0.9), 5_000
+    pair, warp, num_samples = cut(tiny_pair(3, scale=2.0), kept), Warp(0.9), 5_000
     row = record(pair, warp, num_samples=num_samples, max_tokens=2)
     accepted = row["accepted"].reshape(num_samples, -1)
     firsts, seconds = {}, {}
@@ -151,7 +152,7 @@ def test_a_token_was_accepted_as_often_as_its_probabilities_say():
         if i in firsts:
             residual = (d - t).clamp_min(0)
             assert_follows(np.bincount(firsts[i], minlength=3), residual / residual.sum())
-    assert len(seconds) == 5
+    assert len(seconds) == num_followed
     for (i, token), following in seconds.items():
         distribution = warp(logits_after(pair.draft, [*PROMPT, *RESPONSE[:i], int(token)]))
         assert_follows(np.bincount(following, minlength=3), distribution)

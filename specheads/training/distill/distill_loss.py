@@ -15,9 +15,14 @@ Divergence = Callable[[Tensor, Tensor], Tensor]
 
 
 def forward_kl(target: Tensor, draft: Tensor) -> Tensor:
-    """Return KL(t || d) = sum t log(t / d), without the tokens that the draft lacks, for which no weight could do anything."""
-    both = (target > -torch.inf) & (draft > -torch.inf)
-    return torch.where(both, target.exp() * (target - draft).masked_fill(~both, 0), 0.0).sum(dim=-1)
+    """Return KL(t || d) = sum t log(t / d).
+
+    Of a draft that lacks tokens, for which no weight could do anything, it is that of the others by t's share of them.
+    """
+    both, probs = (target > -torch.inf) & (draft > -torch.inf), target.exp()
+    lost = probs.masked_fill(draft > -torch.inf, 0).sum(dim=-1)  # exactly 0 where nothing is lacking
+    divergence = torch.where(both, probs * (target - draft).masked_fill(~both, 0), 0.0).sum(dim=-1)
+    return divergence + torch.special.entr((1 - lost).clamp_min(0))
 
 
 def _total_variation(target: Tensor, draft: Tensor) -> Tensor:

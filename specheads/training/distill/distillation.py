@@ -140,7 +140,8 @@ def _reduced(pair: Pair, train: Samples, dev: Samples, settings: Distillation) -
             f"{settings.samples} has none before training; add a share of target or text."
         )
     occurring[list(pair.stop_tokens)] = occurring.sum()
-    kept = np.argsort(-occurring, kind="stable")[: settings.draft_vocabulary]
+    has = np.ones(pair.vocab_size, bool) if (lacking := pair.draft_lm.lacking) is None else ~lacking.cpu().numpy()
+    kept = np.argsort(np.where(has, -occurring, 1), kind="stable")[: min(settings.draft_vocabulary, has.sum())]
     before = sum(weight.numel() for weight in pair.draft.parameters())
     keep_tokens(pair.draft, torch.from_numpy(kept))
     shared = 0

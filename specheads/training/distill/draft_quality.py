@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 BLOCK = 4  # drafted tokens per round of the block efficiencies that are recorded
 MEANINGS = {
     "overlap": "the share of drafted tokens that the target accepts",
-    "kl": "KL(target || draft) in nats, of the whole distributions",
+    "kl": "KL(target || draft) in nats, of the tokens that the draft has",
     "agreement": "the share of tokens at which both models hold the same one most likely",
     f"block_efficiency_{BLOCK}": f"tokens per call of the target with {BLOCK} drafted ones, by the overlap",
 }

@@ -4,10 +4,11 @@ import random
 
 import pytest
 import torch
-from chains import Model, difference, emitted_distribution, expected_accepted
+from chains import Model, Warped, difference, emitted_distribution, expected_accepted
 
 from specheads.decoding.verification import BlockVerification, TokenVerification, block_distribution, token_distribution
 from specheads.decoding.verification.chains import prefix_distribution
+from specheads.pair.sampling import Warp
 from specheads.papers import BiasedVerification
 
 SHAPES = [(2, 1), (2, 2), (2, 3), (2, 4), (3, 2), (3, 3), (4, 2)]
@@ -24,6 +25,24 @@ def test_the_emitted_tokens_follow_the_target(rule, vocab_size, num_drafted):
     assert rule.lossless
     for target, draft in pairs(vocab_size, 8):
         assert difference(emitted_distribution(rule, target, draft, num_drafted, num_drafted + 1), target) < 1e-9
+
+
+WARPS = [Warp(), Warp(0.7, top_k=2), Warp(1.0, top_p=0.6), Warp(0)]
+
+
+@pytest.mark.parametrize("warp", WARPS, ids=str)
+@pytest.mark.parametrize("rule", [TokenVerification(), BlockVerification(), BiasedVerification(0.0)], ids=lambda r: r.name)
+def test_drafts_whose_output_lacks_tokens(rule, warp):
+    """The tokens that the target likes least at the start, all but one, and a single one; at a temperature of the draft."""
+    apart = 0
+    for seed in range(2):
+        target = Warped(Model(4, 2 * seed, adversarial=seed == 1), warp)
+        disliked = target.model(()).argsort().tolist()
+        for kept in (disliked[:2], range(1, 4), [2]):
+            draft = Warped(Model(4, 2 * seed + 1), warp, kept, temperature=0.8)
+            assert difference(emitted_distribution(rule, target, draft, 2, 3), target) < 1e-9
+            apart += not torch.minimum(target(()), draft(())).any()
+    assert apart > 0 or warp == Warp()  # no token that the draft has may follow at the start
 
 
 def test_a_walk_that_is_not_reflected_would_be_noticed():

@@ -1,13 +1,17 @@
 """`specheads distill` as a whole, on nano with few prompts: the folder that it writes, and what it refuses."""
 
+import copy
 import json
 import logging
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from fakes import cut
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, OPTConfig, OPTForCausalLM
@@ -19,9 +23,10 @@ from specheads.commands.train import _responses_of, distill_draft, train_head
 from specheads.evaluation.head_folders import find_heads
 from specheads.pair.draft_vocabulary import borrows_embedding, kept_tokens
 from specheads.prompts import sources
-from specheads.training.distill.distillation import check_strategy, prepare
+from specheads.storage.files import amount
+from specheads.training.distill.distillation import _reduced, check_strategy, prepare
 from specheads.training.distill.draft_quality import draft_quality
-from specheads.training.distill.samples import encoded_response, load_splits, train_samples
+from specheads.training.distill.samples import Samples, encoded_response, load_splits, train_samples
 
 SMALL = ["model=nano", "data.num_train=8", "data.num_dev=3", "data.num_test=3", "data.max_new_tokens=10"]
 SMALL += [
@@ -139,10 +144,17 @@ def test_other_settings_train_too(cfg, words):
     assert AutoModelForCausalLM.from_pretrained(folder, dtype="auto").dtype == wanted
 
 
-@pytest.mark.parametrize("embedding", ["own", "target"])
-def test_a_draft_keeps_the_tokens_that_the_target_says_most(cfg, embedding, caplog):
+@pytest.mark.parametrize(
+    ("embedding", "more"),
+    [
+        ("own", []),
+        ("target", ["loss.divergence=forward_kl", "samples={target: 1, on_policy: 1}", "gradient_checkpointing=true"]),
+        pytest.param("target", ["model.dtype=bfloat16", "target_probs_budget=0"], marks=pytest.mark.full),
+    ],
+)
+def test_a_draft_keeps_the_tokens_that_the_target_says_most(cfg, embedding, more, caplog):
     caplog.set_level(logging.INFO)
-    words = ["init_layers=1", "draft_vocabulary=60", f"embedding={embedding}", "model.draft=null"]
+    words = ["init_layers=1", "draft_vocabulary=60", f"embedding={embedding}", "model.draft=null", *more]
     folder = distill_draft.run(cfg(*words)).folder
     with safe_open(folder / "model.safetensors", "pt") as stored:
         assert ("model.embed_tokens.weight" in set(stored.keys())) == (embedding == "own")
@@ -154,11 +166,26 @@ def test_a_draft_keeps_the_tokens_that_the_target_says_most(cfg, embedding, capl
     assert pair.stop_tokens <= kept and {token for token, _ in answers.most_common(40)} <= kept
     assert borrows_embedding(pair.draft) == (embedding == "target")
     assert "the draft's output keeps 60 of 2048 tokens, which are " in caplog.text
+    with safe_open(folder / "model.safetensors", "pt") as stored:
+        number = sum(stored.get_tensor(name).numel() for name in set(stored.keys()) - {"d2t"})
+    assert f"{amount(number, 'billion', 'million')} parameters of its own in place of 1.31 million" in caplog.text
     quality = description_of(folder)["test"]
-    assert 0 < quality["after"]["overlap"] < 1 and description_of(folder)["init"]["vocabulary"] == 60
+    assert (
+        0 < quality["after"]["overlap"] < 1 and quality["after"]["kl"] > 0 and description_of(folder)["init"]["vocabulary"] == 60
+    )
     words = ["draft_vocabulary=50", "trainer.max_epochs=1", f"model.draft={folder}", f"paths.run={folder.parents[1]}/again"]
     again = distill_draft.run(cfg(*words)).folder
-    assert len(kept_tokens(load_pair("nano", draft=str(again)).draft)) == 50
+    fewer = set(kept_tokens(load_pair("nano", draft=str(again)).draft).tolist())
+    assert len(fewer) == 50 and pair.stop_tokens <= fewer < kept
+
+
+def test_a_cut_draft_is_cut_further_among_its_own_tokens(nano):
+    (stop,), others = nano.stop_tokens, [500, 900, *range(1000, 1100)]
+    pair, responses = cut(nano, [stop, *others]), [[np.array([500, 600, 600, 900, 900])]]
+    samples = Samples([np.array([0])], {"target": responses}, {"target": 1.0})
+    for most, kept in ((1, []), (2, [900]), (4, [500, 900, 1000]), (2000, others)):
+        reduced = _reduced(replace(pair, draft=copy.deepcopy(pair.draft)), samples, samples, Distillation(draft_vocabulary=most))
+        assert kept_tokens(reduced.draft).tolist() == sorted([stop, *kept])
 
 
 def test_embeddings_of_another_size_are_refused_before_responses_are_made(cfg, tmp_path):

@@ -57,6 +57,7 @@ def assert_same(found, expected):
         ("fsdp2_target", "target"),
         ("two_plain", "plain"),
         ("fsdp2_plain", "plain"),
+        ("fsdp2_cut", "cut"),
         ("two_resumed", "mixed"),
         ("fsdp2_resumed", "target"),
     ],
