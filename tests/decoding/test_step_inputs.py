@@ -23,16 +23,10 @@ def test_a_chain_shows_what_was_written():
     assert start.tolist() == [[9, 3, 2]]
 
 
-def test_a_step_that_is_run_for_its_distribution_alone_may_write_after_the_longest_chain():
-    memory = filled()
-    memory.write(memory.indices[3], torch.tensor([1]), torch.full((1, 4), 7.0).double())
-    assert memory.probs[0, 3].tolist() == [7.0] * 4
-
-
-def test_another_memory_takes_a_chain_and_the_distribution_after_it():
+def test_another_memory_takes_a_chain():
     memory, other = filled(), DraftMemory(3, 4, torch.float64, CPU)
     other.copy_(memory, 2)
-    assert other.sequence[0, 1:4].tolist() == [1, 2, 0] and other.probs[0, :, 0].tolist() == [0.5, 1.5, 2.5, 0]
+    assert other.sequence[0, 1:4].tolist() == [1, 2, 0] and other.probs[0, :, 0].tolist() == [0.5, 1.5, 0]
 
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
