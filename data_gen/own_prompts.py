@@ -4,7 +4,6 @@ They need no data set, resemble what the target was tuned on, and carry no licen
 """
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,16 +40,17 @@ def write_own_prompts(pair: Pair, wish: OwnPrompts, settings: Generation, root: 
     """
     opened = replace(pair, instruction_format=_beginning(pair) + INSTRUCTION)
     openings = wish.openings or ("",)
-    prompts = [Prompt(text_id(opening), "train", opening) for opening in openings]
-    each = math.ceil(wish.number / len(openings))
-    settings = settings.but(responses_per_prompt=each, warp=Warp(1.0))
+    # An id of its own each: several responses to one prompt would each be in a file of their own.
+    turns = [openings[number % len(openings)] for number in range(wish.number)]
+    prompts = [Prompt(text_id(f"{number} {opening}"), "train", opening) for number, opening in enumerate(turns)]
+    settings = settings.but(responses_per_prompt=1, warp=Warp(1.0))
     folder = generate_data(opened, prompts, settings, root, ("train",), labelled=False)
     rows = load_split(folder, "train")
     columns = zip(rows["prompt"], rows["prompt_ids"], rows["response_ids"], rows["finished"], strict=True)
     # Decoded with what precedes it: some tokenizers drop a space at the beginning.
     whole = ((opening, pair.decode(ids), pair.decode([*ids, *response])) for opening, ids, response, ended in columns if ended)
     texts = dict.fromkeys((opening + text[len(before) :]).strip() for opening, before, text in whole)
-    kept = [text for text in texts if text][: wish.number]
+    kept = [text for text in texts if text]
     if not kept:
         raise UserError(
             f"{pair.target_id} has written no prompt that ends within data.max_new_tokens={settings.max_new_tokens}; raise it, "

@@ -36,6 +36,7 @@ def test_prompts_begin_where_a_users_message_begins(chatting, tmp_path):
     ended = [chatting.decode(ids) for ids, finished in zip(rows["response_ids"], rows["finished"], strict=True) if finished]
     assert {text.removeprefix("get_").removeprefix("set_value(") for text in texts} == {text.strip() for text in ended}
     assert len(load_tables(str(file), None).rows) == len(texts)  # it is a data set
+    assert len(list(file.parent.glob("*.parquet"))) == 1  # and not a file for each prompt
     before = file.stat().st_mtime_ns, {path: path.stat().st_mtime_ns for path in file.parent.glob("*.parquet")}
     again = write_own_prompts(chatting, wish, settings, tmp_path)
     assert again == file and before[1] == {path: path.stat().st_mtime_ns for path in file.parent.glob("*.parquet")}
