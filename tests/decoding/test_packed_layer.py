@@ -22,7 +22,7 @@ FAMILIES = {
     "llama": CONFIGS["llama"],
     "qwen2": CONFIGS["qwen2"],  # with biases
     "mistral": MistralConfig(**SIZES, intermediate_size=48, sliding_window=12),
-    "inputs in groups": LlamaConfig(**SIZES | {"hidden_size": 64, "head_dim": 16}, intermediate_size=96),
+    "inputs in groups": LlamaConfig(**SIZES | {"hidden_size": 64, "head_dim": 16}, intermediate_size=288),  # in parts, the last small
     "sizes between vectors": LlamaConfig(
         hidden_size=70,
         intermediate_size=94,

@@ -219,6 +219,12 @@ struct Sums {
   Vector first{SumOf<Value>(0)}, second{SumOf<Value>(0)};
   Sums<Value, count - 1> others;
 
+  C10_ALWAYS_INLINE void load(const SumOf<Value>* from, int64_t stride) {
+    first = Vector::loadu(from);
+    second = Vector::loadu(from + kLanes<Value>);
+    if constexpr (count > 1) others.load(from + stride, stride);
+  }
+
   // sums[r] += factors[r * stride] * (left, right)
   C10_ALWAYS_INLINE void add(const Vector& left, const Vector& right, const SumOf<Value>* factors, int64_t stride) {
     const Vector factor(*factors);
@@ -242,6 +248,12 @@ template <int count>
 struct PairSums {
   __m512 first = _mm512_setzero_ps(), second = _mm512_setzero_ps();
   PairSums<count - 1> others;
+
+  C10_ALWAYS_INLINE void load(const float* from, int64_t stride) {
+    first = _mm512_loadu_ps(from);
+    second = _mm512_loadu_ps(from + 16);
+    if constexpr (count > 1) others.load(from + stride, stride);
+  }
 
   // sums[r] += factors[r * stride] left[., 0] + factors[r * stride + 1] left[., 1], and the same for right
   C10_ALWAYS_INLINE void add(__m512i left, __m512i right, const at::BFloat16* factors, int64_t stride) {

@@ -183,7 +183,8 @@ void rows_product(
   Sum block[kMostTokens<Sum> * kPair<Sum>];
   for (int64_t first = 0; first < num_rows; first += kMostTokens<Sum>) {
     const int64_t several = std::min<int64_t>(kMostTokens<Sum>, num_rows - first);
-    panel_product(several, panel, stride, columns_ahead(panel, stride), rows + first * size, size, block);
+    std::fill_n(block, several * kPair<Sum>, Sum(0));
+    panel_product(several, panel, stride, columns_ahead(panel, stride), rows + first * size, size, size, block);
     for (int64_t r = 0; r < several; r++) std::copy_n(block + r * kPair<Sum>, exist, result + (first + r) * width);
   }
 }

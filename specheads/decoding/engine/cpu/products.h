@@ -13,15 +13,16 @@ namespace specheads_kernels __attribute__((visibility("hidden"))) {
 
 template <typename Value, int kTokens>
 void product_of(
-    const Value* panel, int64_t stride, Ahead ahead, const InputOf<Value>* x, int64_t size, SumOf<Value>* block) {
+    const Value* panel, int64_t stride, Ahead ahead, const InputOf<Value>* x, int64_t apart, int64_t size, SumOf<Value>* block) {
 #if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__)
   if constexpr (kMultipliesPairs<Value>) {
     PairSums<kTokens> sums;
+    sums.load(block, kPair<Value>);
     for (int64_t i = 0; i < size; i += 2) {
       const Value* columns = panel + i * stride;
       ahead.fetch<Value>(i);
       ahead.fetch<Value>(i + 1);
-      sums.add(_mm512_loadu_si512(columns), _mm512_loadu_si512(columns + kPair<Value>), x + i, size);
+      sums.add(_mm512_loadu_si512(columns), _mm512_loadu_si512(columns + kPair<Value>), x + i, apart);
     }
     sums.store(block, kPair<Value>);
     return;
@@ -29,12 +30,13 @@ void product_of(
 #endif
   using Vector = Vectorized<SumOf<Value>>;
   Sums<Value, kTokens> sums;
+  sums.load(block, kPair<Value>);
   for (int64_t i = 0; i < size; i++) {
     const Value* column = panel + i * stride;
     ahead.fetch<Value>(i);
     Vector first, second;
     load_pair(column, first, second);
-    if constexpr (!kMultipliesPairs<Value>) sums.add(first, second, x + i, size);
+    if constexpr (!kMultipliesPairs<Value>) sums.add(first, second, x + i, apart);
   }
   sums.store(block, kPair<Value>);
 }
@@ -47,12 +49,13 @@ void product_of_several(int64_t tokens, Arguments... arguments) {
   product_of<Value, kTokens>(arguments...);
 }
 
-// block[t][j] = sum_i x[t][i] panel[i][j] for `tokens` rows t, at most kMostTokens, where columns i of the panel are `stride`
-// apart. Not inlined: there is code for every number of tokens.
+// block[t][j] += sum_i x[t][i] panel[i][j] for `tokens` rows t, at most kMostTokens, which are `apart` numbers from each other; columns
+// i of the panel are `stride` apart. Not inlined: there is code for every number of tokens.
 template <typename Value>
 __attribute__((noinline)) void panel_product(
-    int64_t tokens, const Value* panel, int64_t stride, Ahead ahead, const InputOf<Value>* x, int64_t size, SumOf<Value>* block) {
-  product_of_several<Value>(tokens, panel, stride, ahead, x, size, block);
+    int64_t tokens, const Value* panel, int64_t stride, Ahead ahead, const InputOf<Value>* x, int64_t apart, int64_t size,
+    SumOf<Value>* block) {
+  product_of_several<Value>(tokens, panel, stride, ahead, x, apart, size, block);
 }
 
 // Sums of one row with `count` panels at a time: a sum waits for its last addition, so that a panel alone leaves the processor idle.
@@ -135,18 +138,21 @@ __attribute__((noinline)) void row_product(const Value* panels, const SumOf<Valu
   }
 }
 
-// Panels as products of several tokens read them: those of few bits become float32 once for all tokens.
+constexpr int64_t kColumnsAtATime = 4 * kGroup;
+
+// Columns of a panel as products of several tokens read them: those of few bits become float32 once for all tokens, as many at a
+// time as the first cache holds.
 template <typename Value>
-auto multiplied(const Value* panels, int64_t count, int64_t size) {
+const auto* multiplied(const Value* columns, int64_t count) {
   if constexpr (kIsLattice<Value>) {
-    float* to = scratch<float, 17>(count * size * kPair<float>);
-    for_columns(panels, count * size, [&](int64_t i, auto first, auto second) {
+    float* to = scratch<float, 17>(kColumnsAtATime * kPair<float>);
+    for_columns(columns, count, [&](int64_t i, auto first, auto second) {
       first.store(to + i * kPair<float>);
       second.store(to + i * kPair<float> + kLanes<float>);
     });
     return static_cast<const float*>(to);
   } else {
-    return panels;
+    return columns;
   }
 }
 
@@ -181,29 +187,38 @@ void for_panels(
   const int64_t bytes = together * size * column * sizeof(Value) * std::max<int64_t>(1, pieces);
   const int64_t grain = std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, bytes));
   team.each(panels.number / together, grain, [&](int64_t begin, int64_t end) {
-    Sum blocks[2 * kMostTokens<Value> * kPair<Value>];
+    Sum* sums = scratch<Sum, 18>(std::max<int64_t>(kPanels, together * tokens) * kPair<Value>);
     if constexpr (!kMultipliesPairs<Value>) {
       while (tokens == 1 && begin * together + kPanels <= end * together) {
         const int64_t number = begin * together;
-        row_product<Value, kPanels>(weight + number * column * size, rows, size, blocks);
-        for (int64_t i = 0; i < kPanels; i += together) finish(number + i, 0, 1, blocks + i * kPair<Value>);
+        row_product<Value, kPanels>(weight + number * column * size, rows, size, sums);
+        for (int64_t i = 0; i < kPanels; i += together) finish(number + i, 0, 1, sums + i * kPair<Value>);
         begin += kPanels / together;
       }
     }
+    const auto first_of = [&](int64_t piece) { return tokens * piece / pieces; };
+    const int64_t most = kIsLattice<Value> ? kColumnsAtATime : size, share = column * sizeof(Value) / pieces;
     for (int64_t number = begin * together; number < end * together; number += together) {
-      const auto* values = multiplied(weight + number * column * size, together, size);
-      for (int64_t piece = 0; piece < pieces; piece++) {
-        const int64_t first = tokens * piece / pieces, several = tokens * (piece + 1) / pieces - first;
-        for (int64_t i = 0; i < together; i++) {
-          const auto* panel = values + i * kPair<Value> * size;
-          // One piece fetches what it reads itself a little later. Several share the next panel, so that memory is never idle.
-          const char* next = reinterpret_cast<const char*>(weight + (number + i + together) * column * size);
-          const int64_t share = column * sizeof(Value) / pieces;
-          const bool reads = pieces == 1 && !kIsLattice<Value>;
-          const Ahead ahead = reads ? columns_ahead(panel, kPair<Value>) : Ahead{next + piece * size * share, share};
-          panel_product(several, panel, kPair<Value>, ahead, rows + first * size, size, blocks + i * several * kPair<Value>);
+      std::fill_n(sums, together * tokens * kPair<Value>, Sum(0));
+      for (int64_t i = 0; i < together; i++) {
+        // One piece fetches what it reads itself a little later. Several share the next panel, so that memory is never idle.
+        const char* next = reinterpret_cast<const char*>(weight + (number + i + together) * column * size);
+        for (int64_t start = 0; start < size; start += most) {
+          const int64_t count = std::min(most, size - start);
+          const auto* columns = multiplied(weight + (number + i) * column * size + start * column, count);
+          for (int64_t piece = 0; piece < pieces; piece++) {
+            const int64_t first = first_of(piece), several = first_of(piece + 1) - first;
+            const bool reads = pieces == 1 && !kIsLattice<Value>;
+            const Ahead ahead =
+                reads ? columns_ahead(columns, kPair<Value>) : Ahead{next + (start * pieces + piece * count) * share, share};
+            Sum* block = sums + (first * together + i * several) * kPair<Value>;
+            panel_product(several, columns, kPair<Value>, ahead, rows + first * size + start, size, count, block);
+          }
         }
-        finish(number, first, several, blocks);
+      }
+      for (int64_t piece = 0; piece < pieces; piece++) {
+        const int64_t first = first_of(piece);
+        finish(number, first, first_of(piece + 1) - first, sums + first * together * kPair<Value>);
       }
     }
   });
