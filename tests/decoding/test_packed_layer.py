@@ -22,7 +22,7 @@ FAMILIES = {
     "llama": CONFIGS["llama"],
     "qwen2": CONFIGS["qwen2"],  # with biases
     "mistral": MistralConfig(**SIZES, intermediate_size=48, sliding_window=12),
-    "inputs in groups": LlamaConfig(**SIZES | {"hidden_size": 64, "head_dim": 16}, intermediate_size=288),  # in parts, the last small
+    "inputs in groups": LlamaConfig(**SIZES | {"hidden_size": 64, "head_dim": 16}, intermediate_size=288),  # a small last part
     "sizes between vectors": LlamaConfig(
         hidden_size=70,
         intermediate_size=94,

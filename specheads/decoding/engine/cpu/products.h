@@ -197,7 +197,8 @@ void for_panels(
       }
     }
     const auto first_of = [&](int64_t piece) { return tokens * piece / pieces; };
-    const int64_t most = kIsLattice<Value> ? kColumnsAtATime : size, share = column * sizeof(Value) / pieces;
+    const int64_t most = kIsLattice<Value> ? kColumnsAtATime : size;
+    const int64_t share = column * sizeof(Value) / std::max<int64_t>(1, pieces);  // no tokens are no pieces
     for (int64_t number = begin * together; number < end * together; number += together) {
       std::fill_n(sums, together * tokens * kPair<Value>, Sum(0));
       for (int64_t i = 0; i < together; i++) {
