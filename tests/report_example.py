@@ -12,7 +12,6 @@ from specheads.evaluation.report import (
     BatchTable,
     DataSet,
     LiveRow,
-    QualityRow,
     Reliability,
     Report,
     RuleRow,
@@ -56,7 +55,6 @@ def report_example() -> Report:
         "costs": {"head_shares": {"shallow": 0.1, "<deep>": 0.15}},
         "seed": 0,
         "device": "cpu",
-        "score": "exact_number",
         "split": "test",
         "final_parts": [],
         "prompts": {
@@ -180,12 +178,7 @@ def _live_row(name: str, family: str, value: float, speed: float, off: float | N
         predicted_speedup={} if family == "target" else {ratio: about(speed / 88) for ratio in RATIOS},
         lossless=lossless,
         efficiency_gain=None if lossless else about(1.12),
-        quality=_quality(family),
     )
-
-
-def _quality(family: str) -> QualityRow:
-    return QualityRow(about(4.8, 0.1), None if family == "target" else about(0.21), about(0.4))
 
 
 def _batches(size: int) -> BatchTable:

@@ -33,17 +33,11 @@ class Round(NamedTuple):
     used_copy: bool = False  # whether a graph's copied node was accepted
     num_target_calls: int = 1
     wait_seconds: float = 0.0  # time from the row's last tokens to this round: other rows commit, prompts are read
-    ends_at_leaf: bool | None = None  # of a tree, whether no token was drafted after the accepted ones
 
     @property
     def seconds(self) -> float:
         """The seconds of the whole round, and of the wait before it."""
         return self.wait_seconds + self.draft_seconds + self.verify_seconds + self.commit_seconds
-
-    @property
-    def has_rejection(self) -> bool:
-        """Whether tokens that were drafted after the accepted ones were all rejected (Yin et al. 2024 count these rounds)."""
-        return self.num_accepted < self.num_drafted if self.ends_at_leaf is None else not self.ends_at_leaf
 
 
 @dataclass(frozen=True)
@@ -63,7 +57,6 @@ class DecodeStats:
     prefill_seconds: float  # seconds to read prompts
     num_copy_rounds: int = 0  # rounds in which a copied node of a graph was accepted
     num_expected: float | None = None  # accepted tokens that the stopping rule expected; None: it does not expect a number
-    num_rejections: int = 0  # rounds with a rejection; under a policy on the load, also those with tokens that were not submitted
 
     @classmethod
     def of(cls, rounds: Sequence[Round], prefill_seconds: float = 0.0, num_expected: float | None = None) -> "DecodeStats":
@@ -76,7 +69,6 @@ class DecodeStats:
             prefill_seconds=prefill_seconds,
             num_copy_rounds=sum(r.used_copy for r in rounds),
             num_expected=num_expected,
-            num_rejections=sum(r.has_rejection for r in rounds),
         )
 
     @classmethod

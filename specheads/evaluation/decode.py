@@ -212,17 +212,11 @@ def best_of_kinds(outcome: Outcome, decoded: Collection[str] = ()) -> list[Candi
 
 def decode(setup: Setup, settings: Sequence[Candidate], name: str = "generations") -> list[Measured]:
     """Decode the reported prompts with every setting, and by the chosen baseline; `name` is that of the journal."""
-    return sweep(setup, name, settings, setup.prompts.decoded.prompts, setup.settings.measures_quality)
+    return sweep(setup, name, settings, setup.prompts.decoded.prompts)
 
 
-def sweep(
-    setup: Setup,
-    name: str,
-    settings: Sequence[Candidate],
-    prompts: Sequence[EncodedPrompt],
-    keeps_responses: bool = False,
-) -> list[Measured]:
-    """Decode with every setting; finished prompts are kept in the journal `name`, with `keeps_responses` their responses, too."""
+def sweep(setup: Setup, name: str, settings: Sequence[Candidate], prompts: Sequence[EncodedPrompt]) -> list[Measured]:
+    """Decode with every setting; finished prompts are kept in the journal `name`."""
     most, repeats = setup.settings.max_new_tokens, setup.settings.repeats
     total = len(settings) * len(prompts) * repeats
     logger.info(
@@ -230,9 +224,8 @@ def sweep(
         *(name, len(settings), len(prompts), repeats, total, most, setup.run_folder),
     )
     names = [(setting.name, repr(setting.verification and setting.verification.compile_key)) for setting in settings]
-    more = {"responses": True} if keeps_responses else {}
-    journal = open_journal(setup, name, {"settings": names, **more}, prompts)
-    how = Sweep(setup.pair, setup.settings, setup.window, keeps_responses)
+    journal = open_journal(setup, name, {"settings": names}, prompts)
+    how = Sweep(setup.pair, setup.settings, setup.window)
     with progress("decoding", total) as advance:
         return how.run(settings, [ids for _, ids in prompts], journal, advance)
 

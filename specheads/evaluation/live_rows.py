@@ -1,17 +1,11 @@
 """What was decoded, as rows of a report."""
 
-import logging
-import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
-from torch.nn.functional import cross_entropy
 
 from specheads.decoding.step_costs import StepCosts
-from specheads.errors import UserError
 from specheads.evaluation.candidates import FIXED, Candidate
 from specheads.evaluation.intervals import (
     Groups,
@@ -23,17 +17,9 @@ from specheads.evaluation.intervals import (
     resample_counts,
     sums,
 )
-from specheads.evaluation.report import MEASURED, LiveRow, QualityRow, rule_fields
+from specheads.evaluation.report import MEASURED, LiveRow, rule_fields
 from specheads.evaluation.rule_costs import CostTable
-from specheads.evaluation.setup import Setup
 from specheads.evaluation.sweep import Measured
-from specheads.forecast import progress
-from specheads.pair.language_model import LanguageModel
-from specheads.pair.padding import BATCH_TOKENS, SLICE_ELEMENTS, batches_of_tokens, right_padded, slices
-from specheads.pair.sampling import nan_message
-from specheads.prompts.prompt import SCORES
-
-logger = logging.getLogger(__name__)
 
 
 def live_rows(
@@ -111,58 +97,6 @@ def gain_over_fixed(measured: Sequence[Measured], costs_of: Callable[[Candidate]
         return None
     fixed, head = (np.array(family, dtype=float) for family in families)
     return cross_fitted_gain(head, fixed, groups)
-
-
-def qualities(setup: Setup, measured: Sequence[Measured]) -> list[QualityRow]:
-    """Return the quality of every setting's responses: the target reads each once more, in one forward pass."""
-    decoded, pair = setup.prompts.decoded, setup.pair
-    score = SCORES[setup.prompt_data.score] if setup.prompt_data.score else None
-    nats = np.zeros((len(measured), len(decoded.prompts)))
-    logger.info("quality: the target reads the responses to %d prompts once more", len(decoded.prompts))
-    with progress("reading responses", len(decoded.prompts)) as advance:
-        for number, (_, ids) in enumerate(decoded.prompts):
-            responses = [response for each in measured for response in each.responses[number]]
-            nats[:, number] = np.reshape(response_nats(pair.target_lm, ids, responses), (len(measured), -1)).sum(axis=1)
-            advance(1)
-    references = {number: prompt.response for number, (prompt, _) in enumerate(decoded.prompts) if prompt.response is not None}
-    resamples, rows = resample_counts(decoded.groups), list[QualityRow]()
-    for each, of_setting in zip(measured, nats, strict=True):
-        tokens = np.array([stats.num_tokens for stats in each.stats])
-        rejections = np.array([stats.num_rejections for stats in each.stats])
-        row = QualityRow(
-            perplexity=interval(np.exp((resamples @ of_setting) / (resamples @ tokens))),
-            rejections_per_token=None if each.setting.live is None else _ratio(rejections, tokens, resamples),
-            score=None,
-        )
-        if score is not None and references:
-            scores = [
-                float(np.mean([score(pair.decode(response), reference) for response in each.responses[number]]))
-                for number, reference in references.items()
-            ]
-            row = replace(row, score=_ratio(scores, np.ones(len(scores)), resamples[:, list(references)]))
-        rows.append(row)
-    return rows
-
-
-@torch.no_grad()
-def response_nats(lm: LanguageModel, prompt: Sequence[int], responses: Sequence[Sequence[int]]) -> list[float]:
-    """Return the negative log-likelihood of each response to a prompt, in nats; equal responses have equal ones."""
-    known: dict[tuple[int, ...], float] = {}
-    different = list(dict.fromkeys(map(tuple, responses)))
-    texts = [[*prompt, *response] for response in different]
-    for batch in batches_of_tokens([len(text) for text in texts], BATCH_TOKENS):
-        # The last token is read by nobody.
-        hidden = lm.hidden_states(right_padded([texts[row][:-1] for row in batch]).to(lm.device), use_cache=False)
-        for states, row in zip(hidden, batch, strict=True):
-            tokens = torch.tensor(different[row], device=lm.device)
-            after = states[len(prompt) - 1 :][: len(tokens)]
-            known[different[row]] = sum(
-                cross_entropy(lm.logits(after[piece]), tokens[piece], reduction="sum").item()
-                for piece in slices(len(tokens), lm.vocab_size, SLICE_ELEMENTS)
-            )
-    if any(map(math.isnan, known.values())):
-        raise UserError(nan_message(lm.name))
-    return [known[tuple(response)] for response in responses]
 
 
 def _ratio(over: Sequence[float] | np.ndarray, under: Any, resamples: np.ndarray) -> Interval:

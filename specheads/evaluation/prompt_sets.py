@@ -22,7 +22,6 @@ from specheads.prompts.prompt import (
     EncodedPrompt,
     Prompt,
     ResponseLimits,
-    check_references,
     encode_prompts,
     groups_of,
     ids_hash,
@@ -38,11 +37,6 @@ class PromptData:
     source: PromptSource
     limits: ResponseLimits = field(default_factory=ResponseLimits)  # a response's limit is max_new_tokens of the settings
     name: str | None = None
-
-    @property
-    def score(self) -> str | None:
-        """The name of the score by which responses are compared with those of the data set, if there is one."""
-        return getattr(self.source, "score", None)
 
     def check(self, split: str) -> None:
         """Raise UserError for mistakes that show before prompts are read."""
@@ -140,10 +134,8 @@ class PromptSets:
     @cached_property
     def reported(self) -> PromptSet:
         """All prompts of the split that `split=` names, except those that a head learned from or was calibrated on."""
-        split, score = self.settings.split, self.data.score if self.settings.measures_quality else None
-        prompts = self._split(self.data.source, split, with_responses=score is not None)
-        if score is not None:
-            check_references(score, [prompt.response for prompt in prompts])
+        split = self.settings.split
+        prompts = self._split(self.data.source, split)
         name = self.name if split == "test" else f"{self.name}, {split}"
         return self._set(name, "test", self.data.source, prompts, self._numbers("train", "dev"), f"data.num_{split}")
 
@@ -181,10 +173,9 @@ class PromptSets:
         left_out = [f"{_counted(reduced.num_left_out, reduced.name)} left out: {WHY}." for reduced in sets.values()]
         return left_out + self._silence
 
-    def _split(self, source: PromptSource, split: str, remedy: str | None = None, with_responses: bool = False) -> list[Prompt]:
+    def _split(self, source: PromptSource, split: str, remedy: str | None = None) -> list[Prompt]:
         """Return the prompts of one split of a source; raises UserError, which ends with the remedy, if there are none."""
-        loaded = source.load(self.pair.chats, with_responses)
-        prompts = [prompt for prompt in unique(loaded) if prompt.split == split]
+        prompts = [prompt for prompt in unique(source.load(self.pair.chats)) if prompt.split == split]
         if not prompts:
             remedy = remedy or f"set data.num_{split}, or use a data set with more rows"
             raise UserError(f"the data set has no {split} prompts; {remedy}.")

@@ -33,15 +33,6 @@ def rule_fields(rule: RuleFields) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class QualityRow:
-    """The responses of one setting as the target sees them, and how well they answer."""
-
-    perplexity: Interval  # all emitted tokens under the target as it is, without temperature, top-k and top-p
-    rejections_per_token: Interval | None  # rounds with a rejection over emitted tokens; None where nothing is drafted
-    score: Interval | None  # the mean of data.score over the prompts with a response in the data set
-
-
-@dataclass(frozen=True)
 class LiveRow(RuleFields):
     """One setting that was decoded.
 
@@ -67,7 +58,6 @@ class LiveRow(RuleFields):
     verification: str | None = None  # the name of its verification rule; None: that of the sweep
     # Accepted tokens over those that the rule expected, 1 if its predictions hold here; None where it expects no number.
     accepted_over_expected: Interval | None = None
-    quality: QualityRow | None = None  # None where it was not asked for
 
 
 @dataclass(frozen=True)

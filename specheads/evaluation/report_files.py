@@ -9,7 +9,7 @@ from rich.console import Console
 
 from specheads.evaluation.conclusions import key_findings, live_texts, preferred, ratios_of, winners_at
 from specheads.evaluation.report import MEASURED, Report
-from specheads.evaluation.tables import bank_table, batch_table, live_table, quality_table, terminal, winners_table
+from specheads.evaluation.tables import bank_table, batch_table, live_table, terminal, winners_table
 from specheads.storage.files import write_json, write_whole
 
 
@@ -32,7 +32,6 @@ def print_report(report: Report, console: Console | None = None) -> None:
     tables = [winners_table(report, data, ratio) for data in tests for ratio in ratios if winners_at(data, ratio)]
     tables += [bank_table(report, ratio) for ratio in ratios if report.bank]
     tables += [live_table(report)] if report.live else []
-    tables += [quality] if (quality := quality_table(report)) else []
     tables += [batch_table(report, batches) for batches in report.batches]
 
     def say(texts: Iterable[str], style: str = "") -> None:

@@ -16,7 +16,7 @@ from specheads.decoding.verification import TokenVerification
 from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate
 from specheads.evaluation.head_folders import store_in_config
 from specheads.evaluation.intervals import Interval, interval
-from specheads.evaluation.live_rows import gain_over_fixed, live_rows, qualities
+from specheads.evaluation.live_rows import gain_over_fixed, live_rows
 from specheads.evaluation.replayed_rows import bank, data_set, reliability, text_samples
 from specheads.evaluation.replayed_sets import Outcome
 from specheads.evaluation.report import COUNTED, MEASURED, ROUNDS, STEPS, Basis, LiveRow, Report, TextSample
@@ -37,8 +37,6 @@ def report_of(setup: Setup, outcome: Outcome, config: str | None = None) -> Repo
     if measured:
         groups = setup.prompts.decoded.groups
         live = live_rows(measured, cost_table, setup.settings.verification.lossless, _replayed_speeds(setup, outcome), groups)
-        if setup.settings.measures_quality:
-            live = [replace(row, quality=each) for row, each in zip(live, qualities(setup, measured), strict=True)]
         # The winners at the measured ratio are not those of others.
         ratios = [MEASURED] if outcome.best and not setup.settings.decodes_all else cost_table.costs
         gains = {ratio: gain_over_fixed(measured, partial(cost_table.of, ratio=ratio), groups) for ratio in ratios}
@@ -121,7 +119,6 @@ def context_of(setup: Setup, config: str | None = None, num_decoded: int = 0) ->
         "repeats": settings.repeats,
         "verification": settings.verification.label,
         "lossless": settings.verification.lossless,
-        **({"score": setup.prompt_data.score} if settings.measures_quality and num_decoded else {}),
         "costs": {"head_shares": setup.head_sizes},
         "device": device_name(pair),
         "threads": torch.get_num_threads(),

@@ -144,11 +144,6 @@ class Evaluation(Settings):
         return isinstance(self.verification, TokenVerification) and isinstance(self.drafting, Autoregressive)
 
     @property
-    def measures_quality(self) -> bool:
-        """Whether the perplexity and the score of decoded responses are measured: those of lossless rules are the target's."""
-        return self.live != "none" and not self.verification.lossless
-
-    @property
     def method(self) -> str:
         """The drafts and the rule that verifies them, in words."""
         return f"{type(self.drafting).__name__.lower()} drafts under {self.verification.label}"

@@ -31,7 +31,7 @@ Decoder = SpeculativeDecoder | Baseline
 
 @dataclass
 class Measured:
-    """The results of one setting: per prompt its totals over repeats, all of its rounds, and what each response has.
+    """The results of one setting: per prompt its totals over repeats, and all of its rounds.
 
     Of a round there are its tokens, its drafted tokens, the draft's forward passes, the seconds of drafting, and those of the
     steps after it.
@@ -40,7 +40,6 @@ class Measured:
     setting: Candidate
     stats: list[DecodeStats] = field(default_factory=list)
     rounds: list[list[list[float]]] = field(default_factory=list)
-    responses: list[list[list[int]]] = field(default_factory=list)  # their tokens; empty where they are not kept
     # Of each prompt, the cores that other processes took from this one while all settings decoded it, and its seconds.
     load: list[tuple[float, float]] = field(default_factory=list)
 
@@ -77,7 +76,6 @@ class Sweep:
     # The memory's positions, enough for every prompt and its response; compiled steps depend on it, so sweeps with the same
     # window share them. None: as few as are enough.
     window: int | None = None
-    keeps_responses: bool = False
 
     def run(
         self,
@@ -113,17 +111,14 @@ class Sweep:
             for decoded, stats, rounds in zip(measured, entry["stats"], entry["rounds"], strict=True):
                 decoded.stats.append(DecodeStats.total([DecodeStats(**part) for part in stats]))
                 decoded.rounds.append(rounds)
-                decoded.load.append(entry.get("load", (0.0, 0.0)))  # earlier versions have none
-            for decoded, responses in zip(measured, entry.get("responses", ()), strict=self.keeps_responses):
-                decoded.responses.append(responses)
+                decoded.load.append(entry["load"])
         return measured
 
     def _decoded(
         self, decoders: Sequence[Decoder], number: int, prompt: Sequence[int], on_generation: Callable[[int], None]
     ) -> Entry:
-        """Return the results of every setting for prompt `number`: `rounds`, and of each repeat `stats` and what else is kept."""
-        names = ["responses"] * self.keeps_responses
-        kept: Entry = {name: [[] for _ in decoders] for name in ("stats", "rounds", *names)}
+        """Return the results of every setting for prompt `number`: `rounds`, and `stats` of each repeat."""
+        kept: Entry = {name: [[] for _ in decoders] for name in ("stats", "rounds")}
         load, start = OthersLoad(), time.perf_counter()
         for repeat in range(self.settings.repeats):
             seed = response_seed(self.settings.seed, number, repeat)
@@ -135,8 +130,6 @@ class Sweep:
                     [len(r.tokens), r.num_drafted, r.num_draft_calls, r.draft_seconds, r.verify_seconds + r.commit_seconds]
                     for r in generation.rounds
                 ]
-                if self.keeps_responses:
-                    kept["responses"][index].append(generation.tokens.tolist())
                 on_generation(1)
         return kept | {"load": (load.taken(torch.get_num_threads()), time.perf_counter() - start)}
 

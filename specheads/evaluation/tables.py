@@ -22,9 +22,7 @@ from specheads.evaluation.conclusions import (
     winners_at,
 )
 from specheads.evaluation.intervals import LEVELS, Interval
-from specheads.evaluation.report import BankRow, BatchRow, BatchTable, DataSet, LiveRow, QualityRow, Report, Winner
-
-SCORE_TITLES = {"exact_number": "right numbers", "rouge_l": "ROUGE-L"}
+from specheads.evaluation.report import BankRow, BatchRow, BatchTable, DataSet, LiveRow, Report, Winner
 
 
 @dataclass(frozen=True)
@@ -197,26 +195,6 @@ def bank_table(report: Report, ratio: str) -> Table:
     }
     columns |= {f"KL {name}": divergence(name) for name in heads[0].kl}
     return Table.of(f"Heads, {_at(report, ratio)}", columns, heads, sorted_by=1, doubtful=not is_trusted(report, ratio))
-
-
-def quality_table(report: Report) -> Table | None:
-    """Return the estimates on the quality of responses; None where it was not measured."""
-    measured = [row.quality for row in report.live if row.quality]
-    if not measured:
-        return None
-
-    def cell(value: Callable[[QualityRow], Interval | None], digits: int = 3) -> Callable[[LiveRow], Cell]:
-        return lambda row: estimate_cell(_spread(digits), value(row.quality) if row.quality else None)
-
-    columns: dict[str, Callable[[LiveRow], Cell]] = {
-        "setting": _setting,
-        "perplexity": cell(lambda quality: quality.perplexity, digits=2),
-        "rejections per token": cell(lambda quality: quality.rejections_per_token),
-    }
-    if any(quality.score for quality in measured):
-        name = report.context["score"]
-        columns[SCORE_TITLES.get(name, name)] = cell(lambda quality: quality.score)
-    return Table.of("Quality of responses", columns, report.live, sorted_by=-1)
 
 
 SEPARATOR = 2  # columns of the terminal between two columns of a table

@@ -111,7 +111,7 @@ class _BeamDrafter(TreeDrafter):
 
     def finish(self) -> Draft:
         """Return the best beam, with the distributions along it, which are in the memory of chains, too."""
-        tree, chain, last = self.tree, Draft(is_tree=False), ROOT
+        tree, chain, last = self.tree, Draft(), ROOT
         self._path = tree.path(self._best)
         for index, node in enumerate(self._path):
             last = chain.add(last, tree.tokens[node])

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specheads.errors import UserError
-from specheads.prompts.prompt import FINAL, SCORES, SPLITS, Prompt, check_counts, scaled_down, text_id
+from specheads.prompts.prompt import FINAL, SPLITS, Prompt, check_counts, scaled_down, text_id
 from specheads.prompts.rows import SourceRows, Template, check_values
 
 logger = logging.getLogger(__name__)
@@ -33,8 +33,6 @@ class DatasetSource:
         num_final: final prompts: those after the test prompts, for evaluations with split=final; read once, to publish a figure.
         revision: commit, tag or branch of a hub data set; null: the newest.
         shuffled: take the rows of a split in an order that looks random but is fixed, where they are sorted by task; reads all.
-        score: how well evaluations that measure quality score decoded responses, by response_template: exact_number (whether the
-            last number is the reference's), rouge_l, or null for no score.
     """
 
     path: str
@@ -50,7 +48,6 @@ class DatasetSource:
     num_final: int = 0
     revision: str | None = None
     shuffled: bool = False
-    score: str | None = None
 
     def __post_init__(self) -> None:
         from specheads.prompts import data_set  # imports `datasets`: slow, and nano does without
@@ -59,13 +56,6 @@ class DatasetSource:
         for name in ("template", "completion_template", "response_template"):
             if name == "template" or getattr(self, name) is not None:
                 self._parsed(name)
-        if self.score is not None and self.score not in SCORES:
-            raise UserError(f"data.score={self.score!r} must be {', '.join(SCORES)}, or null for no score.")
-        if self.score is not None and self.response_template is None:
-            raise UserError(
-                f"data.score={self.score} compares responses with those of the data set, but data.response_template=null; say "
-                "where they are, for example 'data.response_template=\"{answer}\"', or use data.score=null."
-            )
         splits = {"data.split": self.split} | ({} if self.test_split is None else {"data.test_split": self.test_split})
         data_set.check(self.path, splits)
         for name in ("name", "revision"):

@@ -47,22 +47,6 @@ def test_a_config_becomes_classes_and_objects():
     assert not settings.can_replay
 
 
-LOSSY, LOSSLESS = papers.BiasedVerification(0.1), verification.BlockVerification()
-
-
-@pytest.mark.parametrize(
-    ("values", "measured"),
-    [
-        ({}, False),
-        ({"verification": LOSSLESS}, False),
-        ({"verification": LOSSY}, True),
-        ({"verification": LOSSY, "live": "none"}, False),
-    ],
-)
-def test_quality_is_measured_where_a_rule_is_lossy(values, measured):
-    assert Evaluation(**values).measures_quality == measured
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [

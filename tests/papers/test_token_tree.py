@@ -4,13 +4,11 @@ from collections import Counter
 
 import pytest
 import torch
-from draftings import DRAFTINGS
 from fakes import tiny_pair
 from trees import drafter_in
 
 from specheads import SpeculativeDecoder, UserError, Warp, papers, stopping
 from specheads.pair.sampling import Uniforms
-from specheads.papers.trees.rounds import _TreeRounds
 from specheads.papers.trees.verification import ROOT
 
 TEXT, VOCAB = [0, 3, 1], 6
@@ -164,23 +162,6 @@ def test_a_text_may_fill_the_window_to_its_end(pair):
 def test_impossible_choices_are_refused(make, message):
     with pytest.raises(UserError, match=message):
         make()
-
-
-@pytest.mark.parametrize("name", ["multi", "batch", "tree", "graph"])
-def test_a_round_has_a_rejection_if_tokens_were_drafted_after_the_accepted_ones(name, monkeypatch):
-    verify, verified = _TreeRounds._verify, []
-
-    def noted(self, row, draft):
-        verified.append((draft, *verify(self, row, draft)))
-        return verified[-1][1:]
-
-    monkeypatch.setattr(_TreeRounds, "_verify", noted)
-    decoder = SpeculativeDecoder(tiny_pair(5, window=128), DRAFTINGS[name], stopping.FixedLength(3))
-    out = decoder.generate([1, 2, 1, 2], 20, seed=3)
-    for (draft, path, _), done in zip(verified, out.rounds, strict=True):
-        further = [node for node in map(draft.path, range(len(draft))) if node[:-1] == path]
-        assert done.has_rejection == bool(further)
-    assert 0 < out.stats.num_rejections == sum(done.has_rejection for done in out.rounds)
 
 
 def test_several_drafts_are_four_that_share_what_they_have_in_common():

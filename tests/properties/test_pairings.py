@@ -55,10 +55,8 @@ def test_every_token_is_accounted_for(pairing, data):
         num_copied = record.num_discarded + record.num_accepted - record.num_drafted
         assert num_copied == 0 or (record.used_copy and 0 < num_copied <= record.num_accepted)
         assert record.num_discarded >= 0 and record.num_target_calls == 1
-        if record.ends_at_leaf is None:
-            assert record.num_drafted <= case.stopping.max_tokens
-        else:
-            assert record.num_drafted <= case.drafting.most_verified(case.stopping.max_tokens)
+        most = case.stopping.max_tokens
+        assert record.num_drafted <= (case.drafting.most_verified(most) or most)
     stats = out.stats
     assert (stats.num_tokens, stats.num_target_calls) == (len(tokens), len(out.rounds))
     for name in ("num_drafted", "num_accepted", "num_discarded", "num_draft_calls"):

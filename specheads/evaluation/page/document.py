@@ -16,7 +16,7 @@ from plotly.offline import get_plotlyjs
 from specheads.evaluation.conclusions import key_findings, live_texts, main_data_set, preferred, ratio_text, ratios_of, winners_at
 from specheads.evaluation.page.figures import Figures, figures_of
 from specheads.evaluation.report import Report, TextSample
-from specheads.evaluation.tables import Table, bank_table, batch_table, live_table, quality_table, winners_table
+from specheads.evaluation.tables import Table, bank_table, batch_table, live_table, winners_table
 
 PLOTS = {"pareto": "Discard rate against verification rate", "reliability": "Reliability"}  # titles of figures' sections
 
@@ -99,8 +99,6 @@ def _sections(report: Report, figures: Mapping[str, Figures]) -> Iterator[dict[s
         yield section(name, PLOTS[name], "plot.html")
     if report.live:
         yield section("live", "Live measurements", texts=live_texts(report), table=live_table(report))
-        if quality := quality_table(report):
-            yield section("quality", "Quality of responses", table=quality)
     if report.batches:
         yield section("batches", "Batches", tables=[batch_table(report, each) for each in report.batches])
     if report.bank:

@@ -1,20 +1,25 @@
 """The decoding of an experiment: every prompt by every method in turn, with a journal from which a killed run resumes."""
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from torch.nn.functional import cross_entropy
 
 from specheads.decoding.decoder import Baseline, SpeculativeDecoder
 from specheads.decoding.engine import compile_ahead, resolve_engine
+from specheads.errors import UserError
 from specheads.evaluation.head_folders import LocatedHead
-from specheads.evaluation.live_rows import response_nats
 from specheads.evaluation.setup import device_name
 from specheads.evaluation.sweep import response_seed
 from specheads.forecast import progress
+from specheads.pair.language_model import LanguageModel
+from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
+from specheads.pair.sampling import nan_message
 from specheads.papers.mjsd import BlockSearch
 from specheads.papers.reproduction.settings import Method, Reproduction, Tally, tally
 from specheads.prompts.prompt import EncodedPrompt
@@ -84,9 +89,20 @@ def _decoded(
         before = meter() if meter else None
         out = decoders[name].generate(prompt, settings.max_new_tokens, seed)
         joules = None if meter is None or before is None else meter() - before
-        nats = response_nats(pair.target_lm, prompt, [out.tokens.tolist()])
-        entry[name] = [asdict(out.stats), *nats, joules]
+        entry[name] = [asdict(out.stats), response_nats(pair.target_lm, prompt, out.tokens.tolist()), joules]
     return entry
+
+
+@torch.no_grad()
+def response_nats(lm: LanguageModel, prompt: Sequence[int], response: Sequence[int]) -> float:
+    """Return the negative log-likelihood of a response to a prompt, in nats. Raises UserError where it is NaN."""
+    tokens = torch.tensor([[*prompt, *response]], device=lm.device)
+    states = lm.hidden_states(tokens[:, :-1], use_cache=False)[0, len(prompt) - 1 :]
+    expected, pieces = tokens[0, len(prompt) :], slices(len(response), lm.vocab_size, SLICE_ELEMENTS)
+    nats = sum(cross_entropy(lm.logits(states[piece]), expected[piece], reduction="sum").item() for piece in pieces)
+    if math.isnan(nats):
+        raise UserError(nan_message(lm.name))
+    return nats
 
 
 def _open_journal(

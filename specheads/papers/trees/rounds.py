@@ -15,7 +15,7 @@ from specheads.decoding.step_inputs import HostNumbers
 from specheads.errors import UserError
 from specheads.pair.sampling import has_nan
 from specheads.papers.trees.growth import RowDrafter, TreeReader
-from specheads.papers.trees.verification import ROOT, Draft, TreeBlock, TreeMatch
+from specheads.papers.trees.verification import Draft, TreeBlock, TreeMatch
 
 
 class TreeDrafting(Drafting):
@@ -88,7 +88,6 @@ class _TreeRounds(Rounds):
             num_discarded=draft.num_drafted - (len(path) - num_copied),
             num_draft_calls=draft.num_draft_calls,
             used_copy=num_copied > 0,
-            ends_at_leaf=(path[-1] if path else ROOT) not in draft.parents if draft.is_tree else None,
         )
         return [done], drafted
 

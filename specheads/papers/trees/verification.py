@@ -37,7 +37,6 @@ class Draft:
     draft_probs: Tensor | None = None
     num_draft_calls: int = 0  # draft forward passes spent on it
     num_copied: int = 0  # a graph's last nodes, which were copied instead of drafted
-    is_tree: bool = True  # whether it is recorded as one
     nan: bool = False  # whether the draft's logits were NaN or infinite; then the rest means nothing
     _known: dict[tuple[int, int], int] = field(default_factory=dict)
 
