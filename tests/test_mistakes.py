@@ -363,7 +363,7 @@ def test_a_draft_whose_training_does_not_fit_the_gpu_is_refused_before_anything_
     monkeypatch.setattr("specheads.pair.pair.load_model", lambda *args, **keys: pytest.fail("a model was loaded"))
     message = (
         r"training the draft does not fit the GPU: at least 1\d\d\.\d GiB, of which \d+\.\d for its weights with gradients and "
-        r"AdamW's state .* but 79\.0 GiB are free"
+        r"the optimizer's state .* but 79\.0 GiB are free"
     )
     assert_told(run(*DISTILL, "model=synthetic-llama2", "data.max_prompt_tokens=1024", "data.max_new_tokens=512"), message)
 

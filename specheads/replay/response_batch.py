@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specheads.forecast import progress
 from specheads.pair.language_model import LanguageModel
-from specheads.pair.padding import BATCH_TOKENS, SLICE_ELEMENTS, right_padded, slices
+from specheads.pair.padding import BATCH_TOKENS, SLICE_ELEMENTS, batches_of_tokens, right_padded, slices
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, check_finite, check_numbers, overlap
 
@@ -40,8 +40,18 @@ class ResponseBatch:
         `together`: it reads all texts in one forward pass, however many tokens they have.
         """
         tokens, predicting = self.tokens.to(lm.device), self.predicting.to(lm.device)
-        pieces = [slice(None)] if together else slices(tokens.shape[0], tokens.shape[1], BATCH_TOKENS)
-        return torch.cat([lm.hidden_states(tokens[piece], use_cache=False)[predicting[piece]] for piece in pieces])
+        # Nothing follows a text's last position. Texts of similar length are read together, so that few positions are padding.
+        ends = (
+            (self.predicting * torch.arange(1, self.predicting.shape[1] + 1, device=self.predicting.device)).amax(dim=1).tolist()
+        )
+        pieces = [list(range(len(ends)))] if together else batches_of_tokens(ends, BATCH_TOKENS)
+        states: dict[int, Tensor] = {}
+        for rows in pieces:
+            length = max(ends[row] for row in rows)
+            piece, marks = tokens[rows, :length], predicting[rows, :length]
+            found = lm.hidden_states(piece, use_cache=False)[marks].split(marks.sum(dim=1).tolist())
+            states.update(zip(rows, found, strict=True))
+        return torch.cat([states[row] for row in range(len(ends))])
 
 
 # In the order of their distance from 1, which stays where none is better. A draft is rarely best outside of them.

@@ -1,7 +1,7 @@
 """The base of all trained modules: a loss over a whole optimizer step, and curves that a checkpoint holds."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import lightning as L
@@ -63,9 +63,8 @@ class CurveModule(L.LightningModule):
     def _first_weights(self) -> Tensor:
         return _or_one(self._sums[0][1, : self._num_losses])
 
-    def adamw(self, weights: Iterable[Tensor], settings: Optimizer) -> dict[str, Any]:
-        """Return AdamW of weights with its schedule, for `configure_optimizers`."""
-        optimizer = torch.optim.AdamW(weights, lr=settings.lr, weight_decay=settings.weight_decay)
+    def scheduled(self, optimizer: torch.optim.Optimizer, settings: Optimizer) -> dict[str, Any]:
+        """Return an optimizer with the schedule of its learning rate, for `configure_optimizers`."""
         share = cosine_after_warmup(self.trainer.estimated_stepping_batches, settings.warmup_share)
         return {
             "optimizer": optimizer,

@@ -21,6 +21,7 @@ from specheads.training.distill.distill_loss import (
     token_losses,
 )
 from specheads.training.distill.draft_quality import quality_of, quality_sums
+from specheads.training.distill.muon import MuonAndAdamW, matrices_of_layers
 from specheads.training.distill.samples import DraftResponses, Sample, batch_of
 from specheads.training.distill.settings import Distillation
 from specheads.training.distill.sharding import is_sharded, shard, within_forward
@@ -111,8 +112,12 @@ class DistillModule(CurveModule):
         return computed_distributions(target, batch.states(target))
 
     def configure_optimizers(self) -> dict[str, Any]:
+        settings, trainer = self.settings.optimizer.for_width(self.pair.draft_lm.hidden_size), self.trainer
         weights = [weight for weight in self.draft.parameters() if weight.requires_grad]
-        return self.adamw(weights, self.settings.optimizer.for_width(self.pair.draft_lm.hidden_size))
+        split = isinstance(trainer.strategy, FSDPStrategy | DeepSpeedStrategy)  # without regard to matrices
+        matrices = () if split else matrices_of_layers(self.draft)
+        dtype = torch.bfloat16 if trainer.precision == "bf16-mixed" else torch.float32
+        return self.scheduled(MuonAndAdamW(weights, matrices, settings.lr, settings.weight_decay, dtype), settings)
 
     # --- validation
 

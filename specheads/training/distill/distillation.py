@@ -26,7 +26,7 @@ from specheads.settings import shown
 from specheads.storage.files import amount, space_of, write_json
 from specheads.training.distill.distill_module import DistillModule, shards_weights
 from specheads.training.distill.draft_quality import draft_quality, with_fitted_temperature
-from specheads.training.distill.memory import BYTES_PER_WEIGHT, check_trainable
+from specheads.training.distill.memory import check_trainable, trained_bytes
 from specheads.training.distill.samples import Samples, load_splits, train_samples
 from specheads.training.distill.settings import Distillation
 from specheads.training.loaders import ResumableData
@@ -170,10 +170,11 @@ def _needs(pair: Pair, train: Samples, settings: Distillation, most: int, traine
     # For the gradient a layer keeps about twice what it takes without; with checkpoints one layer does at a time.
     num_kept = 2 * (1 if settings.gradient_checkpointing else draft.config.num_hidden_layers)
     tokens = num_kept * (positions + batch * max(map(len, train.prompts)))
-    here = weights / (trainer.world_size if shards_weights(trainer.strategy) else 1)
-    state = {"gradients and AdamW's state": here * (BYTES_PER_WEIGHT - itemsize)}  # the weights themselves are there
+    parts = trainer.world_size if shards_weights(trainer.strategy) else 1
+    here = (trained_bytes(pair.draft) - weights * itemsize) / parts  # the weights themselves are there
+    state = {"gradients and the optimizer's state": here}
     memory = memory_of("distilling", draft, memory_parts(draft, 0, tokens, 2 * positions, 2 * SLICE_ELEMENTS), state)
-    # A checkpoint with AdamW's two moments in float32, and the draft.
+    # A checkpoint with the optimizer's state in float32, and the draft.
     return f"{memory}, {space_of('distilling', weights * (12 + itemsize), run)}"
 
 

@@ -1,20 +1,28 @@
 """Whether a draft can be trained at all, and its weights fit a GPU next to the target, before anything is loaded.
 
-A step takes 16 bytes per weight: the weight, its gradient and AdamW's two moments in float32 (Rajbhandari et al. 2020). What its
-layers keep for the gradient comes on top; where that does not fit, `errors.user_error` says what makes it smaller.
+A step takes 16 bytes per weight: the weight, its gradient and AdamW's two moments in float32 (Rajbhandari et al. 2020); 12 where
+Muon moves it, which has one. What its layers keep for the gradient comes on top; where that does not fit, `errors.user_error`
+says what makes it smaller.
 """
 
 import torch
+from transformers import PreTrainedModel
 
 from specheads.errors import UserError
 from specheads.pair.config import PairConfig, checked_device
 from specheads.pair.language_model import weightless_model
 from specheads.pair.quantization import QUANTIZATIONS
+from specheads.training.distill.muon import matrices_of_layers
 from specheads.training.distill.settings import Distillation
 
 GIB = 2**30
-BYTES_PER_WEIGHT = 16
 SHARDED = ("fsdp", "deepspeed", "model_parallel")  # how the strategies begin that spread a draft over devices
+
+
+def trained_bytes(draft: PreTrainedModel) -> int:
+    """Return what the weights of a draft take in training, with their gradients and the optimizer's state."""
+    by_muon = sum(weight.numel() for weight in matrices_of_layers(draft))
+    return 16 * sum(weight.numel() for weight in draft.parameters()) - 4 * by_muon
 
 
 def check_trainable(quantized: bool, draft_id: str) -> None:
@@ -44,13 +52,13 @@ def check_config(config: PairConfig, settings: Distillation) -> None:
     else:
         width = QUANTIZATIONS[config.quantization].num_bytes if config.quantization else target.dtype.itemsize
         beside = width * sum(weight.numel() for weight in target.parameters())
-    state, free = BYTES_PER_WEIGHT * sum(weight.numel() for weight in draft.parameters()), free_memory(device)
+    state, free = trained_bytes(draft), free_memory(device)
     if state + beside > free:
         raise UserError(
             f"training the draft does not fit the GPU: at least {(state + beside) / GIB:.1f} GiB, of which {state / GIB:.1f} for "
-            f"its weights with gradients and AdamW's state and {beside / GIB:.1f} for the target, but {free / GIB:.1f} GiB are "
-            "free. Train a smaller draft (init_layers=, or another model.draft=), or spread it with trainer.devices= and "
-            "+trainer.strategy=fsdp2."
+            f"its weights with gradients and the optimizer's state and {beside / GIB:.1f} for the target, but "
+            f"{free / GIB:.1f} GiB are free. Train a smaller draft (init_layers=, or another model.draft=), or spread it with "
+            "trainer.devices= and +trainer.strategy=fsdp2."
         )
 
 

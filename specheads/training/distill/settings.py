@@ -26,12 +26,12 @@ LR_TIMES_WIDTH = 0.16  # the learning rate that was best for nano's draft, times
 
 
 class _DraftOptimizer(Settings):
-    """AdamW as for heads, with a default learning rate that depends on the draft's width."""
+    """Muon and AdamW, with a default learning rate that depends on the draft's width."""
 
     lr: PositiveNumber | None = setting(
-        None, "AdamW's highest learning rate; it falls to 0 as a cosine; null: 0.16 / the draft's hidden size"
+        None, "the highest learning rate; it falls to 0 as a cosine; null: 0.16 / the draft's hidden size"
     )
-    weight_decay: NonNegativeNumber = setting(0.0, "AdamW's weight decay; 0: none")
+    weight_decay: NonNegativeNumber = setting(0.0, "the weight decay; 0: none")
     warmup_share: Probability = setting(0.03, "the share of all steps in which the learning rate rises; 0: none")
 
     def for_width(self, width: int) -> Optimizer:

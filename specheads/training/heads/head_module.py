@@ -138,7 +138,8 @@ class HeadModule(CurveModule):
         return torch.cat(logits, dim=1), torch.cat(labels), list(more)
 
     def configure_optimizers(self) -> dict[str, Any]:
-        return self.adamw(self.bank.parameters(), self.optimizer)
+        optimizer = torch.optim.AdamW(self.bank.parameters(), lr=self.optimizer.lr, weight_decay=self.optimizer.weight_decay)
+        return self.scheduled(optimizer, self.optimizer)
 
     def check_not_constant(self, features: dict[str, Tensor]) -> None:
         """Raise UserError naming the first head whose predictions do not vary."""
