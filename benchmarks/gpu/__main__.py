@@ -1,11 +1,11 @@
-"""What decoding and making data cost on a GPU, next to the goals.
+"""What decoding and making data cost, next to the goals for a GPU.
 
-    python -m benchmarks.gpu [round data] [--device cuda] [--tiny] [--keep]
+    python -m benchmarks.gpu [round data] [--device cuda] [--model NAME] [--context 256] [--tiny] [--keep]
 
 What does a step of the target read per second, what do a verification and a draft step cost, and what of a round is neither?
-How many tokens per second do the target's responses and their labels take? The pair has the shapes of Llama 3.1 8B and Llama
-3.2 1B, random weights, and an untrained head; prompts are random tokens. Steps are timed as steps.py times them. Rounds accept
-drafted tokens at a given rate, whatever the models say, and no response ends early.
+How many tokens per second do the target's responses and their labels take? By default the pair has the shapes of Llama 3.1 8B and
+Llama 3.2 1B, and random weights; the head is untrained, and prompts are random tokens. Rounds accept drafted tokens at a given
+rate, whatever the models say, and no response ends early.
 
 Tables are written as soon as they are measured, so that a script which fails or is killed loses none of them. With `--tiny`
 models take seconds, only to see that the scripts work.
@@ -23,9 +23,9 @@ import numpy as np
 import torch
 
 from benchmarks.results import Column, Table, Value, add_keep_option, text_of, write_result
-from benchmarks.steps import ALONE, DRAFT, DRAFT_WITH_HEAD, WARPS, bandwidth, seconds_of, timed, weight_bytes
+from benchmarks.steps import ALONE, DRAFT, DRAFT_WITH_HEAD, bandwidth, seconds_of, timed, weight_bytes
 from data_gen.rows import label_responses
-from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, load_pair
+from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, load_pair
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.responses import Responder
 from specheads.decoding.stopping import FixedLength, HeadThreshold, StoppingRule
@@ -34,10 +34,11 @@ from specheads.pair.config import checked_device
 from specheads.pair.pair import Pair
 from specheads.prompts.prompt import ResponseLimits
 
+WARPS = {"greedy": Warp(temperature=0.0), "sampled": Warp(top_k=50)}
 ROWS = (1, 16, 64)  # responses that are written together
 NEW_TOKENS, SAMPLES = 128, 2  # tokens of prompts and of responses; drafted tokens that are labelled at each position
 VERIFIED = (2, 3, 4, 5, 6, 8, 9, 12, 16, 20)  # tokens that a verification reads
-CONTEXT, WINDOW = 256, 1024
+SPARE = 768  # positions of memory after the context
 ACCEPTANCE = 0.8  # the rate of synthetic verification
 LENGTHS = (4, 8)  # lengths of the drafts of timed rounds
 VERIFICATION = "verification of 8"  # the goal speaks of it, and its time stands for that of every round
@@ -66,6 +67,8 @@ class Machine:
 
     device: torch.device
     tiny: bool
+    model: str = "synthetic-llama3"  # a file of conf/model
+    context: int = 256  # positions in memory
 
     @property
     def engine(self) -> str:
@@ -86,9 +89,9 @@ class Machine:
         return sheet or bandwidth(self.device)
 
     def pair(self) -> Pair:
-        """Return a pair of random weights, which are made on the device, of the size of Llama 3 or of the smallest."""
+        """Return the pair; synthetic ones have random weights, which are made on the device."""
         dtype = "float32" if self.device.type == "cpu" else "bfloat16"
-        return load_pair("synthetic-tiny" if self.tiny else "synthetic-llama3", device=str(self.device), dtype=dtype)
+        return load_pair("synthetic-tiny" if self.tiny else self.model, device=str(self.device), dtype=dtype)
 
 
 @torch.no_grad()
@@ -96,7 +99,7 @@ def round_tables(setup: Machine, goals: dict[str, float]) -> Iterator[Table]:
     """Yield the tables of steps and rounds; put what was reached into `goals`."""
     pair = setup.pair()
     head = AcceptanceHead(HeadConfig(pair.draft_lm.hidden_size)).to(setup.device).requires_grad_(False)
-    context = 32 if setup.tiny else CONTEXT
+    context = 32 if setup.tiny else setup.context
     (prompt,) = _texts(pair, 1, context)
     rows, by_mode = list[list[Value]](), dict[str, dict[str, float]]()
     for mode in WARPS:
@@ -116,7 +119,7 @@ def round_tables(setup: Machine, goals: dict[str, float]) -> Iterator[Table]:
 
 
 def _decoder(setup: Machine, pair: Pair, rule: StoppingRule, mode: str, **choices: Any) -> SpeculativeDecoder:
-    window = 128 if setup.tiny else WINDOW
+    window = 128 if setup.tiny else setup.context + SPARE
     return SpeculativeDecoder(pair, stopping=rule, warp=WARPS[mode], engine=setup.engine, window=window, **choices)
 
 
@@ -166,10 +169,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
     parser.add_argument("scripts", nargs="*", metavar="SCRIPT", help=f"default: {' '.join(SCRIPTS)}")
     parser.add_argument("--device", help="default: cuda if there is one")
+    parser.add_argument("--model", default=Machine.model, help="a file of conf/model (default: %(default)s)")
+    parser.add_argument("--context", type=int, default=Machine.context, help="positions in memory (default: %(default)s)")
     parser.add_argument("--tiny", action="store_true", help="use models that take seconds")
     add_keep_option(parser, "gpu")
     given = parser.parse_args(argv)
-    setup = Machine(torch.device(checked_device(given.device)), given.tiny)
+    setup = Machine(torch.device(checked_device(given.device)), given.tiny, given.model, given.context)
     tables, reached, failed = list[Table](), dict[str, float](), False
     for name in given.scripts or SCRIPTS:
         torch.manual_seed(0)
@@ -178,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"\n{table.title}\n\n{text_of(table)}", flush=True)
                 tables.append(table)
                 written = [_goals(reached), *tables]
-                write_result("gpu", written, seeds=[0], notes="Random weights.", keep=given.keep)
+                write_result("gpu", written, seeds=[0], notes=f"{given.model}, with an untrained head.", keep=given.keep)
         except Exception:  # noqa: BLE001 - whatever one script raises, the others run
             failed = True
             print(f"\nFAILED: {name}\n{traceback.format_exc()}", flush=True)
