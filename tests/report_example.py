@@ -31,7 +31,6 @@ FAMILIES = {  # how much faster than the best fixed length at ratio 10, and the 
     "draft_product": (1.035, (0.1, 0.3, 0.5, 0.7, 0.9)),
     "max_probability": (1.01, (0.1, 0.3, 0.5, 0.7, 0.9)),
     "confidence": (0.99, (0.2, 0.4, 0.6)),
-    "heuristic": (0.93, None),
     "online_logistic": (0.9, None),
     "ceiling": (1.18, (0.1, 0.3, 0.5, 0.7, 0.9)),
     "oracle": (1.35, None),

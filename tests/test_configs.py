@@ -156,7 +156,7 @@ def test_policies_are_chosen_like_rules(name):
         "num_tokens": [2, 5]
     }
     both = evaluation_settings(composed("evaluate", [f"stopping=[all,{name}]", "concurrency=[4]"]))
-    assert list(both.policies) == [name] and len(both.rules) >= 10
+    assert list(both.policies) == [name] and len(both.rules) >= 9
     assert "For batches" in help_text("evaluate", [f"stopping={name}"])
 
 

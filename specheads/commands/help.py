@@ -1,6 +1,6 @@
 """The text of `--help`: every key of a command, its value, and its sentence from the classes of settings.
 
-Keys of a choice, such as those of conf/stopping/heuristic.yaml, are explained by the comments of its file. A word that does not
+Keys of a choice, such as those of conf/stopping/confidence.yaml, are explained by the comments of its file. A word that does not
 compose gets the closest known spelling.
 """
 

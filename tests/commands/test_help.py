@@ -164,9 +164,9 @@ def test_a_narrow_terminal_gets_narrow_tables(width):
 
 
 def test_several_choices_of_a_group_are_all_shown():
-    text = help_text("evaluate", ["stopping=[fixed_length,heuristic]"])
-    assert "[fixed_length]" in text and "[heuristic]" in text and "[confidence]" not in text
-    assert "stopping.heuristic.increase=2" in text and "stopping.confidence" not in text
+    text = help_text("evaluate", ["stopping=[fixed_length,draft_product]"])
+    assert "[fixed_length]" in text and "[draft_product]" in text and "[confidence]" not in text
+    assert "stopping.draft_product.min_tokens=1" in text and "stopping.confidence" not in text
 
 
 def test_the_text_is_as_wide_as_the_terminal(monkeypatch):

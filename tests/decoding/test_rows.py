@@ -33,7 +33,6 @@ RULES = [
     stopping.HeadThreshold(random_head(16), 0.6, max_tokens=6),
     stopping.HeadThreshold(random_head(16, "input_token"), 0.6, max_tokens=6),
     stopping.HeadThreshold(random_head(16, inputs=("hidden", "second_prob")), 0.6, max_tokens=6),
-    stopping.Heuristic(start=2, max_tokens=5),
     stopping.OnlineLogistic(max_tokens=6),
     stopping.Confidence(max_tokens=6),
 ]

@@ -115,8 +115,8 @@ def test_a_head_at_its_break_even_is_as_fast_as_the_best_fixed_length(ratio, sha
 def test_a_rule_whose_rounds_were_timed_pays_their_costs():
     rule, other = CANDIDATES[2:4]
     timed = replace(COST_TABLE, fit=CostFit(COST_TABLE.costs[MEASURED], {rule.kind: RuleCosts(0.0001, 0.0002)}))
-    other = replace(other, rule=stopping.Heuristic())
-    assert rule.kind == "FixedLength of mine" and other.kind == "Heuristic of mine"
+    other = replace(other, rule=stopping.Confidence())
+    assert rule.kind == "FixedLength of mine" and other.kind == "Confidence of mine"
     assert timed.of(rule, MEASURED) == StepCosts(0.0011, 0.003, round_seconds=0.0002)
     assert timed.of(other, MEASURED) == StepCosts(0.0013, 0.003)
     assert timed.of(rule, "10").draft_seconds == pytest.approx(0.1 * (1 + SHARE))

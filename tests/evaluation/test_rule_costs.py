@@ -5,7 +5,7 @@ import pytest
 
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.step_costs import StepCosts
-from specheads.decoding.stopping import DraftProduct, FixedLength, Heuristic
+from specheads.decoding.stopping import Confidence, DraftProduct, FixedLength
 from specheads.evaluation.candidates import TARGET_ALONE, Candidate
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.rule_costs import CostTable
@@ -33,7 +33,7 @@ def table():
         decoded("target alone", None, "target"),
         decoded("fixed K=4", FixedLength(4), "fixed_length"),
         decoded("product 0.5", DraftProduct(0.5), "draft_product", 0.00005, learning=0.0002),
-        *(decoded(f"head {name}", Heuristic(), "head_threshold", seconds, name) for name, seconds in HEAD_SECONDS.items()),
+        *(decoded(f"head {name}", Confidence(), "head_threshold", seconds, name) for name, seconds in HEAD_SECONDS.items()),
     ]
     return with_measured(CostTable({"10": StepCosts.at_ratio(10)}, SIZES), measured, SIZES)
 
@@ -50,9 +50,9 @@ def test_the_timed_costs_of_a_rule_hold_for_all_its_values(table):
 
 def test_each_head_has_the_costs_of_its_rounds(table):
     for head, seconds in HEAD_SECONDS.items():
-        assert table.of(rule(Heuristic(), head), MEASURED).draft_seconds == pytest.approx(STEP + seconds)
-        assert table.head_share(rule(Heuristic(), head), MEASURED) == pytest.approx(seconds / STEP)
-        assert table.head_share(rule(Heuristic(), head), "10") == pytest.approx(SIZES[head])
+        assert table.of(rule(Confidence(), head), MEASURED).draft_seconds == pytest.approx(STEP + seconds)
+        assert table.head_share(rule(Confidence(), head), MEASURED) == pytest.approx(seconds / STEP)
+        assert table.head_share(rule(Confidence(), head), "10") == pytest.approx(SIZES[head])
 
 
 def test_a_head_that_was_not_decoded_has_the_costs_of_heads_of_similar_sizes(table):
@@ -63,11 +63,11 @@ def test_a_head_that_was_not_decoded_has_the_costs_of_heads_of_similar_sizes(tab
 
 def test_rules_that_were_not_timed_have_the_costs_of_timed_rules(table):
     """Otherwise each would look faster than those that were decoded, until it is decoded itself."""
-    costs = table.of(rule(Heuristic()), MEASURED)
+    costs = table.of(rule(Confidence()), MEASURED)
     assert costs.draft_seconds == pytest.approx(STEP + 0.00005)
     assert costs.round_seconds - table.costs[MEASURED].round_seconds == pytest.approx(0.0002)
     assert table.of(rule(DraftProduct(0.5), "large"), MEASURED).draft_seconds == pytest.approx(STEP + 0.0005)
-    assert table.of(rule(Heuristic()), "10") == table.costs["10"]
+    assert table.of(rule(Confidence()), "10") == table.costs["10"]
 
 
 def test_prompts_are_predicted_from_the_rounds_of_others(table):

@@ -116,20 +116,10 @@ def with_bounds(kind, *arguments):
     return st.tuples(bounds(), *arguments).map(lambda given: kind(*given[1:], **given[0]))
 
 
-@st.composite
-def schedules(draw):
-    most = draw(st.integers(1, LONGEST))
-    start = draw(st.integers(1, most))
-    return stopping.Heuristic(start, draw(st.integers(0, 3)), draw(st.integers(0, 3)), most)
-
-
 lengths = st.integers(1, LONGEST)
 weights = st.dictionaries(st.sampled_from([*LOGISTIC_INPUTS, "bias"]), st.floats(-20, 20), min_size=1)
 # Rules that read nothing of a draft, rules that read its probabilities, and rules with a head.
-length_rules = st.one_of(
-    st.builds(stopping.FixedLength, lengths),
-    schedules(),
-)
+length_rules = st.builds(stopping.FixedLength, lengths)
 draft_rules = st.one_of(
     st.builds(stopping.MaxProbability, probabilities(), lengths),
     st.builds(stopping.Confidence, probabilities(), st.booleans(), lengths),

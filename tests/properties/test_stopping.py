@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from properties.strategies import HIDDEN, stopping_rules, tries
 from torch.utils._pytree import tree_leaves
 
-from specheads.decoding.stopping import StoppingRule
+from specheads.decoding.stopping import FixedLength, StoppingRule
 from specheads.decoding.stopping.confidence import best_threshold
-from specheads.decoding.stopping.length import LengthRule
 from specheads.decoding.stopping.rule import unless
 from specheads.decoding.stopping.survival import SurvivalRule
 
@@ -73,7 +72,7 @@ def test_lengths_stay_within_bounds_and_states_finite(rule, played):
     check_finite(state)
     for features, limits, most_accepted in played:
         state = rule.start_round(state)
-        planned = state.num_tokens if isinstance(rule, LengthRule) else None
+        planned = state.num_tokens if isinstance(rule, FixedLength) else None
         state, lengths = play_round(rule, state, features, limits, most_accepted)
         check_finite(state)
         assert (lengths <= rule.max_tokens).all() and (lengths <= limits).all() and ((lengths > 0) | (limits == 0)).all()

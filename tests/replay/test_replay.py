@@ -271,7 +271,6 @@ def two_of_each(head):
     other = recorded_head(head)
     return [
         *(stopping.FixedLength(k) for k in (2, 5)),
-        *(stopping.Heuristic(start=5, increase=n) for n in (1, 3)),
         *(stopping.Confidence(0.4, retune=r) for r in (True, False)),
         *(stopping.MaxProbability(t) for t in (0.3, 0.6)),
         *(stopping.DraftProduct(t) for t in (0.5, 0.9)),

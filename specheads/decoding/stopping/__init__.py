@@ -14,7 +14,7 @@ A new rule is a subclass of StoppingRule in a new file and a config in conf/stop
 
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping.confidence import Confidence, MaxProbability
-from specheads.decoding.stopping.length import FixedLength, Heuristic
+from specheads.decoding.stopping.length import FixedLength
 from specheads.decoding.stopping.logistic import Logistic, OnlineHead, OnlineLogistic, logistic_inputs
 from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule
 from specheads.decoding.stopping.survival import DraftProduct, HeadThreshold
@@ -25,7 +25,6 @@ __all__ = [
     "DraftProduct",
     "FixedLength",
     "HeadThreshold",
-    "Heuristic",
     "Logistic",
     "MaxProbability",
     "OnlineHead",
