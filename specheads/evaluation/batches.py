@@ -21,10 +21,9 @@ from specheads.decoding.records import DecodeStats, Generation
 from specheads.evaluation.candidates import DEFAULT, FIXED, LOAD_AWARE, TARGET_ALONE, Candidate, Rules, fixed_length
 from specheads.evaluation.decode import best_of_kinds, open_journal
 from specheads.evaluation.intervals import interval, milliseconds, resample_counts
-from specheads.evaluation.replayed_sets import Outcome, counts_of
+from specheads.evaluation.replayed_sets import Outcome, counts_of, survival
 from specheads.evaluation.report import BatchRow, BatchTable, rule_fields
 from specheads.evaluation.setup import Setup
-from specheads.evaluation.speculation_profile import survival
 from specheads.evaluation.sweep import Sweep, response_seed
 from specheads.forecast import progress
 from specheads.replay.recording import Recording

@@ -21,7 +21,6 @@ from specheads.evaluation.reporting import recommend, report_of
 from specheads.evaluation.rule_costs import Tuning
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup
-from specheads.evaluation.speculation_profile import write_profiles
 from specheads.evaluation.sweep import doubts_of
 from specheads.heads.head import AcceptanceHead
 from specheads.pair.pair import Pair
@@ -62,7 +61,6 @@ def evaluate(
     report = report_of(setup, outcome, config)
     if not settings.any_draft:
         recommend(setup, outcome, report)
-    write_profiles(setup, outcome)
     return report
 
 

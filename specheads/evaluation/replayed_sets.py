@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from specheads.decoding.engine import bulk_operations
-from specheads.decoding.stopping import MAX_TOKENS, HeadThreshold
+from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold
 from specheads.evaluation.candidates import TARGET_ALONE, Candidate
 from specheads.evaluation.intervals import resample_counts
 from specheads.evaluation.report import MEASURED, BatchTable
@@ -87,6 +87,15 @@ def counts_of(
         counts |= zip(rules, (rounds.per_prompt(recording.num_prompts) for rounds in replayed), strict=True)
         advance(len(rules))
     return [counts[number] for number in range(len(candidates))]
+
+
+def survival(recording: Recording, num_places: int) -> list[float]:
+    """Return the probability that the first 1, 2, ... `num_places` tokens of a draft are all accepted."""
+    (rounds,) = replay(recording, [FixedLength(num_places)])
+    place = np.arange(num_places)
+    accepted = rounds.accepted[:, None] > place
+    reached = (rounds.accepted[:, None] >= place) & (rounds.drafted[:, None] > place)
+    return (accepted.sum(axis=0) / np.maximum(reached.sum(axis=0), 1)).cumprod().tolist()
 
 
 def replay_all(sets: Sequence[RecordedSet], candidates: Sequence[Candidate]) -> list[RecordedSet]:

@@ -1,8 +1,8 @@
 """A head's folder: `config.json` (head.schema.json), `model.safetensors`, `golden.safetensors`, a card and transformers' loader.
 
-The folder of a trained head has `train_prompts.safetensors`, too, after `specheads evaluate` what it is worth on some data,
-`speculation_profile.json`, and what `specheads export` wrote (EXPORTED). The golden vectors are inputs with the logits that the
-head computed when it was saved: they show at once if a head is computed differently. Files of tensors have a checksum, too.
+The folder of a trained head has `train_prompts.safetensors`, too, and what `specheads export` wrote (EXPORTED). The golden
+vectors are inputs with the logits that the head computed when it was saved: they show at once if a head is computed differently.
+Files of tensors have a checksum, too.
 """
 
 import logging
@@ -26,7 +26,6 @@ from specheads.heads.train_prompts import TrainPrompts
 from specheads.storage.files import read_json, write_json, write_whole
 
 FILES = ("config.json", "model.safetensors", "golden.safetensors")  # what a head is loaded from
-PROFILE_FILE = "speculation_profile.json"
 GRAPHS = ("head.onnx", "head.pt2")  # they hold the calibration; the second was written by earlier versions
 # In other formats, for other decoders; those in `specdecpp` were written by earlier versions.
 EXPORTED = (*GRAPHS, STANDALONE, "specdecpp/config.json", "specdecpp/model.safetensors")
@@ -48,7 +47,7 @@ class HeadFiles:
 def write_files(folder: Path, files: HeadFiles) -> Path:
     """Write a head's folder, which is made, or whose files are replaced one by one; return it."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in (PROFILE_FILE, *EXPORTED):  # they belong to the head that this one replaces
+    for name in EXPORTED:  # they belong to the head that this one replaces
         (folder / name).unlink(missing_ok=True)
     write_loader(folder, CUSTOM_GENERATE)
     if files.train_prompts is None:

@@ -6,7 +6,7 @@ from specheads import SpeculativeDecoder, Warp
 from specheads.decoding.load_aware import LoadAware, LoadCosts
 from specheads.evaluation.batches import best_fixed, load_settings
 from specheads.evaluation.candidates import LOAD_AWARE, RuleChoice
-from specheads.evaluation.speculation_profile import survival
+from specheads.evaluation.replayed_sets import survival
 from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay.recording import Recorder, load_recording
 from specheads.replay.response_tree import RecordSettings

@@ -194,11 +194,10 @@ def exported(exported_once, tmp_path):
     return shutil.copytree(exported_once, tmp_path / "head")
 
 
-def test_a_folder_loses_what_was_exported_and_measured_of_the_head_that_it_held(exported):
-    (exported / "speculation_profile.json").write_text("{}")
+def test_a_folder_loses_what_was_exported_of_the_head_that_it_held(exported):
     assert all((exported / name).is_file() for name in EXPORTED)
     save_head(new_head(), exported)
-    assert not [name for name in (*EXPORTED, "speculation_profile.json") if (exported / name).exists()]
+    assert not [name for name in EXPORTED if (exported / name).exists()]
 
 
 def test_a_new_calibration_removes_graphs_with_the_earlier_one(exported, caplog):

@@ -160,7 +160,7 @@ def test_no_file_names_the_user_or_a_secret(commands, kind):
     files = [path for path in (home / "project").rglob("*") if path.is_file()]
     names = {path.name for path in files}
     assert {"report.html", "report.json", "probe.html", "train.log", "evaluate.log", "hydra.yaml", "manifest.json"} <= names
-    assert {"README.md", "config.json", "last.ckpt", "speculation_profile.json", "distill.json", "acceptance_head.py"} <= names
+    assert {"README.md", "config.json", "last.ckpt", "distill.json", "acceptance_head.py"} <= names
     leaking = [str(path.relative_to(home)) for path in files if SECRETS[kind].encode() in content_of(path)]
     assert leaking == []
 

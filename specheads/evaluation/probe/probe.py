@@ -36,10 +36,9 @@ from specheads.evaluation.probe.prediction import (
     predict,
 )
 from specheads.evaluation.prompt_sets import PromptData
-from specheads.evaluation.replayed_sets import RecordedSet, record_sets
+from specheads.evaluation.replayed_sets import RecordedSet, record_sets, survival
 from specheads.evaluation.settings import EngineName, Evaluation
 from specheads.evaluation.setup import versions
-from specheads.evaluation.speculation_profile import survival
 from specheads.evaluation.sweep import LARGEST_SPREAD, Sweep
 from specheads.forecast import progress
 from specheads.heads.config import HeadConfig

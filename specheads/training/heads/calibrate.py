@@ -14,7 +14,6 @@ from specheads.evaluation.replayed_sets import record_sets
 from specheads.forecast import Forecast
 from specheads.heads.calibration import IndexCalibration, in_rounds
 from specheads.heads.head import AcceptanceHead, load_head
-from specheads.heads.head_folder import PROFILE_FILE
 from specheads.heads.metrics import calibration
 from specheads.heads.train_prompts import numbers_of
 from specheads.prompts.prompt import EncodedPrompt, Prompt, encode_prompts, groups_of
@@ -57,7 +56,6 @@ def calibrate(
         if is_kept(errors[folder.name]):
             continue
         store_dev_prompts(folder, head, [prompt.text for prompt, _ in chosen])
-        (folder / PROFILE_FILE).unlink(missing_ok=True)  # it was of the earlier calibration
         fitted = IndexCalibration.fit(*tokens).to_dict()
         trained = dict(head.config.train) | {"dev_ece": errors[folder.name]}
         store_in_config(folder, calibration=fitted, recommended=None, train=trained)
