@@ -10,7 +10,7 @@ from typing import Any
 from specheads.errors import UserError
 from specheads.heads.card import card
 from specheads.heads.head import AcceptanceHead, HeadConfig, latest_head, load_head
-from specheads.heads.head_folder import drop_graphs
+from specheads.heads.head_folder import drop_graph
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp
 from specheads.storage.files import read_json, write_json, write_whole
@@ -78,7 +78,7 @@ def store_in_config(folder: Path, **values: Mapping[str, Any] | None) -> None:
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} is not valid JSON ({error}); export the head again.") from None
     if before.get("calibration") != content.get("calibration"):
-        drop_graphs(folder)
+        drop_graph(folder)
     text = card(HeadConfig.from_dict(content, str(path)))
     # The card first: with an old config, a run that was killed in between does both again.
     write_whole(folder / "README.md", lambda temporary: temporary.write_text(text))

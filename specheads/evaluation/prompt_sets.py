@@ -14,7 +14,7 @@ from typing import Any
 from specheads.errors import UserError
 from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.settings import Evaluation
-from specheads.heads.train_prompts import numbers_of
+from specheads.heads.train_prompts import text_hash
 from specheads.pair.pair import Pair
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.prompt import (
@@ -192,7 +192,7 @@ class PromptSets:
 
     def _set(self, name: str, role: str, source: PromptSource, prompts: Sequence[Prompt], known: set[int], key: str) -> PromptSet:
         """Return a set of all `prompts` that are not `known`; raises UserError, which names the key, if that leaves none."""
-        kept = [prompt for prompt in prompts if known.isdisjoint(_numbers_of([prompt]))]
+        kept = [prompt for prompt in prompts if text_hash(prompt.text) not in known]
         num_left_out = len(prompts) - len(kept)
         if not kept:
             numbers = _numbers_of(prompts)
@@ -212,8 +212,8 @@ class PromptSets:
 
 
 def _numbers_of(prompts: Iterable[Prompt]) -> set[int]:
-    """Return all numbers that heads may know any of these prompts by."""
-    return {number for prompt in prompts for number in numbers_of(prompt.prompt_id, prompt.text)}
+    """Return the numbers that heads know these prompts by."""
+    return {text_hash(prompt.text) for prompt in prompts}
 
 
 def _counted(number: int, name: str) -> str:

@@ -26,9 +26,8 @@ from specheads.heads.train_prompts import TrainPrompts
 from specheads.storage.files import read_json, write_json, write_whole
 
 FILES = ("config.json", "model.safetensors", "golden.safetensors")  # what a head is loaded from
-GRAPHS = ("head.onnx", "head.pt2")  # they hold the calibration; the second was written by earlier versions
-# In other formats, for other decoders; those in `specdecpp` were written by earlier versions.
-EXPORTED = (*GRAPHS, STANDALONE, "specdecpp/config.json", "specdecpp/model.safetensors")
+GRAPH = "head.onnx"  # it holds the calibration
+EXPORTED = (GRAPH, STANDALONE)  # in other formats, for other decoders
 
 logger = logging.getLogger(__name__)
 
@@ -61,12 +60,11 @@ def write_files(folder: Path, files: HeadFiles) -> Path:
     return folder
 
 
-def drop_graphs(folder: Path) -> None:
-    """Remove the exported graphs of a head that is calibrated again: they hold its earlier calibration."""
-    for name in GRAPHS:
-        if (folder / name).exists():
-            (folder / name).unlink()
-            logger.warning("%s held the earlier calibration and was removed; specheads export writes it again", folder / name)
+def drop_graph(folder: Path) -> None:
+    """Remove the exported graph of a head that is calibrated again: it holds the earlier calibration."""
+    if (path := folder / GRAPH).exists():
+        path.unlink()
+        logger.warning("%s held the earlier calibration and was removed; specheads export writes it again", path)
 
 
 def read_files(location: str | Path, hub: Mapping[str, Any]) -> HeadFiles:

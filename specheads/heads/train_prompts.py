@@ -2,12 +2,10 @@
 
 A prompt is identified by a hash of its words, 64 bits of SHA-256 as int64, so the file of 40,000 prompts takes 320 KB. Templates
 that differ only in white space and case yield the same hash; templates with other words do not, so the same rows under such
-templates are not recognised. Heads of earlier versions have the ids of their prompts instead, which are hashes of the exact text;
-`numbers_of` returns both.
+templates are not recognised.
 """
 
 import hashlib
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,25 +49,9 @@ class TrainPrompts:
         write_whole(folder / FILE, lambda path: write_tensors({"train": self.train, "dev": self.dev}, path))
 
 
-def numbers_of(prompt_id: str, text: str) -> set[int]:
-    """Return the numbers that files may hold for a prompt: the hash of its words, and its id, which earlier files hold."""
-    return {text_hash(text), id_number(prompt_id)}
-
-
 def text_hash(text: str) -> int:
     """Return the hash of a prompt's words, regardless of case and white space."""
-    return _hash_number(" ".join(text.lower().split()))
-
-
-def id_number(prompt_id: str) -> int:
-    """Return a prompt id as a signed number of 64 bits; an id of another form counts as the hash of its text."""
-    if not re.fullmatch("[0-9a-f]{16}", prompt_id):
-        return _hash_number(prompt_id)
-    return int.from_bytes(bytes.fromhex(prompt_id), "big", signed=True)
-
-
-def _hash_number(text: str) -> int:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big", signed=True)
+    return int.from_bytes(hashlib.sha256(" ".join(text.lower().split()).encode()).digest()[:8], "big", signed=True)
 
 
 def _numbers(texts: Iterable[str]) -> Tensor:

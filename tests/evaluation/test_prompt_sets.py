@@ -6,7 +6,6 @@ import platform
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from specheads import UserError
 from specheads.commands import evaluate
@@ -16,10 +15,10 @@ from specheads.commands.train import train_head
 from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.prompt_sets import PromptSet, PromptSets
 from specheads.heads.head import load_head
-from specheads.heads.train_prompts import TrainPrompts, id_number, text_hash
+from specheads.heads.train_prompts import TrainPrompts, text_hash
 from specheads.pair.config import config_folder
 from specheads.prompts import sources
-from specheads.prompts.prompt import Prompt, text_id
+from specheads.prompts.prompt import Prompt
 
 NUM_ROWS = 40
 FILE = ["data=alpaca", "data.path=rows.jsonl", "data.template='{prompt}'"]
@@ -76,14 +75,6 @@ def test_train_prompts_of_a_head_are_left_out_and_others_take_their_place(folder
 def test_a_head_of_another_template_knows_its_rows(folder, nano):
     """Templates that differ in white space and case give the same rows other ids."""
     learned = TrainPrompts.of([text.replace(" ", "\n\n").upper() for text in texts_of([21, 26, 30])])
-    recorded = sets_of(nano, mine=learned).recorded
-    assert rows_of(recorded["rows, dev"]) == [20, 22, 23, 24] and rows_of(recorded["rows"])[:4] == [27, 28, 29, 31]
-
-
-def test_heads_that_name_ids_of_their_prompts_still_leave_them_out(folder, nano):
-    """As heads do that were exported before hashes of words were kept."""
-    ids = torch.tensor([id_number(text_id(text)) for text in texts_of([21, 26, 30])])
-    learned = TrainPrompts.from_tensors({"train": ids, "dev": ids[:0]}, "old")
     recorded = sets_of(nano, mine=learned).recorded
     assert rows_of(recorded["rows, dev"]) == [20, 22, 23, 24] and rows_of(recorded["rows"])[:4] == [27, 28, 29, 31]
 

@@ -16,7 +16,7 @@ import torch
 
 from specheads.evaluation.head_folders import store_in_config
 from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
-from specheads.heads.head_folder import EXPORTED, GRAPHS
+from specheads.heads.head_folder import EXPORTED, GRAPH
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.integrations.formats import FORMATS
 
@@ -182,9 +182,6 @@ def exported_once(tmp_path_factory):
     folder = save_head(head, tmp_path_factory.mktemp("exported") / "head", torch.randn(32, 8))
     for _, write in FORMATS.values():
         write(load_head(folder), folder)
-    (folder / "specdecpp").mkdir()
-    for name in ("head.pt2", "specdecpp/config.json", "specdecpp/model.safetensors"):
-        (folder / name).write_bytes(b"of an earlier version")
     return folder
 
 
@@ -204,5 +201,5 @@ def test_a_new_calibration_removes_graphs_with_the_earlier_one(exported, caplog)
     store_in_config(exported, recommended={"threshold": 0.5})
     assert all((exported / name).exists() for name in EXPORTED)
     store_in_config(exported, calibration={"slope": [1.0], "intercept": [0.0]})
-    assert {name for name in EXPORTED if not (exported / name).exists()} == set(GRAPHS)
+    assert {name for name in EXPORTED if not (exported / name).exists()} == {GRAPH}
     assert "head.onnx held the earlier calibration and was removed; specheads export writes it again" in caplog.text

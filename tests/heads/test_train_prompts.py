@@ -10,7 +10,7 @@ from specheads.commands.export import run
 from specheads.errors import UserError
 from specheads.evaluation.head_folders import store_dev_prompts
 from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
-from specheads.heads.train_prompts import FILE, TrainPrompts, id_number, numbers_of, text_hash
+from specheads.heads.train_prompts import FILE, TrainPrompts, text_hash
 
 TRAIN, DEV = ["def f(x):\n", "Say hello.\n\nTo all.", "def f(x):\n"], ["Of what?"]
 
@@ -41,14 +41,6 @@ def test_white_space_and_case_of_templates_do_not_matter():
     texts = [f"Say it.{gap}{given}" for gap in ("\n", "\n\n", " \t") for given in ("All of it", "all of it\n")]
     assert len({text_hash(text) for text in texts}) == 1
     assert text_hash("Say it.") != text_hash("Say it!") != text_hash("Sayit.")
-    assert {text_hash("a b"), id_number("00000000000000ff")} == numbers_of("00000000000000ff", "A  b") and id_number(
-        "f" * 16
-    ) == -1
-
-
-def test_ids_of_another_form_are_distinguished():
-    assert id_number("row 1") != id_number("row 2") and id_number("row 1") == id_number("row 1")
-    assert -(2**63) <= id_number("row 1") < 2**63
 
 
 def test_forty_thousand_prompts_take_320_kilobytes(tmp_path):

@@ -15,7 +15,7 @@ from specheads.forecast import Forecast
 from specheads.heads.calibration import IndexCalibration, in_rounds
 from specheads.heads.head import AcceptanceHead, load_head
 from specheads.heads.metrics import calibration
-from specheads.heads.train_prompts import numbers_of
+from specheads.heads.train_prompts import text_hash
 from specheads.prompts.prompt import EncodedPrompt, Prompt, encode_prompts, groups_of
 from specheads.replay.recording import Recorder
 from specheads.replay.replay import head_logits, recorded_head
@@ -73,7 +73,7 @@ def calibration_prompts(
     """Return the first `num_prompts` dev prompts that no head learned from; raises UserError if there are none."""
     learned = {number for head in heads if head.train_prompts is not None for number in head.train_prompts.train.tolist()}
     dev = [prompt for prompt in prompts if prompt.split == "dev"]
-    unknown = [prompt for prompt in dev if learned.isdisjoint(numbers_of(prompt.prompt_id, prompt.text))]
+    unknown = [prompt for prompt in dev if text_hash(prompt.text) not in learned]
     if not unknown:
         raise UserError(
             f"calibration needs dev prompts that heads did not learn from, but there are none among {len(dev)}; set "
