@@ -7,7 +7,6 @@ Values are numbers, text, None or intervals; `benchmarks/render.py`, which makes
 """
 
 import argparse
-import json
 import os
 import platform
 import re
@@ -31,10 +30,9 @@ from specheads.prompts.prompt import ids_hash
 from specheads.storage.files import write_json
 
 Value = float | int | str | None | Mapping[str, float]
-FINAL_PARTS = "final_parts.json"
 OUTPUTS = ROOT / "outputs" / "benchmarks"
 MOST_LOAD = 0.5  # a quiet machine's average load over a minute is lower
-RENDERED = ("docs/measurements", "benchmarks/gpu/README.md", "benchmarks/results", f"benchmarks/{FINAL_PARTS}")
+RENDERED = ("docs/measurements", "benchmarks/gpu/README.md", "benchmarks/results", "benchmarks/final_parts.json")
 
 
 @dataclass(frozen=True)
@@ -67,11 +65,6 @@ def text_of(table: Table) -> str:
     return "\n".join(markdown(*zip(*((column.name, column.format) for column in table.columns), strict=True), table.rows))
 
 
-def interval(value: float, low: float, high: float) -> dict[str, float]:
-    """Return an estimate with the limits of its 95 % interval."""
-    return {"value": float(value), "low": float(low), "high": float(high)}
-
-
 def prompt_record(prompt_ids: Iterable[str]) -> dict[str, Any]:
     """Return what tells whether two measurements had the same prompts; the hash is that of an evaluation's report.
 
@@ -95,15 +88,13 @@ def write_result(
     seeds: Sequence[int] = (),
     prompts: Mapping[str, Any] | None = None,
     notes: Sequence[str] | str = (),
-    final_parts: Sequence[int] = (),
     keep: str | None = None,
     folder: Path = RESULTS,
 ) -> Path:
     """Write a result and return its file: in outputs/benchmarks, or in `folder` under the name `keep` where one is given.
 
     `command`: that of this process where none is given. `prompts`: from `prompt_record`, one or several by the name of their
-    set. `final_parts`: those of the final split that were read; parts that were read before are printed, and a kept result is
-    listed next to `folder`.
+    set.
     """
     place, name = (folder, keep) if keep else (OUTPUTS, name)
     result = {
@@ -119,7 +110,6 @@ def write_result(
         "notes": [notes] if isinstance(notes, str) else list(notes),
         "tables": [asdict(table) for table in tables],
     }
-    _note_spent(final_parts, result, folder, keep is not None)
     place.mkdir(parents=True, exist_ok=True)
     path = place / f"{name}.json"
     write_json(path, result)
@@ -128,21 +118,6 @@ def write_result(
     else:
         print(f"written to {path}; `--keep` puts it into benchmarks/results", file=sys.stderr)
     return path
-
-
-def _note_spent(parts: Sequence[int], result: Mapping[str, Any], folder: Path, kept: bool) -> None:
-    """Print which results have read these parts of the final split before; add those that a kept result is the first to read."""
-    path = folder.parent / FINAL_PARTS
-    entries = json.loads(path.read_text()) if path.exists() else []
-    for entry in entries:
-        if entry["part"] in parts:
-            commit = f", commit {entry['commit']}" if entry["commit"] else ""
-            by = f"{entry['by']} ({entry['date']}{commit})"
-            print(f"part {entry['part']} of the final split was read before, by {by}", file=sys.stderr)
-    known = {(entry["part"], entry["by"]) for entry in entries}
-    reader = {"by": result["name"]} | {name: result[name] for name in ("command", "date", "commit")}
-    if new := [{"part": part, **reader} for part in parts if kept and (part, result["name"]) not in known]:
-        write_json(path, [*entries, *new])
 
 
 def _started_command() -> str:

@@ -29,7 +29,6 @@ from benchmarks.results import (
     Table,
     _without_folders,
     add_keep_option,
-    interval,
     prompt_record,
     write_result,
 )
@@ -137,7 +136,7 @@ def test_rendered_documents_pass_the_check(tmp_path):
     columns = [Column("rule"), Column("speed", "ratio:1"), Column("overlap", "percent:1")]
     write_result(
         "made",
-        [Table("up", "Up", columns, [["a|b", 1.25, interval(0.5, 0.4, 0.6)]])],
+        [Table("up", "Up", columns, [["a|b", 1.25, {"value": 0.5, "low": 0.4, "high": 0.6}]])],
         "specheads train",
         keep="made",
         folder=folder,
@@ -162,7 +161,7 @@ def test_rendered_documents_pass_the_check(tmp_path):
         (-0.0001, "signed_percent", "+0.0 %"),
         (0.00053, "ms", "0.53 ms"),
         (1.417, "ratio", "1.42x"),
-        (interval(0.044, -0.01, 0.072), "signed_percent", "+4.4 % [-1.0, +7.2]"),
+        ({"value": 0.044, "low": -0.01, "high": 0.072}, "signed_percent", "+4.4 % [-1.0, +7.2]"),
     ],
 )
 def test_formats(value, form, text):
@@ -212,22 +211,6 @@ def test_a_result_that_is_not_kept_touches_none_that_is(tmp_path, monkeypatch):
     assert [parser.parse_args(words).keep for words in ([], ["--keep"], ["--keep", "made_mini"])] == [None, "made", "made_mini"]
     path = write_result("made", [Table("up", "Up", [Column("a")], [[1]])], folder=tmp_path / "results")
     assert path == tmp_path / "outputs" / "made.json" and not (tmp_path / "results").exists()
-
-
-def test_reading_a_part_of_the_final_split_again_gives_a_warning(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(benchmark_results, "OUTPUTS", tmp_path / "outputs")
-    folder, tables = tmp_path / "results", [Table("up", "Up", [Column("a")], [[1]])]
-    write_result("first", tables, "specheads evaluate split=final", final_parts=[0, 3], keep="first", folder=folder)
-    assert "was read before" not in capsys.readouterr().err
-    for keep in ("second", "second", None):
-        write_result("other", tables, "specheads evaluate", final_parts=[3, 4], keep=keep, folder=folder)
-        assert "part 3 of the final split was read before, by first (20" in capsys.readouterr().err
-    entries = json.loads((tmp_path / "final_parts.json").read_text())
-    assert [(entry["part"], entry["by"]) for entry in entries] == [(0, "first"), (3, "first"), (3, "second"), (4, "second")]
-    result = json.loads((folder / "first.json").read_text())
-    assert entries[0] == {"part": 0, "by": "first", **{name: result[name] for name in ("command", "date", "commit")}}
-    write_result("other", tables, "specheads evaluate", final_parts=[1, 2], folder=folder)
-    assert "was read before" not in capsys.readouterr().err
 
 
 def test_a_block_shows_the_part_of_a_table_that_it_asks_for(tmp_path):
