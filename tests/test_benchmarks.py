@@ -38,7 +38,7 @@ from specheads.prompts.prompt import Prompt
 
 FILES = sorted(RESULTS.glob("*.json"))
 # Scripts of commits that results name; benchmarks/README.md says what took their place.
-REPLACED = {f"benchmarks/{name}.py" for name in ("peers", "vllm_heads", "head_cost")}
+REPLACED = {f"benchmarks/{name}.py" for name in ("peers", "vllm_heads", "head_cost", "rules")}
 CONTENTS = {path.stem: json.loads(path.read_text()) for path in FILES}
 
 
