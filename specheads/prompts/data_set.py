@@ -124,9 +124,13 @@ def _read_file(path: str, file: Path) -> SourceRows:
 
 
 def _parse_csv(path: str, text: str) -> SourceRows:
+    csv.field_size_limit(2**31 - 1)  # a long text is no mistake
     reader = csv.DictReader(io.StringIO(text), strict=True)
     rows: list[dict] = []
     try:
+        names = [name for name in reader.fieldnames or () if name]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise _at(path, 1, f"two columns are named {twice[0]!r}; rename one of them")
         for row in reader:
             if None in row:  # csv puts there what is beyond the header
                 expected = len(reader.fieldnames or ())
@@ -149,6 +153,8 @@ def _parse_json(path: str, text: str) -> SourceRows:
         except json.JSONDecodeError as error:
             place = number + error.lineno - 1
             raise _at(path, place, f"no JSON ({error.msg} at column {error.colno}); {expected}") from None
+        except (ValueError, RecursionError) as error:  # an integer of thousands of digits, thousands of brackets
+            raise _at(path, number, f"JSON that cannot be read ({error}); shorten it or leave it out") from None
         for row in value if is_array else [value]:
             if not isinstance(row, dict):
                 raise _at(path, len(rows) + 1, f"{kind_of(row)} instead of an object; {expected}", "row" if is_array else "line")

@@ -1,6 +1,7 @@
 """Rows with the places that they have in their source, so that a message can name one, and templates that make texts of them."""
 
 import logging
+import math
 import re
 import string
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -123,13 +124,19 @@ def _column_of(field: str) -> str:
 
 
 def _value_at(row: Mapping, field: str) -> object:
-    """Return the value of a field of a row: of "turns[0]" the first of a list; None where the row has no such part."""
-    if isinstance(row.get(_column_of(field)), str):
-        return row.get(field)  # a text has no parts
-    try:
-        return string.Formatter().get_field(field, (), row)[0]
-    except (LookupError, TypeError):
-        return None
+    """Return the value of a field of a row: of "turns[0]" the first of a list; None where there is none, or nothing in it.
+
+    Nothing is in a list without elements, nor in NaN, which tables of numbers have for null.
+    """
+    value, *parts = row.get(_column_of(field)), *re.findall(r"\[([^\[\]]+)\]", field)
+    for part in parts:
+        if isinstance(value, Mapping):
+            value = value.get(part)
+        elif isinstance(value, list) and re.fullmatch(r"-?\d+", part) and -len(value) <= int(part) < len(value):
+            value = value[int(part)]
+        else:
+            return None  # a text has no parts
+    return None if value == [] or (isinstance(value, float) and math.isnan(value)) else value
 
 
 def check_values(row: Mapping, fields: Sequence[str], path: str, place: str) -> None:
@@ -148,5 +155,7 @@ def check_values(row: Mapping, fields: Sequence[str], path: str, place: str) -> 
 
 def kind_of(value: object) -> str:
     """Return the type of a value in words."""
+    if isinstance(value, float) and math.isinf(value):
+        return "an infinite number"
     names = {str: "a text", int: "a number", float: "a number", bool: "true or false", dict: "an object", list: "a list"}
-    return "null" if value is None else names.get(type(value), f"a {type(value).__name__}")
+    return "null" if value is None else {**names, bytes: "bytes"}.get(type(value), f"a {type(value).__name__}")

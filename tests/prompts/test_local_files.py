@@ -1,6 +1,8 @@
 """Local files of every kind, through the source that reads them."""
 
+import datetime
 import json
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -79,6 +81,71 @@ def test_numbers_are_texts_too(tmp_path):
     assert texts(path) == ["1", "0.5", "-3", "w"]
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "json", "parquet"])
+@pytest.mark.parametrize(
+    ("template", "nested"),
+    [
+        ("{a}", lambda cell: cell),
+        ("{a[b]}", lambda cell: {"b": cell}),
+        ("{a[1]}", lambda cell: [cell, cell]),
+        ("{a[-1][b][0]}", lambda cell: [{"b": [cell]}]),
+    ],
+)
+@pytest.mark.parametrize(
+    ("cell", "becomes"),
+    [
+        ("w", ["w"]),
+        (" \tw {a}\n", [" \tw {a}\n"]),
+        ("None", ["None"]),
+        (7, ["7"]),
+        (-0.25, ["-0.25"]),
+        ("", []),
+        (" \n", []),
+        (None, []),
+        (float("nan"), []),
+        ([], []),
+        (True, "is true or false"),
+        (float("inf"), "is an infinite number"),
+        ({"c": 1}, "is an object"),
+        (["w"], "is a list"),
+        ([["w"]], "is a list"),
+        ("\ud800", "holds half a character"),
+        (b"w", "is bytes"),
+        (datetime.datetime(2026, 1, 2), "is a datetime"),
+    ],
+)
+def test_a_cell_is_its_text_or_empty_or_refused_with_its_row_and_field(tmp_path, kind, template, nested, cell, becomes):
+    path, rows = tmp_path / f"rows.{kind}", [{"a": nested(cell), "row": "1"}, {"a": nested(cell), "row": "2"}]
+    try:
+        if kind == "parquet":
+            pq.write_table(pa.Table.from_pylist(rows), path)
+        else:
+            path.write_text(json.dumps(rows) if kind == "json" else "\n".join(map(json.dumps, rows)))
+    except (TypeError, UnicodeEncodeError):
+        return  # such a value is in no file of this kind
+    # A second text, so that a row whose first field is empty is left out visibly.
+    both = DatasetSource(str(path), None, "train", None, [template, "{row}"], None, 4, 0, 0)
+    if isinstance(becomes, str):
+        place = "line" if kind == "jsonl" else "row"
+        with pytest.raises(UserError, match=rf"{place} 1: the field '{re.escape(template[1:-1])}' {becomes}"):
+            both.load(chats=True)
+    else:
+        assert [prompt.text for prompt in both.load(chats=True)] == (becomes * 2 or ["1", "2"])
+
+
+@pytest.mark.parametrize(
+    ("template", "cell"), [("{a[0]}", "w"), ("{a[0][0]}", ["w"]), ("{a[0]}", b"w"), ("{a[b][0]}", {"b": "w"})]
+)
+def test_a_text_has_no_parts_at_any_depth(tmp_path, template, cell):
+    pq.write_table(pa.Table.from_pylist([{"a": cell}]), tmp_path / "rows.parquet")
+    with pytest.raises(UserError, match="gives no prompt: none of 1 rows has text"):
+        texts(tmp_path / "rows.parquet", template)
+
+
+def test_a_long_cell_of_a_csv_file_is_read(tmp_path):
+    assert texts(written(tmp_path, "rows.csv", f'a,b\n"{"w," * 150_000}",x\n,y\n')) == ["w," * 150_000]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -96,6 +163,8 @@ def test_numbers_are_texts_too(tmp_path):
         ("b.jsonl", '{"a": "w"},\n{"a": "x"}\n', r"line 1: no JSON \(Extra data at column 11\)"),
         ("b.jsonl", '{"a": "w"}\n\n"x"\n', "line 3: a text instead of an object; expected one object per line"),
         ("b.jsonl", '{"a": "w"}\n[1]\n', "line 2: a list instead of an object"),
+        ("b.jsonl", '{"a": "w"}\n{"a": ' + "9" * 5000 + "}", r"line 2: JSON that cannot be read \(.*digits"),
+        ("b.jsonl", '{"a": ' + "[" * 200_000, r"line 1: JSON that cannot be read \(maximum recursion"),
         ("b.jsonl", "null\n", "line 1: null instead of an object"),
         ("b.jsonl", "[1]\n[2]\n", "line 2: no JSON .*or an array of objects"),
         ("b.json", '[{"a": "w"},\n{"a": ', r"line 2: no JSON .*or an array of objects, such as \{"),
@@ -117,6 +186,7 @@ def test_numbers_are_texts_too(tmp_path):
         ("u.csv", "a\nw\né\n".encode("latin-1"), "line 3: not UTF-8"),
         ("c.csv", 'a,b\nw,1\n"x,2\ny,3\n', r"line 3: no CSV \(unexpected end of data\); check its quotes"),
         ("c.csv", "a,b\nw, x, 1\n", "line 2: 3 cells under a header of 2; put quotes"),
+        ("c.csv", "a,b,,,a\nw,1,,,2\n", "line 1: two columns are named 'a'; rename one of them"),
         ("c.csv", "a;b\nw;1\n", "names the field 'a', but .*c.csv has a;b"),
         ("p.parquet", b"PAR1", r"p\.parquet' cannot be read \(.*\); write it again"),
     ],
@@ -134,13 +204,15 @@ def test_a_broken_line_after_the_used_rows_is_reported(tmp_path):
 
 def test_a_parquet_field_of_another_type_is_named(tmp_path):
     pq.write_table(pa.table({"a": [b"w"]}), tmp_path / "rows.parquet")
-    with pytest.raises(UserError, match="row 1: the field 'a' is a bytes"):
+    with pytest.raises(UserError, match="row 1: the field 'a' is bytes"):
         texts(tmp_path / "rows.parquet")
 
 
 def test_messages_about_slices_have_the_places_of_the_file(tmp_path):
-    path = written(tmp_path, "rows.jsonl", FOUR + '\n{"a": []}')
-    with pytest.raises(UserError, match="line 5: the field 'a' is a list; prompts are made of texts and numbers, so convert it"):
+    path = written(tmp_path, "rows.jsonl", FOUR + '\n{"a": {}}')
+    with pytest.raises(
+        UserError, match="line 5: the field 'a' is an object; prompts are made of texts and numbers, so convert it"
+    ):
         DatasetSource(str(path), None, "train[2:]", None, "{a}", None, 9, 0, 0).load(chats=True)
 
 

@@ -202,7 +202,7 @@ def test_a_set_for_tests_is_named_next_to_the_data_of_the_head():
         ("{a}", ["x"], r"is a list.*so name a part of it, such as \{a\[0\]\}"),
         ("{a}", {"de": "x"}, r"is an object.*so name a part of it, such as \{a\[de\]\}"),
         ("{a[0]}", [["x"]], r"the field 'a\[0\]' is a list.*such as \{a\[0\]\[0\]\}"),
-        ("{a}", [], "is a list.*so convert it"),
+        ("{a}", {}, "is an object.*so convert it"),
         ("{a[0]}", [True], "is true or false.*so convert it"),
     ],
 )
