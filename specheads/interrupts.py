@@ -20,10 +20,6 @@ class Interrupted(BaseException):
         super().__init__(f"stopped by {SIGNALS[signal.Signals(number)]}")
         self.number, self.exit_code = number, 128 + number
 
-    def __reduce__(self) -> tuple[type["Interrupted"], tuple[int]]:
-        """Let it go to another process."""
-        return Interrupted, (self.number,)
-
 
 class Request:
     """The signal that came while signals were deferred, if any."""

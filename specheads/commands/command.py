@@ -91,10 +91,6 @@ class Command:
         for folder in run_folders.taken:
             runs.finish(folder)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Let a launcher name this command to another process."""
-        return run_folders.by_name(self)
-
     def job(self, cfg: DictConfig) -> None:
         """Run one composed config: the only one, or one of a sweep."""
         try:
@@ -116,9 +112,7 @@ class Command:
                 if is_first_process():
                     runs.finish(folder)
         except Exception as error:
-            if run_folders.is_launched and (message := user_error(error)):  # the process of the command line tells it
-                raise message from None
-            if run_folders.is_launched or not self._tell(error):
+            if not self._tell(error):
                 raise
 
     def _tell(self, error: Exception) -> bool:

@@ -1,16 +1,12 @@
 """The folder of a run: that of the interrupted run with the same configuration, or a new one.
 
-Hydra asks the resolver `${run_folder:}` of conf/base.yaml where a run goes. The jobs of a sweep may run in other processes, here
-or on other machines (Hydra's launchers joblib and submitit): the process of the command line takes the folder of the sweep, and
-each process that a launcher starts takes those of its jobs. There the command is imported by its name.
+Hydra asks the resolver `${run_folder:}` of conf/base.yaml where a run goes. The jobs of a sweep run one after another, each in a
+folder in that of the sweep.
 """
 
 import hashlib
 import json
 import logging
-import os
-import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,18 +15,13 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from specheads import interrupts
-from specheads.errors import UserError
 from specheads.processes import Processes, from_first, is_first_process
 from specheads.storage import runs
 from specheads.storage.files import without_home
 
 _WHERE = ("accelerator", "devices", "num_nodes", "strategy")  # arguments of a trainer that do not decide what a run computes
-_BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # it runs one job after another in this process
 
 taken: set[Path] = set()  # folders of runs and sweeps that this process works in
-_sweep: Path | None = None  # the folder of the sweep whose jobs run in other processes, in that of the command line
-is_launched = False  # whether a launcher has started this process for jobs of a sweep
 
 
 class NoteRunKey(Callback):
@@ -52,19 +43,7 @@ class NoteRunKey(Callback):
                 config.hydra.job_logging.handlers.pop("file", None)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Take the folder of a sweep whose jobs run in other processes.
-
-        Raises SystemExit if another process works in it: of another error Hydra would only warn.
-        """
-        global _sweep
         NoteRunKey.key, NoteRunKey.resume = _run_key(config), config.resume
-        if config.hydra.launcher._target_ != _BASIC:
-            _sweep = Path(config.hydra.sweep.dir)
-            try:
-                _take(_sweep)
-            except UserError as error:
-                print(f"error: {error}", file=sys.stderr)
-                raise SystemExit(2) from None
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         if config.hydra.output_subdir is not None:
@@ -77,9 +56,9 @@ def may_resume() -> bool:
     return NoteRunKey.resume is not False or Processes.this().restarts > 0  # what the launcher restarts, it has begun
 
 
-def register_resolver(folder: Path | None = None) -> None:
-    """Make `${run_folder:}` known to configs; all processes of a run get the same folder, which is `folder` if it is known."""
-    chosen = [] if folder is None else [str(folder)]
+def register_resolver() -> None:
+    """Make `${run_folder:}` known to configs; all processes of a run get the same folder."""
+    chosen: list[str] = []
 
     def resolve(*, _root_: DictConfig) -> str:
         parent = Path(_root_.paths.outputs, _root_.command)
@@ -120,14 +99,6 @@ def begin() -> bool:
     hydra_cfg = HydraConfig.get()
     folder, is_sweep = Path(hydra_cfg.runtime.output_dir), hydra_cfg.mode == RunMode.MULTIRUN
     top = Path(hydra_cfg.sweep.dir) if is_sweep else folder
-    if is_launched:
-        interrupts.listen()
-        if not runs.take(folder):
-            raise UserError(
-                f"another process still works in {folder}, a job that an earlier command has launched; wait until it has ended, "
-                "or end it (scancel), and run the command again."
-            )
-        return runs.begin_job(top, folder)
 
     def begin_first() -> bool:
         _take(top)
@@ -135,24 +106,6 @@ def begin() -> bool:
 
     begun_by_another = not is_first_process() and Processes.this().launcher is None
     return begun_by_another or from_first(begin_first)
-
-
-def by_name(command: Any) -> tuple[Any, ...]:
-    """Return how another process finds a command again, as `__reduce__` does."""
-    module = command.run.__module__
-    if module == "__main__":
-        module = sys.modules["__main__"].__spec__.name  # type: ignore[union-attr]  # of `python -m`
-    return _command, (module, command.run.__name__, str(_sweep), os.getpid())
-
-
-def _command(module: str, name: str, folder: str, process: int) -> Any:
-    """Return a command in a process that a launcher has started, or in the one that has named it."""
-    global is_launched
-    command = getattr(import_module(module), name)
-    if process != os.getpid():
-        is_launched = True
-        register_resolver(Path(folder))
-    return command
 
 
 class WithoutHome(logging.Formatter):
