@@ -107,8 +107,13 @@ def vllm_responses(
 def _sampling_params(pair: Pair, warp: Warp, most: int, uniform: float) -> dict[str, Any]:
     """Return the arguments of vLLM's SamplingParams for a response of at most `most` tokens; `uniform` decides the seed."""
     chosen: dict[str, Any] = {"temperature": float(warp.temperature), "stop_token_ids": sorted(pair.stop_tokens)}
+    if warp.min_p and warp.top_p < 1 and not warp.greedy:
+        raise UserError(
+            f"runner=vllm: vLLM cuts by min_p={warp.min_p} before it cuts by top_p={warp.top_p}, which leaves other tokens than "
+            "here; give warp.min_p=0, warp.top_p=1, or runner=local."
+        )
     if not warp.greedy:
-        chosen |= {"top_k": warp.top_k, "top_p": float(warp.top_p)}
+        chosen |= {"top_k": warp.top_k, "top_p": float(warp.top_p)} | ({"min_p": float(warp.min_p)} if warp.min_p else {})
     if padded := range(pair.vocab_size, pair.target.config.get_text_config().vocab_size):
         chosen["logit_bias"] = dict.fromkeys(map(str, padded), -100.0)  # tokens that the tokenizer does not know
     return chosen | {"max_tokens": most, "seed": int(uniform * SEEDS)}

@@ -77,7 +77,7 @@ def reproduce(cfg: DictConfig) -> None:
             "draft": [pair.draft_id, pair.draft_revision],
         },
         "prompts": {"name": prompts.name, "split": settings.split, **prompts.provenance()},
-        "warp": asdict(settings.warp),
+        "warp": settings.warp.values(),
         "seed": settings.seed,
         "max_new_tokens": settings.max_new_tokens,
         "ratio": settings.ratio,

@@ -133,7 +133,7 @@ class SpeculativeDecoder(Decoder):
         stopping: when a draft is long enough; default the verification rule's stopping rule, or five tokens.
         verification: how much of a draft is accepted; default token verification for chains, and for others what the drafting
             method names.
-        warp: temperature, top-k, top-p of both models.
+        warp: temperature, top-k, top-p, min-p of both models.
         engine: `auto`, `eager`, `compiled` or `cuda_graph`.
         window: positions of KV memory, for prompt and response together; default those that both models reach, at most
             MAX_WINDOW.

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -242,7 +242,7 @@ def open_journal(setup: Setup, name: str, settings: Mapping[str, Any], prompts: 
         "pair": [pair.target_revision, pair.draft_revision],
         "heads": [(head_fingerprint(head), head.config.calibration) for head in setup.heads.values()],
         "repeats": evaluation.repeats,
-        "warp": asdict(evaluation.warp),
+        "warp": evaluation.warp.values(),
         "max_new_tokens": evaluation.max_new_tokens,
         "device": device_name(pair),
         "threads": torch.get_num_threads(),

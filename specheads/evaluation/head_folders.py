@@ -52,8 +52,9 @@ def find_heads(head: str | None, pair: Pair, outputs: Path, warp: Warp, any_draf
         loaded = load_head(folder, any_draft)
         loaded.check_fits(pair)
         trained = loaded.config.warp
-        if trained and dict(trained) != asdict(warp):
-            logger.warning("head %s was trained under %s, but decoding uses %s", name, dict(trained), asdict(warp))
+        if trained and {**asdict(Warp()), **trained} != asdict(warp):
+            message = "head %s was trained under %s, but decoding uses %s; the keys warp.* give others"
+            logger.warning(message, name, dict(trained), warp.values())
         located[name] = LocatedHead(loaded, str(folder))
     return located
 

@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -112,7 +112,7 @@ def context_of(setup: Setup, config: str | None = None, num_decoded: int = 0) ->
         "draft_revision": pair.draft_revision,
         "dtype": [str(pair.target.dtype), str(pair.draft.dtype)],
         "heads": [without_home(located.where) for located in setup.located_heads.values()],
-        "warp": asdict(settings.warp),
+        "warp": settings.warp.values(),
         "max_new_tokens": settings.max_new_tokens,
         "seed": settings.seed,
         "num_live_prompts": num_decoded,

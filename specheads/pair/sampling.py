@@ -7,7 +7,7 @@ rows or on the size of the batch. What takes longest in it, in attention and in 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -92,19 +92,21 @@ def tokens_at(probs: Tensor, uniforms: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Warp:
-    """Temperature, then top-k, then top-p, as transformers' logits warpers apply them.
+    """Temperature, then top-k, then top-p, then min-p (Nguyen et al. 2024), as transformers' logits warpers apply them.
 
-    `temperature=0` is a point mass on the argmax and ignores the rest; `top_k=0` and `top_p=1` are off.
+    `temperature=0` is a point mass on the argmax and ignores the rest; `top_k=0`, `top_p=1` and `min_p=0` are off.
 
     Args:
-        temperature: number that divides the logits; 0: greedy, whatever top_k and top_p are.
+        temperature: number that divides the logits; 0: greedy, whatever the others are.
         top_k: number of most likely tokens to keep; 0: all.
         top_p: probability that the most likely tokens to keep must reach together; 1: all.
+        min_p: share of the largest probability that the probability of a token to keep must reach; 0: all.
     """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
 
     def __post_init__(self) -> None:
         if not is_number(self.temperature) or not (self.temperature == 0 or LEAST <= self.temperature <= 1 / LEAST):
@@ -118,11 +120,17 @@ class Warp:
             )
         if not is_number(self.top_p) or not LEAST <= self.top_p <= 1:
             raise UserError(f"top_p={self.top_p} must be a number from {LEAST:g} to 1; use 1 to switch it off.")
+        if not is_number(self.min_p) or not 0 <= self.min_p <= 1:
+            raise UserError(f"min_p={self.min_p} must be a number from 0 to 1; use 0 to switch it off or, for example, 0.05.")
 
     @property
     def greedy(self) -> bool:
         """Whether the most likely token always has probability one."""
         return self.temperature == 0
+
+    def values(self) -> dict[str, float]:
+        """Return the values by name, as caches and heads have them; min_p only where it is on: it is younger than they are."""
+        return {name: value for name, value in asdict(self).items() if name != "min_p" or value}
 
     def __call__(self, logits: Tensor) -> Tensor:
         """Return probabilities (..., V), float32 or wider, of logits (..., V) of any float type; a NaN makes its row NaN."""
@@ -136,7 +144,12 @@ class Warp:
             probs = active().kept_softmax(logits, active().kth_largest(logits, self.top_k))
         else:
             probs = logits.softmax(dim=-1)
-        return active().nucleus(probs, self.top_p) if self.top_p < 1 else probs
+        if self.top_p < 1:
+            probs = active().nucleus(probs, self.top_p)
+        if self.min_p > 0:
+            probs = probs.masked_fill(probs < self.min_p * probs.amax(dim=-1, keepdim=True), 0)
+            probs = probs / probs.sum(dim=-1, keepdim=True)
+        return probs
 
     def draw(self, probs: Tensor, uniform: Tensor) -> Tensor:
         """Return token ids (...) drawn at `uniform` (...) from distributions (..., V) that this warp made."""

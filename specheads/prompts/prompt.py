@@ -3,7 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,7 @@ def response_provenance(pair: Pair, prompts: Sequence[Prompt], warp: Warp, seed:
         "encoding": pair.encoding_fingerprint(),
         "stop_tokens": sorted(pair.stop_tokens),
         "prompts": prompts_fingerprint(prompts),
-        "warp": asdict(warp),
+        "warp": warp.values(),
         "seed": seed,
     }
 

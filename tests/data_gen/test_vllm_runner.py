@@ -17,7 +17,7 @@ from data_gen import vllm_runner
 from data_gen.rows import label_responses, uniforms_of
 from data_gen.run import cache_provenance, generate_data
 from data_gen.settings import Generation
-from data_gen.vllm_runner import _vllm_version
+from data_gen.vllm_runner import _sampling_params, _vllm_version
 from specheads.commands import data as data_command
 from specheads.errors import UserError
 from specheads.pair.sampling import Warp
@@ -166,6 +166,14 @@ def test_all_responses_are_made_before_the_first_label(nano, prompts, stand_in, 
     monkeypatch.setattr(data_gen.run, "label_rows", noted)
     generate_data(nano, prompts, settings(python), tmp_path / "data")
     assert made and running and not any(running)
+
+
+def test_min_p_is_asked_for_where_vllm_would_keep_the_tokens_of_the_warp(nano):
+    assert "min_p" not in _sampling_params(nano, Warp(top_p=0.9), 5, 0.5)
+    given = _sampling_params(nano, Warp(top_k=5, min_p=0.1), 5, 0.5)
+    assert (given["min_p"], given["top_k"], given["top_p"]) == (0.1, 5, 1.0)
+    with pytest.raises(UserError, match=r"min_p=0.1 before it cuts by top_p=0.9.* give warp\.min_p=0"):
+        _sampling_params(nano, Warp(top_p=0.9, min_p=0.1), 5, 0.5)
 
 
 def test_an_interpreter_without_vllm_is_named(nano, prompts, tmp_path):

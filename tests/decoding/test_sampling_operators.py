@@ -129,8 +129,8 @@ class Sampling(nn.Module):
 
 def cases():
     """Warps and types that are compiled: three in every run, as each takes three seconds."""
-    always = [(Warp(0.7, 50, 0.9), torch.bfloat16), (Warp(top_p=0.5), torch.float64), (Warp(temperature=0), torch.float64)]
-    warps = [Warp(top_k=5), Warp(0.7, 50, 0.9), Warp(top_p=0.5), Warp(temperature=0)]
+    always = [(Warp(0.7, 50, 0.9, 0.02), torch.bfloat16), (Warp(top_p=0.5), torch.float64), (Warp(temperature=0), torch.float64)]
+    warps = [Warp(top_k=5), Warp(0.7, 50, 0.9, 0.02), Warp(top_p=0.5), Warp(temperature=0)]
     for case in itertools.product(warps, [torch.float64, torch.bfloat16]):
         yield pytest.param(*case, marks=[] if case in always else pytest.mark.full)
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 from statistics_helper import chi_square_p_value
-from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import LogitsProcessorList, MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from specheads import UserError, Warp
 from specheads.pair.sampling import Uniforms, accept_prob, check_finite, has_nan, overlap, sample, uniforms
@@ -10,15 +10,23 @@ from specheads.pair.sampling import Uniforms, accept_prob, check_finite, has_nan
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
 @pytest.mark.parametrize("top_k", [0, 1, 5, 50])
 @pytest.mark.parametrize("top_p", [1.0, 0.9, 0.3])
-def test_warp_agrees_with_transformers(temperature, top_k, top_p):
+@pytest.mark.parametrize("min_p", [0.0, 0.05, 0.4, 1.0])
+def test_warp_agrees_with_transformers(temperature, top_k, top_p, min_p):
     logits = torch.randn(7, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3
     warpers = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
     if top_k:
         warpers.append(TopKLogitsWarper(top_k))
     if top_p < 1:
         warpers.append(TopPLogitsWarper(top_p))
+    if min_p:
+        warpers.append(MinPLogitsWarper(min_p))
     expected = warpers(None, logits.clone()).softmax(-1)
-    torch.testing.assert_close(Warp(temperature, top_k, top_p)(logits), expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(Warp(temperature, top_k, top_p, min_p)(logits), expected, atol=1e-12, rtol=0)
+
+
+def test_caches_and_heads_from_before_min_p_have_the_values_of_a_warp_without_it():
+    assert Warp(0.7, 50).values() == {"temperature": 0.7, "top_k": 50, "top_p": 1.0}
+    assert Warp(0.7, 50, min_p=0.1).values() == {"temperature": 0.7, "top_k": 50, "top_p": 1.0, "min_p": 0.1}
 
 
 def test_greedy_is_a_point_mass_on_the_argmax():
@@ -42,7 +50,7 @@ def test_a_nan_logit_makes_its_row_nan_and_no_other(temperature):
     assert probs[1].isnan().any()
 
 
-@pytest.mark.parametrize("warp", [Warp(), Warp(temperature=0), Warp(0.7, top_k=2), Warp(top_p=0.5), Warp(top_k=3, top_p=0.5)])
+@pytest.mark.parametrize("warp", [Warp(), Warp(temperature=0), Warp(0.7, top_k=2), Warp(top_p=0.5), Warp(top_k=3, min_p=0.5)])
 @pytest.mark.parametrize("place", [0, 2, 4])
 def test_a_distribution_of_nan_logits_is_found_by_any_of_its_places(warp, place):
     logits = torch.arange(10.0).reshape(2, 5)
@@ -54,7 +62,8 @@ def test_a_distribution_of_nan_logits_is_found_by_any_of_its_places(warp, place)
 
 
 @pytest.mark.parametrize(
-    "bad", [{"temperature": -1}, {"temperature": float("nan")}, {"top_k": -2}, {"top_p": 0.0}, {"top_p": 1.5}]
+    "bad",
+    [{"temperature": -1}, {"temperature": float("nan")}, {"top_k": -2}, {"top_p": 0.0}, {"top_p": 1.5}, {"min_p": 1.1}],
 )
 def test_values_outside_their_range_are_refused_by_name(bad):
     with pytest.raises(UserError, match=f"{next(iter(bad))}=.* must be"):

@@ -36,7 +36,7 @@ def probabilities(least: float = 0.0, most: float = 1.0, **bounds: bool):
 
 positive = st.floats(1e-3, 1e3)
 temperatures = st.sampled_from([0.0, 0.2, 0.7, 1.0, 2.0]) | st.floats(0.05, 4.0)
-warps = st.builds(Warp, temperatures, st.integers(0, 9), probabilities(0.05))
+warps = st.builds(Warp, temperatures, st.integers(0, 9), probabilities(0.05), st.just(0.0) | probabilities())
 seeds = st.integers(0, 2**32 - 1)
 
 

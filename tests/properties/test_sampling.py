@@ -5,7 +5,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from properties.strategies import probabilities, temperatures, tries
-from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import LogitsProcessorList, MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from specheads import UserError, Warp
 from specheads.pair.sampling import LEAST, Uniforms, accept_prob, overlap, sample, tokens_at
@@ -51,8 +51,8 @@ def test_whatever_warp_is_allowed_makes_distributions(rows, temperature, top_k, 
 
 
 @tries(3)
-@given(logits(2), st.floats(0.2, 4), st.integers(0, 9), probabilities(0.01))
-def test_a_warp_is_that_of_transformers(rows, temperature, top_k, top_p):
+@given(logits(2), st.floats(0.2, 4), st.integers(0, 9), probabilities(0.01), probabilities())
+def test_a_warp_is_that_of_transformers(rows, temperature, top_k, top_p, min_p):
     rows = rows.double() + 1e-3 * torch.arange(rows.shape[1])  # no ties, of which the two keep different ones
     warpers = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
     if top_k:
@@ -64,7 +64,11 @@ def test_a_warp_is_that_of_transformers(rows, temperature, top_k, top_p):
             return  # rounding decides whether a token is kept
         warpers.append(TopPLogitsWarper(top_p))
         expected = warpers(None, rows.clone()).softmax(-1)
-    torch.testing.assert_close(Warp(temperature, top_k, top_p)(rows), expected, atol=1e-12, rtol=0)
+    if (expected - min_p * expected.amax(dim=-1, keepdim=True)).abs().min() < 1e-9:
+        min_p = 0.0  # rounding decides here, too
+    warpers.append(MinPLogitsWarper(min_p))
+    expected = warpers(None, rows.clone()).softmax(-1)
+    torch.testing.assert_close(Warp(temperature, top_k, top_p, min_p)(rows), expected, atol=1e-12, rtol=0)
 
 
 @tries(10)

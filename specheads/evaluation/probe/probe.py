@@ -229,7 +229,7 @@ def probe(
         options=options,
         answer=answer_of(options, command_line),
         doubts=[*doubts_of(times, live, options)],
-        context={"warp": asdict(settings.warp), "versions": versions(), **context},
+        context={"warp": settings.warp.values(), "versions": versions(), **context},
     )
 
 

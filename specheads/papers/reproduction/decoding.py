@@ -115,7 +115,7 @@ def _open_journal(
     run.mkdir(parents=True, exist_ok=True)
     provenance = {  # all that decides responses and their times
         "methods": [method.keys for method in settings.methods],
-        "warp": asdict(settings.warp),
+        "warp": settings.warp.values(),
         "seed": settings.seed,
         "max_new_tokens": settings.max_new_tokens,
         "pair": [pair.target_revision, pair.draft_revision],

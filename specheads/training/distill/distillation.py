@@ -4,7 +4,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -296,7 +296,7 @@ def draft_provenance(pair: Pair, settings: Distillation, data: Path, num_prompts
         "loss": {"divergence": settings.divergence},
         "samples": {"samples": settings.samples, "shares": settings.shares, "refresh_every": settings.refresh_every},
         "optimizer": settings.optimizer.for_width(pair.draft_lm.hidden_size).values(),
-        "warp": asdict(settings.warp),
+        "warp": settings.warp.values(),
         "data": data.name,
         "num_prompts": num_prompts,
         "seed": settings.seed,

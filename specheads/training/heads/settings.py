@@ -5,7 +5,6 @@ Where a setting is a list of values, there is one head for each combination of v
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, model_validator
@@ -170,7 +169,7 @@ class HeadTraining(Training):
             width=values["head.width"],
             predicts=predicts,
             inputs=inputs,
-            warp=asdict(self.warp),
+            warp=self.warp.values(),
             **of_pair,
         )
         weight = values["loss.reject_weight"]
