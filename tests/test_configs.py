@@ -1,6 +1,5 @@
 """Every config composes, and so does every command line that the README or a config shows."""
 
-import inspect
 import itertools
 import re
 import shlex
@@ -11,10 +10,7 @@ from omegaconf import OmegaConf
 
 from data_gen.settings import Generation
 from specheads.commands.compose import command_config, plain, settings_of, source_of
-from specheads.commands.evaluate import evaluation_settings
-from specheads.commands.help import PROGRAMS, experiments, help_text
-from specheads.decoding.load_aware import LoadAware
-from specheads.evaluation.candidates import DEFAULT, MADE_UP, RuleChoice
+from specheads.commands.help import PROGRAMS, experiments
 from specheads.pair.config import config_folder
 from specheads.prompts.sources import prompt_source
 from specheads.settings import fields_of
@@ -141,30 +137,6 @@ def test_the_papers_prompt_sets_have_its_formats(name, where, template, completi
     assert (data.path, data.name, data.split, data.test_split) == where
     assert (data.template, data.completion_template) == (template, completion_template)
     assert (data.num_train, data.num_dev, data.num_test) == counts
-
-
-POLICIES = {"load_aware": (LoadAware, {"max_tokens": 8})}
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_policies_are_chosen_like_rules(name):
-    cls, arguments = POLICIES[name]
-    lines = (config_folder() / "stopping" / f"{name}.yaml").read_text().splitlines()
-    assert lines[0] == f"# @package stopping.{name}" and lines[1].startswith("# For batches, see concurrency: ")
-    settings = evaluation_settings(composed("evaluate", [f"stopping={name}", "concurrency=[1,4]", "fixed_lengths=[2,5]"]))
-    assert settings.policies == {name: RuleChoice(cls, arguments)} and settings.rules["fixed_length"].arguments == {
-        "num_tokens": [2, 5]
-    }
-    both = evaluation_settings(composed("evaluate", [f"stopping=[all,{name}]", "concurrency=[4]"]))
-    assert list(both.policies) == [name] and len(both.rules) >= 9
-    assert "For batches" in help_text("evaluate", [f"stopping={name}"])
-
-
-def test_batches_have_the_policy_of_the_config_if_none_is_named():
-    settings = evaluation_settings(composed("evaluate", ["concurrency=[4]"]))
-    assert not settings.policies and set(DEFAULT) == {"load_aware"} == set(POLICIES)
-    policy = LoadAware(**MADE_UP)
-    assert policy.max_tokens == 1 and inspect.signature(LoadAware).parameters["max_tokens"].default == 8
 
 
 @pytest.mark.parametrize("experiment", experiments("train"))

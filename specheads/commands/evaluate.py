@@ -109,13 +109,13 @@ def evaluation_settings(cfg: DictConfig) -> Evaluation:
 
 
 def rule_choices(stopping: DictConfig | Mapping[str, Mapping[str, Any]]) -> dict[str, RuleChoice]:
-    """Return the classes of stopping rules and of policies with their arguments, by name."""
+    """Return the classes of stopping rules with their arguments, by name."""
     values = OmegaConf.to_container(stopping, resolve=True) if isinstance(stopping, DictConfig) else stopping
     return {name: rule_choice(rule) for name, rule in cast(Mapping[str, Mapping[str, Any]], values).items()}
 
 
 def rule_choice(rule: Mapping[str, Any]) -> RuleChoice:
-    """Return the class of a stopping rule or policy, `_target_`, with its arguments."""
+    """Return the class of a stopping rule, `_target_`, with its arguments."""
     arguments = dict(rule)
     return RuleChoice(get_class(arguments.pop("_target_")), arguments)
 

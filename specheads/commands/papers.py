@@ -139,9 +139,9 @@ def _chosen(where: str, group: str, given: Any) -> dict[str, Any]:
 def _rule(where: str, content: Mapping[str, Any]) -> RuleChoice:
     """Return a stopping rule; raises UserError for values that it refuses."""
     choice = rule_choice(content)
-    if choice.is_policy or choice.cls.open_parameters(choice.arguments):
+    if choice.cls.open_parameters(choice.arguments):
         name = content["_target_"].rpartition(".")[2]
-        raise UserError(f"{where}: {name} has to be fitted, or is for batches; use a rule whose values are given.")
+        raise UserError(f"{where}: {name} has to be fitted; use a rule whose values are given.")
     try:
         check_rules({"": choice})
     except UserError as error:

@@ -36,8 +36,7 @@ class LoadCosts:
 class LengthPolicy:
     """Decides before each round of a batch how many tokens every row drafts, in place of the decoder's stopping rule.
 
-    No token has an influence on lengths, so the output of every row follows the target's distribution. `specheads evaluate`
-    calls a class of conf/stopping with `costs` and `survival`, see LoadAware, and with the keys of its file.
+    No token has an influence on lengths, so the output of every row follows the target's distribution.
     """
 
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:

@@ -15,10 +15,10 @@ import numpy as np
 
 from specheads.decoding.decoder import Baseline, SpeculativeDecoder
 from specheads.decoding.engine.cuda_graph import GraphEngine
-from specheads.decoding.load_aware import MAX_TOKENS, LengthPolicy, LoadCosts
+from specheads.decoding.load_aware import MAX_TOKENS, LoadAware, LoadCosts
 from specheads.decoding.load_costs import measured_load_costs
 from specheads.decoding.records import DecodeStats, Generation
-from specheads.evaluation.candidates import DEFAULT, FIXED, LOAD_AWARE, TARGET_ALONE, Candidate, Rules, fixed_length
+from specheads.evaluation.candidates import FIXED, LOAD_AWARE, TARGET_ALONE, Candidate, fixed_length
 from specheads.evaluation.decode import best_of_kinds, open_journal
 from specheads.evaluation.intervals import interval, milliseconds, resample_counts
 from specheads.evaluation.replayed_sets import Outcome, counts_of, survival
@@ -65,8 +65,8 @@ class BatchRun:
 def decode_batches(setup: Setup, outcome: Outcome) -> list[BatchTable]:
     """Return a table for every number of rows.
 
-    Each has the target alone, the best fixed length for this size, the best rules with and without a head, and the policies that
-    know the load. Fixed lengths and policies are chosen and fitted on dev prompts at the measured costs of steps in rows.
+    Each has the target alone, the best fixed length for this size, the best rules with and without a head, and the policy that
+    knows the load. The last and fixed lengths are fitted and chosen on dev prompts at the measured costs of steps in rows.
     """
     evaluation = setup.settings
     decoded = setup.prompts.decoded
@@ -77,11 +77,9 @@ def decode_batches(setup: Setup, outcome: Outcome) -> list[BatchTable]:
         how = f"because {len(prompts)} prompts are too few for them: they are repeated, each time with another seed"
         logger.info("batches of %d: %d requests, %s", size, len(made), "each prompt once" if len(made) == len(prompts) else how)
     lengths = [each.rule.max_tokens for each in outcome.candidates if each.family == FIXED and each.rule]
-    policies = evaluation.policies or DEFAULT
-    longest = max(choice.arguments.get("max_tokens", MAX_TOKENS) for choice in policies.values())
-    costs = _load_costs(setup, max(requests), max(*lengths, longest))
+    costs = _load_costs(setup, max(requests), max(*lengths, MAX_TOKENS))
     dev = outcome.sets[0].recording
-    shared = [rule for rule in best_of_kinds(outcome) if rule.family != FIXED] + load_settings(policies, dev, costs)
+    shared = [*(rule for rule in best_of_kinds(outcome) if rule.family != FIXED), load_aware(dev, costs)]
     settings = {size: [TARGET_ALONE, best_fixed(dev, costs, lengths, size), *shared] for size in requests}
     total = evaluation.repeats * sum(len(settings[size]) * len(made) for size, made in requests.items())
     logger.info("batches: %d responses of at most %d tokens, into %s", total, evaluation.max_new_tokens, setup.run_folder)
@@ -118,14 +116,10 @@ def best_fixed(dev: Recording, costs: LoadCosts, lengths: Sequence[int], size: i
     return rules[int(np.argmax(speeds))]
 
 
-def load_settings(policies: Rules, dev: Recording, costs: LoadCosts) -> list[Candidate]:
-    """Return the settings that know the load, by the names of their policies."""
-    settings = []
-    for name, choice in policies.items():
-        longest = min(choice.arguments.get("max_tokens", MAX_TOKENS), dev.max_tokens)
-        policy: LengthPolicy = choice.cls(costs=costs, survival=survival(dev, longest), **choice.arguments)
-        settings.append(Candidate(LOAD_AWARE, name.replace("_", "-"), None, None, policy=policy, rule_name=name))
-    return settings
+def load_aware(dev: Recording, costs: LoadCosts) -> Candidate:
+    """Return the policy that knows the load, fitted on dev prompts."""
+    policy = LoadAware(costs, survival(dev, min(MAX_TOKENS, dev.max_tokens)))
+    return Candidate(LOAD_AWARE, LOAD_AWARE, None, None, policy=policy, rule_name="load_aware")
 
 
 def run_batches(

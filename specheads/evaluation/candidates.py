@@ -1,4 +1,4 @@
-"""The stopping rules and policies of conf/stopping, and every rule with every value that is to be tried.
+"""The stopping rules of conf/stopping, and every rule with every value that is to be tried.
 
 A list in a rule's config is a choice of values. Each rule fits the arguments that its config leaves open (null, auto) on the
 recording of dev prompts.
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
-from specheads.decoding.load_aware import LengthPolicy, LoadAware, LoadCosts
+from specheads.decoding.load_aware import LengthPolicy
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping import FixedLength, StoppingRule
 from specheads.decoding.verification import BlockVerification, VerificationRule
@@ -24,9 +24,7 @@ FIXED, CEILING, ORACLE = "fixed_length", "ceiling", "oracle"
 TARGET, LOAD_AWARE = "target", "load-aware"  # further ways to decode batches
 OF_VERIFICATION = "of_verification"  # the family of a verification rule's own stopping rule
 CEILING_THRESHOLDS = [round(0.05 * step, 2) for step in range(1, 20)]
-# Acceptable values in place of those that are measured or fitted, while nothing is recorded.
-MADE_UP = {"costs": LoadCosts((1,), ((1.0, 1.0),)), "survival": [1.0]}
-MADE_UP_FIT = SimpleNamespace(
+MADE_UP_FIT = SimpleNamespace(  # acceptable values in place of those that are fitted, while nothing is recorded
     logistic=lambda names: dict.fromkeys(names, 0.0),
     auto_threshold=lambda head, max_tokens, costs: 0.5,
 )
@@ -34,23 +32,10 @@ MADE_UP_FIT = SimpleNamespace(
 
 @dataclass(frozen=True)
 class RuleChoice:
-    """A class of stopping rules with its arguments, in which a list holds the values to try; or a class of policies.
+    """A class of stopping rules with its arguments, in which a list holds the values to try."""
 
-    The `costs` and the `survival` of a policy are measured.
-    """
-
-    cls: Any
+    cls: type[StoppingRule]
     arguments: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def is_policy(self) -> bool:
-        """Whether it decides for requests that are decoded together."""
-        return issubclass(self.cls, LengthPolicy)
-
-    @property
-    def takes_head(self) -> bool:
-        """Whether it is a rule that takes a head."""
-        return not self.is_policy and self.cls.uses_head
 
     def without_auto(self) -> "RuleChoice":
         """Return the choice without the value `auto`, which needs a recording."""
@@ -60,12 +45,10 @@ class RuleChoice:
         }
         return replace(self, arguments=known)
 
-    def samples(self) -> list[Any]:
-        """Return the rule with each combination of its values, or the policy; what is fitted or measured is made up."""
-        if self.is_policy:
-            return [self.cls(**MADE_UP, **self.arguments)]
+    def samples(self) -> list[StoppingRule]:
+        """Return the rule with each combination of its values; what is fitted is made up."""
         cls = self.cls
-        head, rules = RecordedHead("any", "next_token") if self.takes_head else None, []
+        head, rules = RecordedHead("any", "next_token") if cls.uses_head else None, []
         for arguments in _combinations({key: _listed(value) for key, value in self.arguments.items()}):
             if open_names := cls.open_parameters(arguments):
                 costs = StepCosts.at_ratio(10) if open_names & cls.fitted_to_costs else None
@@ -75,11 +58,10 @@ class RuleChoice:
 
 
 Rules = Mapping[str, RuleChoice]
-DEFAULT: Rules = {"load_aware": RuleChoice(LoadAware)}  # batches take it if none is named
 
 
 def check_rules(choices: Rules) -> None:
-    """Raise UserError for values that a rule or policy refuses, before anything long begins."""
+    """Raise UserError for values that a rule refuses, before anything long begins."""
     for name, choice in choices.items():
         if empty := [key for key, value in choice.arguments.items() if value == []]:
             raise UserError(f"stopping.{name}.{empty[0]}=[] must name at least one value; or leave the rule out of stopping=.")
@@ -162,7 +144,7 @@ def candidates(rules: Rules, heads: Mapping[str, AcceptanceHead], tuning: Tuning
     """
     tried: list[Candidate] = []
     for name, choice in rules.items():
-        for head in list(heads) if choice.takes_head else [None]:
+        for head in list(heads) if choice.cls.uses_head else [None]:
             tried += _family(name, choice, head, heads, tuning)
     if tuning is not None and GROUND_TRUTH in tuning.recording.features:
         most = min(tuning.recording.max_tokens, max(candidate.rule.max_tokens for candidate in tried if candidate.rule))

@@ -46,8 +46,7 @@ class Evaluation(Settings):
     warp: Built[Warp] = setting(Warp(top_k=50), "how draft and target turn logits into probabilities")
     stopping: SkipValidation[Mapping[str, RuleChoice]] | None = setting(
         None,
-        "the stopping rules, by name; null: fixed lengths and head thresholds, with the values of the two keys below; those for "
-        "batches alone (load_aware) are compared with the fixed lengths",
+        "the stopping rules, by name; null: fixed lengths and head thresholds, with the values of the two keys below",
     )
     fixed_lengths: tuple[PositiveCount, ...] = setting((1, 2, 3, 4, 5, 6, 8, 10, 12, 14), "fixed draft lengths to try, in tokens")
     thresholds: tuple[Threshold, ...] = setting(
@@ -97,8 +96,7 @@ class Evaluation(Settings):
     concurrency: tuple[PositiveCount, ...] = setting(
         (),
         "how many prompts are decoded at once, each number for a table by itself, for example [1,4,16,64]: by the target alone, "
-        "the best fixed length for that size, the best rules of the live evaluation, and stopping=load_aware, or what else of "
-        "conf/stopping is for batches",
+        "the best fixed length for that size, the best rules of the live evaluation, and a policy that knows the load",
     )
     engine: EngineName = setting("auto", "how models are run: auto (the fastest here), eager, compiled or cuda_graph")
 
@@ -110,7 +108,7 @@ class Evaluation(Settings):
                 "stopping leaves out fixed_length, over which every gain is stated; add it, for example "
                 "'stopping=[fixed_length,head_threshold]', or use stopping=all."
             )
-        check_rules({**self.rules, **self.policies})
+        check_rules(self.rules)
         if self.live == "none" and not self.ratios:
             raise UserError(
                 "live=none with ratios=[] leaves no costs to predict speeds with; give some, for example ratios=[5,10,20]."
@@ -124,19 +122,13 @@ class Evaluation(Settings):
     @property
     def rules(self) -> Rules:
         """The stopping rules by name, with all values that are tried."""
-        named = {name: choice for name, choice in (self.stopping or {}).items() if not choice.is_policy}
-        if named or (self.stopping is not None and not self.policies):
-            return named
-        fixed = {FIXED: RuleChoice(FixedLength, {"num_tokens": list(self.fixed_lengths)})}
-        if self.policies:
-            return fixed
+        if self.stopping is not None:
+            return self.stopping
         threshold = {"threshold": list(self.thresholds), "min_tokens": None, "max_tokens": MAX_TOKENS}
-        return {**fixed, "head_threshold": RuleChoice(HeadThreshold, threshold)}
-
-    @property
-    def policies(self) -> Rules:
-        """The policies that `stopping` names, which decide for requests that are decoded together."""
-        return {name: choice for name, choice in (self.stopping or {}).items() if choice.is_policy}
+        return {
+            FIXED: RuleChoice(FixedLength, {"num_tokens": list(self.fixed_lengths)}),
+            "head_threshold": RuleChoice(HeadThreshold, threshold),
+        }
 
     @property
     def can_replay(self) -> bool:
@@ -160,13 +152,6 @@ class Evaluation(Settings):
 
     def _check_concurrency(self) -> None:
         """Raise UserError for batches that cannot be decoded, or whose settings cannot be chosen."""
-        if self.policies and not self.concurrency:
-            raise UserError(
-                f"stopping names {next(iter(self.policies))}, which decides for requests that are decoded together; say how "
-                "many, for example specheads evaluate 'concurrency=[1,4,16,64]', or leave it out of stopping=."
-            )
-        if others := [name for name in self.live_rules if name in self.policies]:
-            raise UserError(f"live_rules names {others[0]}, which decodes batches only; leave it out, and keep it in stopping=.")
         asked = f"concurrency={list(self.concurrency)}"
         if self.concurrency and not self.can_replay:
             raise UserError(
@@ -185,7 +170,7 @@ class Evaluation(Settings):
         Only rounds that draft different numbers of tokens separate the costs of draft and target.
         """
         chosen = [choice for name, choice in self.rules.items() if name in self.live_rules]
-        rules = [rule for each in chosen if self.head or not each.takes_head for rule in each.without_auto().samples()]
+        rules = [rule for each in chosen if self.head or not each.cls.uses_head for rule in each.without_auto().samples()]
         lengths = {rule.max_tokens if isinstance(rule, FixedLength) else None for rule in rules}
         if self.verification.stopping is not None:
             lengths.add(None)

@@ -71,7 +71,7 @@ class Setup:
     @cached_property
     def rules(self) -> Rules:
         """The stopping rules; without a head, only those that need none."""
-        return {name: choice for name, choice in self.settings.rules.items() if self.heads or not choice.takes_head}
+        return {name: choice for name, choice in self.settings.rules.items() if self.heads or not choice.cls.uses_head}
 
     @cached_property
     def head_sizes(self) -> dict[str, float]:

@@ -3,9 +3,9 @@
 from fakes import tiny_pair
 
 from specheads import SpeculativeDecoder, Warp
-from specheads.decoding.load_aware import LoadAware, LoadCosts
-from specheads.evaluation.batches import best_fixed, load_settings
-from specheads.evaluation.candidates import LOAD_AWARE, RuleChoice
+from specheads.decoding.load_aware import LoadCosts
+from specheads.evaluation.batches import best_fixed, load_aware
+from specheads.evaluation.candidates import LOAD_AWARE
 from specheads.evaluation.replayed_sets import survival
 from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay.recording import Recorder, load_recording
@@ -31,13 +31,13 @@ def test_more_rows_have_shorter_drafts(tmp_path):
     assert survival(dev, 5) == [1.0] * 5
 
 
-def test_policies_decode_with_what_was_measured(tmp_path):
+def test_the_policy_decodes_with_what_was_measured(tmp_path):
     pair = tiny_pair(7, scale=2.0)
     dev = recorded(pair, tmp_path)
     shares = survival(dev, 8)
     assert len(shares) == 8 and shares == sorted(shares, reverse=True) and 0 < shares[0] < 1
-    (setting,) = load_settings({"load_aware": RuleChoice(LoadAware, {"max_tokens": 3})}, dev, COSTS)
-    assert (setting.name, setting.family, setting.policy.max_tokens) == ("load-aware", LOAD_AWARE, 3)
+    setting = load_aware(dev, COSTS)
+    assert (setting.name, setting.family, setting.policy.max_tokens) == ("load-aware", LOAD_AWARE, 8)
     decoder = SpeculativeDecoder(pair, engine="eager")
     done = dict(decoder.generate_batch([[1], [2, 3], [4]], 2, 10, policy=setting.policy))
     assert sum(made.stats.num_accepted for made in done.values()) > 0

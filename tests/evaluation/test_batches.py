@@ -9,9 +9,8 @@ from jsonschema import Draft202012Validator
 from rich.console import Console
 
 from specheads import AcceptanceHead, HeadConfig, UserError, papers, verification
-from specheads.decoding.load_aware import LoadAware, LoadCosts
+from specheads.decoding.load_aware import LoadCosts
 from specheads.evaluation import batches, report_files
-from specheads.evaluation.candidates import RuleChoice
 from specheads.evaluation.evaluate import evaluate
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.report_files import print_report
@@ -90,9 +89,8 @@ def test_batches_of_every_size_are_decoded_reported_and_kept(call, measured_rows
     assert journal.read_text().splitlines(keepends=True)[:4] == lines[:4] and len(journal.read_text().splitlines()) == 9
 
 
-def test_policies_are_chosen_without_a_head(call):
-    chosen = {"load_aware": RuleChoice(LoadAware, {"max_tokens": 2})}
-    (table,) = call(with_head=False, concurrency=(2,), stopping=chosen).batches
+def test_batches_without_a_head(call):
+    (table,) = call(with_head=False, concurrency=(2,)).batches
     assert [row.name for row in table.rows] == ["target alone", table.rows[1].name, "load-aware"]
     assert all(row.lossless and row.tokens_per_second > 0 for row in table.rows)
 

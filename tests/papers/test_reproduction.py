@@ -146,7 +146,6 @@ WRONG = {
     "several values": ("[{name: a, stopping: confidence}]", "stopping=confidence leaves threshold open; give a value"),
     "an open value": ("[{name: a, drafting: layer_skip}]", "drafting=layer_skip leaves skipped open"),
     "a rule that is fitted": ("[{name: a, stopping: {name: head_threshold, threshold: auto}}]", "HeadThreshold has to be fitted"),
-    "a rule for batches": ("[{name: a, stopping: load_aware}]", "LoadAware has to be fitted, or is for batches"),
     "a refused value": (
         "[{name: a, stopping: {name: fixed_length, num_tokens: 0}}]",
         "methods: a: stopping.num_tokens=0 must be",

@@ -107,7 +107,7 @@ class Method(Settings):
     @property
     def needs_head(self) -> bool:
         """Whether the stopping rule takes a head."""
-        return self.stopping is not None and self.stopping.takes_head
+        return self.stopping is not None and self.stopping.cls.uses_head
 
 
 class Comparison(Settings):
