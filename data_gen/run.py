@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+from transformers import PreTrainedTokenizerBase
 
 from data_gen.rows import LABELS, Shard, elements_at_once, label_rows, plan_shards, respond, response_rows, warp_of
 from data_gen.settings import RESPONSE_LIMITS, Generation
@@ -52,8 +53,28 @@ def generate_data(
     prompts = unique(source if isinstance(source, Sequence) else source.load(pair.chats))
     while isinstance(stage := next_stage(pair, prompts, settings, root, splits, labelled), Stage):
         stage.run()
+    tell_cut_thoughts(pair.tokenizer, stage)
     logger.info("data: complete in %s", stage)
     return stage
+
+
+def tell_cut_thoughts(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Warn if responses of a complete cache were cut while the target was thinking, after <think> and before </think>."""
+    begin, end = (tokenizer.get_vocab().get(mark, -1) for mark in ("<think>", "</think>"))
+    if begin < 0 or end < 0:
+        return
+    paths, cut = sorted(folder.glob("*.parquet")), 0
+    for path in paths:
+        rows = pq.read_table(path, columns=["prompt_ids", "response_ids"], filters=[("finished", "==", False)]).to_pylist()
+        last = (next((i for i in reversed(row["prompt_ids"] + row["response_ids"]) if i in (begin, end)), None) for row in rows)
+        cut += sum(mark == begin for mark in last)
+    if cut:
+        logger.warning(
+            "data: %d of %d responses end within <think>, without an answer: raise data.max_new_tokens, or have the target not "
+            "think (for many models model.chat_template_kwargs.enable_thinking=false)",
+            cut,
+            sum(pq.read_metadata(path).num_rows for path in paths),
+        )
 
 
 def next_stage(

@@ -38,6 +38,7 @@ from specheads.settings import Settings, config_of, shown
 from specheads.storage import runs
 
 _HELP = re.compile(r"-h|--help(=\S*)?")
+_FREE_KEYS = ("model.chat_template_kwargs", "vllm.options")  # sets of keys that others define
 # What a head and its evaluation must have in common.
 _SHARED_KEYS = ("model", "data", "warp", "generation", "runner", "vllm", "ray", "paths", "seed")
 
@@ -50,7 +51,7 @@ class Command:
 
     def __init__(self, name: str, run: Callable[..., Any], classes: Sequence[type[Settings]], folder: str, shared: bool) -> None:
         self.name, self.run, self.classes, self.shared = name, run, classes, shared
-        ConfigStore.instance().store(f"{name}_settings", _defaults(classes) | {"command": folder})
+        ConfigStore.instance().store(f"{name}_settings", _defaults(classes, folder))
         data_set = {each.name: "???" if each.default is MISSING else each.default for each in fields(DatasetSource)}
         ConfigStore.instance().store("data_set", data_set, group="data")  # files of conf/data name it
         update_wrapper(self, run)  # Hydra looks up where the function was defined
@@ -148,12 +149,16 @@ def command(
     return lambda run: Command(name, run, classes, folder or name, shared)
 
 
-def _defaults(classes: Sequence[type[Settings]]) -> dict[str, Any]:
+def _defaults(classes: Sequence[type[Settings]], folder: str) -> DictConfig:
     """Return the keys of a command with its classes of settings, and their defaults."""
     pair = config_of(PairConfig) | {"draft": "???", "target": "???"}
     all_classes: list[type[Settings]] = [RunSettings, *classes]
     nodes = [OmegaConf.create(config_of(cls)) for cls in all_classes]
-    return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.merge({"model": pair}, *nodes)))
+    defaults = cast(DictConfig, OmegaConf.merge({"model": pair}, *nodes, {"command": folder}))
+    for key in _FREE_KEYS:
+        if (node := OmegaConf.select(defaults, key)) is not None:
+            OmegaConf.set_struct(node, False)
+    return defaults
 
 
 def next_command(verb: str, *overrides: str) -> str:

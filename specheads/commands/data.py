@@ -8,11 +8,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from data_gen.own_prompts import OwnPrompts, write_own_prompts
 from data_gen.ray_runner import on_workers
-from data_gen.run import Stage, generate_data, next_stage
+from data_gen.run import Stage, generate_data, next_stage, tell_cut_thoughts
 from data_gen.settings import Generation
 from specheads.commands.command import command, next_command
 from specheads.commands.compose import load_configured_pair, model_config, settings_of, source_of
 from specheads.errors import UserError
+from specheads.pair.language_model import load_tokenizer
 from specheads.pair.pair import Pair
 from specheads.processes import from_first
 from specheads.prompts.prompt import SPLITS, GeneratedData, Prompt, unique
@@ -77,6 +78,10 @@ def main(cfg: DictConfig) -> None:
     check_data(cfg)
     if settings.runner == "ray":
         folder: Path | str = _on_workers(cfg, settings)
+        config = model_config(cfg)
+        location = config.tokenizer or config.target
+        revision, trusted = (None if config.tokenizer else config.target_revision), config.trust_remote_code in (True, "target")
+        tell_cut_thoughts(load_tokenizer(location, revision, trusted), Path(folder))
     else:
         if settings.by_vllm:  # its responses first, without another target in memory
             generate_data(load_configured_pair(cfg, only_draft=True), source_of(cfg), settings, root, labelled=False)

@@ -1,6 +1,8 @@
 """The description of a pair: the keys of conf/model/*.yaml, which are also keyword arguments and keys on command lines."""
 
+import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,6 +23,17 @@ def _check_format(value: Any) -> Any:
         raise ValueError(
             f"does not say where the instruction goes; write {INSTRUCTION} there, as in '[INST] {INSTRUCTION} [/INST]'"
         )
+    return value
+
+
+def _check_arguments(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        if taken := sorted({"messages", "conversation", "tools", "add_generation_prompt", "tokenize"} & value.keys()):
+            raise ValueError(f"has the argument {taken[0]}, which is set for each prompt; leave it out")
+        try:
+            json.dumps(value)
+        except TypeError as error:
+            raise ValueError(f"must hold text, numbers, true, false and lists of them ({error}); put dates in quotes") from None
     return value
 
 
@@ -62,6 +75,9 @@ class PairConfig(Settings):
     chat: Flag | None = setting(None, "whether instructions go through the chat template; null: if the tokenizer has one")
     instruction_format: Annotated[str | None, BeforeValidator(_check_format)] = setting(
         None, "how instructions are wrapped instead, such as [INST] {instruction} [/INST]"
+    )
+    chat_template_kwargs: Annotated[Mapping[str, Any], BeforeValidator(_check_arguments)] = setting(
+        {}, "the arguments of the chat template, such as {enable_thinking: false}, {reasoning_effort: low}"
     )
     draft_temperature: PositiveNumber | None = setting(
         None,

@@ -3,8 +3,10 @@
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -41,6 +43,8 @@ class Pair:
     chat: bool | None = None  # whether instructions go through the chat template; None: if there is one
     instruction_format: str | None = None  # how instructions are wrapped instead, "[INST] {instruction} [/INST]"
     known_to_draft: Tensor | None = None  # (V,) bool, the tokens that the draft knows; None: all
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # more arguments of the chat template
+    loaded_at: datetime = field(default_factory=datetime.now)  # for templates that write today's date into prompts
 
     @cached_property
     def vocab_size(self) -> int:
@@ -76,6 +80,19 @@ class Pair:
         if self.instruction_format is not None:
             return True
         return bool(self.tokenizer.chat_template) if self.chat is None else self.chat
+
+    @property
+    def reads_chats(self) -> bool:
+        """Whether instructions, and the conversations of a data set, go through the chat template."""
+        return self.instruction_format is None and self.chats
+
+    @property
+    def chat_template(self) -> str | None:
+        """The tokenizer's chat template, with the date of loading for today's: a run may last until another day."""
+        template = self.tokenizer.chat_template
+        if not isinstance(template, str) or "date_string" in self.chat_template_kwargs:
+            return template
+        return re.sub(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)", lambda call: repr(self.loaded_at.strftime(call[2])), template)
 
     def encode(self, prompt: str | Sequence[dict[str, str]] | Sequence[int] | Tensor) -> Tensor:
         """Return the ids (T,) long of a prompt: a string, chat messages or ids.
@@ -118,8 +135,11 @@ class Pair:
         """Return a hash of all that decides how text becomes ids: vocabulary, merges, special tokens, instruction format."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         rules = backend.to_str() if backend is not None else json.dumps(sorted(self.tokenizer.get_vocab().items()))
-        template = self.instruction_format or (None if self.chat is False else self.tokenizer.chat_template)
-        return hashlib.sha256(f"{rules} {template} {self.chat}".encode()).hexdigest()[:16]
+        template = self.instruction_format or (None if self.chat is False else self.chat_template)
+        given = (
+            json.dumps(dict(self.chat_template_kwargs), sort_keys=True) if self.reads_chats and self.chat_template_kwargs else ""
+        )
+        return hashlib.sha256(f"{rules} {template} {self.chat}{given}".encode()).hexdigest()[:16]
 
     def _ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return ids with a single begin token if text and tokenizer both write it."""
@@ -134,7 +154,10 @@ class Pair:
                 f"the tokenizer of {self.target_id} has no chat template, which chat messages need; "
                 "give a string, or set model.chat=false."
             )
-        return self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+        given = dict(self.chat_template_kwargs)
+        if (template := self.chat_template) != self.tokenizer.chat_template:
+            given["chat_template"] = template
+        return self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False, **given)
 
     def decode(self, tokens: Sequence[int] | Tensor) -> str:
         """Return the text of `tokens` without special tokens."""
@@ -193,8 +216,10 @@ def load_pair(name: str | None = None, *, only_draft: bool = False, new_draft: N
         chat=config.chat,
         instruction_format=config.instruction_format,
         known_to_draft=known,
+        chat_template_kwargs=config.chat_template_kwargs,
     )
     _check_vocabulary(pair)
+    _check_chat_template(pair)
     if not only_draft:
         pair.target_lm.check()
     pair.draft_lm.check()
@@ -278,6 +303,20 @@ def _check_spread(device_map: Mapping[str, Any], target_id: str) -> None:
             len(devices),
             ", ".join(devices),
         )
+
+
+def _check_chat_template(pair: Pair) -> None:
+    """Raise UserError for arguments that the chat template does not read; warn of one that writes the date into prompts."""
+    template = str(pair.tokenizer.chat_template or "")
+    for name, value in pair.chat_template_kwargs.items():
+        if not re.search(rf"\b{re.escape(name)}\b", template):
+            raise UserError(
+                f"model.chat_template_kwargs={{{name}: {value}}}: the chat template of {pair.target_id} reads no {name}; correct "
+                f"the name, or leave it out, of a config with '~model.chat_template_kwargs.{name}'."
+            )
+    if pair.reads_chats and pair.chat_template != pair.tokenizer.chat_template:
+        keep = "; model.chat_template_kwargs='{date_string: \"26 Jul 2024\"}' keeps one" if "date_string" in template else ""
+        logger.warning("the chat template of %s writes today's date, so another day's data is other data%s", pair.target_id, keep)
 
 
 def _check_vocabulary(pair: Pair) -> None:

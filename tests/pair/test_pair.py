@@ -2,6 +2,7 @@ import copy
 import json
 import shutil
 from dataclasses import replace
+from datetime import date, datetime
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from specheads import UserError, load_pair
+from specheads.commands.compose import command_config, model_config
 from specheads.pair.config import PairConfig, checked_device, config_folder, pair_config
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.pair import _check_spread, _check_vocabulary, known_tokens, load_draft
@@ -265,6 +267,57 @@ def test_the_fingerprint_follows_how_instructions_are_wrapped():
     assert len({pair.encoding_fingerprint() for pair in pairs}) == len(pairs)
     plain, beginning = (word_pair(chat_template=text, instruction_format="User: {instruction}") for text in (PLAIN, BEGINNING))
     assert plain.encoding_fingerprint() == beginning.encoding_fingerprint()  # the template is not used
+
+
+THINKING = "User: {{ messages[0].content }}{% if enable_thinking %} [INST]{% endif %}"
+
+
+def test_arguments_of_the_chat_template_reach_every_prompt_and_the_fingerprint():
+    plain, thinking, not_thinking = (word_pair(chat_template=THINKING, chat_template_kwargs=given) for given in ARGUMENTS)
+    say = [{"role": "user", "content": "say"}]
+    for pair, text in ((plain, "User: say"), (not_thinking, "User: say"), (thinking, "User: say [INST]")):
+        assert text_of(pair.encode_instruction("say")) == text_of(pair.encode(say)) == text
+    assert len({pair.encoding_fingerprint() for pair in (plain, thinking, not_thinking)}) == 3
+    two = ({"a": 1, "b": 2}, {"b": 2, "a": 1})
+    assert len({word_pair(chat_template=THINKING, chat_template_kwargs=given).encoding_fingerprint() for given in two}) == 1
+    wrapped = (replace(pair, instruction_format="User: {instruction}") for pair in (plain, thinking))
+    assert len({pair.encoding_fingerprint() for pair in wrapped}) == 1  # the template is not used
+
+
+ARGUMENTS = ({}, {"enable_thinking": True}, {"enable_thinking": False})
+
+
+def test_arguments_of_the_chat_template_are_added_to_those_of_the_config():
+    words = ["model.chat_template_kwargs={reasoning_effort: low}", "vllm.options={tensor_parallel_size: 8}"]
+    cfg = command_config("evaluate", ["model=qwen3-0.6b-to-qwen3-8b", *words])
+    assert cfg.vllm.options == {"tensor_parallel_size": 8}
+    assert model_config(cfg).chat_template_kwargs == {"enable_thinking": False, "reasoning_effort": "low"}
+    assert pair_config("qwen3-0.6b-to-qwen3-32b").chat_template_kwargs == {"enable_thinking": False}
+
+
+def test_a_date_in_prompts_is_that_of_loading_and_in_the_fingerprint():
+    template = "User: {{ strftime_now('%d %b') if date_string is undefined else date_string }}"
+    today, later = (word_pair(chat_template=template, loaded_at=datetime(2026, 11, day)) for day in (5, 6))
+    assert [pair.render([{"role": "user", "content": "say"}]) for pair in (today, later)] == ["User: 05 Nov", "User: 06 Nov"]
+    assert today.encoding_fingerprint() != later.encoding_fingerprint()
+    today, later = (replace(pair, chat_template_kwargs={"date_string": "say"}) for pair in (today, later))
+    assert (
+        today.encoding_fingerprint() == later.encoding_fingerprint() and text_of(later.encode_instruction("say")) == "User: say"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tokenize": True}, "has the argument tokenize, which is set for each prompt"),
+        ({"date_string": date(2026, 11, 5)}, "Object of type date is not JSON serializable.*put dates in quotes"),
+        ("thinking", "must be a set of keys"),
+        ({"enable_thinkin": False}, r"the chat template of embedded:nano/target reads no enable_thinkin; correct the name, or"),
+    ],
+)
+def test_arguments_that_the_chat_template_does_not_take_are_user_errors(given, message):
+    with pytest.raises(UserError, match=rf"model\.chat_template_kwargs=.*{message}"):
+        load_pair("nano", chat_template_kwargs=given)
 
 
 @pytest.mark.parametrize("instruction_format", ["[INST] [/INST]", "{}", "", 5])

@@ -18,7 +18,7 @@ CONFIGS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((confi
 PAIRS = {name: (c["draft"], c["target"]) for name, c in CONFIGS.items() if ":" not in c["draft"] and c["draft"] != "???"}
 NUM_TOKENS, NUM_ROWS = 30, 40  # that the tokenizer knows, and that the embeddings have, as published ones are padded, too
 PROMPTS = ["3 1 4 1 5", "2 7 1 8", "1 1 2 3 5 8 13 21"]
-CHAT = "{% for message in messages %}{{ '1 ' + message['content'] }}{% endfor %} 2"
+CHAT = "{% for message in messages %}{{ '1 ' + message['content'] }}{% endfor %} 2{% if enable_thinking %} 3{% endif %}"
 
 
 def write_tokenizer(folder, chats):

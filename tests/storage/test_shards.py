@@ -385,6 +385,27 @@ def test_the_cache_depends_on_whether_a_pair_chats(pair, tmp_path):
         assert row["prompt_ids"] == p.encode_instruction(row["prompt"])
 
 
+def test_responses_that_end_within_a_thought_are_counted(make, complete, pair, tmp_path, caplog, monkeypatch):
+    names = {"<think>": 2, "</think>": 3}
+    letters = pair.tokenizer.get_vocab()
+    monkeypatch.setattr(CountingTokenizer, "get_vocab", lambda self: letters | names)
+    make(tmp_path)
+    rows = [row for name in NAMES for row in pq.read_table(complete / name).to_pylist()]
+    cut = 0
+    for row in rows:
+        marks = [mark for mark in row["prompt_ids"] + row["response_ids"] if mark in (2, 3)]
+        cut += not row["finished"] and marks[-1:] == [2]
+    assert 0 < cut < len(rows)
+    (message,) = [message for message in caplog.messages if "<think>" in message]
+    assert message.startswith(
+        f"data: {cut} of {len(rows)} responses end within <think>, without an answer: raise data.max_new_to"
+    )
+    caplog.clear()
+    del names["</think>"]  # a model that does not think
+    make(tmp_path)
+    assert not any("<think>" in message for message in caplog.messages)
+
+
 # --- prompts and shards
 
 
