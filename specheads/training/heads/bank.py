@@ -23,80 +23,58 @@ class HeadSpec:
 
 
 class HeadStack(nn.Module):
-    """G networks of the same inputs and width as one batched computation, however deep each is: the same numbers as each alone.
+    """G networks of the same inputs, width and depth as one batched computation: the same numbers as each alone.
 
-    Parameters of the same name and shape are one tensor (G, ...), or (G_k, ...) in the k-th block of G_k. The deepest network
-    comes first, so that the k-th block of all networks that have one is one product over the first of them.
+    Parameters of the same name are one tensor (G, ...).
     """
 
     input_mean: Tensor
     input_scale: Tensor
 
     def __init__(self, networks: Sequence[Network]) -> None:
-        """Take the values of `networks`, which agree in kind, inputs and width."""
+        """Take the values of `networks`, which agree in kind, inputs, width and depth."""
         super().__init__()
-        self.order = sorted(range(len(networks)), key=lambda number: -len(networks[number].blocks))
-        ordered = [networks[number] for number in self.order]
-        self.inputs = ordered[0].inputs
-        self.register_buffer("input_mean", ordered[0].get_buffer("input_mean").clone())
-        self.register_buffer("input_scale", ordered[0].get_buffer("input_scale").clone())
-        self.projected = isinstance(ordered[0].projection, nn.Linear)
-        if self.projected:
-            self.projection = _Stacked(ordered, "projection")
-        depths = [len(network.blocks) for network in ordered]
-        self.num_deep = [sum(depth > level for depth in depths) for level in range(depths[0])]  # networks with a block there
-        self.blocks = nn.ModuleList(
-            _Stacked(ordered[:count], f"blocks.{level}.linear") for level, count in enumerate(self.num_deep)
-        )
-        self.readout = _Stacked(ordered, "readout")
+        first, self.count = networks[0], len(networks)
+        self.inputs = first.inputs
+        self.register_buffer("input_mean", first.get_buffer("input_mean").clone())
+        self.register_buffer("input_scale", first.get_buffer("input_scale").clone())
+        self.projection = _Stacked(networks, "projection") if isinstance(first.projection, nn.Linear) else None
+        stacked = [_Stacked(networks, f"blocks.{level}.linear") for level in range(len(first.blocks))]
+        self.blocks = nn.ModuleList(nn.ModuleDict({"linear": block}) for block in stacked)  # names are those of the networks
+        self.readout = _Stacked(networks, "readout")
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return logits (G, N), in the order in which the networks were given, of assembled inputs (N, input_size)."""
         x = (inputs - self.input_mean) * self.input_scale
-        x = self.projection.shared(x) if self.projected else x.expand(len(self.order), *x.shape)
-        for block, count in zip(self.blocks, self.num_deep, strict=True):
-            deep, shallow = x[:count], x[count:]
-            deep = deep + silu(block(deep))
-            x = torch.cat([deep, shallow]) if len(shallow) else deep
-        return self.readout(x).squeeze(-1)[torch.tensor(self.order, device=x.device).argsort()]
+        x = x.expand(self.count, *x.shape) if self.projection is None else self.projection.shared(x)
+        for block in self.blocks:
+            x = x + silu(cast(nn.ModuleDict, block)["linear"](x))
+        return self.readout(x).squeeze(-1)
 
     def lend(self, networks: Sequence[Network]) -> None:
         """Let networks of the shapes and order of the given ones share this stack's memory, so that changes appear in both."""
-        parts: dict[str, nn.Module] = {"readout": self.readout}
-        if self.projected:
-            parts["projection"] = self.projection
-        for place, number in enumerate(self.order):
-            network = networks[number]
-            levels = {f"blocks.{level}.linear": block for level, block in enumerate(self.blocks[: len(network.blocks)])}
-            state = {
-                f"{name}.{kind}": values.detach()[place]
-                for name, part in (parts | levels).items()
-                for kind, values in part.named_parameters()
-            }
-            state |= {"input_mean": self.input_mean, "input_scale": self.input_scale}
-            network.load_state_dict(state, strict=False, assign=True)  # heads may have another network, which nothing trains
+        for place, network in enumerate(networks):
+            state = {name: values.detach()[place] for name, values in self.named_parameters()}
+            network.load_state_dict(state | dict(self.named_buffers()), assign=True)
             network.requires_grad_(False).train(self.training)
 
     @torch.no_grad()
     def scale_gradients(self, factors: Tensor) -> None:
-        """Multiply each network's gradient by its factor (G,), in the order in which the networks were given."""
+        """Multiply each network's gradient by its factor (G,)."""
         for parameter in self.parameters():
             if parameter.grad is not None:
-                scales = factors[self.order[: len(parameter)]].to(parameter.grad.dtype)
-                parameter.grad.mul_(scales.reshape(-1, *[1] * (parameter.grad.dim() - 1)))
+                parameter.grad.mul_(factors.to(parameter.grad.dtype).reshape(-1, *[1] * (parameter.grad.dim() - 1)))
 
     @torch.no_grad()
     def clip_gradients(self, largest: float) -> None:
         """Scale each network's gradient down to the norm `largest` if it is longer, as if the network were trained alone."""
-        squares = torch.zeros(len(self.order), dtype=torch.float64, device=self.input_mean.device)
-        for parameter in self.parameters():
-            if parameter.grad is not None:
-                squares[self.order[: len(parameter)]] += parameter.grad.flatten(1).double().square().sum(dim=1)
-        self.scale_gradients((largest / (squares.sqrt() + 1e-6)).clamp_max(1.0))
+        gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+        squares = sum(gradient.flatten(1).double().square().sum(dim=1) for gradient in gradients)
+        self.scale_gradients((largest / (torch.as_tensor(squares).sqrt() + 1e-6)).clamp_max(1.0))
 
 
 class _Stacked(nn.Module):
-    """The linear maps of one name and shape (I -> O) in G networks, of which the first ones may be computed alone."""
+    """The linear maps of one name and shape (I -> O) in G networks."""
 
     def __init__(self, networks: Sequence[Network], name: str) -> None:
         super().__init__()
@@ -105,8 +83,8 @@ class _Stacked(nn.Module):
         self.bias = nn.Parameter(torch.stack([linear_map.bias.detach() for linear_map in maps]))  # (G, O)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (F, N, O) of inputs (F, N, I) of the first F maps."""
-        return torch.baddbmm(self.bias[: len(x), None], x, self.weight[: len(x)].transpose(1, 2))
+        """Return (G, N, O) of inputs (G, N, I)."""
+        return torch.baddbmm(self.bias[:, None], x, self.weight.transpose(1, 2))
 
     def shared(self, x: Tensor) -> Tensor:
         """Return (G, N, O) of inputs (N, I) that all maps share: one product."""
@@ -130,7 +108,7 @@ class HeadBank(nn.Module):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 heads.append(AcceptanceHead(spec.config))
-            self.groups.setdefault((heads[-1].inputs, spec.config.width), []).append(number)
+            self.groups.setdefault((heads[-1].inputs, spec.config.width, spec.config.depth), []).append(number)
         self.stacks = nn.ModuleList(HeadStack([heads[number] for number in group]) for group in self.groups.values())
 
     @property
