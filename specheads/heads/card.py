@@ -61,7 +61,7 @@ def card(config: HeadConfig) -> str:
     )
 
 
-def _model(model: Mapping[str, str]) -> str:
+def _model(model: Mapping[str, str | None]) -> str:
     return f"{model['id']} (revision {model.get('revision')})" if model.get("id") else "not named"
 
 

@@ -1,12 +1,15 @@
 """The config of a head: everything that decides what it computes and for which models; a head folder's config.json."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from specheads.errors import UserError, is_count, is_number
+from pydantic import BaseModel, Strict
+
+from specheads.errors import UserError
 from specheads.heads.calibration import IndexCalibration
 from specheads.heads.features import FEATURES, input_size
+from specheads.settings import Count, Number, Text, check, count
 
 FORMAT_VERSION = 2
 FORMER_KEYS = ("overlap", "overlap_calibration", "target_size")  # of earlier heads, whose networks had more inputs or outputs
@@ -16,6 +19,17 @@ KNOWN_INPUTS = {kind: tuple(name for name, feature in FEATURES.items() if kind i
 # widths from 8 to 40 decided equally well on nano (docs/measurements/archive.md, kinds of heads).
 NEXT_TOKEN_SHARE, LEAST_WIDTH, LARGEST_WIDTH = 8, 8, 256
 LARGEST_SIZE, LARGEST_DEPTH = 2**20, 1000  # larger ones are damage, and would take all memory before anything noticed
+_Size = Annotated[int, count(1, LARGEST_SIZE)]
+_Real = Annotated[float, Strict()]  # may be NaN: some metrics are not defined on few tokens
+
+
+class _Training(BaseModel):
+    """What the card reads of the training."""
+
+    num_prompts: Count | None = None
+    num_responses: Count | None = None
+    test: Mapping[str, _Real] | None = None
+    dev_ece: Mapping[str, _Real] | None = None
 
 
 @dataclass(frozen=True)
@@ -26,29 +40,28 @@ class HeadConfig:
         UserError: a value that is not known, or a size that is not positive.
     """
 
-    hidden_size: int
-    depth: int = 3
-    predicts: str = "next_token"
-    inputs: tuple[str, ...] = ()
-    width: int | None = None
-    embedding_size: int | None = None
+    hidden_size: _Size
+    depth: Annotated[int, count(0, LARGEST_DEPTH)] = 3  # the number of residual blocks; 0: a linear head
+    predicts: Literal["next_token", "input_token"] = "next_token"
+    inputs: tuple[Text, ...] = ()
+    width: _Size | None = None
+    embedding_size: _Size | None = None
     # Number of tokens in the distribution that features are computed from; a draft may have padded logits beyond them.
-    vocab_size: int | None = None
-    label: str = "sampled"
-    tap: str = "output_embedding_input"
-    warp: Mapping[str, float] = field(default_factory=dict)
-    draft: Mapping[str, str] = field(default_factory=dict)
-    target: Mapping[str, str] = field(default_factory=dict)
+    vocab_size: _Size | None = None
+    label: Text = "sampled"
+    tap: Text = "output_embedding_input"
+    warp: Mapping[str, Number] = field(default_factory=dict)
+    draft: Mapping[str, Text | None] = field(default_factory=dict)
+    target: Mapping[str, Text | None] = field(default_factory=dict)
     calibration: Mapping[str, Any] | None = None  # IndexCalibration's; stopping rules apply it, the head returns raw logits
-    recommended: Mapping[str, Any] | None = None
-    train: Mapping[str, Any] = field(default_factory=dict)
+    recommended: Mapping[str, Any] | None = field(default=None, metadata={"kind": Mapping[str, Number | Text] | None})
+    train: Mapping[str, Any] = field(default_factory=dict, metadata={"kind": _Training})
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
         """Check the values and fill in the defaults that depend on others."""
-        for name, (expected, holds) in _EXPECTED.items():
-            if not holds(value := getattr(self, name)):
-                raise UserError(f"the head's {name}={value!r} must be {expected}.")
+        for each in fields(self):
+            check(f"the head's {each.name}", getattr(self, each.name), each.metadata.get("kind", each.type))
         inputs, known = tuple(self.inputs) or DEFAULT_INPUTS[self.predicts], KNOWN_INPUTS[self.predicts]
         if unknown := [name for name in inputs if name not in known]:
             raise UserError(
@@ -98,48 +111,3 @@ class HeadConfig:
             return cls(**values)
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
-
-
-def _is(*kinds: type) -> Callable[[object], bool]:
-    """Return a check for values of some types; truth values are no numbers."""
-    return lambda value: isinstance(value, kinds) and not isinstance(value, bool)
-
-
-_is_text, _is_real = _is(str), _is(int, float)  # real numbers may be NaN: some metrics are not defined on few tokens
-
-
-def _is_size(value: object) -> bool:
-    return is_count(value, least=1) and value <= LARGEST_SIZE
-
-
-def _or_none(holds: Callable[[Any], bool]) -> Callable[[object], bool]:
-    return lambda value: value is None or holds(value)
-
-
-def _is_set_of(holds: Callable[[Any], bool]) -> Callable[[object], bool]:
-    """Return a check for mappings whose values pass a check."""
-    return lambda value: isinstance(value, Mapping) and all(map(holds, value.values()))
-
-
-_SIZE = f"a positive integer of at most {LARGEST_SIZE}"
-# What the card reads of the training.
-_TRAIN = {"num_prompts": is_count, "num_responses": is_count, "test": _is_set_of(_is_real), "dev_ece": _is_set_of(_is_real)}
-# What each value must be, and whether it is.
-_EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "hidden_size": (_SIZE, _is_size),
-    **dict.fromkeys(("embedding_size", "vocab_size", "width"), (f"{_SIZE}, or null", _or_none(_is_size))),
-    "depth": (
-        f"0 (a linear head) or a positive integer of at most {LARGEST_DEPTH}, the number of residual blocks",
-        lambda value: is_count(value) and value <= LARGEST_DEPTH,
-    ),
-    "predicts": (f"one of {', '.join(KNOWN_INPUTS)}", lambda value: _is_text(value) and value in KNOWN_INPUTS),
-    **dict.fromkeys(("label", "tap"), ("text", _is_text)),
-    **dict.fromkeys(("draft", "target"), ("a set of texts", _is_set_of(_or_none(_is_text)))),
-    "inputs": ("a list of features", lambda value: isinstance(value, list | tuple) and all(map(_is_text, value))),
-    "warp": ("a set of numbers", _is_set_of(is_number)),
-    "recommended": ("a set of numbers and texts, or null", _or_none(_is_set_of(lambda each: is_number(each) or _is_text(each)))),
-    "train": (
-        "a set of values, with counts of prompts and numbers in test and dev_ece",
-        lambda train: isinstance(train, Mapping) and all(_or_none(holds)(train.get(name)) for name, holds in _TRAIN.items()),
-    ),
-}

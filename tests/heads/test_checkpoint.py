@@ -279,7 +279,7 @@ def test_the_ids_of_models_in_a_config_are_not_opened(folder, tmp_path):
 @pytest.mark.parametrize("size", [0, -8, 2.5, "8", True])
 def test_a_size_that_is_not_a_positive_integer_is_named(folder, key, size):
     edit_config(folder, **{key: size})
-    with pytest.raises(UserError, match=f"the head's {key}={size!r} must be a positive integer"):
+    with pytest.raises(UserError, match=f"the head's {key}={size} must be a positive integer"):
         load_head(folder)
 
 

@@ -215,8 +215,8 @@ def test_another_draft_revision_is_an_error_that_names_both(pair):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"predicts": "last_token"}, r"head's predicts='last_token' must be one of input_token, next_token"),
-        ({"depth": -1}, r"head's depth=-1 must be 0 \(a linear head\) or a positive integer"),
+        ({"predicts": "last_token"}, "head's predicts=last_token must be one of 'next_token' or 'input_token'"),
+        ({"depth": -1}, "head's depth=-1 must be a non-negative integer"),
         (
             {"inputs": ("hidden", "phase_of_the_moon")},
             r"head\.inputs names 'phase_of_the_moon'; a head with predicts=next_token can read hidden, embedding",
