@@ -86,6 +86,7 @@ def next_stage(
     labelled: bool = True,
 ) -> "Path | Stage":
     """Return the folder of the complete cache, see `generate_data`, or the stage that comes next where there is none yet."""
+    settings = settings.for_pair(pair)
     usable = [prompt for prompt in prompts if prompt.split in SPLITS]  # final prompts are for evaluations
     wanted = [prompt for prompt in usable if prompt.split in splits]
 

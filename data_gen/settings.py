@@ -3,22 +3,19 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from specheads.pair.sampling import Warp
+from specheads.pair.generation_config import Warped
 from specheads.prompts.prompt import ResponseLimits
-from specheads.settings import Built, NonNegativeNumber, PositiveCount, Seed, Settings, Text, count, setting
+from specheads.settings import NonNegativeNumber, PositiveCount, Seed, Text, count, setting
 
 _LARGEST_BATCH = 2**16  # responses; their key-value memory is allocated at once
 # Settings that decide responses; the others decide what the draft samples along them.
 RESPONSE_LIMITS = ("max_new_tokens", "max_prompt_tokens", "batch_size", "rows_per_shard", "responses_per_prompt")
 
 
-class Generation(Settings):
+class Generation(Warped):
     """How responses, drafted tokens and acceptance probabilities are made; all of it is in the fingerprint."""
 
     seed: Seed = setting(0, "the seed of everything that is random")
-    warp: Built[Warp] = setting(
-        Warp(1.0, top_k=50), "how draft and target turn logits into probabilities, in training and decoding"
-    )
     max_new_tokens: PositiveCount = setting(512, "the largest number of tokens in a response", key="data.max_new_tokens")
     max_prompt_tokens: PositiveCount = setting(
         1024, "the largest number of tokens in a prompt; longer prompts are left out", key="data.max_prompt_tokens"

@@ -46,7 +46,7 @@ def main(cfg: DictConfig) -> Report:
     data_folder, run = Path(cfg.paths.data), Path(cfg.paths.run)
     with open_loggers(cfg, run) as loggers:
         pair = load_configured_pair(cfg)
-        drafting_pair = settings.drafting.pair(pair)
+        settings, drafting_pair = settings.for_pair(pair), settings.drafting.pair(pair)
 
         def located() -> dict[str, LocatedHead]:
             return find_heads(settings.head, drafting_pair, Path(cfg.paths.outputs), settings.warp, settings.any_draft)

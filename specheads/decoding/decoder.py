@@ -20,6 +20,7 @@ from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold, 
 from specheads.decoding.verification import BlockVerification, TokenVerification, Verification, VerificationRule
 from specheads.errors import UserError
 from specheads.heads.head import AcceptanceHead
+from specheads.pair.generation_config import TargetWarp
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp
 from specheads.settings import PositiveCount, check
@@ -133,7 +134,8 @@ class SpeculativeDecoder(Decoder):
         stopping: when a draft is long enough; default the verification rule's stopping rule, or five tokens.
         verification: how much of a draft is accepted; default token verification for chains, and for others what the drafting
             method names.
-        warp: temperature, top-k, top-p, min-p of both models.
+        warp: temperature, top-k, top-p, min-p of both models; default those of the target's generation config, or all tokens at
+            temperature 1.
         engine: `auto`, `eager`, `compiled` or `cuda_graph`.
         window: positions of KV memory, for prompt and response together; default those that both models reach, at most
             MAX_WINDOW.
@@ -154,7 +156,7 @@ class SpeculativeDecoder(Decoder):
         self.verification = verification or self.drafting.usual_verification()
         check_pairing(self.drafting, self.verification)
         self.stopping = stopping or self.verification.stopping or FixedLength()
-        self.warp, self._engine_name = warp or Warp(), engine
+        self.warp, self._engine_name = warp or TargetWarp(top_k=0).of(pair), engine
         window = checked_window(pair, window)
         self._longest = max(self.stopping.max_tokens, MAX_TOKENS)
         target_engine = make_engine(engine, pair.target_lm, window, self.drafting.most_verified(self._longest))
@@ -252,7 +254,8 @@ class Baseline(Decoder):
     """The target alone, one token per forward pass, with the engine and the warping of speculative decoding."""
 
     def __init__(self, pair: Pair, warp: Warp | None = None, engine: str | Engine = "auto", window: int | None = None) -> None:
-        self.pair, self.warp, self._engine_name = pair, warp or Warp(), engine if isinstance(engine, str) else "auto"
+        self.pair, self.warp = pair, warp or TargetWarp(top_k=0).of(pair)
+        self._engine_name = engine if isinstance(engine, str) else "auto"
         self.engine = make_engine(engine, pair.target_lm, checked_window(pair, window)) if isinstance(engine, str) else engine
         self.single = RowsDecoder(pair, TargetRounds(pair.target_id, self.engine, self.warp))
         self._batch: RowsDecoder | None = None  # it has memory for one number of rows at a time

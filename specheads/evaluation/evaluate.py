@@ -49,6 +49,7 @@ def evaluate(
     Raises:
         UserError: a split without prompts; settings with which nothing can be measured.
     """
+    settings = settings.for_pair(pair)
     if not heads and settings.head is not None:
         settings = settings.but(head=None)
     data.check(settings.split)

@@ -11,8 +11,8 @@ from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold
 from specheads.decoding.verification import TokenVerification, VerificationRule
 from specheads.errors import UserError, is_number
 from specheads.evaluation.candidates import FIXED, RuleChoice, Rules, check_rules
-from specheads.pair.sampling import Warp
-from specheads.settings import Built, Flag, Number, PositiveCount, Seed, Settings, Text, setting
+from specheads.pair.generation_config import Warped
+from specheads.settings import Flag, Number, PositiveCount, Seed, Settings, Text, setting
 
 
 def _threshold(value: Any) -> Any:
@@ -39,11 +39,10 @@ class RecordingSettings(Settings):
     ground_truth: Flag = setting(True, "let the target score rejected branches too, for the informed ceiling")
 
 
-class Evaluation(Settings):
+class Evaluation(Warped):
     """Settings of `specheads evaluate`."""
 
     seed: Seed = setting(0, "seed of everything that is sampled")
-    warp: Built[Warp] = setting(Warp(top_k=50), "how draft and target turn logits into probabilities")
     stopping: SkipValidation[Mapping[str, RuleChoice]] | None = setting(
         None,
         "the stopping rules, by name; null: fixed lengths and head thresholds, with the values of the two keys below",

@@ -45,6 +45,7 @@ class Pair:
     known_to_draft: Tensor | None = None  # (V,) bool, the tokens that the draft knows; None: all
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # more arguments of the chat template
     loaded_at: datetime = field(default_factory=datetime.now)  # for templates that write today's date into prompts
+    said: set[str] = field(default_factory=set, repr=False, compare=False)  # lines of the log that are not repeated
 
     @cached_property
     def vocab_size(self) -> int:

@@ -7,7 +7,7 @@ rows or on the size of the batch. What takes longest in it, in attention and in 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -130,7 +130,8 @@ class Warp:
 
     def values(self) -> dict[str, float]:
         """Return the values by name, as caches and heads have them; min_p only where it is on: it is younger than they are."""
-        return {name: value for name, value in asdict(self).items() if name != "min_p" or value}
+        values = {each.name: getattr(self, each.name) for each in fields(Warp)}
+        return {name: value for name, value in values.items() if name != "min_p" or value}
 
     def __call__(self, logits: Tensor) -> Tensor:
         """Return probabilities (..., V), float32 or wider, of logits (..., V) of any float type; a NaN makes its row NaN."""

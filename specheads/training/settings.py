@@ -7,10 +7,9 @@ import torch
 from pydantic import ConfigDict, model_validator
 
 from specheads.errors import UserError
-from specheads.pair.sampling import Warp
+from specheads.pair.generation_config import Warped
 from specheads.processes import Processes
 from specheads.settings import (
-    Built,
     Count,
     NonNegativeNumber,
     PositiveCount,
@@ -95,15 +94,10 @@ class Optimizer(Settings):
     warmup_share: Probability = setting(0.03, "the share of all steps in which the learning rate rises; 0: none")
 
 
-class Training(Settings):
+class Training(Warped):
     """What the settings of heads' training and of distillation have in common. Raises UserError for the first mistake."""
 
     seed: Seed = setting(0, "the seed of everything that is random")
-    warp: Built[Warp] = setting(
-        Warp(1.0, top_k=50),
-        "how draft and target turn logits into probabilities, in training and decoding",
-        decides=False,  # part of the data set's provenance
-    )
     loader: Loader = setting(Loader(), "how batches are loaded")
     trainer: TrainerSettings = setting(
         TrainerSettings(), "the arguments of lightning.Trainer", decides=False

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 import specheads
-from specheads import UserError, Warp, papers, stopping, verification
+from specheads import UserError, papers, stopping, verification
 from specheads.commands.compose import command_config
 from specheads.commands.evaluate import evaluation_settings
 from specheads.evaluation.candidates import FIXED, RuleChoice
 from specheads.evaluation.settings import Evaluation
+from specheads.pair.generation_config import TargetWarp
 
 COMMANDS = {
     "evaluate": (Evaluation, evaluation_settings),
@@ -43,7 +44,7 @@ def test_a_config_becomes_classes_and_objects():
     settings = evaluation_settings(composed("evaluate", *words, "fixed_lengths=[2,5]"))
     assert isinstance(settings.drafting, papers.Graph) and isinstance(settings.verification, papers.TreeMatch)
     assert settings.rules[FIXED] == RuleChoice(stopping.FixedLength, {"num_tokens": [2, 5]})
-    assert settings.rules["logistic"].cls is stopping.Logistic and settings.warp == Warp(0.0, 50)
+    assert settings.rules["logistic"].cls is stopping.Logistic and settings.warp == TargetWarp(0, given=("temperature",))
     assert not settings.can_replay
 
 

@@ -20,6 +20,7 @@ import specheads
 from specheads import settings as module
 from specheads.errors import UserError
 from specheads.evaluation.settings import EngineName, Ratio, Threshold
+from specheads.pair.generation_config import Warped
 from specheads.pair.sampling import Warp
 from specheads.settings import Settings, _FromMapping, key_of
 
@@ -83,6 +84,7 @@ BY_LAST_CHECK = {
         lambda value: (isinstance(value, str) and value == "auto") or NUMBERS["Probability"].contains(value),
     ),
     Ratio.__metadata__[-1].func: numbers(lambda value: value > 1, 1),
+    Warped.model_fields["warp"].metadata[-1].func: Domain(warps, lambda value: value is None or value == {}),
     EngineName.__metadata__[-1].func: Domain(
         st.sampled_from(["auto", "eager"]), lambda value: isinstance(value, str) and value in ENGINES
     ),

@@ -1,7 +1,7 @@
 import hashlib
 import json
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -311,7 +311,7 @@ PROVENANCE = {
     "draft": ["d", "r2"],
     "dtype": ["torch.float32", "torch.float32"],
     "prompts": "p",
-    "warp": asdict(Warp()),
+    "warp": Warp().values(),
     "settings": Generation().sizes(),
     "seed": 0,
 }
@@ -353,7 +353,7 @@ def test_each_argument_of_a_run_changes_the_cache(pair):
         folder(),
         folder(seed=1),
         folder(source=Letters(1)),
-        *(folder(warp=warp) for warp in (Warp(0.9, top_k=5), Warp(1.0, top_k=6), Warp(1.0, top_k=5, top_p=0.9))),
+        *(folder(warp=warp) for warp in (Warp(0.9, top_k=5), Warp(1.0, top_k=6), Warp(1.0, 5, 0.9), Warp(1.0, 5, min_p=0.1))),
         *(
             folder(**{name: value + 1})
             for name, value in SETTINGS.values().items()
@@ -363,7 +363,7 @@ def test_each_argument_of_a_run_changes_the_cache(pair):
         folder(replace(pair, target=tiny_pair(8).target.float())),
         folder(replace(pair, draft=tiny_pair(8).draft.float())),
     ]
-    assert len(set(variants)) == len(variants) == 18
+    assert len(set(variants)) == len(variants) == 19
     assert folder(runner="ray", ray_num_workers=7, ray_address="auto") == folder()
 
 

@@ -43,19 +43,18 @@ from specheads.evaluation.sweep import LARGEST_SPREAD, Sweep
 from specheads.forecast import progress
 from specheads.heads.config import HeadConfig
 from specheads.heads.head import AcceptanceHead
+from specheads.pair.generation_config import Warped
 from specheads.pair.pair import Pair
-from specheads.pair.sampling import Warp
 from specheads.prompts.prompt import EncodedPrompt, encode_prompts, groups_of, unique
 from specheads.replay.recording import Recorder
 from specheads.replay.response_tree import RecordSettings
-from specheads.settings import Built, PositiveCount, Seed, Settings, Text, setting
+from specheads.settings import PositiveCount, Seed, Text, setting
 
 
-class Probe(Settings):
+class Probe(Warped):
     """How much of a pair is looked at; the defaults take about five minutes for the embedded pairs, and cold compilation."""
 
     seed: Seed = setting(0, "seed of everything that is sampled")
-    warp: Built[Warp] = setting(Warp(top_k=50), "how draft and target turn logits into probabilities")
     engine: EngineName = setting("auto", "how models are run while steps are timed: auto, eager, compiled, cuda_graph")
     prompts: Text | None = setting(
         None, "a file of prompts, with the templates of data= (for a pair of your own, data=alpaca); null: dev prompts of data="
@@ -194,7 +193,7 @@ def probe(
     Raises:
         UserError: too few prompts.
     """
-    prompts = _prompts(pair, settings, data)
+    settings, prompts = settings.for_pair(pair), _prompts(pair, settings, data)
     logger.info("probe: %d prompts; recording their responses, then timing steps", len(prompts))
     recorded = _recorded(pair, settings, data, data_folder, prompts)
     with progress("comparing distributions", len(prompts)) as advance:

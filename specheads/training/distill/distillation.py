@@ -75,7 +75,7 @@ def distill(
     check_trainable(is_quantized(pair.draft), pair.draft_id)
     if settings.embedding == "target":  # before responses are made, which takes longest
         check_embedding(pair.draft, pair.target)
-    settings = _with_precision(settings, pair)
+    settings = _with_precision(settings.for_pair(pair), pair)
     device, dtype = pair.draft_lm.device, pair.draft.dtype
     trainer, checkpoints = new_trainer(settings, run, loggers, device.type, _provenance(settings, pair))
     check_strategy(settings, pair, trainer)

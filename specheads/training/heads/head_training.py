@@ -73,6 +73,7 @@ def train_heads(
             f"trainer.strategy={FSDP2} spreads the weights of a draft over processes, and heads are small; leave it out, or use "
             "specheads distill."
         )
+    settings = settings.for_pair(pair)
     specs = settings.specs(pair)
     provenance = {"head": json.dumps([asdict(spec) for spec in specs], sort_keys=True)} | settings.cache_key()
     trainer, checkpoints = new_trainer(settings, run, loggers, pair.draft_lm.device.type, provenance)

@@ -1,0 +1,79 @@
+"""How a target's generation config samples: the values of its warp."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+from pydantic import BeforeValidator
+
+from specheads.errors import UserError
+from specheads.pair.sampling import Warp
+from specheads.settings import Built, Settings, setting
+
+if TYPE_CHECKING:
+    from specheads.pair.pair import Pair
+
+logger = logging.getLogger(__name__)
+
+NAMES = tuple(each.name for each in fields(Warp))
+
+
+@dataclass(frozen=True)
+class TargetWarp(Warp):
+    """A warp whose values but the `given` ones are a target's; `of` takes them from it, until then they are the usual ones."""
+
+    top_k: int = 50  # as transformers' `generate` has it where nothing is said
+    given: tuple[str, ...] = ()
+
+    def of(self, pair: "Pair") -> Warp:
+        """Return the warp for a pair, and log once where its values are from.
+
+        A generation config that says something of sampling leaves the rest to transformers' `generate`, so to `top_k=50`. Its
+        `do_sample` is not read: false is what nearly all of them have, and it says whether `generate` samples, not how. Heads
+        would learn nothing but 0 and 1 from greedy data; `temperature=0` asks for it.
+
+        Raises:
+            UserError: values of the target that no warp has.
+        """
+        config = getattr(pair.target, "generation_config", None)
+        said = {name: value for name in NAMES if (value := getattr(config, name, None)) is not None}
+        values: dict[str, Any] = self.values() | {"min_p": self.min_p}
+        if said:
+            values |= {name: float(value) for name, value in said.items()}
+            values["top_k"] = max(0, int(said.get("top_k", 50)))  # some have -1 for all
+        values |= {name: getattr(self, name) for name in self.given}
+        try:
+            warp = Warp(**values)
+        except UserError as error:
+            raise UserError(f"the generation config of {pair.target_id}: {error} Give another value by the keys warp.*") from None
+        origins = {name: "given" if name in self.given else "the target's" if name in said else "usual" for name in NAMES}
+        line = "warp: " + ", ".join(f"{name}={value:g} ({origins[name]})" for name, value in values.items())
+        if line not in pair.said:
+            logger.info("%s", line)
+            pair.said.add(line)
+        return warp
+
+
+def _or_targets(value: Any) -> Any:
+    """Return the values of a config as a TargetWarp; those that are not there, or None, are the target's."""
+    if value is None or isinstance(value, Mapping):
+        given = {name: each for name, each in (value or {}).items() if each is not None}
+        return TargetWarp(**given, given=tuple(given)) if set(given) <= set(NAMES) else value
+    return value
+
+
+class Warped(Settings):
+    """Settings with a warp, which is the target's where it is not given."""
+
+    warp: Annotated[Built[Warp], BeforeValidator(_or_targets)] = setting(
+        None,
+        "how draft and target turn logits into probabilities, in data, training and decoding; null: as the target's "
+        "generation config says, or else temperature=1, top_k=50",
+        config=dict.fromkeys(NAMES),
+        decides=False,  # of a training: it is part of the data set's provenance
+    )
+
+    def for_pair(self, pair: "Pair") -> Self:
+        """Return the settings with the warp for a pair. Raises UserError as `TargetWarp.of`."""
+        return self.but(warp=self.warp.of(pair)) if isinstance(self.warp, TargetWarp) else self
