@@ -4,7 +4,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
@@ -26,6 +26,15 @@ from specheads.storage.files import without_home
 logger = logging.getLogger(__name__)
 
 _TEXT = "def f(x):\n    return x ** 2  # \u00e9, \u4e2d, 1234"  # to which both tokenizers must give the same ids
+# What else `generate` does to outputs, and the value besides None with which it does nothing.
+_MORE: dict[str, Any] = {
+    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "typical_p", "guidance_scale", "num_beams"), 1),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"), 0),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "penalty_alpha"), 0),
+    **dict.fromkeys(("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias", "stop_strings"), ()),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty", "top_h", "dola_layers")),
+    "watermarking_config": None,
+}
 
 
 @dataclass
@@ -74,6 +83,11 @@ class Pair:
         stop = self.target.config.eos_token_id if stop is None else stop
         stop = self.tokenizer.eos_token_id if stop is None else stop
         return frozenset([] if stop is None else [stop] if isinstance(stop, int) else stop)
+
+    @cached_property
+    def appends_end(self) -> bool:
+        """Whether the tokenizer ends every text with an end token; prompts are without it."""
+        return self.tokenizer("a")["input_ids"][-1:] in [[end] for end in (*self.stop_tokens, self.tokenizer.eos_token_id)]
 
     @property
     def chats(self) -> bool:
@@ -140,11 +154,13 @@ class Pair:
         given = (
             json.dumps(dict(self.chat_template_kwargs), sort_keys=True) if self.reads_chats and self.chat_template_kwargs else ""
         )
+        given += " without end" if self.appends_end else ""
         return hashlib.sha256(f"{rules} {template} {self.chat}{given}".encode()).hexdigest()[:16]
 
     def _ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return ids with a single begin token if text and tokenizer both write it."""
+        """Return ids with a single begin token if text and tokenizer both write it, without the end that a tokenizer adds."""
         ids = self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
+        ids = ids[:-1] if add_special_tokens and self.appends_end else ids
         begin = self.tokenizer.bos_token_id
         return ids[1:] if begin is not None and ids[:2] == [begin, begin] else ids
 
@@ -221,10 +237,30 @@ def load_pair(name: str | None = None, *, only_draft: bool = False, new_draft: N
     )
     _check_vocabulary(pair)
     _check_chat_template(pair)
+    for remark in remarks(pair):
+        logger.warning("%s", remark)
     if not only_draft:
         pair.target_lm.check()
     pair.draft_lm.check()
     return pair
+
+
+def remarks(pair: Pair) -> Iterator[str]:
+    """Yield warnings: of what the target's generation config asks for in vain, and of a tokenizer with another end of texts."""
+    config, ends = getattr(pair.target, "generation_config", None), pair.stop_tokens
+    asked = [name for name, off in _MORE.items() if getattr(config, name, None) not in (None, off, [], {})]
+    if asked:
+        yield (
+            f"the generation config of {pair.target_id} has {', '.join(asked)}, which is not done here: outputs follow the "
+            "target's probabilities under the warp alone"
+        )
+    if (end := pair.tokenizer.eos_token_id) is not None and end not in ends:
+        yield (
+            f"the tokenizer of {pair.target_id} ends texts with token {end} ({pair.tokenizer.eos_token}), but responses end with "
+            f"{sorted(ends)}, as its generation config says; if they do not end in time, add {end} to its eos_token_id"
+        )
+    if pair.appends_end:
+        yield f"the tokenizer of {pair.target_id} appends an end token to every text; prompts go without it"
 
 
 def _tokenizer(config: PairConfig, new_draft: NewDraft | None) -> tuple[PreTrainedTokenizerBase, Tensor | None]:

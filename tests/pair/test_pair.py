@@ -15,7 +15,7 @@ from specheads import UserError, load_pair
 from specheads.commands.compose import command_config, model_config
 from specheads.pair.config import PairConfig, checked_device, config_folder, pair_config
 from specheads.pair.language_model import LanguageModel
-from specheads.pair.pair import _check_spread, _check_vocabulary, known_tokens, load_draft
+from specheads.pair.pair import _check_spread, _check_vocabulary, known_tokens, load_draft, remarks
 from specheads.pair.revisions import resolve, revision_at, revision_of, set_draft_temperature
 
 
@@ -178,12 +178,13 @@ PLAIN = "{% for m in messages %}User: {{ m.content }}{% endfor %}"  # a chat tem
 BEGINNING = "{{ bos_token }}" + PLAIN
 
 
-def word_pair(begins=True, chat_template=None, has_begin=True, **changes):
-    """A tiny pair whose tokenizer knows VOCABULARY and has no pad token; with `begins` it puts <s> in front."""
+def word_pair(begins=True, chat_template=None, has_begin=True, ends=False, **changes):
+    """A tiny pair whose tokenizer knows VOCABULARY, without a pad token; `begins`: it puts <s> in front, `ends`: </s> last."""
     tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(VOCABULARY)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     if begins:
-        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+        single = "<s> $A </s>" if ends else "<s> $A"
+        tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=[("<s>", 0), ("</s>", 1)])
     special = {"bos_token": "<s>"} if has_begin else {}
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>", **special)
     fast.chat_template = chat_template
@@ -200,6 +201,8 @@ def text_of(ids):
     [
         (word_pair(), False, "<s> say"),
         (word_pair(begins=False), False, "say"),
+        (word_pair(ends=True), False, "<s> say"),
+        (word_pair(ends=True, instruction_format="[INST] {instruction} [/INST]"), True, "<s> [INST] say [/INST]"),
         (word_pair(has_begin=False, begins=False), False, "say"),
         (word_pair(chat_template=PLAIN), True, "User: say"),
         (word_pair(chat_template=BEGINNING), True, "<s> User: say"),
@@ -381,3 +384,17 @@ def test_a_target_on_several_devices_is_said_to_be_slow_once(caplog):
     message = record.getMessage()
     assert message.startswith("the target t is spread over 2 devices (0, 1): it runs without compilation")
     assert "model.quantization=fp8" in message and "vLLM" in message
+
+
+def test_a_tokenizer_with_other_ends_than_responses_is_remarked_on_and_ends_no_prompt(nano, copies, caplog):
+    usual, ending = word_pair(), word_pair(ends=True)
+    assert not [*remarks(usual)] and usual.encoding_fingerprint() != ending.encoding_fingerprint()
+    assert text_of(ending.encode("say </s>")) == "<s> say </s>"  # the user's own
+    (remark,) = remarks(ending)
+    assert "appends an end token to every text; prompts go without it" in remark
+    config = json.loads((copies["target"] / "generation_config.json").read_text()) | {"eos_token_id": [5, 7], "min_length": 3}
+    (copies["target"] / "generation_config.json").write_text(json.dumps(config))
+    assert load_pair(draft=copies["draft"], target=copies["target"], device="cpu", dtype="float32").stop_tokens == {5, 7}
+    about = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(about) == 2 and "has min_length, which is not done here" in about[0]
+    assert f"ends texts with token 1 ({nano.tokenizer.eos_token}), but responses end with [5, 7]" in about[1]
