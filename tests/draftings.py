@@ -3,13 +3,14 @@
 import yaml
 from hydra.utils import get_class
 
+from examples.new_draft import KnownText
 from specheads import drafting, papers
 from specheads.pair.config import config_folder
 
 DRAFTINGS = {
     "chain": drafting.Autoregressive(),
     "layer_skip": papers.LayerSkip([0]),
-    "lookup": papers.Lookup(),
+    "known_text": KnownText(),
     "beam": papers.Beam(3),
     "multi": papers.Multi(3),
     "batch": papers.Multi(3, merge=False),

@@ -4,7 +4,6 @@ from specheads.papers.biased import BiasedVerification
 from specheads.papers.bild import BigLittle
 from specheads.papers.gsd import Graph, Tree
 from specheads.papers.layer_skip import LayerSkip
-from specheads.papers.lookup import Lookup
 from specheads.papers.mjsd import Beam, BlockSearch, JointVerification
 from specheads.papers.spectr import Multi, SpecTr
 from specheads.papers.trees.verification import MultiRound, TreeMatch
@@ -17,7 +16,6 @@ __all__ = [
     "Graph",
     "JointVerification",
     "LayerSkip",
-    "Lookup",
     "Multi",
     "MultiRound",
     "SpecTr",

@@ -143,7 +143,7 @@ def test_rules_of_a_decoder_share_its_compiled_steps():
         assert decoder.draft_engine.num_prepared == before or way == "graph"  # whose pending tokens are more
 
 
-SAMPLED = [("batch", "multi_round"), ("multi", "spectr"), ("lookup", "tree_match")]
+SAMPLED = [("batch", "multi_round"), ("multi", "spectr"), ("known_text", "tree_match")]
 # Drafts and rules that are in one of these, and a rule that samples from the target whatever was drafted.
 SAMPLED += [pytest.param("multi", "multi_round", marks=pytest.mark.full)]
 SAMPLED += [pytest.param(way, "tree_match", marks=pytest.mark.full) for way in ("multi", "beam", "tree", "graph")]
@@ -163,7 +163,7 @@ def test_sampled_output_follows_the_targets_distribution(way, rule):
         out = decoder.generate([0, 1], 3, seed=seed, stop_tokens=[])
         counts[paths.index(tuple(out.tokens.tolist()))] += 1
         accepted += out.stats.num_accepted
-    assert accepted > 0.1 * number or way == "lookup"
+    assert accepted > 0.1 * number or way == "known_text"
     assert chi_square_p_value(counts, distribution) > 1e-6
 
 
@@ -186,7 +186,7 @@ def test_a_rule_has_the_name_of_its_config():
         ),
         ("multi", "block", "use for example verification=multi_round"),
         ("beam", "token", "use for example verification=joint"),
-        ("lookup", "joint", "joint verification, threshold 0.1 does not take what Lookup drafts"),
+        ("known_text", "joint", "joint verification, threshold 0.1 does not take what KnownText drafts"),
     ],
 )
 def test_an_impossible_pairing_is_refused_and_the_message_lists_possible_ones(way, rule, message):

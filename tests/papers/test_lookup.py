@@ -2,8 +2,8 @@ import pytest
 import torch
 from fakes import tiny_pair
 
-from specheads import SpeculativeDecoder, UserError, Warp, papers, stopping
-from specheads.papers.lookup import continuation
+from examples.new_draft import KnownText, continuation
+from specheads import SpeculativeDecoder, UserError, Warp, stopping
 
 
 @pytest.mark.parametrize(
@@ -27,19 +27,24 @@ def test_the_continuation_of_the_longest_run_is_found(text, most, limit, expecte
 
 def test_no_draft_model_is_run():
     pair = tiny_pair(4)
-    decoder = SpeculativeDecoder(pair, papers.Lookup(), stopping.FixedLength(4), warp=Warp(0), engine="eager")
+    decoder = SpeculativeDecoder(pair, KnownText(), stopping.FixedLength(4), warp=Warp(0), engine="eager")
     pair.draft.forward = pair.draft.base_model.forward = None
     out = decoder.generate([0, 1, 2, 0, 1], 20)
     assert out.stats.num_draft_calls == 0 < out.stats.num_accepted
 
 
 def test_rules_that_look_at_the_drafts_distribution_are_refused():
-    with pytest.raises(UserError, match="lookup runs no draft model.*MaxProbability needs its max_prob"):
-        SpeculativeDecoder(tiny_pair(4), papers.Lookup(), stopping.MaxProbability(0.5))
+    with pytest.raises(UserError, match="no draft model is run.*MaxProbability needs its max_prob"):
+        SpeculativeDecoder(tiny_pair(4), KnownText(), stopping.MaxProbability(0.5))
+
+
+def test_an_impossible_length_is_refused():
+    with pytest.raises(UserError, match="drafting.max_ngram=0"):
+        KnownText(max_ngram=0)
 
 
 def test_a_draft_ends_with_a_token_that_ends_the_response():
-    decoder = SpeculativeDecoder(tiny_pair(4), papers.Lookup(), stopping.FixedLength(4), engine="eager")
+    decoder = SpeculativeDecoder(tiny_pair(4), KnownText(), stopping.FixedLength(4), engine="eager")
     drafter = decoder.single.rounds.drafter
     ends = torch.tensor([False, False, True, False])
     state = stopping.FixedLength(4).start_prompt(1, torch.device("cpu"))

@@ -156,7 +156,6 @@ def test_a_text_may_fill_the_window_to_its_end(pair):
         (lambda: papers.Multi(0), "drafting.num_chains=0"),
         (lambda: papers.Multi(merge="yes"), "drafting.merge=yes must be true or false"),
         (lambda: papers.Beam(0), "drafting.num_beams=0"),
-        (lambda: papers.Lookup(0), "drafting.max_ngram=0"),
     ],
 )
 def test_impossible_choices_are_refused(make, message):

@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import nn
 
+from examples.new_draft import KnownText
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, drafting, papers, stopping, verification
 from specheads.decoding.drafting import Drafting
 from specheads.decoding.stopping import StoppingRule
@@ -152,7 +153,7 @@ sizes |= {"theta_prob": probabilities(), "theta_sib": probabilities()}
 METHODS = {
     "chain": st.builds(drafting.Autoregressive),
     "layer_skip": st.builds(papers.LayerSkip, st.sampled_from([[0], [1]])),
-    "lookup": st.builds(papers.Lookup, st.integers(1, 4)),
+    "known_text": st.builds(KnownText, max_ngram=st.integers(1, 4)),
     "beam": st.builds(papers.Beam, st.integers(1, 4)),
     "multi": chains_of(),
     "batch": chains_of(merge=st.just(False)),
