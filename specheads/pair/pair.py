@@ -58,8 +58,8 @@ class Pair:
 
     @cached_property
     def vocab_size(self) -> int:
-        """Number of tokens that the tokenizer knows; embeddings may be padded beyond it."""
-        return max(self.tokenizer.get_vocab().values()) + 1
+        """Number of tokens that the tokenizer knows and the target has logits for; embeddings may be padded beyond it."""
+        return _num_tokens(self.tokenizer, self.target)
 
     @cached_property
     def target_lm(self) -> LanguageModel:
@@ -158,9 +158,16 @@ class Pair:
         return hashlib.sha256(f"{rules} {template} {self.chat}{given}".encode()).hexdigest()[:16]
 
     def _ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return ids with a single begin token if text and tokenizer both write it, without the end that a tokenizer adds."""
+        """Return ids with a single begin token if text and tokenizer both write it, without the end that a tokenizer adds.
+
+        Raises:
+            UserError: the text holds an added token that the models do not know.
+        """
         ids = self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
         ids = ids[:-1] if add_special_tokens and self.appends_end else ids
+        if (last := max(ids, default=0)) >= self.vocab_size:
+            token = self.tokenizer.decode([last])
+            raise UserError(f"a prompt holds the token {token!r}, which {self.target_id} does not know; take it out.")
         begin = self.tokenizer.bos_token_id
         return ids[1:] if begin is not None and ids[:2] == [begin, begin] else ids
 
@@ -214,7 +221,11 @@ def load_pair(name: str | None = None, *, only_draft: bool = False, new_draft: N
         )
     tokenizer, known = _tokenizer(config, new_draft)
     draft, target = _models(config, only_draft, new_draft)
+    size = _num_tokens(tokenizer, target)
+    if known is None and kept_tokens(draft) is None and (of_draft := _num_tokens(tokenizer, draft)) < size:
+        known = torch.arange(size) < of_draft
     if known is not None:
+        known = known[:size]
         _fit_to_vocabulary(draft, known)
     draft_id = new_draft.name if new_draft else str(config.draft)
     if config.draft_temperature is not None:
@@ -261,6 +272,13 @@ def remarks(pair: Pair) -> Iterator[str]:
         )
     if pair.appends_end:
         yield f"the tokenizer of {pair.target_id} appends an end token to every text; prompts go without it"
+
+
+def _num_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> int:
+    """Return the number of tokens, without added ones at the end that a model was not resized for, often a pad token."""
+    tokens, size = tokenizer.get_vocab().values(), model.get_output_embeddings().weight.shape[0]
+    beyond = {token for token in tokens if token >= size}
+    return size if beyond and beyond <= set(getattr(tokenizer, "get_added_vocab", dict)().values()) else max(tokens) + 1
 
 
 def _tokenizer(config: PairConfig, new_draft: NewDraft | None) -> tuple[PreTrainedTokenizerBase, Tensor | None]:

@@ -105,6 +105,32 @@ def test_greedy_decoding_says_what_the_target_says(pair, engine):
         assert out.tokens.tolist() == alone.tolist()
 
 
+@pytest.mark.parametrize("resized", [False, True])
+def test_a_token_that_models_were_not_resized_for_is_never_written(tmp_path, nano, resized):
+    for role in ("target", "draft"):
+        shutil.copytree(resolve(f"embedded:nano/{role}"), tmp_path / role)
+        tokenizer_with("<|pad|>").save_pretrained(tmp_path / role)
+    if resized:
+        target = AutoModelForCausalLM.from_pretrained(tmp_path / "target", dtype=torch.float32)
+        target.resize_token_embeddings(2049)
+        target.save_pretrained(tmp_path / "target")
+    pair = load_pair(draft=tmp_path / "draft", target=tmp_path / "target", dtype="float32")
+    assert pair.vocab_size == 2048 + resized
+    assert (pair.known_to_draft is None) != resized and (not resized or pair.known_to_draft.tolist() == [True] * 2048 + [False])
+    texts, stopping = ("import os\n", "<|pad|>def f(x):\n"), FixedLength(4)
+    decoders = [SpeculativeDecoder(each, stopping=stopping, warp=Warp(0.0), engine="eager") for each in (pair, nano)]
+    first, same = (decoder.generate(texts[0], 20).tokens.tolist() for decoder in decoders)
+    assert resized or first == same
+    for encode in (pair.encode, pair.encode_instruction):
+        if resized:
+            assert 2048 in encode(texts[1])
+        else:
+            with pytest.raises(
+                UserError, match=r"a prompt holds the token '<\|pad\|>', which .*target does not know; take it out"
+            ):
+                encode(texts[1])
+
+
 def test_samples_follow_the_targets_distribution_on_tokens_that_the_draft_does_not_know():
     """One token after each of many prompts, by a chi-square test with a false alarm in a million."""
     known = torch.tensor([True, True, False, True, False])
