@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
+from jinja2 import TemplateError
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -124,7 +125,7 @@ class Pair:
         elif isinstance(prompt, Tensor):
             ids = prompt.flatten().tolist()
         elif len(prompt) and isinstance(prompt[0], dict):
-            ids = self._ids(self.render(cast(Sequence[dict[str, str]], prompt)), add_special_tokens=False)
+            ids = self._ids(self.render(cast(Sequence[dict[str, Any]], prompt)), add_special_tokens=False)
         else:
             ids = [int(token) for token in cast(Sequence[int], prompt)]
         if not ids:
@@ -145,6 +146,15 @@ class Pair:
         if not self.chats:
             return self._ids(text)
         return self._ids(self.render([{"role": "user", "content": text}]), add_special_tokens=False)
+
+    def encode_chat(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None) -> list[int]:
+        """Return the ids of a conversation, through the chat template. Raises UserError for a pair that uses none."""
+        if not self.reads_chats:
+            raise UserError(
+                f"{self.target_id} reads no conversations without a chat template, or with model.instruction_format or "
+                "model.chat=false; take one text of them, for example 'data.template=\"{messages[0][content]}\"'."
+            )
+        return self._ids(self.render(messages, tools), add_special_tokens=False)
 
     def encoding_fingerprint(self) -> str:
         """Return a hash of all that decides how text becomes ids: vocabulary, merges, special tokens, instruction format."""
@@ -171,17 +181,31 @@ class Pair:
         begin = self.tokenizer.bos_token_id
         return ids[1:] if begin is not None and ids[:2] == [begin, begin] else ids
 
-    def render(self, messages: Sequence[dict[str, str]]) -> str:
-        """Return chat messages as text with the begin token, which the template writes itself."""
+    def render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None) -> str:
+        """Return chat messages as text with the begin token, which the template writes itself.
+
+        Raises:
+            UserError: there is no chat template, or it refuses the messages.
+        """
         if not self.tokenizer.chat_template:
             raise UserError(
                 f"the tokenizer of {self.target_id} has no chat template, which chat messages need; "
                 "give a string, or set model.chat=false."
             )
-        given = dict(self.chat_template_kwargs)
+        given = dict(self.chat_template_kwargs) | ({"tools": list(tools)} if tools else {})
         if (template := self.chat_template) != self.tokenizer.chat_template:
             given["chat_template"] = template
-        return self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False, **given)
+        try:
+            return self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False, **given)
+        except (
+            TemplateError,
+            TypeError,
+            ValueError,
+        ) as error:  # the second and third come from templates that expect other values
+            roles = ", ".join(str(message.get("role")) for message in messages)
+            raise UserError(
+                f"the chat template of {self.target_id} refuses the messages of {roles} ({error}); give others."
+            ) from error
 
     def decode(self, tokens: Sequence[int] | Tensor) -> str:
         """Return the text of `tokens` without special tokens."""

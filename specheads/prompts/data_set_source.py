@@ -1,12 +1,14 @@
 """Prompts from any data set that `datasets` loads, through a template: how a row becomes the text of a prompt."""
 
+import json
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from specheads.errors import UserError
 from specheads.prompts.prompt import FINAL, SPLITS, Prompt, check_counts, scaled_down, text_id
-from specheads.prompts.rows import SourceRows, Template, check_values
+from specheads.prompts.rows import NO_QUESTION, SourceRows, Template, as_json, check_values, messages_of, value_at
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +26,7 @@ class DatasetSource:
         split: split that the prompts come from; slices work, of local files too: train[:500].
         test_split: split that the test prompts come from; null: they follow the dev prompts, as in a local file.
         template: text over the data set's fields, such as {question}, {translation[de]} or {turns[0]}, or a list of texts: the
-            first whose fields are not blank is used.
+            first whose fields are not blank is used; a single field with the messages of a conversation is that, {messages}.
         completion_template: template for a pair that continues a text and takes no instructions; null: template.
         num_train: train prompts; with fewer rows than asked for, splits shrink in proportion.
         num_dev: dev prompts: those after the train prompts.
@@ -32,6 +34,7 @@ class DatasetSource:
         response_template: template of the data set's own responses, for specheads distill samples=text; null: it has none.
         num_final: final prompts: those after the test prompts, for evaluations with split=final; read once, to publish a figure.
         revision: commit, tag or branch of a hub data set; null: the newest.
+        turns: which responses of a conversation are generated: last, or all, each with the data set's own history before it.
         shuffled: take the rows of a split in an order that looks random but is fixed, where they are sorted by task; reads all.
     """
 
@@ -48,6 +51,7 @@ class DatasetSource:
     num_final: int = 0
     revision: str | None = None
     shuffled: bool = False
+    turns: str = "last"
 
     def __post_init__(self) -> None:
         from specheads.prompts import data_set  # imports `datasets`: slow, and nano does without
@@ -63,6 +67,8 @@ class DatasetSource:
                 raise UserError(f"data.{name}={value!r} must be text, or null for the data set's usual one.")
         if not isinstance(self.shuffled, bool):
             raise UserError(f"data.shuffled={self.shuffled!r} must be true or false.")
+        if self.turns not in ("last", "all"):
+            raise UserError(f"data.turns={self.turns!r} must be last or all; it says which turns of conversations are generated.")
 
     def check_final(self) -> None:
         """Raise UserError unless final prompts are asked for."""
@@ -88,13 +94,8 @@ class DatasetSource:
         """
         from specheads.prompts import data_set
 
-        if responses and self.response_template is None:
-            raise UserError(
-                "data.response_template=null, but the data set's own responses are asked for; say where they are, for example "
-                "'data.response_template=\"{output}\"', or take other samples."
-            )
         template = self._parsed("template" if chats or self.completion_template is None else "completion_template")
-        answers = self._parsed("response_template") if responses else None
+        answers = self._parsed("response_template") if responses and self.response_template is not None else None
         tables = data_set.load_tables(self.path, self.name, self.revision)
         splits: tuple[str, ...] = (*SPLITS, FINAL) if self.num_final else SPLITS
         takes = {"split": splits}
@@ -105,12 +106,17 @@ class DatasetSource:
             counts = {split: getattr(self, f"num_{split}") for split in taken}
             if any(counts.values()):
                 rows = data_set.cut(tables, self.path, f"data.{key}", getattr(self, key))
-                texts = self._texts(rows, template, answers, limit=sum(counts.values()))
-                names = [split for split, count in self._available(counts, len(texts)).items() for _ in range(count)]
-                prompts += [
-                    Prompt(text_id(text), split, text, response) for split, (text, response) in zip(names, texts, strict=True)
-                ]
-        return prompts
+                found = self._found(rows, template, answers, limit=sum(counts.values()))
+                names = [split for split, count in self._available(counts, len(found)).items() for _ in range(count)]
+                prompts += [replace(prompt, split=split) for split, prompt in zip(names, found, strict=True)]
+        if not responses:
+            return _kept_together(replace(prompt, response=None) for prompt in prompts)
+        if self.response_template is None and not any(prompt.response for prompt in prompts):
+            raise UserError(
+                "data.response_template=null, but the data set's own responses are asked for; say where they are, for example "
+                "'data.response_template=\"{output}\"', or take other samples."
+            )
+        return _kept_together(prompts)
 
     def _available(self, counts: dict[str, int], num_texts: int) -> dict[str, int]:
         """Return how many of `num_texts` prompts each split gets: as many as asked for, or in that proportion."""
@@ -125,36 +131,73 @@ class DatasetSource:
     def _parsed(self, name: str) -> Template:
         return Template.parse(f"data.{name}", getattr(self, name))
 
-    def _texts(
-        self, tables: Sequence[SourceRows], template: Template, answers: Template | None, limit: int
-    ) -> list[tuple[str, str | None]]:
-        """Return (text, response) of `limit` rows that fit the template, the first unless shuffled, or of all that there are."""
+    def _found(self, tables: Sequence[SourceRows], template: Template, answers: Template | None, limit: int) -> list[Prompt]:
+        """Return `limit` prompts of rows that fit the template, the first unless shuffled, or all that there are."""
         known = list(dict.fromkeys(field for table in tables for field in table.fields))
         template = template.restricted(known, self.path)
         answers = answers and answers.restricted(known, self.path)
         fields = list(dict.fromkeys([*template.fields, *(answers.fields if answers else [])]))
-        texts: list[tuple[str, str | None]] = []
-        num_unfit = 0
+        prompts: list[Prompt] = []
+        num_rows = num_unfit = 0
         try:
-            for place, row in (each for table in tables for each in table.numbered(fields)):
-                if len(texts) == limit and not self.shuffled:
+            for place, row in (each for table in tables for each in table.numbered([*fields, "system", "tools"])):
+                if len(prompts) >= limit and not self.shuffled:
                     break
-                check_values(row, fields, self.path, place)
-                text = template.fill(row)
-                if text is None:
-                    num_unfit += 1
+                if found := template.chat(row):
+                    of_row = self._turns(row, *found, place)
                 else:
-                    texts.append((text, answers.fill(row) if answers else None))
+                    check_values(row, fields, self.path, place)
+                    text = template.fill(row)
+                    response = answers.fill(row) if answers and text is not None else None
+                    of_row = [] if text is None else [Prompt(text_id(text), "", text, response, place=place)]
+                num_rows, num_unfit = num_rows + 1, num_unfit + (not of_row)
+                prompts += of_row
         except UserError:
             raise
         except (ValueError, OSError) as error:  # a damaged column, which shows only now
             raise UserError(f"data.path={self.path!r} cannot be read ({error}); write it again.") from error
         if num_unfit:
             message = "data: %d of %d rows of %s left out: no text in fields of %s"
-            logger.info(message, num_unfit, num_unfit + len(texts), self.path, template.key)
-        if not texts:
+            logger.info(message, num_unfit, num_rows, self.path, template.key)
+        if not prompts:
             raise UserError(
                 f"data.path={self.path!r} gives no prompt: none of {num_unfit} rows has text in {', '.join(template.fields)}, "
                 f"the fields of {template.key}; check it and the split."
             )
-        return sorted(texts, key=lambda each: text_id(each[0]))[:limit] if self.shuffled else texts
+        if self.shuffled:
+            prompts.sort(key=lambda prompt: prompt.group or prompt.prompt_id)
+        return prompts[:limit]
+
+    def _turns(self, row: Mapping, field: str, value: Sequence, place: str) -> list[Prompt]:
+        """Return the prompts of a conversation, without those that end in an empty message: what precedes each response."""
+        messages = messages_of(row, field, value, self.path, place)
+        check_values(row, ["system"], self.path, place)
+        system, tools = value_at(row, "system"), value_at(row, "tools")
+        if messages and str(system or "").strip() and messages[0]["role"] not in ("system", "developer"):
+            messages.insert(0, {"role": "system", "content": str(system)})
+        try:
+            if isinstance(tools, str):
+                tools = json.loads(tools or "null") or None
+        except ValueError as error:
+            raise UserError(f"data.path={self.path!r}, {place}: the field 'tools' is no JSON ({error}); correct it.") from None
+        group, found = text_id(as_json(messages, self.path, place, "messages")), []
+        for end, (message, after) in enumerate(zip_longest(messages, messages[1:]), 1):
+            if message["role"] in NO_QUESTION or (after and after["role"] != "assistant") or not message["content"].strip():
+                continue
+            if end == 1 and not tools and message.keys() == {"role", "content"}:
+                text, is_chat = message["content"], False
+            else:
+                text = as_json({"messages": messages[:end]} | ({"tools": tools} if tools else {}), self.path, place, "messages")
+                is_chat = True
+            response = after["content"] if after else None
+            found.append(Prompt(text_id(text), "", text, response, group, is_chat, place))
+        return found if self.turns == "all" else found[-1:]
+
+
+def _kept_together(prompts: Iterable[Prompt]) -> list[Prompt]:
+    """Return prompts without those whose conversation began in an earlier split."""
+    kept, first = [], dict[str | None, str]()
+    for prompt in prompts:
+        if prompt.group is None or first.setdefault(prompt.group, prompt.split) == prompt.split:
+            kept.append(prompt)
+    return kept

@@ -1,6 +1,7 @@
 """Prompts with their ids and groups, how many each split gets, and how a pair encodes them."""
 
 import hashlib
+import json
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ class Prompt:
 
     `response` is the response in the data set, if there is one and it was requested. Responses to prompts of one `group` resemble
     each other, for example because the prompts come from one source file; None: no group. No id and no cache depends on it.
+    With `is_chat`, the text is JSON of the arguments of `Pair.encode_chat`. `place` is that of the row in its data set.
     """
 
     prompt_id: str
@@ -30,6 +32,8 @@ class Prompt:
     text: str
     response: str | None = None
     group: str | None = None
+    is_chat: bool = False
+    place: str | None = field(default=None, compare=False)
 
 
 def unique(prompts: Iterable[Prompt]) -> list[Prompt]:
@@ -92,16 +96,23 @@ class ResponseLimits:
 
 
 def encode_prompts(pair: Pair, prompts: Sequence[Prompt], limits: ResponseLimits) -> list[EncodedPrompt]:
-    """Return each prompt with its ids; those over the limit are left out and counted in the log."""
-    encoded = [(prompt, pair.encode_instruction(prompt.text)) for prompt in prompts]
+    """Return each prompt with its ids; those over the limit or refused by the pair are left out and counted in the log."""
+    encoded, refused = list[EncodedPrompt](), list[str]()
+    for prompt in prompts:
+        try:
+            ids = pair.encode_chat(**json.loads(prompt.text)) if prompt.is_chat else pair.encode_instruction(prompt.text)
+            encoded.append((prompt, ids))
+        except UserError as error:
+            refused.append(f"{prompt.place or 'a prompt'}: {error}")
+    if refused:
+        logger.warning("data: %d of %d prompts left out, the first in %s", len(refused), len(prompts), refused[0])
     most = min(limits.max_prompt_tokens, pair.window - 1)
     kept = [(prompt, ids) for prompt, ids in encoded if 0 < len(ids) <= most]
     if not kept:
-        raise UserError(
-            f"none of {len(prompts)} prompts has between 1 and {most} tokens; check data.path, data.template and the limits."
-        )
-    if len(kept) < len(prompts):
-        logger.info("data: %d of %d prompts left out, over %d tokens", len(prompts) - len(kept), len(prompts), most)
+        why = f"; the first: {refused[0]}" if refused else "; check data.path, data.template and the limits."
+        raise UserError(f"none of {len(prompts)} prompts has between 1 and {most} tokens{why}")
+    if len(kept) < len(encoded):
+        logger.info("data: %d of %d prompts left out, over %d tokens", len(encoded) - len(kept), len(prompts), most)
     return kept
 
 

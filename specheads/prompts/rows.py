@@ -1,5 +1,6 @@
 """Rows with the places that they have in their source, so that a message can name one, and templates that make texts of them."""
 
+import json
 import logging
 import math
 import re
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_MESSAGES_AS_TEXT = re.compile(r"""\s*\[\s*\{\s*['"](role|content|from|value)['"]\s*:|\s*\[\s*\]\s*$""")
 _FIELD = re.compile(r"[^.\[\]]+(\[[^\[\]]+\])*")  # "input", "translation[de]", "turns[0]"
 
 
@@ -41,7 +43,8 @@ class SourceRows:
 
     def numbered(self, fields: Sequence[str]) -> Iterator[tuple[str, dict]]:
         """Yield ("line 3", row) and so on; columns that `fields` do not name, such as images, are not decoded."""
-        columns = dict.fromkeys(column for field in fields if (column := _column_of(field)) in self.fields)
+        known = self.fields
+        columns = dict.fromkeys(column for field in fields if (column := _column_of(field)) in known)
         rows = self.rows if isinstance(self.rows, list) else self.rows.select_columns(list(columns))
         for number, row in enumerate(rows, self.first):
             yield f"{self.row_name} {number}", row
@@ -81,19 +84,30 @@ class Template:
         lacking = {text: [column for field in _fields(text) if (column := _column_of(field)) not in known] for text in self.texts}
         texts = tuple(text for text in self.texts if not lacking[text])
         if not texts:
-            text = self.texts[0]
+            text, chats = self.texts[0], [name for name in ("messages", "conversations") if name in known]
+            example = f", such as '{self.key}=\"{{{chats[0]}}}\"'" if chats else ""
             raise UserError(
                 f"{self.key}={text!r} names the field {lacking[text][0]!r}, but {path} has {', '.join(known) or 'none'}; "
-                f"give a {self.key} with fields that it has."
+                f"give a {self.key} with fields that it has{example}."
             )
         for text in set(self.texts) - set(texts):
             logger.warning("data: %s has no field %r, so %s=%r is not used", path, lacking[text][0], self.key, text)
         return replace(self, texts=texts)
 
+    def chat(self, row: Mapping) -> tuple[str, list | str] | None:
+        """Return the field and the value of a text that is a single field with messages, "{messages}"; None if there is none."""
+        for field in (text[1:-1] for text in self.texts if _fields(text) == [text[1:-1]]):
+            value = value_at(row, field)
+            if isinstance(value, str) and _MESSAGES_AS_TEXT.match(value):
+                return field, value
+            if isinstance(value, list) and any(isinstance(each, Mapping) and {"role", "from"} & each.keys() for each in value):
+                return field, value
+        return None
+
     def fill(self, row: Mapping) -> str | None:
         """Return the first text whose fields are all in `row` and not blank, filled in; None if there is no such text."""
         for text in self.texts:
-            values = {field: _value_at(row, field) for field in _fields(text)}
+            values = {field: value_at(row, field) for field in _fields(text)}
             if all(value is not None and str(value).strip() for value in values.values()):
                 pieces = string.Formatter().parse(text)
                 return "".join(plain if field is None else f"{plain}{values[field]}" for plain, field, _, _ in pieces)
@@ -123,7 +137,7 @@ def _column_of(field: str) -> str:
     return field.partition("[")[0]
 
 
-def _value_at(row: Mapping, field: str) -> object:
+def value_at(row: Mapping, field: str) -> object:
     """Return the value of a field of a row: of "turns[0]" the first of a list; None where there is none, or nothing in it.
 
     Nothing is in a list without elements, nor in NaN, which tables of numbers have for null.
@@ -142,7 +156,7 @@ def _value_at(row: Mapping, field: str) -> object:
 def check_values(row: Mapping, fields: Sequence[str], path: str, place: str) -> None:
     """Raise UserError unless the fields of a row, the `place` in the data set `path`, are texts or numbers."""
     for field in fields:
-        if (value := _value_at(row, field)) is None:
+        if (value := value_at(row, field)) is None:
             continue
         kind, what = kind_of(value), f"data.path={path!r}, {place}: the field {field!r}"
         if kind not in ("a text", "a number"):
@@ -151,6 +165,68 @@ def check_values(row: Mapping, fields: Sequence[str], path: str, place: str) -> 
             raise UserError(f"{what} is {kind}; prompts are made of texts and numbers, so {remedy}.")
         if isinstance(value, str) and _SURROGATE.search(value):
             raise UserError(f"{what} holds half a character (a lone surrogate); fix or remove it.")
+
+
+# The roles of ShareGPT's "from", and of templates.
+_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant"}
+_ROLES |= {"assistant": "assistant", "system": "system", "tool": "tool", "observation": "tool"}
+_KEPT = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "thinking")  # what templates read
+NO_QUESTION = ("assistant", "system", "developer")  # roles that a response does not follow
+
+
+def messages_of(row: Mapping, field: str, messages: Sequence | str, path: str, place: str) -> list[dict]:
+    """Return the messages in the `field` of a row as chat templates take them, {"role": ..., "content": ...}.
+
+    Those of ShareGPT have "from" and "value", and those of CSV files are JSON. Empty contents are empty texts, and parts of type
+    "text" one text.
+
+    Raises:
+        UserError: a message without a role, an unknown "from", or contents that are no text; the message has row and field.
+    """
+    found = []
+    if isinstance(messages, str):
+        try:
+            messages = list(json.loads(messages))
+        except ValueError as error:
+            what = f"data.path={path!r}, {place}: the field {field!r}"
+            raise UserError(f"{what} has messages as a text that is no JSON ({error}); write them as JSON.") from None
+        row = {field: messages}
+    for number, message in enumerate(messages):
+        at = f"{field}[{number}]"
+        role = message.get("role", message.get("from")) if isinstance(message, Mapping) else None
+        if not isinstance(role, str) or ("role" not in message and role not in _ROLES):
+            known = f"role={role!r}" if role is not None else kind_of(message)
+            raise UserError(
+                f"data.path={path!r}, {place}: the field {at!r} is {known}, no message; expected a role and content, or from "
+                f"({', '.join(_ROLES)}) and value."
+            )
+        key = "content" if "role" in message else "value"
+        parts = message.get(key)
+        if isinstance(parts, list) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in parts):
+            fields, contents = [f"{at}[{key}][{each}][text]" for each in range(len(parts))], [part.get("text") for part in parts]
+        else:
+            fields, contents = [f"{at}[{key}]"], [value_at(message, key)]
+        check_values(row, fields, path, place)
+        text = "".join("" if content is None else str(content) for content in contents)
+        others = {name: message[name] for name in _KEPT if message.get(name) is not None} if key == "content" else {}
+        found.append(others | {"role": role if key == "content" else _ROLES[role], "content": text})
+    return found
+
+
+def as_json(value: object, path: str, place: str, what: str) -> str:
+    """Return a value as JSON without nulls, which columns of Parquet files have for absent keys; UserError if it is not JSON."""
+
+    def present(each: object) -> object:
+        if isinstance(each, Mapping):
+            return {key: present(inner) for key, inner in each.items() if inner is not None}
+        return [present(inner) for inner in each] if isinstance(each, list) else each
+
+    try:
+        text = json.dumps(present(value), ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except (TypeError, ValueError) as error:
+        raise UserError(f"data.path={path!r}, {place}: the {what} cannot be written as JSON ({error}); convert them.") from None
+    return text
 
 
 def kind_of(value: object) -> str:

@@ -1,4 +1,5 @@
 import ast
+import copy
 import itertools
 import json
 import logging
@@ -16,7 +17,7 @@ from data_gen.settings import Generation
 from specheads.errors import UserError
 from specheads.prompts import sources as prompt_sources
 from specheads.prompts.data_set_source import DatasetSource
-from specheads.prompts.prompt import Prompt, prompts_fingerprint, scaled_down, unique
+from specheads.prompts.prompt import SPLITS, Prompt, ResponseLimits, encode_prompts, prompts_fingerprint, scaled_down, unique
 from specheads.prompts.sources import NUM_READ, NanoSource
 
 ALL = 10**6
@@ -530,3 +531,155 @@ def test_the_sides_of_the_standard_library_share_no_file():
     files = {split: {each.source for each in prompt_sources.standard_library(split)} for split in ("train", "dev", "test")}
     assert all(files.values())
     assert not files["train"] & files["dev"] and not files["train"] & files["test"] and not files["dev"] & files["test"]
+
+
+# --- conversations
+
+SYSTEM, U1, A1, U2, A2 = (
+    {"role": role, "content": text}
+    for role, text in (
+        ("system", "Be brief."),
+        ("user", "hi"),
+        ("assistant", "Hello."),
+        ("user", "why"),
+        ("assistant", "Because."),
+    )
+)
+CALL = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]}
+RESULT = {"role": "tool", "content": 2, "name": "add"}
+TOOLS = [
+    {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}}
+]
+
+
+def chats(tmp_path, rows, answered=False, **keys):
+    """Return (text or messages, tools, response) of each prompt."""
+    path = jsonl(tmp_path, rows)
+    keys = {"template": ["{messages}", "{conversations}"][: 1 + ("conversations" in json.dumps(rows))]} | keys
+    prompts = replace(source(path, counts=(99, 0, 0)), **keys).load(chats=True, responses=answered)
+    contents = [json.loads(prompt.text) if prompt.is_chat else {"messages": prompt.text} for prompt in prompts]
+    return [(each["messages"], each.get("tools"), p.response) for p, each in zip(prompts, contents, strict=True)]
+
+
+def shared(messages):
+    names = {"user": "human", "assistant": "gpt", "system": "system"}
+    return {"conversations": [{"from": names[each["role"]], "value": each["content"], "weight": 1} for each in messages]}
+
+
+@pytest.mark.parametrize("form", [lambda m: {"messages": m}, shared, lambda m: {"messages": json.dumps(m)}])
+@pytest.mark.parametrize(
+    ("messages", "prompts"),
+    [
+        ([U1, A1, U2, A2], [("hi", "Hello."), ([U1, A1, U2], "Because.")]),
+        ([U1, A1, U2], [("hi", "Hello."), ([U1, A1, U2], None)]),
+        ([SYSTEM, U1, A1], [([SYSTEM, U1], "Hello.")]),
+        ([A1, U1, A2], [([A1, U1], "Because.")]),
+        ([U1, U2, A1], [([U1, U2], "Hello.")]),
+        ([U1, A1, A2], [("hi", "Hello.")]),
+        ([U1], [("hi", None)]),
+    ],
+)
+def test_the_history_of_each_turn_is_kept(tmp_path, form, messages, prompts):
+    left_out = [[], [SYSTEM], [A1], [{**U1, "content": None}, A1]]
+    rows = [form(messages), *map(form, left_out)]
+    for turns, those in (("all", prompts), ("last", prompts[-1:])):
+        expected = [(text, None, response) for text, response in those]
+        assert chats(tmp_path, rows, turns=turns) == [(text, None, None) for text, _, _ in expected]
+        if any(response for *_, response in expected):
+            assert chats(tmp_path, rows, answered=True, turns=turns) == expected
+        else:
+            with pytest.raises(UserError, match="the data set's own responses are asked for"):
+                chats(tmp_path, rows, answered=True, turns=turns)
+
+
+def test_tools_and_the_system_prompt_of_a_row_are_the_conversations(tmp_path):
+    rows = [
+        {"messages": [U1, CALL, RESULT, A1], "tools": TOOLS},
+        {"messages": [U1], "tools": json.dumps(TOOLS), "system": "Be brief."},
+        {"messages": [SYSTEM, U1], "tools": "", "system": "Be long."},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]}]},
+    ]
+    called = [U1, CALL | {"content": ""}, RESULT | {"content": "2"}]
+    expected = [([U1], TOOLS, ""), (called, TOOLS, "Hello."), ([SYSTEM, U1], TOOLS, None), ([SYSTEM, U1], None, None)]
+    assert chats(tmp_path, rows, answered=True, turns="all") == [*expected, ("hi", None, None)]
+    # Parquet files have null for the keys that only other messages have.
+    rows[0]["messages"][2] = called[2]
+    Dataset.from_list(rows[:1]).to_parquet(tmp_path / "rows.parquet")
+    loaded = source(str(tmp_path / "rows.parquet"), "{messages}", (1, 0, 0)).load(chats=True)
+    assert json.loads(loaded[0].text) == {"messages": called, "tools": TOOLS}
+
+
+def test_the_turns_of_a_conversation_are_in_one_split(tmp_path):
+    rows = [
+        {"messages": [{"role": ("user", "assistant")[turn % 2], "content": f"{row} {turn}"} for turn in range(8)]}
+        for row in range(9)
+    ]
+    for shuffled in (False, True):
+        made = replace(source(jsonl(tmp_path, rows), "{messages}", (14, 14, 8)), turns="all", shuffled=shuffled).load(chats=True)
+        splits = defaultdict(set)
+        for prompt in made:
+            splits[prompt.group].add(prompt.split)
+        assert [len(each) for each in splits.values()] == [1] * 9 and {s for each in splits.values() for s in each} == set(SPLITS)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"messages": [U1, {"role": "user", "content": {"a": 1}}]}, r"the field 'messages\[1\]\[content\]' is an object"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, r"'messages\[0\]\[content\]' is a list"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": ["x"]}]}]}, r"\[0\]\[text\]' is a list"),
+        ({"messages": [{"role": "user", "content": True}]}, r"\[content\]' is true or false"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, r"\[content\]' holds half a character"),
+        ({"messages": [U1, "why"]}, r"'messages\[1\]' is a text, no message; expected a role and content, or from \(human, "),
+        ({"messages": [U1, {"role": None, "content": "x"}]}, r"'messages\[1\]' is an object, no message"),
+        ({"messages": [{"from": "function_call", "value": "x"}]}, r"'messages\[0\]' is role='function_call', no message"),
+        ({"messages": "[{'role': 'user', 'content': 'x'}]"}, r"'messages' has messages as a text that is no JSON .*as JSON"),
+        ({"messages": [U1, CALL | {"tool_calls": [float("nan")]}, RESULT]}, "the messages cannot be written as JSON"),
+        ({"messages": [U1], "tools": "add"}, "the field 'tools' is no JSON"),
+        ({"messages": [{"text": "x"}]}, r"the field 'messages' is a list; .* such as \{messages\[0\]\}"),
+    ],
+)
+def test_a_message_that_is_no_text_is_refused_with_its_row_and_field(tmp_path, row, message):
+    with pytest.raises(UserError, match=rf"rows\.jsonl', line 2: .*{message}"):
+        chats(tmp_path, [{"messages": [SYSTEM, U1, A1, U2]}, row])
+
+
+def test_a_template_without_its_field_is_told_that_there_are_conversations(tmp_path):
+    with pytest.raises(
+        UserError, match=r"""give a data.template with fields that it has, such as 'data.template="\{messages\}"'"""
+    ):
+        chats(tmp_path, [{"messages": [U1]}], template="{instruction}")
+    with pytest.raises(UserError, match="data.turns='first' must be last or all"):
+        chats(tmp_path, [{"messages": [U1]}], turns="first")
+
+
+@pytest.fixture
+def chatting(nano):
+    """Nano with a chat template as that of Gemma: no system role, and roles alternate."""
+    tokenizer = copy.deepcopy(nano.tokenizer)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+        "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Roles must alternate') }}{% endif %}"
+        "{{ m.role + ': ' + m.content + '\n' }}{% endfor %}{{ tools | length if tools }}"
+    )
+    return replace(nano, tokenizer=tokenizer)
+
+
+def test_what_the_chat_template_refuses_is_told_once_with_the_row(chatting, nano, tmp_path, caplog):
+    rows = [{"messages": messages} for messages in ([U1, A1, U2], [SYSTEM, U1], [U1, U2], [U1])]
+    made = source(jsonl(tmp_path, rows), "{messages}", (9, 0, 0)).load(chats=True)
+    kept = encode_prompts(chatting, made, ResponseLimits())
+    assert [chatting.decode(ids) for _, ids in kept] == ["user: hi\nassistant: Hello.\nuser: why\n", "user: hi\n"]
+    expected = (
+        "data: 2 of 4 prompts left out, the first in line 2: the chat template of embedded:nano/target refuses the messages"
+    )
+    assert caplog.messages[-1] == f"{expected} of system, user (System role not supported); give others."
+    with pytest.raises(
+        UserError, match="none of 1 prompts has .* tokens; the first: line 3: the chat .* of user, user .Roles must a"
+    ):
+        encode_prompts(chatting, made[2:3], ResponseLimits())
+    assert chatting.encode_chat([U1], TOOLS) != chatting.encode_chat([U1])
+    for pair in (nano, replace(chatting, instruction_format="{instruction}"), replace(chatting, chat=False)):
+        with pytest.raises(UserError, match=r"reads no conversations .* 'data.template=\"\{messages\[0\]\[content\]\}\"'"):
+            pair.encode_chat([U1])
+        assert [prompt.text for prompt, _ in encode_prompts(pair, made, ResponseLimits())] == ["hi"]
