@@ -174,7 +174,6 @@ def _live_row(name: str, family: str, value: float, speed: float, off: float | N
         milliseconds={"p50": 3.1, "p90": 18.4, "p99": 25.0},
         predicted_tokens_per_second=None if off is None else speed * off,
         replayed_tokens_per_second=None if off is None or family == "fixed_length" else speed * off * 0.995,
-        predicted_speedup={} if family == "target" else {ratio: about(speed / 88) for ratio in RATIOS},
         lossless=lossless,
         efficiency_gain=None if lossless else about(1.12),
     )

@@ -108,7 +108,6 @@ def test_a_new_rule_decodes(nano, prompts, warp):
             f"drafting.file={ROOT}/README.md",
             "verification=tree_match",
             "stopping=[fixed_length]",
-            "live=all",
         ],
     ],
     ids=["rule", "draft"],

@@ -109,7 +109,7 @@ def settle(setup: Setup, outcome: Outcome, tuning: Tuning, few: Sequence[Measure
         decoded = {setting.name: setting for setting in settings}
         chosen = _chosen_settings(evaluation, outcome, decoded)
         missing = [setting for setting in chosen if setting.name not in decoded]
-        if evaluation.decodes_all or not missing or doubts:
+        if not missing or doubts:
             break
         # Rules that are no longer chosen keep their rounds for the costs, but not under block verification.
         kept = {setting.name for setting in chosen}
@@ -177,13 +177,10 @@ def _tuned_again(setup: Setup, outcome: Outcome, tuning: Tuning) -> Outcome:
 def _chosen_settings(
     evaluation: Evaluation, outcome: Outcome, decoded: Mapping[str, Candidate] = MappingProxyType({})
 ) -> list[Candidate]:
-    """Return the settings to decode: the best of each kind at the measured costs, or all rules of `live_rules`.
+    """Return the settings to decode: the best of each kind at the measured costs.
 
     Those that were `decoded` stay as they are: a rule may have been fitted again since then without another name.
     """
-    if evaluation.decodes_all:
-        named = [rule for rule in outcome.candidates if rule.rule_name in evaluation.live_rules]
-        return sweep_settings(named)
     settings = [decoded.get(setting.name, setting) for setting in sweep_settings(best_of_kinds(outcome, decoded))]
     return settings + under_block(settings) if evaluation.tries_block else settings
 

@@ -75,7 +75,7 @@ def _replay_and_decode(setup: Setup) -> Outcome:
     rules = [*candidates(setup.rules, setup.heads, tuning), ORACLE_BOUND]
     outcome = Outcome(rules, cost_table, replay_all(recorded, rules)).chosen()
     outcome = settle(setup, outcome, tuning, few) if few else outcome
-    if few and not settings.decodes_all and not outcome.doubts:
+    if few and not outcome.doubts:
         outcome = replace(outcome, tried=tried_on_dev(setup, outcome))
         logger.info("on dev prompts %s is the fastest", outcome.recommended or "nothing")
     return replace(outcome, batches=decode_batches(setup, outcome)) if settings.concurrency else outcome
@@ -88,7 +88,7 @@ def _decode_only(setup: Setup) -> Outcome:
         "%s are decoded, rule by rule of live_rules: a recording predicts chains under token verification only", settings.method
     )
     if settings.live == "none":
-        raise UserError(f"live=none, but {settings.method} can only be decoded; use live=all.")
+        raise UserError(f"live=none, but {settings.method} can only be decoded; use live=winners.")
     chosen = {name: choice.without_auto() for name, choice in setup.rules.items() if name in settings.live_rules}
     rules = candidates(chosen, setup.heads, None)
     measured = decode(setup, sweep_settings(rules, settings.verification.stopping))

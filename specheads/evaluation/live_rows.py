@@ -17,7 +17,7 @@ from specheads.evaluation.intervals import (
     resample_counts,
     sums,
 )
-from specheads.evaluation.report import MEASURED, LiveRow, rule_fields
+from specheads.evaluation.report import LiveRow, rule_fields
 from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.sweep import Measured
 
@@ -45,13 +45,10 @@ def live_rows(
     }
     rows = []
     for each, total in zip(measured, totals, strict=True):
-        setting, other, predicted, speedups = each.setting, each.setting.verification, None, {}
+        setting, other, predicted = each.setting, each.setting.verification, None
         if setting.live is not None:
             halves = cost_table.for_prompts(setting, len(each.stats))
-            predicted = float(_predicted_speed(each, halves, resamples)[0])
-            for ratio in cost_table.costs:
-                speed = _predicted_speed(each, [cost_table.of(setting, ratio)] * len(each.stats), resamples)
-                speedups[ratio] = interval(speed / (cost_table.alone if ratio == MEASURED else 1.0))
+            predicted = _predicted_speed(each, halves)
         expected = [part.num_expected for part in each.stats]
         known = None not in expected and any(expected)
         row = LiveRow(
@@ -64,7 +61,6 @@ def live_rows(
             milliseconds=milliseconds(each.token_seconds),
             predicted_tokens_per_second=predicted,
             replayed_tokens_per_second=(replayed or {}).get(setting.name),
-            predicted_speedup=speedups,
             lossless=setting.live is None or (other.lossless if other else lossless),
             efficiency_gain=interval(plain[id(setting.live)].verification_rate / total.verification_rate) if other else None,
             verification=other.name if other else None,
@@ -75,11 +71,11 @@ def live_rows(
     return rows
 
 
-def _predicted_speed(measured: Measured, costs: Sequence[StepCosts], resamples: np.ndarray) -> np.ndarray:
-    """Return the tokens per second (1 + R,) that costs, one for each prompt, predict from a decoded setting's counts."""
+def _predicted_speed(measured: Measured, costs: Sequence[StepCosts]) -> float:
+    """Return the tokens per second that costs, one for each prompt, predict from a decoded setting's counts."""
     seconds = {cost: measured.predicted_seconds(cost) for cost in dict.fromkeys(costs)}
-    by_prompt = np.array([seconds[cost][prompt] for prompt, cost in enumerate(costs)])
-    return (resamples @ np.array([part.num_tokens for part in measured.stats], dtype=float)) / (resamples @ by_prompt)
+    by_prompt = [float(seconds[cost][prompt]) for prompt, cost in enumerate(costs)]
+    return sum(part.num_tokens for part in measured.stats) / sum(by_prompt)
 
 
 def gain_over_fixed(measured: Sequence[Measured], costs_of: Callable[[Candidate], StepCosts], groups: Groups) -> Interval | None:

@@ -52,7 +52,6 @@ class LiveRow(RuleFields):
     predicted_tokens_per_second: float | None  # its own counts at the fitted costs; None for the target alone
     # From replayed counts and the measured costs of its rounds; None where it was not replayed.
     replayed_tokens_per_second: float | None
-    predicted_speedup: Mapping[str, Interval]  # the speed-up by its own counts at each ratio
     lossless: bool  # whether the output follows the target's distribution
     efficiency_gain: Interval | None  # block efficiency over that of the same rule under the sweep's verification rule, a ratio
     verification: str | None = None  # the name of its verification rule; None: that of the sweep

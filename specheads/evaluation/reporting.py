@@ -37,8 +37,7 @@ def report_of(setup: Setup, outcome: Outcome, config: str | None = None) -> Repo
     if measured:
         groups = setup.prompts.decoded.groups
         live = live_rows(measured, cost_table, setup.settings.verification.lossless, _replayed_speeds(setup, outcome), groups)
-        # The winners at the measured ratio are not those of others.
-        ratios = [MEASURED] if outcome.best and not setup.settings.decodes_all else cost_table.costs
+        ratios = [MEASURED] if outcome.best else cost_table.costs  # the winners at the measured ratio are not those of others
         gains = {ratio: gain_over_fixed(measured, partial(cost_table.of, ratio=ratio), groups) for ratio in ratios}
     heads = {name: recorded_head(head) for name, head in setup.heads.items()}
     sets = outcome.sets if outcome.best else []

@@ -84,11 +84,9 @@ class Evaluation(Warped):
     verification: SkipValidation[VerificationRule] = setting(
         TokenVerification(), "the rule that decides how much of a draft is kept"
     )
-    live: Literal["winners", "all", "none"] = setting(
-        "winners", "what is decoded: winners (the best rules on dev prompts), all, or none"
-    )
+    live: Literal["winners", "none"] = setting("winners", "what is decoded: winners (the best rules on dev prompts), or none")
     live_rules: tuple[Text, ...] = setting(
-        (FIXED, "head_threshold"), "rules that live=all decodes, as do drafts and verification rules that cannot be replayed"
+        (FIXED, "head_threshold"), "rules that are decoded where drafts or verification cannot be replayed"
     )
     num_live_prompts: PositiveCount = setting(32, "prompts of the split to decode")
     repeats: PositiveCount = setting(1, "times that each prompt is decoded, each time with another seed")
@@ -143,11 +141,6 @@ class Evaluation(Warped):
     def tries_block(self) -> bool:
         """Whether the chosen rules are decoded under block verification, too: it accepts more of sampled drafts than token's."""
         return self.warp.temperature > 0 and type(self.verification) is TokenVerification and self.can_replay
-
-    @property
-    def decodes_all(self) -> bool:
-        """Whether all of `live_rules` are decoded, and not only the winners."""
-        return self.live == "all"
 
     def _check_concurrency(self) -> None:
         """Raise UserError for batches that cannot be decoded, or whose settings cannot be chosen."""

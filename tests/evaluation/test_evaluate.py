@@ -81,7 +81,7 @@ def test_a_rule_of_the_user_that_asks_a_head_is_told_as_one_with_a_head(call, tm
     written = "doubtful: {_target_: own_rules.Doubtful, threshold: [0.3, 0.6]}\nfixed_length: {num_tokens: [1, 3]}"
     content = yaml.safe_load(written)
     content["fixed_length"]["_target_"] = "specheads.decoding.stopping.FixedLength"
-    report = call(stopping=rule_choices(content), num_live_prompts=2, live_rules=("fixed_length", "doubtful"), warp=Warp(0))
+    report = call(stopping=rule_choices(content), num_live_prompts=2, warp=Warp(0))
     rows = [row for row in report.data_sets[1].rules if row.rule_name == "doubtful"]
     assert [(row.head, row.bound, row.name) for row in rows] == [("mine", False, f"doubtful {t}") for t in (0.3, 0.6)]
     winners = conclusions.winners_at(report.data_sets[1], "10")
