@@ -5,12 +5,16 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
+from typing import Any
 
 from specheads.errors import UserError
 from specheads.prompts.prompt import FINAL, SPLITS, Prompt, check_counts, scaled_down, text_id
 from specheads.prompts.rows import NO_QUESTION, SourceRows, Template, as_json, check_values, messages_of, value_at
+from specheads.settings import shown
 
 logger = logging.getLogger(__name__)
+
+_REFERENCE = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"  # stands in SPEED-Bench on the hub for texts of others
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class DatasetSource:
         num_final: final prompts: those after the test prompts, for evaluations with split=final; read once, to publish a figure.
         revision: commit, tag or branch of a hub data set; null: the newest.
         turns: which responses of a conversation are generated: last, or all, each with the data set's own history before it.
+        where: which rows are taken, by values of columns: {category: coding}, {category: [coding, math]}; null: all.
         shuffled: take the rows of a split in an order that looks random but is fixed, where they are sorted by task; reads all.
     """
 
@@ -52,6 +57,7 @@ class DatasetSource:
     revision: str | None = None
     shuffled: bool = False
     turns: str = "last"
+    where: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         from specheads.prompts import data_set  # imports `datasets`: slow, and nano does without
@@ -69,6 +75,11 @@ class DatasetSource:
             raise UserError(f"data.shuffled={self.shuffled!r} must be true or false.")
         if self.turns not in ("last", "all"):
             raise UserError(f"data.turns={self.turns!r} must be last or all; it says which turns of conversations are generated.")
+
+        if not isinstance(self.where, Mapping | None):
+            raise UserError(
+                f"data.where={self.where!r} must be columns with values, for example 'data.where={{category: math}}'."
+            )
 
     def check_final(self) -> None:
         """Raise UserError unless final prompts are asked for."""
@@ -108,15 +119,15 @@ class DatasetSource:
                 rows = data_set.cut(tables, self.path, f"data.{key}", getattr(self, key))
                 found = self._found(rows, template, answers, limit=sum(counts.values()))
                 names = [split for split, count in self._available(counts, len(found)).items() for _ in range(count)]
-                prompts += [replace(prompt, split=split) for split, prompt in zip(names, found, strict=True)]
+                prompts += _kept_together([replace(prompt, split=split) for split, prompt in zip(names, found, strict=True)])
         if not responses:
-            return _kept_together(replace(prompt, response=None) for prompt in prompts)
+            return [replace(prompt, response=None) for prompt in prompts]
         if self.response_template is None and not any(prompt.response for prompt in prompts):
             raise UserError(
                 "data.response_template=null, but the data set's own responses are asked for; say where they are, for example "
                 "'data.response_template=\"{output}\"', or take other samples."
             )
-        return _kept_together(prompts)
+        return prompts
 
     def _available(self, counts: dict[str, int], num_texts: int) -> dict[str, int]:
         """Return how many of `num_texts` prompts each split gets: as many as asked for, or in that proportion."""
@@ -139,16 +150,31 @@ class DatasetSource:
         fields = list(dict.fromkeys([*template.fields, *(answers.fields if answers else [])]))
         prompts: list[Prompt] = []
         num_rows = num_unfit = 0
+        where = {
+            column: [*map(str, values if isinstance(values, list) else [values])] for column, values in (self.where or {}).items()
+        }
+        seen: dict[str, set[str]] = {column: set() for column in where}
         try:
-            for place, row in (each for table in tables for each in table.numbered([*fields, "system", "tools"])):
+            for place, row in (each for table in tables for each in table.numbered([*fields, "system", "tools", *where])):
                 if len(prompts) >= limit and not self.shuffled:
                     break
+                is_wanted = True
+                for column, values in where.items():
+                    seen[column].add(value := str(row.get(column)))
+                    is_wanted = is_wanted and value in values
+                if not is_wanted:
+                    continue
                 if found := template.chat(row):
                     of_row = self._turns(row, *found, place)
                 else:
                     check_values(row, fields, self.path, place)
                     text = template.fill(row)
                     response = answers.fill(row) if answers and text is not None else None
+                    if text is not None and text.startswith(_REFERENCE):
+                        raise UserError(
+                            f"data.path={self.path!r}, {place} refers to another data set in place of its text; run the "
+                            "prepare.py that SPEED-Bench's card links, and give the file that it writes: data.path=<file>."
+                        )
                     of_row = [] if text is None else [Prompt(text_id(text), "", text, response, place=place)]
                 num_rows, num_unfit = num_rows + 1, num_unfit + (not of_row)
                 prompts += of_row
@@ -156,6 +182,12 @@ class DatasetSource:
             raise
         except (ValueError, OSError) as error:  # a damaged column, which shows only now
             raise UserError(f"data.path={self.path!r} cannot be read ({error}); write it again.") from error
+        if not num_rows:
+            there = "; ".join(f"{column}: {', '.join(sorted(values)[:20])}" for column, values in seen.items())
+            raise UserError(
+                f"data.where={shown(self.where)} fits no row of {self.path} (columns {', '.join(known)}), which has {there}; "
+                "choose among these."
+            )
         if num_unfit:
             message = "data: %d of %d rows of %s left out: no text in fields of %s"
             logger.info(message, num_unfit, num_rows, self.path, template.key)

@@ -8,16 +8,23 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import datasets
 import pytest
 from datasets import Dataset, DatasetDict
+from fakes import tiny_pair
 
-from specheads.commands.compose import command_config, source_of
+from data_gen.settings import Generation
+from specheads.commands.compose import command_config, settings_of, source_of
 from specheads.commands.evaluate import named_test_sets
 from specheads.commands.help import read_head
 from specheads.errors import UserError
 from specheads.pair.config import config_folder
 from specheads.prompts.data_set_source import DatasetSource
+from specheads.prompts.prompt import ResponseLimits, encode_prompts
 
 TASK = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
 FUNCTION = 'def times_2(x):\n    """Return x times 2."""\n'
+CONVERSATION = [
+    {"role": ("user", "assistant")[number % 2], "content": text}
+    for number, text in enumerate(("Name a tree.", "Oak.", "Another.", "Elm.", "One more.", "Fir."))
+]
 ROWS = {
     "alpaca": [
         {"instruction": "Name a colour.", "input": "", "output": "Blue.", "text": "unused"},
@@ -60,6 +67,13 @@ ROWS = {
         for n in (1, 2, 3)
     ]
     + [{"prompt": ["What is 2 + 3?", "And times 4?"], "prompt_id": 4, "category": "math", "reference": ["5", "20"]}],
+    "speed-bench": [
+        {"question_id": f"{category}{n}", "category": category, "sub_category": None, "turns": [f"{category} {n}", "And?"]}
+        | {"source": "invented", "src_id": str(n), "difficulty": None, "multiturn": True}
+        for category in ("coding", "math", "qa")
+        for n in range(2)
+    ],
+    "ultrachat": [{"prompt": "Name a tree.", "prompt_id": str(n), "messages": CONVERSATION[: 2 * n]} for n in (1, 2, 3)],
     "spec-bench": [
         {"question_id": 1, "category": "writing", "turns": ["Describe a lamp.", "Now in rhyme."]},
         {
@@ -99,6 +113,8 @@ FIRST = {  # by name: the first row's prompt for a pair that takes instructions,
         "Translate the following sentences from German to English.\n\nGerman: Der Zug kommt spät.\nEnglish:",
         "The train is late.",
     ),
+    "speed-bench": ("coding 0", "coding 0", None),
+    "ultrachat": ("Name a tree.", "Name a tree.", None),
     "mt-bench": ("Plan a walk of 1 km.", "Plan a walk of 1 km.", None),
     "spec-bench": ("Describe a lamp.", "Describe a lamp.", None),
 }
@@ -162,6 +178,10 @@ def test_the_hub_is_asked_for_the_splits_that_it_has(monkeypatch, name):
     def load_dataset(path, configuration, revision=None):
         asked.append((path, configuration, revision))
         rows = Dataset.from_list(ROWS[name])
+        if name == "ultrachat":
+            return DatasetDict({"train_sft": rows, "test_sft": rows, "train_gen": rows, "test_gen": rows})
+        if name == "speed-bench":
+            return DatasetDict({"test": rows})
         has_test = name not in ("alpaca", "mt-bench")
         return DatasetDict({"train": rows, "validation": rows, "test": rows} if has_test else {"train": rows})
 
@@ -186,6 +206,43 @@ def test_rows_that_are_sorted_by_task_are_shuffled_in_the_same_way_each_time(tmp
     assert fewer == prompts[:4]
     in_order = configured("spec-bench", f"data.path={path}", "data.num_dev=16", "data.shuffled=false").load(chats=True)
     assert {prompt.text[0] for prompt in in_order if prompt.split == "dev"} == {"a"}
+
+
+def test_rows_of_a_domain_are_chosen_by_their_columns(file_of, tmp_path):
+    file = f"data.path={file_of('speed-bench')}"
+    prepared = tmp_path / "qualitative.jsonl"  # as the set's prepare.py writes it
+    rows = [row | {"messages": [{"role": "user", "content": turn} for turn in row["turns"]]} for row in ROWS["speed-bench"]]
+    prepared.write_text("".join(json.dumps({k: v for k, v in row.items() if k != "turns"}) + "\n" for row in rows))
+    for where, domains in (("coding", ["coding"]), ("[qa, math]", ["math", "qa"])):
+        for path in (file, f"data.path={prepared}"):
+            prompts = configured("speed-bench", path, f"data.where={{category: {where}, multiturn: true}}").load(chats=True)
+            assert sorted(prompt.text for prompt in prompts) == [f"{domain} {n}" for domain in domains for n in range(2)]
+    message = (
+        r"data.where=\{'category': 'maths'\} fits no row of .* \(columns question_id, .*\), which has category: coding, math, qa;"
+    )
+    with pytest.raises(UserError, match=message):
+        configured("speed-bench", file, "data.where={category: maths}").load(chats=True)
+    with pytest.raises(UserError, match="data.where='coding' must be columns with values"):
+        configured("speed-bench", file, "data.where=coding")
+
+
+def test_a_row_that_refers_to_another_data_set_is_refused(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    text = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH\n\nSummarize: {article}"
+    path.write_text("".join(json.dumps({"turns": [turn]}) + "\n" for turn in ("x", text)))
+    with pytest.raises(UserError, match="line 2 refers to another data set in place of its text; run the prepare.py that"):
+        configured("speed-bench", f"data.path={path}").load(chats=True)
+
+
+def test_a_prompt_of_32k_tokens_is_kept_where_there_is_room(tmp_path):
+    path, pair = tmp_path / "throughput_32k.jsonl", tiny_pair(window=2**16)
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": "abc" * 11_000}], "category": "mixed"}) + "\n")
+    words = [f"data.path={path}", "data.num_dev=0", "data.max_prompt_tokens=40960"]
+    cfg = command_config("evaluate", ["data=speed-bench", *words])
+    ((_, ids),) = encode_prompts(pair, source_of(cfg).load(chats=False), settings_of(Generation, cfg).limits)
+    assert len(ids) == 33_000
+    with pytest.raises(UserError, match="none of 1 prompts has between 1 and 4096 tokens"):
+        encode_prompts(pair, source_of(cfg).load(chats=False), ResponseLimits(max_prompt_tokens=4096))
 
 
 def test_a_set_for_tests_is_named_next_to_the_data_of_the_head():
