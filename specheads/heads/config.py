@@ -12,7 +12,6 @@ from specheads.heads.features import FEATURES, input_size
 from specheads.settings import Count, Number, Text, check, count
 
 FORMAT_VERSION = 2
-FORMER_KEYS = ("overlap", "overlap_calibration", "target_size")  # of earlier heads, whose networks had more inputs or outputs
 DEFAULT_INPUTS = {"input_token": ("hidden",), "next_token": ("hidden", "embedding", "draft_prob", "max_prob", "entropy")}
 KNOWN_INPUTS = {kind: tuple(name for name, feature in FEATURES.items() if kind in feature.heads) for kind in DEFAULT_INPUTS}
 # A look-ahead head is projected down to an eighth of the draft's width, within these bounds: it runs in every draft step, and
@@ -100,7 +99,6 @@ class HeadConfig:
             raise UserError(
                 f"{where} has head format {version!r}; this version reads {FORMAT_VERSION}. Update specheads or train it again."
             )
-        values = {key: value for key, value in values.items() if key not in FORMER_KEYS}
         known = {f.name for f in fields(cls)}
         if unknown := sorted(values.keys() - known):
             raise UserError(f"{where} has the unknown key {unknown[0]!r}; it was not written by this version of specheads.")

@@ -82,7 +82,6 @@ def read_files(location: str | Path, hub: Mapping[str, Any]) -> HeadFiles:
         return HeadFiles(config, tensors, None, None, folder)
     config = HeadConfig.from_dict(values, str(folder / "config.json"))
     tensors, golden = (_read_tensors(folder / name) for name in ("model.safetensors", "golden.safetensors"))
-    golden.pop("overlap_logits", None)  # of heads of earlier versions
     if sorted(golden) != ["inputs", "logits"]:
         raise UserError(
             f"{folder}/golden.safetensors holds {', '.join(sorted(golden))}, expected inputs and logits; export the head again."

@@ -65,26 +65,13 @@ def without_layers(model: PreTrainedModel, skipped: Sequence[int]) -> PreTrained
     if len(skipped) == count:
         raise UserError(f"drafting.skipped leaves out all {count} layers; keep at least one.")
     place = place_of_layers(model)
-    # Modules on the way to the layers are copied, so that the target keeps its layers; everything else is shared.
-    model_copy, steps = _shallow_copy(model), place.split(".")
-    parent: nn.Module = model_copy
-    for step in steps[:-1]:
-        part = _shallow_copy(parent.get_submodule(step))
-        parent._modules[step] = part
-        parent = part
-    layers = model.get_submodule(place)
-    tuples = _returns_tuple(model, layers[0])
-    parent._modules[steps[-1]] = nn.ModuleList(
-        _Skipped(layer, tuples) if number in skipped else layer for number, layer in enumerate(layers)
-    )
-    return model_copy.eval()
-
-
-def _shallow_copy(module: nn.Module) -> nn.Module:
-    """Return a module with the parameters and parts of `module`; exchanging its parts does not change `module`."""
-    other = copy.copy(module)
-    other._modules = dict(module._modules)
-    return other
+    tuples = _returns_tuple(model, model.get_submodule(place)[0])
+    weights = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    other = copy.deepcopy(model, weights)  # what is in `weights` is not copied
+    layers = other.get_submodule(place)
+    for number in skipped:
+        layers[number] = _Skipped(layers[number], tuples)
+    return other.eval()
 
 
 @torch.no_grad()

@@ -13,7 +13,6 @@ from specheads.errors import UserError
 from specheads.heads import head as head_module
 from specheads.heads.config import KNOWN_INPUTS, HeadConfig
 from specheads.heads.head import NUM_GOLDEN, AcceptanceHead, latest_head, load_head, save_head
-from specheads.heads.portable.standalone_head import StandaloneHead
 
 SCHEMA = json.loads(Path(head_module.__file__).with_name("head.schema.json").read_text())
 
@@ -143,15 +142,6 @@ def test_saving_again_replaces_the_head(folder):
 
 def test_few_golden_inputs_are_enough(tmp_path):
     load_head(save_head(new_head(), tmp_path, inputs(count=3)))
-
-
-def test_the_second_read_out_of_a_head_of_an_earlier_version_is_left_out(folder):
-    edit_config(folder, overlap=True, overlap_calibration={"slope": [0.5], "intercept": [0.1]})
-    more = {"overlap.readout.bias": torch.zeros(1), "overlap.blocks.0.linear.bias": torch.zeros(3)}
-    edit_tensors(folder, "model.safetensors", lambda tensors: tensors.update(more))
-    edit_tensors(folder, "golden.safetensors", lambda tensors: tensors.update(overlap_logits=torch.zeros(NUM_GOLDEN)))
-    for head in (load_head(folder), StandaloneHead.load(folder)):
-        assert torch.equal(head.score(inputs()), new_head().score(inputs()))
 
 
 # --- strict loading

@@ -24,13 +24,11 @@ def assemble(inputs: Sequence[str], features: Mapping[str, Tensor], dtype: torch
 def load_tensors(make: Callable[[], Head], config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Head:
     """Return the head that `make` returns for `config`, with these tensors in float32, for inference.
 
-    It is made without memory first: what a damaged config asks for may not fit. The tensors `overlap.*`, a second read-out of
-    heads of earlier versions, are left out.
+    It is made without memory first: what a damaged config asks for may not fit.
 
     Raises:
         ValueError: a tensor that is missing, extra or of another shape than the config says.
     """
-    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("overlap.")}
     if config["depth"] > len(tensors):
         raise ValueError(f"there are {len(tensors)} tensors, too few for depth={config['depth']} in config.json")
     with torch.device("meta"):
