@@ -5,6 +5,8 @@ through `LanguageModel`, so a head sees the same vector in both.
 """
 
 import logging
+import math
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from functools import cache
 from pathlib import Path
@@ -36,6 +38,10 @@ logger = logging.getLogger(__name__)
 _MATRIX_INSTRUCTIONS = ("amx_bf16", "bf16", "sve_bf16")
 _VECTOR_INSTRUCTIONS = ("avx512_bf16",)
 
+_FACTORS = ("lm_head_multiplier", "output_multiplier")  # what configs call a factor of logits
+_DIVISORS = ("logits_scaling", "logits_mup_width_multiplier")  # and what divides them, or the states that they are computed from
+_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+
 
 class LanguageModel:
     """A causal language model as two steps: tokens -> hidden states (the tap) -> logits over the shared vocabulary.
@@ -59,7 +65,8 @@ class LanguageModel:
         self.config = model.config.get_text_config()
         self.input_embedding, self.output_embedding = model.get_input_embeddings(), model.get_output_embeddings()
         self.vocab_size = vocab_size or self.output_embedding.weight.shape[0]
-        self.softcap = getattr(self.config, "final_logit_softcapping", None)
+        self.factor = _logit_factor(self.config) * (getattr(model, "logit_scale", None) or 1.0)  # Cohere's is of the model
+        self.softcap = next((cap for name in _CAPS if (cap := getattr(self.config, name, None)) is not None), None)
         self.unknown = None if known is None else ~known.to(self.device)
 
     @property
@@ -79,17 +86,28 @@ class LanguageModel:
 
     @property
     def window(self) -> int:
-        """Number of positions that the model was made for."""
-        return getattr(self.config, "max_position_embeddings", None) or getattr(self.config, "seq_length", None) or 2**31
+        """Number of positions that the model was made for, and reads by one set of frequencies.
+
+        LongRoPE turns all positions of a text by others once it is longer than those of pretraining.
+        """
+        names = ("max_position_embeddings", "seq_length", "max_seq_len")
+        most = next((most for name in names if (most := getattr(self.config, name, None))), 2**31)
+        return min([most, *_lengths_of_longrope(getattr(self.config, "rope_parameters", None) or {})])
 
     @property
     def probs_dtype(self) -> torch.dtype:
         """Type that probabilities are computed in, float32 or wider."""
         return torch.promote_types(self.output_embedding.weight.dtype, torch.float32)
 
+    @property
+    def body(self) -> nn.Module:
+        """The model without its output embedding."""
+        base_model: Any = self.model.base_model
+        return base_model.model if base_model is self.model else base_model  # Llama 4's prefix names no part of it
+
     def hidden_states(self, tokens: Tensor, **kwargs: Any) -> Tensor:
         """Return the hidden states (B, T, H) that the output embedding reads, for `tokens` (B, T)."""
-        return self.model.base_model(input_ids=tokens, **kwargs).last_hidden_state.to(self.device)
+        return self.body(input_ids=tokens, **kwargs).last_hidden_state.to(self.device)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits (..., V) of `hidden` (..., H), float32 or wider, without those of padded vocabulary entries."""
@@ -103,6 +121,7 @@ class LanguageModel:
     def kept_logits(self, hidden: Tensor) -> Tensor:
         """Return what `logits` does for `kept_tokens` alone, (..., V_kept)."""
         logits = at_least_float32(self.output_embedding(hidden.to(self.output_embedding.weight.device))).to(self.device)
+        logits = logits if self.factor == 1 else logits * self.factor
         return self._of_known(logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap))
 
     def _of_known(self, logits: Tensor) -> Tensor:
@@ -136,7 +155,7 @@ class LanguageModel:
 
     @torch.no_grad()
     def check(self) -> None:
-        """Raise UserError unless `logits(hidden_states(x))` are the model's over the temperature; a scaled output differs."""
+        """Raise UserError unless `logits(hidden_states(x))` are the model's over the temperature."""
         tokens = torch.arange(4, device=self.device)[None] % self.vocab_size
         expected = self.model(input_ids=tokens, use_cache=False).logits.float().to(self.device)
         scale, expected = expected.abs().max().item() / self.temperature, self._of_known(expected)
@@ -147,6 +166,20 @@ class LanguageModel:
                 f"(largest difference {(logits - expected).abs().max():.3g}); use a model of a supported family (Llama, Qwen2, "
                 "Qwen3, Gemma 2, OPT, BLOOM, GPT-NeoX)."
             )
+
+
+def _logit_factor(config: PreTrainedConfig) -> float:
+    """Return what a model multiplies its output embedding's result by, before any cap."""
+    divisors = () if config.model_type.startswith("hyperclovax") else _DIVISORS  # which multiplies by its `logits_scaling`
+    factors = _FACTORS if divisors else (*_FACTORS, *_DIVISORS)
+    product = math.prod(getattr(config, name, None) or 1.0 for name in factors)
+    return float(product / math.prod(getattr(config, name, None) or 1.0 for name in divisors))
+
+
+def _lengths_of_longrope(parameters: Mapping[str, Any]) -> list[int]:
+    """Return the lengths at which LongRoPE changes frequencies; some models have parameters for each kind of layer."""
+    inner = [length for each in parameters.values() if isinstance(each, Mapping) for length in _lengths_of_longrope(each)]
+    return [*inner, parameters["original_max_position_embeddings"]] if parameters.get("rope_type") == "longrope" else inner
 
 
 def place_of_layers(model: PreTrainedModel) -> str:

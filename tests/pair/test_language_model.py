@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from architectures import LENGTH, VOCAB_SIZE, tiny_config, tiny_model
 from fakes import tiny_pair
 from transformers.utils import logging as hf_logging
 
@@ -34,3 +35,21 @@ def test_loading_shows_no_bar(capfd):
     load_pair("nano")
     assert "Loading" not in capfd.readouterr().err
     assert hf_logging.is_progress_bar_enabled()  # for whatever else this process does
+
+
+@pytest.mark.parametrize("name", ["granite", "hyperclovax", "minicpm3", "cohere2", "falcon_h1", "recurrent_gemma", "mpt"])
+def test_logits_that_a_model_multiplies_are_its_own(name):
+    """Granite and MiniCPM divide, HyperCLOVA X, Cohere and Falcon multiply, Gemma caps; MPT's `logit_scale` does nothing."""
+    numbers = {"falcon_h1": {"lm_head_multiplier": 3.0}, "recurrent_gemma": {"logits_soft_cap": 2.0}, "mpt": {"logit_scale": 3.0}}
+    model = tiny_model(tiny_config(name, **numbers.get(name, {})), seed=4)
+    lm, tokens = LanguageModel(model, VOCAB_SIZE), torch.arange(6)[None]
+    torch.testing.assert_close(lm.logits(lm.hidden_states(tokens, use_cache=False)), model(tokens, use_cache=False).logits)
+    assert (lm.factor != 1 or lm.softcap == 2) == (name != "mpt")
+
+
+def test_a_window_ends_where_frequencies_change():
+    ropes = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    ropes |= {"original_max_position_embeddings": 40, "factor": 4.0}
+    model = tiny_model(tiny_config("phi3", rope_parameters=ropes, original_max_position_embeddings=40), seed=4)
+    assert LanguageModel(model).window == 40
+    assert LanguageModel(tiny_model(tiny_config("phi3"), seed=4)).window == LENGTH
