@@ -88,7 +88,8 @@ class Pair:
     @cached_property
     def appends_end(self) -> bool:
         """Whether the tokenizer ends every text with an end token; prompts are without it."""
-        return self.tokenizer("a")["input_ids"][-1:] in [[end] for end in (*self.stop_tokens, self.tokenizer.eos_token_id)]
+        last, plain = (self.tokenizer("a", add_special_tokens=special)["input_ids"][-1:] for special in (True, False))
+        return last != plain and last in [[end] for end in (*self.stop_tokens, self.tokenizer.eos_token_id)]
 
     @property
     def chats(self) -> bool:
