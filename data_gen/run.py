@@ -116,7 +116,13 @@ class Stage(ABC):
         self.pair, self.settings = pair, settings
         provenance = cache_provenance(pair, prompts, settings, self.labelled)
         self.store = ShardStore(root / fingerprint(provenance), provenance, SCHEMA)
-        self.shards = plan_shards(encode_prompts(pair, prompts, settings.limits), settings)
+        encoded = encode_prompts(pair, prompts, settings.limits)
+        if lost := {prompt.split for prompt in prompts} - {prompt.split for prompt, _ in encoded}:
+            raise UserError(
+                f"no {lost.pop()} prompt is left, of which the log says why; raise data.max_prompt_tokens="
+                f"{settings.max_prompt_tokens}, or take other prompts."
+            )
+        self.shards = plan_shards(encoded, settings)
 
     def run(self) -> None:
         """Make what is missing in this process."""

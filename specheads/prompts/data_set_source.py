@@ -112,12 +112,13 @@ class DatasetSource:
         takes = {"split": splits}
         if self.test_split is not None and not isinstance(tables, SourceRows):
             takes = {"split": splits[:2], "test_split": splits[2:]}
-        prompts = []
+        prompts = list[Prompt]()
         for key, taken in takes.items():
             counts = {split: getattr(self, f"num_{split}") for split in taken}
             if any(counts.values()):
                 rows = data_set.cut(tables, self.path, f"data.{key}", getattr(self, key))
-                found = self._found(rows, template, answers, limit=sum(counts.values()))
+                earlier = {prompt.prompt_id for prompt in prompts}
+                found = self._found(rows, template, answers, earlier, limit=sum(counts.values()))
                 names = [split for split, count in self._available(counts, len(found)).items() for _ in range(count)]
                 prompts += _kept_together([replace(prompt, split=split) for split, prompt in zip(names, found, strict=True)])
         if not responses:
@@ -142,14 +143,19 @@ class DatasetSource:
     def _parsed(self, name: str) -> Template:
         return Template.parse(f"data.{name}", getattr(self, name))
 
-    def _found(self, tables: Sequence[SourceRows], template: Template, answers: Template | None, limit: int) -> list[Prompt]:
-        """Return `limit` prompts of rows that fit the template, the first unless shuffled, or all that there are."""
+    def _found(
+        self, tables: Sequence[SourceRows], template: Template, answers: Template | None, earlier: set[str], limit: int
+    ) -> list[Prompt]:
+        """Return `limit` prompts of rows that fit the template, the first unless shuffled, or all that there are.
+
+        They are different, and none has an `earlier` id: a split of repeated ones would be found empty once data is made.
+        """
         known = list(dict.fromkeys(field for table in tables for field in table.fields))
         template = template.restricted(known, self.path)
         answers = answers and answers.restricted(known, self.path)
         fields = list(dict.fromkeys([*template.fields, *(answers.fields if answers else [])]))
         prompts: list[Prompt] = []
-        num_rows = num_unfit = 0
+        num_rows = num_unfit = num_repeated = 0
         where = {
             column: [*map(str, values if isinstance(values, list) else [values])] for column, values in (self.where or {}).items()
         }
@@ -177,7 +183,10 @@ class DatasetSource:
                         )
                     of_row = [] if text is None else [Prompt(text_id(text), "", text, response, place=place)]
                 num_rows, num_unfit = num_rows + 1, num_unfit + (not of_row)
-                prompts += of_row
+                new = [prompt for prompt in of_row if prompt.prompt_id not in earlier]
+                num_repeated += len(of_row) - len(new)
+                earlier.update(prompt.prompt_id for prompt in new)
+                prompts += new
         except UserError:
             raise
         except (ValueError, OSError) as error:  # a damaged column, which shows only now
@@ -191,6 +200,13 @@ class DatasetSource:
         if num_unfit:
             message = "data: %d of %d rows of %s left out: no text in fields of %s"
             logger.info(message, num_unfit, num_rows, self.path, template.key)
+        if num_repeated:
+            logger.info("data: %d prompts of %s left out: earlier ones are the same", num_repeated, self.path)
+        if num_repeated and not prompts:
+            raise UserError(
+                f"data.path={self.path!r}: all {num_repeated} prompts of a split are prompts of an earlier one; give another "
+                "data.test_split, or null for test prompts after the dev prompts."
+            )
         if not prompts:
             raise UserError(
                 f"data.path={self.path!r} gives no prompt: none of {num_unfit} rows has text in {', '.join(template.fields)}, "

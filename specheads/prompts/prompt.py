@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,10 +38,20 @@ class Prompt:
 
 
 def unique(prompts: Iterable[Prompt]) -> list[Prompt]:
-    """Return the prompts without repeated ids; a text stays in the first split that has it."""
-    first: dict[str, Prompt] = {}
+    """Return the prompts without repeated ids; a text stays in the first split that has it.
+
+    Raises:
+        UserError: this leaves a split without prompts.
+    """
+    first, counts = dict[str, Prompt](), Counter[str]()
     for prompt in prompts:
+        counts[prompt.split] += 1
         first.setdefault(prompt.prompt_id, prompt)
+    if lost := counts.keys() - {prompt.split for prompt in first.values()}:
+        split = lost.pop()
+        raise UserError(f"all {counts[split]} {split} prompts are prompts of an earlier split, too; give others.")
+    if num_repeated := counts.total() - len(first):
+        logger.info("data: %d of %d prompts left out: earlier ones are the same", num_repeated, counts.total())
     return list(first.values())
 
 

@@ -38,7 +38,12 @@ def test_real_prompts_fill_every_split_and_nano_reads_them(real, nano, name, cha
 
 
 def rows_of(source):
-    return [json.loads(line) for line in Path(source.path).read_text().splitlines()]
+    """Return the different rows: of those that repeat a prompt, the first."""
+    rows = [json.loads(line) for line in Path(source.path).read_text().splitlines()]
+    first: dict[tuple, dict] = {}
+    for row in rows:
+        first.setdefault(tuple(row.get(name) for name in ("instruction", "input", "question", "prompt")), row)
+    return list(first.values())
 
 
 def test_real_alpaca_instructions_are_followed_by_their_input_where_there_is_one(real):

@@ -198,6 +198,23 @@ def test_dataset_fingerprint_follows_rows_template_and_counts(tmp_path):
     assert len({fingerprint, *others}) == 6
 
 
+def test_repeated_rows_are_left_out_before_splits_are_filled(tmp_path, caplog):
+    path = jsonl(tmp_path, [*ROWS[:3], *ROWS[:3], *ROWS[3:]])
+    with caplog.at_level(logging.INFO):
+        made = source(path).load(chats=True)
+    assert pairs(made) == pairs(source(jsonl(tmp_path, ROWS, "once.jsonl")).load(chats=True)) and unique(made) == made
+    assert caplog.messages == [f"data: 3 prompts of {path} left out: earlier ones are the same"]
+
+
+def test_test_prompts_are_none_of_the_others(tmp_path):
+    folder = str(tmp_path / "set")
+    DatasetDict(train=Dataset.from_list(ROWS), test=Dataset.from_list([*ROWS[:4], *TEST_ROWS])).save_to_disk(folder)
+    made = source(folder, test_split="test", counts=(2, 1, 9)).load(chats=True)
+    assert [prompt.text for prompt in made if prompt.split == "test"] == ["say four", "tell seven", "tell eight"]
+    with pytest.raises(UserError, match="all 3 prompts of a split are prompts of an earlier one; give another"):
+        source(folder, test_split="test[:3]", counts=(2, 1, 9)).load(chats=True)
+
+
 # --- short data
 
 
@@ -468,8 +485,18 @@ def test_unique_keeps_a_text_in_the_first_split_that_has_it():
     assert len(unique(prompts_of(REPEATED))) == 4
 
 
-def test_unique_keeps_the_order_in_which_texts_first_appear():
-    assert [p.text for p in unique(prompts_of(REPEATED))] == ["a", "b", "c", "d"]
+def test_unique_keeps_the_order_in_which_texts_first_appear(caplog):
+    with caplog.at_level(logging.INFO):
+        assert [p.text for p in unique(prompts_of(REPEATED))] == ["a", "b", "c", "d"]
+    assert caplog.messages == ["data: 4 of 8 prompts left out: earlier ones are the same"]
+
+
+def test_a_split_that_is_lost_to_others_or_to_limits_is_named_before_data_is_made(tmp_path):
+    with pytest.raises(UserError, match="all 2 dev prompts are prompts of an earlier split, too"):
+        unique(prompts_of([("a", "train"), ("b", "train"), ("b", "dev"), ("a", "dev")]))
+    prompts = prompts_of([("abc", "train"), ("abcabc", "dev")])
+    with pytest.raises(UserError, match=r"no dev prompt is left.* raise data\.max_prompt_tokens=5"):
+        generate_data(tiny_pair(), prompts, Generation(max_prompt_tokens=5), tmp_path)
 
 
 SOURCE = '''
