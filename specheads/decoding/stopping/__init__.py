@@ -17,12 +17,11 @@ from specheads.decoding.stopping.confidence import Confidence, MaxProbability
 from specheads.decoding.stopping.length import FixedLength
 from specheads.decoding.stopping.logistic import Logistic, OnlineHead, OnlineLogistic, logistic_inputs
 from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule
-from specheads.decoding.stopping.survival import DraftProduct, HeadThreshold
+from specheads.decoding.stopping.survival import HeadThreshold
 
 __all__ = [
     "MAX_TOKENS",
     "Confidence",
-    "DraftProduct",
     "FixedLength",
     "HeadThreshold",
     "Logistic",
