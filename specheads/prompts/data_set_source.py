@@ -1,15 +1,14 @@
 """Prompts from any data set that `datasets` loads, through a template: how a row becomes the text of a prompt."""
 
-import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
 from specheads.errors import UserError
 from specheads.prompts.prompt import FINAL, SPLITS, Prompt, check_counts, scaled_down, text_id
-from specheads.prompts.rows import NO_QUESTION, SourceRows, Template, as_json, check_values, messages_of, value_at
+from specheads.prompts.rows import NO_QUESTION, SourceRows, Template, as_json, check_values, from_json, messages_of, value_at
 from specheads.settings import shown
 
 logger = logging.getLogger(__name__)
@@ -219,33 +218,30 @@ class DatasetSource:
     def _turns(self, row: Mapping, field: str, value: Sequence, place: str) -> list[Prompt]:
         """Return the prompts of a conversation, without those that end in an empty message: what precedes each response."""
         messages = messages_of(row, field, value, self.path, place)
-        check_values(row, ["system"], self.path, place)
+        check_values(row, ["system"], self.path, place, has_parts=False)
         system, tools = value_at(row, "system"), value_at(row, "tools")
         if messages and str(system or "").strip() and messages[0]["role"] not in ("system", "developer"):
             messages.insert(0, {"role": "system", "content": str(system)})
-        try:
-            if isinstance(tools, str):
-                tools = json.loads(tools or "null") or None
-        except ValueError as error:
-            raise UserError(f"data.path={self.path!r}, {place}: the field 'tools' is no JSON ({error}); correct it.") from None
-        group, found = text_id(as_json(messages, self.path, place, "messages")), []
+        if isinstance(tools, str):
+            tools = from_json(tools, "tools", self.path, place) if tools.strip() else None
+        group, found = text_id(as_json(messages, self.path, place)), []
         for end, (message, after) in enumerate(zip_longest(messages, messages[1:]), 1):
             if message["role"] in NO_QUESTION or (after and after["role"] != "assistant") or not message["content"].strip():
                 continue
-            if end == 1 and not tools and message.keys() == {"role", "content"}:
-                text, is_chat = message["content"], False
-            else:
-                text = as_json({"messages": messages[:end]} | ({"tools": tools} if tools else {}), self.path, place, "messages")
-                is_chat = True
+            is_chat = end > 1 or bool(tools) or message.keys() != {"role", "content"}
+            given = {"messages": messages[:end]} | ({"tools": tools} if tools else {})
+            text = as_json(given, self.path, place) if is_chat else message["content"]
             response = after["content"] if after else None
             found.append(Prompt(text_id(text), "", text, response, group, is_chat, place))
         return found if self.turns == "all" else found[-1:]
 
 
-def _kept_together(prompts: Iterable[Prompt]) -> list[Prompt]:
+def _kept_together(prompts: Sequence[Prompt]) -> list[Prompt]:
     """Return prompts without those whose conversation began in an earlier split."""
     kept, first = [], dict[str | None, str]()
     for prompt in prompts:
         if prompt.group is None or first.setdefault(prompt.group, prompt.split) == prompt.split:
             kept.append(prompt)
+    if len(kept) < len(prompts):
+        logger.info("data: %d prompts left out, whose conversations began in an earlier split", len(prompts) - len(kept))
     return kept

@@ -7,7 +7,7 @@ import re
 import string
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specheads.errors import UserError
 
@@ -153,15 +153,18 @@ def value_at(row: Mapping, field: str) -> object:
     return None if value == [] or (isinstance(value, float) and math.isnan(value)) else value
 
 
-def check_values(row: Mapping, fields: Sequence[str], path: str, place: str) -> None:
-    """Raise UserError unless the fields of a row, the `place` in the data set `path`, are texts or numbers."""
+def check_values(row: Mapping, fields: Sequence[str], path: str, place: str, has_parts: bool = True) -> None:
+    """Raise UserError unless the fields of a row, the `place` in the data set `path`, are texts or numbers.
+
+    With `has_parts`, the message says how a template names a part of a field.
+    """
     for field in fields:
         if (value := value_at(row, field)) is None:
             continue
         kind, what = kind_of(value), f"data.path={path!r}, {place}: the field {field!r}"
         if kind not in ("a text", "a number"):
             part = next(iter(value), None) if isinstance(value, Mapping) else 0 if isinstance(value, list) and value else None
-            remedy = "convert it" if part is None else f"name a part of it, such as {{{field}[{part}]}}"
+            remedy = "convert it" if part is None or not has_parts else f"name a part of it, such as {{{field}[{part}]}}"
             raise UserError(f"{what} is {kind}; prompts are made of texts and numbers, so {remedy}.")
         if isinstance(value, str) and _SURROGATE.search(value):
             raise UserError(f"{what} holds half a character (a lone surrogate); fix or remove it.")
@@ -185,11 +188,7 @@ def messages_of(row: Mapping, field: str, messages: Sequence | str, path: str, p
     """
     found = []
     if isinstance(messages, str):
-        try:
-            messages = list(json.loads(messages))
-        except ValueError as error:
-            what = f"data.path={path!r}, {place}: the field {field!r}"
-            raise UserError(f"{what} has messages as a text that is no JSON ({error}); write them as JSON.") from None
+        messages = from_json(messages, field, path, place)
         row = {field: messages}
     for number, message in enumerate(messages):
         at = f"{field}[{number}]"
@@ -206,27 +205,36 @@ def messages_of(row: Mapping, field: str, messages: Sequence | str, path: str, p
             fields, contents = [f"{at}[{key}][{each}][text]" for each in range(len(parts))], [part.get("text") for part in parts]
         else:
             fields, contents = [f"{at}[{key}]"], [value_at(message, key)]
-        check_values(row, fields, path, place)
+        check_values(row, fields, path, place, has_parts=False)
         text = "".join("" if content is None else str(content) for content in contents)
         others = {name: message[name] for name in _KEPT if message.get(name) is not None} if key == "content" else {}
         found.append(others | {"role": role if key == "content" else _ROLES[role], "content": text})
     return found
 
 
-def as_json(value: object, path: str, place: str, what: str) -> str:
-    """Return a value as JSON without nulls, which columns of Parquet files have for absent keys; UserError if it is not JSON."""
-
-    def present(each: object) -> object:
-        if isinstance(each, Mapping):
-            return {key: present(inner) for key, inner in each.items() if inner is not None}
-        return [present(inner) for inner in each] if isinstance(each, list) else each
-
+def from_json(text: str, field: str, path: str, place: str) -> Any:
+    """Return what a text in a row's field is JSON of. Raises UserError if it is not JSON."""
     try:
-        text = json.dumps(present(value), ensure_ascii=False, allow_nan=False)
+        return json.loads(text)
+    except ValueError as error:
+        raise UserError(
+            f"data.path={path!r}, {place}: the field {field!r} is a text that is no JSON ({error}); write it as JSON."
+        ) from None
+
+
+def as_json(value: object, path: str, place: str) -> str:
+    """Return messages as JSON without nulls, which Parquet files have for absent keys. Raises UserError for what JSON has not."""
+    try:
+        plain = json.loads(json.dumps(value, allow_nan=False), object_hook=_without_nulls)
+        text = json.dumps(plain, ensure_ascii=False)
         text.encode()
     except (TypeError, ValueError) as error:
-        raise UserError(f"data.path={path!r}, {place}: the {what} cannot be written as JSON ({error}); convert them.") from None
+        raise UserError(f"data.path={path!r}, {place}: the messages cannot be written as JSON ({error}); convert them.") from None
     return text
+
+
+def _without_nulls(keys: dict) -> dict:
+    return {name: value for name, value in keys.items() if value is not None}
 
 
 def kind_of(value: object) -> str:

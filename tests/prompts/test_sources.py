@@ -636,7 +636,8 @@ def test_tools_and_the_system_prompt_of_a_row_are_the_conversations(tmp_path):
     assert json.loads(loaded[0].text) == {"messages": called, "tools": TOOLS}
 
 
-def test_the_turns_of_a_conversation_are_in_one_split(tmp_path):
+def test_the_turns_of_a_conversation_are_in_one_split(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
     rows = [
         {"messages": [{"role": ("user", "assistant")[turn % 2], "content": f"{row} {turn}"} for turn in range(8)]}
         for row in range(9)
@@ -646,13 +647,17 @@ def test_the_turns_of_a_conversation_are_in_one_split(tmp_path):
         splits = defaultdict(set)
         for prompt in made:
             splits[prompt.group].add(prompt.split)
+        assert caplog.messages[-1] == f"data: {36 - len(made)} prompts left out, whose conversations began in an earlier split"
         assert [len(each) for each in splits.values()] == [1] * 9 and {s for each in splits.values() for s in each} == set(SPLITS)
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"messages": [U1, {"role": "user", "content": {"a": 1}}]}, r"the field 'messages\[1\]\[content\]' is an object"),
+        (
+            {"messages": [U1, {"role": "user", "content": {"a": 1}}]},
+            r"the field 'messages\[1\]\[content\]' is an object; .*, so convert it",
+        ),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, r"'messages\[0\]\[content\]' is a list"),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": ["x"]}]}]}, r"\[0\]\[text\]' is a list"),
         ({"messages": [{"role": "user", "content": True}]}, r"\[content\]' is true or false"),
@@ -660,9 +665,9 @@ def test_the_turns_of_a_conversation_are_in_one_split(tmp_path):
         ({"messages": [U1, "why"]}, r"'messages\[1\]' is a text, no message; expected a role and content, or from \(human, "),
         ({"messages": [U1, {"role": None, "content": "x"}]}, r"'messages\[1\]' is an object, no message"),
         ({"messages": [{"from": "function_call", "value": "x"}]}, r"'messages\[0\]' is role='function_call', no message"),
-        ({"messages": "[{'role': 'user', 'content': 'x'}]"}, r"'messages' has messages as a text that is no JSON .*as JSON"),
+        ({"messages": "[{'role': 'user', 'content': 'x'}]"}, r"'messages' is a text that is no JSON .*as JSON"),
         ({"messages": [U1, CALL | {"tool_calls": [float("nan")]}, RESULT]}, "the messages cannot be written as JSON"),
-        ({"messages": [U1], "tools": "add"}, "the field 'tools' is no JSON"),
+        ({"messages": [U1], "tools": "add"}, "the field 'tools' is a text that is no JSON"),
         ({"messages": [{"text": "x"}]}, r"the field 'messages' is a list; .* such as \{messages\[0\]\}"),
     ],
 )
