@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from specheads.decoding.engine import EagerEngine, packed_reader
+from specheads.decoding.engine import EagerEngine, WholeTexts, packed_reader, way_of, whole_states
 from specheads.decoding.engine.reading import branches_reading
 from specheads.pair.language_model import LanguageModel
-from specheads.pair.padding import SLICE_ELEMENTS, batches_of_tokens
+from specheads.pair.padding import SLICE_ELEMENTS, batches_of_tokens, right_padded
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, check_finite
 
@@ -51,13 +51,15 @@ Seen = Callable[[Tensor, int, Tensor, Tensor, Tensor], None]
 class ReadTexts:
     """Texts that a model has read: its KV memory of them, and the states (T, N, H) after each of their tokens."""
 
-    engine: EagerEngine
+    engine: EagerEngine | WholeTexts
     hidden: Tensor
 
     @classmethod
     @torch.no_grad()
     def of(cls, lm: LanguageModel, tokens: Tensor) -> "ReadTexts":
         """Read `tokens` (T, N) long; padding after a row's end has no effect on the row."""
+        if way_of(lm).obstacle is not None:
+            return cls(WholeTexts(lm, tokens), whole_states(lm, tokens))
         engine = EagerEngine(packed_reader(lm), tokens.shape[1], num_rows=len(tokens))
         return cls(engine, engine.forward(tokens.to(lm.device), num_logits=0).hidden)
 
@@ -122,7 +124,9 @@ class TextReader:
     """
 
     def __init__(self, lm: LanguageModel) -> None:
-        self.lm = packed_reader(lm)
+        self._is_static = way_of(lm).obstacle is None
+        self.lm = packed_reader(lm) if self._is_static else lm
+        self._text: Sequence[int] = ()
         self._engine: EagerEngine | None = None
         self.hidden = torch.empty(0)  # (N, H), the states after each token of the text
         self._written = torch.empty(3, 0, dtype=torch.long)  # of the branches' tokens in memory: branch, prefix and depth
@@ -130,6 +134,9 @@ class TextReader:
     @torch.no_grad()
     def read(self, text: Sequence[int]) -> Tensor:
         """Read another text of N tokens; return the states (N, H) after each of them."""
+        if not self._is_static:
+            self._text, self.hidden = text, whole_states(self.lm, torch.tensor([list(text)]))[0]
+            return self.hidden
         if self._engine is None or self._engine.capacity < len(text):
             self._engine = EagerEngine(self.lm, 1 << (len(text) - 1).bit_length(), MOST_NODES)
         self.hidden = self._engine.read_row(0, torch.tensor([list(text)], device=self.lm.device))[0]
@@ -146,6 +153,8 @@ class TextReader:
 
         The token before each of them is read by this call; those before that one must be among these, or of an earlier call.
         """
+        if not self._is_static:
+            return self._whole_states(branches, row, depth)
         assert self._engine is not None  # a text was read
         states, later = self.hidden[branches.prefix[row] - 1], depth > 0
         row, depth = row[later], depth[later] - 1
@@ -157,3 +166,10 @@ class TextReader:
         reading = branches_reading(self.lm, len(self.hidden), branch, prefix, place, len(row))
         states[later] = self._engine.read_row(0, branches.tokens[row, depth][None], length, reading)[0].to(states)
         return states
+
+    def _whole_states(self, branches: Branches, row: Tensor, depth: Tensor) -> Tensor:
+        """Return what `states` does, by reading the text again with each of the branches."""
+        numbers, place = row.unique(return_inverse=True)
+        branch = zip(branches.prefix[numbers].tolist(), branches.tokens[numbers].tolist(), strict=True)
+        texts = [[*self._text[:prefix], *tokens] for prefix, tokens in branch]
+        return whole_states(self.lm, right_padded(texts))[place, branches.prefix[row] + depth - 1]

@@ -200,8 +200,7 @@ def _at(engine: Engine, context: int, run: Step) -> Step:
     """Return a step that runs as if `context` positions were in memory."""
 
     def step() -> None:
-        for layer in engine._layers:
-            layer.length = context
+        engine.pretend(context)
         run()
 
     return step

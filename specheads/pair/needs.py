@@ -74,8 +74,9 @@ def memory_parts(
         rows: of distributions (V,) that are held at once, of which `most` numbers at a time.
     """
     config, itemsize, hidden = lm.config, lm.output_embedding.weight.itemsize, lm.hidden_size
-    num_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    num_queries = getattr(config, "num_attention_heads", None) or hidden  # a model without attention: about as for a head of one
+    num_heads = getattr(config, "num_key_value_heads", None) or num_queries
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // num_queries
     width = getattr(config, "intermediate_size", None) or getattr(config, "ffn_dim", None) or 4 * hidden
     return {
         "keys and values": positions * 2 * config.num_hidden_layers * num_heads * head_size * itemsize,

@@ -14,6 +14,7 @@ from specheads.decoding.engine.cpu import CpuStep, bulk_operations, packed_reade
 from specheads.decoding.engine.cpu.packed import bytes_to_pack
 from specheads.decoding.engine.cuda_graph import GraphEngine
 from specheads.decoding.engine.eager import CompiledStep, EagerEngine, Engine, Epilogue, ForwardOutput, StepMemory
+from specheads.decoding.engine.own_cache import OwnCacheEngine, Way, WholeTexts, way_of, whole_states
 from specheads.decoding.engine.reading import RowPlaces, TreeSlots
 from specheads.errors import UserError
 from specheads.pair.language_model import LanguageModel
@@ -25,15 +26,19 @@ __all__ = [
     "Engine",
     "Epilogue",
     "ForwardOutput",
+    "OwnCacheEngine",
     "RowPlaces",
     "StepMemory",
     "TreeSlots",
+    "WholeTexts",
     "bulk_operations",
     "bytes_to_pack",
     "compile_ahead",
     "make_engine",
     "packed_reader",
     "resolve_engine",
+    "way_of",
+    "whole_states",
 ]
 
 logger = logging.getLogger(__name__)
@@ -58,9 +63,11 @@ def make_engine(name: str, lm: LanguageModel, capacity: int, spare_capacity: int
         num_rows: texts that its memory holds.
 
     Raises:
-        UserError: an unknown name, or an engine that cannot run this model here.
+        UserError: an unknown name, an engine that cannot run this model here, or a model that none can.
     """
     name = resolve_engine(name)
+    if (way := way_of(lm)).obstacle is not None:
+        return _own_cache_engine(name, lm, capacity, spare_capacity, num_rows, way)
     if name == "eager":
         return EagerEngine(lm, capacity, spare_capacity, num_rows)
     if name == "cuda_graph" and lm.device.type == "cpu":
@@ -76,6 +83,19 @@ def make_engine(name: str, lm: LanguageModel, capacity: int, spare_capacity: int
     if name == "cuda_graph" or (name == "auto" and lm.device.type == "cuda"):
         return GraphEngine(lm, capacity, **settings)
     return CompiledEngine(lm, capacity, **settings, operations=CpuStep if lm.device.type == "cpu" else StepOperations)
+
+
+def _own_cache_engine(name: str, lm: LanguageModel, capacity: int, spare_capacity: int, num_rows: int, way: Way) -> Engine:
+    """Return the engine for a model that static memory does not suit; see `make_engine`."""
+    model = type(lm.model).__name__
+    if name not in ("auto", "eager"):
+        raise UserError(f"engine={name} cannot run {model}: {way.obstacle}. Use engine=eager.")
+    if spare_capacity:
+        raise UserError(f"{model} decodes no trees: {way.obstacle}. Use drafting=autoregressive.")
+    if name == "auto":
+        speed = "" if way.together else ", and reads tokens one by one, so that drafts save no time"
+        logger.warning("%s runs eagerly on its own cache, one text at a time%s: %s", model, speed, way.obstacle)
+    return OwnCacheEngine(lm, capacity, num_rows, way.together)
 
 
 def _obstacle_to_compiling(lm: LanguageModel) -> str | None:

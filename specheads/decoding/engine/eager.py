@@ -322,6 +322,11 @@ class EagerEngine:
         for layer in self._layers:
             layer.length = length
 
+    def pretend(self, length: int) -> None:
+        """Let memory count as holding `length` positions, whatever they are; for measurements."""
+        for layer in self._layers:
+            layer.length = length
+
     def keep(self, base: int, accepted_nodes: Sequence[int]) -> None:
         """Forget the nodes written from position `base` on, except for those in the slots `accepted_nodes`, in that order."""
         count = len(accepted_nodes)

@@ -1,0 +1,289 @@
+"""Models that keep more than keys and values, or attend by rules of their own: each text on the cache that the model makes.
+
+Recurrent and convolution states cannot be cut back, so copies of the cache are kept by length. Going back takes the last copy
+that is not too long, and the next forward pass reads the tokens after it together with the new ones.
+"""
+
+import copy
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, DynamicLayer
+
+from specheads.decoding.engine.eager import CompiledStep, EagerEngine, Epilogue, ForwardOutput, read_rows
+from specheads.decoding.engine.reading import ChainLayer, Reading, RowPlaces, TreeSlots, chain_reading
+from specheads.errors import UserError, is_out_of_memory
+from specheads.pair.language_model import LanguageModel
+from specheads.pair.padding import BATCH_TOKENS, slices
+
+MOST_AGAIN = 16  # tokens that a forward pass reads a second time; more are read alone before it
+MOST_COPIES = 64  # passes in a row without going back, after which no copies are made: a target that decodes alone needs none
+
+_CACHES = ("past_key_values", "cache_params", "state", "past_buckets_states")  # what models call their caches
+_KINDS = {"full_attention", "sliding_attention"}  # of layers that static memory knows
+_LENGTHS = re.compile("window|chunk|local_att|index_|compress|mem_len|axial")  # in names of what a config limits attention by
+_KNOWN_LENGTHS = re.compile("^(use_|max_window_layers|sliding_window$)|sliding_window_pattern")
+_NUM_CHECKED = 12  # tokens
+
+
+class Way(NamedTuple):
+    """How a model is read: why not on static memory (None: on it), and if on its own cache, whether several tokens at once."""
+
+    obstacle: str | None
+    together: bool = True
+
+
+_ways: WeakKeyDictionary[nn.Module, Way] = WeakKeyDictionary()
+
+
+def way_of(lm: LanguageModel) -> Way:
+    """Return how a model is read, after a check of a few tokens: read in parts, their states must be those of one pass.
+
+    Raises:
+        UserError: a model that no way is right for.
+    """
+    if lm.model not in _ways:
+        _ways[lm.model] = _checked_way(lm)
+    return _ways[lm.model]
+
+
+@torch.no_grad()
+def _checked_way(lm: LanguageModel) -> Way:
+    obstacle = _obstacle_to_static_memory(lm)
+    if obstacle is None and lm.config._attn_implementation not in ("sdpa", "eager"):
+        return Way(None)  # kernels that take no masks raise where they would need them
+    tokens = ((torch.arange(_NUM_CHECKED, device=lm.device) * 7919 + 1) % lm.vocab_size)[None]
+    expected = lm.hidden_states(tokens, use_cache=False)
+    if obstacle is None:
+        if _holds(_is_right_statically, lm, tokens, expected):
+            return Way(None)
+        obstacle = "on static memory it computes something else"
+    for together in (True, False):
+        if _holds(_is_right_on_own_cache, lm, tokens, expected, together):
+            return Way(obstacle, together)
+    raise UserError(
+        f"{type(lm.model).__name__} cannot be decoded: it computes other states where a text is read in parts than where it is "
+        "read at once; decode it by transformers' generate, or choose a model of another architecture."
+    )
+
+
+def _holds(check: Callable[..., bool], *arguments: Any) -> bool:
+    """Whether a check holds; architectures have many ways to fail at what they were not made for."""
+    try:
+        return check(*arguments)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        return False
+
+
+def _obstacle_to_static_memory(lm: LanguageModel) -> str | None:
+    """Return what a config says of layers that static memory does not know, or None; a check would need long texts to see it."""
+    config = lm.config
+    if type(config).__module__.startswith("transformers_modules."):
+        return "its code comes with the checkpoint"
+    if other := set(getattr(config, "layer_types", None) or ()) - _KINDS:
+        return f"it has layers of the kind {', '.join(sorted(other))}"
+    names = (name for name, value in config.to_dict().items() if value and not isinstance(value, str))
+    limit = next((name for name in names if _LENGTHS.search(name) and not _KNOWN_LENGTHS.search(name)), None)
+    return limit and f"its attention depends on {limit}"
+
+
+def _is_right(lm: LanguageModel, expected: Tensor, places: Sequence[int], states: Tensor) -> bool:
+    """Whether `states` (n, H) are the `expected` ones (1, T, H) at places, up to rounding."""
+    expected, states = expected[0, list(places)].double(), states.double()
+    errors = ((states - expected).norm(dim=-1) / expected.norm(dim=-1)).nan_to_num()  # a NaN is reported where it is decoded
+    # In 16 bits rounding may send single tokens to other experts.
+    is_wide = lm.output_embedding.weight.dtype.itemsize > 2
+    return bool(errors.max() < 1e-3 if is_wide else errors.median() < 0.05)
+
+
+def _is_right_statically(lm: LanguageModel, tokens: Tensor, expected: Tensor) -> bool:
+    """Whether tokens (1, T) get the expected states (1, T, H) in every way that engines read: parts, rows, trees and copies."""
+    engine, device = EagerEngine(lm, _NUM_CHECKED + 4), tokens.device
+    states = [engine.forward(tokens[:, :5]).hidden[0]]
+    for tensor in engine._key_value_tensors():
+        tensor[..., 5:, :] = 0
+    engine.rewind(3)
+    states.append(engine.forward(tokens[:, 3:6]).hidden[0])
+    if len({weight.device for weight in lm.model.parameters()}) > 1:  # no step is compiled then
+        return _is_right(lm, expected, [0, 1, 2, 3, 4, 3, 4, 5], torch.cat(states))
+    memory, size, start = engine._keys_and_values(), engine.capacity, torch.tensor(6, device=device)
+    cache = Cache(layers=[ChainLayer(keys, values, size, start) for keys, values in memory])
+    states.append(chain_reading(lm, start, 2, size).hidden_states(lm, tokens[:, 6:8], cache)[0])
+    places = RowPlaces(torch.zeros(2, dtype=torch.long, device=device), torch.arange(8, 10, device=device))
+    states.append(read_rows(lm, _States(), memory, tokens[0, 8:10, None], places, size, (), None))
+    for layer in engine._layers:
+        layer.length = 9
+    seen = torch.eye(4, dtype=torch.bool, device=device)  # a root, a token that branches off, and two that continue the text
+    seen[:, 0], seen[3, 2] = True, True
+    tree = TreeSlots(9, torch.tensor([0, 1, 1, 2], device=device), seen)
+    states.append(engine.forward(tokens[:, [9, 0, 10, 11]], tree_slots=tree).hidden[0, [0, 2, 3]])
+    lengths = torch.tensor([6, 8], device=device)
+    other, mask = engine.fork(torch.zeros_like(lengths), lengths, 1)
+    mask = nn.functional.pad(mask, (0, 1), value=1)
+    states.append(other.forward(tokens[0, lengths, None], lengths[:, None], attention_mask=mask).hidden[:, 0])
+    return _is_right(lm, expected, [0, 1, 2, 3, 4, 3, 4, 5, 6, 7, 8, 9, 9, 10, 11, 6, 8], torch.cat(states))
+
+
+class _States:
+    """The epilogue of a forward pass over rows that takes its states (N, H) alone."""
+
+    compile_key = ("states",)
+
+    def __call__(self, output: ForwardOutput) -> Tensor:
+        return output.hidden[:, 0]
+
+
+def _is_right_on_own_cache(lm: LanguageModel, tokens: Tensor, expected: Tensor, together: bool) -> bool:
+    """Whether tokens (1, T) get the expected states (1, T, H) in parts and after going back, to a copy and between copies."""
+    engine = OwnCacheEngine(lm, _NUM_CHECKED, together=together)
+    states, places = [engine.forward(tokens[:, :4]).hidden[0]], [0, 1, 2, 3]
+    for kept in (4, 6, 7):
+        for start, end in ((engine.length, _NUM_CHECKED - 1), (kept, kept + 1), (kept + 1, kept + 3)):
+            engine.rewind(start)
+            states.append(engine.forward(tokens[:, start:end]).hidden[0])
+            places += range(start, end)
+    return _is_right(lm, expected, places, torch.cat(states))
+
+
+class OwnCacheEngine(EagerEngine):
+    """`engine=eager` for such models. With several rows, one text after another.
+
+    Args:
+        together: whether several tokens may be read at once after others; otherwise one by one.
+    """
+
+    def __init__(self, lm: LanguageModel, capacity: int, num_rows: int = 1, together: bool = True) -> None:
+        self.lm, self.num_rows, self.capacity, self._reach = lm, num_rows, capacity, capacity
+        self._layers, self._together, known = [], together, inspect.signature(lm.body.forward).parameters
+        self._name, self._takes_positions = next((name for name in _CACHES if name in known), _CACHES[0]), "position_ids" in known
+        self._texts = [self] if num_rows == 1 else [OwnCacheEngine(lm, capacity, 1, together) for _ in range(num_rows)]
+        self._text = torch.empty(1, 0, dtype=torch.long, device=lm.device)
+        self._cache: Any = None  # of the first `_num_read` tokens; None: a copy is to be taken, or there is none
+        self._num_read, self._has_cache = 0, True
+        self._copies: list[tuple[int, Any]] = []  # of the cache, by the number of tokens read
+        self._num_forward = MOST_COPIES  # forward passes since it last went back
+
+    @property
+    def length(self) -> int:
+        return self._text.shape[1]
+
+    @torch.no_grad()
+    def _forward(
+        self,
+        lm: LanguageModel,
+        tokens: Tensor,
+        positions: Tensor | None = None,
+        tree_slots: TreeSlots | None = None,
+        num_logits: int = 0,
+        attention_mask: Tensor | None = None,
+    ) -> ForwardOutput:
+        if tree_slots is not None:
+            raise RuntimeError("there are no trees on a model's own cache")
+        self._check_fits(self.length + tokens.shape[1])
+        before, self._text = self.length, torch.cat([self._text, tokens], dim=1)
+        hidden = torch.cat([self._read_to(end) for end in self._ends(before)], dim=1)[:, -tokens.shape[1] :]
+        return ForwardOutput(tokens, hidden, lm.logits(hidden[:, hidden.shape[1] - num_logits :]))
+
+    def _ends(self, before: int) -> list[int]:
+        """Return where the forward passes end that read the text, of which `before` tokens were there before this call."""
+        end = self.length
+        if not self._together:  # only a pass from the beginning takes several tokens
+            first = [] if self._num_read else [before or end]
+            return [*first, *range((self._num_read or first[0]) + 1, end + 1)]
+        return [before, end] if self._has_cache and before - self._num_read > MOST_AGAIN else [end]
+
+    def _read_to(self, end: int) -> Tensor:
+        """Read what is not read of the text's first `end` tokens; return its states (1, T, H)."""
+        if self._cache is None and self._num_read:
+            self._cache = _copy_of(self._copies[-1][1])
+        elif self._cache is not None and self._num_forward < MOST_COPIES:
+            self._copies.append((self._num_read, _copy_of(self._cache)))
+        self._num_forward += 1
+        given: dict[str, Any] = {} if self._cache is None else {self._name: self._cache}
+        if self._takes_positions:
+            given["position_ids"] = torch.arange(self._num_read, end, device=self.lm.device)[None]
+        output = self.lm.body(input_ids=self._text[:, self._num_read : end], use_cache=True, **given)
+        self._cache = output.get(self._name)
+        self._has_cache = self._cache is not None
+        self._num_read = end if self._has_cache else 0  # a model without a cache reads all of its text each time
+        return output.last_hidden_state.to(self.lm.device)
+
+    def rewind(self, length: int) -> None:
+        if not 0 <= length <= self.length:
+            raise RuntimeError(f"cannot rewind from {self.length} to {length} positions")
+        self._text = self._text[:, :length]
+        if length < self._num_read:
+            self._copies = [each for each in self._copies if each[0] <= length]
+            self._cache, self._num_read = None, self._copies[-1][0] if self._copies else 0
+            self._num_forward = 0 if length else self._num_forward
+        del self._copies[:-1]  # what is kept now stays
+        for text in self._texts if self.num_rows > 1 else ():
+            text.rewind(length)
+
+    def rows_step(self, epilogue: Epilogue) -> CompiledStep:
+        def run(tokens: Tensor, end: int, places: RowPlaces, *inputs: Any) -> Any:
+            rows, starts, states = places.rows.tolist(), places.positions.tolist(), []
+            for row, group in groupby(range(len(rows)), key=rows.__getitem__):
+                first, *others = group
+                states.append(self.read_row(row, tokens[first : first + 1 + len(others)].T, starts[first])[0])
+            hidden = torch.cat(states)[:, None]
+            return epilogue(ForwardOutput(tokens, hidden, self.lm.logits(hidden)), *inputs)
+
+        return torch.no_grad()(run)
+
+    def read_row(self, row: int, tokens: Tensor, length: int = 0, reading: Reading | None = None) -> Tensor:
+        assert reading is None, "there are no branches on a model's own cache"
+        self._texts[row].rewind(length)
+        return self._texts[row].forward(tokens, num_logits=0).hidden
+
+    def clear_row(self, row: int) -> None:
+        self._texts[row].rewind(0)
+
+    def pretend(self, length: int) -> None:
+        if length > self.length:
+            self.forward(self._text.new_zeros(1, length - self.length), num_logits=0)
+        self.rewind(length)
+
+
+def _copy_of(cache: Any) -> Any:
+    """Return a copy of a cache; keys and values are shared, because layers replace them and never write into them."""
+    shared = [layer for layer in getattr(cache, "layers", ()) if isinstance(layer, DynamicLayer)]
+    tensors = [tensor for layer in shared for tensor in (layer.keys, layer.values)]
+    return copy.deepcopy(cache, {id(tensor): tensor for tensor in tensors})
+
+
+def whole_states(lm: LanguageModel, tokens: Tensor) -> Tensor:
+    """Return the states (B, T, H) of right-padded texts (B, T), which are read from their beginning, without any memory."""
+    parts = [tokens[piece].to(lm.device) for piece in slices(len(tokens), tokens.shape[1], BATCH_TOKENS)]
+    return torch.cat([lm.hidden_states(part, use_cache=False) for part in parts])
+
+
+class WholeTexts:
+    """What `ReadTexts` needs of an engine, for models on their own cache: each step reads all texts from their beginning."""
+
+    memory_bytes = 2**62  # as if it were full: as few texts at once as the caller allows
+
+    def __init__(self, lm: LanguageModel, tokens: Tensor) -> None:
+        """`tokens`: (B, T) long."""
+        self.lm, self._tokens = lm, tokens.to(lm.device)
+
+    def fork(self, rows: Tensor, lengths: Tensor, spare_capacity: int) -> tuple["WholeTexts", Tensor]:
+        """Return texts whose row b continues row `rows[b]`, and a mask without meaning."""
+        tokens = nn.functional.pad(self._tokens[rows.to(self.lm.device)], (0, spare_capacity))
+        return WholeTexts(self.lm, tokens[:, : int(lengths.max()) + spare_capacity]), tokens[:, :0]
+
+    @torch.no_grad()
+    def forward(self, tokens: Tensor, positions: Tensor, attention_mask: Tensor) -> ForwardOutput:
+        """Write `tokens` (B, 1) at `positions` (B, 1) and read them after those before them."""
+        self._tokens.scatter_(1, positions, tokens)
+        states = whole_states(self.lm, self._tokens[:, : int(positions.max()) + 1])
+        hidden = states[torch.arange(len(states), device=states.device), positions[:, 0]][:, None]
+        return ForwardOutput(tokens, hidden, self.lm.logits(hidden))
