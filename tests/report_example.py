@@ -28,7 +28,7 @@ FAMILIES = {  # how much faster than the best fixed length at ratio 10, and the 
     "head_threshold <deep>": (1.06, (0.1, 0.3, 0.5, 0.7, 0.9)),
     "logistic": (1.045, (0.1, 0.3, 0.5, 0.7, 0.9)),
     "logistic3": (1.04, (0.1, 0.3, 0.5, 0.7, 0.9)),
-    "uncertainty": (1.035, (0.1, 0.3, 0.5, 0.7, 0.9)),
+    "draft_product": (1.035, (0.1, 0.3, 0.5, 0.7, 0.9)),
     "max_probability": (1.01, (0.1, 0.3, 0.5, 0.7, 0.9)),
     "confidence": (0.99, (0.2, 0.4, 0.6)),
     "online_logistic": (0.9, None),

@@ -94,14 +94,14 @@ def test_evaluate_replays_rules_and_decodes_the_best(folder):
 
 
 def test_the_same_evaluation_gives_the_same_numbers_and_records_nothing_twice(folder):
-    words = [*SMALL, "num_prompts=3", "num_dev_prompts=3", "live=none", "stopping=[fixed_length,online_logistic]", "head=null"]
+    words = [*SMALL, "num_prompts=3", "num_dev_prompts=3", "live=none", "stopping=[fixed_length,draft_product]", "head=null"]
     before = {path: path.stat().st_mtime_ns for path in (folder / "data").rglob("*.parquet")}
     done = [run(folder, "evaluate.py", *words) for _ in range(2)]
     assert [process.returncode for process in done] == [0, 0], done[0].stderr
     reports = sorted(folder.glob("outputs/evaluate/*/report.json"))[-2:]
     first, second = (json.loads(path.read_text()) for path in reports)
     assert first["data_sets"] == second["data_sets"] and first["live"] == [] and first["fit"] is None
-    assert {row["family"] for row in first["data_sets"][0]["rules"]} == {"fixed_length", "online_logistic", "ceiling", "oracle"}
+    assert {row["family"] for row in first["data_sets"][0]["rules"]} == {"fixed_length", "draft_product", "ceiling", "oracle"}
     assert before and {path: path.stat().st_mtime_ns for path in before} == before
 
 

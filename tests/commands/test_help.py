@@ -192,9 +192,9 @@ def test_a_narrow_terminal_gets_narrow_tables(width):
 
 
 def test_several_choices_of_a_group_are_all_shown():
-    text = help_text("evaluate", ["stopping=[fixed_length,online_logistic]"])
-    assert "[fixed_length]" in text and "[online_logistic]" in text and "[confidence]" not in text
-    assert "stopping.online_logistic.min_tokens=1" in text and "stopping.confidence" not in text
+    text = help_text("evaluate", ["stopping=[fixed_length,draft_product]"])
+    assert "[fixed_length]" in text and "[draft_product]" in text and "[confidence]" not in text
+    assert "stopping.draft_product.min_tokens=1" in text and "stopping.confidence" not in text
 
 
 def test_the_text_is_as_wide_as_the_terminal(monkeypatch):

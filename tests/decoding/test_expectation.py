@@ -5,7 +5,7 @@ from fakes import constant_head, tiny_pair
 
 from specheads import SpeculativeDecoder
 from specheads.decoding.records import DecodeStats
-from specheads.decoding.stopping import FixedLength, HeadThreshold, Logistic, MaxProbability, OnlineLogistic
+from specheads.decoding.stopping import DraftProduct, FixedLength, HeadThreshold, Logistic, OnlineLogistic
 from specheads.decoding.verification import BlockVerification
 
 PROMPT = [1, 2, 3, 4]
@@ -49,7 +49,7 @@ def test_rows_of_a_batch_expect_what_single_prompts_do():
     ("rule", "knows"),
     [
         (FixedLength(3), False),
-        (MaxProbability(0.3), False),
+        (DraftProduct(0.7), False),
         (HeadThreshold(constant_head(0.8, "input_token"), 0.7), False),
         (HeadThreshold(constant_head(0.8), 0.7), True),
         (Logistic({"logit_max_prob": 1.0, "bias": 0.0}), True),

@@ -5,7 +5,7 @@ import pytest
 
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.step_costs import StepCosts
-from specheads.decoding.stopping import Confidence, FixedLength, MaxProbability
+from specheads.decoding.stopping import Confidence, DraftProduct, FixedLength
 from specheads.evaluation.candidates import TARGET_ALONE, Candidate
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.rule_costs import CostTable
@@ -32,7 +32,7 @@ def table():
     measured = [
         decoded("target alone", None, "target"),
         decoded("fixed K=4", FixedLength(4), "fixed_length"),
-        decoded("probability 0.5", MaxProbability(0.5), "max_probability", 0.00005, learning=0.0002),
+        decoded("product 0.5", DraftProduct(0.5), "draft_product", 0.00005, learning=0.0002),
         *(decoded(f"head {name}", Confidence(), "head_threshold", seconds, name) for name, seconds in HEAD_SECONDS.items()),
     ]
     return with_measured(CostTable({"10": StepCosts.at_ratio(10)}, SIZES), measured, SIZES)
@@ -43,7 +43,7 @@ def rule(kind, head=None):
 
 
 def test_the_timed_costs_of_a_rule_hold_for_all_its_values(table):
-    assert table.of(rule(MaxProbability(0.9)), MEASURED).draft_seconds == pytest.approx(STEP + 0.00005)
+    assert table.of(rule(DraftProduct(0.9)), MEASURED).draft_seconds == pytest.approx(STEP + 0.00005)
     assert table.of(rule(FixedLength(7)), MEASURED).draft_seconds == pytest.approx(STEP)
     assert table.alone == pytest.approx(1 / PASS)
 
@@ -58,7 +58,7 @@ def test_each_head_has_the_costs_of_its_rounds(table):
 def test_a_head_that_was_not_decoded_has_the_costs_of_heads_of_similar_sizes(table):
     """A quarter of the way from the small to the large head by weights, so a quarter by seconds: launches cost something, too."""
     assert table.measured_heads["middle"] == pytest.approx(0.0001 + 0.25 * 0.0004)
-    assert table.of(rule(MaxProbability(0.5), "middle"), MEASURED).draft_seconds == pytest.approx(STEP + 0.0002)
+    assert table.of(rule(DraftProduct(0.5), "middle"), MEASURED).draft_seconds == pytest.approx(STEP + 0.0002)
 
 
 def test_rules_that_were_not_timed_have_the_costs_of_timed_rules(table):
@@ -66,7 +66,7 @@ def test_rules_that_were_not_timed_have_the_costs_of_timed_rules(table):
     costs = table.of(rule(Confidence()), MEASURED)
     assert costs.draft_seconds == pytest.approx(STEP + 0.00005)
     assert costs.round_seconds - table.costs[MEASURED].round_seconds == pytest.approx(0.0002)
-    assert table.of(rule(MaxProbability(0.5), "large"), MEASURED).draft_seconds == pytest.approx(STEP + 0.0005)
+    assert table.of(rule(DraftProduct(0.5), "large"), MEASURED).draft_seconds == pytest.approx(STEP + 0.0005)
     assert table.of(rule(Confidence()), "10") == table.costs["10"]
 
 

@@ -273,6 +273,7 @@ def two_of_each(head):
         *(stopping.FixedLength(k) for k in (2, 5)),
         *(stopping.Confidence(0.4, retune=r) for r in (True, False)),
         *(stopping.MaxProbability(t) for t in (0.3, 0.6)),
+        *(stopping.DraftProduct(t) for t in (0.5, 0.9)),
         *(stopping.Logistic({"logit_max_prob": w, "bias": 0.1}, 0.6) for w in (0.5, 1.5)),
         *(stopping.OnlineLogistic(prior=p, threshold=0.6) for p in (1.0, 50.0)),
         *(stopping.HeadThreshold(other, t) for t in (0.3, 0.8)),

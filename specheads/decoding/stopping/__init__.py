@@ -17,11 +17,12 @@ from specheads.decoding.stopping.confidence import Confidence, MaxProbability
 from specheads.decoding.stopping.length import FixedLength
 from specheads.decoding.stopping.logistic import Logistic, OnlineHead, OnlineLogistic, logistic_inputs
 from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule
-from specheads.decoding.stopping.survival import HeadThreshold
+from specheads.decoding.stopping.survival import DraftProduct, HeadThreshold
 
 __all__ = [
     "MAX_TOKENS",
     "Confidence",
+    "DraftProduct",
     "FixedLength",
     "HeadThreshold",
     "Logistic",

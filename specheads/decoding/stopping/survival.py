@@ -1,4 +1,4 @@
-"""The base of rules on survival, the probability that all drafted tokens are accepted, and of such rules with a head."""
+"""The base of rules on survival, the probability that all drafted tokens are accepted, and such rules without and with a head."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -79,6 +79,26 @@ class SurvivalRule(StoppingRule):
         num_expected = state.num_expected + survival
         new = state._replace(num_drafted=num_drafted, survival=survival, num_expected=num_expected, memory=memory)
         return new, stop | (num_drafted >= state.max_tokens)
+
+
+@dataclass(eq=False)
+class DraftProduct(SurvivalRule):
+    """Stop once the product of the draft's probabilities of this round's tokens is below `1 - threshold`.
+
+    Source: the cumulative confidence of EAGLE-2's draft trees (Li et al. 2024), on a chain.
+    """
+
+    needs = frozenset({"draft_prob"})
+    compile_key = "draft_product"
+    threshold: float = argument(0.7, REJECTION, Probability)
+    min_tokens: int = 1
+    max_tokens: int = MAX_TOKENS
+
+    def num_expected(self, state: SurvivalState) -> Tensor | None:
+        return None  # the draft's probability of a token is not that of its acceptance
+
+    def acceptance(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
+        return features["draft_prob"]
 
 
 class _HeadMemory(NamedTuple):

@@ -37,6 +37,7 @@ PAIRS = [
     (stopping.FixedLength(3), stopping.FixedLength(5)),
     (stopping.MaxProbability(0.4), stopping.MaxProbability(0.7, 5)),
     (stopping.Confidence(0.2, max_tokens=8), stopping.Confidence(0.5, False, max_tokens=8)),
+    (stopping.DraftProduct(0.9), stopping.DraftProduct(0.5, 2, 5)),
     (stopping.Logistic(WEIGHTS), stopping.Logistic(dict.fromkeys(WEIGHTS, 0.1), 0.5, 2, 5)),
     (stopping.OnlineLogistic(max_tokens=8), stopping.OnlineLogistic(0.5, 0.1, 3.0, 0.6, 2, max_tokens=8)),
     (stopping.HeadThreshold(NEXT), stopping.HeadThreshold(NEXT, 0.4, 2, 5)),

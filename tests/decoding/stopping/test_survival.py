@@ -1,15 +1,11 @@
-from dataclasses import dataclass
-
 import pytest
 import torch
 from fakes import constant_head
 
 from specheads import UserError
 from specheads.decoding.step_costs import StepCosts
-from specheads.decoding.stopping import HeadThreshold
-from specheads.decoding.stopping.rule import argument
-from specheads.decoding.stopping.survival import HeadRule, SurvivalRule
-from specheads.settings import Probability
+from specheads.decoding.stopping import DraftProduct, HeadThreshold
+from specheads.decoding.stopping.survival import HeadRule
 
 
 def lengths(rule, num_steps=30, batch=1, rounds=1, **features):
@@ -83,27 +79,16 @@ def test_auto_takes_the_threshold_that_the_head_recommends():
         HeadThreshold(constant_head(0.8), "auto")
 
 
-@dataclass(eq=False)
-class Product(SurvivalRule):
-    """A rule of one's own: the draft's probability of a token is taken for that of its acceptance."""
-
-    threshold: float = argument(0.7, "a probability", Probability)
-    min_tokens: int = 1
-    max_tokens: int = 20
-
-    def acceptance(self, state, features):
-        return features["draft_prob"]
-
-
-def test_a_rule_without_a_head_says_what_it_estimates():
-    assert lengths(Product(0.5), batch=2, rounds=2, draft_prob=0.8) == [[4, 4]] * 2
-    assert lengths(Product(0.5, min_tokens=6), draft_prob=0.8) == [[6]]
-    assert lengths(Product(1.0, max_tokens=7), draft_prob=0.1) == [[7]]
+def test_the_product_of_the_drafts_probabilities():
+    assert lengths(DraftProduct(0.5), batch=2, rounds=2, draft_prob=0.8) == [[4, 4]] * 2
+    assert lengths(DraftProduct(0.5, min_tokens=6), draft_prob=0.8) == [[6]]
+    assert lengths(DraftProduct(1.0, max_tokens=7), draft_prob=0.1) == [[7]]
+    assert DraftProduct().needs == {"draft_prob"}
 
 
 def test_bad_arguments_are_named():
     with pytest.raises(UserError, match=r"threshold=1\.5"):
-        Product(1.5)
+        DraftProduct(1.5)
 
 
 def test_expected_tokens_are_known_where_every_token_has_a_prediction():
