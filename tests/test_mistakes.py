@@ -50,6 +50,8 @@ def folder(tmp_path, monkeypatch, library):
     for name, content in FILES.items():
         (tmp_path / name).write_text(content)
     (tmp_path / "a_folder").mkdir()
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -108,6 +110,10 @@ MISTAKES = {
     "folder without a tokenizer": (
         ["train.py", "model=mine", "model.draft=./a_folder", "model.target=./a_folder"],
         "the folder has no tokenizer; save it there",
+    ),
+    "adapter in place of a model": (
+        ["train.py", "model=mine", "model.draft=./adapter", "model.target=./adapter"],
+        "it is a PEFT adapter; merge it into its model",
     ),
     "line that is broken": (from_file("broken.jsonl"), r"broken.jsonl', line 3: no JSON \(Expecting value at column 16\)"),
     "all prompts too long": (["data_gen", "data.max_prompt_tokens=1"], "none of [0-9]+ prompts has between 1 and 1 tokens"),

@@ -14,7 +14,7 @@ from specheads.decoding.engine import Engine, make_engine
 from specheads.decoding.load_aware import LengthPolicy
 from specheads.decoding.records import CHAIN, Generation
 from specheads.decoding.rounds import ChainRounds, RoundParts, TargetRounds
-from specheads.decoding.rows import Prompt, Row, RowsDecoder, checked_window
+from specheads.decoding.rows import Prompt, Row, RowsDecoder, StopTokens, checked_stop_tokens, checked_window
 from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold, StoppingRule
 from specheads.decoding.verification import BlockVerification, TokenVerification, Verification, VerificationRule
@@ -52,24 +52,20 @@ class Decoder:
         """Prepare all that generation will run, one step after another."""
         self.single.prepare()
 
-    def generate(
-        self, prompt: Prompt, max_new_tokens: int = 256, seed: int = 0, stop_tokens: Sequence[int] | None = None
-    ) -> Generation:
+    def generate(self, prompt: Prompt, max_new_tokens: int = 256, seed: int = 0, stop_tokens: StopTokens = None) -> Generation:
         """Return the response to `prompt`: ids (T,), a string, or chat messages.
 
         Args:
             max_new_tokens: the response ends there at the latest, or at the end of the models' window.
             seed: of everything random in this generation.
-            stop_tokens: ids that end the response; default: the target's generation config.
+            stop_tokens: an id or ids that end the response; default: the target's generation config.
         """
         row = self._row(prompt, max_new_tokens, seed, stop_tokens)
         for _ in self.single.decode([row], row.stop_tokens):
             pass
         return row.generation(self.pair)
 
-    def stream(
-        self, prompt: Prompt, max_new_tokens: int = 256, seed: int = 0, stop_tokens: Sequence[int] | None = None
-    ) -> Iterator[str]:
+    def stream(self, prompt: Prompt, max_new_tokens: int = 256, seed: int = 0, stop_tokens: StopTokens = None) -> Iterator[str]:
         """Yield the response's text piece by piece, whole characters only; only one stream at a time may use a decoder."""
         return self._pieces(self._row(prompt, max_new_tokens, seed, stop_tokens))
 
@@ -79,7 +75,7 @@ class Decoder:
         max_batch: int = 8,
         max_new_tokens: int = 256,
         seeds: Sequence[int] | None = None,
-        stop_tokens: Sequence[int] | None = None,
+        stop_tokens: StopTokens = None,
         policy: LengthPolicy | None = None,
     ) -> Iterator[tuple[int, Generation]]:
         """Yield `(number, generation)` for each prompt as its response ends, which is not the order of `prompts`.
@@ -101,16 +97,16 @@ class Decoder:
         """
         check("max_batch", max_batch, PositiveCount)
         rows = self.single if max_batch == 1 and policy is None else self._batch_of(max_batch, policy)
-        return rows.generate(prompts, max_new_tokens, seeds, stop_tokens)
+        return rows.generate(prompts, max_new_tokens, seeds, checked_stop_tokens(stop_tokens))
 
     def _batch_of(self, num_rows: int, policy: LengthPolicy | None) -> RowsDecoder:
         """Return what decodes several prompts together."""
         raise NotImplementedError
 
-    def _row(self, prompt: Prompt, max_new_tokens: int, seed: int, stop_tokens: Sequence[int] | None) -> Row:
+    def _row(self, prompt: Prompt, max_new_tokens: int, seed: int, stop_tokens: StopTokens) -> Row:
         if not self.is_warm:
             self.warm_up()
-        return self.single.row(0, prompt, max_new_tokens, seed, stop_tokens)
+        return self.single.row(0, prompt, max_new_tokens, seed, checked_stop_tokens(stop_tokens))
 
     def _pieces(self, row: Row) -> Iterator[str]:
         shown = read = 0  # tokens before `shown` are out; [shown, read) decoded to the text that the next piece extends
@@ -276,7 +272,7 @@ def generate_baseline(
     seed: int = 0,
     warp: Warp | None = None,
     engine: str = "auto",
-    stop_tokens: Sequence[int] | None = None,
+    stop_tokens: StopTokens = None,
 ) -> Generation:
     """Return the target's response to `prompt`, decoded without a draft by the engine and the warping of speculative decoding."""
     return Baseline(pair, warp, engine).generate(prompt, max_new_tokens, seed, stop_tokens)

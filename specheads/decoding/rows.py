@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import index
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ CPU = torch.device("cpu")
 MAX_WINDOW = 4096  # models that reach 128k positions would otherwise fill a device with empty memory
 _frozen_by: str | None = None  # who keeps Python's collector from objects, once it is known
 
+StopTokens = int | Iterable[int] | Tensor | None
 Prompt = str | Sequence[dict[str, str]] | Sequence[int] | Tensor
 
 
@@ -40,6 +42,18 @@ def checked_window(pair: Pair, window: int | None) -> int:
     if not 2 <= window <= pair.window:
         raise UserError(f"window={window} must be between 2 and {pair.window}, the positions that both models reach.")
     return window
+
+
+def checked_stop_tokens(stop_tokens: StopTokens) -> list[int] | None:
+    """Return the ids of `stop_tokens`, a single one or several; raises UserError for anything else, text for example."""
+    given = stop_tokens.flatten().tolist() if isinstance(stop_tokens, Tensor) else stop_tokens
+    try:
+        return None if given is None else list(map(index, given if isinstance(given, Iterable) else [given]))
+    except TypeError:
+        raise UserError(
+            f"stop_tokens={stop_tokens!r} must be token ids, such as [2]; for a token's text, take "
+            "pair.tokenizer.convert_tokens_to_ids."
+        ) from None
 
 
 @dataclass

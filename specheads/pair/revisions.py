@@ -121,6 +121,8 @@ def _reason(location: str | Path, what: str, error: Exception) -> str:
     folder = Path(resolve(location))
     if not folder.exists() and (str(location).startswith((".", "~")) or folder.is_absolute()):
         return f"there is no folder {folder!s}."
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        return "it is a PEFT adapter; merge it into its model (peft's merge_and_unload) and save that with the tokenizer."
     if what == "tokenizer" and folder.is_dir() and not any(folder.glob("tokenizer*")):
         return "the folder has no tokenizer; save it there (tokenizer.save_pretrained), or give its folder by model.tokenizer=."
     return " ".join(str(error).split())[:_MOST_REASON] or type(error).__name__

@@ -84,6 +84,31 @@ def test_the_targets_generation_config_says_where_a_response_ends(as_list):
     assert decode(pair, [1, 2, 3], max_new_tokens=30, stop_tokens=[]).tokens.tolist() == free
 
 
+@pytest.mark.parametrize(
+    "form", [int, torch.tensor, lambda stop: torch.tensor([stop]), lambda stop: iter([stop]), lambda stop: {stop}]
+)
+def test_stop_tokens_come_in_any_form(form):
+    pair = tiny_pair(vocab_size=7, scale=2.0)
+    decoder = SpeculativeDecoder(pair, warp=GREEDY, engine="eager")
+    free = decoder.generate([1, 2, 3], 30, stop_tokens=()).tokens.tolist()
+    expected = free[: free.index(free[12]) + 1]
+    assert decoder.generate([1, 2, 3], 30, stop_tokens=form(free[12])).tokens.tolist() == expected
+    batch = decoder.generate_batch([[1, 2, 3]] * 3, 2, 30, stop_tokens=form(free[12]))  # read once, for all prompts
+    assert [generation.tokens.tolist() for _, generation in batch] == [expected] * 3
+
+
+@pytest.mark.parametrize("wrong", ["</s>", ["</s>"], [2.0], 2.0, torch.tensor([2.0])])
+def test_stop_tokens_that_are_no_ids_are_refused(wrong):
+    decoder = SpeculativeDecoder(tiny_pair(), engine="eager")
+    for decode_with in (
+        decoder.generate,
+        decoder.stream,
+        lambda prompt, stop_tokens: decoder.generate_batch([prompt], stop_tokens=stop_tokens),
+    ):
+        with pytest.raises(UserError, match="must be token ids"):
+            decode_with([1], stop_tokens=wrong)
+
+
 def test_an_end_token_ends_the_draft():
     pair = tiny_pair(vocab_size=7, scale=2.0, same=True)
     free = decode(pair, [1, 2, 3], max_new_tokens=10).tokens.tolist()
