@@ -27,14 +27,10 @@ class TargetWarp(Warp):
     given: tuple[str, ...] = ()
 
     def of(self, pair: "Pair") -> Warp:
-        """Return the warp for a pair, and log once where its values are from.
+        """Return the warp for a pair, and log once where its values are from. Raises UserError for values that no warp has.
 
-        A generation config that says something of sampling leaves the rest to transformers' `generate`, so to `top_k=50`. Its
-        `do_sample` is not read: false is what nearly all of them have, and it says whether `generate` samples, not how. Heads
-        would learn nothing but 0 and 1 from greedy data; `temperature=0` asks for it.
-
-        Raises:
-            UserError: values of the target that no warp has.
+        What a generation config leaves out is as `generate` has it. `do_sample` is not read: false is what nearly all have, and
+        says whether `generate` samples, not how; from greedy data heads would learn 0 and 1 only.
         """
         config = getattr(pair.target, "generation_config", None)
         said = {name: value for name in NAMES if (value := getattr(config, name, None)) is not None}

@@ -201,15 +201,11 @@ class DatasetSource:
             logger.info(message, num_unfit, num_rows, self.path, template.key)
         if num_repeated:
             logger.info("data: %d prompts of %s left out: earlier ones are the same", num_repeated, self.path)
-        if num_repeated and not prompts:
-            raise UserError(
-                f"data.path={self.path!r}: all {num_repeated} prompts of a split are prompts of an earlier one; give another "
-                "data.test_split, or null for test prompts after the dev prompts."
-            )
         if not prompts:
+            repeated = f"the {num_repeated} of the split are prompts of an earlier one, and " if num_repeated else ""
             raise UserError(
-                f"data.path={self.path!r} gives no prompt: none of {num_unfit} rows has text in {', '.join(template.fields)}, "
-                f"the fields of {template.key}; check it and the split."
+                f"data.path={self.path!r} gives no prompt: {repeated}none of {num_unfit} rows has text in "
+                f"{', '.join(template.fields)}, the fields of {template.key}; check it and the split."
             )
         if self.shuffled:
             prompts.sort(key=lambda prompt: prompt.group or prompt.prompt_id)

@@ -38,18 +38,13 @@ class Prompt:
 
 
 def unique(prompts: Iterable[Prompt]) -> list[Prompt]:
-    """Return the prompts without repeated ids; a text stays in the first split that has it.
-
-    Raises:
-        UserError: this leaves a split without prompts.
-    """
+    """Return the prompts without repeated ids, a text in its first split. Raises UserError if this leaves a split without any."""
     first, counts = dict[str, Prompt](), Counter[str]()
     for prompt in prompts:
         counts[prompt.split] += 1
         first.setdefault(prompt.prompt_id, prompt)
     if lost := counts.keys() - {prompt.split for prompt in first.values()}:
-        split = lost.pop()
-        raise UserError(f"all {counts[split]} {split} prompts are prompts of an earlier split, too; give others.")
+        raise UserError(f"all {lost.pop()} prompts are prompts of an earlier split, too; give others.")
     if num_repeated := counts.total() - len(first):
         logger.info("data: %d of %d prompts left out: earlier ones are the same", num_repeated, counts.total())
     return list(first.values())

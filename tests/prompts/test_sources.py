@@ -211,7 +211,7 @@ def test_test_prompts_are_none_of_the_others(tmp_path):
     DatasetDict(train=Dataset.from_list(ROWS), test=Dataset.from_list([*ROWS[:4], *TEST_ROWS])).save_to_disk(folder)
     made = source(folder, test_split="test", counts=(2, 1, 9)).load(chats=True)
     assert [prompt.text for prompt in made if prompt.split == "test"] == ["say four", "tell seven", "tell eight"]
-    with pytest.raises(UserError, match="all 3 prompts of a split are prompts of an earlier one; give another"):
+    with pytest.raises(UserError, match="gives no prompt: the 3 of the split are prompts of an earlier one"):
         source(folder, test_split="test[:3]", counts=(2, 1, 9)).load(chats=True)
 
 
@@ -492,7 +492,7 @@ def test_unique_keeps_the_order_in_which_texts_first_appear(caplog):
 
 
 def test_a_split_that_is_lost_to_others_or_to_limits_is_named_before_data_is_made(tmp_path):
-    with pytest.raises(UserError, match="all 2 dev prompts are prompts of an earlier split, too"):
+    with pytest.raises(UserError, match="all dev prompts are prompts of an earlier split, too"):
         unique(prompts_of([("a", "train"), ("b", "train"), ("b", "dev"), ("a", "dev")]))
     prompts = prompts_of([("abc", "train"), ("abcabc", "dev")])
     with pytest.raises(UserError, match=r"no dev prompt is left.* raise data\.max_prompt_tokens=5"):
