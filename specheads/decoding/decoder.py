@@ -5,6 +5,7 @@ and reads the missing ones first in its next forward pass. The loop over rounds 
 """
 
 import copy
+import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -24,6 +25,8 @@ from specheads.pair.generation_config import TargetWarp
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp
 from specheads.settings import PositiveCount, check
+
+logger = logging.getLogger(__name__)
 
 VERIFICATIONS: dict[str, type[VerificationRule]] = {rule.name: rule for rule in (TokenVerification, BlockVerification)}
 LEAST_DRAFTED = 10  # tokens of a batch's drafts: a compiler can then be shown a number of them that is no other size
@@ -133,8 +136,8 @@ class SpeculativeDecoder(Decoder):
         warp: temperature, top-k, top-p, min-p of both models; default those of the target's generation config, or all tokens at
             temperature 1.
         engine: `auto`, `eager`, `compiled` or `cuda_graph`.
-        window: positions of KV memory, for prompt and response together; default those that both models reach, at most
-            MAX_WINDOW.
+        window: positions of KV memory, for prompt and response together; default those that the target reaches, at most
+            MAX_WINDOW. Beyond those of the draft, the target goes on alone; trees end there.
     """
 
     def __init__(
@@ -154,11 +157,16 @@ class SpeculativeDecoder(Decoder):
         self.stopping = stopping or self.verification.stopping or FixedLength()
         self.warp, self._engine_name = warp or TargetWarp(top_k=0).of(pair), engine
         window = checked_window(pair, window)
+        reach = min(window, pair.draft_lm.window) if self.drafting.reads_draft else window
+        if reach < window:
+            how = "texts end there" if self.drafting.kind != CHAIN else "the target goes on alone after them"
+            logger.warning("the draft %s reads %d positions, the target %d: %s", pair.draft_id, reach, window, how)
+            window = reach if self.drafting.kind != CHAIN else window
         self._longest = max(self.stopping.max_tokens, MAX_TOKENS)
         target_engine = make_engine(engine, pair.target_lm, window, self.drafting.most_verified(self._longest))
         self.engines: list[Engine] = [target_engine]
         if self.drafting.reads_draft:
-            self.engines.append(make_engine(engine, pair.draft_lm, window, self.drafting.most_read(self._longest)))
+            self.engines.append(make_engine(engine, pair.draft_lm, reach, self.drafting.most_read(self._longest)))
         # Decoders that share engines share these, too.
         self._memories: dict[int, DraftMemory] = {}  # the key is the length of the longest draft
         self._row_engines: dict[int, list[Engine]] = {}  # the key is the number of rows

@@ -36,11 +36,12 @@ Prompt = str | Sequence[dict[str, str]] | Sequence[int] | Tensor
 
 
 def checked_window(pair: Pair, window: int | None) -> int:
-    """Return the positions to allocate; raises UserError for more than both models reach."""
+    """Return the positions to allocate; raises UserError for more than the target reaches."""
+    most = pair.target_lm.window
     if window is None:
-        return min(pair.window, MAX_WINDOW)
-    if not 2 <= window <= pair.window:
-        raise UserError(f"window={window} must be between 2 and {pair.window}, the positions that both models reach.")
+        return min(most, MAX_WINDOW)
+    if not 2 <= window <= most:
+        raise UserError(f"window={window} must be between 2 and {most}, the positions that the target reaches.")
     return window
 
 
@@ -64,6 +65,7 @@ class Row:
     committed: list[int]  # prompt and response
     prompt_length: int
     limit: int  # length of the text at which the response ends
+    draft_limit: int  # and up to which the draft reads it
     max_new_tokens: int
     stop_tokens: frozenset[int]
     draft_uniforms: Uniforms
@@ -88,7 +90,7 @@ class Row:
     @property
     def most_drafted(self) -> int:
         """The most tokens that a draft may have: the target adds one after the accepted ones."""
-        return self.limit - len(self.committed) - 1
+        return max(0, min(self.limit, self.draft_limit) - len(self.committed) - 1)
 
     @property
     def has_ended(self) -> bool:
@@ -205,7 +207,7 @@ class RowsDecoder:
         if max_new_tokens < 1:
             raise UserError(f"max_new_tokens={max_new_tokens} must be a positive integer.")
         committed = self.pair.encode(prompt).tolist()
-        window = min(engine.capacity for engine in self.engines)
+        window = self.engines[0].capacity
         if len(committed) >= window:
             raise UserError(
                 f"the prompt has {len(committed)} tokens, but the decoder has memory for {window}; give it a larger window=."
@@ -216,6 +218,7 @@ class RowsDecoder:
             committed=committed,
             prompt_length=len(committed),
             limit=min(len(committed) + max_new_tokens, window),
+            draft_limit=self.engines[-1].capacity,
             max_new_tokens=max_new_tokens,
             stop_tokens=self.pair.stop_tokens if stop_tokens is None else frozenset(stop_tokens),
             # Separate streams, so that a draft's length does not shift the numbers of verification.
@@ -294,8 +297,9 @@ class RowsDecoder:
             for engine in self.engines:
                 engine.rewind(0)
         known = [row for row in rows if len(row.committed) > 1]
-        for reader in self.rounds.readers:
-            reader.read([row.place for row in known], [row.committed[:-1] for row in known])
+        for reader, engine in zip(self.rounds.readers, self.engines, strict=False):
+            read = [row for row in known if len(row.committed) <= engine.capacity]  # the draft does without texts too long for it
+            reader.read([row.place for row in read], [row.committed[:-1] for row in read])
         self.rounds.start(rows)
         started, read_at = self._clock.read(start, self._clock.mark())
         for row in rows:

@@ -131,8 +131,8 @@ class Pair:
             ids = [int(token) for token in cast(Sequence[int], prompt)]
         if not ids:
             raise UserError("the prompt is empty; give at least one token to continue from.")
-        if len(ids) >= self.window:
-            raise UserError(f"the prompt has {len(ids)} tokens, but the pair's context is {self.window}; shorten it.")
+        if len(ids) >= (most := self.target_lm.window):
+            raise UserError(f"the prompt has {len(ids)} tokens, but the target's context is {most}; shorten it.")
         wrong = next((i for i in ids if not 0 <= i < self.vocab_size), None)
         if wrong is not None:
             raise UserError(

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fakes import constant_head, describe, tiny_pair
+from fakes import constant_head, describe, tiny_llama, tiny_pair
 from statistics_helper import chi_square_p_value
 
 from specheads import SpeculativeDecoder, UserError, Warp, generate_baseline, stopping, verification
@@ -193,7 +193,7 @@ def test_strings_ids_tensors_and_messages_are_prompts(nano):
     [
         ("", "empty"),
         ([], "empty"),
-        ([0] * 64, "64 tokens, but the pair's context is 64"),
+        ([0] * 64, "64 tokens, but the target's context is 64"),
         ([0, 9], "9 is outside the vocabulary of 3"),
     ],
 )
@@ -379,3 +379,18 @@ def test_a_head_gets_the_training_features_in_the_decoder(fixture, tolerance, pr
 def find_token(pair, embedding):
     weight = pair.draft.get_input_embeddings().weight
     return int((weight - embedding).abs().sum(-1).argmin())
+
+
+@pytest.mark.parametrize("max_batch", [1, 2])
+def test_a_draft_of_a_smaller_window_cuts_nothing_short(caplog, max_batch):
+    """The target goes on alone after it, and from the beginning where the prompt is longer."""
+    pair = replace(tiny_pair(vocab_size=7, scale=2.0, window=64), draft=tiny_llama(7, seed=2, scale=2.0, window=24))
+    prompts = [[1, 2, 3], list(range(7)) * 4, [5] * 23, [5] * 24, [6] * 25]
+    decoder = SpeculativeDecoder(pair, warp=GREEDY, engine="eager")
+    assert "reads 24 positions, the target 64: the target goes on alone" in caplog.text
+    found = dict(decoder.generate_batch(prompts, max_batch, 60))
+    for number, prompt in enumerate(prompts):
+        expected = generate_baseline(pair, prompt, 60, warp=GREEDY, engine="eager")
+        assert found[number].tokens.tolist() == expected.tokens.tolist()
+        assert len(expected.tokens) == min(60, 64 - len(prompt))
+    assert found[0].stats.num_drafted > 5 and found[1].stats.num_drafted == 0
