@@ -122,6 +122,12 @@ def test_what_masks_cannot_say_is_found_by_the_check():
         way_of(LanguageModel(tiny_model(tiny_config("xlnet"), seed=4).float(), VOCAB_SIZE))
 
 
+@pytest.mark.parametrize("name", ["doge", "deepseek_v32"])
+def test_sparse_attention_reads_one_token_at_a_time(name):
+    """Several at once choose other keys, in texts longer than those of the check."""
+    assert not way_of(language_model(name)).together
+
+
 def test_states_that_are_wrong_after_a_rewind_are_refused(monkeypatch):
     """A cache that shares what its layers write into."""
     monkeypatch.setattr("specheads.decoding.engine.own_cache._copy_of", lambda cache: cache)

@@ -29,6 +29,9 @@ _CACHES = ("past_key_values", "cache_params", "state", "past_buckets_states")  #
 _KINDS = {"full_attention", "sliding_attention"}  # of layers that static memory knows
 _LENGTHS = re.compile("window|chunk|local_att|index_|compress|mem_len|axial")  # in names of what a config limits attention by
 _KNOWN_LENGTHS = re.compile("^(use_|max_window_layers|sliding_window$)|sliding_window_pattern")
+# Of kinds whose states are the same however many tokens are read at once; sparse attention chooses others, once texts are long.
+_TOGETHER = _KINDS | {"chunked_attention", "linear_attention", "conv", "hybrid", "moe", "mlp"}
+_SPARSE = re.compile("index_|keep_window|compress")
 _NUM_CHECKED = 12  # tokens
 
 
@@ -64,7 +67,9 @@ def _checked_way(lm: LanguageModel) -> Way:
         if _holds(_is_right_statically, lm, tokens, expected):
             return Way(None)
         obstacle = "on static memory it computes something else"
-    for together in (True, False):
+    sparse = any(_SPARSE.search(name) and value for name, value in lm.config.to_dict().items())
+    is_known = set(getattr(lm.config, "layer_types", None) or ()) <= _TOGETHER and not sparse
+    for together in (True, False) if is_known else (False,):
         if _holds(_is_right_on_own_cache, lm, tokens, expected, together):
             return Way(obstacle, together)
     raise UserError(
