@@ -169,6 +169,8 @@ class TextReader:
 
     def _whole_states(self, branches: Branches, row: Tensor, depth: Tensor) -> Tensor:
         """Return what `states` does, by reading the text again with each of the branches."""
+        if not len(row):
+            return self.hidden[:0]
         numbers, place = row.unique(return_inverse=True)
         branch = zip(branches.prefix[numbers].tolist(), branches.tokens[numbers].tolist(), strict=True)
         texts = [[*self._text[:prefix], *tokens] for prefix, tokens in branch]

@@ -95,6 +95,7 @@ def test_branches_of_texts_are_read_without_memory(pair):
     reader, branches = TextReader(lm), grown.rows(slice(1, 3))
     reader.read(texts[1].tolist())
     row, depth = branches.used.nonzero(as_tuple=True)
+    assert reader.states(branches, row[:0], depth[:0]).shape == (0, lm.hidden_size)
     for states, number, place in zip(reader.states(branches, row, depth), row, depth, strict=True):
         path = [*texts[1, : branches.prefix[number]].tolist(), *branches.tokens[number, :place].tolist()]
         expected = lm.hidden_states(torch.tensor([path]), use_cache=False)[0, -1]
