@@ -79,7 +79,9 @@ def live(name, family, speed):
     values = Interval(100 * speed, 90 * speed, 110 * speed), Interval(speed, speed - 0.1, speed + 0.1)
     rates = Interval(0, 0, 0), Interval(1, 1, 1)
     head = "mine" if family == "head_threshold" else None
-    return LiveRow(name, family, None, *values, *rates, 1.0, None, LEVELS, None, None, {}, True, None, head=head)
+    return LiveRow(
+        name, family, None, *values, *rates, 1.0, None, LEVELS, None, None, lossless=True, efficiency_gain=None, head=head
+    )
 
 
 LIVE = [live("target alone", "target", 1.0), live("fixed K=3", "fixed_length", 1.5), live("head 0.4", "head_threshold", 1.4)]

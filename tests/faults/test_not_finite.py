@@ -12,6 +12,7 @@ from data_gen.rows import label_responses
 from specheads import Warp, papers
 from specheads.decoding import stopping, verification
 from specheads.decoding.decoder import Baseline, SpeculativeDecoder
+from specheads.decoding.engine.own_cache import way_of
 from specheads.decoding.responses import Responder, row_uniforms
 from specheads.errors import UserError
 from specheads.evaluation.probe.prediction import agreement
@@ -30,7 +31,10 @@ WARPS = {"plain": Warp(), "greedy": Warp(temperature=0), "top-k": Warp(top_k=2),
 
 @pytest.fixture
 def pair():
-    return tiny_pair(4, scale=1.5)
+    pair = tiny_pair(4, scale=1.5)
+    for lm in (pair.draft_lm, pair.target_lm):
+        way_of(lm)  # a check that engines make once, of no response
+    return pair
 
 
 @pytest.fixture

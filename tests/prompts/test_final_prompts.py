@@ -158,7 +158,7 @@ def test_short_data_has_fewer_final_prompts_in_proportion(tmp_path):
 
 def test_final_rows_of_a_test_split_follow_its_test_rows(tmp_path):
     for name in ("train", "test"):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": f"row {n}"}) + "\n" for n in range(9)))
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": f"{name} {n}"}) + "\n" for n in range(9)))
     tables = {name: datasets.Dataset.from_json(str(tmp_path / f"{name}.jsonl")) for name in ("train", "test")}
     datasets.DatasetDict(tables).save_to_disk(tmp_path / "saved")
     source = DatasetSource(str(tmp_path / "saved"), None, "train", "test", "{text}", None, 2, 1, 3, num_final=2)
