@@ -155,9 +155,12 @@ class LanguageModel:
 
     @torch.no_grad()
     def check(self) -> None:
-        """Raise UserError unless `logits(hidden_states(x))` are the model's over the temperature."""
+        """Raise UserError unless it reads tokens alone, and `logits(hidden_states(x))` are its logits over the temperature."""
         tokens = torch.arange(4, device=self.device)[None] % self.vocab_size
-        expected = self.model(input_ids=tokens, use_cache=False).logits.float().to(self.device)
+        try:
+            expected = self.model(input_ids=tokens, use_cache=False).logits.float().to(self.device)
+        except ValueError as error:  # what else it needs, a language for example
+            raise UserError(f"{type(self.model).__name__} does not read tokens alone ({error}); choose another model.") from error
         scale, expected = expected.abs().max().item() / self.temperature, self._of_known(expected)
         logits = self.kept_logits(self.hidden_states(tokens, use_cache=False)).float()
         if not torch.allclose(logits, expected, atol=1e-2 * scale, rtol=0, equal_nan=True):

@@ -27,8 +27,8 @@ from specheads.storage.files import without_home
 logger = logging.getLogger(__name__)
 
 _TEXT = "def f(x):\n    return x ** 2  # \u00e9, \u4e2d, 1234"  # to which both tokenizers must give the same ids
-# What else `generate` does to outputs, and the value besides None with which it does nothing.
-_MORE: dict[str, Any] = {
+# What `generate` does to outputs and no warp does, and the value besides None with which it does nothing.
+_UNDONE: dict[str, Any] = {
     **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "typical_p", "guidance_scale", "num_beams"), 1),
     **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"), 0),
     **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "penalty_alpha"), 0),
@@ -198,11 +198,7 @@ class Pair:
             given["chat_template"] = template
         try:
             return self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False, **given)
-        except (
-            TemplateError,
-            TypeError,
-            ValueError,
-        ) as error:  # the second and third come from templates that expect other values
+        except (TemplateError, TypeError, ValueError) as error:  # the others are of templates that expect other values
             roles = ", ".join(str(message.get("role")) for message in messages)
             raise UserError(
                 f"the chat template of {self.target_id} refuses the messages of {roles} ({error}); give others."
@@ -284,7 +280,7 @@ def load_pair(name: str | None = None, *, only_draft: bool = False, new_draft: N
 def remarks(pair: Pair) -> Iterator[str]:
     """Yield warnings: of what the target's generation config asks for in vain, and of a tokenizer with another end of texts."""
     config, ends = getattr(pair.target, "generation_config", None), pair.stop_tokens
-    asked = [name for name, off in _MORE.items() if getattr(config, name, None) not in (None, off, [], {})]
+    asked = [name for name, off in _UNDONE.items() if getattr(config, name, None) not in (None, off, [], {})]
     if asked:
         yield (
             f"the generation config of {pair.target_id} has {', '.join(asked)}, which is not done here: outputs follow the "

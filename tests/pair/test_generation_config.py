@@ -14,7 +14,7 @@ from specheads.commands.compose import command_config, settings_of
 from specheads.evaluation.probe.probe import Probe, probe
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.pair.generation_config import TargetWarp
-from specheads.pair.pair import _MORE, remarks
+from specheads.pair.pair import _UNDONE, remarks
 from specheads.prompts.prompt import Prompt, text_id
 
 
@@ -70,7 +70,7 @@ def test_what_no_warp_does_is_named_where_it_is_on():
     assert not [*remarks(sampled(temperature=0.5, eos_token_id=[1, 2], pad_token_id=0, max_length=50, **off))]
     on = {"repetition_penalty": 1.1, "no_repeat_ngram_size": 1, "suppress_tokens": [3], "forced_bos_token_id": 0, "min_length": 5}
     (remark,) = remarks(sampled(**on))
-    assert remark.startswith(f"the generation config of tiny-target has {', '.join(sorted(on, key=list(_MORE).index))}, which")
+    assert remark.startswith(f"the generation config of tiny-target has {', '.join(sorted(on, key=list(_UNDONE).index))}, which")
 
 
 @pytest.mark.parametrize("said", [{}, {"do_sample": False}, {"do_sample": True}], ids=str)

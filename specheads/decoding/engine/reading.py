@@ -9,7 +9,6 @@ each, need no padding. All are written before any of them attends, so tokens of 
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -223,7 +222,11 @@ def computing(operations: Operations) -> Iterator[None]:
     Models find their attention in a table of transformers, which holds that of the operations meanwhile.
     """
     plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    ALL_ATTENTION_FUNCTIONS["sdpa"] = partial(operations.attention, plain)
+
+    def attention(module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **options: Any) -> Any:
+        return operations.attention(plain, module, query, key, value, attention_mask, **options)  # some models name the mask
+
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = attention
     try:
         with computing_with(operations):
             yield
