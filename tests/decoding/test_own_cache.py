@@ -123,10 +123,15 @@ def test_what_masks_cannot_say_is_found_by_the_check():
         way_of(LanguageModel(tiny_model(tiny_config("xlnet"), seed=4).float(), VOCAB_SIZE))
 
 
-@pytest.mark.parametrize("name", ["doge", "deepseek_v32"])
-def test_sparse_attention_reads_one_token_at_a_time(name):
+def test_sparse_attention_reads_one_token_at_a_time():
     """Several at once choose other keys, in texts longer than those of the check."""
-    assert not way_of(language_model(name)).together
+    assert not way_of(language_model("doge")).together
+
+
+@pytest.mark.parametrize("name", ["deepseek_v32", "glm_moe_dsa", "hy_v4", "moshi"])
+def test_models_whose_long_texts_come_out_otherwise_are_refused(name):
+    with pytest.raises(UserError, match="cannot be decoded"):
+        way_of(language_model(name))
 
 
 def test_states_that_are_wrong_after_a_rewind_are_refused(monkeypatch):

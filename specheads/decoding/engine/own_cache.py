@@ -58,6 +58,9 @@ def way_of(lm: LanguageModel) -> Way:
 
 @torch.no_grad()
 def _checked_way(lm: LanguageModel) -> Way:
+    # Their long texts are not those of their own generation, however they are read; see tests/decoding/test_architectures.py.
+    if getattr(lm.config, "index_topk", None) or lm.config.model_type == "moshi":
+        raise _undecodable(lm)
     obstacle = _obstacle_to_static_memory(lm)
     if obstacle is None and lm.config._attn_implementation not in ("sdpa", "eager"):
         return Way(None)  # kernels that take no masks raise where they would need them
@@ -72,7 +75,11 @@ def _checked_way(lm: LanguageModel) -> Way:
     for together in (True, False) if is_known else (False,):
         if _holds(_is_right_on_own_cache, lm, tokens, expected, together):
             return Way(obstacle, together)
-    raise UserError(
+    raise _undecodable(lm)
+
+
+def _undecodable(lm: LanguageModel) -> UserError:
+    return UserError(
         f"{type(lm.model).__name__} cannot be decoded: it computes other states where a text is read in parts than where it is "
         "read at once; decode it by transformers' generate, or choose a model of another architecture."
     )
