@@ -83,18 +83,30 @@ NARROW = {  # the type in which weights are packed, and how they are rounded to 
 GROUPED = [(1, 32), (33, 64), (130, 96), (300, 320)]
 
 
-@pytest.mark.parametrize(
-    ("form", "shape"), [(form, shape) for form in NARROW for shape in (GROUPED if form[0] == "Q" else SHAPES)], ids=str
-)
+@pytest.mark.parametrize(("form", "shape"), [(form, shape) for form in NARROW if form[0] != "Q" for shape in SHAPES], ids=str)
 def test_a_linear_map_whose_weights_are_packed_in_fewer_bits_keeps_its_bits(form, shape, threads):
     storage, rounded = NARROW[form]
     weight = rounded(random_tensor(*shape, dtype=torch.float32))
     panels = _pack(weight, _storage(weight))
     assert panels.dtype == storage
-    for count in range(1, 41) if form[0] == "Q" else COUNTS:
+    for count in COUNTS:
         x = random_tensor(count, shape[1], dtype=torch.float32)
         narrow = torch.ops.specheads.packed_linear(x, panels, None, len(weight))
         assert torch.equal(narrow, linear(x, weight))
+
+
+@pytest.mark.parametrize(("form", "shape"), [(form, shape) for form in NARROW if form[0] == "Q" for shape in GROUPED], ids=str)
+def test_a_linear_map_whose_weights_are_packed_in_groups_is_as_exact_as_float32(form, shape, threads):
+    storage, rounded = NARROW[form]
+    weight = rounded(random_tensor(*shape, dtype=torch.float32))
+    panels = _pack(weight, _storage(weight))
+    assert panels.dtype == storage
+    x = random_tensor(40, shape[1], dtype=torch.float32)
+    alone = torch.cat([torch.ops.specheads.packed_linear(row[None], panels, None, len(weight)) for row in x])
+    bound = 2**-24 * shape[1] * x.abs().sum(dim=1, keepdim=True) * weight.abs().max()  # of sums of so many rounded products
+    assert ((alone - linear(x.double(), weight.double())).abs() <= bound).all()
+    for count in range(1, 41):
+        assert torch.equal(torch.ops.specheads.packed_linear(x[:count], panels, None, len(weight)), alone[:count])
 
 
 def test_weights_are_packed_in_the_fewest_bits_that_hold_them():

@@ -120,32 +120,41 @@ def test_a_token_has_the_same_bits_in_every_number_of_tokens(name, dtype, thread
     assert torch.equal(logits[:, 0], whole[:, 13])
 
 
-LATTICES = {"Q4_1": torch.uint8, "Q8_0": torch.int8}
-
-
 @torch.no_grad()
-@pytest.mark.parametrize(
-    ("name", "storage"),
-    [
-        *((name, each) for name in FAMILIES for each in (torch.bfloat16, torch.float16)),
-        *(("inputs in groups", each) for each in LATTICES),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("storage", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_a_step_whose_weights_are_packed_in_fewer_bits_keeps_its_bits(name, storage, threads, monkeypatch):
-    lm = lm_of(name, torch.float32 if storage in LATTICES else storage)
+    lm = lm_of(name, storage)
     lm.model.float()
-    if storage in LATTICES:
-        round_weights(lm.model, storage)
     step = Step(lm, 9)
     narrow = [parts(step(random_tokens(count), packed=True)) for count in COUNTS]
-    copies = packed_model(lm, []).copies
-    storages = {LATTICES.get(storage, storage), *([torch.int8] if storage in LATTICES else [])}
-    assert {each.dtype for copied in copies for name, each in copied.named_buffers() if name != "bias"} == storages
+    assert storages_of(lm) == {storage}
     monkeypatch.setattr(packed, "_storage", lambda *weights: weights[0].dtype)
     packed._copies.clear()
     for count, expected in zip(COUNTS, narrow, strict=True):
         assert all(map(torch.equal, parts(step(random_tokens(count), packed=True)), expected))
+
+
+def storages_of(lm):
+    """The types of a model's packed weights."""
+    return {each.dtype for copied in packed_model(lm, []).copies for name, each in copied.named_buffers() if name != "bias"}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("form", "storage"), [("Q4_1", torch.uint8), ("Q8_0", torch.int8)], ids=str)
+def test_a_step_whose_weights_are_packed_in_groups_rounds_as_float32_does(form, storage, threads):
+    lm = lm_of("inputs in groups", torch.float32)
+    round_weights(lm.model, form)
+    wide = LanguageModel(tiny_model(FAMILIES["inputs in groups"], seed=4))
+    wide.model.load_state_dict({key: value.double() for key, value in lm.model.state_dict().items()})
+    tokens, step = random_tokens(20), Step(lm, 9)
+    exact = parts(Step(wide, 9)(tokens, packed=False))[0]
+    together, _ = step(tokens, packed=True)
+    assert storages_of(lm) == {storage, torch.int8}
+    errors = [(each.double() - exact).square().mean().sqrt() for each in (together, parts(step(tokens, packed=False))[0])]
+    assert errors[0] < 2.5 * errors[1]  # sums over groups without the offset m are larger than those with it
+    for count in COUNTS[:-1]:
+        assert torch.equal(step(tokens[:, :count], packed=True)[0], together[:, :count])
 
 
 @torch.no_grad()

@@ -193,6 +193,11 @@ class GraphEngine(CompiledEngine):
     def warm_up_rows(self, compiled_step: CompiledStep, examples: Sequence[tuple[Any, ...]]) -> None:
         """There is nothing to prepare: the sizes of rows are known when they are needed, and captured then."""
 
+    @property
+    def reads_rows_together(self) -> bool:
+        """A captured step is one launch; a prompt that is read alone takes hundreds for each of its layers."""
+        return True
+
     def padded(self, count: int) -> int:
         """Return the next of 4, 6, 8, 12, 16, 24, 32, 40, ..."""
         step = 2 if count <= 8 else 4 if count <= 16 else 8

@@ -130,10 +130,13 @@ class Team {
     arrived_.fetch_add(1, std::memory_order_acq_rel);
     for (int turn = 0; arrived_.load(std::memory_order_acquire) < target_; turn++) {
       if (turn > kTurns) std::this_thread::yield();  // there are more threads than cores
+#if defined(__x86_64__)
+      __builtin_ia32_pause();  // leaves the core to its other thread
+#endif
     }
   }
 
-  static constexpr int kTurns = 100000;
+  static constexpr int kTurns = 10000;
   const int rank_, size_;
   int target_ = 0;
   std::atomic<int>& arrived_;
@@ -237,6 +240,14 @@ struct Sums {
     first.store(to);
     second.store(to + kLanes<Value>);
     if constexpr (count > 1) others.store(to + stride, stride);
+  }
+
+  // to[r] += sums[r] * d + factors[r * stride] * m, d and m being pairs
+  C10_ALWAYS_INLINE void add_to(SumOf<Value>* to, const Vector (&d)[2], const Vector (&m)[2], const SumOf<Value>* factors, int64_t stride) const {
+    const Vector factor(*factors);
+    at::vec::fmadd(first, d[0], at::vec::fmadd(factor, m[0], Vector::loadu(to))).store(to);
+    at::vec::fmadd(second, d[1], at::vec::fmadd(factor, m[1], Vector::loadu(to + kLanes<Value>))).store(to + kLanes<Value>);
+    if constexpr (count > 1) others.add_to(to + kPair<Value>, d, m, factors + stride, stride);
   }
 };
 template <typename Value>

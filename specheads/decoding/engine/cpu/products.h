@@ -7,6 +7,8 @@
 
 #include "kernels.h"
 
+#include <algorithm>
+#include <numeric>
 #include <utility>
 
 namespace specheads_kernels __attribute__((visibility("hidden"))) {
@@ -84,76 +86,74 @@ struct PanelSums {
 template <typename Value>
 struct PanelSums<Value, 0> {};
 
-// Call use(i, first, second) with the weights of each column i of a panel, in turn. In memory a group of columns is its rows' d, their
-// m, and words of 32 bits, each with the q of a row and several columns. A column's q stay where they are in a word, times a power of
-// two by which d is divided: shifts and conversions to float32 are what takes time. All products d q are exact.
-template <int bits, typename Use>
-C10_ALWAYS_INLINE void for_columns(const Lattice<bits>* panel, int64_t size, const Use& use) {
+// Rows of numbers as products with weights of few bits read them. Such a weight is d q + m, so that a group of columns adds
+// d sum_i x_i q_i + m sum_i x_i. The q of several columns stay where they are in a word, times a power of two by which `x` is divided:
+// shifts and conversions to float32 are what takes time. These divisions are exact.
+template <int bits>
+struct LatticeInputs {
+  static constexpr int kColumns = 16 / bits;  // of half a word
+  int64_t size;
+  float *x, *sums;  // (tokens, size), and (tokens, groups)
+
+  LatticeInputs(const float* rows, int64_t tokens, int64_t size)
+      : size(size), x(scratch<float, 17>(tokens * (size + size / kGroup))), sums(x + tokens * size) {
+    for (int64_t begin = 0; begin < tokens * size; begin += kGroup) {
+      sums[begin / kGroup] = std::accumulate(rows + begin, rows + begin + kGroup, 0.0f);
+      for (int64_t i = begin; i < begin + kGroup; i++) x[i] = rows[i] * (1.0f / (1 << (i % kColumns * bits)));
+    }
+  }
+};
+
+// block[t][j] = sum_i x[first + t][i] panel[i][j]. In memory a group of columns is its rows' d, their m, and words of 32 bits, each
+// with the q of a row and several columns.
+template <int bits, int count>
+void lattice_product(const Lattice<bits>* panel, const LatticeInputs<bits>& inputs, int64_t first_row, float* block) {
   using Vector = Vectorized<float>;
   using Words = Vectorized<int32_t>;
-  constexpr int columns = 16 / bits;  // of half a word
-  const Words half(16);
-  for (int64_t begin = 0; begin < size; begin += kGroup, panel += kGroup * kColumn<Lattice<bits>>) {
+  const int64_t size = inputs.size, groups = size / kGroup;
+  const float* x = inputs.x + first_row * size;
+  std::fill_n(block, count * kPair<float>, 0.0f);
+  for (int64_t group = 0; group < groups; group++, panel += kGroup * kColumn<Lattice<bits>>) {
     const auto* scales = reinterpret_cast<const at::Half*>(panel);
     const auto* words = reinterpret_cast<const int32_t*>(scales + 2 * kPair<float>);
-    Vector factors[columns], other_factors[columns], offset, other_offset;
-    load_pair(scales, factors[0], other_factors[0]);
-    load_pair(scales + kPair<float>, offset, other_offset);
-#pragma GCC unroll 4
-    for (int c = 1; c < columns; c++) {
-      factors[c] = factors[c - 1] * Vector(1.0f / (1 << bits));
-      other_factors[c] = other_factors[c - 1] * Vector(1.0f / (1 << bits));
-    }
-    for (int64_t i = begin; i < begin + kGroup; words += kPair<float>) {
+    Sums<float, count> sums;
+    for (int64_t i = 0; i < kGroup; words += kPair<float>) {
       __builtin_prefetch(reinterpret_cast<const char*>(words) + kPrefetchBytes);
       if constexpr (kPair<float> > 16) __builtin_prefetch(reinterpret_cast<const char*>(words) + kPrefetchBytes + 64);
       Words first = Words::loadu(words), second = Words::loadu(words + kLanes<float>);
 #pragma GCC unroll 2
-      for (int part = 0; part < 2; part++, first = first >> half, second = second >> half) {
+      for (int part = 0; part < 2; part++, first = first >> Words(16), second = second >> Words(16)) {
 #pragma GCC unroll 4
-        for (int c = 0; c < columns; c++, i++) {
-          const auto weight = [&](const Words& word, const Vector& d, const Vector& m) {
-            return at::vec::fmadd(at::vec::convert_to_fp_of_same_size<float>(word & Words(((1 << bits) - 1) << c * bits)), d, m);
-          };
-          use(i, weight(first, factors[c], offset), weight(second, other_factors[c], other_offset));
+        for (int c = 0; c < LatticeInputs<bits>::kColumns; c++, i++, x++) {
+          const Words mask(((1 << bits) - 1) << c * bits);
+          const Vector left = at::vec::convert_to_fp_of_same_size<float>(first & mask);
+          sums.add(left, at::vec::convert_to_fp_of_same_size<float>(second & mask), x, size);
         }
       }
     }
+    Vector d[2], m[2];
+    load_pair(scales, d[0], d[1]);
+    load_pair(scales + kPair<float>, m[0], m[1]);
+    sums.add_to(block, d, m, inputs.sums + first_row * groups + group, groups);
   }
 }
 
 // blocks[p][j] = sum_i x[i] panels[p][i][j] for `count` panels that follow each other.
 template <typename Value, int count>
 __attribute__((noinline)) void row_product(const Value* panels, const SumOf<Value>* x, int64_t size, SumOf<Value>* blocks) {
-  if constexpr (kIsLattice<Value>) {  // making weights keeps the processor busy
-    for (int p = 0; p < count; p++) {
-      Sums<float, 1> sums;
-      for_columns(panels + p * size * kColumn<Value>, size, [&](int64_t i, auto first, auto second) { sums.add(first, second, x + i, 0); });
-      sums.store(blocks + p * kPair<Value>, 0);
-    }
-  } else {
-    PanelSums<Value, count> sums;
-    for (int64_t i = 0; i < size; i++) sums.add(panels + i * kPair<Value>, size * kPair<Value>, Vectorized<SumOf<Value>>(x[i]));
-    sums.store(blocks);
-  }
+  PanelSums<Value, count> sums;
+  for (int64_t i = 0; i < size; i++) sums.add(panels + i * kPair<Value>, size * kPair<Value>, Vectorized<SumOf<Value>>(x[i]));
+  sums.store(blocks);
 }
 
-constexpr int64_t kColumnsAtATime = 4 * kGroup;
-
-// Columns of a panel as products of several tokens read them: those of few bits become float32 once for all tokens, as many at a
-// time as the first cache holds.
-template <typename Value>
-const auto* multiplied(const Value* columns, int64_t count) {
-  if constexpr (kIsLattice<Value>) {
-    float* to = scratch<float, 17>(kColumnsAtATime * kPair<float>);
-    for_columns(columns, count, [&](int64_t i, auto first, auto second) {
-      first.store(to + i * kPair<float>);
-      second.store(to + i * kPair<float> + kLanes<float>);
-    });
-    return static_cast<const float*>(to);
-  } else {
-    return columns;
+// The same for `tokens` rows, at most kMostTokens. Not inlined: there is code for every number of tokens.
+template <int bits, int kTokens = kMostTokens<float>>
+__attribute__((noinline)) void lattice_product_of_several(
+    int64_t tokens, const Lattice<bits>* panel, const LatticeInputs<bits>& inputs, int64_t first, float* block) {
+  if constexpr (kTokens > 1) {
+    if (tokens < kTokens) return lattice_product_of_several<bits, kTokens - 1>(tokens, panel, inputs, first, block);
   }
+  lattice_product<bits, kTokens>(panel, inputs, first, block);
 }
 
 // What a product fetches that reads its panel for the first time.
@@ -161,6 +161,37 @@ template <typename Value>
 Ahead columns_ahead(const Value* panel, int64_t stride) {
   return {reinterpret_cast<const char*>(panel) + kPrefetchBytes, static_cast<int64_t>(stride * sizeof(Value))};
 }
+
+// Products of rows, in pieces of at most kMostTokens, with panels of one type.
+template <typename Value>
+struct Multiplier {
+  const InputOf<Value>* rows;
+  int64_t size, pieces, share;
+
+  Multiplier(const InputOf<Value>* rows, int64_t tokens, int64_t size, int64_t pieces)
+      : rows(rows), size(size), pieces(pieces), share(kPair<Value> * sizeof(Value) / std::max<int64_t>(1, pieces)) {}
+
+  // block[t][j] = sum_i rows[first + t][i] panel[i][j] for `several` rows t, which are a piece; `next` is what is read after all pieces.
+  void multiply(const Value* panel, const Value* next, int64_t piece, int64_t first, int64_t several, SumOf<Value>* block) const {
+    // One piece fetches what it reads itself a little later. Several share the next panel, so that memory is never idle.
+    const Ahead later{reinterpret_cast<const char*>(next) + piece * size * share, share};
+    const Ahead ahead = pieces == 1 ? columns_ahead(panel, kPair<Value>) : later;
+    std::fill_n(block, several * kPair<Value>, SumOf<Value>(0));
+    panel_product(several, panel, kPair<Value>, ahead, rows + first * size, size, size, block);
+  }
+};
+
+template <int bits>
+struct Multiplier<Lattice<bits>> {
+  LatticeInputs<bits> inputs;
+
+  Multiplier(const float* rows, int64_t tokens, int64_t size, int64_t) : inputs(rows, tokens, size) {}
+
+  void multiply(
+      const Lattice<bits>* panel, const Lattice<bits>*, int64_t, int64_t first, int64_t several, float* block) const {
+    lattice_product_of_several(several, panel, inputs, first, block);
+  }
+};
 
 // Panels of one packed weight.
 template <typename Value>
@@ -182,44 +213,29 @@ void for_panels(
     Team& team, const Panels<Value>& panels, int64_t together, const InputOf<Value>* rows, int64_t tokens, const Finish& finish) {
   using Sum = SumOf<Value>;
   const int64_t size = panels.size, pieces = (tokens + kMostTokens<Value> - 1) / kMostTokens<Value>;
-  const Value* weight = panels.values;
   constexpr int column = kColumn<Value>;
   const int64_t bytes = together * size * column * sizeof(Value) * std::max<int64_t>(1, pieces);
   const int64_t grain = std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, bytes));
   team.each(panels.number / together, grain, [&](int64_t begin, int64_t end) {
     Sum* sums = scratch<Sum, 18>(std::max<int64_t>(kPanels, together * tokens) * kPair<Value>);
-    if constexpr (!kMultipliesPairs<Value>) {
+    if constexpr (!kMultipliesPairs<Value> && !kIsLattice<Value>) {
       while (tokens == 1 && begin * together + kPanels <= end * together) {
         const int64_t number = begin * together;
-        row_product<Value, kPanels>(weight + number * column * size, rows, size, sums);
+        row_product<Value, kPanels>(panels.values + number * column * size, rows, size, sums);
         for (int64_t i = 0; i < kPanels; i += together) finish(number + i, 0, 1, sums + i * kPair<Value>);
         begin += kPanels / together;
       }
     }
-    const auto first_of = [&](int64_t piece) { return tokens * piece / pieces; };
-    const int64_t most = kIsLattice<Value> ? kColumnsAtATime : size;
-    const int64_t share = column * sizeof(Value) / std::max<int64_t>(1, pieces);  // no tokens are no pieces
+    const Multiplier<Value> multiplier(rows, tokens, size, pieces);
     for (int64_t number = begin * together; number < end * together; number += together) {
-      std::fill_n(sums, together * tokens * kPair<Value>, Sum(0));
-      for (int64_t i = 0; i < together; i++) {
-        // One piece fetches what it reads itself a little later. Several share the next panel, so that memory is never idle.
-        const char* next = reinterpret_cast<const char*>(weight + (number + i + together) * column * size);
-        for (int64_t start = 0; start < size; start += most) {
-          const int64_t count = std::min(most, size - start);
-          const auto* columns = multiplied(weight + (number + i) * column * size + start * column, count);
-          for (int64_t piece = 0; piece < pieces; piece++) {
-            const int64_t first = first_of(piece), several = first_of(piece + 1) - first;
-            const bool reads = pieces == 1 && !kIsLattice<Value>;
-            const Ahead ahead =
-                reads ? columns_ahead(columns, kPair<Value>) : Ahead{next + (start * pieces + piece * count) * share, share};
-            Sum* block = sums + (first * together + i * several) * kPair<Value>;
-            panel_product(several, columns, kPair<Value>, ahead, rows + first * size + start, size, count, block);
-          }
-        }
-      }
       for (int64_t piece = 0; piece < pieces; piece++) {
-        const int64_t first = first_of(piece);
-        finish(number, first, first_of(piece + 1) - first, sums + first * together * kPair<Value>);
+        const int64_t first = tokens * piece / pieces, several = tokens * (piece + 1) / pieces - first;
+        Sum* blocks = sums + first * together * kPair<Value>;
+        for (int64_t i = 0; i < together; i++) {
+          const Value* panel = panels.values + (number + i) * column * size;
+          multiplier.multiply(panel, panel + together * column * size, piece, first, several, blocks + i * several * kPair<Value>);
+        }
+        finish(number, first, several, blocks);
       }
     }
   });
