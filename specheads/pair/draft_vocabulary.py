@@ -17,11 +17,13 @@ from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
 from specheads.errors import UserError
+from specheads.pair.quantization import fits_lattice, lattice_from, lattice_of
 from specheads.pair.revisions import resolve
 
 KEPT = "kept_tokens"  # a model's buffer: (V_kept,) long, ascending, the tokens of its output's rows
 OFFSETS, OUTPUT = "d2t", "lm_head.weight"  # tensors in a folder
-SIZE = "draft_vocab_size"  # a key of config.json
+SIZE, FORM = "draft_vocab_size", "stored_form"  # keys of config.json; weights in 8 bits have a form
+_BYTES, _STEPS = ".q", ".d"  # of a weight in 8 bits, in place of its tensor: (O, I) uint8, and (O, I / 32) float16
 _BORROWS = "borrows_embedding"  # an attribute of a model
 _WEIGHTS = "model.safetensors"
 
@@ -70,19 +72,35 @@ class _Checkpoint:
         self._file = None if path is None else safe_open(path, "pt")
         self.names = frozenset(() if self._file is None else self._file.keys())
 
+    def __contains__(self, name: str) -> bool:
+        return name in self.names or name + _BYTES in self.names
+
     def __getitem__(self, name: str) -> Tensor:
         assert self._file is not None
-        return self._file.get_tensor(name)
+        if name in self.names:
+            return self._file.get_tensor(name)
+        return lattice_from(self._file.get_tensor(name + _BYTES), self._file.get_tensor(name + _STEPS)).weight()
+
+    def weights_in_bytes(self) -> dict[str, Tensor]:
+        """Return the weights that are stored in 8 bits."""
+        return {name: self[name] for name in (each.removesuffix(_BYTES) for each in self.names if each.endswith(_BYTES))}
 
 
+@torch.no_grad()
 def restore(model: PreTrainedModel, location: str | Path, revision: str | None) -> None:
-    """Give a model that transformers loaded from a folder with `draft_vocab_size` the output that is there.
+    """Give a model that transformers loaded from a folder with `draft_vocab_size` or `stored_form` what it could not read there.
 
     Raises:
         UserError: the tensors of such an output are missing or do not fit.
     """
-    stored, size = _Checkpoint(location, revision), getattr(model.config, SIZE)
-    if missing := {OUTPUT, OFFSETS} - stored.names:
+    stored, size = _Checkpoint(location, revision), getattr(model.config, SIZE, None)
+    weights = model.state_dict()
+    for name, weight in stored.weights_in_bytes().items():
+        if name != OUTPUT or size is None:
+            weights[name].copy_(weight)
+    if size is None:
+        return
+    if missing := [name for name in (OUTPUT, OFFSETS) if name not in stored]:
         raise UserError(
             f"{location} has {SIZE}={size} in its config, but no {' and '.join(sorted(missing))} in {_WEIGHTS}; such a draft is "
             "stored as specheads distill, EAGLE-3 and speculators do."
@@ -97,16 +115,25 @@ def restore(model: PreTrainedModel, location: str | Path, revision: str | None) 
             f"each of {len(offsets)} different tokens from 0 to {len(embedding.weight) - 1}."
         )
     set_output(model, weight[order].to(embedding.weight), tokens.to(embedding.weight.device))
-    setattr(model, _BORROWS, _embedding_name(model) not in stored.names)
+    setattr(model, _BORROWS, _embedding_name(model) not in stored)
 
 
-def stored_as(model: PreTrainedModel, weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return `weights` of a draft as they are stored: in `dtype`, with kept tokens, and without embeddings of the target."""
+def stored_as(
+    model: PreTrainedModel, weights: Mapping[str, Tensor], dtype: torch.dtype, form: str | None = None
+) -> dict[str, Tensor]:
+    """Return `weights` of a draft as they are stored: in `dtype`, with kept tokens, and without embeddings of the target.
+
+    With the form Q8_0 those of linear maps are in 8 bits, see `lattice_of`.
+    """
     kept, stored = kept_tokens(model), {name: weight.to(dtype) for name, weight in weights.items()}
-    if kept is not None:
-        stored[OFFSETS] = (kept - torch.arange(len(kept), device=kept.device)).cpu()
     if borrows_embedding(model):
         del stored[_embedding_name(model)]
+    for name in [name for name in stored if form is not None and fits_lattice(weights[name])]:
+        lattice = lattice_of(weights[name], str(form))
+        stored |= {name + _BYTES: lattice.q.flatten(-2), name + _STEPS: lattice.d.squeeze(-1)}
+        del stored[name]
+    if kept is not None:
+        stored[OFFSETS] = (kept - torch.arange(len(kept), device=kept.device)).cpu()
     return stored
 
 

@@ -26,7 +26,7 @@ from transformers import (
 
 from specheads.errors import UserError, is_out_of_memory
 from specheads.pair.config import ModelSource
-from specheads.pair.draft_vocabulary import SIZE, kept_tokens, restore, set_output
+from specheads.pair.draft_vocabulary import FORM, SIZE, kept_tokens, restore, set_output
 from specheads.pair.quantization import QUANTIZATIONS, is_quantized, round_weights
 from specheads.pair.revisions import from_pretrained, resolve, without_warnings
 from specheads.pair.sampling import at_least_float32
@@ -226,8 +226,8 @@ def load_model(source: ModelSource) -> PreTrainedModel:
             raise UserError(f"quantization={quantization} is for models that are read from files; leave it out for {location}.")
         return _for_inference(synthetic_model(location, dtype, source.device))
     keys: dict[str, Any] = {"dtype": dtype, "trust_remote_code": source.trust_remote_code}
-    if is_reduced := getattr(_config_of(source), SIZE, None) is not None:
-        keys["ignore_mismatched_sizes"] = True  # of the output, which follows
+    if is_partial := any(getattr(_config_of(source), name, None) is not None for name in (SIZE, FORM)):
+        keys["ignore_mismatched_sizes"] = True  # of the output, which follows, as weights in 8 bits do
     if source.device_map:
         keys["device_map"] = source.device_map
     elif quantization and torch.device(source.device).type != "cpu":
@@ -235,7 +235,7 @@ def load_model(source: ModelSource) -> PreTrainedModel:
     if quantization and not source.rounded_form:
         keys["quantization_config"] = QUANTIZATIONS[quantization].make()
     try:
-        with without_warnings() if is_reduced else nullcontext():
+        with without_warnings() if is_partial else nullcontext():
             model = from_pretrained(AutoModelForCausalLM, location, source.revision, **keys)
     except RuntimeError as error:
         if quantization is None or is_out_of_memory(error):
@@ -244,7 +244,7 @@ def load_model(source: ModelSource) -> PreTrainedModel:
             f"{location} cannot be loaded in quantization={quantization} on this machine; int8 needs no special GPU. The "
             f"log has the reason of each weight: {str(error).splitlines()[0]}"
         ) from error
-    if is_reduced:
+    if is_partial:
         restore(model, location, source.revision)
     if source.rounded_form:
         _round(model, source)

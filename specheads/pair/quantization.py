@@ -104,6 +104,16 @@ def lattice_of(weight: Tensor, form: str) -> Lattice:
     return Lattice(q, d, -_ZEROS[form] * d if form in _ZEROS else least.half())
 
 
+def fits_lattice(weight: Tensor) -> bool:
+    """Whether a weight is that of a linear map whose inputs make whole groups."""
+    return weight.dim() == 2 and weight.shape[1] % _GROUP == 0
+
+
+def lattice_from(q: Tensor, d: Tensor) -> Lattice:
+    """Return the lattice of Q8_0 of `q` (O, I) uint8 and `d` (O, I / 32) float16."""
+    return Lattice(q.unflatten(-1, (-1, _GROUP)), d[..., None], -_ZEROS["Q8_0"] * d[..., None])
+
+
 def on_lattice(weight: Tensor, *forms: str) -> Lattice | None:
     """Return the float32 weights (O, I) in the first of some forms that gives each of them its bits; None if none does."""
     if weight.shape[-1] % _GROUP:

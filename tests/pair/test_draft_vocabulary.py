@@ -17,6 +17,7 @@ from specheads.pair.config import ModelSource
 from specheads.pair.draft_vocabulary import borrow_embedding, borrows_embedding, keep_tokens, kept_tokens, stored_as
 from specheads.pair.language_model import LanguageModel, weightless_model
 from specheads.pair.pair import load_draft
+from specheads.pair.quantization import lattice_of, on_lattice
 from specheads.pair.revisions import set_draft_temperature
 from specheads.training.distill.distill_loss import forward_kl
 from specheads.training.distill.initial_draft import TargetLayers
@@ -116,6 +117,22 @@ def test_a_folder_of_others_may_have_its_rows_in_any_order_and_no_embeddings(tmp
     stored = stored_as(again.draft, again.draft.state_dict(), torch.bfloat16)
     assert "model.embed_tokens.weight" not in stored and stored["lm_head.weight"].dtype == torch.bfloat16
     assert stored["d2t"].tolist() == (KEPT - torch.arange(7)).tolist()
+
+
+@pytest.mark.parametrize("vocabulary", [True, False])
+def test_weights_in_8_bits_come_back_as_they_were_rounded(tmp_path, vocabulary):
+    pair = load_pair("nano", dtype="float32", new_draft=TargetLayers(1))
+    draft = reduced(pair).draft if vocabulary else pair.draft
+    wide = {name: weight.clone() for name, weight in draft.state_dict().items()}
+    draft.config.stored_form = "Q8_0"
+    stored = stored_as(draft, wide, torch.bfloat16, "Q8_0")
+    draft.save_pretrained(tmp_path, state_dict=dict(stored))  # which it empties
+    again = load_pair("nano", draft=tmp_path, dtype="float32").draft
+    for name, weight in again.state_dict().items():
+        in_bytes = name not in stored and name + ".q" in stored
+        assert in_bytes == (wide[name].dim() == 2 and wide[name].shape[1] % 32 == 0)
+        assert torch.equal(weight, lattice_of(wide[name], "Q8_0").weight() if in_bytes else wide[name].bfloat16().float())
+    assert on_lattice(again.get_output_embeddings().weight, "Q8_0")
 
 
 @pytest.mark.parametrize(

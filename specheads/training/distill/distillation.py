@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from specheads.errors import UserError
 from specheads.interrupts import deferred
-from specheads.pair.draft_vocabulary import borrow_embedding, borrows_embedding, check_embedding, keep_tokens, stored_as
+from specheads.pair.draft_vocabulary import FORM, borrow_embedding, borrows_embedding, check_embedding, keep_tokens, stored_as
 from specheads.pair.language_model import short_name
 from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.padding import SLICE_ELEMENTS
@@ -265,11 +265,13 @@ def _export(
     training.
     """
     auto = torch.bfloat16 if dtype == torch.float32 else dtype
-    stored = auto if settings.stored_dtype == "auto" else getattr(torch, settings.stored_dtype)
+    form = "Q8_0" if settings.stored_dtype == "int8" else None
+    stored = auto if settings.stored_dtype in ("auto", "int8") else getattr(torch, settings.stored_dtype)
+    setattr(pair.draft.config, FORM, form)
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     with without_bars():
-        pair.draft.save_pretrained(temporary, state_dict=stored_as(pair.draft, weights, stored))
+        pair.draft.save_pretrained(temporary, state_dict=stored_as(pair.draft, weights, stored, form))
     pair.draft.config.dtype = stored  # save_pretrained has set it to that of the weights in training
     pair.draft.config.save_pretrained(temporary)
     pair.tokenizer.save_pretrained(temporary)

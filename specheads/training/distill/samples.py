@@ -87,7 +87,7 @@ class Samples(Dataset):
         if kind == "on_policy":
             return Sample(key, self.prompts[row], None)
         responses = self.answers[kind][row]
-        number = epoch % len(responses)
+        number = (epoch + row) % len(responses)  # an epoch has responses of all numbers, of which the first may be greedy
         stored = self.stored[kind][row, number] if kind in self.stored else None
         return Sample(key, self.prompts[row], responses[number], stored)
 
