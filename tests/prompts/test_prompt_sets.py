@@ -142,7 +142,8 @@ def file_of(request, tmp_path):
 
 
 def test_every_prompt_set_has_rows_here():
-    assert set(ROWS) == set(FIRST) == {path.stem for path in (config_folder() / "data").glob("*.yaml")} - {"nano"}
+    known = {path.stem for path in (config_folder() / "data").glob("*.yaml")}
+    assert set(ROWS) == set(FIRST) == known - {"nano", "smollm2"}  # which ship
 
 
 @pytest.mark.parametrize("name", ROWS)
