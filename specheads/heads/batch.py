@@ -73,8 +73,9 @@ def sample_features(
     of_token = {name for name in needs if FEATURES[name].of_token}
     parts: list[list[dict[str, Tensor]]] = [[] for _ in samples]
     for piece in slices(len(position), lm.vocab_size, SLICE_ELEMENTS):
-        logits = lm.logits(hidden[piece]) if needs_logits else hidden[piece]
+        kept = lm.kept_logits(hidden[piece]) if needs_logits else None
+        logits = hidden[piece] if kept is None else lm.spread(kept)
         for number, (drafted, features) in enumerate(zip(samples, parts, strict=True)):
             wanted = of_token if number else needs
-            features.append(drafting_features(wanted, logits, drafted[piece], hidden[piece], lm.embed))
+            features.append(drafting_features(wanted, logits, drafted[piece], hidden[piece], lm.embed, kept))
     return [{name: torch.cat([part[name] for part in pieces]) for name in pieces[0]} for pieces in parts]

@@ -111,7 +111,7 @@ class LanguageModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits (..., V) of `hidden` (..., H), float32 or wider, without those of padded vocabulary entries."""
-        return self._spread(self.kept_logits(hidden))
+        return self.spread(self.kept_logits(hidden))
 
     @property
     def kept_tokens(self) -> Tensor | None:
@@ -133,7 +133,7 @@ class LanguageModel:
             logits = logits.masked_fill(unknown if kept is None else unknown[kept], -torch.inf)
         return logits
 
-    def _spread(self, logits: Tensor) -> Tensor:
+    def spread(self, logits: Tensor) -> Tensor:
         """Return the logits (..., V) of all tokens from those of the kept ones."""
         kept = self.kept_tokens
         if kept is None:

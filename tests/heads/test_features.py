@@ -1,13 +1,16 @@
 """The feature table: what it computes, and that every module takes a feature from it alone."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from fakes import needs_compiler, tiny_pair
 
-from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, stopping
+from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, load_pair, stopping
 from specheads.heads.batch import HeadBatch, head_features
 from specheads.heads.config import DEFAULT_INPUTS, KNOWN_INPUTS
 from specheads.heads.features import FEATURES, RECORDED, drafting_features, input_size
+from specheads.pair.draft_vocabulary import keep_tokens
 
 DISTRIBUTION = ("draft_prob", "max_prob", "entropy", "second_prob")
 
@@ -157,3 +160,16 @@ def test_compiled_steps_read_the_second_probability_as_eager_ones_do():
         outputs = [decoder.generate([0, 1, 2], 40, seed=seed) for seed in range(3)]
         rounds.append([(r.num_drafted, r.num_accepted, *r.tokens) for out in outputs for r in out.rounds])
     assert rounds[0] == rounds[1] and len({drafted for drafted, *_ in rounds[0]}) > 2
+
+
+def test_sums_over_the_tokens_of_a_cut_output_are_those_over_all():
+    pair = load_pair("nano", dtype="float64")
+    keep_tokens(pair.draft, torch.tensor([0, 1, 7, 30, 500]))
+    lm, hidden = (
+        replace(pair).draft_lm,
+        torch.randn(6, pair.draft_lm.hidden_size, generator=torch.Generator().manual_seed(0)).double(),
+    )
+    kept, tokens = lm.kept_logits(hidden), torch.tensor([0, 1, 7, 30, 500, 0])
+    whole = drafting_features(RECORDED, lm.spread(kept), tokens)
+    for name, values in drafting_features(RECORDED, lm.spread(kept), tokens, kept_logits=kept).items():
+        torch.testing.assert_close(values, whole[name], rtol=1e-12, atol=1e-12)
