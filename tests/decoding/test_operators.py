@@ -96,7 +96,7 @@ def test_a_linear_map_whose_weights_are_packed_in_fewer_bits_keeps_its_bits(form
 
 
 @pytest.mark.parametrize(("form", "shape"), [(form, shape) for form in NARROW if form[0] == "Q" for shape in GROUPED], ids=str)
-def test_a_linear_map_whose_weights_are_packed_in_groups_is_as_exact_as_float32(form, shape, threads):
+def test_a_linear_map_whose_weights_are_packed_in_groups_rounds_as_sums_in_float32_do(form, shape, threads):
     storage, rounded = NARROW[form]
     weight = rounded(random_tensor(*shape, dtype=torch.float32))
     panels = _pack(weight, _storage(weight))

