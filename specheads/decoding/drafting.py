@@ -106,7 +106,7 @@ class ChainStep:
         """
         probs = self.warp(logits)
         token = self.warp.draw(probs, uniform)
-        features = drafting_features(self.rule.needs, logits, token, hidden, self.lm.embed)
+        features = drafting_features(self.rule.needs, logits, token, hidden, self.lm.embed, self.lm.kept_tokens)
         new, stop = self.rule.step(state.rule, features)
         kept = unless(state.stopped, state.rule, new)
         return token, probs, ChainState(state.stopped | stop | ends[token], kept)

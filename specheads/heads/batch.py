@@ -73,9 +73,8 @@ def sample_features(
     of_token = {name for name in needs if FEATURES[name].of_token}
     parts: list[list[dict[str, Tensor]]] = [[] for _ in samples]
     for piece in slices(len(position), lm.vocab_size, SLICE_ELEMENTS):
-        kept = lm.kept_logits(hidden[piece]) if needs_logits else None
-        logits = hidden[piece] if kept is None else lm.spread(kept)
+        logits = lm.logits(hidden[piece]) if needs_logits else hidden[piece]
         for number, (drafted, features) in enumerate(zip(samples, parts, strict=True)):
             wanted = of_token if number else needs
-            features.append(drafting_features(wanted, logits, drafted[piece], hidden[piece], lm.embed, kept))
+            features.append(drafting_features(wanted, logits, drafted[piece], hidden[piece], lm.embed, lm.kept_tokens))
     return [{name: torch.cat([part[name] for part in pieces]) for name in pieces[0]} for pieces in parts]

@@ -111,7 +111,7 @@ def drafting_features(
     token: Tensor,
     hidden: Tensor | None = None,
     embed: Callable[[Tensor], Tensor] | None = None,
-    kept_logits: Tensor | None = None,
+    kept_tokens: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Return by name the features in `needs` of drafted tokens, (...) or (..., size).
 
@@ -121,12 +121,13 @@ def drafting_features(
         token: (...) long.
         hidden: (..., H), the draft's hidden states from which `logits` were computed, if a feature needs them.
         embed: the draft's input embedding, a function of token ids, if a feature needs it.
-        kept_logits: (..., V_kept), those of `logits` that are not minus infinity because the draft's output has them; sums over
-            these alone take a fraction of the time.
+        kept_tokens: (V_kept,) long, those that the draft's output has; None: all. The other logits are minus infinity, and sums
+            without them take a fraction of the time.
     """
     softmax = None
     if reads_logits(needs):
-        softmax = _softmax_sums(logits if kept_logits is None else kept_logits)._replace(logits=at_least_float32(logits))
+        softmax = _softmax_sums(logits if kept_tokens is None else logits.index_select(-1, kept_tokens))
+        softmax = softmax._replace(logits=at_least_float32(logits))
     drafted = DraftedToken(token, hidden, embed, softmax)  # type: ignore[arg-type]  # None where no feature reads it
     return {name: feature.compute(drafted) for name, feature in FEATURES.items() if name in needs}
 

@@ -99,7 +99,7 @@ def _head_values(pair: Pair, heads: Sequence[AcceptanceHead]) -> _Values:
     def of_nodes(tokens: Tensor, hidden: Tensor) -> list[Tensor]:
         """Return each predictor's values of nodes with these tokens (n,) and states (n, H) before them."""
         logits = lm.logits(hidden) if reads_logits(needs) else hidden
-        features = drafting_features(needs, logits, tokens, hidden, lm.embed)
+        features = drafting_features(needs, logits, tokens, hidden, lm.embed, lm.kept_tokens)
         check_numbers(pair.draft_id, *features.values())
         return [head(features) for head in heads]
 

@@ -21,6 +21,7 @@ from specheads.decoding.branches import MOST_NODES, Branches, ReadTexts, TextRea
 from specheads.decoding.stopping import MAX_TOKENS
 from specheads.forecast import Advance
 from specheads.heads.features import RECORDED, drafting_features
+from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import SLICE_ELEMENTS, right_padded, slices
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, accept_prob, check_finite, sample
@@ -87,7 +88,7 @@ def record_responses(
     branch_values[:, :, 0] = first_values
 
     def keep(rows: Tensor, depth: int, logits: Tensor, distribution: Tensor, sampled: Tensor) -> None:
-        branch_values[:, rows, depth] = _values(logits, distribution, sampled)
+        branch_values[:, rows, depth] = _values(pair.draft_lm, logits, distribution, sampled)
 
     uniform, num_tokens = torch.cat([start.uniform for start in starts]), sum(len(text.response) for text in texts)
     grown = draft_read.grow(pair, begun, uniform, warp, num_positions, keep, lambda share: advance(share * num_tokens))
@@ -141,8 +142,8 @@ def _start(pair: Pair, number: int, text: ResponseToRecord, draft_hidden: Tensor
         accepted = (accept[:, piece] < came_from_draft) | (residual.sum(dim=1) <= 0)
         draft_sample, row = (~accepted & (piece < text.limit - 1)).nonzero(as_tuple=True)
         rejected = sample(residual[row], reject[draft_sample, piece[row]])
-        columns = _values(draft_logits, draft_probs, emitted)
-        rejected_columns = _values(draft_logits[row], draft_probs[row], rejected)
+        columns = _values(pair.draft_lm, draft_logits, draft_probs, emitted)
+        rejected_columns = _values(pair.draft_lm, draft_logits[row], draft_probs[row], rejected)
         parts.append((accepted, columns, draft_sample, piece[row], rejected, rejected_columns))
     accepted, values, draft_sample, start, first, first_values = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
     order = torch.argsort(start * num_samples + draft_sample)  # branches are stored by position
@@ -152,10 +153,13 @@ def _start(pair: Pair, number: int, text: ResponseToRecord, draft_hidden: Tensor
     return _Start(accepted, values, draft_sample, begun, first_values[:, order], branch[draft_sample, start])
 
 
-def _values(logits: Tensor, distribution: Tensor, tokens: Tensor) -> Tensor:
+def _values(draft: LanguageModel, logits: Tensor, distribution: Tensor, tokens: Tensor) -> Tensor:
     """Return COLUMNS (C, n) of `tokens` (n,) sampled from draft `logits` and their warped `distribution` (n, V)."""
     size = CACHED if logits.device.type == "cpu" else logits.numel()
-    parts = [drafting_features(RECORDED, logits[piece], tokens[piece]) for piece in slices(len(tokens), logits.shape[1], size)]
+    parts = [
+        drafting_features(RECORDED, logits[piece], tokens[piece], kept_tokens=draft.kept_tokens)
+        for piece in slices(len(tokens), logits.shape[1], size)
+    ]
     features = [torch.cat([part[name] for part in parts]) for name in RECORDED]
     return torch.stack([*features, distribution.gather(1, tokens[:, None]).squeeze(1)]).float()
 

@@ -275,13 +275,13 @@ def test_features_in_slices_equal_those_in_one(nano64, rows, monkeypatch, elemen
     batch = collate([mixed(rows)[0, i] for i in range(4)])
     whole = head_features(nano64.draft_lm, batch, "next_token", ALL)
     monkeypatch.setattr(batch_module, "SLICE_ELEMENTS", elements)
-    sizes, logits = [], nano64.draft_lm.kept_logits
+    sizes, logits = [], nano64.draft_lm.logits
 
     def recorded(hidden):
         sizes.append(len(hidden))
         return logits(hidden)
 
-    monkeypatch.setattr(nano64.draft_lm, "kept_logits", recorded)
+    monkeypatch.setattr(nano64.draft_lm, "logits", recorded)
     assert_features(head_features(nano64.draft_lm, batch, "next_token", ALL), whole)
     assert max(sizes) == max(1, elements // nano64.vocab_size) and sum(sizes) == len(batch.row)
 
@@ -293,7 +293,7 @@ def test_only_the_features_that_are_needed_reach_a_head_and_logits_only_for_thos
     batch = collate([mixed(rows)[0, i] for i in range(4)])
     everything = head_features(nano64.draft_lm, batch, "next_token", ALL) | {"token": batch.drafted}
     if "entropy" not in needs:
-        monkeypatch.setattr(nano64.draft_lm, "kept_logits", lambda hidden: pytest.fail("logits were computed"))
+        monkeypatch.setattr(nano64.draft_lm, "logits", lambda hidden: pytest.fail("logits were computed"))
     actual = head_features(nano64.draft_lm, batch, "next_token", frozenset(needs))
     assert needs <= actual.keys()
     for name in needs:

@@ -165,11 +165,8 @@ def test_compiled_steps_read_the_second_probability_as_eager_ones_do():
 def test_sums_over_the_tokens_of_a_cut_output_are_those_over_all():
     pair = load_pair("nano", dtype="float64")
     keep_tokens(pair.draft, torch.tensor([0, 1, 7, 30, 500]))
-    lm, hidden = (
-        replace(pair).draft_lm,
-        torch.randn(6, pair.draft_lm.hidden_size, generator=torch.Generator().manual_seed(0)).double(),
-    )
-    kept, tokens = lm.kept_logits(hidden), torch.tensor([0, 1, 7, 30, 500, 0])
-    whole = drafting_features(RECORDED, lm.spread(kept), tokens)
-    for name, values in drafting_features(RECORDED, lm.spread(kept), tokens, kept_logits=kept).items():
+    lm, hidden = replace(pair).draft_lm, torch.randn(6, pair.draft_lm.hidden_size, generator=torch.Generator().manual_seed(0))
+    logits, tokens = lm.logits(hidden.double()), torch.tensor([0, 1, 7, 30, 500, 0])
+    whole = drafting_features(RECORDED, logits, tokens)
+    for name, values in drafting_features(RECORDED, logits, tokens, kept_tokens=lm.kept_tokens).items():
         torch.testing.assert_close(values, whole[name], rtol=1e-12, atol=1e-12)

@@ -165,7 +165,8 @@ class TreeDrafter(RowDrafter):
             rows, tokens, probs = self.propose(frontier, uniforms)
             logits, before = frontier.logits, tree_map(lambda value, rows=rows: value[rows], frontier.states)
             of_tokens = logits[rows] if self.rule.needs else logits
-            features = drafting_features(self.rule.needs, of_tokens, tokens, frontier.hidden[rows], self.engine.lm.embed)
+            lm, hidden = self.engine.lm, frontier.hidden[rows]
+            features = drafting_features(self.rule.needs, of_tokens, tokens, hidden, lm.embed, lm.kept_tokens)
             states, stops = self.rule.step(before, features)
             nan = (~(logits < torch.inf)).any().expand(len(rows))  # NaN, or infinite
             # One transfer to the host, in float64, which represents them all.
