@@ -20,7 +20,7 @@ from specheads.decoding.responses import Response
 from specheads.errors import UserError
 from specheads.integrations import vllm_responses as answering
 from specheads.pair.pair import Pair
-from specheads.pair.revisions import resolve
+from specheads.pair.revisions import commit_of, resolve
 from specheads.pair.sampling import Warp
 from specheads.pair.synthetic import is_synthetic
 
@@ -131,5 +131,5 @@ def _model_of(pair: Pair, requests: list[dict[str, Any]], settings: Generation) 
         "disable_log_stats": True,
     }
     if not Path(location).is_dir():
-        model["revision"] = pair.target_revision
+        model["revision"] = commit_of(pair.target.config)
     return model | dict(settings.vllm_options)

@@ -8,7 +8,7 @@ import torch
 
 import specheads
 from specheads import load_pair
-from specheads.pair.revisions import folder_revision
+from specheads.pair.revisions import content_of
 from specheads.prompts.sources import standard_library
 
 PACKAGE = Path(specheads.__file__).parent
@@ -50,7 +50,7 @@ def test_the_card_and_the_notice_agree_with_the_record_of_the_training(pairs, na
         assert f"{record[role]['parameters']:,}" in card
         assert record[role]["parameters"] == getattr(pairs[name], role).num_parameters()
         if name == "mini":
-            assert record[role]["revision"] == folder_revision(folder / role)
+            assert record[role]["revision"] == content_of(folder / role)
     for source in record["sources"]:
         assert source["licence"] and f"| {source['name']} | {source['version']} |" in card
         assert name == "nano" or f"{source['name']} {source['version']}" in notice.read_text()

@@ -20,7 +20,7 @@ from specheads.evaluation.page.document import html_of
 from specheads.evaluation.report import TextSample
 from specheads.heads.head import save_head
 from specheads.pair.config import PairConfig
-from specheads.pair.revisions import revision_at, revision_of
+from specheads.pair.revisions import content_of, revision_at, revision_of
 from specheads.training.checkpoints import Checkpoints
 from specheads.training.distill.distillation import draft_provenance
 from specheads.training.distill.settings import Distillation
@@ -177,15 +177,18 @@ def from_hub(tmp_path, monkeypatch):
 
 
 def test_exports_name_the_commits_of_both_models(from_hub, tmp_path):
-    assert (from_hub.draft_revision, from_hub.target_revision) == (COMMITS["draft"], COMMITS["target"])
-    assert revision_of(from_hub.draft, "somebody/draft") == revision_at("somebody/draft") == COMMITS["draft"]
-    expected = {role: {"id": f"somebody/{role}", "revision": commit} for role, commit in COMMITS.items()}
+    revisions = {role: content_of(f"embedded:nano/{role}") for role in COMMITS}
+    assert (from_hub.draft_revision, from_hub.target_revision) == (revisions["draft"], revisions["target"])
+    assert revision_of(from_hub.draft, "somebody/draft") == revision_at("somebody/draft") == revisions["draft"]
+    expected = {
+        role: {"id": f"somebody/{role}", "revision": revisions[role], "commit": commit} for role, commit in COMMITS.items()
+    }
     (spec,) = HeadTraining(warp=Warp()).specs(from_hub)
     head = AcceptanceHead(spec.config)
     folder = save_head(head, tmp_path / "head", torch.randn(4, head.config.input_size))
     written = json.loads((folder / "config.json").read_text())
     assert {role: written[role] for role in COMMITS} == expected
-    assert all(f"somebody/{role} (revision {commit})" in (folder / "README.md").read_text() for role, commit in COMMITS.items())
+    assert all(f"somebody/{role} (commit {commit})" in (folder / "README.md").read_text() for role, commit in COMMITS.items())
     provenance = draft_provenance(from_hub, Distillation(), tmp_path, 1)
     assert {role: provenance[role] for role in COMMITS} == expected
 

@@ -62,7 +62,9 @@ def card(config: HeadConfig) -> str:
 
 
 def _model(model: Mapping[str, str | None]) -> str:
-    return f"{model['id']} (revision {model.get('revision')})" if model.get("id") else "not named"
+    if not model.get("id"):
+        return "not named"
+    return f"{model['id']} ({'commit' if 'commit' in model else 'revision'} {model.get('commit', model.get('revision'))})"
 
 
 def _table(first: str, second: str, rows: dict[str, str]) -> str:

@@ -3,20 +3,17 @@
 The folder has the file's weights in float32, as they are after dequantisation, and is kept with the files that can be made again.
 """
 
-import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 from specheads.errors import UserError
-from specheads.storage.files import amount, cache_folder, locked
+from specheads.storage.files import amount, cache_folder, hash_of, locked
 
 logger = logging.getLogger(__name__)
 
 SUFFIX = ".gguf"
-_PIECE_BYTES, _NUM_PIECES = 2**16, 64  # what is read of each weight file
 
 
 def gguf_file(location: str) -> Path | None:
@@ -46,7 +43,7 @@ def converted(file: Path) -> Path:
     if not file.is_file():
         raise UserError(f"there is no GGUF file {file}; give the path of one, or a model's folder.")
     parent = cache_folder() / "gguf"
-    folder = parent / f"{file.stem}-{digest_of([file])}"
+    folder = parent / f"{file.stem}-{hash_of(file)[:16]}"
     if folder.is_dir():
         return folder
     parent.mkdir(parents=True, exist_ok=True)
@@ -86,19 +83,3 @@ def _convert(file: Path, folder: Path) -> None:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     logger.info("converted: %s in %s", amount(sum(each.stat().st_size for each in folder.iterdir())), folder.parent)
-
-
-def digest_of(files: Sequence[Path]) -> str:
-    """Return a hash of weight files.
-
-    It reads 64 pieces of 64 KiB of each, spread evenly, so that a model of 140 GB takes no time.
-    """
-    digest = hashlib.sha256()
-    for file in files:
-        size = file.stat().st_size
-        digest.update(f"{file.name} {size} ".encode())
-        with file.open("rb") as stream:
-            for number in range(_NUM_PIECES):
-                stream.seek(max(0, size - _PIECE_BYTES) * number // (_NUM_PIECES - 1))
-                digest.update(stream.read(_PIECE_BYTES))
-    return digest.hexdigest()[:16]

@@ -23,6 +23,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.quantizers import AutoHfQuantizer
 
 from specheads.errors import UserError, is_out_of_memory
 from specheads.pair.config import ModelSource
@@ -225,8 +226,10 @@ def load_model(source: ModelSource) -> PreTrainedModel:
         if quantization:
             raise UserError(f"quantization={quantization} is for models that are read from files; leave it out for {location}.")
         return _for_inference(synthetic_model(location, dtype, source.device))
-    keys: dict[str, Any] = {"dtype": dtype, "trust_remote_code": source.trust_remote_code}
-    if is_partial := any(getattr(_config_of(source), name, None) is not None for name in (SIZE, FORM)):
+    keys: dict[str, Any] = {"dtype": dtype, "trust_remote_code": source.trust_remote_code, "output_loading_info": True}
+    config = _config_of(source)
+    _check_stored(config, location)
+    if is_partial := any(getattr(config, name, None) is not None for name in (SIZE, FORM)):
         keys["ignore_mismatched_sizes"] = True  # of the output, which follows, as weights in 8 bits do
     if source.device_map:
         keys["device_map"] = source.device_map
@@ -236,7 +239,7 @@ def load_model(source: ModelSource) -> PreTrainedModel:
         keys["quantization_config"] = QUANTIZATIONS[quantization].make()
     try:
         with without_warnings() if is_partial else nullcontext():
-            model = from_pretrained(AutoModelForCausalLM, location, source.revision, **keys)
+            model, read = from_pretrained(AutoModelForCausalLM, location, source.revision, **keys)
     except RuntimeError as error:
         if quantization is None or is_out_of_memory(error):
             raise
@@ -246,9 +249,27 @@ def load_model(source: ModelSource) -> PreTrainedModel:
         ) from error
     if is_partial:
         restore(model, location, source.revision)
+    elif missing := sorted(read["missing_keys"]):
+        raise UserError(
+            f"{location} has no weights for {missing[0]}{f' and {len(missing) - 1} others' * (len(missing) > 1)} of "
+            f"{type(model).__name__}, which would be random; expected the checkpoint of a whole causal language model."
+        )
     if source.rounded_form:
         _round(model, source)
     return _for_inference(model if "device_map" in keys else model.to(source.device))
+
+
+def _check_stored(config: PreTrainedConfig, location: str | Path) -> None:
+    """Raise UserError for a checkpoint in a format that transformers does not know: it would take the numbers as they are."""
+    stored = getattr(config, "quantization_config", None) or {}
+    with without_warnings():
+        if not stored or AutoHfQuantizer.supports_quant_method(stored):
+            return
+    raise UserError(
+        f"{location} stores its weights by the method {stored.get('quant_method')}, which transformers does not read; give the "
+        "checkpoint without quantization, with model.quantization=int8 where memory is short, or one in GGUF, GPTQ, AWQ or "
+        "compressed-tensors."
+    )
 
 
 def _round(model: PreTrainedModel, source: ModelSource) -> None:

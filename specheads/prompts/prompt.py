@@ -125,8 +125,8 @@ def encode_prompts(pair: Pair, prompts: Sequence[Prompt], limits: ResponseLimits
 def response_provenance(pair: Pair, prompts: Sequence[Prompt], warp: Warp, seed: int) -> dict[str, Any]:
     """Return the settings that decide responses, except for limits and sizes; they are in every cache's fingerprint."""
     return {
-        "target": [pair.target_id, pair.target_revision],
-        "draft": [pair.draft_id, pair.draft_revision],
+        "target": pair.target_revision,
+        "draft": pair.draft_revision,
         "dtype": [str(pair.target.dtype), str(pair.draft.dtype)],
         "encoding": pair.encoding_fingerprint(),
         "stop_tokens": sorted(pair.stop_tokens),

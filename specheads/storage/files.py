@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import logging
 import os
@@ -40,6 +41,30 @@ def write_whole(path: Path, write: Callable[[Path], object], writer: str = "") -
 def cache_folder() -> Path:
     """Return the folder for files that may be removed, as they can be made again: `$SPECHEADS_CACHE` or `~/.cache/specheads`."""
     return Path(os.environ.get("SPECHEADS_CACHE") or Path.home() / ".cache" / "specheads")
+
+
+_SETTLED = 2.0  # seconds after a change from which on a further one has another time of change
+_LARGE = 10e9  # bytes whose hash takes more than a few seconds
+
+
+def hash_of(file: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal digits; it is read again only where its size or time of change is another."""
+    file = file.resolve()
+    if re.fullmatch("[0-9a-f]{64}", file.name):  # as the hub's cache calls its large files
+        return file.name
+    status = file.stat()
+    key = hashlib.sha256(f"{file} {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()
+    note = cache_folder() / "hashes" / key
+    with contextlib.suppress(OSError):
+        return note.read_text()
+    if status.st_size > _LARGE:
+        logger.info("reading %s, %s, once for its hash", file, amount(status.st_size))
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    if time.time() - status.st_mtime > _SETTLED:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(note, lambda temporary: temporary.write_text(digest), str(os.getpid()))
+    return digest
 
 
 def amount(number: float, billions: str = "GB", millions: str = "MB") -> str:

@@ -424,7 +424,7 @@ def test_mistakes_are_named(nano, prompts, simple, tmp_path):
 def test_another_commit_of_the_draft_is_refused(nano, prompts, tmp_path, monkeypatch):
     folder = new_head(nano, tmp_path / "head", **LOOK_AHEAD)
     config = json.loads((folder / "config.json").read_text())
-    config["draft"] = {"id": "somebody/draft", "revision": "a" * 40}
+    config["draft"] = {"id": "somebody/draft", "revision": "0" * 16, "commit": "a" * 40}
     (folder / "config.json").write_text(json.dumps(config))
     given = inputs(prompts[0]) | {"do_sample": False, "max_new_tokens": 4, "draft_model": nano.draft}
     given |= {"custom_generate": str(folder), "trust_remote_code": True}

@@ -11,7 +11,7 @@ from benchmarks.gguf_file import write_gguf
 from specheads.errors import UserError
 from specheads.pair.gguf import gguf_file
 from specheads.pair.language_model import load_tokenizer
-from specheads.pair.revisions import folder_revision, resolve
+from specheads.pair.revisions import content_of, resolve
 
 BYTES = list(bytes_to_unicode().values())  # how GPT-2's tokenizers write the 256 bytes
 
@@ -66,7 +66,7 @@ def test_a_file_becomes_a_folder_once(written, cache, caplog):
         torch.testing.assert_close(read.state_dict()[name], weight, rtol=0, atol=0)
     tokens = torch.arange(0, 200, 7)[None]
     torch.testing.assert_close(read(tokens).logits, model.eval()(tokens).logits)
-    assert len(folder_revision(file)) == 16
+    assert len(content_of(file)) == 16
 
 
 def test_the_tokenizer_comes_with_it(written, cache):

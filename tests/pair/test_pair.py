@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 from fakes import CountingTokenizer, tiny_llama, tiny_pair
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
@@ -398,3 +399,60 @@ def test_a_tokenizer_with_other_ends_than_responses_is_remarked_on_and_ends_no_p
     about = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(about) == 2 and "has min_length, which is not done here" in about[0]
     assert f"ends texts with token 1 ({nano.tokenizer.eos_token}), but responses end with [5, 7]" in about[1]
+
+
+# --- versions by content
+
+
+def test_a_model_has_the_same_version_wherever_it_lies(nano, copies, tmp_path):
+    shutil.copytree(copies["target"], tmp_path / "elsewhere")
+    assert revision_at(tmp_path / "elsewhere") == revision_at(copies["target"]) == nano.target_revision
+
+
+@pytest.mark.parametrize(("name", "value"), [("rope_theta", 5e5), ("rms_norm_eps", 1e-3), ("num_hidden_layers", 1)])
+def test_another_config_is_another_version(nano, copies, name, value):
+    path = copies["target"] / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    assert revision_at(copies["target"]) != nano.target_revision
+
+
+def test_notes_in_a_config_are_no_other_version(nano, copies):
+    path = copies["target"] / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"transformers_version": "4.0", "_name_or_path": "another"}))
+    assert revision_at(copies["target"]) == nano.target_revision
+
+
+def test_a_single_changed_weight_is_another_version_and_the_old_one_comes_back(nano, copies):
+    path = copies["target"] / "model.safetensors"
+    before = path.read_bytes()
+    path.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+    assert revision_at(copies["target"]) != nano.target_revision
+    path.write_bytes(before)
+    assert revision_at(copies["target"]) == nano.target_revision
+
+
+def test_weights_of_the_same_model_in_another_format_are_not_read(nano, copies):
+    (copies["target"] / "consolidated.safetensors").write_bytes(b"the same in another format")
+    (copies["target"] / "pytorch_model.bin").write_bytes(b"once more")
+    assert revision_at(copies["target"]) == nano.target_revision
+
+
+# --- checkpoints that transformers would read wrongly
+
+
+def test_a_checkpoint_in_an_unknown_format_is_refused(copies):
+    path = copies["target"] / "config.json"
+    stored = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | stored))
+    with pytest.raises(UserError, match="by the method modelopt, which transformers does not read; give the checkpoint without"):
+        load_pair(draft=copies["draft"], target=copies["target"], device="cpu", dtype="float32")
+
+
+def test_a_checkpoint_without_some_weights_is_refused(copies):
+    path = copies["target"] / "model.safetensors"
+    weights = load_file(path)
+    for name in ("model.norm.weight", "model.layers.0.mlp.up_proj.weight"):
+        del weights[name]
+    save_file(weights, path, {"format": "pt"})
+    with pytest.raises(UserError, match=r"has no weights for model.layers.0.mlp.up_proj.weight and 1 others of LlamaForCausalLM"):
+        load_pair(draft=copies["draft"], target=copies["target"], device="cpu", dtype="float32")

@@ -21,6 +21,7 @@ from specheads.decoding.engine.reading import ChainLayer, Reading, RowPlaces, Tr
 from specheads.errors import UserError, is_out_of_memory
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import BATCH_TOKENS, slices
+from specheads.pair.quantization import is_quantized
 
 MOST_AGAIN = 16  # tokens that a forward pass reads a second time; more are read alone before it
 MOST_COPIES = 64  # passes in a row without going back, after which no copies are made: a target that decodes alone needs none
@@ -79,6 +80,13 @@ def _checked_way(lm: LanguageModel) -> Way:
 
 
 def _undecodable(lm: LanguageModel) -> UserError:
+    if is_quantized(lm.model):
+        method = lm.model.config.quantization_config.quant_method
+        return UserError(
+            f"{type(lm.model).__name__} cannot be decoded here: with weights of the method {getattr(method, 'value', method)} a "
+            "token's states depend on how many are read with it; give the checkpoint without quantization, and "
+            "model.quantization=int8 or int4."
+        )
     return UserError(
         f"{type(lm.model).__name__} cannot be decoded: it computes other states where a text is read in parts than where it is "
         "read at once; decode it by transformers' generate, or choose a model of another architecture."

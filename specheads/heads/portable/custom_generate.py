@@ -2,7 +2,7 @@
 
     target.generate(**inputs, custom_generate="<folder or hub id>", trust_remote_code=True, draft_model=draft)
 
-`draft_model` is the model that the head in the folder was trained for; where the revisions of both are commits of a hub, they
+`draft_model` is the model that the head in the folder was trained for; where the hub's commits of both are known, they
 must be equal, unless `any_draft=True`. `threshold`, `min_tokens` and `max_tokens` change when drafts end; `acceptance_head` is
 the folder or hub id of another head, `revision` and `token` belong to a hub id. All other arguments are passed to `generate`.
 """
@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 from specheads.heads.portable.assisted import Assisted
 from specheads.heads.portable.standalone_head import StandaloneHead
 
-COMMIT = 40  # digits of a commit of a hub
 _LOADED: dict[tuple[str, float, str], StandaloneHead] = {}  # by folder, the time its weights were written, and device
 
 
@@ -47,9 +46,8 @@ def generate(
     if location is None:
         raise ValueError("the location of the head is not known; give acceptance_head=<folder or hub id>.")
     head = _head(str(location), draft_model, {"revision": revision, "token": token})
-    trained, present = (head.config.get("draft") or {}).get("revision"), getattr(draft_model.config, "_commit_hash", None)
-    commits = all(isinstance(revision, str) and len(revision) == COMMIT for revision in (trained, present))
-    if not any_draft and commits and trained != present:
+    trained, present = (head.config.get("draft") or {}).get("commit"), getattr(draft_model.config, "_commit_hash", None)
+    if not any_draft and trained and present and trained != present:
         raise ValueError(
             f"the head was trained for {head.config['draft'].get('id')} at commit {trained}, but the draft is "
             f"{draft_model.name_or_path} at {present}; load that one, or give any_draft=True."

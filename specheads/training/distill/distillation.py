@@ -215,8 +215,8 @@ def prepare(draft: PreTrainedModel, gradient_checkpointing: bool = False) -> Non
 def _provenance(settings: Distillation, pair: Pair) -> dict[str, Any]:
     """Return what decides the numbers of a run, besides its data: a run is resumed only if none of it has changed."""
     return {
-        "draft": [pair.draft_id, pair.draft_revision],
-        "target": [pair.target_id, pair.target_revision],
+        "draft": pair.draft_revision,
+        "target": pair.target_revision,
         "dtype": [str(pair.target.dtype), str(pair.draft.dtype)],
         **settings.cache_key(pair.draft_lm.hidden_size),
     }
@@ -292,8 +292,8 @@ def draft_provenance(pair: Pair, settings: Distillation, data: Path, num_prompts
     """Return where a distilled draft comes from: models, settings, data."""
     return {
         "name": pair.name,
-        "draft": {"id": pair.draft_id, "revision": pair.draft_revision},
-        "target": {"id": pair.target_id, "revision": pair.target_revision},
+        "draft": pair.origin("draft"),
+        "target": pair.origin("target"),
         "init": {"layers": settings.init_layers, "vocabulary": settings.draft_vocabulary, "embedding": settings.embedding},
         "loss": {"divergence": settings.divergence},
         "samples": {"samples": settings.samples, "shares": settings.shares, "refresh_every": settings.refresh_every},

@@ -52,7 +52,7 @@ class TargetStore(RowStore):
         self.texts = [(prompt, response) for prompt, row in zip(prompts, answers, strict=True) for response in row]
         self.firsts = np.cumsum([0, *map(len, answers)])  # the number of each prompt's first response
         provenance = {
-            "target": [pair.target_id, pair.target_revision, str(pair.target.dtype)],
+            "target": [pair.target_revision, str(pair.target.dtype)],
             "texts": texts_fingerprint(prompts, {"": answers}),
             "distribution": [1.0, self.num_kept],  # the temperature, which earlier versions had
         }

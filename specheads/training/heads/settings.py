@@ -161,8 +161,8 @@ class HeadTraining(Training):
                 "hidden_size": pair.draft_lm.hidden_size,
                 "embedding_size": pair.draft.get_input_embeddings().weight.shape[1],
                 "vocab_size": pair.vocab_size,
-                "draft": {"id": pair.draft_id, "revision": pair.draft_revision},
-                "target": {"id": pair.target_id, "revision": pair.target_revision},
+                "draft": pair.origin("draft"),
+                "target": pair.origin("target"),
             }
         config = HeadConfig(
             depth=values["head.depth"],
