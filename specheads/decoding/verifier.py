@@ -132,7 +132,7 @@ class ChainVerifier:
         tokens, starts = [[row.committed[-1], *row.drafted] for row in rows], [len(row.committed) - 1 for row in rows]
         flat = self.step.flat([row.place for row in rows], tokens, starts)
         drafted = flat.counts - 1
-        width = self._engine.padded(int(drafted.max()) + 1)
+        width = self._engine.padded_rows(int(drafted.max()) + 1)
         index = flat.first[:, None] + np.minimum(np.arange(width), drafted[:, None])
         uniforms = np.array([[row.verify_uniforms.number() for _ in range(2)] for row in rows])
         packed = self.step(flat, [index, flat.rows, uniforms, drafted])

@@ -246,7 +246,7 @@ def test_steps_in_rows_are_packed_for_any_number_of_tokens_in_float32(dtype):
     engine = compiled.CompiledEngine(lm, 32, num_rows=2, operations=CpuStep)
     few, many = (engine._rows_shape(count, 32, ()) for count in (MOST_TOKENS, MOST_TOKENS + 1))
     assert (few == many) is (dtype == torch.float32)
-    assert engine._shape(MOST_TOKENS, 32) != engine._shape(MOST_TOKENS + 1, 32)
+    assert engine._shape(MOST_TOKENS, 32, compiled.StepKind()) != engine._shape(MOST_TOKENS + 1, 32, compiled.StepKind())
 
 
 WARP = Warp(temperature=0)

@@ -217,7 +217,7 @@ class GraphEngine(CompiledEngine):
     def _example_size(self) -> int:
         return 2 * self.bucket  # a compiler takes the number of parts of attention for a constant if it is 1
 
-    def _shape(self, count: int, size: int) -> tuple[int, ...]:
+    def _shape(self, count: int, size: int, kind: StepKind) -> tuple[int, ...]:
         return (count, size)
 
     def _rows_shape(self, count: int, size: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
