@@ -1,5 +1,7 @@
 import copy
+import hashlib
 import json
+import os
 import shutil
 from dataclasses import replace
 from datetime import date, datetime
@@ -18,6 +20,9 @@ from specheads.pair.config import PairConfig, checked_device, config_folder, pai
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.pair import _check_spread, _check_vocabulary, known_tokens, load_draft, remarks
 from specheads.pair.revisions import resolve, revision_at, revision_of, set_draft_temperature
+from specheads.pair.sampling import Warp
+from specheads.prompts.prompt import response_provenance
+from specheads.storage import files
 
 
 @pytest.fixture
@@ -35,6 +40,7 @@ def copies(tmp_path):
 def test_a_pair_of_folders_is_the_pair_of_that_name(nano, copies):
     pair = load_pair(draft=copies["draft"], target=copies["target"], device="cpu", dtype="float32")
     assert (pair.draft_revision, pair.target_revision) == (nano.draft_revision, nano.target_revision)
+    assert response_provenance(pair, [], Warp(), 0) == response_provenance(nano, [], Warp(), 0)  # so data is found again
     assert pair.stop_tokens == nano.stop_tokens == {1}
     tokens = torch.arange(5, 25)[None]
     assert torch.equal(pair.target(tokens).logits, nano.target(tokens).logits)
@@ -456,3 +462,17 @@ def test_a_checkpoint_without_some_weights_is_refused(copies):
     save_file(weights, path, {"format": "pt"})
     with pytest.raises(UserError, match=r"has no weights for model.layers.0.mlp.up_proj.weight and 1 others of LlamaForCausalLM"):
         load_pair(draft=copies["draft"], target=copies["target"], device="cpu", dtype="float32")
+
+
+def test_a_file_is_read_once_for_its_hash(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECHEADS_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "weights"
+    path.write_bytes(b"1")
+    recent = files.hash_of(path)
+    assert not (tmp_path / "cache").exists()  # it may change within the resolution of its time
+    os.utime(path, (1, 1))
+    assert files.hash_of(path) == recent == hashlib.sha256(b"1").hexdigest()
+    monkeypatch.setattr(hashlib, "file_digest", lambda *arguments: pytest.fail("the file was read again"))
+    assert files.hash_of(path) == recent
+    path.rename(tmp_path / recent)  # as the hub's cache calls a file of this content
+    assert files.hash_of(tmp_path / recent) == recent
