@@ -51,7 +51,7 @@ def share_text(share: float) -> str:
     return minus(f"{share * 100:.3g} %")
 
 
-PREFERRED = "10"  # ratio to begin with
+PREFERRED = "10"  # ratio to begin with where none was measured
 
 
 def ratios_of(report: Report) -> list[str]:
@@ -64,8 +64,8 @@ def ratios_of(report: Report) -> list[str]:
 
 
 def preferred(ratios: Sequence[str]) -> str | None:
-    """Return the ratio that a reader sees first."""
-    return PREFERRED if PREFERRED in ratios else next(iter(ratios), None)
+    """Return which of `ratios_of` a reader sees first: the measured one where it is to be trusted."""
+    return PREFERRED if PREFERRED in ratios and ratios[0] != MEASURED else next(iter(ratios), None)
 
 
 def main_data_set(report: Report) -> int | None:
@@ -155,7 +155,7 @@ def _recommendation(report: Report) -> Iterator[str]:
     if chosen is None:
         yield f"Measured: the fastest setting, {row.name}, decodes {speed}, {faster}."
     elif row.family == TARGET:
-        yield f"{here} the target alone, {speed}: on dev prompts no setting was faster."
+        yield f"{here} the target alone, {speed}: on dev prompts no setting was clearly faster."
     else:
         yield f"{here} {row.name}: it decodes {speed}, {faster} (it was the fastest on dev prompts)."
     if fastest is not None and fastest.speedup.value < 1:

@@ -77,7 +77,7 @@ def _replay_and_decode(setup: Setup) -> Outcome:
     outcome = settle(setup, outcome, tuning, few) if few else outcome
     if few and not outcome.doubts:
         outcome = replace(outcome, tried=tried_on_dev(setup, outcome))
-        logger.info("on dev prompts %s is the fastest", outcome.recommended or "nothing")
+        logger.info("by dev prompts, use %s", outcome.recommended or "nothing")
     return replace(outcome, batches=decode_batches(setup, outcome)) if settings.concurrency else outcome
 
 

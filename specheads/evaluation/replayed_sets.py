@@ -22,6 +22,7 @@ from specheads.replay.recording import Recorder, Recording, load_recording
 from specheads.replay.replay import Counts, oracle, replay
 from specheads.replay.response_tree import RecordSettings
 
+MAY_BE_SLOWER = 0.05  # the share of resamples in which a setting that is recommended may be slower than the target alone
 A_TIE = 0.02  # the share by which settings must differ in predicted speed for one to be taken in place of the other
 
 
@@ -181,7 +182,13 @@ class Outcome:
 
     @property
     def recommended(self) -> str | None:
-        """The name of the best setting on dev prompts; None where none was tried there, or with doubts none is always best."""
+        """The name of the best setting on dev prompts, the target alone where none is clearly faster.
+
+        None where none was tried there, or with doubts none is always best.
+        """
         if self.doubts:
             return self.choices[0] if len(set(self.choices)) == 1 else None
-        return max(self.tried, key=lambda name: self.tried[name][0], default=None)
+        best, alone = max(self.tried, key=lambda name: self.tried[name][0], default=None), self.tried.get(TARGET_ALONE.name)
+        if best is None or alone is None or np.mean(self.tried[best] <= alone) <= MAY_BE_SLOWER:
+            return best
+        return TARGET_ALONE.name

@@ -84,3 +84,10 @@ def test_a_head_that_was_not_decoded_recommends_what_replay_predicts(stored):
     assert stored(SPEEDS)[1] == {"threshold": 0.3, "min_tokens": 1, "max_tokens": 20, "predicted_speedup": 1.3}
     assert stored(SPEEDS, fixed=1.4)[1] is None
     assert stored(SPEEDS, predicted=0.9)[1] is None  # the target alone is faster
+
+
+@pytest.mark.parametrize(("gain", "name"), [(1.2, "fixed K=2"), (1.01, "target alone"), (0.9, "target alone")])
+def test_a_setting_that_is_not_clearly_faster_leaves_the_target_alone(gain, name):
+    alone = 100 * (1 + 0.02 * np.sin(np.arange(101)))
+    tried = {"target alone": alone, "fixed K=2": gain * alone * (1 + 0.05 * np.cos(np.arange(101)))}
+    assert Outcome([], None, tried=tried).recommended == name
