@@ -50,6 +50,7 @@ _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _LATENT = {"head_dim": 4, "num_key_value_heads": 4}  # latent attention: all heads have keys, of which a part is rotated
 _PADDED = {"pad_token_id": 0}
 _ENDED = {"bos_token_id": 1, "eos_token_id": 2}
+_DTYPES = _each(torch.float32, "xglm", "xlnet")  # whose own code fails in float64
 _OTHERS: dict[str, dict[str, Any]] = {
     **_each(_LATENT, "axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_linear"),
     **_each(_LATENT, "longcat_flash", "minicpm3", "youtu"),
@@ -58,6 +59,7 @@ _OTHERS: dict[str, dict[str, Any]] = {
     **_each({"rotary_dim": 8}, "codegen", "gptj"),
     **_each({"head_dim": 8}, "hunyuan_v1_dense", "hunyuan_v1_moe", "ministral"),
     **_each({"layer_types": ["conv", "full_attention"]}, "lfm2", "lfm2_moe"),
+    "bailing_hybrid": {"n_group": 1, "topk_group": 1, "num_experts_per_token": 2},
     "bamba": {"attn_layer_indices": [1]},
     "cwm": _ENDED,
     "dots3_note_text": {"num_key_value_heads": 4},
@@ -66,7 +68,7 @@ _OTHERS: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "mamba2": {"num_heads": 8},
     "modernbert-decoder": {**_ENDED, **_PADDED},
-    "reformer": {"axial_pos_shape": (16, 10), "axial_pos_embds_dim": (16, 16)},
+    "reformer": {"axial_pos_shape": (16, 10), "axial_pos_embds_dim": (16, 16), "num_buckets": 4},
     "rembert": {"input_embedding_size": 32, "output_embedding_size": 32},
     "zaya": {"num_experts_per_tok": 1},
 }
@@ -94,7 +96,8 @@ def tiny_config(name: str, **more: Any) -> PretrainedConfig:
 
 def tiny_model(config: PretrainedConfig, seed: int, gain: float = 2.0) -> PreTrainedModel:
     """Return a random model whose greedy text does not repeat itself at once; MemoryError if it is not tiny."""
-    options = {"dtype": torch.float64, "experts_implementation": "eager"}  # the other implementations lack float64
+    # The other implementations of experts lack float64.
+    options = {"dtype": _DTYPES.get(config.model_type, torch.float64), "experts_implementation": "eager"}
     with torch.device("meta"):
         number = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config, **options).parameters())
     if number > MOST_WEIGHTS:

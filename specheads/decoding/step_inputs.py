@@ -100,8 +100,8 @@ class RowsExample:
         """
         weights = [*engine.lm.model.parameters(), *engine.lm.model.buffers()]
         known = {size for tensor in (*weights, *others) for size in tensor.shape}
-        heads = [getattr(engine.lm.config, name, None) for name in ("num_attention_heads", "num_key_value_heads", "head_dim")]
-        known |= {head for head in heads if head}
+        names = ("num_attention_heads", "num_key_value_heads", "head_dim")
+        known |= {getattr(config, name, None) or 0 for config in engine.lm.layer_configs for name in names}
         self._device = engine.lm.device
 
         def free(sizes: Iterable[int]) -> int:

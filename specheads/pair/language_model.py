@@ -96,6 +96,13 @@ class LanguageModel:
         return min([most, *_lengths_of_longrope(getattr(self.config, "rope_parameters", None) or {})])
 
     @property
+    def layer_configs(self) -> list[PreTrainedConfig]:
+        """The config of each layer: where their sizes differ, as in Gemma 4, the model's config refuses to name one."""
+        if getattr(self.config, "is_heterogeneous", False):
+            return list(self.config.per_layer_config)
+        return [self.config] * self.config.num_hidden_layers
+
+    @property
     def probs_dtype(self) -> torch.dtype:
         """Type that probabilities are computed in, float32 or wider."""
         return torch.promote_types(self.output_embedding.weight.dtype, torch.float32)

@@ -73,13 +73,14 @@ def memory_parts(
         tokens: that it reads at once, without gradients.
         rows: of distributions (V,) that are held at once, of which `most` numbers at a time.
     """
-    config, itemsize, hidden = lm.config, lm.output_embedding.weight.itemsize, lm.hidden_size
-    num_queries = getattr(config, "num_attention_heads", None) or hidden  # a model without attention: about as for a head of one
-    num_heads = getattr(config, "num_key_value_heads", None) or num_queries
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // num_queries
-    width = getattr(config, "intermediate_size", None) or getattr(config, "ffn_dim", None) or 4 * hidden
+    itemsize, hidden, keys, width = lm.output_embedding.weight.itemsize, lm.hidden_size, 0, 0
+    for config in lm.layer_configs:
+        num_queries = getattr(config, "num_attention_heads", None) or hidden  # without attention: about as for a head of one
+        num_heads = getattr(config, "num_key_value_heads", None) or num_queries
+        keys += num_heads * (getattr(config, "head_dim", None) or config.hidden_size // num_queries)
+        width = max(width, getattr(config, "intermediate_size", None) or getattr(config, "ffn_dim", None) or 4 * hidden)
     return {
-        "keys and values": positions * 2 * config.num_hidden_layers * num_heads * head_size * itemsize,
+        "keys and values": positions * 2 * keys * itemsize,
         # Of one layer: two maps of the MLP, the activation and their product; its input, its norm, the sum and the output.
         "activations": tokens * (4 * width + 4 * hidden) * itemsize,
         # Logits, probabilities, and what a warp makes in between.

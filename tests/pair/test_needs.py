@@ -4,6 +4,7 @@ import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import architectures
 import pytest
 import torch
 from commands import run
@@ -153,3 +154,11 @@ def test_a_gated_model_is_an_error_that_says_how_to_get_access(gate, tmp_path, w
     error = done.stderr.splitlines()[-1]
     assert "is gated, so: accept the licence at https://huggingface.co/" in error and "hf auth login" in error
     assert (done.stdout + done.stderr).count(said) == 1
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma4_text"])  # whose layers have keys of different sizes
+def test_keys_and_values_are_those_of_all_layers(name):
+    lm = architectures.tiny_pair(name).target_lm
+    cache = lm.model(torch.arange(5)[None], use_cache=True).past_key_values
+    held = sum(tensor.nbytes for layer in cache.layers for tensor in (layer.keys, layer.values))
+    assert memory_parts(lm, positions=5)["keys and values"] == held

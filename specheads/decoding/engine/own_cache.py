@@ -60,7 +60,7 @@ def way_of(lm: LanguageModel) -> Way:
 @torch.no_grad()
 def _checked_way(lm: LanguageModel) -> Way:
     # Their long texts are not those of their own generation, however they are read; see tests/decoding/test_architectures.py.
-    if getattr(lm.config, "index_topk", None) or lm.config.model_type == "moshi":
+    if getattr(lm.config, "index_topk", None) or lm.config.model_type in ("moshi", "reformer"):
         raise _undecodable(lm)
     obstacle = _obstacle_to_static_memory(lm)
     if obstacle is None and lm.config._attn_implementation not in ("sdpa", "eager"):
