@@ -222,7 +222,7 @@ def test_a_traced_step_serves_all_rules_of_its_compile_key(pair):
         return hidden, logits, index, uniform, ends, ChainState(torch.zeros(1, dtype=torch.bool), state)
 
     memory = DraftMemory(4, VOCAB, torch.float32, CPU)
-    first, other = (ChainStep(SimpleNamespace(embed=None), Warp(), rule, memory) for rule in pair)
+    first, other = (ChainStep(SimpleNamespace(embed=None, kept_tokens=None), Warp(), rule, memory) for rule in pair)
     with torch.no_grad():
         traced = torch.export.export(Traced(first), arguments(first.rule, 0), strict=False).module()
         for step, seed in ((first, 0), (first, 1), (other, 2), (other, 3)):
