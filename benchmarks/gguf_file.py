@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specheads.pair.draft_vocabulary import KEPT, kept_tokens
+from specheads.pair.draft_vocabulary import KEPT, SIZE, kept_tokens
 
 FAMILY = ("llama", "mistral")
 NEVER = -1e9  # a logit of probability zero
@@ -45,6 +45,7 @@ def complete_output(draft: PreTrainedModel) -> None:
     output.bias.data = rows.new_full((size,), NEVER).index_fill(0, kept, 0)
     draft.set_output_embeddings(output)
     setattr(draft, KEPT, None)
+    setattr(draft.config, SIZE, None)
 
 
 def write_gguf(model: PreTrainedModel, path: Path, stored: str | None = None, source: Path | None = None) -> None:
