@@ -62,8 +62,9 @@ def hash_of(file: Path) -> str:
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     if time.time() - status.st_mtime > _SETTLED:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(note, lambda temporary: temporary.write_text(digest), str(os.getpid()))
+        with contextlib.suppress(OSError):  # a folder that cannot be written: the file is read again
+            note.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(note, lambda temporary: temporary.write_text(digest), str(os.getpid()))
     return digest
 
 

@@ -474,5 +474,8 @@ def test_a_file_is_read_once_for_its_hash(tmp_path, monkeypatch):
     assert files.hash_of(path) == recent == hashlib.sha256(b"1").hexdigest()
     monkeypatch.setattr(hashlib, "file_digest", lambda *arguments: pytest.fail("the file was read again"))
     assert files.hash_of(path) == recent
+    monkeypatch.undo()
+    monkeypatch.setenv("SPECHEADS_CACHE", str(path))  # a file, so that no folder can be made there
+    assert files.hash_of(path) == recent
     path.rename(tmp_path / recent)  # as the hub's cache calls a file of this content
     assert files.hash_of(tmp_path / recent) == recent

@@ -1,6 +1,7 @@
 """Steps compiled by Inductor: once for one token, once for a few and once for many; in rows, in float32, once for all.
 
 The verification of a single drafted token is compiled once more.
+
 Everything that changes from call to call is a tensor: where to write, how much memory to read, a stopping rule's state. Prompts
 and trees are read by the eager engine's code, into the same memory.
 """
@@ -309,7 +310,7 @@ class CompiledEngine(EagerEngine):
         """Return which of _WIDTHS a forward pass over `count` tokens is compiled for.
 
         The verification of one drafted token has a step of its own, as sizes of 1 are constants: padded to three tokens it took
-        11.5 ms of SmolLM2 with AVX2 in place of 9.6.
+        13.7 ms of SmolLM2 with AVX2 in place of 10.9 (docs/measurements/archive.md).
 
         In rows and in float32, packed maps are the fastest for any number of tokens, with the attention that reads rows where
         they lie: on two cores 256 tokens of 64 rows of nano took 15.6 ms, not packed 25.4 ms; in bfloat16 there is no difference.
