@@ -1,5 +1,6 @@
 """Tiny random models of every causal architecture that the installed transformers has, in float64, and pairs of them."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig,
 from specheads.pair.pair import Pair
 
 VOCAB_SIZE, WINDOW, LENGTH = 29, 12, 160
-MOST_WEIGHTS = 3e6  # of a model that is made; larger ones have sizes that are not shrunk here
+MOST_WEIGHTS = 2e7  # of a model that is made; larger ones have sizes that are not shrunk here
 
 
 def _each(value: Any, *names: str) -> dict[str, Any]:
@@ -50,9 +51,10 @@ _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _LATENT = {"head_dim": 4, "num_key_value_heads": 4}  # latent attention: all heads have keys, of which a part is rotated
 _PADDED = {"pad_token_id": 0}
 _ENDED = {"bos_token_id": 1, "eos_token_id": 2}
-_DTYPES = _each(torch.float32, "xglm", "xlnet")  # whose own code fails in float64
+_ZAMBA = {"layer_types": ["mamba", "hybrid"] * 2, "attention_hidden_size": 64, "attention_head_dim": 16}
+_DTYPES = _each(torch.float32, "inkling2_text", "xglm", "xlnet")  # whose own code fails in float64
 _OTHERS: dict[str, dict[str, Any]] = {
-    **_each(_LATENT, "axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_linear"),
+    **_each(_LATENT, "axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"),
     **_each(_LATENT, "longcat_flash", "minicpm3", "youtu"),
     **_each(_PADDED, "camembert", "data2vec-text", "prophetnet", "roberta", "roberta-prelayernorm", "xlm-roberta"),
     **_each(_PADDED, "xlm-roberta-xl"),
@@ -62,14 +64,23 @@ _OTHERS: dict[str, dict[str, Any]] = {
     "bailing_hybrid": {"n_group": 1, "topk_group": 1, "num_experts_per_token": 2},
     "bamba": {"attn_layer_indices": [1]},
     "cwm": _ENDED,
-    "dots3_note_text": {"num_key_value_heads": 4},
+    "dbrx": {
+        "attn_config": {"rope_theta": 1e4, "kv_n_heads": 2, "clip_qkv": 8.0},
+        "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4},
+    },
+    "kimi_linear": _LATENT | {"num_experts_per_token": 2, "linear_head_dim": 8, "linear_num_heads": 4},
     "ernie4_5_moe": {"moe_k": 2},
     "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
+    **_each(_PADDED, "gemma4_text", "gemma4_unified_text"),
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+    **_each(_ENDED | _PADDED, "emu3_text_model", "mllama_text_model"),
     "mamba2": {"num_heads": 8},
     "modernbert-decoder": {**_ENDED, **_PADDED},
     "reformer": {"axial_pos_shape": (16, 10), "axial_pos_embds_dim": (16, 16), "num_buckets": 4},
     "rembert": {"input_embedding_size": 32, "output_embedding_size": 32},
+    "xlm": {"emb_dim": 32, "pad_token_id": 2},
+    "zamba": _ZAMBA,
+    "zamba2": _ZAMBA | {"hybrid_layer_ids": [1, 3]},
     "zaya": {"num_experts_per_tok": 1},
 }
 
@@ -79,15 +90,23 @@ def _kinds(config: Any) -> set[str]:
 
 
 def tiny_config(name: str, **more: Any) -> PretrainedConfig:
-    """Return a tiny config with as many layers as it needs to have every kind of them."""
-    make = CONFIG_MAPPING[name]
+    """Return a tiny config with as many layers as it needs to have every kind of them; its parts are tiny, too."""
+    return _shrunk(CONFIG_MAPPING[name], name, more)
+
+
+def _shrunk(make: Callable[..., PretrainedConfig], name: str, more: Mapping[str, Any]) -> PretrainedConfig:
     usual = make()
     known = usual.to_dict()
     optional = {"sliding_window", "final_logit_softcapping", "q_lora_rank", "head_dim", "logit_scale"}
     sizes = {key: value for key, value in _SIZES.items() if key in known and not (known[key] is None and key in optional)}
+    for key, part in vars(usual).items():
+        if isinstance(part, PretrainedConfig):
+            sizes[key] = _shrunk(type(part), part.model_type, {}).to_dict()
     sizes |= ({"is_decoder": True} if "is_decoder" in known else {}) | _OTHERS.get(name, {}) | more
+    if "layer_types" in sizes:
+        sizes["num_hidden_layers"] = len(sizes["layer_types"])
     for number in (2, 4, 6, 8):
-        layers = {key: number for key in _LAYERS if key in known} if "layer_types" not in sizes else {"num_hidden_layers": 2}
+        layers = {key: number for key in _LAYERS if key in known} if "layer_types" not in sizes else {}
         config = make(**sizes | layers)
         if _kinds(config) >= _kinds(usual):
             break
