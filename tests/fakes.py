@@ -43,7 +43,7 @@ class CountingTokenizer:
     def get_vocab(self) -> dict[str, int]:
         return {chr(97 + i): i for i in range(self.size)}
 
-    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+    def __call__(self, text: str, add_special_tokens: bool = True, verbose: bool = True) -> dict[str, list[int]]:
         return {"input_ids": [ord(letter) - 97 for letter in text]}
 
     def decode(self, tokens, skip_special_tokens: bool = True) -> str:

@@ -180,7 +180,7 @@ class Pair:
         Raises:
             UserError: the text holds an added token that the models do not know.
         """
-        ids = self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
+        ids = self.tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]  # says nothing of lengths
         ids = ids[:-1] if add_special_tokens and self.appends_end else ids
         if (last := max(ids, default=0)) >= self.vocab_size:
             token = self.tokenizer.decode([last])

@@ -224,7 +224,7 @@ class DatasetSource:
         for end, (message, after) in enumerate(zip_longest(messages, messages[1:]), 1):
             if message["role"] in NO_QUESTION or (after and after["role"] != "assistant") or not message["content"].strip():
                 continue
-            is_chat = end > 1 or bool(tools) or message.keys() != {"role", "content"}
+            is_chat = end > 1 or bool(tools) or message != {"role": "user", "content": message["content"]}
             given = {"messages": messages[:end]} | ({"tools": tools} if tools else {})
             text = as_json(given, self.path, place) if is_chat else message["content"]
             response = after["content"] if after else None

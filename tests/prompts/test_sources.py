@@ -636,6 +636,11 @@ def test_tools_and_the_system_prompt_of_a_row_are_the_conversations(tmp_path):
     assert json.loads(loaded[0].text) == {"messages": called, "tools": TOOLS}
 
 
+def test_a_single_message_of_another_role_is_no_plain_instruction(tmp_path):
+    other = {"role": "narrator", "content": "Once upon a time."}
+    assert chats(tmp_path, [{"messages": [other]}]) == [([other], None, None)]
+
+
 def test_the_turns_of_a_conversation_are_in_one_split(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     rows = [

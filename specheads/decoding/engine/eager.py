@@ -24,7 +24,9 @@ from specheads.decoding.engine.reading import (
 )
 from specheads.pair.language_model import LanguageModel
 
-READ_TOKENS = 256  # that packed copies of weights read at once, so that activations stay in a CPU's cache
+# Tokens that packed copies of weights read at once, so that activations stay in a CPU's cache. The model itself, by the products and
+# the attention of torch, reads 1,000 tokens 1.0 to 1.7 times as fast, 4,000 and 8,000 1.3 to 2.2 times.
+READ_TOKENS = 256
 
 
 @dataclass(frozen=True)
@@ -218,8 +220,11 @@ class EagerEngine:
 
     def read_prompt(self, tokens: Tensor) -> Tensor:
         """Append the prompt `tokens` (1, T) to the memory of one text; return the states (1, H) at its end."""
-        size = READ_TOKENS if self.reader.explicit_masks else tokens.shape[1]
-        return [self.forward(part, num_logits=0).hidden[:, -1] for part in tokens.split(size, dim=1)][-1]
+        return self._forward(self._reader_of(tokens.shape[1]), tokens).hidden[:, -1]
+
+    def _reader_of(self, count: int) -> LanguageModel:
+        """Return the model as it reads so many tokens of a prompt fastest."""
+        return self.reader if count <= READ_TOKENS else self.lm
 
     def compiled_step(self, epilogue: Epilogue, all_logits: bool = False) -> CompiledStep:
         """Return a function of `(tokens, *inputs)`: a forward pass over `tokens` (1, T) and then `epilogue(output, *inputs)`.
@@ -292,14 +297,11 @@ class EagerEngine:
         self._check_fits(length + tokens.shape[1])
         if not self._written():
             EagerEngine._allocate(self)
-        lm, states, count = self.reader, list[Tensor](), tokens.shape[1]
-        for part in tokens.split(READ_TOKENS if lm.explicit_masks and reading is None else count, dim=1):
-            positions = length + torch.arange(part.shape[1], device=tokens.device)[None]
-            plain = padded_reading(lm, positions, length) if lm.explicit_masks else Reading({"position_ids": positions})
-            cache = Cache(layers=[layer.row(row, length) for layer in self._layers])
-            states.append((reading or plain).hidden_states(lm, part, cache))
-            length += part.shape[1]
-        return torch.cat(states, dim=1)
+        lm = self._reader_of(tokens.shape[1]) if reading is None else self.reader
+        positions = length + torch.arange(tokens.shape[1], device=tokens.device)[None]
+        plain = padded_reading(lm, positions, length) if lm.explicit_masks else Reading({"position_ids": positions})
+        cache = Cache(layers=[layer.row(row, length) for layer in self._layers])
+        return (reading or plain).hidden_states(lm, tokens, cache)
 
     @property
     def reads_rows_together(self) -> bool:
