@@ -23,7 +23,8 @@ from torch import Tensor
 from specheads.decoding.step_costs import StepCosts
 from specheads.papers.claims import CheckedClaim, ReportSection, computed
 
-GRID = torch.linspace(-8.0, 0.0, 161, dtype=torch.float64)  # logarithms of survival at which values are kept
+# The survivals at which values are kept: evenly in their logarithm, and 0, where nothing can be earned.
+KEPT = torch.cat([torch.zeros(1, dtype=torch.float64), torch.linspace(-8.0, 0.0, 1601, dtype=torch.float64).exp()])
 PRECISION = 1e-9  # the relative error of the throughput
 THRESHOLDS = torch.arange(0.02, 1.0, 0.02, dtype=torch.float64).tolist()
 RATIOS, LONGEST = (5, 10, 20), 20
@@ -55,10 +56,10 @@ class AcceptanceChain:
 
     def after_one_more(self) -> Callable[[Tensor], Tensor]:
         """Return the function that reads a table (grid, B) of survivals where one more token of each bin leaves each survival."""
-        earned = GRID.exp()[:, None] * self.values
-        place = ((earned.clamp_min(1e-300).log() - GRID[0]) / (GRID[1] - GRID[0])).clamp(0, len(GRID) - 1)
-        lower = place.floor().long().clamp_max(len(GRID) - 2)
-        part, bins = place - lower, torch.arange(len(self.values)).expand_as(lower)
+        earned = KEPT[:, None] * self.values
+        lower = (torch.searchsorted(KEPT, earned) - 1).clamp(0, len(KEPT) - 2)
+        # Values are linear in survival between a policy's changes, so they are interpolated in survival, not in its logarithm.
+        part, bins = (earned - KEPT[lower]) / (KEPT[lower + 1] - KEPT[lower]), torch.arange(len(self.values)).expand_as(lower)
         return lambda table: (1 - part) * table[lower, bins] + part * table[lower + 1, bins]
 
 
@@ -90,8 +91,8 @@ def optimal_stopping(chain: AcceptanceChain, costs: StepCosts, max_tokens: int) 
 def _round_worth(chain: AcceptanceChain, costs: StepCosts, max_tokens: int, throughput: float) -> tuple[float, Tensor]:
     """Return the most that tokens minus throughput times seconds of a round can be, and the policy's `least_survival`."""
     price, after_one_more = throughput * costs.draft_seconds, chain.after_one_more()
-    earned = GRID.exp()[:, None] * chain.values  # what one more token of bin b brings at each survival
-    best = torch.zeros(len(GRID), len(chain.values), dtype=torch.float64)  # the best that can follow a token of bin b
+    earned = KEPT[:, None] * chain.values  # what one more token of bin b brings at each survival
+    best = torch.zeros(len(KEPT), len(chain.values), dtype=torch.float64)  # the best that can follow a token of bin b
     rows = [torch.full_like(chain.values, torch.inf)]
     for _ in range(max_tokens - 1):
         going_on = (earned + after_one_more(best)) @ chain.following.T - price  # (grid, B), rises with survival
@@ -108,20 +109,19 @@ def _crossing(going_on: Tensor) -> Tensor:
     column = torch.arange(going_on.shape[1])
     above, below = going_on[after, column], going_on[after - 1, column]
     part = torch.where(above > below, -below / (above - below), 0.0).clamp(0, 1)
-    log_survival = GRID[after - 1] + part * (GRID[1] - GRID[0])
-    log_survival = torch.where(pays[0], -torch.inf, log_survival)
-    return torch.where(pays.any(dim=0), log_survival.exp(), torch.inf)
+    survival = KEPT[after - 1] + part * (KEPT[after] - KEPT[after - 1])
+    return torch.where(pays.any(dim=0), torch.where(pays[0], -torch.inf, survival), torch.inf)
 
 
 def _value_of_going_on(chain: AcceptanceChain, policy: _Policy) -> tuple[Tensor, Tensor]:
     """Return what a policy still drafts, by token, survival and bin, (max_tokens - 1, grid, B) each: accepted and drafted tokens.
 
-    Accepted tokens are expected given that all tokens so far are accepted; survival, with `GRID`, is what the policy believes.
+    Accepted tokens are expected given that all tokens so far are accepted; survival, with `KEPT`, is what the policy believes.
     """
     after_one_more, rows = chain.after_one_more(), []
-    accepted = drafted = torch.zeros(len(GRID), len(chain.values), dtype=torch.float64)
+    accepted = drafted = torch.zeros(len(KEPT), len(chain.values), dtype=torch.float64)
     for least in policy.least_survival[1:].flip(0):
-        goes_on = (GRID.exp()[:, None] > least).double()
+        goes_on = (KEPT[:, None] > least).double()
         later = [after_one_more(goes_on * each) for each in (accepted, drafted)]
         accepted, drafted = (chain.values * (1 + later[0])) @ chain.following.T, (1 + later[1]) @ chain.following.T
         rows.append(torch.stack([accepted, drafted]))

@@ -6,7 +6,7 @@ import torch
 from specheads.decoding.step_costs import StepCosts
 from specheads.papers.theory.stopping import (
     CHAINS,
-    GRID,
+    KEPT,
     _value_of_going_on,
     automatic_threshold,
     best_fixed,
@@ -62,11 +62,11 @@ def test_the_value_of_going_on_is_nothing_where_the_policy_is_indifferent(name):
     chain, costs = CHAINS[name], StepCosts.at_ratio(10)
     policy = optimal_stopping(chain, costs, 12)
     accepted, drafted = _value_of_going_on(chain, policy)
-    gain = GRID.exp()[:, None] * accepted - policy.throughput * costs.draft_seconds * drafted
-    inside = policy.least_survival[:-1].clamp(GRID[0].exp(), 1.0)
-    place = ((inside.log() - GRID[0]) / (GRID[1] - GRID[0])).round().long().clamp(0, len(GRID) - 1)
+    gain = KEPT[:, None] * accepted - policy.throughput * costs.draft_seconds * drafted
+    inside = policy.least_survival[:-1].clamp(KEPT[1], 1.0)
+    place = (KEPT - inside[..., None]).abs().argmin(dim=-1)
     at_least = gain.gather(1, place[:, None]).squeeze(1)
-    reached = (policy.least_survival[:-1] > GRID[0].exp()) & (policy.least_survival[:-1] < 1)
+    reached = (policy.least_survival[:-1] > KEPT[1]) & (policy.least_survival[:-1] < 1)
     assert reached.any() and (at_least[reached].abs() < 0.05).all()
 
 
