@@ -24,8 +24,8 @@ from specheads.decoding.engine.reading import (
 )
 from specheads.pair.language_model import LanguageModel
 
-# Tokens that packed copies of weights read at once, so that activations stay in a CPU's cache. The model itself, by the products and
-# the attention of torch, reads 1,000 tokens 1.0 to 1.7 times as fast, 4,000 and 8,000 1.3 to 2.2 times.
+# Tokens that packed copies of weights read at once, so that activations stay in a CPU's cache. The model itself, by products and
+# attention of torch, reads 1,000 tokens 1.0 to 1.7 times as fast, 4,000 and 8,000 1.3 to 2.2 times.
 READ_TOKENS = 256
 
 

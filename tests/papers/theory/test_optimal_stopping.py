@@ -28,7 +28,7 @@ def enumerated(chain, draft_seconds, target_seconds, max_tokens):
 
 
 def exact(chain, draft_seconds, target_seconds, max_tokens):
-    """Return the highest throughput, by bisection over the value of a round; survivals are those that occur, so none is rounded."""
+    """Return the highest throughput, by bisection over the value of a round; all survivals that occur are visited."""
     bins = range(len(chain.values))
 
     def worth(throughput):
