@@ -12,8 +12,10 @@ sampled (`draft_sample_method="probabilistic"`) are both lossless. Without `spec
 Keys: `head`; `threshold`, `min_tokens` and `max_tokens` of HeadThreshold (by default what the head recommends, or else the usual
 ones), where vLLM's num_speculative_tokens is an upper bound; `any_draft`, which accepts a head of another draft.
 
-Made for vLLM's model runner V1 (vllm/v1/spec_decode/llm_base_proposer.py); the other one keeps drafts of one length on the
-device.
+Made for vLLM's model runner V1 (vllm/v1/spec_decode/llm_base_proposer.py). A configuration under which the head would be ignored
+is refused: other methods than draft models, and runner V2, the default for many models. There the place would be a subclass of
+StandaloneARSpeculator (vllm/v1/worker/gpu/spec_decode/standalone_ar), whose steps end in `sample_draft`; drafts have one length
+for all requests, and its kernels need Triton.
 """
 
 import logging
@@ -213,6 +215,23 @@ def _check_supported(vllm_config: Any) -> None:
         )
 
 
+def _check_asked(config: Any, uses_v2: bool) -> None:
+    """Raise UserError where `additional_config` names a head that vLLM would draft without."""
+    given, spec = getattr(config, "additional_config", None), getattr(config, "speculative_config", None)
+    if not isinstance(given, dict) or given.get("specheads") is None:
+        return
+    if (method := getattr(spec, "method", None)) != "draft_model":
+        raise UserError(
+            f"additional_config names a head, but speculative_config has the method {method}: it would be ignored; heads end the "
+            'drafts of speculative_config={"method": "draft_model", ...}.'
+        )
+    if uses_v2:
+        raise UserError(
+            "additional_config names a head, but vLLM would run its model runner V2, where it would be ignored; set "
+            "VLLM_USE_V2_MODEL_RUNNER=0 before vLLM starts."
+        )
+
+
 def proposer_class(base: type) -> type:
     """Return a subclass of vLLM's draft-model proposer that asks a head, where `additional_config` names one."""
 
@@ -266,6 +285,16 @@ def register() -> None:
     module = import_module(DRAFT_MODEL)
     if getattr(module.DraftModelProposer, "takes_heads", False):
         return
+    config = import_module("vllm.config").VllmConfig
+    if isinstance(runner := getattr(config, "use_v2_model_runner", None), property):  # each worker asks for it
+
+        def use_v2_model_runner(self: Any) -> bool:
+            assert runner.fget is not None
+            uses_v2 = runner.fget(self)
+            _check_asked(self, uses_v2)
+            return uses_v2
+
+        config.use_v2_model_runner = property(use_v2_model_runner)
     made = proposer_class(module.DraftModelProposer)
     made.takes_heads = True  # type: ignore[attr-defined]
     module.DraftModelProposer = made  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from specheads.decoding.stopping import HeadThreshold
 from specheads.errors import UserError
 from specheads.heads.features import drafting_features
 from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
-from specheads.integrations.vllm import DraftStopping, _check_supported, proposer_class
+from specheads.integrations.vllm import DraftStopping, _check_asked, _check_supported, proposer_class
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import right_padded
 from specheads.pair.sampling import Warp
@@ -241,6 +241,26 @@ def test_settings_that_exclude_each_other_are_refused(where, name):
     setattr(settings[where], name, True)
     with pytest.raises(UserError, match=name):
         _check_supported(SimpleNamespace(**settings))
+
+
+@pytest.mark.parametrize(
+    ("method", "uses_v2", "message"),
+    [
+        (None, False, "speculative_config has the method None: it would be ignored"),
+        ("ngram", False, "has the method ngram"),
+        ("draft_model", True, "model runner V2, where it would be ignored; set VLLM_USE_V2_MODEL_RUNNER=0"),
+    ],
+)
+def test_a_head_that_would_be_ignored_is_refused(method, uses_v2, message):
+    spec = None if method is None else SimpleNamespace(method=method)
+    asked = SimpleNamespace(additional_config={"specheads": {"head": "h"}}, speculative_config=spec)
+    with pytest.raises(UserError, match=message):
+        _check_asked(asked, uses_v2)
+    _check_asked(SimpleNamespace(additional_config={}, speculative_config=spec), uses_v2)  # nobody asks for a head
+    _check_asked(
+        SimpleNamespace(additional_config=asked.additional_config, speculative_config=SimpleNamespace(method="draft_model")),
+        False,
+    )
 
 
 def test_a_draft_with_a_cut_output_is_refused():

@@ -133,6 +133,14 @@ def test_a_head_of_another_draft_is_refused(engine, folders, head, tmp_path):
         engine(given={"head": str(tmp_path / "other")})
 
 
+def test_a_head_that_would_be_ignored_is_refused(engine, monkeypatch):
+    with pytest.raises(Exception, match="has the method ngram: it would be ignored"):
+        engine(speculative={"method": "ngram", "model": None, "prompt_lookup_max": 2})
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    with pytest.raises(Exception, match="model runner V2, where it would be ignored; set VLLM_USE_V2_MODEL_RUNNER=0"):
+        engine()
+
+
 def test_many_requests_take_no_more_memory(engine):
     made, used = engine(max_num_seqs=32, max_model_len=128), []
     for part in range(5):
