@@ -13,6 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from transformers import PreTrainedTokenizerBase
 
@@ -101,9 +103,27 @@ def next_stage(
     if store := complete(labels=True):
         return store.folder
     responses = complete(labels=False)
+    if responses:
+        _check_answered(pair, responses.folder)
     if responses and labelled:
         return LabelStage(pair, wanted, settings, root, responses)
     return responses.folder if responses else ResponseStage(pair, wanted, settings, root)
+
+
+def _check_answered(pair: Pair, folder: Path) -> None:
+    """Warn where half of a complete cache's responses are an end token alone; raises UserError where all are."""
+    paths = sorted(folder.glob("*.parquet"))
+    rows = pa.concat_tables([pq.read_table(path, columns=["response_ids", "finished"]) for path in paths])
+    count = pc.sum(pc.and_(rows["finished"], pc.less_equal(pc.list_value_length(rows["response_ids"]), 1))).as_py()
+    if 2 * (count or 0) < len(rows):
+        return
+    text = (
+        f"{count} of {len(rows)} responses of {pair.target_id} are an end token alone; look at its chat template (or model.chat, "
+        "model.instruction_format) and at the end tokens of its generation config"
+    )
+    if count == len(rows):
+        raise UserError(f"{text}: there is nothing to learn from. The responses are in {folder}.")
+    logger.warning("data: %s", text)
 
 
 class Stage(ABC):

@@ -11,6 +11,7 @@ import data_gen.rows
 from data_gen.run import generate_data
 from data_gen.settings import Generation
 from specheads.decoding.responses import Responder
+from specheads.errors import UserError
 from specheads.pair.sampling import Warp
 from specheads.prompts.prompt import Prompt
 from specheads.prompts.sources import NanoSource
@@ -164,3 +165,16 @@ def test_announced_sizes_are_those_on_disk(nano, tmp_path, caplog):
         written = sum(path.stat().st_size for path in folder.glob("*.parquet"))
         assert written / 1.5 < 1e6 * float(announced[stage]) < 1.5 * written
     assert re.search(r"data: labels of 24 prompts, 24 still to do, .* about .* of memory \(weights and all in use", caplog.text)
+
+
+@pytest.mark.parametrize(("ends", "all_end"), [(range(8), True), (range(5), False), ([0], None)])
+def test_a_target_that_ends_at_once_is_told_before_labels_are_made(tmp_path, caplog, ends, all_end):
+    pair = tiny_pair(8, scale=0.5)
+    pair.target.generation_config.eos_token_id = list(ends)
+    text = "12 responses of tiny-target are an end token alone; look at its chat template"
+    if all_end:
+        with pytest.raises(UserError, match=f"12 of {text}.*: there is nothing to learn from"):
+            make(pair, tmp_path)
+    else:
+        make(pair, tmp_path)
+        assert (f"of {text}" in caplog.text) == (all_end is False)
