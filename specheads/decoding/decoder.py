@@ -69,7 +69,7 @@ class Decoder:
         return row.generation(self.pair)
 
     def stream(self, prompt: Prompt, max_new_tokens: int = 256, seed: int = 0, stop_tokens: StopTokens = None) -> Iterator[str]:
-        """Yield the response's text piece by piece, whole characters only; only one stream at a time may use a decoder."""
+        """Yield the response's text piece by piece, whole characters only; until its end nothing else decodes here."""
         return self._pieces(self._row(prompt, max_new_tokens, seed, stop_tokens))
 
     def generate_batch(
@@ -84,7 +84,7 @@ class Decoder:
         """Yield `(number, generation)` for each prompt as its response ends, which is not the order of `prompts`.
 
         Up to `max_batch` prompts are decoded together; one that ends makes room for the next. The tokens of each are those that
-        `generate` returns, up to the rounding of sums. Only one batch at a time may use a decoder.
+        `generate` returns, up to the rounding of sums. Until the batch ends or is closed, nothing else decodes here.
 
         Args:
             prompts: each as for `generate`; read as there is room.

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import index
+from threading import Lock
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -29,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 CPU = torch.device("cpu")
 MAX_WINDOW = 4096  # models that reach 128k positions would otherwise fill a device with empty memory
+_in_use, _lock = WeakSet[Engine](), Lock()  # engines that decode now
 _frozen_by: str | None = None  # who keeps Python's collector from objects, once it is known
 
 StopTokens = int | Iterable[int] | Tensor | None
@@ -174,7 +177,15 @@ class RowsDecoder:
         self._clock, self.is_warm = Clock([engine.lm for engine in self.engines]), False
 
     def warm_up(self) -> None:
-        """Compile, load or capture all that generation will run; the first generation does it otherwise."""
+        """Compile, load or capture all that generation will run; the first generation does it otherwise.
+
+        Raises:
+            UserError: the engines' memory is in use.
+        """
+        with _owned(self.engines):
+            self._warm_up()
+
+    def _warm_up(self) -> None:
         compile_ahead([self.prepare])
         self.prepare()
         self.is_warm = True
@@ -258,9 +269,16 @@ class RowsDecoder:
 
         Args:
             stop_tokens: ids that end a response and therefore a draft; None: the target's generation config.
+
+        Raises:
+            UserError: the engines' memory is in use.
         """
+        with _owned(self.engines):
+            yield from self._decode(rows, stop_tokens)
+
+    def _decode(self, rows: Iterable[Row], stop_tokens: Iterable[int] | None) -> Iterator[list[Row]]:
         if not self.is_warm:
-            self.warm_up()
+            self._warm_up()
         if not self._single:
             for engine in self.engines:
                 engine.rewind(0)  # notices weights that were moved or changed
@@ -331,6 +349,23 @@ class RowsDecoder:
             )
             row.rounds.append(timed)
             row.ready_at = committed
+
+
+@contextmanager
+def _owned(engines: Sequence[Engine]) -> Iterator[None]:
+    """Keep engines for one caller: texts that take turns on one memory would be wrong without a word."""
+    with _lock:
+        if any(engine in _in_use for engine in engines):
+            raise UserError(
+                "this decoder is decoding already, in another thread or for a stream or a batch that is still open; read that to "
+                "its end or close() it, or make another decoder."
+            )
+        _in_use.update(engines)
+    try:
+        yield
+    finally:
+        for engine in engines:
+            _in_use.discard(engine)
 
 
 @contextmanager

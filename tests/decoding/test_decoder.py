@@ -1,4 +1,5 @@
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -145,6 +146,74 @@ def test_a_stream_adds_up_to_the_text():
     pair = tiny_pair(vocab_size=7)
     decoder = SpeculativeDecoder(pair, warp=Warp())
     assert "".join(decoder.stream("abc", 30, seed=5)) == decoder.generate("abc", 30, seed=5).text
+
+
+def _batch_of_one(decoder):
+    return (each.text for _, each in decoder.generate_batch([[1, 2], [3, 4]], max_batch=1, max_new_tokens=20))
+
+
+def _stream(decoder):
+    return decoder.stream("abc", 30)
+
+
+@pytest.mark.parametrize("opened", [_batch_of_one, _stream])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda decoder: decoder.generate([5], 8),
+        lambda decoder: next(decoder.stream("ab", 8)),
+        lambda decoder: list(_batch_of_one(decoder)),
+        lambda decoder: decoder.with_stopping(stopping.FixedLength(2)).generate([5], 8),
+    ],
+)
+def test_a_decoder_that_is_decoding_refuses_others_and_is_right_afterwards(opened, use):
+    decoder = SpeculativeDecoder(tiny_pair(vocab_size=7), warp=Warp())
+    first, alone = opened(decoder), [*opened(decoder)]
+    texts = [next(first)]
+    with pytest.raises(UserError, match="this decoder is decoding already"):
+        use(decoder)
+    texts += first
+    assert texts == alone
+    use(decoder)
+
+
+@pytest.mark.parametrize("end", [lambda opened: opened.close(), lambda opened: None])
+def test_a_stream_that_is_dropped_half_way_leaves_a_decoder_that_is_right(end):
+    decoder = SpeculativeDecoder(tiny_pair(vocab_size=7), warp=Warp())
+    expected = decoder.generate([5], 30).tokens.tolist()
+    opened = decoder.stream("abc", 30)
+    next(opened)
+    end(opened)
+    del opened
+    assert decoder.generate([5], 30).tokens.tolist() == expected
+
+
+def test_an_error_within_a_round_leaves_a_decoder_that_is_right(monkeypatch):
+    decoder = SpeculativeDecoder(tiny_pair(vocab_size=7), warp=Warp())
+    expected = decoder.generate([5], 30).tokens.tolist()
+    for error in (KeyboardInterrupt, RuntimeError):
+        with monkeypatch.context() as patched:
+            patched.setattr(decoder.single.rounds, "take", lambda *given, error=error: (_ for _ in ()).throw(error))
+            with pytest.raises(error):
+                decoder.generate([1, 2, 3], 30)
+        assert decoder.generate([5], 30).tokens.tolist() == expected
+
+
+def test_threads_that_share_a_decoder_get_the_right_text_or_a_sentence():
+    decoder = SpeculativeDecoder(tiny_pair(vocab_size=7), warp=Warp())
+    prompts = [[number % 6 + 1] * 3 for number in range(24)]
+    expected = [decoder.generate(prompt, 20).tokens.tolist() for prompt in prompts]
+
+    def made(prompt):
+        try:
+            return decoder.generate(prompt, 20).tokens.tolist()
+        except UserError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(made, prompts))
+    assert all(each == right or "decoding already" in each for each, right in zip(found, expected, strict=True))
+    assert expected[0] in found
 
 
 def test_a_stream_refuses_a_bad_prompt_at_once():
