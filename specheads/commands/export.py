@@ -1,5 +1,6 @@
-"""`specheads export head=... [format=...]`: check and describe a head, and write it in the format of another decoder."""
+"""`specheads export`: check and describe a head, write it in the format of another decoder, or print an engine's settings."""
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from specheads.commands.main import VERBS
 from specheads.errors import UserError
 from specheads.heads.card import properties
 from specheads.heads.head import AcceptanceHead, load_head
-from specheads.integrations.formats import FORMATS
+from specheads.integrations.formats import ENGINES, FORMATS, drafting_of
 from specheads.settings import Settings, Text, fields_of, setting
 from specheads.storage.files import without_home
 
@@ -18,10 +19,12 @@ from specheads.storage.files import without_home
 class Export(Settings):
     """What is checked, and what is written."""
 
-    head: Text = setting(help="a folder that specheads train exported, or a hub id", min_length=1)
-    format: Literal["standalone", "onnx"] | None = setting(
-        None, "what to write into the head's folder; without it, the head is checked and described"
+    head: Text | None = setting(None, "a folder that specheads train exported, or a hub id", min_length=1)
+    format: Literal["standalone", "onnx", "vllm", "tensorrt-llm", "llama.cpp", "sglang"] | None = setting(
+        None, "what to write into the head's folder, or to print of a report; without it, the head is checked and described"
     )
+    report: Text | None = setting(None, "a folder of specheads evaluate, whose best lengths of drafts an engine's settings get")
+    ratio: Text = setting("measured", "the ratio of costs for which they are: measured on this machine, or one of the report's")
 
 
 def main() -> None:
@@ -37,6 +40,10 @@ def run(words: Sequence[str]) -> str:
         known = ", ".join(f"{name}=" for name in Export.model_fields)
         raise UserError(f"specheads export: {other[0]!r} is not known; it takes {known}.")
     settings = Export(**dict(word.split("=", 1) for word in words))
+    if settings.report is not None or settings.format in ENGINES:
+        return _engine_settings(settings)
+    if settings.head is None:
+        raise UserError("specheads export: head=<folder> is missing, or report=<folder> of an evaluation.")
     head = load_head(settings.head)
     if settings.format is None:
         return _description(head)
@@ -51,12 +58,28 @@ def run(words: Sequence[str]) -> str:
     return f"{without_home(str(write(head, Path(settings.head))))} written"
 
 
+def _engine_settings(settings: Export) -> str:
+    """Return the settings of an engine; raises UserError for a report that cannot be read, or that says not to draft."""
+    if settings.format not in ENGINES or settings.report is None:
+        wrong = f"format={settings.format}" if settings.report else f"format={settings.format} without report="
+        raise UserError(f"specheads export: {wrong}; expected report=<folder> of an evaluation and format={', '.join(ENGINES)}.")
+    path, (version, write) = Path(settings.report) / "report.json", ENGINES[settings.format]
+    try:
+        given = drafting_of(json.loads(path.read_text()), settings.ratio)
+    except UserError:
+        raise
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{path} cannot be read ({error}); give the folder of a run of specheads evaluate.") from None
+    return f"# for {version}, by {without_home(str(path))} at ratio {settings.ratio}\n{write(given)}"
+
+
 def help_text() -> str:
     """Return the help text of the verb."""
     rows = [(f"  {key + '=':<10}", text) for key, text in fields_of(Export).items()]
-    rows[2:2] = [(f"{'':<12}{name:<14}", about) for name, (about, _) in FORMATS.items()]
+    rows[2:2] = [(f"{'':<12}{name:<14}", about) for name, (about, _) in (FORMATS | ENGINES).items()]
     lines = [fill(text, 80, initial_indent=first, subsequent_indent=" " * len(first)) for first, text in rows]
-    return "\n".join(["usage: specheads export head=<folder> [key=value ...]", "", f"  {VERBS['export'].about}", "", *lines])
+    usage = ["usage: specheads export head=<folder> [format=...]", "       specheads export report=<folder> format=<engine>"]
+    return "\n".join([*usage, "", f"  {VERBS['export'].about}", "", *lines])
 
 
 def _description(head: AcceptanceHead) -> str:

@@ -1,10 +1,12 @@
-"""The formats in which a head is written for other decoders, each into the head's folder."""
+"""What other decoders take: files of a head, written into its folder; settings of engines, by what an evaluation measured."""
 
+import json
 import logging
+import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -119,4 +121,82 @@ FORMATS: dict[str, tuple[str, Callable[[AcceptanceHead, Path], Path]]] = {
         lambda head, folder: loaders.write_loader(folder, loaders.STANDALONE),
     ),
     "onnx": ("head.onnx, for onnxruntime (pip install 'specheads[onnx]')", write_onnx),
+}
+
+
+class Drafting(NamedTuple):
+    """How engines without heads should draft."""
+
+    draft: str
+    lengths: Sequence[tuple[int, int]]  # up to so many requests at once, so many drafted tokens; 0: none. Ascending.
+    least_probability: float | None  # of the draft's most likely token, below which a draft ends; None: fixed lengths are faster
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of a draft."""
+        return max(length for _, length in self.lengths)
+
+
+def drafting_of(report: Mapping[str, Any], ratio: str) -> Drafting:
+    """Return what a `report.json` found best on dev prompts at one ratio of costs, and for batches what was decoded.
+
+    Raises:
+        UserError: the report has no fixed lengths at this ratio, or none that is faster than the target alone.
+    """
+    rules = [row for data_set in report["data_sets"] if data_set["role"] == "dev" for row in data_set["rules"]]
+
+    def best(family: str) -> tuple[float, Mapping[str, Any]]:
+        rows = [(row["speedup"][ratio]["value"], row) for row in rules if row["family"] == family and ratio in row["speedup"]]
+        return max(rows, key=lambda row: row[0], default=(0.0, {}))
+
+    (speed, fixed), (confident, by_probability) = best("fixed_length"), best("max_probability")
+    if not fixed:
+        known = sorted({each for row in rules for each in row["speedup"]})
+        raise UserError(
+            f"ratio={ratio}: the report has no fixed lengths on dev prompts at it, expected one of {', '.join(known)}."
+        )
+    lengths = []
+    for table in report.get("batches", ()):
+        rows = [row for row in table["rows"] if row["family"] == "fixed_length"]
+        lengths += [(table["concurrency"], int(re.findall(r"K=(\d+)", row["name"])[0]) * (row["over_alone"] > 1)) for row in rows]
+    lengths = sorted(lengths) or [(1, int(fixed["value"]) * (speed > 1))]
+    if not any(length for _, length in lengths):
+        raise UserError(f"at ratio={ratio} no fixed length is faster than the target alone: serve the target without a draft.")
+    least = float(by_probability["value"]) if confident > speed else None
+    return Drafting(str(report["context"]["draft"]), lengths, least)
+
+
+def _vllm(given: Drafting) -> str:
+    config: dict[str, Any] = {"method": "draft_model", "model": given.draft, "num_speculative_tokens": given.longest}
+    if len(given.lengths) > 1:
+        firsts = [1, *(last + 1 for last, _ in given.lengths)]
+        bounds = [[first, *bound] for first, bound in zip(firsts, given.lengths, strict=False)]
+        config["num_speculative_tokens_per_batch_size"] = bounds
+    return f"--speculative-config '{json.dumps(config)}'"
+
+
+def _tensorrt(given: Drafting) -> str:
+    lines = ["decoding_type: Draft_Target", f"max_draft_len: {given.longest}", f"speculative_model: {json.dumps(given.draft)}"]
+    if len(given.lengths) > 1:
+        lines += ["draft_len_schedule:  # up to so many requests, and none above"]
+        lines += [f"  {last}: {length}" for last, length in given.lengths if length]
+    return "\n  ".join(["speculative_config:", *lines])
+
+
+def _llama(given: Drafting) -> str:
+    least = given.least_probability or 0.0
+    return f"--spec-type draft-simple --spec-draft-n-max {given.longest} --spec-draft-p-min {least:g}  # and -md <draft.gguf>"
+
+
+def _sglang(given: Drafting) -> str:
+    steps = f"--speculative-num-steps {given.longest} --speculative-num-draft-tokens {given.longest + 1}"
+    return f"--speculative-algorithm STANDALONE --speculative-draft-model-path {given.draft} {steps} --speculative-eagle-topk 1"
+
+
+# By name the engine's version whose settings these are, and the function that returns them as text.
+ENGINES: dict[str, tuple[str, Callable[[Drafting], str]]] = {
+    "vllm": ("vLLM 0.32", _vllm),
+    "tensorrt-llm": ("TensorRT-LLM 1.3", _tensorrt),
+    "llama.cpp": ("llama.cpp of 2026, llama-server", _llama),
+    "sglang": ("SGLang 0.5.23", _sglang),
 }

@@ -1,5 +1,7 @@
 """`specheads export`, in this process."""
 
+import json
+
 import pytest
 import torch
 
@@ -66,15 +68,81 @@ def test_the_files_are_checked(head, run):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["export"], "head is missing; it is a folder"),
+        (["export"], "head=<folder> is missing, or report=<folder>"),
         (["export", "head="], "head= "),
         (["export", "folder"], "'folder' is not known; it takes head="),
-        (["export", "head=a", "report=b"], "report=b is not known; expected one of head, format"),
+        (["export", "head=a", "other=b"], "other=b is not known; expected one of head, format, report, ratio"),
         (["export", "head=./none"], "there is no head folder './none'"),
-        (["export", "head=HEAD", "format=pickle"], "format=pickle must be one of 'standalone' or 'onnx'"),
+        (["export", "head=HEAD", "format=pickle"], "format=pickle must be one of 'standalone', 'onnx', 'vllm'"),
         (["export", "head=specheads/nano/draft/../draft"], "config.json belongs to a model, not to a head"),
     ],
 )
 def test_a_mistake_is_one_message_and_exit_code_two(run, head, words, message):
     code, text, error = run(*(word.replace("HEAD", str(head)) for word in words))
     assert code == 2 and not text and error.startswith("error: ") and message in error and "Traceback" not in error
+
+
+def write_report(folder, batches=(), probability=None, speed=1.4):
+    """Write as much of a report as engines' settings read; speeds at ratio 10 peak at three tokens."""
+
+    def rule(family, value, *speeds):
+        speedup = {ratio: {"value": each} for ratio, each in zip(("measured", "10"), speeds, strict=True)}
+        return {"family": family, "value": value, "speedup": speedup}
+
+    rules = [rule("fixed_length", 1, speed, 1.2), rule("fixed_length", 3, 0.9, 1.6)]
+    rules += [] if probability is None else [rule("max_probability", 0.35, 0.8, probability)]
+    tables = [
+        {"concurrency": size, "rows": [{"family": "fixed_length", "name": f"fixed K={length}", "over_alone": over}]}
+        for size, length, over in batches
+    ]
+    sets = [{"role": "dev", "rules": rules}, {"role": "test", "rules": []}]
+    report = {"context": {"draft": "my/draft"}, "data_sets": sets, "batches": tables}
+    (folder / "report.json").write_text(json.dumps(report))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("engine", "expected"),
+    [
+        ("vllm", """--speculative-config '{"method": "draft_model", "model": "my/draft", "num_speculative_tokens": 3}'"""),
+        ("tensorrt-llm", "speculative_config:\n  decoding_type: Draft_Target\n  max_draft_len: 3\n"),
+        ("llama.cpp", "--spec-type draft-simple --spec-draft-n-max 3 --spec-draft-p-min 0 "),
+        ("sglang", "--speculative-num-steps 3 --speculative-num-draft-tokens 4 --speculative-eagle-topk 1"),
+    ],
+)
+def test_an_engine_gets_the_best_length_at_a_ratio(run, tmp_path, engine, expected):
+    code, text, _ = run("export", f"report={write_report(tmp_path)}", f"format={engine}", "ratio=10")
+    assert code == 0 and expected in text and "at ratio 10\n" in text
+
+
+def test_batches_give_a_length_to_each_load(run, tmp_path):
+    report = write_report(tmp_path, batches=[(16, 2, 0.9), (1, 5, 1.5), (4, 3, 1.1)])
+    _, text, _ = run("export", f"report={report}", "format=vllm")
+    config = json.loads(text.split("'")[1])
+    assert config["num_speculative_tokens"] == 5
+    assert config["num_speculative_tokens_per_batch_size"] == [[1, 1, 5], [2, 4, 3], [5, 16, 0]]
+    _, text, _ = run("export", f"report={report}", "format=tensorrt-llm")
+    assert text.endswith("  draft_len_schedule:  # up to so many requests, and none above\n    1: 5\n    4: 3\n")
+
+
+def test_llama_stops_by_probability_where_that_is_faster(run, tmp_path):
+    for probability, least in ((1.5, "0"), (1.7, "0.35")):
+        report = write_report(tmp_path, probability=probability)
+        assert f"--spec-draft-p-min {least} " in run("export", f"report={report}", "format=llama.cpp", "ratio=10")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["format=vllm"], "format=vllm without report="),
+        (["report={}"], "format=None; expected report=<folder> of an evaluation and format=vllm"),
+        (["report={}", "format=onnx"], "format=onnx; expected report=<folder>"),
+        (["report={}/no", "format=vllm"], "report.json cannot be read"),
+        (["report={}", "format=vllm", "ratio=7"], "no fixed lengths on dev prompts at it, expected one of 10, measured"),
+        (["report={}", "format=vllm"], "at ratio=measured no fixed length is faster than the target alone"),
+    ],
+)
+def test_mistakes_in_engines_settings_are_named(run, tmp_path, words, message):
+    write_report(tmp_path, speed=0.95)
+    code, _, error = run("export", *(word.format(tmp_path) for word in words))
+    assert code == 2 and message in error

@@ -149,3 +149,20 @@ def test_many_requests_take_no_more_memory(engine):
         used.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
         assert part or used[0] > 0
     assert used[-1] - used[1] < 50  # MiB, over the last 1,200 of 2,000 requests
+
+
+def test_the_settings_of_an_evaluation_are_ones_that_vllm_takes(folders, tmp_path):
+    import json
+
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    from specheads.integrations.formats import ENGINES, Drafting
+
+    written = ENGINES["vllm"][1](Drafting(str(folders["draft"]), [(1, 5), (4, 3), (16, 0)], None))
+    flag, _, config = written.partition(" ")
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    words = ["--model", str(folders["target"]), "--dtype", "float32", flag, config.strip("'")]
+    given = EngineArgs.from_cli_args(parser.parse_args(words)).create_engine_config()
+    assert given.speculative_config.num_speculative_tokens == 5
+    assert json.loads(config.strip("'"))["num_speculative_tokens_per_batch_size"] == [[1, 1, 5], [2, 4, 3], [5, 16, 0]]
