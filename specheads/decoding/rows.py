@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
+from numbers import Integral
 from operator import index
 from threading import Lock
 from weakref import WeakSet
@@ -215,7 +216,7 @@ class RowsDecoder:
         Raises:
             UserError: a prompt that does not fit into memory, or a `max_new_tokens` that is not a positive integer.
         """
-        if max_new_tokens < 1:
+        if not isinstance(max_new_tokens, Integral) or isinstance(max_new_tokens, bool) or max_new_tokens < 1:
             raise UserError(f"max_new_tokens={max_new_tokens} must be a positive integer.")
         committed = self.pair.encode(prompt).tolist()
         window = self.engines[0].capacity

@@ -2,6 +2,7 @@ import itertools
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from fakes import constant_head, describe, tiny_llama, tiny_pair
@@ -289,9 +290,14 @@ def test_a_smaller_window_takes_less_memory_and_ends_responses_sooner():
         SpeculativeDecoder(pair, window=65)
 
 
-def test_a_response_without_tokens_is_refused():
-    with pytest.raises(UserError, match="max_new_tokens=0"):
-        decode(tiny_pair(), [0], max_new_tokens=0)
+@pytest.mark.parametrize("count", [0, -1, float("nan"), 2.5, True, "4"])
+def test_a_response_without_tokens_is_refused(count):
+    with pytest.raises(UserError, match=f"max_new_tokens={count} must be a positive integer"):
+        decode(tiny_pair(), [0], max_new_tokens=count)
+
+
+def test_numbers_of_tokens_may_be_numpys():
+    assert len(decode(tiny_pair(), [0], max_new_tokens=np.int64(3), stop_tokens=[]).tokens) == 3
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
