@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from specheads.commands.main import VERBS
 from specheads.errors import UserError
+from specheads.evaluation.report import MEASURED
 from specheads.heads.card import properties
 from specheads.heads.head import AcceptanceHead, load_head
 from specheads.integrations.formats import ENGINES, FORMATS, drafting_of
@@ -24,7 +25,7 @@ class Export(Settings):
         None, "what to write into the head's folder, or to print of a report; without it, the head is checked and described"
     )
     report: Text | None = setting(None, "a folder of specheads evaluate, whose best lengths of drafts an engine's settings get")
-    ratio: Text = setting("measured", "the ratio of costs for which they are: measured on this machine, or one of the report's")
+    ratio: Text = setting(MEASURED, "the ratio of costs for which they are: measured on this machine, or one of the report's")
 
 
 def main() -> None:
@@ -65,12 +66,15 @@ def _engine_settings(settings: Export) -> str:
         raise UserError(f"specheads export: {wrong}; expected report=<folder> of an evaluation and format={', '.join(ENGINES)}.")
     path, (version, write) = Path(settings.report) / "report.json", ENGINES[settings.format]
     try:
-        given = drafting_of(json.loads(path.read_text()), settings.ratio)
+        report = json.loads(path.read_text())
+        given, doubts = drafting_of(report, settings.ratio), report["doubts"] if settings.ratio == MEASURED else ()
     except UserError:
         raise
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{path} cannot be read ({error}); give the folder of a run of specheads evaluate.") from None
-    return f"# for {version}, by {without_home(str(path))} at ratio {settings.ratio}\n{write(given)}"
+    remarks = [f"# for {version}, by {without_home(str(path))} at ratio {settings.ratio}"]
+    remarks += [f"# its timing is doubtful: {doubt}" for doubt in doubts]
+    return "\n".join([*remarks, write(given)])
 
 
 def help_text() -> str:

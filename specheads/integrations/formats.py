@@ -138,19 +138,19 @@ class Drafting(NamedTuple):
 
 
 def drafting_of(report: Mapping[str, Any], ratio: str) -> Drafting:
-    """Return what a `report.json` found best on dev prompts at one ratio of costs, and for batches what was decoded.
+    """Return what a `report.json` found best on dev prompts at one ratio of costs; of batches, where drafts were faster decoded.
 
     Raises:
-        UserError: the report has no fixed lengths at this ratio, or none that is faster than the target alone.
+        UserError: the report has no fixed lengths at this ratio, or none that is clearly faster than the target alone.
     """
     rules = [row for data_set in report["data_sets"] if data_set["role"] == "dev" for row in data_set["rules"]]
 
-    def best(family: str) -> tuple[float, Mapping[str, Any]]:
-        rows = [(row["speedup"][ratio]["value"], row) for row in rules if row["family"] == family and ratio in row["speedup"]]
-        return max(rows, key=lambda row: row[0], default=(0.0, {}))
+    def best(family: str) -> Mapping[str, Any] | None:
+        rows = [row for row in rules if row["family"] == family and ratio in row["speedup"]]
+        return max(rows, key=lambda row: row["speedup"][ratio]["value"], default=None)
 
-    (speed, fixed), (confident, by_probability) = best("fixed_length"), best("max_probability")
-    if not fixed:
+    fixed, by_probability = best("fixed_length"), best("max_probability")
+    if fixed is None:
         known = sorted({each for row in rules for each in row["speedup"]})
         raise UserError(
             f"ratio={ratio}: the report has no fixed lengths on dev prompts at it, expected one of {', '.join(known)}."
@@ -159,10 +159,14 @@ def drafting_of(report: Mapping[str, Any], ratio: str) -> Drafting:
     for table in report.get("batches", ()):
         rows = [row for row in table["rows"] if row["family"] == "fixed_length"]
         lengths += [(table["concurrency"], int(re.findall(r"K=(\d+)", row["name"])[0]) * (row["over_alone"] > 1)) for row in rows]
-    lengths = sorted(lengths) or [(1, int(fixed["value"]) * (speed > 1))]
+    speed = fixed["speedup"][ratio]
+    lengths = sorted(lengths) or [(1, int(fixed["value"]) * (speed["low"] > 1))]  # as a report recommends: clearly faster
     if not any(length for _, length in lengths):
-        raise UserError(f"at ratio={ratio} no fixed length is faster than the target alone: serve the target without a draft.")
-    least = float(by_probability["value"]) if confident > speed else None
+        raise UserError(
+            f"at ratio={ratio} no fixed length is clearly faster than the target alone: serve the target without a draft."
+        )
+    is_faster = by_probability is not None and by_probability["speedup"][ratio]["value"] > speed["value"]
+    least = float(by_probability["value"]) if by_probability is not None and is_faster else None
     return Drafting(str(report["context"]["draft"]), lengths, least)
 
 

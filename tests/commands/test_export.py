@@ -82,11 +82,11 @@ def test_a_mistake_is_one_message_and_exit_code_two(run, head, words, message):
     assert code == 2 and not text and error.startswith("error: ") and message in error and "Traceback" not in error
 
 
-def write_report(folder, batches=(), probability=None, speed=1.4):
+def write_report(folder, batches=(), probability=None, speed=1.4, doubts=()):
     """Write as much of a report as engines' settings read; speeds at ratio 10 peak at three tokens."""
 
     def rule(family, value, *speeds):
-        speedup = {ratio: {"value": each} for ratio, each in zip(("measured", "10"), speeds, strict=True)}
+        speedup = {ratio: {"value": each, "low": each - 0.05} for ratio, each in zip(("measured", "10"), speeds, strict=True)}
         return {"family": family, "value": value, "speedup": speedup}
 
     rules = [rule("fixed_length", 1, speed, 1.2), rule("fixed_length", 3, 0.9, 1.6)]
@@ -96,7 +96,7 @@ def write_report(folder, batches=(), probability=None, speed=1.4):
         for size, length, over in batches
     ]
     sets = [{"role": "dev", "rules": rules}, {"role": "test", "rules": []}]
-    report = {"context": {"draft": "my/draft"}, "data_sets": sets, "batches": tables}
+    report = {"context": {"draft": "my/draft"}, "data_sets": sets, "batches": tables, "doubts": list(doubts)}
     (folder / "report.json").write_text(json.dumps(report))
     return folder
 
@@ -131,6 +131,12 @@ def test_llama_stops_by_probability_where_that_is_faster(run, tmp_path):
         assert f"--spec-draft-p-min {least} " in run("export", f"report={report}", "format=llama.cpp", "ratio=10")[1]
 
 
+def test_doubts_on_the_timing_are_said_where_it_decides(run, tmp_path):
+    report = write_report(tmp_path, doubts=["the machine was busy"])
+    said = [run("export", f"report={report}", "format=vllm", *more)[1] for more in ([], ["ratio=10"])]
+    assert ["# its timing is doubtful: the machine was busy\n" in text for text in said] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -139,10 +145,10 @@ def test_llama_stops_by_probability_where_that_is_faster(run, tmp_path):
         (["report={}", "format=onnx"], "format=onnx; expected report=<folder>"),
         (["report={}/no", "format=vllm"], "report.json cannot be read"),
         (["report={}", "format=vllm", "ratio=7"], "no fixed lengths on dev prompts at it, expected one of 10, measured"),
-        (["report={}", "format=vllm"], "at ratio=measured no fixed length is faster than the target alone"),
+        (["report={}", "format=vllm"], "at ratio=measured no fixed length is clearly faster than the target alone"),
     ],
 )
 def test_mistakes_in_engines_settings_are_named(run, tmp_path, words, message):
-    write_report(tmp_path, speed=0.95)
+    write_report(tmp_path, speed=1.04)  # faster, but not clearly
     code, _, error = run("export", *(word.format(tmp_path) for word in words))
     assert code == 2 and message in error

@@ -189,6 +189,19 @@ def test_a_stream_that_is_dropped_half_way_leaves_a_decoder_that_is_right(end):
     assert decoder.generate([5], 30).tokens.tolist() == expected
 
 
+def test_an_error_in_the_callers_loop_leaves_a_decoder_that_is_right():
+    decoder = SpeculativeDecoder(tiny_pair(vocab_size=7), warp=Warp())
+    expected = decoder.generate([5], 30).tokens.tolist()
+
+    def interrupted():
+        for _ in decoder.stream("abc", 30):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as kept:  # as notebooks keep the frames of the last error
+        interrupted()
+    assert decoder.generate([5], 30).tokens.tolist() == expected and kept.tb is not None
+
+
 def test_an_error_within_a_round_leaves_a_decoder_that_is_right(monkeypatch):
     decoder = SpeculativeDecoder(tiny_pair(vocab_size=7), warp=Warp())
     expected = decoder.generate([5], 30).tokens.tolist()
