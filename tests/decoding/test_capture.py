@@ -1,5 +1,6 @@
 """Steps are captured on the device and the stream of their engine; CUDA is a record of calls here."""
 
+import gc
 from contextlib import contextmanager
 
 import pytest
@@ -101,6 +102,28 @@ def test_a_step_is_warmed_up_and_captured_on_its_own_device_and_stream(cuda, num
     assert cuda.device_now == torch.device("cuda:0")
     replay()
     assert graphs[-1].replayed_on == [device] and cuda.device_now == torch.device("cuda:0")
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_no_garbage_is_collected_in_mid_capture(cuda, was_enabled):
+    """Or the graphs of a dropped engine would be destroyed there, which CUDA forbids."""
+    collecting = []
+
+    def step():
+        collecting.append(gc.isenabled())
+        if len(collecting) > 5:
+            raise RuntimeError("out of luck")
+
+    recorder, kept = _recorder_for(torch.device("cuda:0")), gc.isenabled()
+    try:
+        (gc.enable if was_enabled else gc.disable)()
+        recorder.capture(step)
+        with pytest.raises(RuntimeError):
+            recorder.capture(step)
+        assert gc.isenabled() == was_enabled
+    finally:
+        (gc.enable if kept else gc.disable)()
+    assert collecting == [False] * 6
 
 
 def test_two_engines_capture_on_streams_of_their_own_and_each_always_on_the_same(cuda):

@@ -15,6 +15,19 @@ def moved(pair, device):
     return pair
 
 
+def with_angles_of_the_cpu(pair):
+    """Return the pair with rotary angles from the CPU: they are in float32, whose cosines differ from a GPU's in the last bit."""
+    for model in (pair.target, pair.draft):
+        rotary = model.model.rotary_emb
+        there, compute = rotary.inv_freq.device, rotary.cpu().forward
+
+        def forward(x, position_ids, compute=compute, there=there):
+            return tuple(angles.to(there) for angles in compute(x.cpu(), position_ids.cpu()))
+
+        rotary.forward = forward
+    return pair
+
+
 def family_there(name, device):
     """Return a pair of a family on the device."""
     return moved(family_pair(name), device)

@@ -9,8 +9,10 @@ memory is. With attention in groups, the queries that share keys are rows of one
 memory has its block of threads. The parts' results are weighted by their sums of exponentials (Dao et al. 2023, Flash-Decoding).
 """
 
+import contextlib
+import gc
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -38,6 +40,18 @@ _Step = Callable[[], Any]  # reads and writes the same tensors whenever it is ca
 _Replay = Callable[[], None]  # does again what a captured step did
 
 
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Keep the garbage collector away: where it destroys the graphs of a dropped engine in mid-capture, the capture fails."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class _GraphRecorder:
     """Captures steps as CUDA graphs, which share a pool of memory because no two of them run at once."""
 
@@ -53,7 +67,7 @@ class _GraphRecorder:
         Raises:
             RuntimeError: a step that cannot be captured, such as one that waits for the device.
         """
-        with torch.cuda.device(self._device):
+        with torch.cuda.device(self._device), _no_garbage_collection():
             current = torch.cuda.current_stream(self._device)
             self._stream.wait_stream(current)
             with torch.cuda.stream(self._stream):  # also left if a capture fails, which torch's own context does not do
