@@ -151,8 +151,8 @@ def _columns(pair: Pair, texts: list[list[int]], where: Tensor, uniforms: Tensor
     """
     tokens = right_padded(texts)
     row, index = where
-    target_hidden = _states(pair.target_lm, tokens, row, index - 1)
-    draft_hidden = _states(pair.draft_lm, tokens, row, index - 1)
+    target_hidden = states_before(pair.target_lm, tokens, row, index)
+    draft_hidden = states_before(pair.draft_lm, tokens, row, index)
     device = target_hidden.device
     uniforms = uniforms.T.contiguous().to(device)
     parts, nan = [], torch.zeros(2, dtype=torch.bool, device=device)
@@ -170,7 +170,7 @@ def _columns(pair: Pair, texts: list[list[int]], where: Tensor, uniforms: Tensor
     return [ids[0], accept_probs[0], ids[1:], accept_probs[1:]]
 
 
-def _states(lm: LanguageModel, tokens: Tensor, row: Tensor, index: Tensor) -> Tensor:
-    """Return hidden states (N, H) at the positions (row, index) of right-padded `tokens` (B, T)."""
+def states_before(lm: LanguageModel, tokens: Tensor, row: Tensor, index: Tensor) -> Tensor:
+    """Return hidden states (N, H) that predict the tokens at the positions (row, index) of right-padded `tokens` (B, T)."""
     hidden = lm.hidden_states(tokens.to(lm.device), use_cache=False)
-    return hidden[row.to(hidden.device), index.to(hidden.device)]
+    return hidden[row.to(hidden.device), index.to(hidden.device) - 1]

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from transformers import PreTrainedTokenizerBase
 
 from data_gen.rows import LABELS, Shard, elements_at_once, label_rows, plan_shards, respond, response_rows, warp_of
+from data_gen.server_runner import server_responses
 from data_gen.settings import RESPONSE_LIMITS, Generation
 from data_gen.vllm_runner import responses_provenance, vllm_responses
 from specheads.decoding.engine import bulk_operations
@@ -180,13 +181,13 @@ class Stage(ABC):
 
 
 class ResponseStage(Stage):
-    """The stage that answers the prompts: by vLLM, or in this process."""
+    """The stage that answers the prompts: by vLLM, by a server, or in this process."""
 
     name, labelled = "responses", False
 
     def lots(self, missing: Collection[str]) -> list[list[str]]:
-        """Return one lot per vLLM process, which answers many prompts together, or as few shards as fill this one's rows."""
-        if not self.settings.by_vllm:
+        """Return one lot per vLLM process or server, which answers many prompts together, or as few shards as fill our rows."""
+        if not self.settings.elsewhere:
             lots, rows = list[list[str]](), self.settings.batch_size if self.settings.runner == "local" else 1
             for name in missing:
                 warps = {warp_of(self.settings, self.shards[each]) for each in (name, *(lots[-1] if lots else ()))}
@@ -205,18 +206,22 @@ class ResponseStage(Stage):
         return Responder(self.pair, lengths, self.settings.limits)
 
     def amount(self, names: Collection[str]) -> tuple[str, float]:
-        """Return responses for vLLM; else tokens, whose pace is known before the first response ends."""
-        if self.settings.by_vllm:
+        """Return responses where others make them; else tokens, whose pace is known before the first response ends."""
+        if self.settings.elsewhere:
             return super().amount(names)
         return f"{self.name}, in tokens", self.num_rows(names) * self.settings.max_new_tokens
 
     def memory(self) -> str:
-        return "" if self.settings.by_vllm else ", " + memory_of(self.name, self.pair.target_lm, self._responder.memory())
+        return "" if self.settings.elsewhere else ", " + memory_of(self.name, self.pair.target_lm, self._responder.memory())
 
     def make(self, names: Sequence[str], advance: Advance) -> None:
-        if self.settings.by_vllm:
+        if self.settings.elsewhere:
             missing = {name: self.shards[name] for name in names}
-            with contextlib.closing(vllm_responses(self.pair, missing, self.settings, self.store.folder, advance)) as made:
+            if self.settings.runner == "server":
+                responses_of = server_responses(self.pair, missing, self.settings, self.store, advance)
+            else:
+                responses_of = vllm_responses(self.pair, missing, self.settings, self.store.folder, advance)
+            with contextlib.closing(responses_of) as made:
                 for name, responses in made:
                     self.store.write(name, response_rows(self.shards[name], responses))
             return

@@ -38,10 +38,10 @@ class Generation(Warped):
         "the number of tokens that the draft samples at each position; a head learns from another one in each epoch",
         key="generation.samples_per_position",
     )
-    runner: Literal["local", "vllm", "ray"] = setting(
+    runner: Literal["local", "vllm", "server", "ray"] = setting(
         "local",
-        "who makes the data: this process; vLLM, which pip install 'specheads[vllm]' brings, the responses; or the workers of a "
-        "Ray cluster (pip install 'specheads[ray]')",
+        "who makes the data: this process; vLLM, which pip install 'specheads[vllm]' brings, or a running server, the responses; "
+        "or the workers of a Ray cluster (pip install 'specheads[ray]')",
     )
     vllm_python: Text | None = setting(
         None, "the Python interpreter of an environment with vLLM; null: this one", key="vllm.python", decides=False
@@ -49,6 +49,18 @@ class Generation(Warped):
     vllm_options: Mapping[str, Any] = setting(
         {}, "more arguments of vllm.LLM, for example {tensor_parallel_size: 8}", key="vllm.options"
     )
+    server_url: Text | None = setting(
+        None,
+        "the address of a server with OpenAI's completions (vLLM, SGLang, llama-server) for runner=server; its key is in the "
+        "variable OPENAI_API_KEY",
+        key="server.url",
+        decides=False,
+    )
+    server_model: Text | None = setting(None, "the target's name there; null: the only model", key="server.model")
+    server_concurrency: PositiveCount = setting(
+        32, "the number of requests that are under way at a time", key="server.concurrency", decides=False
+    )
+    server_seconds: PositiveCount = setting(600, "the longest time for one response", key="server.seconds", decides=False)
     ray_address: Text | None = setting(
         None,
         "the address of a Ray cluster, auto for that of this machine; null: this machine alone",
@@ -81,6 +93,11 @@ class Generation(Warped):
     @property
     def by_vllm(self) -> bool:
         return "vllm" in (self.runner, self.ray_responses if self.runner == "ray" else None)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether responses are made outside this project's processes."""
+        return self.by_vllm or self.runner == "server"
 
     def sizes(self) -> dict[str, Any]:
         """Return limits and sizes by their keys in caches."""

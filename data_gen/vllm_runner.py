@@ -52,6 +52,8 @@ def _vllm_version(python: str) -> str:
 
 def responses_provenance(settings: Generation) -> dict[str, Any]:
     """Return what decides responses besides the target and the settings of all runners; nothing for those that are made here."""
+    if settings.runner == "server":
+        return {"runner": ["server", settings.server_model]}
     if not settings.by_vllm:
         return {}
     return {"runner": ["vllm", _vllm_version(settings.vllm_python or sys.executable), dict(settings.vllm_options)]}
@@ -75,7 +77,7 @@ def vllm_responses(
         for prompt, ids in shard.prompts:
             most = min(settings.max_new_tokens, pair.window - len(ids))
             uniform = float(uniforms_of(settings, prompt.prompt_id, shard.sample)[0, 0])
-            params = _sampling_params(pair, warp_of(settings, shard), most, uniform)
+            params = sampling_params(pair, warp_of(settings, shard), most, uniform)
             requests.append({"ids": list(ids), "params": params})
     path, ended = folder / "vllm.log", dict[int, Response]()  # the key is the number of the request
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file, path.open("w") as log:
@@ -104,19 +106,19 @@ def vllm_responses(
                 process.kill()
 
 
-def _sampling_params(pair: Pair, warp: Warp, most: int, uniform: float) -> dict[str, Any]:
+def sampling_params(pair: Pair, warp: Warp, most: int, uniform: float, seeds: int = SEEDS) -> dict[str, Any]:
     """Return the arguments of vLLM's SamplingParams for a response of at most `most` tokens; `uniform` decides the seed."""
     chosen: dict[str, Any] = {"temperature": float(warp.temperature), "stop_token_ids": sorted(pair.stop_tokens)}
     if warp.min_p and warp.top_p < 1 and not warp.greedy:
         raise UserError(
-            f"runner=vllm: vLLM cuts by min_p={warp.min_p} before it cuts by top_p={warp.top_p}, which leaves other tokens than "
+            f"vLLM cuts by min_p={warp.min_p} before it cuts by top_p={warp.top_p}, which leaves other tokens than "
             "here; give warp.min_p=0, warp.top_p=1, or runner=local."
         )
     if not warp.greedy:
         chosen |= {"top_k": warp.top_k, "top_p": float(warp.top_p)} | ({"min_p": float(warp.min_p)} if warp.min_p else {})
     if padded := range(pair.vocab_size, pair.target.config.get_text_config().vocab_size):
         chosen["logit_bias"] = dict.fromkeys(map(str, padded), -100.0)  # tokens that the tokenizer does not know
-    return chosen | {"max_tokens": most, "seed": int(uniform * SEEDS)}
+    return chosen | {"max_tokens": most, "seed": int(uniform * seeds)}
 
 
 def _model_of(pair: Pair, requests: list[dict[str, Any]], settings: Generation) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from specheads.storage import runs
 _HELP = re.compile(r"-h|--help(=\S*)?")
 _FREE_KEYS = ("model.chat_template_kwargs", "vllm.options")  # sets of keys that others define
 # What a head and its evaluation must have in common.
-_SHARED_KEYS = ("model", "data", "warp", "generation", "runner", "vllm", "ray", "paths", "seed")
+_SHARED_KEYS = ("model", "data", "warp", "generation", "runner", "vllm", "server", "ray", "paths", "seed")
 
 
 class Command:

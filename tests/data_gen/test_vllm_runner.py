@@ -1,8 +1,12 @@
-"""Responses by vLLM: under a stand-in for its package, and in vLLM itself where there is one (see tests/vllm/run)."""
+"""Responses by vLLM: under a stand-in for its package, and in vLLM and its server where there is one (see tests/vllm/run)."""
 
+import contextlib
 import json
 import os
+import socket
+import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,9 +21,10 @@ from data_gen import vllm_runner
 from data_gen.rows import label_responses, uniforms_of
 from data_gen.run import cache_provenance, generate_data
 from data_gen.settings import Generation
-from data_gen.vllm_runner import _sampling_params, _vllm_version
+from data_gen.vllm_runner import _vllm_version, sampling_params
 from specheads.commands import data as data_command
 from specheads.errors import UserError
+from specheads.integrations.vllm_responses import ON_A_CPU
 from specheads.pair.sampling import Warp
 from specheads.prompts.sources import NanoSource
 
@@ -169,11 +174,11 @@ def test_all_responses_are_made_before_the_first_label(nano, prompts, stand_in, 
 
 
 def test_min_p_is_asked_for_where_vllm_would_keep_the_tokens_of_the_warp(nano):
-    assert "min_p" not in _sampling_params(nano, Warp(top_p=0.9), 5, 0.5)
-    given = _sampling_params(nano, Warp(top_k=5, min_p=0.1), 5, 0.5)
+    assert "min_p" not in sampling_params(nano, Warp(top_p=0.9), 5, 0.5)
+    given = sampling_params(nano, Warp(top_k=5, min_p=0.1), 5, 0.5)
     assert (given["min_p"], given["top_k"], given["top_p"]) == (0.1, 5, 1.0)
     with pytest.raises(UserError, match=r"min_p=0.1 before it cuts by top_p=0.9.* give warp\.min_p=0"):
-        _sampling_params(nano, Warp(top_p=0.9, min_p=0.1), 5, 0.5)
+        sampling_params(nano, Warp(top_p=0.9, min_p=0.1), 5, 0.5)
 
 
 def test_an_interpreter_without_vllm_is_named(nano, prompts, tmp_path):
@@ -206,21 +211,44 @@ def test_weights_that_this_process_quantizes_are_refused(monkeypatch):
         data_command.check_data(cfg)
 
 
+@pytest.fixture(scope="module")
+def vllm_server(nano, tmp_path_factory):
+    """The address of vLLM's server of nano's target."""
+    folder = tmp_path_factory.mktemp("server")
+    nano.target.save_pretrained(folder / "nano")
+    nano.tokenizer.save_pretrained(folder / "nano")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = [REAL, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder / "nano"), "--port", str(port)]
+    server += ["--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager", "--max-model-len", "512"]
+    variables = os.environ | {**ON_A_CPU, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    with (folder / "log").open("w") as log, subprocess.Popen(server, stdout=log, stderr=log, env=variables) as process:
+        for _ in range(300):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            assert process.poll() is None, (folder / "log").read_text()[-2000:]
+            time.sleep(1)
+        yield f"http://127.0.0.1:{port}"
+        process.terminate()
+
+
 @needs_vllm
-def test_in_vllm_greedy_responses_are_the_targets(nano, prompts, tmp_path):
-    greedy = {"warp": Warp(0.0), "responses_per_prompt": 1, "max_new_tokens": 40}
-    theirs = rows(generate_data(nano, prompts, settings(REAL, **greedy), tmp_path))
+@pytest.mark.parametrize("runner", ["vllm", "server"])
+def test_in_vllm_greedy_responses_are_the_targets(nano, prompts, vllm_server, tmp_path, runner):
+    greedy = {"warp": Warp(0.0), "responses_per_prompt": 1, "max_new_tokens": 40, "server_url": vllm_server}
+    theirs = rows(generate_data(nano, prompts, settings(REAL, runner=runner, **greedy), tmp_path))
     assert rows(generate_data(nano, prompts, settings(REAL, runner="local", **greedy), tmp_path)) == theirs
 
 
 @needs_vllm
-def test_in_vllm_sampled_responses_follow_the_targets_distribution(nano, tmp_path):
+@pytest.mark.parametrize("runner", ["vllm", "server"])
+def test_in_vllm_sampled_responses_follow_the_targets_distribution(nano, vllm_server, tmp_path, runner):
     """Two samples of each prompt's first two tokens, vLLM's and this project's: chi-square, false alarm 1e-6."""
     prompts = list(NanoSource(2, 0, 0).load(nano.chats))
-    sizes = {"responses_per_prompt": 1000, "max_new_tokens": 2, "rows_per_shard": 1000}
+    sizes = {"responses_per_prompt": 1000, "max_new_tokens": 2, "rows_per_shard": 1000, "server_url": vllm_server}
     counts = []
-    for runner in ("vllm", "local"):
-        folder = generate_data(nano, prompts, settings(REAL, runner=runner, **sizes), tmp_path, labelled=False)
+    for each in (runner, "local"):
+        folder = generate_data(nano, prompts, settings(REAL, runner=each, **sizes), tmp_path, labelled=False)
         seen = {}
         for row in rows(folder):
             key = (row["prompt_id"], *row["response_ids"])

@@ -1,0 +1,289 @@
+"""Responses of the target by a server that is already running: OpenAI's completions, with the ids of tokens.
+
+vLLM and SGLang return ids as `token_ids`, llama-server with its log-probabilities. `server.concurrency` requests are under way at
+a time, and each response is kept once it has ended, so the same command asks only for what is missing after a kill. Requests have
+seeds, so a response depends on the others by the rounding of sums alone. Before the first one, the log-probabilities of some
+greedy responses are compared with the pair's own: a head must not learn from another model than the one that is served.
+"""
+
+import json
+import logging
+import os
+import queue
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from http.client import HTTPException
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from data_gen.rows import Shard, states_before, uniforms_of, warp_of
+from data_gen.settings import Generation
+from data_gen.vllm_runner import sampling_params
+from specheads.decoding.responses import Response
+from specheads.errors import UserError
+from specheads.pair.padding import right_padded
+from specheads.pair.pair import Pair
+from specheads.pair.sampling import Warp
+from specheads.storage.journal import Journal
+from specheads.storage.shards import ShardStore
+
+logger = logging.getLogger(__name__)
+
+KEY = "OPENAI_API_KEY"  # the environment variable of a server's key
+SEEDS = 2**31  # llama-server's have 32 bits
+COMPARED, COMPARED_TOKENS = 10, 8  # greedy responses, and the tokens of each
+# Mean differences of log-probabilities, in nats, above which they are told and refused.
+ROUNDED, ANOTHER = 0.1, 0.5  # a file in 4 bits by llama.cpp: 0.04 to 0.05; noise of 5 % in weights: 0.4
+_DELAYS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before further tries
+_TRY_AGAIN = (408, 425, 429, 500, 502, 503, 504)
+# What makes a server return ids, and what it might set by itself. llama-server's samplers run in the order of Warp's.
+_ALWAYS = {
+    "return_token_ids": True,
+    "logprobs": 1,
+    "top_k": -1,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "skip_special_tokens": False,
+    "samplers": ["top_k", "temperature", "top_p", "min_p"],
+}
+
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Completion(NamedTuple):
+    """What a server answered: the ids of tokens, why it ended, and the log-probabilities of the ids where it tells them."""
+
+    ids: list[int]
+    reason: str
+    logprobs: list[float]
+
+
+class Server:
+    """A server of one model; every call is tried again a few times where that may help."""
+
+    def __init__(self, url: str, model: str | None = None, seconds: float = 600.0) -> None:
+        """Ask for its models.
+
+        Args:
+            url: its address, with or without /v1.
+            model: the name of the target there; None: the only one.
+            seconds: that it may take for an answer.
+
+        Raises:
+            UserError: it cannot be reached, or serves no such model.
+        """
+        url = url.rstrip("/")
+        if not url.startswith(("http://", "https://")):
+            raise UserError(f"server.url={url} is no address; give one such as http://localhost:8000.")
+        self.url = url if url.endswith("/v1") else f"{url}/v1"
+        self._seconds = seconds
+        served = [str(each.get("id")) for each in self._ask("models", delays=_DELAYS[:1]).get("data") or ()]
+        if model is None and len(served) != 1:
+            raise UserError(f"{url} serves {', '.join(served) or 'no model'}; name the target: server.model=")
+        if model is not None and served and model not in served:
+            raise UserError(f"server.model={model} is not served at {url}; it serves {', '.join(served)}.")
+        self.model = model or served[0]
+
+    def complete(self, ids: Sequence[int], params: Mapping[str, Any]) -> Completion:
+        """Return the completion of a prompt of token ids.
+
+        Raises:
+            UserError: the server refuses, fails again and again, read another prompt, or returns no ids.
+        """
+        answer = self._ask("completions", {"model": self.model, "prompt": list(ids), **_ALWAYS, **params})
+        (choice, *_), read = answer.get("choices") or [{}], (answer.get("usage") or {}).get("prompt_tokens", len(ids))
+        if read != len(ids):
+            raise UserError(f"{self.url} read {read} tokens of a prompt of {len(ids)}; it must neither add nor cut tokens.")
+        told = choice.get("logprobs") or {}
+        content = told.get("content") or ()  # llama-server's
+        tokens, numbers = choice.get("token_ids"), told.get("token_logprobs") or [each["logprob"] for each in content]
+        if tokens is None:
+            tokens = [each["id"] for each in content if "id" in each]
+        if not tokens and choice.get("text"):
+            raise UserError(
+                f"{self.url} returns no token ids, as vLLM (from 0.10.2), SGLang (from August 2026) and llama-server do; use one "
+                "of these, or runner=local."
+            )
+        return Completion([int(token) for token in tokens], str(choice.get("finish_reason")), numbers)
+
+    def _ask(self, path: str, body: Mapping[str, Any] | None = None, delays: Sequence[float] = _DELAYS) -> dict[str, Any]:
+        """Return the answer to GET, or to POST with a body. Raises UserError where no try gets one."""
+        headers = {"Content-Type": "application/json"}
+        if key := os.environ.get(KEY):
+            headers["Authorization"] = f"Bearer {key}"
+        request = urllib.request.Request(f"{self.url}/{path}", None if body is None else json.dumps(body).encode(), headers)
+        for delay in (*delays, None):
+            try:
+                with urllib.request.urlopen(request, timeout=self._seconds) as answer:
+                    content = json.loads(answer.read())
+                if isinstance(content, dict):
+                    return content
+                reason = "its answer is no JSON object"
+            except urllib.error.HTTPError as error:
+                reason = f"{error.code}: {_said(error.read())}"
+                if error.code in (401, 403):
+                    raise UserError(f"{self.url} refuses ({reason}); put its key into the variable {KEY}.") from None
+                if error.code not in _TRY_AGAIN:
+                    raise UserError(f"{self.url}/{path} refuses ({reason}).") from None
+                if delay is not None and (asked := error.headers.get("Retry-After", "")).isdecimal():
+                    delay = min(float(asked), 60.0)
+            except (OSError, HTTPException, ValueError) as error:
+                reason = str(getattr(error, "reason", error)) or type(error).__name__
+            if delay is not None:
+                logger.warning("server: %s; it is asked again in %g s", reason, delay)
+                time.sleep(delay)
+        raise UserError(
+            f"server.url={self.url.removesuffix('/v1')} gives no answer after {len(delays) + 1} tries ({reason}); see that a "
+            "server runs there (vLLM: port 8000, SGLang: 30000, llama-server: 8080), and run the command again: nothing is lost."
+        )
+
+
+def _said(body: bytes) -> str:
+    """Return what the body of an error says."""
+    text = body.decode(errors="replace")
+    try:
+        content = json.loads(text)
+        content = content.get("error", content)
+        text = content["message"] if isinstance(content, dict) else str(content)
+    except (ValueError, KeyError, AttributeError):
+        pass
+    return " ".join(text.split())[:300]
+
+
+def server_responses(
+    pair: Pair, shards: Mapping[str, Shard], settings: Generation, store: ShardStore, advance: Callable[[int], object]
+) -> Generator[tuple[str, list[Response]]]:
+    """Yield the names of some shards with their responses, as the last response of each has ended.
+
+    `advance` is called with the number of responses that have ended.
+
+    Raises:
+        UserError: no server, one of another model, or one that fails again and again.
+    """
+    if settings.server_url is None:
+        raise UserError("runner=server needs the address of a server: server.url=http://localhost:8000")
+    server = Server(settings.server_url, settings.server_model, settings.server_seconds)
+    check_target(pair, server, [list(ids) for shard in shards.values() for _, ids in shard.prompts][:COMPARED])
+    journals = {name: Journal(store.journal(name), {}) for name in shards}
+    missing = [(name, number) for name, shard in shards.items() for number in range(len(shard.prompts))]
+    missing = [(name, number) for name, number in missing if str(number) not in journals[name].entries]
+    if kept := sum(len(journal.entries) for journal in journals.values()):
+        logger.info("responses: %d are taken over from an earlier run", kept)
+        advance(kept)
+
+    def answer(place: tuple[str, int]) -> Response:
+        shard = shards[place[0]]
+        prompt, ids = shard.prompts[place[1]]
+        uniform = float(uniforms_of(settings, prompt.prompt_id, shard.sample)[0, 0])
+        most = min(settings.max_new_tokens, pair.window - len(ids))
+        params = sampling_params(pair, warp_of(settings, shard), most, uniform, SEEDS)
+        return response_of(pair, server.complete(ids, params), most)
+
+    def finished(name: str) -> Iterator[tuple[str, list[Response]]]:
+        entries, count = journals[name].entries, len(shards[name].prompts)
+        if len(entries) == count:
+            yield name, [Response(**entries[str(number)]) for number in range(count)]
+
+    for name in shards:
+        yield from finished(name)
+    for (name, number), response in at_once(answer, missing, settings.server_concurrency):
+        journals[name].add(str(number), {"ids": response.ids, "finished": response.finished})
+        advance(1)
+        yield from finished(name)
+
+
+def response_of(pair: Pair, made: Completion, most: int) -> Response:
+    """Return a completion as the response that this process would have made: it ends with the first token that ends one.
+
+    Raises:
+        UserError: tokens that the pair does not know, too many, or an end that is no end.
+    """
+    if made.reason not in ("stop", "length"):
+        raise UserError(f"the server ended a response by finish_reason={made.reason}, which is neither stop nor length.")
+    if wrong := [token for token in made.ids if not 0 <= token < pair.vocab_size]:
+        raise UserError(f"the server returned the token {wrong[0]}, but {pair.target_id} has {pair.vocab_size} tokens.")
+    end = next((place for place, token in enumerate(made.ids) if token in pair.stop_tokens), None)
+    ids = made.ids if end is None else made.ids[: end + 1]
+    if end is None and made.reason == "stop" and len(ids) < most:  # some servers keep the token that ended it
+        ends, end = pair.tokenizer.eos_token_id, len(ids)
+        ids = [*ids, ends if ends in pair.stop_tokens else min(pair.stop_tokens)]
+    if len(ids) > most or not ids:
+        raise UserError(f"the server returned {len(ids)} tokens, and was asked for 1 to {most}.")
+    return Response(ids, end is not None)
+
+
+@torch.no_grad()
+def check_target(pair: Pair, server: Server, prompts: Sequence[Sequence[int]]) -> float:
+    """Return how much log-probabilities of a server's greedy tokens differ from the pair's own, in nats on average.
+
+    Raises:
+        UserError: so much that another model is served, or other tokens are meant.
+    """
+    params = sampling_params(pair, Warp(0.0), COMPARED_TOKENS, 0.0, SEEDS)
+    made = [(list(ids), server.complete(ids, params)) for ids in prompts]
+    texts, where, served = list[list[int]](), list[tuple[int, int]](), list[float]()
+    for row, (ids, answer) in enumerate(made):
+        told = list(zip(answer.ids, answer.logprobs, strict=False))
+        where += [(row, len(ids) + place) for place in range(len(told))]
+        texts.append([*ids, *(min(token, pair.vocab_size - 1) for token, _ in told)])
+        served += [logprob for _, logprob in told]
+    if not served:
+        logger.warning("server: it returns no log-probabilities, so nobody knows whether it serves %s", pair.target_id)
+        return 0.0
+    tokens, (rows, index) = right_padded(texts), torch.tensor(where).T
+    logits = pair.target_lm.logits(states_before(pair.target_lm, tokens, rows, index))
+    ours = logits.log_softmax(-1).gather(1, tokens[rows, index].to(logits.device)[:, None])[:, 0].cpu()
+    difference = float((ours - torch.tensor(served, dtype=ours.dtype)).abs().mean())
+    text = f"log-probabilities of {len(served)} greedy tokens of {server.model} at {server.url} differ by {difference:.3g} nats"
+    if not difference < ANOTHER:
+        raise UserError(
+            f"{text} on average from those of {pair.target_id}: another model, revision or tokenizer is served; serve the "
+            "target, or label what is served: model.target="
+        )
+    say = logger.warning if difference > ROUNDED else logger.info
+    say("server: %s on average from ours%s", text, ", as other weights or a quantised model's do" if difference > ROUNDED else "")
+    return difference
+
+
+def at_once(call: Callable[[Item], Result], items: Sequence[Item], threads: int) -> Iterator[tuple[Item, Result]]:
+    """Yield items with what the call returns for them, as the calls end; raises the first call's exception.
+
+    After an exception no further call is begun. Threads are daemons: a process that is interrupted does not wait for answers.
+    """
+    waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    stopped = threading.Event()
+    for item in items:
+        waiting.put(item)
+
+    def work() -> None:
+        while not stopped.is_set():
+            try:
+                item = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                ended.put((item, call(item), None))
+            except BaseException as error:  # noqa: BLE001 - it is raised where the results are taken
+                ended.put((item, None, error))
+                stopped.set()
+
+    for _ in range(min(threads, len(items))):
+        threading.Thread(target=work, daemon=True).start()
+    try:
+        for _ in items:
+            item, result, error = ended.get()
+            if error is not None:
+                raise error
+            yield item, result
+    finally:
+        stopped.set()
