@@ -4,13 +4,14 @@
     additional_config={"specheads": {"head": "<folder or hub id>"}}
 
 vLLM finds this module by the entry point `vllm.general_plugins` of an installed specheads. After each step of the draft, which
-reads all requests together, the head looks at its last hidden states. A request's draft ends by the threshold, and the drafting
-of all ends once the mean of their survival, 0 where a draft has ended, is below what the threshold asks of one request: a step
-then adds less for its time than a new round. So requests get drafts of different lengths. Drafts by argmax and drafts that are
-sampled (`draft_sample_method="probabilistic"`) are both lossless. Without `specheads` in `additional_config` nothing changes.
+reads all requests together, the head looks at its last hidden states. Drafts end where they pay no more by the times of rounds
+that are measured meanwhile, for each number of requests, one by one and all together (see pace.py), down to none. With a
+`threshold` a request's draft ends by it, and the drafting of all ends once the mean of their survival, 0 where a draft has ended,
+is below what the threshold asks of one. So requests get drafts of different lengths. Drafts by argmax and drafts that are sampled
+(`draft_sample_method="probabilistic"`) are both lossless. Without `specheads` in `additional_config` nothing changes.
 
-Keys: `head`; `threshold`, `min_tokens` and `max_tokens` of HeadThreshold (by default what the head recommends, or else the usual
-ones), where vLLM's num_speculative_tokens is an upper bound; `any_draft`, which accepts a head of another draft.
+Keys: `head`; `threshold`, `min_tokens` and `max_tokens` of HeadThreshold, where vLLM's num_speculative_tokens is an upper bound;
+`any_draft`, which accepts a head of another draft.
 
 Made for vLLM's model runner V1 (vllm/v1/spec_decode/llm_base_proposer.py). A configuration under which the head would be ignored
 is refused: other methods than draft models, and runner V2, the default for many models. There the place would be a subclass of
@@ -20,12 +21,14 @@ for all requests, and its kernels need Triton.
 
 import logging
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -35,6 +38,7 @@ from specheads.errors import UserError
 from specheads.heads.features import drafting_features
 from specheads.heads.head import load_head
 from specheads.heads.portable.standalone_head import bounds_of
+from specheads.integrations.pace import KNOTS, Bounds, Pace
 from specheads.pair.draft_vocabulary import SIZE
 from specheads.pair.revisions import draft_temperature, revision_at
 
@@ -68,22 +72,27 @@ class _AfterStep(nn.Module):
         self.rule, self.head = rule, rule.head
         self.register_buffer("ends", ends)
 
-    def forward(self, token: Tensor, logits: Tensor, hidden: Tensor, rest: tuple[Tensor, _Progress]) -> tuple[_Progress, Tensor]:
-        """Return the progress, and whether drafting goes on.
+    def forward(
+        self, token: Tensor, logits: Tensor, hidden: Tensor, rest: tuple[Tensor, _Progress, Tensor, Tensor]
+    ) -> tuple[_Progress, Tensor]:
+        """Return the progress, and (2,) the summed gains of drafts that go on, and their number.
 
         Args:
             token: (R,) long.
             logits, hidden: (R, V) and (R, H), from which the tokens were taken.
-            rest: the tokens' embedding (R, E), and the progress before them.
+            rest: the tokens' embedding (R, E), the progress before them, the gains (KNOTS,) of survivals, and the least gain ()
+                with which a draft goes on.
         """
-        embedding, (state, lengths, going) = rest
+        embedding, (state, lengths, going), gains, least = rest
         features = drafting_features(self.rule.needs, logits, token, hidden, lambda _: embedding)
         state, stop = self.rule.step(state, features)
+        place = (len(gains) - 1) * state.survival
+        below = place.floor().clamp(max=len(gains) - 2).long()
+        gain = torch.lerp(gains[below], gains[below + 1], place - below)
+        stop = stop | ((gain < least) & (state.num_drafted >= state.min_tokens))
         still = going & ~stop & ~torch.isin(token, self.ends)
-        # A draft step takes about as long for few requests as for many, so what it adds to all of them has to pay for it.
-        pays = (still * state.survival).mean() >= 1 - state.threshold[0]
-        pays = still.any() & (pays | (state.num_drafted[0] < state.min_tokens[0]))
-        return _Progress(state, lengths + going, still), pays
+        totals = torch.stack([(still * gain).sum(), still.sum().to(gain)])
+        return _Progress(state, lengths + going, still), totals
 
 
 class DraftStopping:
@@ -105,7 +114,10 @@ class DraftStopping:
         config = self.head.config
         bounds = {name: given.get(name) for name in BOUNDS}
         most = min(bounds_of(config.to_dict(), **bounds)["max_tokens"], longest)
-        self.rule = HeadThreshold(self.head, **bounds_of(config.to_dict(), **bounds | {"max_tokens": most}))
+        bounds = bounds_of(config.to_dict(), **bounds | {"max_tokens": most})
+        self.pace = Pace() if given.get("threshold") is None else None
+        self._usual = 1 - bounds["threshold"]  # the least gain, until times are known or where a threshold is given
+        self.rule = HeadThreshold(self.head, **bounds | ({"threshold": 1.0} if self.pace else {}))
         self.draft_temperature = 1.0  # which vLLM does not know; heads learned from logits that it divides
         self.probs: list[Tensor] = []  # (R, V) for each step, where drafts are sampled
         self._start = cache(self._new_progress)
@@ -140,8 +152,12 @@ class DraftStopping:
         token = torch.zeros(3, dtype=torch.long, device=device)
         embedding = self._embed(token).clone()
         hidden = embedding.new_zeros(3, self.head.config.hidden_size)
-        example = (token, self._known(draft.compute_logits(hidden)), hidden, (embedding, self._new_progress(3, device)))
-        options = OPTIONS if device.type != "cpu" else CPU_OPTIONS | {"cpp.threads": torch.get_num_threads()}
+        progress = self._new_progress(3, device)
+        self._gains = torch.linspace(0, 1, KNOTS).to(progress.state.survival)  # a survival is its gain where a threshold is given
+        rest = embedding, progress, self._gains, self._gains[0].clone()
+        example = (token, self._known(draft.compute_logits(hidden)), hidden, rest)
+        # One thread: these loops are short, and a second pool of threads would compete with torch's.
+        options = OPTIONS if device.type != "cpu" else CPU_OPTIONS | {"cpp.threads": 1}
         by_row = [(0,)] * 2  # of the embedding, and of all that is in the progress
         try:
             return CompiledProgram.compile(module, example, {0: 0, 1: 0, 2: 0}, options, by_row).bind(module, [])
@@ -164,7 +180,14 @@ class DraftStopping:
         """Begin the drafts of a round."""
         self._progress = self._start(num_requests, device)
         self._tokens: list[Tensor] = []  # (R,) for each step
+        self._survivals: list[Tensor] = []  # likewise
         self.probs = []
+        bounds, self._least = None, self._gains.new_zeros(())
+        if self.pace is not None:
+            bounds = self.pace.bounds(num_requests)
+            self._gains = torch.from_numpy(self.pace.gains()).to(self._gains)
+            self._least = self._gains.new_tensor(bounds.alone if bounds else self._usual)
+        self._bounds = bounds or Bounds(0.0, self._usual * num_requests, 0.0)
 
     def step(self, logits: Tensor, token: Tensor, hidden: Tensor, longest: int) -> None:
         """Take in a token of each request; raises _DraftsEnded where drafting ends.
@@ -173,15 +196,23 @@ class DraftStopping:
             logits, hidden: (R, V) and (R, H), from which the tokens (R,) were taken.
             longest: tokens of the longest draft.
         """
-        self._progress, goes_on = self._after(token, self._known(logits), hidden, (self._embed(token), self._progress))
+        rest = self._embed(token), self._progress, self._gains, self._least
+        self._progress, totals = self._after(token, self._known(logits), hidden, rest)
         self._tokens.append(token)
-        if len(self._tokens) >= min(longest, self.rule.max_tokens) or not goes_on:
+        gain, going = totals.tolist()
+        if self.pace is not None:
+            self._survivals.append(self._progress.state.survival)
+            self.pace.step(time.perf_counter(), len(self._tokens) == 1)
+        pays = gain >= self._bounds.step + self._bounds.each * going or len(self._tokens) < self.rule.min_tokens
+        if len(self._tokens) >= min(longest, self.rule.max_tokens) or not (going and pays):
             raise _DraftsEnded
 
     def drafts(self) -> list[list[int]]:
         """Return the draft of each request, in the order of the rows."""
-        tokens = torch.stack(self._tokens, dim=1).tolist()
-        return [row[:length] for row, length in zip(tokens, self._progress.lengths.tolist(), strict=True)]
+        tokens, lengths = torch.stack(self._tokens, dim=1).tolist(), self._progress.lengths.tolist()
+        if self.pace is not None:
+            self.pace.end(time.perf_counter(), lengths, torch.stack(self._survivals).float().cpu().numpy())
+        return [row[:length] for row, length in zip(tokens, lengths, strict=True)]
 
 
 def _checked(given: Any) -> dict[str, Any]:
@@ -257,6 +288,11 @@ def proposer_class(base: type) -> type:
             """Return drafted tokens: of different lengths as lists, or what vLLM does without a head."""
             if self.stopping is None or not given["num_speculative_tokens"]:
                 return super().propose(**given)
+            pace = self.stopping.pace
+            if pace is not None and not self.note_round(pace, given):
+                drafts = super().propose(**given | {"num_speculative_tokens": 0}).tolist()
+                pace.end(time.perf_counter(), [0] * len(drafts), np.zeros((0, len(drafts))))
+                return drafts
             self.stopping.begin(given["common_attn_metadata"].batch_size(), self.device)
             self.drafting = True
             with suppress(_DraftsEnded):
@@ -264,6 +300,15 @@ def proposer_class(base: type) -> type:
             self.drafting, probs = False, self.stopping.probs
             self._last_draft_probs = torch.stack(probs, dim=1).contiguous() if probs else None
             return self.stopping.drafts()
+
+        def note_round(self, pace: Pace, given: dict[str, Any]) -> bool:
+            """Tell the pace of the round that ends here; return whether a draft pays."""
+            about, rejected = given["common_attn_metadata"], given.get("num_rejected_tokens_gpu")
+            counts = None if rejected is None else rejected.tolist()
+            longest = 1 if counts is None else 1 + self.speculative_config.num_speculative_tokens
+            steady, num_requests = about.max_query_len <= longest, about.batch_size()
+            pace.begin(time.perf_counter(), num_requests, about.num_actual_tokens, counts, steady)
+            return pace.drafts(num_requests)
 
         def _sample_draft_tokens(self, hidden_states: Tensor, sampling_metadata: Any) -> tuple[Tensor, Tensor | None]:
             """Return a token for each request, and show it to the head."""

@@ -61,7 +61,7 @@ class StandIn:
         return self._sample_from_logits(self.model.compute_logits(hidden), metadata)
 
     @torch.no_grad()
-    def propose(self, num_speculative_tokens, texts, common_attn_metadata, sampling_metadata):
+    def propose(self, num_speculative_tokens, texts, common_attn_metadata, sampling_metadata, num_rejected_tokens_gpu=None):
         self.num_speculative_tokens, tokens = num_speculative_tokens, []
         lengths = torch.tensor([len(text) for text in texts])
         read = torch.cat([right_padded(texts), torch.zeros(len(texts), num_speculative_tokens, dtype=torch.long)], dim=1)
@@ -71,7 +71,7 @@ class StandIn:
             token, _ = self._sample_draft_tokens(hidden, sampling_metadata)
             read[torch.arange(len(texts)), lengths + step] = token
             tokens.append(token)
-        return torch.stack(tokens, dim=1)
+        return torch.stack(tokens, dim=1) if tokens else torch.empty(len(texts), 0, dtype=torch.long)
 
 
 def made(pair, head=None, end=None, longest=LONGEST, temperature=None, **given):
@@ -279,3 +279,27 @@ def test_where_nothing_can_be_compiled_the_head_runs_as_it_is(nano, folder, text
     request.getfixturevalue("uncompiled")
     assert proposed(made(nano, folder), texts) == expected
     assert "No working C++ compiler found" in caplog.text
+
+
+def test_without_a_threshold_drafts_end_by_the_pace(nano, folder, texts, monkeypatch):
+    """The rounds that are measured are those of the proposer, and what they taught decides the next ones."""
+    proposer = made(nano, folder, threshold=None)
+    pace, times = proposer.stopping.pace, iter(range(10**6))
+    monkeypatch.setattr("specheads.integrations.vllm.time", SimpleNamespace(perf_counter=lambda: float(next(times))))
+    drafts, drafted = [[]] * len(texts), []
+    for _ in range(40):
+        read = sum(map(len, drafts)) + len(texts)
+        about = SimpleNamespace(batch_size=lambda: len(texts), max_query_len=1 + LONGEST, num_actual_tokens=read)
+        rejected = torch.tensor([len(draft) for draft in drafts])  # everything
+        drafts = proposer.propose(
+            num_speculative_tokens=LONGEST,
+            texts=texts,
+            common_attn_metadata=about,
+            sampling_metadata=SimpleNamespace(all_greedy=True),
+            num_rejected_tokens_gpu=rejected,
+        )
+        assert all(len(draft) <= LONGEST for draft in drafts) and len(drafts) == len(texts)
+        drafted.append(sum(map(len, drafts)))
+    assert pace._load(len(texts)).rounds == 39
+    least = len(texts) * proposer.stopping.rule.min_tokens
+    assert max(drafted[-10:]) <= max(least, 0.8 * max(drafted[:10]))  # nothing was ever accepted

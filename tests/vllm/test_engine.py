@@ -42,8 +42,9 @@ def drafted_lengths(engine):
     return lengths
 
 
-def test_greedy_tokens_are_the_targets(engine, expected):
-    made = engine()
+@pytest.mark.parametrize("threshold", [0.6, None])
+def test_greedy_tokens_are_the_targets(engine, expected, threshold):
+    made = engine(given={"threshold": threshold})
     lengths = drafted_lengths(made)
     params = [greedy(16 + 3 * number) for number in range(len(PROMPTS))]
     assert tokens(made.generate(PROMPTS, params, use_tqdm=False)) == expected
@@ -84,9 +85,11 @@ def test_vllm_bounds_drafts_by_the_number_of_requests(engine, expected):
 
 
 @pytest.mark.parametrize("method", ["greedy", "probabilistic"])
-def test_the_first_two_sampled_tokens_follow_the_target(engine, folders, method):
+@pytest.mark.parametrize("threshold", [0.6, None])
+def test_the_first_two_sampled_tokens_follow_the_target(engine, folders, method, threshold):
     """Chi-square over pairs of tokens at top-k 50; false alarm 1e-6."""
-    made, count = engine(max_num_seqs=16, speculative={"draft_sample_method": method}), 1500
+    made = engine(max_num_seqs=16, speculative={"draft_sample_method": method}, given={"threshold": threshold})
+    count = 1500
     prompt = made.get_tokenizer()("import os\n")["input_ids"]
     model = AutoModelForCausalLM.from_pretrained(folders["target"], dtype=torch.float32)
 
