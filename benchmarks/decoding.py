@@ -50,7 +50,7 @@ MODES = {
 }
 TEMPLATES = ("{instruction}\nInput: {input}", "{instruction}", "{question}", "{prompt}")  # of the files that --prompts-from names
 TRANSFORMERS, OURS, ALONE = "transformers", "this decoder", "alone"
-LENGTHS, VLLM_LENGTHS = (1, 2, 3, 4, 6, 8), (1, 2, 4, 8)  # drafted tokens per round; with vLLM each is a process of its own
+LENGTHS, VLLM_LENGTHS = (1, 2, 3, 4, 6, 8), (1, 2, 3, 4, 6)  # drafted tokens per round; with vLLM each is a process of its own
 THRESHOLDS, VLLM_THRESHOLDS, LONGEST = (0.3, 0.4, 0.5, 0.6, 0.7), (0.3, 0.5, 0.7), 12
 COLUMNS = [Column("setting"), *(Column(name, "fixed:0") for name in ("tokens/s", "slowest", "fastest"))]
 COLUMNS += [
@@ -260,8 +260,11 @@ def _add_vllm(peers: _Peers, pair: Pair, setup: Mapping[str, Any], given: Namesp
         pair.tokenizer.save_pretrained(path)
     command = PeerCommand(given.vllm_python, "vllm_worker.py", {**setup, **{name: str(path) for name, path in folders.items()}})
     _add_by_length(peers, "vLLM", command, VLLM_LENGTHS)
+    copied = {f"K={length}": {"drafted": length, "copied": True} for length in VLLM_LENGTHS}
+    peers.add("vLLM", "n-gram", copied, command, apart=True)
     if setup["head"]:
         by_head = {f"threshold {value}": {"drafted": LONGEST, "threshold": value} for value in VLLM_THRESHOLDS}
+        by_head["by measured times"] = {"drafted": LONGEST, "threshold": None}
         peers.add("vLLM", "head on the draft model", by_head, command, apart=True)
 
 

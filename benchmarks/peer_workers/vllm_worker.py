@@ -1,6 +1,6 @@
 """vLLM on a CPU, for `benchmarks/decoding.py`. Runs where vLLM is installed.
 
-It decodes alone, with its draft model, or with a head on that; the number of drafted tokens is fixed when it starts.
+It decodes alone, with n-grams, its draft model, or a head on that; the number of drafted tokens is fixed when it starts.
 """
 
 import os
@@ -43,11 +43,10 @@ def _make(setup: Mapping[str, Any]) -> tuple[Mapping[str, str], Generate]:
         given = {"head": setup["head"], "threshold": setup["threshold"], "any_draft": True}  # the pair's draft, written anew
         options |= {"additional_config": {"specheads": given}, "async_scheduling": False}
     if setup["drafted"]:
-        options["speculative_config"] = {
-            "method": "draft_model",
-            "model": setup["draft_folder"],
-            "num_speculative_tokens": setup["drafted"],
-        }
+        drafting = {"method": "draft_model", "model": setup["draft_folder"]}
+        if "copied" in setup:
+            drafting = {"method": "ngram", "prompt_lookup_max": 4}
+        options["speculative_config"] = drafting | {"num_speculative_tokens": setup["drafted"]}
     model = vllm.LLM(**options)
     repair_sampling()
 
