@@ -357,7 +357,7 @@ def test_each_argument_of_a_run_changes_the_cache(pair):
         *(
             folder(**{name: value + 1})
             for name, value in SETTINGS.values().items()
-            if name not in ("seed", "warp", "runner") and not name.startswith(("vllm", "ray"))
+            if name not in ("seed", "warp", "runner") and not name.startswith(("vllm", "ray", "server"))
         ),
         *(folder(replace(pair, **{f"{side}_revision": "x"})) for side in ("target", "draft")),
         folder(replace(pair, target=tiny_pair(8).target.float())),
@@ -366,6 +366,9 @@ def test_each_argument_of_a_run_changes_the_cache(pair):
     assert len(set(variants)) == len(variants) == 17
     assert folder(replace(pair, target_id="elsewhere", draft_id="another name")) == folder()
     assert folder(runner="ray", ray_num_workers=7, ray_address="auto") == folder()
+    served = folder(runner="server", server_url="http://a", server_concurrency=3, server_seconds=5)
+    assert served == folder(runner="server", server_url="http://b") not in variants
+    assert folder(runner="server", server_model="x") != served
 
 
 class ChattingTokenizer(CountingTokenizer):
@@ -462,6 +465,7 @@ def test_train_prompts_get_several_responses_the_first_ones_first():
 
 
 NO_COUNTS = ("seed", "warp", "runner", "vllm_python", "vllm_options")
+NO_COUNTS += ("server_url", "server_model", "server_concurrency", "server_seconds")
 NO_COUNTS += ("ray_address", "ray_num_workers", "ray_cpus_per_worker", "ray_gpus_per_worker", "ray_responses")
 
 
