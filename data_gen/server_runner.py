@@ -38,6 +38,7 @@ SEEDS = 2**31  # llama-server's have 32 bits
 COMPARED, COMPARED_TOKENS = 10, 8  # greedy responses, and the tokens of each
 # Mean differences of log-probabilities, in nats, above which they are told and refused.
 ROUNDED, ANOTHER = 0.1, 0.5  # a file in 4 bits by llama.cpp: 0.04 to 0.05; noise of 5 % in weights: 0.4
+_LISTED = 10.0  # seconds that a server may take to name its models
 _DELAYS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before further tries
 _TRY_AGAIN = (408, 425, 429, 500, 502, 503, 504)
 # What makes a server return ids, and what it might set by itself. llama-server's samplers run in the order of Warp's.
@@ -85,13 +86,13 @@ class Server:
         if not url.startswith(("http://", "https://")):
             raise UserError(f"server.url={url} is no address; give one such as http://localhost:8000.")
         self.url = url if url.endswith("/v1") else f"{url}/v1"
-        self._seconds = seconds
+        self._seconds = min(seconds, _LISTED)
         served = [str(each.get("id")) for each in self._ask("models", delays=_DELAYS[:1]).get("data") or ()]
         if model is None and len(served) != 1:
             raise UserError(f"{url} serves {', '.join(served) or 'no model'}; name the target: server.model=")
         if model is not None and served and model not in served:
             raise UserError(f"server.model={model} is not served at {url}; it serves {', '.join(served)}.")
-        self.model = model or served[0]
+        self.model, self._seconds = model or served[0], seconds
 
     def complete(self, ids: Sequence[int], params: Mapping[str, Any]) -> Completion:
         """Return the completion of a prompt of token ids.

@@ -67,10 +67,11 @@ class _Load:
     steps: float = 0.0  # seconds of draft steps but the first of a round, which also reads what was accepted
     num_steps: float = 0.0
     idle: int = 0  # rounds in a row without a draft
+    guessed: bool = False  # it began with the figures of another number of requests, which fade
 
     def scaled(self, factor: float) -> "_Load":
         """Return what is expected of `factor` times as many requests until they are known."""
-        return _Load(0, self.tokens * factor, self.seconds, _Line(self.others.sums), self.steps, self.num_steps)
+        return _Load(0, self.tokens * factor, self.seconds, _Line(self.others.sums), self.steps, self.num_steps, guessed=True)
 
 
 class Pace:
@@ -145,7 +146,7 @@ class Pace:
     def bounds(self, num_requests: int) -> Bounds | None:
         """Return when drafts of a round of this many requests end; None: too little is known yet."""
         load = self._load(num_requests)
-        if not (load.tokens and load.num_steps and (load.rounds >= KNOWN or load.rounds == 0)):
+        if not (load.tokens and load.num_steps and (load.rounds >= KNOWN or load.guessed)):
             return None
         rate, verified = load.tokens / load.seconds, load.others.slope()
         return Bounds(rate * verified, rate * load.steps / load.num_steps, rate * verified)

@@ -128,6 +128,9 @@ def test_other_numbers_of_requests_begin_with_what_is_known():
     world.rate_of(4, 100, bounds_of=world.paced(4))
     known, guessed = world.pace.bounds(4), world.pace.bounds(8)
     assert guessed.step == pytest.approx(2 * known.step, rel=0.01)
+    for _ in range(3):  # and go on with it until they have their own
+        world.round(8, world.paced(8))
+        assert world.pace.bounds(8) is not None
 
 
 def test_rounds_in_which_requests_were_awaited_do_not_count():
