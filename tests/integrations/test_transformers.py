@@ -26,6 +26,7 @@ from specheads import SpeculativeDecoder, Warp
 from specheads.decoding.stopping import HeadThreshold
 from specheads.errors import UserError
 from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
+from specheads.heads.portable.assisted import HeadCandidates
 from specheads.heads.portable.loaders import CUSTOM_GENERATE, loader_source, write_loader
 from specheads.integrations.transformers import assist
 from specheads.pair.revisions import set_draft_temperature
@@ -89,6 +90,35 @@ def test_assisted_generation_decodes_as_the_decoder_here(nano, many, folder):
             assert [accepted for _, accepted in handle.rounds[:-1]] == [accepted for _, accepted in rounds[:-1]]
             lengths |= {drafted for drafted, _ in rounds}
     assert len(lengths) > 3  # the head is heard
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"do_sample": False, "repetition_penalty": 1.3},
+        {"do_sample": True, "temperature": 0.8, "top_k": 20, "no_repeat_ngram_size": 3},
+        {"do_sample": True, "min_new_tokens": 20},
+        {"do_sample": False, "prefill_chunk_size": 4},
+    ],
+    ids=["greedy", "sampled", "at least so many", "a prompt in parts"],
+)
+def test_drafts_are_those_of_generate(nano, many, simple, settings, monkeypatch):
+    def generated():
+        made = []
+        with assist(nano.target, nano.draft, simple, **BOUNDS) as handle:
+            for prompt in many:
+                torch.manual_seed(4)
+                text = nano.target.generate(**inputs(prompt), assistant_model=nano.draft, max_new_tokens=32, **settings)
+                made.append((text[0].tolist(), handle.rounds))
+        return made
+
+    calls, before = [], nano.draft.generate
+    monkeypatch.setattr(nano.draft, "generate", lambda **given: calls.append(1) or before(**given))
+    steps_of_its_own = generated()
+    num_calls = len(calls)
+    monkeypatch.setattr(HeadCandidates, "_generate_candidates", AssistedCandidateGenerator._generate_candidates)
+    assert generated() == steps_of_its_own
+    assert num_calls < len(calls) - num_calls or "min_new_tokens" in settings  # which only generate knows
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ def reduced(pair, tokens=KEPT):
 
 
 def logits_of(lm, tokens=TOKENS):
+    """Logits; on some processors those of fewer columns are other sums."""
     return lm.logits(lm.hidden_states(tokens))
 
 
@@ -51,7 +52,8 @@ def pair():
 
 def test_kept_tokens_have_the_same_logits_and_the_others_none(pair):
     whole, logits = logits_of(pair.draft_lm), logits_of(reduced(pair).draft_lm)
-    assert torch.equal(logits[..., KEPT], whole[..., KEPT]) and kept_tokens(pair.draft).tolist() == KEPT.tolist()
+    torch.testing.assert_close(logits[..., KEPT], whole[..., KEPT])
+    assert kept_tokens(pair.draft).tolist() == KEPT.tolist()
     lacking = torch.ones(2048, dtype=torch.bool).index_fill(0, KEPT, False)
     assert (logits[..., lacking] == -torch.inf).all()
     lm = replace(pair).draft_lm
@@ -67,7 +69,7 @@ def test_a_cap_of_logits_does_not_bring_the_others_back():
     keep_tokens(model, torch.tensor([1, 3, 4]))
     lm = LanguageModel(model, 11)
     lm.check()
-    assert torch.equal(logits_of(lm, TOKENS % 11)[..., [1, 3, 4]], whole[..., [1, 3, 4]])
+    torch.testing.assert_close(logits_of(lm, TOKENS % 11)[..., [1, 3, 4]], whole[..., [1, 3, 4]])
     assert (logits_of(lm, TOKENS % 11) > -torch.inf).sum(-1).unique().tolist() == [3]
 
 

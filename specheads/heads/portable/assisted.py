@@ -64,6 +64,7 @@ class HeadCandidates(AssistedCandidateGenerator):
         self._assisted, self._rounds = assisted, assisted.rounds
         self.generation_config.assistant_confidence_threshold = 0.0  # switches off its rule; None would mean the default
         self.generation_config.stop_strings = None  # the target looks for them, as it has the tokenizer
+        self._prepared: tuple[Any, Any] | None = None  # processors of logits and settings, once transformers has made them
 
     def get_candidates(self, input_ids: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """Return the text (1, T) followed by a draft, and the logits that the draft was sampled from."""
@@ -89,6 +90,38 @@ class HeadCandidates(AssistedCandidateGenerator):
         config = copy.copy(given["generation_config"])  # lengths go into it for the same reason as use_cache
         config.min_new_tokens, config.max_new_tokens = given.pop("min_new_tokens"), given.pop("max_new_tokens")
         return given | {"generation_config": config, "stopping_criteria": StoppingCriteriaList([self._stops])}
+
+    def _generate_candidates(self, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Return the text (1, T) followed by a draft, and the processed logits (1, drafted, V).
+
+        transformers calls the draft's `generate` for every draft, which prepares the same things anew and costs as much as two
+        steps of a small draft. Here it does so for the first one; the steps of later ones are those of transformers' `_sample`.
+        """
+        model, text, inputs = self.assistant_model, given[self.input_ids_key], dict(self.assistant_kwargs)
+        bounds, scores = given["generation_config"], list[Tensor]()
+        masked = inputs.get("attention_mask") is not None and inputs.get("position_ids") is None
+        if self._prepared is None or inputs.get("past_key_values") is None or masked or bounds.min_new_tokens:
+            return super()._generate_candidates(given | {"custom_generate": self._first_draft})
+        processors, config = self._prepared
+        ends = {config.eos_token_id} if isinstance(config.eos_token_id, int) else set(config.eos_token_id or ())
+        while len(scores) < bounds.max_new_tokens:
+            unread = text.shape[1] - inputs["past_key_values"].get_seq_length()
+            with torch.no_grad():
+                output = model(**model.prepare_inputs_for_generation(text, unread, **inputs), return_dict=True)
+            inputs = model._update_model_kwargs_for_generation(output, inputs)
+            scores.append(processors(text, output.logits[:, -1].to(text.device, torch.float32, copy=True)))
+            token = scores[-1].softmax(-1).multinomial(1) if config.do_sample else scores[-1].argmax(-1, keepdim=True)
+            text = torch.cat((text, token), dim=1)
+            if self._stops(text).item() or token.item() in ends:
+                break
+        return text, torch.stack(scores, dim=1)
+
+    def _first_draft(
+        self, model: PreTrainedModel, input_ids: Tensor, logits_processor: Any, generation_config: Any, **given: Any
+    ) -> Any:
+        """Return what transformers' `_sample` does; `generate` calls it with what it has prepared."""
+        self._prepared = logits_processor, generation_config
+        return model._sample(input_ids, logits_processor, generation_config=generation_config, **given)
 
     def _stops(self, text: Tensor, *others: Any, **kwargs: Any) -> Tensor:
         """Return whether the draft ends, (1,); transformers asks after each token, besides its own criteria."""

@@ -32,6 +32,7 @@ class StandaloneHead(Network):
         """Make a head with random weights from the content of a config.json of the present format."""
         super().__init__(config)
         self.config = dict(config)
+        self._fitted: Tensor | None = None
 
     @classmethod
     def load(cls, folder: str | Path) -> "StandaloneHead":
@@ -67,8 +68,10 @@ class StandaloneHead(Network):
 
     def _lines(self, count: int, device: torch.device) -> Tensor:
         """Return slopes and intercepts (2, count, indices) of the calibration; all rows are the same."""
-        fitted = self.config.get("calibration") or {"slope": [1.0], "intercept": [0.0]}
-        return torch.tensor([fitted["slope"], fitted["intercept"]], device=device)[:, None].expand(2, count, -1)
+        if self._fitted is None or self._fitted.device != device:
+            fitted = self.config.get("calibration") or {"slope": [1.0], "intercept": [0.0]}
+            self._fitted = torch.tensor([fitted["slope"], fitted["intercept"]], device=device)[:, None]
+        return self._fitted.expand(2, count, -1)
 
 
 def bounds_of(
