@@ -8,26 +8,33 @@ requests share. Where `rate` tokens come per second, another step pays as long a
 and one more token of a single draft, in a step that is taken anyway, as long as gain >= rate * verified. A gain is the
 probability that the next token is accepted, given the survival that a head predicts so far; what was accepted tells it. So a
 head's errors matter less: one that learned from sampled drafts is much too confident of drafts by argmax. The rate is that of the
-rounds that follow these rules, which at the best policy is the right one (Dinkelbach 1967). Times and rates are those of a number
-of requests, gains those of all.
+rounds that follow these rules, which at the best policy is the right one (Dinkelbach 1967). Without the head the gain of a token
+is that of its place in the draft, so all drafts have one length, which may be 0. Of the two ways, with the head and without, the
+one that makes more tokens per second is taken, and the other one tried now and then. Times and rates are those of a number of
+requests, gains those of all.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
 KNOTS = 21  # survivals 0, 1/20, ... 1, at which gains are known; they are linear in between
+PLACES = 32  # in a draft, whose acceptance is known
 FADING = 0.98  # what the round before counts
+SLOWLY = 0.998  # likewise for what is small next to a round's noise: a token's costs, and what one way is faster than the other
 KNOWN = 12  # rounds after which a number of requests has its own figures
-EXPLORED = 64  # rounds after which a draft is tried where none pays
 USUAL = 0.8  # the acceptance of tokens until it is known
+BEGUN = 3  # drafted tokens without the head until times are known
+LONGER = 32  # rounds without the head of which one drafts a token more, to see whether it pays
+COMPARED = 64  # rounds of each way after which their rates are believed
+RUN, PERIOD = 8, 128  # rounds in a row, of so many, in which the way that is slower is tried
+FAR, SELDOM = 0.1, 8  # where it is slower by this share, a period is so many times as long
 _BELIEVED = 8.0  # tokens that this counts for at each knot
 FREE = 64  # tokens that a target reads in twice the time of one, until it is known
-SLOWLY = 0.998  # FADING of what a token costs, which is small next to a round's noise
 _OUTLIER = 3.0  # times the usual: requests were awaited, or the machine was busy
-_PULL = 1000.0  # tokens squared, that the guess counts for
+_PULL = 200.0  # tokens squared, that the guess counts for
 
 
 class Bounds(NamedTuple):
@@ -40,38 +47,74 @@ class Bounds(NamedTuple):
 
 @dataclass
 class _Line:
-    """Seconds by tokens, by least squares."""
+    """Seconds by tokens, by least squares on differences to the round before, as the machine's speed changes slowly."""
 
-    sums: np.ndarray = field(default_factory=lambda: np.zeros(5))  # of 1, x, y, x x, x y
+    square: float = 0.0  # fading sums of differences of tokens, squared, and times those of seconds
+    product: float = 0.0
+    last: tuple[float, float] | None = None  # tokens and seconds
 
-    def add(self, x: float, y: float) -> None:
-        self.sums = SLOWLY * self.sums + (1.0, x, y, x * x, x * y)
+    def add(self, x: float, y: float, follows: bool) -> None:
+        """Add a round; `follows` says whether the last one was just before it."""
+        if follows and self.last is not None and x != self.last[0]:
+            more, longer = x - self.last[0], y - self.last[1]
+            self.square, self.product = SLOWLY * self.square + more * more, SLOWLY * self.product + more * longer
+        self.last = x, y
 
     def slope(self) -> float:
         """Return the slope, 0 or more; while tokens differ little, what reading a token costs where memory is what costs."""
-        count, x, y, xx, xy = self.sums
-        if not count:
+        if self.last is None:
             return 0.0
-        guess = y / (FREE * count + x)
-        return float(max(0.0, (xy - x * y / count + _PULL * guess) / (xx - x * x / count + _PULL)))
+        guess = self.last[1] / (FREE + self.last[0])
+        return max(0.0, (self.product + _PULL * guess) / (self.square + _PULL))
+
+
+@dataclass
+class _Way:
+    """Fading sums over the rounds of one number of requests that drafted with the head, or without."""
+
+    rounds: int = 0
+    weight: float = 0.0  # of the rounds in the sums
+    tokens: float = 0.0  # emitted
+    seconds: float = 0.0  # of whole rounds
+    steps: float = 0.0  # seconds of draft steps but the first of a round, which also reads what was accepted
+    num_steps: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds if self.seconds else 0.0
 
 
 @dataclass
 class _Load:
-    """Fading sums over the rounds of one number of requests."""
+    """What is known of one number of requests."""
 
-    rounds: int = 0
-    tokens: float = 0.0  # emitted
-    seconds: float = 0.0  # of whole rounds
     others: _Line = field(default_factory=_Line)  # seconds of a round outside the draft, by the tokens that the target reads
-    steps: float = 0.0  # seconds of draft steps but the first of a round, which also reads what was accepted
-    num_steps: float = 0.0
-    idle: int = 0  # rounds in a row without a draft
+    by_head: _Way = field(default_factory=_Way)
+    fixed: _Way = field(default_factory=_Way)
+    turns: int = 0
     guessed: bool = False  # it began with the figures of another number of requests, which fade
 
     def scaled(self, factor: float) -> "_Load":
         """Return what is expected of `factor` times as many requests until they are known."""
-        return _Load(0, self.tokens * factor, self.seconds, _Line(self.others.sums), self.steps, self.num_steps, guessed=True)
+        ways = [replace(way, rounds=0, tokens=way.tokens * factor) for way in (self.by_head, self.fixed)]
+        return _Load(replace(self.others), *ways, guessed=True)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether both ways were seen."""
+        return min(self.by_head.rounds, self.fixed.rounds) >= KNOWN
+
+    def asks_head(self) -> bool:
+        """Return whether the head ends the drafts of the next round."""
+        if not self.is_known:
+            return self.by_head.rounds <= self.fixed.rounds
+        ratio, self.turns, period = self.by_head.rate / self.fixed.rate, self.turns + 1, PERIOD
+        if min(self.by_head.rounds, self.fixed.rounds) < COMPARED:
+            period //= 4
+        elif not 1 - FAR < ratio < 1 / (1 - FAR):
+            period *= SELDOM
+        return (ratio >= 1) != (self.turns % period < RUN)
 
 
 class Pace:
@@ -80,11 +123,15 @@ class Pace:
     def __init__(self) -> None:
         self._seen = np.full(KNOTS, _BELIEVED)  # fading numbers of tokens by the survival before them, and of accepted ones
         self._accepted = _BELIEVED * USUAL * np.linspace(0, 1, KNOTS)
-        self._first = np.array([_BELIEVED * USUAL, _BELIEVED])  # first tokens: accepted, and all
+        self._reached = np.full(
+            PLACES, _BELIEVED
+        )  # fading numbers of tokens by their place, where the head ended no draft before
+        self._passed = _BELIEVED * USUAL * np.ones(PLACES)  # those of them that were accepted
         self._loads: dict[int, _Load] = {}
         self._began: float | None = None
         self._ended = self._stepped = 0.0
-        self._num_requests = 0
+        self._num_requests, self._way = 0, _Way()
+        self._by_head = self._steady = False
         self._lengths, self._survivals = np.zeros(0, int), np.zeros((0, 0))
 
     def begin(self, now: float, num_requests: int, num_read: int, rejected: Sequence[int] | None, steady: bool) -> None:
@@ -96,36 +143,44 @@ class Pace:
             steady: no request is new.
         """
         if self._began is not None and steady and num_requests == self._num_requests:
-            load, whole = self._load(num_requests), now - self._began
+            load, way, whole = self._load(num_requests), self._way, now - self._began
             emitted = num_read - sum(rejected or ())
-            usual = load.seconds / load.tokens * emitted if load.rounds >= KNOWN else whole
-            if whole < _OUTLIER * usual:
-                load.rounds += 1
-                load.tokens = FADING * load.tokens + emitted
-                load.seconds = FADING * load.seconds + whole
-                load.others.add(num_read, now - self._ended)
+            if way.rounds < KNOWN or whole < _OUTLIER * way.seconds / way.weight:
+                way.rounds += 1
+                way.weight = SLOWLY * way.weight + 1
+                way.tokens = SLOWLY * way.tokens + emitted
+                way.seconds = SLOWLY * way.seconds + whole
+                load.others.add(num_read, now - self._ended, self._steady)
             if rejected is not None and len(rejected) == len(self._lengths):
                 self._learn(np.asarray(rejected))
+        self._steady = steady and num_requests == self._num_requests
         self._began, self._stepped, self._num_requests = now, now, num_requests
 
     def _learn(self, rejected: np.ndarray) -> None:
         """Learn gains from a round's drafts, of which so many tokens were rejected."""
         accepted = self._lengths - rejected
-        self._first = FADING * self._first + ((accepted >= 1).sum(), (self._lengths >= 1).sum())
+        places = np.arange(1 if self._by_head else min(PLACES, self._lengths.max(initial=0)))[:, None]
+        self._count(self._reached, self._passed, np.minimum(self._lengths, accepted + 1) > places, accepted > places)
         steps = np.arange(len(self._survivals))[:, None]
         followed = steps + 1 < self._lengths  # (steps, R): a token came next
         knots = np.rint(self._survivals * (KNOTS - 1)).astype(int)[followed]
         hit = (steps + 2 <= accepted)[followed]
-        fading = FADING ** (np.bincount(knots, minlength=KNOTS) > 0)  # what nobody sees is not forgotten
-        self._seen = fading * self._seen + np.bincount(knots, minlength=KNOTS)
-        self._accepted = fading * self._accepted + np.bincount(knots, weights=hit, minlength=KNOTS)
+        at_knot = np.arange(KNOTS)[:, None] == knots
+        self._count(self._seen, self._accepted, at_knot, at_knot & hit)
+
+    @staticmethod
+    def _count(seen: np.ndarray, accepted: np.ndarray, is_seen: np.ndarray, is_accepted: np.ndarray) -> None:
+        """Add to the first of the fading counts; the others stay, as what nobody sees is not forgotten."""
+        count = is_seen.sum(1)
+        fading, some = FADING ** (count > 0), slice(len(count))
+        seen[some] = fading * seen[some] + count
+        accepted[some] = fading * accepted[some] + is_accepted.sum(1)
 
     def step(self, now: float, is_first: bool) -> None:
         """Note the end of a draft step."""
         if not is_first:
-            load = self._load(self._num_requests)
-            load.steps = FADING * load.steps + now - self._stepped
-            load.num_steps = FADING * load.num_steps + 1
+            self._way.steps = FADING * self._way.steps + now - self._stepped
+            self._way.num_steps = FADING * self._way.num_steps + 1
         self._stepped = now
 
     def end(self, now: float, lengths: Sequence[int], survivals: np.ndarray) -> None:
@@ -143,25 +198,32 @@ class Pace:
             pools.append(pool)
         return np.repeat([accepted / seen for accepted, seen, _ in pools], [knots for *_, knots in pools])
 
-    def bounds(self, num_requests: int) -> Bounds | None:
-        """Return when drafts of a round of this many requests end; None: too little is known yet."""
+    def length(self, num_requests: int, longest: int) -> int | None:
+        """Return how many tokens the next round drafts for each request without the head; None: the head decides."""
         load = self._load(num_requests)
-        if not (load.tokens and load.num_steps and (load.rounds >= KNOWN or load.guessed)):
+        self._by_head = load.asks_head()
+        self._way = load.by_head if self._by_head else load.fixed
+        if self._by_head:
             return None
-        rate, verified = load.tokens / load.seconds, load.others.slope()
-        return Bounds(rate * verified, rate * load.steps / load.num_steps, rate * verified)
+        if (bounds := self.bounds(num_requests)) is None:
+            return min(BEGUN, longest)
+        gains = num_requests * np.cumprod(self._passed / self._reached)
+        pays = gains >= bounds.each * num_requests + bounds.step * (np.arange(PLACES) > 0)  # the first step is taken anyway
+        length = PLACES if pays.all() else int(pays.argmin())
+        return min(length + (length > 0 and load.fixed.rounds % LONGER == 0), longest)
 
-    def drafts(self, num_requests: int) -> bool:
-        """Return whether drafts of one token pay, which take no step of their own; now and then they are tried in any case."""
-        bounds, load = self.bounds(num_requests), self._load(num_requests)
-        pays = bounds is None or self._first[0] / self._first[1] >= bounds.each or load.idle >= EXPLORED
-        load.idle = 0 if pays else load.idle + 1
-        return pays
+    def bounds(self, num_requests: int) -> Bounds | None:
+        """Return when drafts of the round end; None: too little is known yet."""
+        load, way = self._load(num_requests), self._way
+        if not (way.tokens and (way.rounds >= KNOWN or load.guessed)):
+            return None
+        step, verified = way.steps / max(way.num_steps, 1e-9), load.others.slope()
+        return Bounds(way.rate * verified, way.rate * step, way.rate * verified)
 
     def _load(self, num_requests: int) -> _Load:
         """Return the figures of a number of requests, at first those of the nearest known one."""
         if num_requests not in self._loads:
-            known = [number for number, load in self._loads.items() if load.rounds >= KNOWN]
+            known = [number for number, load in self._loads.items() if load.is_known]
             nearest = min(known, key=lambda number: abs(number - num_requests), default=None)
             new = _Load() if nearest is None else self._loads[nearest].scaled(num_requests / nearest)
             self._loads[num_requests] = new

@@ -276,7 +276,7 @@ def proposer_class(base: type) -> type:
                 _check_supported(vllm_config)
                 self.stopping = DraftStopping(given, vllm_config.speculative_config.num_speculative_tokens)
             super().__init__(vllm_config, device, runner)
-            self.drafting = False
+            self.drafting, self.num_steps = False, 0
 
         def load_model(self, target_model: Any) -> None:
             super().load_model(target_model)
@@ -289,9 +289,10 @@ def proposer_class(base: type) -> type:
             if self.stopping is None or not given["num_speculative_tokens"]:
                 return super().propose(**given)
             pace = self.stopping.pace
-            if pace is not None and not self.note_round(pace, given):
-                drafts = super().propose(**given | {"num_speculative_tokens": 0}).tolist()
-                pace.end(time.perf_counter(), [0] * len(drafts), np.zeros((0, len(drafts))))
+            if pace is not None and (length := self.note_round(pace, given)) is not None:
+                self.num_steps = 0
+                drafts = super().propose(**given | {"num_speculative_tokens": length}).tolist()
+                pace.end(time.perf_counter(), [length] * len(drafts), np.zeros((0, len(drafts))))
                 return drafts
             self.stopping.begin(given["common_attn_metadata"].batch_size(), self.device)
             self.drafting = True
@@ -301,22 +302,26 @@ def proposer_class(base: type) -> type:
             self._last_draft_probs = torch.stack(probs, dim=1).contiguous() if probs else None
             return self.stopping.drafts()
 
-        def note_round(self, pace: Pace, given: dict[str, Any]) -> bool:
-            """Tell the pace of the round that ends here; return whether a draft pays."""
+        def note_round(self, pace: Pace, given: dict[str, Any]) -> int | None:
+            """Tell the pace of the round that ends here; return how many tokens to draft without the head, None: by the head."""
             about, rejected = given["common_attn_metadata"], given.get("num_rejected_tokens_gpu")
             counts = None if rejected is None else rejected.tolist()
             longest = 1 if counts is None else 1 + self.speculative_config.num_speculative_tokens
             steady, num_requests = about.max_query_len <= longest, about.batch_size()
             pace.begin(time.perf_counter(), num_requests, about.num_actual_tokens, counts, steady)
-            return pace.drafts(num_requests)
+            return pace.length(num_requests, min(given["num_speculative_tokens"], self.stopping.rule.max_tokens))
 
         def _sample_draft_tokens(self, hidden_states: Tensor, sampling_metadata: Any) -> tuple[Tensor, Tensor | None]:
             """Return a token for each request, and show it to the head."""
-            if self.stopping is None or not self.drafting:
+            if self.stopping is None:
                 return super()._sample_draft_tokens(hidden_states, sampling_metadata)
             logits, temperature = self.model.compute_logits(hidden_states), self.stopping.draft_temperature
             logits = logits if temperature == 1 else logits / temperature
             token, probs = self._sample_from_logits(logits, sampling_metadata)
+            if not self.drafting:
+                self.stopping.pace.step(time.perf_counter(), not self.num_steps)
+                self.num_steps += 1
+                return token, probs
             if probs is not None:
                 self.stopping.probs.append(probs)
             self.stopping.step(logits, token, hidden_states, self.num_speculative_tokens)

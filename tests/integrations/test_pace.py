@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specheads.integrations.pace import EXPLORED, KNOTS, KNOWN, Pace
+from specheads.integrations.pace import KNOTS, KNOWN, PERIOD, RUN, SELDOM, Pace
 
 LONGEST = 8
 
@@ -11,46 +11,47 @@ LONGEST = 8
 class World:
     """Rounds whose times are known. Tokens are accepted at rates that a head predicts, or overrates by `confidence`."""
 
-    def __init__(self, base=10.0, verified=0.1, first=1.0, step=1.0, confidence=1.0, easy=0.95, hard=0.35, noise=0.0):
-        self.base, self.verified, self.first, self.further = base, verified, first, step
+    def __init__(self, base=10.0, verified=0.1, first=1.0, step=1.0, head=0.0, confidence=1.0, easy=0.95, hard=0.35, noise=0.0):
+        self.base, self.verified, self.first, self.further, self.head = base, verified, first, step, head
         self.confidence, self.rates, self.noise = confidence, (easy, hard), noise
         self.rng, self.now, self.pace = np.random.default_rng(0), 0.0, Pace()
-        self.tokens, self.steps, self.drafted = 0, 0, 0
+        self.tokens, self.steps, self.drafted, self.lengths = 0, 0, 0, []
 
-    def round(self, num_requests, bounds_of, drafts=True):
-        """Do one round; `bounds_of` returns when drafts end, or None: all have LONGEST tokens."""
+    def round(self, num_requests):
+        """Do one round as the pace says."""
         rates = self.rng.choice(self.rates, size=num_requests)
         rejects = self.rng.random((LONGEST, num_requests)) > rates
         accepted_most = np.where(rejects.any(0), rejects.argmax(0), LONGEST)
+        fixed = self.pace.length(num_requests, LONGEST)
+        self.lengths.append(fixed)
         survival, going, lengths, survivals = np.ones(num_requests), np.ones(num_requests, bool), np.zeros(num_requests, int), []
-        bounds = bounds_of() if drafts else None
-        for step in range(LONGEST if drafts else 0):
-            self.now += self.first if step == 0 else self.further
+        bounds = self.pace.bounds(num_requests)
+        for step in range(LONGEST if fixed is None else fixed):
+            self.now += (self.first if step == 0 else self.further) + (self.head if fixed is None else 0.0)
             self.pace.step(self.now, step == 0)
             lengths, survival = lengths + going, survival * rates ** (1 / self.confidence)
             survivals.append(survival)
-            if bounds is not None:
+            if bounds is not None and fixed is None:
                 gains = np.interp(survival, np.linspace(0, 1, KNOTS), self.pace.gains())
                 going = going & (gains >= bounds.alone)
                 if not going.any() or gains[going].sum() < bounds.step + bounds.each * going.sum():
                     break
-        self.pace.end(self.now, lengths, np.array(survivals).reshape(len(survivals), num_requests))
+        steps = len(survivals)
+        shown = np.array(survivals).reshape(steps, num_requests) if fixed is None else np.zeros((0, num_requests))
+        self.pace.end(self.now, lengths, shown)
         read = num_requests + lengths.sum()
         self.now += (self.base + self.verified * read) * (1 + self.noise * self.rng.random())
         accepted = np.minimum(accepted_most, lengths)
         rejected = (lengths - accepted).tolist() if lengths.any() else None
         self.pace.begin(self.now, num_requests, int(read), rejected, True)
         self.tokens += num_requests + accepted.sum()
-        self.steps, self.drafted = self.steps + len(survivals), self.drafted + lengths.sum()
+        self.steps, self.drafted = self.steps + steps, self.drafted + lengths.sum()
 
-    def rate_of(self, num_requests, count, **how):
+    def rate_of(self, num_requests, count):
         start, tokens = self.now, self.tokens
         for _ in range(count):
-            self.round(num_requests, **how)
+            self.round(num_requests)
         return (self.tokens - tokens) / (self.now - start)
-
-    def paced(self, num_requests):
-        return lambda: self.pace.bounds(num_requests)
 
 
 def best_fixed(num_requests, **world):
@@ -67,17 +68,21 @@ def best_fixed(num_requests, **world):
 
 
 def test_times_are_learned():
-    world = World(base=20.0, verified=0.3, step=1.5)
-    world.rate_of(4, 400, bounds_of=world.paced(4))
+    world = World(base=20.0, verified=0.3, step=1.5, head=0.2)
+    world.rate_of(4, 600)
     load = world.pace._load(4)
-    assert load.steps / load.num_steps == pytest.approx(1.5) and load.others.slope() == pytest.approx(0.3, rel=0.2)
+    assert load.by_head.steps / load.by_head.num_steps == pytest.approx(1.7)
+    assert load.fixed.steps / load.fixed.num_steps == pytest.approx(1.5)
+    assert load.others.slope() == pytest.approx(0.3, rel=0.2)
 
 
 def test_a_heads_confidence_is_put_right():
     """Drafts by argmax of a head that learned from sampled ones: it believes in far too much."""
     world = World(confidence=3.0)
     world.rates = np.linspace(0.1, 0.99, 90)
-    world.rate_of(8, 500, bounds_of=lambda: None)
+    world.pace.length, world.pace.bounds = lambda *given: None, lambda num_requests: None
+    world.pace._by_head = True
+    world.rate_of(8, 500)
     gains = world.pace.gains()
     # After k tokens of a request that accepts at rate r, the head's survival is r^(k/3), and the next token's chance r^(k+1).
     for survival in (0.5, 0.7, 0.9):
@@ -89,21 +94,32 @@ def test_a_heads_confidence_is_put_right():
 @pytest.mark.parametrize("num_requests", [1, 4, 16, 64])
 @pytest.mark.parametrize("confidence", [1.0, 2.0])
 @pytest.mark.parametrize("noise", [0.0, 0.3])
-def test_the_pace_is_at_least_that_of_the_best_fixed_length(num_requests, confidence, noise):
-    world = World(confidence=confidence, noise=noise)
-    world.rate_of(num_requests, 200, bounds_of=world.paced(num_requests))
-    made = world.rate_of(num_requests, 3000 if num_requests < 16 else 800, bounds_of=world.paced(num_requests))
+@pytest.mark.parametrize("head", [0.0, 0.5])
+def test_the_pace_is_at_least_that_of_the_best_fixed_length(num_requests, confidence, noise, head):
+    world = World(confidence=confidence, noise=noise, head=head)
+    world.rate_of(num_requests, 400)
+    made = world.rate_of(num_requests, 3000 if num_requests < 16 else 1000)
     assert made > 0.99 * best_fixed(num_requests, confidence=confidence, noise=noise)
-    if num_requests == 1:
+    if num_requests == 1 and not head:
         assert made > 1.05 * best_fixed(1, confidence=confidence, noise=noise)
+
+
+@pytest.mark.parametrize("num_requests", [1, 4, 16])
+def test_a_head_that_knows_nothing_costs_little(num_requests):
+    world = World(easy=0.7, hard=0.7, head=3.0)
+    world.rate_of(num_requests, 400)
+    world.lengths.clear()
+    made = world.rate_of(num_requests, 3000)
+    assert made > 0.985 * best_fixed(num_requests, easy=0.7, hard=0.7)
+    assert world.lengths.count(None) < 0.1 * len(world.lengths)
 
 
 def test_lengths_follow_what_costs():
     def drafted(**costs):
         world = World(**costs)
-        world.rate_of(4, 300, bounds_of=world.paced(4))
+        world.rate_of(4, 300)
         world.drafted = world.steps = 0
-        world.rate_of(4, 300, bounds_of=world.paced(4))
+        world.rate_of(4, 300)
         return world.drafted, world.steps
 
     usual, dear_steps, dear_tokens = drafted(), drafted(step=6.0), drafted(verified=2.0)
@@ -112,40 +128,45 @@ def test_lengths_follow_what_costs():
 
 def test_nothing_is_drafted_where_no_draft_pays():
     world = World(verified=5.0, base=1.0, easy=0.3, hard=0.1)
-    for _ in range(KNOWN + 200):
-        world.round(16, world.paced(16), world.pace.drafts(16))
-    asked = [world.pace.drafts(16) for _ in range(4 * (EXPLORED + 1))]
-    assert sum(asked) == 4  # tried now and then
-    cheap = World()
-    for _ in range(KNOWN + 50):
-        assert cheap.pace.drafts(4)
-        cheap.round(4, cheap.paced(4))
+    world.rate_of(16, 2 * KNOWN + 4 * PERIOD)
+    world.lengths.clear()
+    world.rate_of(16, 2 * PERIOD * SELDOM)
+    assert world.lengths.count(None) == 2 * RUN  # the head is tried now and then
+    assert set(world.lengths) == {None, 0}
 
 
 def test_other_numbers_of_requests_begin_with_what_is_known():
     world = World()
+    world.pace.length(4, LONGEST)
     assert world.pace.bounds(4) is None
-    world.rate_of(4, 100, bounds_of=world.paced(4))
-    known, guessed = world.pace.bounds(4), world.pace.bounds(8)
-    assert guessed.step == pytest.approx(2 * known.step, rel=0.01)
+    world.rate_of(4, 100)
+    world.pace.length(4, LONGEST)
+    known, by_head = world.pace.bounds(4), world.pace._by_head
+    world.pace.length(8, LONGEST)
+    if world.pace._by_head != by_head:
+        world.pace._load(8).by_head.rounds += 1
+        world.pace.length(8, LONGEST)
+    assert world.pace.bounds(8).step == pytest.approx(2 * known.step, rel=0.02)
     for _ in range(3):  # and go on with it until they have their own
-        world.round(8, world.paced(8))
+        world.round(8)
         assert world.pace.bounds(8) is not None
 
 
 def test_rounds_in_which_requests_were_awaited_do_not_count():
     world = World()
-    world.rate_of(4, 100, bounds_of=world.paced(4))
-    before = world.pace.bounds(4)
+    world.rate_of(4, 100)
+    before = world.pace._load(4).by_head.seconds + world.pace._load(4).fixed.seconds
     world.now += 1000.0
-    world.round(4, world.paced(4))
-    assert world.pace.bounds(4).step == pytest.approx(before.step, rel=0.05)
+    world.round(4)
+    after = world.pace._load(4).by_head.seconds + world.pace._load(4).fixed.seconds
+    assert after < before + 100.0
 
 
 def test_rounds_with_new_requests_do_not_count():
     pace = Pace()
     for number in range(20):
         pace.begin(float(number), 4, 8, [1, 0, 0, 0], steady=False)
+        pace.length(4, LONGEST)
         pace.step(number + 0.1, True)
         pace.end(number + 0.2, [1, 1, 1, 1], np.full((1, 4), 0.5))
-    assert pace.bounds(4) is None and pace._load(4).rounds == 0
+    assert pace.bounds(4) is None and pace._load(4).by_head.rounds == 0

@@ -10,6 +10,7 @@ from specheads.decoding.stopping import HeadThreshold
 from specheads.errors import UserError
 from specheads.heads.features import drafting_features
 from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
+from specheads.integrations.pace import BEGUN, KNOWN
 from specheads.integrations.vllm import DraftStopping, _check_asked, _check_supported, proposer_class
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import right_padded
@@ -287,7 +288,7 @@ def test_without_a_threshold_drafts_end_by_the_pace(nano, folder, texts, monkeyp
     pace, times = proposer.stopping.pace, iter(range(10**6))
     monkeypatch.setattr("specheads.integrations.vllm.time", SimpleNamespace(perf_counter=lambda: float(next(times))))
     drafts, drafted = [[]] * len(texts), []
-    for _ in range(40):
+    for _ in range(100):
         read = sum(map(len, drafts)) + len(texts)
         about = SimpleNamespace(batch_size=lambda: len(texts), max_query_len=1 + LONGEST, num_actual_tokens=read)
         rejected = torch.tensor([len(draft) for draft in drafts])  # everything
@@ -299,7 +300,8 @@ def test_without_a_threshold_drafts_end_by_the_pace(nano, folder, texts, monkeyp
             num_rejected_tokens_gpu=rejected,
         )
         assert all(len(draft) <= LONGEST for draft in drafts) and len(drafts) == len(texts)
-        drafted.append(sum(map(len, drafts)))
-    assert pace._load(len(texts)).rounds == 39
-    least = len(texts) * proposer.stopping.rule.min_tokens
-    assert max(drafted[-10:]) <= max(least, 0.8 * max(drafted[:10]))  # nothing was ever accepted
+        drafted.append([len(draft) for draft in drafts])
+    load = pace._load(len(texts))
+    assert load.by_head.rounds + load.fixed.rounds == 99 and min(load.by_head.rounds, load.fixed.rounds) >= KNOWN
+    assert [BEGUN] * len(texts) in drafted[:10]  # without the head
+    assert sum(map(sum, drafted[-30:])) <= 0.8 * sum(map(sum, drafted[:30]))  # nothing was ever accepted
