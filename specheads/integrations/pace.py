@@ -11,11 +11,12 @@ head's errors matter less: one that learned from sampled drafts is much too conf
 rounds that follow these rules, which at the best policy is the right one (Dinkelbach 1967). Without the head the gain of a token
 is that of its place in the draft, so all drafts have one length, which may be 0. Of the two ways, with the head and without, the
 one that makes more tokens per second is taken, and the other one tried now and then. Times and rates are those of a number of
-requests, gains those of all.
+requests, gains those of all. The ways are compared by what their rounds drafted and made, at the times of all recent rounds.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from copy import deepcopy
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -70,26 +71,39 @@ class _Line:
 
 @dataclass
 class _Way:
-    """Fading sums over the rounds of one number of requests that drafted with the head, or without."""
+    """Fading counts over the rounds of one number of requests that drafted with the head, or without."""
 
     rounds: int = 0
     weight: float = 0.0  # of the rounds in the sums
     tokens: float = 0.0  # emitted
-    seconds: float = 0.0  # of whole rounds
-    steps: float = 0.0  # seconds of draft steps but the first of a round, which also reads what was accepted
-    num_steps: float = 0.0
+    read: float = 0.0  # by the target
+    steps: float = 0.0  # of the draft
+
+
+@dataclass
+class _Mean:
+    """A fading mean of seconds."""
+
+    total: float = 0.0
+    weight: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.total, self.weight = FADING * self.total + seconds, FADING * self.weight + 1
 
     @property
-    def rate(self) -> float:
-        """Tokens per second."""
-        return self.tokens / self.seconds if self.seconds else 0.0
+    def value(self) -> float:
+        return self.total / self.weight if self.weight else 0.0
 
 
 @dataclass
 class _Load:
-    """What is known of one number of requests."""
+    """What is known of one number of requests. Both ways share the times of rounds and steps, whatever else the machine does."""
 
-    others: _Line = field(default_factory=_Line)  # seconds of a round outside the draft, by the tokens that the target reads
+    line: _Line = field(default_factory=_Line)  # seconds of a round outside the draft, by the tokens that the target reads
+    others: _Mean = field(default_factory=_Mean)  # seconds of a round outside the draft
+    read: _Mean = field(default_factory=_Mean)  # tokens of these rounds
+    first: _Mean = field(default_factory=_Mean)  # the first step of a round, which also reads what was accepted
+    step: _Mean = field(default_factory=_Mean)  # further ones
     by_head: _Way = field(default_factory=_Way)
     fixed: _Way = field(default_factory=_Way)
     turns: int = 0
@@ -97,19 +111,32 @@ class _Load:
 
     def scaled(self, factor: float) -> "_Load":
         """Return what is expected of `factor` times as many requests until they are known."""
-        ways = [replace(way, rounds=0, tokens=way.tokens * factor) for way in (self.by_head, self.fixed)]
-        return _Load(replace(self.others), *ways, guessed=True)
+        made = deepcopy(self)
+        for way in (made.by_head, made.fixed):
+            way.rounds, way.tokens, way.read = 0, way.tokens * factor, way.read * factor
+        made.turns, made.guessed = 0, True
+        return made
 
     @property
     def is_known(self) -> bool:
         """Whether both ways were seen."""
         return min(self.by_head.rounds, self.fixed.rounds) >= KNOWN
 
-    def asks_head(self) -> bool:
-        """Return whether the head ends the drafts of the next round."""
+    def seconds(self, way: _Way, head: float) -> float:
+        """Return the seconds of a round of one way; `head` are those that the head adds to a step."""
+        read, steps = way.read / way.weight, way.steps / way.weight
+        outside = self.others.value + self.line.slope() * (read - self.read.value)
+        return outside + self.first.value + self.step.value * max(0.0, steps - 1) + (head * steps if way is self.by_head else 0.0)
+
+    def rate(self, way: _Way, head: float) -> float:
+        """Return the tokens per second of one way."""
+        return way.tokens / way.weight / self.seconds(way, head)
+
+    def asks_head(self, head: float) -> bool:
+        """Return whether the head, which adds so many seconds to a step, ends the drafts of the next round."""
         if not self.is_known:
             return self.by_head.rounds <= self.fixed.rounds
-        ratio, self.turns, period = self.by_head.rate / self.fixed.rate, self.turns + 1, PERIOD
+        ratio, self.turns, period = self.rate(self.by_head, head) / self.rate(self.fixed, head), self.turns + 1, PERIOD
         if min(self.by_head.rounds, self.fixed.rounds) < COMPARED:
             period //= 4
         elif not 1 - FAR < ratio < 1 / (1 - FAR):
@@ -123,15 +150,13 @@ class Pace:
     def __init__(self) -> None:
         self._seen = np.full(KNOTS, _BELIEVED)  # fading numbers of tokens by the survival before them, and of accepted ones
         self._accepted = _BELIEVED * USUAL * np.linspace(0, 1, KNOTS)
-        self._reached = np.full(
-            PLACES, _BELIEVED
-        )  # fading numbers of tokens by their place, where the head ended no draft before
-        self._passed = _BELIEVED * USUAL * np.ones(PLACES)  # those of them that were accepted
+        self._reached = np.full(PLACES, _BELIEVED)  # likewise by their place, where the head ended no draft before
+        self._passed = _BELIEVED * USUAL * np.ones(PLACES)
         self._loads: dict[int, _Load] = {}
+        self._head = _Mean()  # seconds that the head adds to a step
         self._began: float | None = None
         self._ended = self._stepped = 0.0
-        self._num_requests, self._way = 0, _Way()
-        self._by_head = self._steady = False
+        self._num_requests, self._num_steps, self._by_head, self._steady = 0, 0, False, False
         self._lengths, self._survivals = np.zeros(0, int), np.zeros((0, 0))
 
     def begin(self, now: float, num_requests: int, num_read: int, rejected: Sequence[int] | None, steady: bool) -> None:
@@ -142,19 +167,21 @@ class Pace:
             rejected: drafted tokens of each request that were not accepted; None: nothing was drafted.
             steady: no request is new.
         """
-        if self._began is not None and steady and num_requests == self._num_requests:
-            load, way, whole = self._load(num_requests), self._way, now - self._began
-            emitted = num_read - sum(rejected or ())
-            if way.rounds < KNOWN or whole < _OUTLIER * way.seconds / way.weight:
+        same = steady and num_requests == self._num_requests
+        if self._began is not None and same:
+            load, way, outside = self._load(num_requests), self._way(num_requests), now - self._ended
+            if way.rounds < KNOWN or now - self._began < _OUTLIER * load.seconds(way, self._head.value):
                 way.rounds += 1
-                way.weight = SLOWLY * way.weight + 1
-                way.tokens = SLOWLY * way.tokens + emitted
-                way.seconds = SLOWLY * way.seconds + whole
-                load.others.add(num_read, now - self._ended, self._steady)
+                now_seen = (1.0, num_read - sum(rejected or ()), num_read, self._num_steps)
+                for name, value in zip(("weight", "tokens", "read", "steps"), now_seen, strict=True):
+                    setattr(way, name, SLOWLY * getattr(way, name) + value)
+                load.others.add(outside)
+                load.read.add(num_read)
+                load.line.add(num_read, outside, self._steady)
             if rejected is not None and len(rejected) == len(self._lengths):
                 self._learn(np.asarray(rejected))
-        self._steady = steady and num_requests == self._num_requests
-        self._began, self._stepped, self._num_requests = now, now, num_requests
+        self._steady = same
+        self._began, self._stepped, self._num_requests, self._num_steps = now, now, num_requests, 0
 
     def _learn(self, rejected: np.ndarray) -> None:
         """Learn gains from a round's drafts, of which so many tokens were rejected."""
@@ -164,9 +191,8 @@ class Pace:
         steps = np.arange(len(self._survivals))[:, None]
         followed = steps + 1 < self._lengths  # (steps, R): a token came next
         knots = np.rint(self._survivals * (KNOTS - 1)).astype(int)[followed]
-        hit = (steps + 2 <= accepted)[followed]
         at_knot = np.arange(KNOTS)[:, None] == knots
-        self._count(self._seen, self._accepted, at_knot, at_knot & hit)
+        self._count(self._seen, self._accepted, at_knot, at_knot & (steps + 2 <= accepted)[followed])
 
     @staticmethod
     def _count(seen: np.ndarray, accepted: np.ndarray, is_seen: np.ndarray, is_accepted: np.ndarray) -> None:
@@ -176,15 +202,16 @@ class Pace:
         seen[some] = fading * seen[some] + count
         accepted[some] = fading * accepted[some] + is_accepted.sum(1)
 
-    def step(self, now: float, is_first: bool) -> None:
-        """Note the end of a draft step."""
-        if not is_first:
-            self._way.steps = FADING * self._way.steps + now - self._stepped
-            self._way.num_steps = FADING * self._way.num_steps + 1
-        self._stepped = now
+    def step(self, ended: float, now: float | None = None) -> None:
+        """Note the end of a draft step and, with `now`, that of the head's."""
+        load = self._load(self._num_requests)
+        (load.step if self._num_steps else load.first).add(ended - self._stepped)
+        if now is not None:
+            self._head.add(now - ended)
+        self._stepped, self._num_steps = now or ended, self._num_steps + 1
 
     def end(self, now: float, lengths: Sequence[int], survivals: np.ndarray) -> None:
-        """Note the end of the drafts (R,) of a round, with the survivals (steps, R) after each of their tokens."""
+        """Note the end of the drafts (R,) of a round, with the survivals (steps, R) after each of the head's tokens."""
         self._ended, self._lengths, self._survivals = now, np.asarray(lengths, int), survivals
 
     def gains(self) -> np.ndarray:
@@ -201,8 +228,7 @@ class Pace:
     def length(self, num_requests: int, longest: int) -> int | None:
         """Return how many tokens the next round drafts for each request without the head; None: the head decides."""
         load = self._load(num_requests)
-        self._by_head = load.asks_head()
-        self._way = load.by_head if self._by_head else load.fixed
+        self._by_head = load.asks_head(self._head.value)
         if self._by_head:
             return None
         if (bounds := self.bounds(num_requests)) is None:
@@ -214,11 +240,15 @@ class Pace:
 
     def bounds(self, num_requests: int) -> Bounds | None:
         """Return when drafts of the round end; None: too little is known yet."""
-        load, way = self._load(num_requests), self._way
-        if not (way.tokens and (way.rounds >= KNOWN or load.guessed)):
+        load, way, head = self._load(num_requests), self._way(num_requests), self._head.value
+        if not (way.weight and load.step.weight and (way.rounds >= KNOWN or load.guessed)):
             return None
-        step, verified = way.steps / max(way.num_steps, 1e-9), load.others.slope()
-        return Bounds(way.rate * verified, way.rate * step, way.rate * verified)
+        rate, verified = load.rate(way, head), load.line.slope()
+        return Bounds(rate * verified, rate * (load.step.value + head * self._by_head), rate * verified)
+
+    def _way(self, num_requests: int) -> _Way:
+        load = self._load(num_requests)
+        return load.by_head if self._by_head else load.fixed
 
     def _load(self, num_requests: int) -> _Load:
         """Return the figures of a number of requests, at first those of the nearest known one."""

@@ -196,13 +196,14 @@ class DraftStopping:
             logits, hidden: (R, V) and (R, H), from which the tokens (R,) were taken.
             longest: tokens of the longest draft.
         """
+        began = time.perf_counter()
         rest = self._embed(token), self._progress, self._gains, self._least
         self._progress, totals = self._after(token, self._known(logits), hidden, rest)
         self._tokens.append(token)
         gain, going = totals.tolist()
         if self.pace is not None:
             self._survivals.append(self._progress.state.survival)
-            self.pace.step(time.perf_counter(), len(self._tokens) == 1)
+            self.pace.step(began, time.perf_counter())
         pays = gain >= self._bounds.step + self._bounds.each * going or len(self._tokens) < self.rule.min_tokens
         if len(self._tokens) >= min(longest, self.rule.max_tokens) or not (going and pays):
             raise _DraftsEnded
@@ -276,7 +277,7 @@ def proposer_class(base: type) -> type:
                 _check_supported(vllm_config)
                 self.stopping = DraftStopping(given, vllm_config.speculative_config.num_speculative_tokens)
             super().__init__(vllm_config, device, runner)
-            self.drafting, self.num_steps = False, 0
+            self.drafting = False
 
         def load_model(self, target_model: Any) -> None:
             super().load_model(target_model)
@@ -290,8 +291,7 @@ def proposer_class(base: type) -> type:
                 return super().propose(**given)
             pace = self.stopping.pace
             if pace is not None and (length := self.note_round(pace, given)) is not None:
-                self.num_steps = 0
-                drafts = super().propose(**given | {"num_speculative_tokens": length}).tolist()
+                drafts: list[list[int]] = super().propose(**given | {"num_speculative_tokens": length}).tolist()
                 pace.end(time.perf_counter(), [length] * len(drafts), np.zeros((0, len(drafts))))
                 return drafts
             self.stopping.begin(given["common_attn_metadata"].batch_size(), self.device)
@@ -309,6 +309,7 @@ def proposer_class(base: type) -> type:
             longest = 1 if counts is None else 1 + self.speculative_config.num_speculative_tokens
             steady, num_requests = about.max_query_len <= longest, about.batch_size()
             pace.begin(time.perf_counter(), num_requests, about.num_actual_tokens, counts, steady)
+            assert self.stopping is not None
             return pace.length(num_requests, min(given["num_speculative_tokens"], self.stopping.rule.max_tokens))
 
         def _sample_draft_tokens(self, hidden_states: Tensor, sampling_metadata: Any) -> tuple[Tensor, Tensor | None]:
@@ -319,8 +320,8 @@ def proposer_class(base: type) -> type:
             logits = logits if temperature == 1 else logits / temperature
             token, probs = self._sample_from_logits(logits, sampling_metadata)
             if not self.drafting:
-                self.stopping.pace.step(time.perf_counter(), not self.num_steps)
-                self.num_steps += 1
+                assert self.stopping.pace is not None
+                self.stopping.pace.step(time.perf_counter())
                 return token, probs
             if probs is not None:
                 self.stopping.probs.append(probs)

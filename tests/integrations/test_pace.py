@@ -27,8 +27,12 @@ class World:
         survival, going, lengths, survivals = np.ones(num_requests), np.ones(num_requests, bool), np.zeros(num_requests, int), []
         bounds = self.pace.bounds(num_requests)
         for step in range(LONGEST if fixed is None else fixed):
-            self.now += (self.first if step == 0 else self.further) + (self.head if fixed is None else 0.0)
-            self.pace.step(self.now, step == 0)
+            self.now += self.first if step == 0 else self.further
+            if fixed is None:
+                self.now += self.head
+                self.pace.step(self.now - self.head, self.now)
+            else:
+                self.pace.step(self.now)
             lengths, survival = lengths + going, survival * rates ** (1 / self.confidence)
             survivals.append(survival)
             if bounds is not None and fixed is None:
@@ -71,9 +75,8 @@ def test_times_are_learned():
     world = World(base=20.0, verified=0.3, step=1.5, head=0.2)
     world.rate_of(4, 600)
     load = world.pace._load(4)
-    assert load.by_head.steps / load.by_head.num_steps == pytest.approx(1.7)
-    assert load.fixed.steps / load.fixed.num_steps == pytest.approx(1.5)
-    assert load.others.slope() == pytest.approx(0.3, rel=0.2)
+    assert (load.first.value, load.step.value, world.pace._head.value) == pytest.approx((1.0, 1.5, 0.2))
+    assert load.line.slope() == pytest.approx(0.3, rel=0.2)
 
 
 def test_a_heads_confidence_is_put_right():
@@ -146,7 +149,7 @@ def test_other_numbers_of_requests_begin_with_what_is_known():
     if world.pace._by_head != by_head:
         world.pace._load(8).by_head.rounds += 1
         world.pace.length(8, LONGEST)
-    assert world.pace.bounds(8).step == pytest.approx(2 * known.step, rel=0.02)
+    assert 1.5 * known.step < world.pace.bounds(8).step < 2 * known.step  # twice the tokens, some of whose time grows
     for _ in range(3):  # and go on with it until they have their own
         world.round(8)
         assert world.pace.bounds(8) is not None
@@ -155,11 +158,10 @@ def test_other_numbers_of_requests_begin_with_what_is_known():
 def test_rounds_in_which_requests_were_awaited_do_not_count():
     world = World()
     world.rate_of(4, 100)
-    before = world.pace._load(4).by_head.seconds + world.pace._load(4).fixed.seconds
+    before = world.pace._load(4).others.value
     world.now += 1000.0
     world.round(4)
-    after = world.pace._load(4).by_head.seconds + world.pace._load(4).fixed.seconds
-    assert after < before + 100.0
+    assert world.pace._load(4).others.value == pytest.approx(before, rel=0.02)
 
 
 def test_rounds_with_new_requests_do_not_count():
@@ -167,6 +169,6 @@ def test_rounds_with_new_requests_do_not_count():
     for number in range(20):
         pace.begin(float(number), 4, 8, [1, 0, 0, 0], steady=False)
         pace.length(4, LONGEST)
-        pace.step(number + 0.1, True)
+        pace.step(number + 0.1)
         pace.end(number + 0.2, [1, 1, 1, 1], np.full((1, 4), 0.5))
     assert pace.bounds(4) is None and pace._load(4).by_head.rounds == 0
