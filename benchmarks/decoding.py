@@ -13,9 +13,9 @@ Responses have the same number of tokens everywhere: no token ends them. Seconds
 llama.cpp runs the same weights in the same type. Where the target is a GGUF file, it runs both models in float16, and the file's
 quantised tensors with the draft in 8 bits. A draft's output over some tokens is completed for engines that need all.
 
-With `--at-once` prompts come in groups, to this decoder and vLLM alone. With `--rate` drafted tokens are accepted at that rate,
-independent of the models, and no other engine has a draft. A peer that is not installed is left out, with a line that says how to
-get it. The steps of which decoding consists are timed by steps.py.
+With `--at-once` as many prompts are under way, and one that ends makes room for the next, in this decoder and vLLM alone.
+With `--rate` drafted tokens are accepted at that rate, independent of the models, and no other engine has a draft. A peer that is
+not installed is left out, with a line that says how to get it. The steps of which decoding consists are timed by steps.py.
 """
 
 import argparse
@@ -50,7 +50,9 @@ MODES = {
 }
 TEMPLATES = ("{instruction}\nInput: {input}", "{instruction}", "{question}", "{prompt}")  # of the files that --prompts-from names
 TRANSFORMERS, OURS, ALONE = "transformers", "this decoder", "alone"
+PEERS = (TRANSFORMERS, OURS, "llama.cpp", "vLLM")
 LENGTHS, VLLM_LENGTHS = (1, 2, 3, 4, 6, 8), (1, 2, 3, 4, 6)  # drafted tokens per round; with vLLM each is a process of its own
+FULL = 4  # prompts, for each that is under way
 THRESHOLDS, VLLM_THRESHOLDS, LONGEST = (0.3, 0.4, 0.5, 0.6, 0.7), (0.3, 0.5, 0.7), 12
 COLUMNS = [Column("setting"), *(Column(name, "fixed:0") for name in ("tokens/s", "slowest", "fastest"))]
 COLUMNS += [
@@ -114,7 +116,7 @@ class Timed:
 def main() -> None:
     given = _parsed_arguments()
     torch.set_num_threads(given.threads)
-    pair, most = load_pair(given.model, **_pair_keys(given)), max(given.prompts, *given.at_once)
+    pair, most = load_pair(given.model, **_pair_keys(given)), max(_count(given, at_once) for at_once in given.at_once)
     loaded = list(_source(given.prompts_from, 2 * most).load(pair.chats))
     parts = {"reported": loaded[:most], "tuning": loaded[most:]}
     reported, tuning = ([pair.encode_instruction(prompt.text) for prompt in part] for part in parts.values())
@@ -125,8 +127,8 @@ def main() -> None:
             print(*peers.left_out, sep="\n", file=sys.stderr)
             with Workers(peers.commands) as workers:
                 for at_once in given.at_once:
-                    count, of_groups = max(given.prompts, at_once), {OURS, "vLLM"}
-                    possible = [each for each in peers.settings if at_once == 1 or each.peer in of_groups]
+                    count, of_several = _count(given, at_once), {OURS, "vLLM"}
+                    possible = [each for each in peers.settings if at_once == 1 or each.peer in of_several]
                     chosen = fastest(workers, possible, tuning[:count], given.new_tokens, 2, at_once)
                     measured = measure(workers, chosen, reported[:count], given.new_tokens, given.repeats, at_once)
                     tables.append(_speed_table(chosen, measured, mode, at_once))
@@ -155,12 +157,18 @@ def _parsed_arguments() -> Namespace:
     parser.add_argument("--vllm-python", default=sys.executable, help="an interpreter with vLLM")
     parser.add_argument("--vllm-eager", action="store_true", help="do not compile vLLM's models")
     parser.add_argument("--window", type=int, default=1024, help="positions that peers have memory for")
-    parser.add_argument("--at-once", type=int, nargs="+", default=[1], metavar="N", help="prompts that come at once")
+    parser.add_argument("--at-once", type=int, nargs="+", default=[1], metavar="N", help="prompts that are under way together")
+    parser.add_argument("--peers", nargs="+", default=PEERS, metavar="PEER", help=f"of {', '.join(PEERS)}")
     parser.add_argument("--prompts", type=int, default=8, help="that are reported; as many others choose the settings")
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
     add_keep_option(parser, "decoding")
     return parser.parse_args()
+
+
+def _count(given: Namespace, at_once: int) -> int:
+    """Return the number of prompts: enough that mostly `at_once` of them are under way."""
+    return max(given.prompts, FULL * at_once if at_once > 1 else 1)
 
 
 def _pair_keys(given: Namespace) -> dict[str, str]:
@@ -184,20 +192,26 @@ def _all_peers(pair: Pair, given: Namespace, warp: Warp, folder: Path) -> _Peers
     if not head:
         peers.left_out.append("the head is left out: --head names one that specheads train exported.")
     setup: dict[str, Any] = {"threads": given.threads, "warp": asdict(warp), "head": head and str(Path(head).resolve())}
-    _add_local(peers, setup | {"model": given.model, "pair_keys": _pair_keys(given), "engine": given.engine, "rate": given.rate})
+    asked = given.peers
+    _add_local(
+        peers, asked, setup | {"model": given.model, "pair_keys": _pair_keys(given), "engine": given.engine, "rate": given.rate}
+    )
     if given.device == "cpu" and given.rate is None:
         setup |= {"dtype": str(pair.target.dtype).removeprefix("torch."), "window": min(pair.window, given.window)}
         complete_output(pair.draft)
-        _add_llama(peers, pair, setup, gguf_file(unabbreviated(pair_config(given.model).target)), folder)
-        _add_vllm(peers, pair, setup | {"requests": max(given.at_once), "eager": given.vllm_eager}, given, folder)
+        if "llama.cpp" in asked:
+            _add_llama(peers, pair, setup, gguf_file(unabbreviated(pair_config(given.model).target)), folder)
+        if "vLLM" in asked:
+            _add_vllm(peers, pair, setup | {"requests": max(given.at_once), "eager": given.vllm_eager}, given, folder)
     return peers
 
 
-def _add_local(peers: _Peers, setup: Mapping[str, Any]) -> None:
+def _add_local(peers: _Peers, asked: Sequence[str], setup: Mapping[str, Any]) -> None:
     """Add transformers' generation and this project's decoders."""
     command = PeerCommand(sys.executable, "local_worker.py", {**setup, "peer": TRANSFORMERS})
-    peers.add(TRANSFORMERS, ALONE, {"": {}}, command)
-    if setup["rate"] is None:
+    if TRANSFORMERS in asked:
+        peers.add(TRANSFORMERS, ALONE, {"": {}}, command)
+    if TRANSFORMERS in asked and setup["rate"] is None:
         fixed = {f"K={length}": _assistant(length) for length in LENGTHS}
         others = {"heuristic": _assistant(5, "heuristic"), "confidence 0.4": _assistant(20, confidence=0.4)}
         peers.add(TRANSFORMERS, "assisted", fixed | others, command)
@@ -206,6 +220,8 @@ def _add_local(peers: _Peers, setup: Mapping[str, Any]) -> None:
         if setup["head"]:
             by_head = {f"threshold {value}": _assistant(20) | {"threshold": value} for value in THRESHOLDS}
             peers.add(TRANSFORMERS, "assisted with the head", by_head, command)
+    if OURS not in asked:
+        return
     command = replace(command, setup={**setup, "peer": OURS})
     peers.add(OURS, ALONE, {"": {"rule": ALONE}}, command)
     ways = {"fixed length": {f"K={length}": {"rule": "fixed", "value": length} for length in LENGTHS}}
@@ -297,16 +313,18 @@ def fastest(
 def measure(
     workers: Workers, settings: Sequence[Setting], prompts: Sequence[list[int]], length: int, repeats: int, at_once: int = 1
 ) -> dict[str, Timed]:
-    """Return what every setting made of the prompts, repeat by repeat in turn, `at_once` of them together."""
+    """Return what every setting made of the prompts, repeat by repeat in turn, with `at_once` of them under way."""
+    together = 1 if at_once == 1 else len(prompts)  # a worker gets them all, where several are under way
     measured = {setting.name: Timed() for setting in settings}
     for repeat in range(repeats if settings else 0):
         first = repeat % len(settings)
         for setting in (*settings[first:], *settings[:first]):
             made, seconds = measured[setting.name], 0.0
-            for start in (None, *range(0, len(prompts), at_once)):  # the first group twice: once to warm up
-                group = slice(start or 0, (start or 0) + at_once)
+            for start in (None, *range(0, len(prompts), together)):  # the first ones twice: once to warm up
+                group = slice(0, at_once) if start is None else slice(start, start + together)
                 seeds = [1000 * repeat + number for number in range(len(prompts))][group]
                 request = {"options": setting.options, "prompts": prompts[group], "length": length, "seeds": seeds}
+                request |= {"at_once": at_once} if at_once > 1 else {}
                 answer = workers.ask(setting.worker, request)
                 if wrong := [len(response) for response in answer["responses"] if len(response) != length]:
                     raise ValueError(f"{setting.name} made {wrong[0]} tokens, not {length}")
@@ -325,14 +343,14 @@ def _speed_table(chosen: Sequence[Setting], measured: Mapping[str, Timed], mode:
     for setting in chosen:
         made = measured[setting.name]
         over = made.speed / alone[TRANSFORMERS].speed if TRANSFORMERS in alone else None
-        same = _same_tokens(made, alone[OURS]) if mode == "greedy" else None
+        same = _same_tokens(made, alone.get(OURS, alone[setting.peer])) if mode == "greedy" else None
         rounds, *totals = map(sum, zip(*made.totals, strict=True)) if made.totals else (1, *[None] * 4)
         row = [setting.name, made.speed, min(made.speeds), max(made.speeds), over, made.speed / alone[setting.peer].speed, same]
         rows.append([*row, *(None if total is None else total / rounds for total in totals)])
     title = MODES[mode][0]
     if at_once == 1:
         return Table(mode, title, COLUMNS, rows)
-    return Table(f"{mode}_{at_once}", f"{title}, {at_once} prompts at once", COLUMNS, rows)
+    return Table(f"{mode}_{at_once}", f"{title}, {at_once} prompts under way", COLUMNS, rows)
 
 
 def _same_tokens(made: Timed, alone: Timed) -> float:

@@ -12,7 +12,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
 
-from benchmarks.decoding import Setting, Timed, _all_peers, _same_tokens, _source, _speed_table, fastest, measure
+from benchmarks.decoding import PEERS, Setting, Timed, _all_peers, _same_tokens, _source, _speed_table, fastest, measure
 from benchmarks.gguf_file import complete_output, file_type, gguf_tensors, interleaved, obstacle, write_gguf
 from benchmarks.peer_workers.processes import PeerCommand, PeerError, Workers
 from specheads import Warp, generate_baseline, load_pair
@@ -111,7 +111,7 @@ def yarn():
 def arguments(**values):
     given = {"model": "nano", "dtype": None, "device": "cpu", "head": None, "rate": None, "engine": "eager"}
     given |= {"threads": 1, "window": 256, "at_once": [1], "vllm_python": "no-python"}
-    return Namespace(**given | {"vllm_eager": False} | values)
+    return Namespace(**given | {"vllm_eager": False, "peers": PEERS} | values)
 
 
 def test_missing_peers_are_left_out_with_a_line(nano, tmp_path, monkeypatch):
@@ -155,7 +155,13 @@ def test_processes_decode_as_this_project_and_stand_still_between(nano, prompts)
             for prompt, response in zip(prompts, expected, strict=False):
                 answer = workers.ask(name, request | {"prompts": [prompt]})
                 assert answer["responses"] == [response] and answer["seconds"] > 0
-        together = {"options": {"rule": "fixed", "value": 3}, "prompts": prompts[:2], "seeds": [0, 1], "length": length}
+        together = {
+            "options": {"rule": "fixed", "value": 3},
+            "prompts": prompts[:2],
+            "seeds": [0, 1],
+            "length": length,
+            "at_once": 2,
+        }
         assert workers.ask("this decoder", together)["responses"] == expected
         processes = [worker._process.pid for worker in workers._running.values()]
         if Path("/proc").is_dir():
@@ -232,14 +238,22 @@ def test_the_fastest_setting_of_each_way_is_reported():
     expected = [150, 150, 150, 3.0, 1.5, 1.0, 1.5, 0.125, 0.25, 0]
     assert [round(value, 6) for value in table.rows[2][1:]] == expected
     table = _speed_table(chosen, measure(FakeWorkers(), chosen, *how), "cool", 4)
-    assert table.title == "Sampled at temperature 0.2, top-p 0.9, 4 prompts at once" and table.rows[2][6] is None
+    assert table.title == "Sampled at temperature 0.2, top-p 0.9, 4 prompts under way" and table.rows[2][6] is None
     assert _same_tokens(Timed([], [[1, 2, 3, 4]]), Timed([], [[1, 2, 4, 4]])) == 0.5
 
 
-def test_prompts_come_in_groups_after_a_first_that_is_not_counted():
+def test_a_worker_gets_all_prompts_after_a_first_that_is_not_counted():
     workers = FakeWorkers()
     measured = measure(workers, [Setting("vLLM", "alone", options=speed(100))], [[1]] * 5, 8, 2, at_once=2)
-    counted = [(2, [0, 1]), (2, [2, 3]), (1, [4])]
-    later = [(count, [1000 + seed for seed in seeds]) for count, seeds in counted]
-    assert workers.asked == [counted[0], *counted, later[0], *later]
+    assert workers.asked == [(2, [0, 1]), (5, [0, 1, 2, 3, 4]), (2, [1000, 1001]), (5, [1000, 1001, 1002, 1003, 1004])]
     assert measured["vLLM, alone"].speeds == pytest.approx([100, 100]) and len(measured["vLLM, alone"].responses) == 5
+    workers = FakeWorkers()
+    measure(workers, [Setting("vLLM", "alone", options=speed(100))], [[1]] * 3, 8, 1)
+    assert workers.asked == [(1, [0]), (1, [0]), (1, [1]), (1, [2])]
+
+
+def test_only_the_peers_that_are_asked_for_are_compared(nano, tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmarks.decoding.can_import", lambda python, package: package == "vllm")
+    for peer in ("transformers", "this decoder", "vLLM"):
+        made = _all_peers(nano, arguments(peers=[peer]), GREEDY, tmp_path / peer)
+        assert {setting.peer for setting in made.settings} == {peer}

@@ -47,11 +47,13 @@ def _specheads(setup: Mapping[str, Any], pair: Pair) -> Generate:
         decoder.warm_up()
         return decoder
 
-    def generate(options: Mapping[str, Any], prompts: list[list[int]], length: int, seeds: Sequence[int]) -> Answer:
+    def generate(
+        options: Mapping[str, Any], prompts: list[list[int]], length: int, seeds: Sequence[int], at_once: int = 1
+    ) -> Answer:
         decoder = decoder_of(**options)
         start = time.perf_counter()
-        if len(prompts) > 1:
-            made = dict(decoder.generate_batch(prompts, len(prompts), length, seeds, stop_tokens=()))
+        if at_once > 1:
+            made = dict(decoder.generate_batch(prompts, at_once, length, seeds, stop_tokens=()))
             seconds = time.perf_counter() - start
             return {"responses": [made[number].tokens.tolist() for number in range(len(prompts))], "seconds": seconds}
         out = decoder.generate(prompts[0], length, seed=seeds[0], stop_tokens=())

@@ -1,7 +1,7 @@
 """The peers' processes, and both ends of what they and the script that asks them say. Needs the standard library alone.
 
-Each line is a JSON object. A worker prints `{"ready": {package: version}}` and then answers requests for prompts that come at
-once:
+Each line is a JSON object. A worker prints `{"ready": {package: version}}` and then answers requests for one prompt, or for
+several with `at_once`, the number of them that are under way together:
 
     {"options": {...}, "prompts": [[1, 2]], "length": 8, "seeds": [0]} -> {"responses": [[3, 4]], "seconds": 0.1}
 """

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +51,21 @@ def _make(setup: Mapping[str, Any]) -> tuple[Mapping[str, str], Generate]:
     model = vllm.LLM(**options)
     repair_sampling()
 
-    def generate(options: object, prompts: Sequence[list[int]], length: int, seeds: Sequence[int]) -> Answer:
+    engine, names = model.llm_engine, count()
+
+    def generate(options: object, prompts: Sequence[list[int]], length: int, seeds: Sequence[int], at_once: int = 1) -> Answer:
         sampling = {"max_tokens": length, "ignore_eos": True, "detokenize": False, **setup["warp"]}
-        params = [vllm.SamplingParams(seed=seed, **sampling) for seed in seeds]
-        start = time.perf_counter()
-        out = model.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
-        return {"seconds": time.perf_counter() - start, "responses": [list(each.outputs[0].token_ids) for each in out]}
+        waiting, under_way, responses = iter(zip(prompts, seeds, strict=True)), dict[str, int](), [[]] * len(prompts)
+        start, number = time.perf_counter(), 0
+        while number < len(prompts) or under_way:
+            for prompt, seed in islice(waiting, at_once - len(under_way)):
+                name = str(next(names))
+                engine.add_request(name, {"prompt_token_ids": prompt}, vllm.SamplingParams(seed=seed, **sampling))
+                under_way[name], number = number, number + 1
+            for output in engine.step():
+                if output.finished:
+                    responses[under_way.pop(output.request_id.split("-")[0])] = list(output.outputs[0].token_ids)
+        return {"seconds": time.perf_counter() - start, "responses": responses}
 
     return {"vllm": vllm.__version__}, generate
 
