@@ -97,7 +97,7 @@ class _Mean:
 
 @dataclass
 class _Load:
-    """What is known of one number of requests. Both ways share the times of rounds and steps, whatever else the machine does."""
+    """What is known of one number of requests. Times are those of the faster way, and `longer` compares trials with them."""
 
     line: _Line = field(default_factory=_Line)  # seconds of a round outside the draft, by the tokens that the target reads
     others: _Mean = field(default_factory=_Mean)  # seconds of a round outside the draft
@@ -106,6 +106,11 @@ class _Load:
     step: _Mean = field(default_factory=_Mean)  # further ones
     by_head: _Way = field(default_factory=_Way)
     fixed: _Way = field(default_factory=_Way)
+    longer: _Mean = field(
+        default_factory=_Mean
+    )  # what rounds with the head take more than that: drafts of many lengths cost, too
+    head_leads: bool = True  # it is the faster way
+    is_trial: bool = False  # the round is one of the slower way
     turns: int = 0
     guessed: bool = False  # it began with the figures of another number of requests, which fade
 
@@ -114,7 +119,7 @@ class _Load:
         made = deepcopy(self)
         for way in (made.by_head, made.fixed):
             way.rounds, way.tokens, way.read = 0, way.tokens * factor, way.read * factor
-        made.turns, made.guessed = 0, True
+        made.turns, made.guessed, made.is_trial = 0, True, False
         return made
 
     @property
@@ -122,15 +127,17 @@ class _Load:
         """Whether both ways were seen."""
         return min(self.by_head.rounds, self.fixed.rounds) >= KNOWN
 
-    def seconds(self, way: _Way, head: float) -> float:
-        """Return the seconds of a round of one way; `head` are those that the head adds to a step."""
-        read, steps = way.read / way.weight, way.steps / way.weight
+    def expected(self, read: float, steps: float, head: float) -> float:
+        """Return the seconds of a round of the faster way; `head` are those that a head adds to a step."""
         outside = self.others.value + self.line.slope() * (read - self.read.value)
-        return outside + self.first.value + self.step.value * max(0.0, steps - 1) + (head * steps if way is self.by_head else 0.0)
+        return outside + self.first.value + self.step.value * max(0.0, steps - 1) + head * steps
 
     def rate(self, way: _Way, head: float) -> float:
         """Return the tokens per second of one way."""
-        return way.tokens / way.weight / self.seconds(way, head)
+        by_head, more = way is self.by_head, self.longer.value
+        seconds = self.expected(way.read / way.weight, way.steps / way.weight, head if by_head else 0.0)
+        seconds += 0.0 if by_head == self.head_leads else more if by_head else -more
+        return way.tokens / way.weight / seconds
 
     def asks_head(self, head: float) -> bool:
         """Return whether the head, which adds so many seconds to a step, ends the drafts of the next round."""
@@ -141,7 +148,8 @@ class _Load:
             period //= 4
         elif not 1 - FAR < ratio < 1 / (1 - FAR):
             period *= SELDOM
-        return (ratio >= 1) != (self.turns % period < RUN)
+        self.head_leads, self.is_trial = ratio >= 1, self.turns % period < RUN
+        return self.head_leads != self.is_trial
 
 
 class Pace:
@@ -170,13 +178,18 @@ class Pace:
         same = steady and num_requests == self._num_requests
         if self._began is not None and same:
             load, way, outside = self._load(num_requests), self._way(num_requests), now - self._ended
-            if way.rounds < KNOWN or now - self._began < _OUTLIER * load.seconds(way, self._head.value):
+            usual = load.expected(num_read, self._num_steps, self._head.value * self._by_head)
+            if way.rounds < KNOWN or now - self._began < _OUTLIER * usual:
                 way.rounds += 1
                 now_seen = (1.0, num_read - sum(rejected or ()), num_read, self._num_steps)
                 for name, value in zip(("weight", "tokens", "read", "steps"), now_seen, strict=True):
                     setattr(way, name, SLOWLY * getattr(way, name) + value)
-                load.others.add(outside)
-                load.read.add(num_read)
+                if load.is_trial:
+                    more = now - self._began - usual
+                    load.longer.add(more if self._by_head else -more)
+                else:
+                    load.others.add(outside)
+                    load.read.add(num_read)
                 load.line.add(num_read, outside, self._steady)
             if rejected is not None and len(rejected) == len(self._lengths):
                 self._learn(np.asarray(rejected))
@@ -205,7 +218,8 @@ class Pace:
     def step(self, ended: float, now: float | None = None) -> None:
         """Note the end of a draft step and, with `now`, that of the head's."""
         load = self._load(self._num_requests)
-        (load.step if self._num_steps else load.first).add(ended - self._stepped)
+        if self._num_steps or not load.is_trial:
+            (load.step if self._num_steps else load.first).add(ended - self._stepped)
         if now is not None:
             self._head.add(now - ended)
         self._stepped, self._num_steps = now or ended, self._num_steps + 1
