@@ -54,9 +54,8 @@ class _Line:
     product: float = 0.0
     last: tuple[float, float] | None = None  # tokens and seconds
 
-    def add(self, x: float, y: float, follows: bool) -> None:
-        """Add a round; `follows` says whether the last one was just before it."""
-        if follows and self.last is not None and x != self.last[0]:
+    def add(self, x: float, y: float) -> None:
+        if self.last is not None and x != self.last[0]:
             more, longer = x - self.last[0], y - self.last[1]
             self.square, self.product = SLOWLY * self.square + more * more, SLOWLY * self.product + more * longer
         self.last = x, y
@@ -179,7 +178,7 @@ class Pace:
         if self._began is not None and same:
             load, way, outside = self._load(num_requests), self._way(num_requests), now - self._ended
             usual = load.expected(num_read, self._num_steps, self._head.value * self._by_head)
-            if way.rounds < KNOWN or now - self._began < _OUTLIER * usual:
+            if self._steady and (way.rounds < KNOWN or now - self._began < _OUTLIER * usual):
                 way.rounds += 1
                 now_seen = (1.0, num_read - sum(rejected or ()), num_read, self._num_steps)
                 for name, value in zip(("weight", "tokens", "read", "steps"), now_seen, strict=True):
@@ -190,7 +189,7 @@ class Pace:
                 else:
                     load.others.add(outside)
                     load.read.add(num_read)
-                load.line.add(num_read, outside, self._steady)
+                load.line.add(num_read, outside)
             if rejected is not None and len(rejected) == len(self._lengths):
                 self._learn(np.asarray(rejected))
         self._steady = same
@@ -218,7 +217,7 @@ class Pace:
     def step(self, ended: float, now: float | None = None) -> None:
         """Note the end of a draft step and, with `now`, that of the head's."""
         load = self._load(self._num_requests)
-        if self._num_steps or not load.is_trial:
+        if self._num_steps or (self._steady and not load.is_trial):  # of new requests the first step reads the prompts
             (load.step if self._num_steps else load.first).add(ended - self._stepped)
         if now is not None:
             self._head.add(now - ended)
