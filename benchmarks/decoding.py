@@ -158,7 +158,7 @@ def _parsed_arguments() -> Namespace:
     parser.add_argument("--vllm-eager", action="store_true", help="do not compile vLLM's models")
     parser.add_argument("--window", type=int, default=1024, help="positions that peers have memory for")
     parser.add_argument("--at-once", type=int, nargs="+", default=[1], metavar="N", help="prompts that are under way together")
-    parser.add_argument("--peers", nargs="+", default=PEERS, metavar="PEER", help=f"of {', '.join(PEERS)}")
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
     parser.add_argument("--prompts", type=int, default=8, help="that are reported; as many others choose the settings")
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
@@ -192,26 +192,26 @@ def _all_peers(pair: Pair, given: Namespace, warp: Warp, folder: Path) -> _Peers
     if not head:
         peers.left_out.append("the head is left out: --head names one that specheads train exported.")
     setup: dict[str, Any] = {"threads": given.threads, "warp": asdict(warp), "head": head and str(Path(head).resolve())}
-    asked = given.peers
-    _add_local(
-        peers, asked, setup | {"model": given.model, "pair_keys": _pair_keys(given), "engine": given.engine, "rate": given.rate}
-    )
+    local = setup | {"model": given.model, "pair_keys": _pair_keys(given), "engine": given.engine, "rate": given.rate}
+    if TRANSFORMERS in given.peers:
+        _add_transformers(peers, local)
+    if OURS in given.peers:
+        _add_ours(peers, local)
     if given.device == "cpu" and given.rate is None:
         setup |= {"dtype": str(pair.target.dtype).removeprefix("torch."), "window": min(pair.window, given.window)}
         complete_output(pair.draft)
-        if "llama.cpp" in asked:
+        if "llama.cpp" in given.peers:
             _add_llama(peers, pair, setup, gguf_file(unabbreviated(pair_config(given.model).target)), folder)
-        if "vLLM" in asked:
+        if "vLLM" in given.peers:
             _add_vllm(peers, pair, setup | {"requests": max(given.at_once), "eager": given.vllm_eager}, given, folder)
     return peers
 
 
-def _add_local(peers: _Peers, asked: Sequence[str], setup: Mapping[str, Any]) -> None:
-    """Add transformers' generation and this project's decoders."""
+def _add_transformers(peers: _Peers, setup: Mapping[str, Any]) -> None:
+    """Add transformers' generation: alone, assisted, by prompt lookup, and with the head."""
     command = PeerCommand(sys.executable, "local_worker.py", {**setup, "peer": TRANSFORMERS})
-    if TRANSFORMERS in asked:
-        peers.add(TRANSFORMERS, ALONE, {"": {}}, command)
-    if TRANSFORMERS in asked and setup["rate"] is None:
+    peers.add(TRANSFORMERS, ALONE, {"": {}}, command)
+    if setup["rate"] is None:
         fixed = {f"K={length}": _assistant(length) for length in LENGTHS}
         others = {"heuristic": _assistant(5, "heuristic"), "confidence 0.4": _assistant(20, confidence=0.4)}
         peers.add(TRANSFORMERS, "assisted", fixed | others, command)
@@ -220,9 +220,11 @@ def _add_local(peers: _Peers, asked: Sequence[str], setup: Mapping[str, Any]) ->
         if setup["head"]:
             by_head = {f"threshold {value}": _assistant(20) | {"threshold": value} for value in THRESHOLDS}
             peers.add(TRANSFORMERS, "assisted with the head", by_head, command)
-    if OURS not in asked:
-        return
-    command = replace(command, setup={**setup, "peer": OURS})
+
+
+def _add_ours(peers: _Peers, setup: Mapping[str, Any]) -> None:
+    """Add this project's decoders: alone, with fixed lengths, and with the head."""
+    command = PeerCommand(sys.executable, "local_worker.py", {**setup, "peer": OURS})
     peers.add(OURS, ALONE, {"": {"rule": ALONE}}, command)
     ways = {"fixed length": {f"K={length}": {"rule": "fixed", "value": length} for length in LENGTHS}}
     if setup["head"]:

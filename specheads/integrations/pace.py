@@ -11,7 +11,8 @@ head's errors matter less: one that learned from sampled drafts is much too conf
 rounds that follow these rules, which at the best policy is the right one (Dinkelbach 1967). Without the head the gain of a token
 is that of its place in the draft, so all drafts have one length, which may be 0. Of the two ways, with the head and without, the
 one that makes more tokens per second is taken, and the other one tried now and then. Times and rates are those of a number of
-requests, gains those of all. The ways are compared by what their rounds drafted and made, at the times of all recent rounds.
+requests, gains those of all. The ways are compared by what their rounds drafted and made, at the recent times of one of them: the
+machine's changes between their rounds would decide otherwise.
 """
 
 from collections.abc import Sequence
@@ -27,13 +28,13 @@ FADING = 0.98  # what the round before counts
 SLOWLY = 0.998  # likewise for what is small next to a round's noise: a token's costs, and what one way is faster than the other
 KNOWN = 12  # rounds after which a number of requests has its own figures
 USUAL = 0.8  # the acceptance of tokens until it is known
+FREE = 64  # tokens that a target reads in twice the time of one, until it is known
 BEGUN = 3  # drafted tokens without the head until times are known
 LONGER = 32  # rounds without the head of which one drafts a token more, to see whether it pays
 COMPARED = 64  # rounds of each way after which their rates are believed
 RUN, PERIOD = 8, 128  # rounds in a row, of so many, in which the way that is slower is tried
 FAR, SELDOM = 0.1, 8  # where it is slower by this share, a period is so many times as long
 _BELIEVED = 8.0  # tokens that this counts for at each knot
-FREE = 64  # tokens that a target reads in twice the time of one, until it is known
 _OUTLIER = 3.0  # times the usual: requests were awaited, or the machine was busy
 _PULL = 200.0  # tokens squared, that the guess counts for
 
@@ -105,9 +106,7 @@ class _Load:
     step: _Mean = field(default_factory=_Mean)  # further ones
     by_head: _Way = field(default_factory=_Way)
     fixed: _Way = field(default_factory=_Way)
-    longer: _Mean = field(
-        default_factory=_Mean
-    )  # what rounds with the head take more than that: drafts of many lengths cost, too
+    longer: _Mean = field(default_factory=_Mean)  # seconds that rounds with the head take more than `expected` says
     head_leads: bool = True  # it is the faster way
     is_trial: bool = False  # the round is one of the slower way
     turns: int = 0
@@ -180,9 +179,10 @@ class Pace:
             usual = load.expected(num_read, self._num_steps, self._head.value * self._by_head)
             if self._steady and (way.rounds < KNOWN or now - self._began < _OUTLIER * usual):
                 way.rounds += 1
-                now_seen = (1.0, num_read - sum(rejected or ()), num_read, self._num_steps)
-                for name, value in zip(("weight", "tokens", "read", "steps"), now_seen, strict=True):
-                    setattr(way, name, SLOWLY * getattr(way, name) + value)
+                way.weight = SLOWLY * way.weight + 1
+                way.tokens = SLOWLY * way.tokens + num_read - sum(rejected or ())
+                way.read = SLOWLY * way.read + num_read
+                way.steps = SLOWLY * way.steps + self._num_steps
                 if load.is_trial:
                     more = now - self._began - usual
                     load.longer.add(more if self._by_head else -more)
@@ -221,7 +221,7 @@ class Pace:
             (load.step if self._num_steps else load.first).add(ended - self._stepped)
         if now is not None:
             self._head.add(now - ended)
-        self._stepped, self._num_steps = now or ended, self._num_steps + 1
+        self._stepped, self._num_steps = ended if now is None else now, self._num_steps + 1
 
     def end(self, now: float, lengths: Sequence[int], survivals: np.ndarray) -> None:
         """Note the end of the drafts (R,) of a round, with the survivals (steps, R) after each of the head's tokens."""

@@ -106,8 +106,9 @@ class HeadCandidates(AssistedCandidateGenerator):
         ends = {config.eos_token_id} if isinstance(config.eos_token_id, int) else set(config.eos_token_id or ())
         while len(scores) < bounds.max_new_tokens:
             unread = text.shape[1] - inputs["past_key_values"].get_seq_length()
+            read = model.prepare_inputs_for_generation(text, next_sequence_length=unread, **inputs)
             with torch.no_grad():
-                output = model(**model.prepare_inputs_for_generation(text, unread, **inputs), return_dict=True)
+                output = model(**read, return_dict=True)
             inputs = model._update_model_kwargs_for_generation(output, inputs)
             scores.append(processors(text, output.logits[:, -1].to(text.device, torch.float32, copy=True)))
             token = scores[-1].softmax(-1).multinomial(1) if config.do_sample else scores[-1].argmax(-1, keepdim=True)
