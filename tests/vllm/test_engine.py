@@ -1,11 +1,19 @@
 """vLLM with a head on its draft model: the target's own tokens, the target's own distribution, and no leak."""
 
 import gc
+import json
+import os
+import re
 import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 import vllm
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 NAMES, ARGUMENTS = ("read", "count", "merge", "parse", "close"), ("a", "path", "x=1", "*b")
@@ -124,9 +132,6 @@ def test_the_first_two_sampled_tokens_follow_the_target(engine, folders, method,
 
 
 def test_a_head_of_another_draft_is_refused(engine, folders, head, tmp_path):
-    import json
-    import shutil
-
     shutil.copytree(head, tmp_path / "other")
     path = tmp_path / "other" / "config.json"
     content = json.loads(path.read_text())
@@ -144,6 +149,68 @@ def test_a_head_that_would_be_ignored_is_refused(engine, monkeypatch):
         engine()
 
 
+# What one process of vLLM, which reads its variables only once, does with a speculative config; it prints tokens or why not.
+ONE_ENGINE = """
+import json, sys
+import vllm
+from specheads.integrations.vllm import register
+
+register()
+target, options = json.loads(sys.argv[1])
+try:
+    engine = vllm.LLM(model=target, dtype="float32", max_model_len=128, max_num_seqs=4, enforce_eager=True, **options)
+    params = vllm.SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, detokenize=False)
+    print(json.dumps({"ids": list(engine.generate(["def read(a):\\n"], params, use_tqdm=False)[0].outputs[0].token_ids)}))
+except Exception as error:
+    print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
+"""
+
+
+def what_vllm_does(runner, target, **options):
+    """Return the tokens of an engine of its own, or its error."""
+    given = json.dumps([str(target), options])
+    asked = os.environ | {"VLLM_USE_V2_MODEL_RUNNER": runner, "VLLM_LOGGING_LEVEL": "ERROR"}
+    ran = subprocess.run([sys.executable, "-c", ONE_ENGINE, given], env=asked, capture_output=True, text=True, timeout=300)
+    return json.loads(ran.stdout.splitlines()[-1]) if ran.stdout.strip() else {"error": ran.stderr[-500:]}
+
+
+@pytest.fixture(scope="module")
+def cut_draft(folders, tmp_path_factory):
+    """Return the folder of nano's draft with logits for its first 1,024 tokens alone, stored as EAGLE-3's drafts are."""
+    folder = tmp_path_factory.mktemp("cut") / "draft"
+    shutil.copytree(folders["draft"], folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"][:1024].clone()
+    save_file(tensors | {"d2t": torch.zeros(1024, dtype=torch.long)}, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"draft_vocab_size": 1024, "tie_word_embeddings": False}))
+    return folder
+
+
+@pytest.mark.parametrize("runner", ["V1", "V2"])
+def test_the_docs_say_what_each_runner_takes(folders, head, cut_draft, runner):
+    """The table of docs/decoders.md, row by row; where it is wrong, the failure shows what this version does."""
+    number, alone = str(int(runner == "V2")), None
+    found = []
+    for draft, with_head in ((folders["draft"], False), (folders["draft"], True), (cut_draft, False), (cut_draft, True)):
+        options = {"speculative_config": {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 3}}
+        if with_head:
+            options["additional_config"] = {"specheads": {"head": str(head), "threshold": 0.6, "any_draft": True}}
+        did = what_vllm_does(number, folders["target"], async_scheduling=False, **options)
+        if "ids" in did:
+            alone = alone or what_vllm_does("0", folders["target"])["ids"]
+            found.append("yes" if did["ids"] == alone else "wrong tokens")
+        else:
+            ours = re.search("names a head, but|which vLLM's draft models cannot have", did["error"])
+            triton = "requires Triton" in did["error"]
+            found.append("refused by a sentence" if ours else "needs Triton" if triton else "vLLM's own error")
+            print(did["error"])
+    version = ".".join(vllm.__version__.split(".")[:2])
+    text = (Path(__file__).parents[2] / "docs" / "decoders.md").read_text()
+    row = f"| {version} | {runner} | {' | '.join(found)} |"
+    assert row in text, f"docs/decoders.md lacks the row\n{row}"
+
+
 def test_many_requests_take_no_more_memory(engine):
     made, used = engine(max_num_seqs=32, max_model_len=128), []
     for part in range(5):
@@ -155,8 +222,6 @@ def test_many_requests_take_no_more_memory(engine):
 
 
 def test_the_settings_of_an_evaluation_are_ones_that_vllm_takes(folders, tmp_path):
-    import json
-
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
