@@ -4,21 +4,20 @@ Requests have seeds, so a response does not depend on the others, up to the roun
 another environment, as vLLM pins many packages.
 """
 
-import json
 import logging
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 from data_gen.rows import Shard, uniforms_of, warp_of
 from data_gen.settings import Generation
 from specheads.decoding.responses import Response
 from specheads.errors import UserError
-from specheads.integrations import vllm_responses as answering
+from specheads.integrations.vllm_responses import lines_of
 from specheads.pair.pair import Pair
 from specheads.pair.revisions import commit_of, resolve
 from specheads.pair.sampling import Warp
@@ -80,30 +79,17 @@ def vllm_responses(
             params = sampling_params(pair, warp_of(settings, shard), most, uniform)
             requests.append({"ids": list(ids), "params": params})
     path, ended = folder / "vllm.log", dict[int, Response]()  # the key is the number of the request
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file, path.open("w") as log:
-        json.dump({"model": _model_of(pair, requests, settings), "requests": requests}, file)
-        file.flush()
-        logger.info("responses: vLLM starts with %d prompts; it logs to %s", len(requests), path)
-        # -P: the folder of the script is not for imports
-        command = [settings.vllm_python or sys.executable, "-P", answering.__file__, file.name]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True) as process:
-            try:
-                first = 0
-                for name, shard in shards.items():
-                    wanted = range(first, first := first + len(shard.prompts))
-                    while not all(number in ended for number in wanted):
-                        line = cast(IO[str], process.stdout).readline()
-                        if not line:
-                            said = [each for each in path.read_text().splitlines() if each.strip()] or [""]
-                            raise UserError(
-                                f"vLLM ended without all responses; its log is {path}, whose last line is: {said[-1]}"
-                            )
-                        content = json.loads(line)
-                        ended[content["request"]] = Response(content["ids"], content["finished"])
-                        advance(1)
-                    yield name, [ended.pop(number) for number in wanted]
-            finally:
-                process.kill()
+    logger.info("responses: vLLM starts with %d prompts; it logs to %s", len(requests), path)
+    content = {"model": model_of(pair, requests, settings), "requests": requests}
+    with closing(lines_of(settings.vllm_python or sys.executable, content, path)) as lines:
+        first = 0
+        for name, shard in shards.items():
+            wanted = range(first, first := first + len(shard.prompts))
+            while not all(number in ended for number in wanted):
+                line = next(lines)
+                ended[line["request"]] = Response(line["ids"], line["finished"])
+                advance(1)
+            yield name, [ended.pop(number) for number in wanted]
 
 
 def sampling_params(pair: Pair, warp: Warp, most: int, uniform: float, seeds: int = SEEDS) -> dict[str, Any]:
@@ -121,8 +107,8 @@ def sampling_params(pair: Pair, warp: Warp, most: int, uniform: float, seeds: in
     return chosen | {"max_tokens": most, "seed": int(uniform * seeds)}
 
 
-def _model_of(pair: Pair, requests: list[dict[str, Any]], settings: Generation) -> dict[str, Any]:
-    """Return the arguments of vllm.LLM."""
+def model_of(pair: Pair, requests: list[dict[str, Any]], settings: Generation) -> dict[str, Any]:
+    """Return the arguments of vllm.LLM with which a pair's target answers requests."""
     location = resolve(pair.target_id)
     model: dict[str, Any] = {
         "model": location,

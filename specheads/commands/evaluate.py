@@ -4,8 +4,10 @@
 """
 
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +15,7 @@ from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from data_gen.settings import Generation
+from data_gen.vllm_runner import model_of
 from specheads.commands.command import command, next_command
 from specheads.commands.compose import keys_of_choice, load_configured_pair, open_loggers, settings_of, source_of
 from specheads.errors import UserError
@@ -21,6 +24,7 @@ from specheads.evaluation.evaluate import evaluate
 from specheads.evaluation.head_folders import LocatedHead, find_heads
 from specheads.evaluation.probe.probe import Probe, Probed, probe
 from specheads.evaluation.probe.report import print_probe, write_probe
+from specheads.evaluation.probe.served import Server
 from specheads.evaluation.prompt_sets import PromptData, TestSet, file_source
 from specheads.evaluation.report import Report
 from specheads.evaluation.report_files import print_report, write_report
@@ -32,7 +36,7 @@ from specheads.prompts.sources import prompt_source
 from specheads.replay.recording import Recorder
 from specheads.replay.response_tree import RecordSettings
 from specheads.storage.files import without_home
-from specheads.training.heads.calibrate import calibrate, is_kept
+from specheads.training.heads.calibrate import Calibrated, calibrate
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +73,7 @@ def main(cfg: DictConfig) -> Report:
 
 def _calibrate_again(
     heads: Sequence[str], pair: Pair, settings: Evaluation, data: PromptData, data_folder: Path
-) -> dict[str, dict[str, float]]:
+) -> dict[str, Calibrated]:
     """Fit the calibration of the heads in these folders to dev prompts; print and return the errors by head (see `calibrate`).
 
     Raises:
@@ -85,13 +89,13 @@ def _calibrate_again(
     limits = replace(data.limits, max_new_tokens=settings.max_new_tokens)
     amounts = RecordSettings(settings.record.num_samples)
     recorder = Recorder(pair, settings.warp, limits, amounts, settings.seed, data_folder)
-    errors = calibrate(settings.num_dev_prompts, recorder, unique(data.source.load(pair.chats)), folders)
-    for folder, (name, error) in zip(folders, errors.items(), strict=True):
-        before = f"{error['before']:.1%} with its calibration" if "before" in error else f"{error['raw']:.1%} uncalibrated"
-        print(f"{name}: expected calibration error {before}, {error['cross_fitted']:.1%} with one from other prompts of this set")
-        is_new = "calibrated" if not is_kept(error) else "left as it is: its calibration is at least as good on these prompts"
-        print(f"{folder} {is_new}")
-    return errors
+    found, _ = calibrate(settings.num_dev_prompts, recorder, unique(data.source.load(pair.chats)), folders)
+    for folder, (name, each) in zip(folders, found.items(), strict=True):
+        now, what = ("before", "with its calibration") if "before" in each.ece else ("raw", "uncalibrated")
+        errors = [f"{each.ece[key]:.1%} and {each.log_loss[key]:.4f} nats" for key in (now, "cross_fitted")]
+        print(f"{name}: calibration error and log loss {errors[0]} {what}, {errors[1]} by {each.best} from other prompts")
+        print(f"{folder} {'calibrated' if each.used else 'left as it is: nothing is clearly better on these prompts'}")
+    return found
 
 
 def evaluation_settings(cfg: DictConfig) -> Evaluation:
@@ -166,7 +170,9 @@ def probe_pair(cfg: DictConfig) -> Probed:
     def following(verb: str, *words: str) -> str:
         return without_home(next_command(verb, *prompts, *words))  # the report has it, too
 
-    probed = probe(pair, settings, data, Path(cfg.paths.data), following, {"config": _config_text(cfg)})
+    generation = settings_of(Generation, cfg)
+    server = Server(generation.vllm_python or sys.executable, partial(model_of, settings=generation))
+    probed = probe(pair, settings, data, server, Path(cfg.paths.data), following, {"config": _config_text(cfg)})
     page, numbers = write_probe(probed, Path(cfg.paths.run))
     print_probe(probed)
     print(f"numbers: {numbers}\nreport: {page}\nnext: {probed.answer.command}")

@@ -3,7 +3,7 @@
 Missing data is generated first. `--help` lists every key, and `-m head.depth=0,1,2,3,4 loss.reject_weight=1,3,6,12` sweeps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from specheads.training.distill.settings import Distillation
 from specheads.training.heads.settings import HeadTraining
 
 if TYPE_CHECKING:
+    from specheads.evaluation.report import Information
     from specheads.training.distill.distillation import DistilledDraft
     from specheads.training.heads.head_training import TrainedHeads
 
@@ -114,11 +115,32 @@ def _print_heads(trained: "TrainedHeads") -> None:
     _print_table(["on held-out prompts", *_METRICS.values()], rows)
     if left_out := len(trained.names) - len(names):
         print(f"the {len(names)} heads of the lowest KL; {left_out:,} more are in {trained.folder.parent}/test.json")
-    if errors := trained.calibration_errors:
-        rows = [[name, *(f"{errors[name][key]:.3f}" for key in ("raw", "cross_fitted"))] for name in names]
-        _print_table(["in rounds on dev prompts", "ECE", "calibrated"], rows)
-        print("calibrated: fitted on one half of the prompts, measured on the other")
+    if trained.calibrated:
+        rows = []
+        for name in names:
+            each = trained.calibrated[name]
+            values = [f"{errors[key]:.4f}" for errors in (each.ece, each.log_loss) for key in ("raw", "cross_fitted")]
+            rows.append([name, *values, each.best if each.used else "none"])
+        _print_table(["in rounds on dev prompts", "ECE", "calibrated", "log loss", "calibrated", "calibration"], rows)
+        print("calibrated: fitted on one half of the prompts, measured on the other; used where it is clearly better")
+    if (known := trained.information) is not None:
+        print("\n".join(_information(known)))
     print(f"\n{'head' if len(trained.names) == 1 else 'heads'}: {trained.folder}")
+
+
+def _information(known: "Information") -> Iterator[str]:
+    """Yield what could be known about acceptance on dev prompts, who knows how much, and whether a head is worth it."""
+    yield (
+        f"\nacceptance of a drafted token: {known.entropy.value:.3f} nats of uncertainty, {known.noise.value:.3f} noise, "
+        f"{known.knowable.value:.3f} knowable"
+    )
+    for name, share in sorted(known.explained.items(), key=lambda item: -item[1].value)[:MOST_SHOWN]:
+        yield f"  {name} explains {share.value:.1%} [{share.low:.1%}, {share.high:.1%}] of that"
+    if not any(more.low > 0 for more in known.over_logistic.values()):
+        yield (
+            "no head clearly knows more than the free logistic: train on more prompts (data.num_train=) or for more epochs "
+            "(trainer.max_epochs=), or decode without a head (specheads evaluate head=null)"
+        )
 
 
 def _print_draft(distilled: "DistilledDraft") -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from specheads.decoding.records import LARGEST_DRIFT, REMEDY
 from specheads.evaluation.candidates import FIXED, LOAD_AWARE, TARGET
 from specheads.evaluation.intervals import Interval
-from specheads.evaluation.report import COUNTED, MEASURED, ROUNDS, DataSet, Report, Winner
+from specheads.evaluation.report import COUNTED, MEASURED, ROUNDS, DataSet, Information, Report, Winner
 
 
 class Shown(NamedTuple):
@@ -112,7 +112,7 @@ def key_findings(report: Report) -> list[str]:
     replayed = [] if number is None else [_replayed(report, report.data_sets[number], ratio) for ratio in ratios]
     findings = [text for text in replayed if text]
     use, batches = ([], []) if report.doubts else (_recommendation(report), _batch_findings(report))
-    return [*use, *_basis(report), *findings, *batches, *_drift(report)]
+    return [*use, *_basis(report), *findings, *_information(report), *batches, *_drift(report)]
 
 
 def _basis(report: Report) -> Iterator[str]:
@@ -140,6 +140,21 @@ def _drift(report: Report) -> Iterator[str]:
                 f"Of the tokens that {row.name} expected to be accepted, {percent(share)} were, so its predictions do not hold "
                 f"on these prompts; {REMEDY if row.head is not None else 'fit it again'}."
             )
+
+
+def information_text(known: Information) -> str:
+    """Return how much of the uncertainty about acceptance can be known, and who explains how much of that."""
+    explained = ", ".join(f"{name} {percent(share)}" for name, share in known.explained.items())
+    return (
+        f"{known.entropy.value:.3f} nats per drafted token, of which {known.noise.value:.3f} are noise and "
+        f"{known.knowable.value:.3f} could be known; of these explain: {explained}"
+    )
+
+
+def _information(report: Report) -> Iterator[str]:
+    number = main_data_set(report)
+    if number is not None and (known := report.data_sets[number].information) is not None:
+        yield f"Uncertainty about acceptance: {information_text(known)}."
 
 
 def _recommendation(report: Report) -> Iterator[str]:

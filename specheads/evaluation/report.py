@@ -135,6 +135,18 @@ class Reliability:
 
 
 @dataclass(frozen=True)
+class Information:
+    """What can be known about the acceptance of a drafted token: means over tokens, with 95 % intervals over prompts."""
+
+    num_tokens: int
+    entropy: Interval  # of the mean acceptance, nats
+    noise: Interval  # the entropy of each token's own acceptance probability, nats
+    knowable: Interval  # nats
+    explained: Mapping[str, Interval]  # by predictor, as a share of what is knowable
+    over_logistic: Mapping[str, Interval]  # by predictor, that share less the free logistic's
+
+
+@dataclass(frozen=True)
 class TextSample:
     """A response in pieces, as one rule's rounds made it, each with its outcome.
 
@@ -159,6 +171,7 @@ class DataSet:
     rules: Sequence[RuleRow]
     winners: Sequence[Winner]
     reliability: Sequence[Reliability] = field(default_factory=list)
+    information: Information | None = None  # None where the true acceptance probabilities are not recorded
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from specheads.decoding.stopping import HeadThreshold
 from specheads.decoding.verification import TokenVerification
 from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate
 from specheads.evaluation.head_folders import store_in_config
+from specheads.evaluation.information import information_of
 from specheads.evaluation.intervals import Interval, interval
 from specheads.evaluation.live_rows import gain_over_fixed, live_rows
 from specheads.evaluation.replayed_rows import bank, data_set, reliability, text_samples
@@ -48,7 +49,14 @@ def report_of(setup: Setup, outcome: Outcome, config: str | None = None) -> Repo
         basis=basis_of(outcome),
         live=live,
         gains=gains,
-        data_sets=[replace(data_set(each, outcome), reliability=reliability(each.recording, heads)) for each in sets],
+        data_sets=[
+            replace(
+                data_set(each, outcome),
+                reliability=reliability(each.recording, heads),
+                information=information_of(each, heads),
+            )
+            for each in sets
+        ],
         bank=bank(heads, sets[1:], outcome) if sets and len(heads) > 1 else [],
         batches=outcome.batches,
         texts=_texts(setup.pair, outcome) if sets else [],

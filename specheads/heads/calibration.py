@@ -15,6 +15,13 @@ from specheads.errors import UserError, is_number
 from specheads.heads.metrics import fit_logistic
 
 NUM_INDICES = 8  # the last stands for all later ones: few rounds get that far
+# Forms of a calibration by name: the number of indices that it tells apart, and whether it has intercepts.
+FORMS = {
+    "temperature": (1, False),
+    "Platt": (1, True),
+    "temperatures by index": (NUM_INDICES, False),
+    "Platt by index": (NUM_INDICES, True),
+}
 PRIOR_SAMPLES = 1000.0  # large, because samples of one response share their logits; on nano 300 to 3000 give the same results
 
 
@@ -31,14 +38,21 @@ class IndexCalibration:
 
     @classmethod
     def fit(
-        cls, logits: Tensor, accepted: Tensor, furthest: Tensor, num_indices: int = NUM_INDICES, prior: float = PRIOR_SAMPLES
+        cls,
+        logits: Tensor,
+        accepted: Tensor,
+        furthest: Tensor,
+        num_indices: int = NUM_INDICES,
+        intercepts: bool = True,
+        prior: float = PRIOR_SAMPLES,
     ) -> "IndexCalibration":
         """Return the calibration that best fits tokens; `accepted` (n,) is whether each token was accepted.
 
         Args:
             logits: (n,).
             furthest: the largest index that each token can have in a round, (n,) long; the token is a sample of all indices up to
-                it.
+                it. With `num_indices=1` it counts as often.
+            intercepts: without them there are slopes alone, inverse temperatures.
             prior: a positive number, the weight in samples of two assumptions: that an index is like all tokens, and that the
                 head is right about all tokens. An index with few samples stays close to them, even if all its samples were
                 accepted.
@@ -52,9 +66,10 @@ class IndexCalibration:
         prior_labels = (labels + share * torch.sigmoid(inputs)) / (1 + share)
         fitted = []
         for index in range(num_indices):
-            at_index = (furthest >= index).double()
+            at_index = (furthest >= index).double() if num_indices > 1 else 1 + furthest.clamp_max(NUM_INDICES - 1).double()
             weights = at_index + share
-            fitted.append(fit_logistic(inputs[:, None], (at_index * labels + share * prior_labels) / weights, weights))
+            outcomes = (at_index * labels + share * prior_labels) / weights
+            fitted.append(fit_logistic(inputs[:, None], outcomes, weights, intercept=intercepts))
         return cls(*torch.stack(fitted).T.tolist())
 
     def rows(self, count: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -11,8 +11,12 @@ METRICS = {
     "ece": "expected calibration error",
 }
 DEV_ERRORS = {  # on dev prompts, over tokens at every index of a round
-    "raw": "expected calibration error in rounds, without calibration",
-    "cross_fitted": "the same, calibrated on one half of the prompts and measured on the other",
+    "dev_ece": "expected calibration error in rounds",
+    "dev_log_loss": "log loss in rounds, nats",
+}
+FITTED = {
+    "raw": "without calibration",
+    "cross_fitted": "with the best one, fitted on one half of the prompts and measured on the other",
 }
 USE = """```python
 import specheads
@@ -46,8 +50,9 @@ def properties(config: HeadConfig) -> dict[str, str]:
 def card(config: HeadConfig) -> str:
     """Return the model card of a head."""
     results = {METRICS.get(name, name): f"{value:.4f}" for name, value in (config.train.get("test") or {}).items()}
-    errors = config.train.get("dev_ece") or {}
-    results |= {text: f"{errors[name]:.4f}" for name, text in DEV_ERRORS.items() if name in errors}
+    for key, measure in DEV_ERRORS.items():
+        errors = config.train.get(key) or {}
+        results |= {f"{measure}, {how}": f"{errors[name]:.4f}" for name, how in FITTED.items() if name in errors}
     for name, value in (config.recommended or {}).items():
         results[f"recommended {name.replace('_', ' ')}"] = value if isinstance(value, str) else f"{value:.4g}"
     return (

@@ -29,6 +29,7 @@ class _Training(BaseModel):
     num_responses: Count | None = None
     test: Mapping[str, _Real] | None = None
     dev_ece: Mapping[str, _Real] | None = None
+    dev_log_loss: Mapping[str, _Real] | None = None
 
 
 @dataclass(frozen=True)

@@ -71,19 +71,26 @@ def prediction_metrics(logits: Tensor, labels: Tensor) -> dict[str, float]:
     }
 
 
-def fit_logistic(features: Tensor, labels: Tensor, counts: Tensor | None = None, num_steps: int = 25) -> Tensor:
+def fit_logistic(
+    features: Tensor,
+    labels: Tensor,
+    counts: Tensor | None = None,
+    num_steps: int = 25,
+    intercept: bool = True,
+    ridge: float = 1e-9,
+) -> Tensor:
     """Return weights (F + 1,), the intercept last, of the logistic regression of soft labels (N,) on features (N, F).
 
-    `counts` (N,) are the weights of the samples, 1 by default. Newton's method in float64; a negligible ridge keeps collinear
-    features solvable.
+    `counts` (N,) are the weights of the samples, 1 by default; without `intercept` that is 0. Newton's method in float64; the
+    ridge, of each sample, keeps collinear features solvable, and a larger one labels that features separate.
     """
-    inputs = torch.cat([features.double(), torch.ones(len(features), 1, dtype=torch.float64)], dim=1)
+    inputs = torch.cat([features.double(), torch.full((len(features), 1), float(intercept), dtype=torch.float64)], dim=1)
     weights = torch.zeros(inputs.shape[1], dtype=torch.float64)
-    ridge = 1e-9 * len(inputs) * torch.eye(inputs.shape[1], dtype=torch.float64)
+    penalty = ridge * max(1, len(inputs)) * torch.eye(inputs.shape[1], dtype=torch.float64)
     counted = inputs if counts is None else inputs * counts.double().unsqueeze(1)
     for _ in range(num_steps):
         probs = torch.sigmoid(inputs @ weights)
-        gradient = counted.T @ (probs - labels)
+        gradient = counted.T @ (probs - labels) + penalty @ weights
         curvature = (counted * (probs * (1 - probs)).unsqueeze(1)).T @ inputs
-        weights = weights - torch.linalg.solve(curvature + ridge, gradient)
+        weights = weights - torch.linalg.solve(curvature + penalty, gradient)
     return weights

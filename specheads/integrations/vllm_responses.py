@@ -1,17 +1,24 @@
-"""Answers many prompts with vLLM, in a process of its own: `python -P vllm_responses.py <requests.json>`.
+"""Answers many prompts with vLLM, or times its rounds, in a process of its own: `python -P vllm_responses.py <requests.json>`.
 
 The file holds `model` (arguments of vllm.LLM) and `requests`, one per prompt: `ids`, and `params` (arguments of
 vllm.SamplingParams). Standard output gets one line of JSON for each response as soon as it has ended: `request`, its place in the
-list, `ids` and `finished`. The process ends when its standard input is closed, so never outlives the one that started it. Needs
-nothing but vLLM, so it runs in an environment without specheads.
+list, `ids` and `finished`. With `ways` to draft that take turns, each [tokens, whether a head watches], or [[null, false]] for
+no draft, it gets one line for each of them instead: `way`, whether it is the `last`, and of rounds with about `at_once` requests
+the `seconds`, those `drafting`, the `tokens`, and the `requests`. The process ends when its standard input is closed, so never
+outlives the one that started it. Needs nothing but vLLM, so it runs in an environment without specheads, where no head watches.
 """
 
 import json
 import os
+import subprocess
 import sys
+import tempfile
 import threading
+import time
+from collections.abc import Generator
+from itertools import count, cycle
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 ON_A_CPU = {  # environment variables of vLLM, where the user has not set them
     "VLLM_CPU_KVCACHE_SPACE": "4",  # GiB; it would take most of the memory
@@ -21,14 +28,38 @@ ON_A_CPU = {  # environment variables of vLLM, where the user has not set them
 }
 
 
+ROUNDS, TURNS, UNSTEADY = 12, 6, 2  # timed rounds of a way in a row, how often, and those that follow another way
+
+
+def lines_of(python: str, content: dict[str, Any], log_path: Path) -> Generator[dict[str, Any]]:
+    """Yield the lines of a process that an interpreter runs on a request file with `content`; it ends with the iterator.
+
+    Raises:
+        UserError: at the last line. Whoever has all lines that were expected asks for no more.
+    """
+    from specheads.errors import UserError  # not for the process, which is without specheads
+
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file, log_path.open("w") as log:
+        json.dump(content, file)
+        file.flush()
+        command = [python, "-P", __file__, file.name]  # -P: the folder of the script is not for imports
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True) as process:
+            try:
+                while line := cast(IO[str], process.stdout).readline():
+                    yield json.loads(line)
+                said = [each for each in log_path.read_text().splitlines() if each.strip()] or [""]
+                raise UserError(f"vLLM ended too early; its log is {log_path}, whose last line is: {said[-1]}")
+            finally:
+                process.kill()
+
+
 def _end_with_parent() -> None:
     """End this process once its standard input is closed."""
     sys.stdin.buffer.read()
     os._exit(1)
 
 
-def answer(content: dict[str, Any], out: Any) -> None:
-    """Write the response to every request, in the order in which they end."""
+def _engine_of(model: dict[str, Any]) -> Any:
     import torch
 
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -36,16 +67,27 @@ def answer(content: dict[str, Any], out: Any) -> None:
         for name, value in ON_A_CPU.items():
             os.environ.setdefault(name, value)
         # For a prompt that is read in parts vLLM takes back random numbers, which generators of a CPU cannot do.
-        content["model"].setdefault("enable_chunked_prefill", False)
+        model.setdefault("enable_chunked_prefill", False)
     import vllm  # type: ignore[import-not-found]
 
-    engine = vllm.LLM(**content["model"]).llm_engine
+    return vllm.LLM(**model).llm_engine
+
+
+def _add(engine: Any, number: int, request: dict[str, Any], **more: Any) -> None:
+    import vllm
+
+    given = dict(request["params"])
+    if "logit_bias" in given:  # JSON made its keys text
+        given["logit_bias"] = {int(token): bias for token, bias in given["logit_bias"].items()}
+    params = vllm.SamplingParams(detokenize=False, **given, **more)
+    engine.add_request(str(number), {"prompt_token_ids": request["ids"]}, params)
+
+
+def answer(content: dict[str, Any], out: Any) -> None:
+    """Write the response to every request, in the order in which they end."""
+    engine = _engine_of(content["model"])
     for number, request in enumerate(content["requests"]):
-        given = request["params"]
-        if "logit_bias" in given:  # JSON made its keys text
-            given["logit_bias"] = {int(token): bias for token, bias in given["logit_bias"].items()}
-        params = vllm.SamplingParams(detokenize=False, **given)
-        engine.add_request(str(number), {"prompt_token_ids": request["ids"]}, params)
+        _add(engine, number, request)
     while engine.has_unfinished_requests():
         for output in engine.step():
             if output.finished:
@@ -54,12 +96,68 @@ def answer(content: dict[str, Any], out: Any) -> None:
                 print(json.dumps({"request": int(output.request_id.split("-")[0]), **ended}), file=out, flush=True)
 
 
+def time_rounds(content: dict[str, Any], out: Any) -> None:
+    """Write what rounds take in each way to draft; requests are repeated, so that about as many decode at once.
+
+    They are filled up once a quarter has ended: with many, one would end in each round, and all rounds would read a prompt.
+    """
+    import torch
+
+    os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # the other one has no drafter whose length could be changed
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    engine, drafting, ways = _engine_of(content["model"]), 0.0, [(length, watched) for length, watched in content["ways"]]
+    from vllm.sampling_params import RequestOutputKind  # type: ignore[import-not-found]
+
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    drafter: Any = None
+    if ways[0][0] is not None:
+        drafter = engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.drafter
+        propose = drafter.propose
+
+        def timed(**given: Any) -> Any:
+            nonlocal drafting
+            wait()
+            start = time.perf_counter()
+            drafts = propose(**given | {"num_speculative_tokens": length})
+            wait()
+            drafting = time.perf_counter() - start
+            return drafts
+
+        drafter.propose = timed
+    added, requests = count(), cycle(content["requests"])
+    head = getattr(drafter, "stopping", None)
+    ways = [(length, watched) for length, watched in ways if head is not None or not watched]
+    taken: dict[tuple[int | None, bool], tuple[list[float], ...]] = {way: ([], [], [], []) for way in ways}
+    for length, watched in ways * TURNS:
+        if head is not None:
+            drafter.stopping = head if watched else None
+        left, skipped = ROUNDS, UNSTEADY
+        while left:
+            if (at_once := engine.get_num_unfinished_requests()) < max(1, 0.75 * content["at_once"]):
+                for _ in range(content["at_once"] - at_once):
+                    _add(engine, next(added), next(requests), output_kind=RequestOutputKind.DELTA)
+                skipped = max(skipped, 1)  # this round reads prompts
+            start = time.perf_counter()
+            tokens = sum(len(output.outputs[0].token_ids) for output in engine.step())
+            seconds = time.perf_counter() - start
+            if skipped:
+                skipped -= 1
+                continue
+            left -= 1
+            for each, value in zip(taken[length, watched], (seconds, drafting, tokens, at_once), strict=True):
+                each.append(value)
+    for way, values in taken.items():
+        named = dict(zip(("seconds", "drafting", "tokens", "requests"), values, strict=True))
+        print(json.dumps({"way": way, "last": way == ways[-1], **named}), file=out, flush=True)
+
+
 def main() -> None:
-    """Answer the requests of the file that the command line names."""
+    """Do what the file asks for that the command line names."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what vLLM prints does not get between the responses
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    answer(json.loads(Path(sys.argv[1]).read_text()), out)
+    content = json.loads(Path(sys.argv[1]).read_text())
+    (time_rounds if "ways" in content else answer)(content, out)
     out.close()
     os._exit(0)  # the thread reads on
 

@@ -75,10 +75,9 @@ def test_too_few_prompts_are_named(monkeypatch, nano, tmp_path):
 def test_times_that_contradict_decoding_are_doubted():
     from evaluation.probe.test_prediction import TIMES, known
 
-    from specheads.evaluation.probe.prediction import Overheads
-    from specheads.evaluation.probe.probe import LiveCheck
+    from specheads.evaluation.probe.prediction import LiveCheck, Overheads
 
-    live = LiveCheck(4, 3, 100.0, 150.0, Overheads())
+    live = LiveCheck("4 prompts", 3, 100.0, 150.0, Overheads())
     assert list(doubts_of(TIMES, live, known(fixed=1.6))) == []
     (doubt,) = doubts_of(TIMES, live, known(fixed=0.7))
     assert "0.70 times" in doubt and "1.50 times" in doubt

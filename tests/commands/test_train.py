@@ -3,15 +3,24 @@
 import pytest
 
 from specheads.commands.train import MOST_SHOWN, _print_heads
+from specheads.evaluation.intervals import Interval
+from specheads.evaluation.report import Information
+from specheads.training.heads.calibrate import Calibrated
 from specheads.training.heads.head_training import TrainedHeads
 
 
-def trained(number, path):
+def trained(number, path, low=0.05):
     """Heads whose KL falls with their number, next to a rule without a head."""
     names = [f"head-{index}" for index in range(number)]
     test = {name: {"kl": 1 - index / 10_000, "auroc": 0.5, "brier": 0.2, "ece": 0.1} for index, name in enumerate(names)}
-    errors = {name: {"raw": 0.1, "cross_fitted": 0.05} for name in names}
-    return TrainedHeads(path / "run" / "heads", names, test | {"draft probability": {"auroc": 0.4}}, errors)
+    errors = {"raw": 0.1, "cross_fitted": 0.05}
+    calibrated = {name: Calibrated(errors, errors, "Platt", used=name.endswith("0")) for name in names}
+    known = Information(9, nats(0.6), nats(0.2), nats(0.4), {"head-0": nats(0.3)}, {"head-0": Interval(0.1, low, 0.2)})
+    return TrainedHeads(path / "run" / "heads", names, test | {"draft probability": {"auroc": 0.4}}, calibrated, known)
+
+
+def nats(value):
+    return Interval(value, value - 0.01, value + 0.01)
 
 
 @pytest.mark.parametrize("number", [1, MOST_SHOWN])
@@ -21,6 +30,13 @@ def test_few_heads_are_all_shown_in_their_order(number, tmp_path, capsys):
     text = capsys.readouterr().out
     places = [text.index(f"{name} ") for name in heads.names]
     assert places == sorted(places) and "draft probability" in text and "more are in" not in text
+    assert "0.600 nats of uncertainty, 0.200 noise, 0.400 knowable" in text and "head-0 explains 30.0%" in text
+    assert "no head clearly knows more" not in text
+
+
+def test_a_head_that_knows_no_more_than_the_confidence_is_said_to(tmp_path, capsys):
+    _print_heads(trained(1, tmp_path, low=-0.01))
+    assert "no head clearly knows more than the free logistic: train on more prompts" in capsys.readouterr().out
 
 
 def test_of_very_many_heads_the_best_are_shown_and_the_others_counted(tmp_path, capsys):

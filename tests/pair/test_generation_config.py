@@ -12,6 +12,7 @@ from data_gen.settings import Generation
 from specheads import SpeculativeDecoder, UserError, Warp, generate_baseline
 from specheads.commands.compose import command_config, settings_of
 from specheads.evaluation.probe.probe import Probe, probe
+from specheads.evaluation.probe.served import Server
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.pair.generation_config import TargetWarp
 from specheads.pair.pair import _UNDONE, remarks
@@ -98,7 +99,7 @@ ENTRIES = {
     "train_heads": lambda pair, data, path: specheads.train_heads(pair, data, specheads.HeadTraining(), path),
     "distill": lambda pair, data, path: specheads.distill(pair, data, specheads.Distillation(), path),
     "evaluate": lambda pair, data, path: specheads.evaluate(pair, {}, specheads.Evaluation(), data, (path, path)),
-    "probe": lambda pair, data, path: probe(pair, Probe(), data, path, str, {}),
+    "probe": lambda pair, data, path: probe(pair, Probe(), data, Server("", dict), path, str, {}),
     "SpeculativeDecoder": lambda pair, data, path: SpeculativeDecoder(pair, engine="eager"),
     "Baseline": lambda pair, data, path: generate_baseline(pair, [1], engine="eager"),
 }

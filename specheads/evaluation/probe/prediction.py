@@ -128,6 +128,22 @@ class Overheads:
 
 
 @dataclass(frozen=True)
+class LiveCheck:
+    """What decoding took with the target alone and with one fixed length."""
+
+    what: str
+    length: int  # drafted tokens
+    alone_tokens_per_second: float
+    tokens_per_second: float
+    overheads: Overheads
+
+    @property
+    def speedup(self) -> float:
+        """The speed-up of the fixed length over the target alone."""
+        return self.tokens_per_second / self.alone_tokens_per_second
+
+
+@dataclass(frozen=True)
 class Option:
     """One way to decode, and the speed-up over the target alone that is predicted for it."""
 
@@ -168,12 +184,15 @@ def predict(halves: Sequence[RecordedSet], times: StepTimes, greedy: bool, overh
         value = "" if name == ORACLE else value
         options.append(Option(name.replace("_", " "), interval(samples), interval(samples / speeds[FIXED]), value, bound))
     ceiling = [counts for _, counts in counted[CEILING]]
-    # A head's rule drafts about as much per emitted token as the ceiling's.
-    drafted = sum(each.drafted.sum() for each in ceiling) / sum(each.tokens.sum() for each in ceiling)
+    # A head's rule takes about as many steps and rounds for each emitted token as the ceiling's.
+    drafted, rounds = (sum(getattr(each, name).sum() for each in ceiling) for name in ("drafted", "target_calls"))
+    emitted = sum(each.tokens.sum() for each in ceiling)
+    # Where requests are served at once, drafts end one by one only where that is faster than one length for all.
+    best = speeds[CEILING] if times.costs.at_once == 1 else np.maximum(speeds[FIXED], speeds[CEILING])
     for name, costs in times.rules.items():
         if name != LOGISTIC:
-            slowed = costs.step_seconds * drafted * table.alone
-            options.append(_head_option(name, speeds[FIXED], speeds[CEILING], slowed, HEAD_SHARES[greedy]))
+            slowed = (costs.step_seconds * drafted + costs.round_seconds * rounds) / emitted * table.alone
+            options.append(_head_option(name, speeds[FIXED], best, slowed, HEAD_SHARES[greedy]))
     return options
 
 

@@ -5,9 +5,10 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.records import DecodeStats
@@ -18,6 +19,7 @@ from specheads.decoding.stopping import FixedLength, HeadThreshold, Logistic, St
 from specheads.errors import UserError
 from specheads.evaluation.candidates import TARGET_ALONE, fixed_length
 from specheads.evaluation.decode import CONTEXT
+from specheads.evaluation.information import information
 from specheads.evaluation.intervals import Interval, halves, interval, resample_counts
 from specheads.evaluation.probe.prediction import (
     BETTER,
@@ -27,6 +29,7 @@ from specheads.evaluation.probe.prediction import (
     MORE_OVERLAP,
     PLAIN,
     Cut,
+    LiveCheck,
     Option,
     Overheads,
     agreement,
@@ -35,8 +38,10 @@ from specheads.evaluation.probe.prediction import (
     missing_tokens,
     predict,
 )
+from specheads.evaluation.probe.served import Server, served_rounds
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.replayed_sets import RecordedSet, record_sets, survival
+from specheads.evaluation.report import Information
 from specheads.evaluation.settings import EngineName, Evaluation
 from specheads.evaluation.setup import versions
 from specheads.evaluation.sweep import LARGEST_SPREAD, Sweep
@@ -56,6 +61,11 @@ class Probe(Warped):
 
     seed: Seed = setting(0, "seed of everything that is sampled")
     engine: EngineName = setting("auto", "how models are run while steps are timed: auto, eager, compiled, cuda_graph")
+    serving: Literal["here", "vllm"] = setting(
+        "here",
+        "whose rounds predictions are for: this project's decoder, or vLLM, which a trial times (vllm.python=, vllm.options=)",
+    )
+    at_once: PositiveCount = setting(1, "requests that vLLM serves at once (serving=vllm)")
     prompts: Text | None = setting(
         None, "a file of prompts, with the templates of data= (for a pair of your own, data=alpaca); null: dev prompts of data="
     )
@@ -117,22 +127,6 @@ def _times(speedup: Interval) -> str:
     return f"{speedup.value:.2f}x [{speedup.low:.2f}, {speedup.high:.2f}]"
 
 
-@dataclass(frozen=True)
-class LiveCheck:
-    """What decoding some prompts took, with the target alone and with one fixed length, in turn."""
-
-    num_prompts: int
-    length: int  # drafted tokens
-    alone_tokens_per_second: float
-    tokens_per_second: float
-    overheads: Overheads
-
-    @property
-    def speedup(self) -> float:
-        """The speed-up of the fixed length over the target alone."""
-        return self.tokens_per_second / self.alone_tokens_per_second
-
-
 def live_check(pair: Pair, prompts: Sequence[Sequence[int]], costs: StepCosts, length: int, how: Evaluation) -> LiveCheck:
     """Decode prompts (ids) with the target alone and with a fixed length, and return what it took.
 
@@ -149,7 +143,7 @@ def live_check(pair: Pair, prompts: Sequence[Sequence[int]], costs: StepCosts, l
     alone = statistics.median(draft + target for *_, draft, target in rounds[0])
     overheads = Overheads(max(0.0, statistics.median(more)), max(0.0, alone - costs.target_seconds))
     speed_alone, speed = (DecodeStats.total(each.stats).tokens_per_second for each in measured)
-    return LiveCheck(len(prompts), length, speed_alone, speed, overheads)
+    return LiveCheck(f"{len(prompts)} prompts", length, speed_alone, speed, overheads)
 
 
 @dataclass(frozen=True)
@@ -163,6 +157,7 @@ class Probed:
     unknown: float | None  # the target's mean probability of tokens that the draft never proposes; None: it may propose all
     cuts: Sequence[Cut]  # what a smaller output of the draft would bring
     survival: Sequence[float]  # the chance that at least 1, 2, ... tokens of a draft are accepted
+    information: Information | None  # about the acceptance of a drafted token
     times: StepTimes
     live: LiveCheck
     options: Sequence[Option]
@@ -179,6 +174,7 @@ def probe(
     pair: Pair,
     settings: Probe,
     data: PromptData,
+    server: Server,
     data_folder: Path,
     command_line: CommandLine,
     context: Mapping[str, Any],
@@ -186,6 +182,7 @@ def probe(
     """Return what speculation would be worth for a pair on prompts like those of `data`.
 
     Args:
+        server: where vLLM is, for serving=vllm.
         data_folder: where recordings are kept, which a second probe or an evaluation of the same prompts reads again.
         command_line: writes the command that comes next, from a verb and its words besides the pair.
         context: more that the result shall say of itself.
@@ -199,19 +196,29 @@ def probe(
     with progress("comparing distributions", len(prompts)) as advance:
         missing = [missing_tokens(pair, other.recording) for other in recorded[::-1]]
         parts = zip(recorded, missing, strict=True)
-        agreed = [rows for half, some in parts for rows in agreement(pair, half.recording, settings.warp, some, advance)]
+        by_half = [agreement(pair, half.recording, settings.warp, some, advance) for half, some in parts]
     widths = tuple(dict.fromkeys(max(8, pair.draft_lm.hidden_size // part) for part in (16, 8, 1)))
     logger.info("probe: timing draft steps, verifications and heads of width %s", ", ".join(map(str, widths)))
     decoder = SpeculativeDecoder(pair, stopping=FixedLength(LONGEST), warp=settings.warp, engine=settings.engine)
     with progress("timing steps", settings.repeats) as advance:
         rules, positions = _timed_rules(pair, widths), min(CONTEXT, pair.window // 2)
         times = step_times(decoder, rules, positions, settings.repeats, advance=advance)
-    checked = [ids for _, ids in prompts[: settings.num_live_prompts]]
-    logger.info("probe: decoding %d prompts as a check", len(checked))
-    how = {name: getattr(settings, name) for name in ("warp", "max_new_tokens", "engine", "seed")}
-    live = live_check(pair, checked, times.costs, best_length(recorded[0], times), Evaluation(**how))
+    if settings.serving == "vllm":
+        logger.info("probe: timing rounds of vLLM, with the draft and without; its logs are in %s", data_folder)
+        limits = replace(data.limits, max_new_tokens=settings.max_new_tokens)
+        ids = [ids for _, ids in prompts]
+        trial = served_rounds(pair, ids, settings.warp, limits, settings.at_once, widths[0], server, data_folder)
+        times = trial.times(times)
+        live = trial.check(best_length(recorded[0], times), times)
+    else:
+        checked = [ids for _, ids in prompts[: settings.num_live_prompts]]
+        logger.info("probe: decoding %d prompts as a check", len(checked))
+        how = {name: getattr(settings, name) for name in ("warp", "max_new_tokens", "engine", "seed")}
+        live = live_check(pair, checked, times.costs, best_length(recorded[0], times), Evaluation(**how))
     options = predict(recorded, times, settings.warp.greedy, live.overheads)
-    resamples = resample_counts([group for half in recorded for group in half.groups or ()])
+    groups, agreed = [group for half in recorded for group in half.groups or ()], [rows for part in by_half for rows in part]
+    overlaps = [torch.from_numpy(np.concatenate([rows[0] for rows in part])) for part in by_half]
+    resamples = resample_counts(groups)
     sums, lengths = np.array([[rows[0].sum(), rows.shape[1]] for rows in agreed]).T
     means = np.concatenate(agreed, axis=1).mean(axis=1)
     survived = np.mean([survival(half.recording, SURVIVAL) for half in recorded], axis=0)
@@ -223,6 +230,7 @@ def probe(
         unknown=None if pair.draft_lm.lacking is None else float(means[1]),
         cuts=cuts_of(pair, times, recorded, missing, means[2:]),
         survival=survived.round(4).tolist(),
+        information=information([half.recording for half in recorded], {}, groups, overlaps),
         times=times,
         live=live,
         options=options,
@@ -242,7 +250,7 @@ def doubts_of(times: StepTimes, live: LiveCheck, options: Sequence[Option]) -> I
     if not 1 / LARGEST_ERROR < predicted / live.speedup < LARGEST_ERROR:
         yield (
             f"The best fixed length is predicted to be {predicted:.2f} times as fast as the target alone, but K={live.length} "
-            f"was {live.speedup:.2f} times as fast when {live.num_prompts} prompts were decoded; {REMEDY}."
+            f"was {live.speedup:.2f} times as fast when decoded ({live.what}); {REMEDY}."
         )
 
 

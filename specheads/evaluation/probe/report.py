@@ -5,7 +5,7 @@ from pathlib import Path
 from rich.console import Console
 
 from specheads.decoding.step_times import VERIFIED
-from specheads.evaluation.conclusions import change, percent, times
+from specheads.evaluation.conclusions import change, information_text, percent, times
 from specheads.evaluation.probe.prediction import BETTER, HEAD, MORE_OVERLAP, Cut, Option
 from specheads.evaluation.probe.probe import Probed
 from specheads.evaluation.tables import Cell, Table, estimate_cell, terminal
@@ -35,12 +35,15 @@ def _measured(probed: Probed) -> list[tuple[str, str]]:
     survived = " ".join(f"{share:.0%}" for share in probed.survival)
     speed = f"{live.tokens_per_second:,.0f} tokens/s, {live.speedup:.2f}x the target alone"
     lost = [] if probed.unknown is None else [("probability of tokens that the draft never proposes", f"{probed.unknown:.2%}")]
+    about = probed.information
+    known = [] if about is None else [("uncertainty of a drafted token's acceptance", information_text(about))]
     return [
         ("pair", probed.pair),
         ("prompts", f"{probed.num_prompts}, with responses of {probed.num_tokens:,} tokens"),
         ("overlap", f"{percent(probed.overlap)}, the expected acceptance of a drafted token"),
         *lost,
         (f"at least 1 to {len(probed.survival)} tokens accepted", survived),
+        *known,
         (
             "a step of the target",
             f"{costs.target_seconds * MICRO:,.0f} us, {costs.ratio:.1f} draft steps of {costs.draft_seconds * MICRO:,.0f} us",
@@ -49,7 +52,7 @@ def _measured(probed: Probed) -> list[tuple[str, str]]:
         ("verifying drafted tokens, over such a step", verified),
         ("what a head adds to a draft step", heads),
         (
-            f"decoded as a check, {live.num_prompts} prompts with K={live.length}",
+            f"decoded as a check ({live.what}, K={live.length})",
             f"{speed} ({live.alone_tokens_per_second:,.0f})",
         ),
     ]

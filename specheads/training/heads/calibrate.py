@@ -2,17 +2,22 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from specheads.errors import UserError
 from specheads.evaluation.head_folders import store_dev_prompts, store_in_config
-from specheads.evaluation.intervals import Groups, halves
+from specheads.evaluation.information import information
+from specheads.evaluation.intervals import Groups, halves, interval, resample_counts
 from specheads.evaluation.replayed_sets import record_sets
+from specheads.evaluation.report import Information
 from specheads.forecast import Forecast
-from specheads.heads.calibration import IndexCalibration, in_rounds
+from specheads.heads.calibration import FORMS, IndexCalibration, in_rounds
 from specheads.heads.head import AcceptanceHead, load_head
 from specheads.heads.metrics import calibration
 from specheads.heads.train_prompts import text_hash
@@ -23,48 +28,99 @@ from specheads.replay.replay import head_logits, recorded_head
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Calibrated:
+    """How well a head's predictions fit the tokens of rounds on dev prompts, without a calibration and with several.
+
+    Keys are `raw`, `before` (with the calibration that the head had, if any) and `cross_fitted` (with the best form of FORMS,
+    fitted on one half of the prompts and measured on the other).
+    """
+
+    ece: Mapping[str, float]
+    log_loss: Mapping[str, float]  # nats
+    best: str  # the form of the lowest cross-fitted log loss
+    used: bool  # whether the head got it: it is clearly better than what the head had
+
+
 def calibrate(
     num_prompts: int, recorder: Recorder, prompts: Sequence[Prompt], folders: Sequence[Path]
-) -> dict[str, dict[str, float]]:
-    """Fit a calibration for every head in `folders` on dev prompts, and write it into the head's config.
+) -> tuple[dict[str, Calibrated], Information | None]:
+    """Calibrate every head in `folders` on dev prompts where that helps, and write the calibration into the head's config.
 
-    A head keeps a calibration that it has if its error here is no larger than that of one from other prompts; `is_kept` tells. If
-    it is replaced, a threshold that was recommended for other predictions is taken out of the config.
+    It helps if the cross-fitted log loss of the best form is lower than that of the head as it is, with 95 % confidence over
+    groups of prompts, and its expected calibration error is lower, too. A threshold that was recommended for other predictions is
+    then taken out of the config. The `train` section of a new head's config has the errors.
 
-    Returns the expected calibration errors of each head on the dev prompts, by its name: `raw`, without a calibration, `before`,
-    with the one that it had, if any, and `cross_fitted`, with a calibration that was fitted on other dev prompts (see
-    `cross_fitted_error`). The `train` section of the config has them too.
+    Returns by head what was found, and what the heads know about acceptance on these prompts.
     """
     heads = {folder: load_head(folder) for folder in folders}
     chosen = calibration_prompts(num_prompts, recorder, prompts, list(heads.values()))
     groups = groups_of(prompt for prompt, _ in chosen)
     title = folders[0].name if len(folders) == 1 else f"{len(folders)} heads"
     logger.info("calibrating %s on %d dev prompts", title, len(chosen))
-    recording = record_sets(recorder, {"dev": chosen}, list(heads.values()), ground_truth=False)["dev"]
-    errors: dict[str, dict[str, float]] = {}
+    recording = record_sets(recorder, {"dev": chosen}, list(heads.values()), ground_truth=True)["dev"]
+    found: dict[str, Calibrated] = {}
     forecast = Forecast("calibrating heads")
     for number, (folder, head) in enumerate(heads.items()):
         forecast.update(number, len(heads))
-        recorded, earlier = recorded_head(head), head.config.calibration
-        logits, accepted, furthest, node = head_logits(recording, recorded)
-        tokens, prompt = (logits, accepted, furthest), recording.prompt_of(node)
-        errors[folder.name] = {
-            **({} if earlier is None else {"before": error_in_rounds(IndexCalibration.from_dict(earlier), *tokens)}),
-            "raw": error_in_rounds(IndexCalibration.neutral(), *tokens),
-            "cross_fitted": cross_fitted_error(*tokens, prompt, groups),
-        }
-        if is_kept(errors[folder.name]):
+        logits, accepted, furthest, node = head_logits(recording, recorded_head(head))
+        earlier = head.config.calibration
+        result = compared(logits, accepted, furthest, recording.prompt_of(node), groups, earlier)
+        found[folder.name] = result
+        if earlier is not None and not result.used:
             continue
         store_dev_prompts(folder, head, [prompt.text for prompt, _ in chosen])
-        fitted = IndexCalibration.fit(*tokens).to_dict()
-        trained = dict(head.config.train) | {"dev_ece": errors[folder.name]}
-        store_in_config(folder, calibration=fitted, recommended=None, train=trained)
-    return errors
+        trained = dict(head.config.train) | {"dev_ece": dict(result.ece), "dev_log_loss": dict(result.log_loss)}
+        fitted = IndexCalibration.fit(logits, accepted, furthest, *FORMS[result.best]).to_dict() if result.used else None
+        recommended = None if result.used else head.config.recommended
+        store_in_config(folder, calibration=fitted, recommended=recommended, train=trained)
+    named = {folder.name: recorded_head(head) for folder, head in heads.items()}
+    return found, information([recording], named, groups)
 
 
-def is_kept(errors: Mapping[str, float]) -> bool:
-    """Return whether a head keeps its calibration, from its errors (see `calibrate`)."""
-    return "before" in errors and errors["before"] <= errors["cross_fitted"]
+def compared(
+    logits: Tensor, accepted: Tensor, furthest: Tensor, prompt: Tensor, groups: Groups, earlier: Mapping[str, Any] | None = None
+) -> Calibrated:
+    """Return how the forms of a calibration compare with the predictions as they are, or with an `earlier` calibration.
+
+    On the prompts that it was fitted on, a calibration looks better than it is, so each half of the prompts gets that of the
+    other. The calibration error of each half is computed separately, because their calibrations err in opposite directions.
+
+    Args:
+        logits, accepted, furthest: (n,) of drafted tokens, see `IndexCalibration.fit`.
+        prompt: (n,) long, the number of each token's prompt.
+        groups: the group of each prompt; prompts of one group are in the same half.
+    """
+    token, index = in_rounds(furthest)
+    labels, owner, first = accepted[token].double(), prompt[token], torch.from_numpy(halves(groups)).to(prompt.device)
+    made = {"raw": logits[token]}
+    if earlier is not None:
+        made["before"] = IndexCalibration.from_dict(earlier)(logits[token], index)
+    now = list(made)[-1]
+    for form in FORMS:
+        made[form] = torch.empty_like(made["raw"])
+        for half in (first, ~first):
+            there = ~half[prompt]
+            fitted = IndexCalibration.fit(logits[there], accepted[there], furthest[there], *FORMS[form])
+            here = half[owner]
+            made[form][here] = fitted(logits[token[here]], index[here])
+    losses = {name: binary_cross_entropy_with_logits(each, labels, reduction="none") for name, each in made.items()}
+    best = min(FORMS, key=lambda form: losses[form].mean().item())
+    eces = {name: _ece(made[name], labels, [torch.ones_like(labels, dtype=torch.bool)]) for name in made if name not in FORMS}
+    eces["cross_fitted"] = _ece(made[best], labels, [first[owner], ~first[owner]])
+    resamples = resample_counts(groups)
+    sums = torch.zeros(resamples.shape[1], 2, dtype=torch.float64)
+    sums.index_add_(0, owner, torch.stack([losses[now] - losses[best], torch.ones_like(labels)], dim=1))
+    gained, counted = (resamples @ sums.numpy()).T
+    used = interval(gained / counted.clip(1)).low > 0 and eces["cross_fitted"] < eces[now]
+    log_loss = {name: losses[best if name == "cross_fitted" else name].mean().item() for name in eces}
+    return Calibrated(eces, log_loss, best, used)
+
+
+def _ece(logits: Tensor, labels: Tensor, parts: Sequence[Tensor]) -> float:
+    """Return the mean expected calibration error of parts of tokens (n,) bool, each weighted by its tokens."""
+    errors = [(part.sum().item(), calibration(torch.sigmoid(logits[part]), labels[part]).ece) for part in parts]
+    return sum(count * error for count, error in errors) / max(1, len(labels))
 
 
 def calibration_prompts(
@@ -80,28 +136,3 @@ def calibration_prompts(
             "data.num_dev, or give another data set; specheads train leaves heads uncalibrated with calibration=null."
         )
     return encode_prompts(recorder.pair, unknown, recorder.limits)[:num_prompts]
-
-
-def cross_fitted_error(logits: Tensor, accepted: Tensor, furthest: Tensor, prompt: Tensor, groups: Groups) -> float:
-    """Return the expected calibration error of calibrations of one half of the prompts on the other: the mean over both halves.
-
-    On the prompts that it was fitted on, a calibration looks better than it is. The error of each half is computed separately,
-    because the calibrations of the halves err in opposite directions.
-
-    Args:
-        logits, accepted, furthest: (n,) of drafted tokens, see `IndexCalibration.fit`.
-        prompt: (n,) long, the number of each token's prompt.
-        groups: the group of each prompt; prompts of one group are in the same half.
-    """
-    total, first = 0.0, torch.from_numpy(halves(groups)).to(prompt.device)[prompt]
-    for half in (first, ~first):
-        fitted = IndexCalibration.fit(logits[~half], accepted[~half], furthest[~half])
-        here = logits[half], accepted[half], furthest[half]
-        total += len(in_rounds(here[2])[0]) * error_in_rounds(fitted, *here)
-    return total / max(1, len(in_rounds(furthest)[0]))
-
-
-def error_in_rounds(fitted: IndexCalibration, logits: Tensor, accepted: Tensor, furthest: Tensor) -> float:
-    """Return the expected calibration error of drafted tokens, each counted at every index that it can have in a round."""
-    token, index = in_rounds(furthest)
-    return calibration(torch.sigmoid(fitted(logits[token], index)), accepted[token].double()).ece

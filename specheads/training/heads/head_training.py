@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from specheads.errors import UserError
+from specheads.evaluation.report import Information
 from specheads.heads.batch import collate
 from specheads.heads.head import NUM_GOLDEN, save_head
 from specheads.heads.train_prompts import TrainPrompts
@@ -22,7 +23,7 @@ from specheads.replay.response_tree import RecordSettings
 from specheads.storage.data_set import load_split
 from specheads.storage.files import write_json
 from specheads.training.heads.bank import HeadBank
-from specheads.training.heads.calibrate import calibrate
+from specheads.training.heads.calibrate import Calibrated, calibrate
 from specheads.training.heads.feature_store import FeatureStore
 from specheads.training.heads.head_module import HeadModule
 from specheads.training.heads.mixed_responses import MixedResponses
@@ -41,13 +42,15 @@ class TrainedHeads:
     """Heads that were trained together.
 
     `folder` holds the head, or the folders of the heads `names`. `test` has the metrics on test prompts by name, also those of
-    rules without a head; `calibration_errors` has the expected calibration errors of each head on dev prompts.
+    rules without a head. Heads that were compared on dev prompts have a calibration, or do better without one, in `calibrated`,
+    and `information` is what they know about acceptance there.
     """
 
     folder: Path
     names: Sequence[str]
     test: dict[str, dict[str, float]] = field(default_factory=dict)
-    calibration_errors: dict[str, dict[str, float]] = field(default_factory=dict)
+    calibrated: dict[str, Calibrated] = field(default_factory=dict)
+    information: Information | None = None
 
 
 def train_heads(
@@ -101,11 +104,11 @@ def train_heads(
         return TrainedHeads(run, names)  # the first process of a distributed run writes the files
     trained, learned = counts | {"seconds": round(checkpoints.seconds, 1)}, TrainPrompts.of(train["prompt"][:])
     folder = _export(module, loaders, pair.draft_lm.device, run, trained, learned)
-    errors = {}
-    if settings.calibration:
-        recorder = Recorder(pair, settings.warp, data.limits, RecordSettings(), settings.seed, data.folder.parent)
-        errors = calibrate(settings.calibration, recorder, data.prompts, [run / "heads" / name for name in names])
-    return TrainedHeads(folder, names, module.test_results, errors)
+    if settings.calibration is None:
+        return TrainedHeads(folder, names, module.test_results)
+    recorder = Recorder(pair, settings.warp, data.limits, RecordSettings(), settings.seed, data.folder.parent)
+    calibrated, known = calibrate(settings.calibration, recorder, data.prompts, [run / "heads" / name for name in names])
+    return TrainedHeads(folder, names, module.test_results, calibrated, known)
 
 
 def _loaders(folder: Path, settings: HeadTraining, pair: Pair, module: HeadModule) -> ResumableData:

@@ -25,13 +25,15 @@ def data(nano, tmp_path_factory):
 def test_heads_are_trained_calibrated_and_exported(nano, data, tmp_path):
     trained = specheads.train_heads(nano, data, SETTINGS, run=tmp_path / "run")
     names = ["next_token-d0-r1", "next_token-d1-r1"]
-    assert len(names) == 2 and set(trained.calibration_errors) == set(names) < set(trained.test)
+    assert len(names) == 2 and set(trained.calibrated) == set(names) < set(trained.test)
     for name in names:
         head = specheads.load_head(trained.folder / name)
-        assert head.config.calibration and head.config.train["num_prompts"] == 12
-        assert head.config.train["dev_ece"] == trained.calibration_errors[name]
-        assert trained.calibration_errors[name].keys() == {"raw", "cross_fitted"} and "auroc" in head.config.train["test"]
-        assert "the same, calibrated on one half" in (trained.folder / name / "README.md").read_text()
+        found = trained.calibrated[name]
+        assert (head.config.calibration is not None) == found.used and head.config.train["num_prompts"] == 12
+        assert head.config.train["dev_ece"] == found.ece and head.config.train["dev_log_loss"] == found.log_loss
+        assert found.ece.keys() == {"raw", "cross_fitted"} and "auroc" in head.config.train["test"]
+        assert "fitted on one half of the prompts and measured on the other" in (trained.folder / name / "README.md").read_text()
+    assert set(trained.information.explained) == {"free logistic", *names}
     assert json.loads((tmp_path / "run" / "test.json").read_text()).keys() == trained.test.keys()
 
 

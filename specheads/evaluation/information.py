@@ -1,0 +1,121 @@
+"""What can be known about the acceptance of a drafted token, and how much of it a predictor explains, in nats per token.
+
+Who knows only the mean acceptance is left with its entropy. Whether one token is accepted is drawn with its own probability
+min(1, p/q), so the mean entropy of that is noise, which nobody can predict. The rest is knowable; what a predictor explains of it
+is the entropy less its log loss. A head can gain speed only by what it knows, so this says without a sweep whether one is worth
+its costs.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.special import entr
+
+from specheads.decoding.stopping.logistic import logistic_inputs
+from specheads.evaluation.intervals import Groups, halves, interval, resample_counts
+from specheads.evaluation.replayed_sets import RecordedSet
+from specheads.evaluation.report import Information
+from specheads.heads.metrics import fit_logistic
+from specheads.replay.recording import GROUND_TRUTH, Recording
+from specheads.replay.replay import RecordedHead, head_logits
+
+LOGISTIC, OVERLAP = "free logistic", "overlap"  # the first is of the draft's confidence and costs nothing
+_INPUTS, _SOURCES = ("log_draft_prob", "max_prob", "entropy"), ("draft_prob", "max_prob", "entropy")
+_MARGIN, _RIDGE = 1e-9, 1e-5
+
+
+def information(
+    recordings: Sequence[Recording],
+    heads: Mapping[str, RecordedHead],
+    groups: Groups,
+    overlaps: Sequence[Tensor] | None = None,
+) -> Information | None:
+    """Return what is knowable about the drafted tokens of recordings, and what heads and a logistic explain; None if nothing is.
+
+    Each predictor gets the slope and offset that fit the other half of the prompts, so that none is punished for a calibration
+    that another would have got. An `input_token` head is measured on the tokens that it reads.
+
+    Args:
+        recordings: of different prompts, with the true acceptance probabilities and the predictions of `heads`.
+        groups: the group of each prompt of all recordings; prompts of one group are in the same half.
+        overlaps: before each token of a recording's responses (N,) the overlap of both distributions: the chance that a token is
+            accepted before it is drafted. Who knows it is a predictor, too.
+    """
+    firsts = np.cumsum([0, *(recording.num_prompts for recording in recordings)])
+    first, resamples = torch.from_numpy(halves(groups)), resample_counts(groups)
+
+    def parts(of: _Tokens) -> tuple[Tensor, Tensor, Tensor]:
+        """Return inputs (n, k), acceptance probabilities (n,) and prompts (n,) of the tokens of all recordings."""
+        found = [(recording, *of(number, recording)) for number, recording in enumerate(recordings)]
+        truth = torch.cat([recording.features[GROUND_TRUTH][node].double() for recording, _, node in found])
+        prompts = [recording.prompt_of(node) + number for (recording, _, node), number in zip(found, firsts, strict=False)]
+        return torch.cat([inputs for _, inputs, _ in found]), truth, torch.cat(prompts)
+
+    def logistic(number: int, recording: Recording) -> tuple[Tensor, Tensor]:
+        node = recording.labels()[0]
+        return logistic_inputs(_INPUTS, {name: recording.features[name][node] for name in _SOURCES}), node
+
+    def of_overlap(number: int, recording: Recording) -> tuple[Tensor, Tensor]:
+        node, known = recording.labels()[0], (overlaps or ())[number].double().clamp(_MARGIN, 1 - _MARGIN)
+        return known.logit()[_positions(recording)[node], None], node
+
+    def of_head(head: RecordedHead, number: int, recording: Recording) -> tuple[Tensor, Tensor]:
+        node, after, _, _ = recording.labels()
+        return head_logits(recording, head)[0][:, None], node[after >= 0] if head.config.predicts == "input_token" else node
+
+    predictors: dict[str, _Tokens] = {LOGISTIC: logistic}
+    if overlaps is not None:
+        predictors[OVERLAP] = of_overlap
+    predictors |= {name: partial(of_head, head) for name, head in heads.items()}
+    _, truth, prompt = parts(logistic)
+    count = len(truth)
+    entropy, noise, _ = _nats(truth, torch.zeros(count, dtype=torch.float64), prompt, resamples)
+    if not entropy[0] - noise[0] > _MARGIN:
+        return None
+    known, shares = entropy - noise > _MARGIN, dict[str, np.ndarray]()  # few prompts make resamples without tokens
+    for name, of in predictors.items():
+        inputs, truth, prompt = parts(of)
+        half, logits = first[prompt], torch.zeros(len(truth), dtype=torch.float64)
+        for here in (half, ~half):
+            weights = fit_logistic(inputs[~here], truth[~here], ridge=_RIDGE)
+            logits[here] = inputs[here].double() @ weights[:-1] + weights[-1]
+        most, least, loss = (nats[known] for nats in _nats(truth, logits, prompt, resamples))
+        shares[name] = (most - loss) / (most - least).clip(_MARGIN)
+    explained = {name: interval(share) for name, share in shares.items()}
+    over_logistic = {name: interval(share - shares[LOGISTIC]) for name, share in shares.items() if name != LOGISTIC}
+    nats = [interval(each[known]) for each in (entropy, noise, entropy - noise)]
+    return Information(count, nats[0], nats[1], nats[2], explained, over_logistic)
+
+
+def information_of(recorded: RecordedSet, heads: Mapping[str, RecordedHead]) -> Information | None:
+    """Return the information about one set of prompts; None where the true acceptance probabilities are not recorded."""
+    if GROUND_TRUTH not in recorded.recording.features:
+        return None
+    return information([recorded.recording], heads, recorded.groups or recorded.recording.num_prompts)
+
+
+_Tokens = Callable[[int, Recording], tuple[Tensor, Tensor]]  # inputs (n, k) and nodes (n,) of a recording's tokens, by its number
+
+
+def _positions(recording: Recording) -> Tensor:
+    """Return the position in the responses that each node stands for (nodes,) long; -1 after a branch's first node."""
+    places = torch.full((len(recording.tokens),), -1)
+    here, size = recording.branch_length > 0, recording.accepted.shape[1]
+    places[recording.branch_first[here]] = torch.arange(size).expand_as(here)[here]
+    places[:size] = torch.arange(size)
+    return places
+
+
+def _nats(truth: Tensor, logits: Tensor, prompt: Tensor, resamples: np.ndarray) -> np.ndarray:
+    """Return for each resample of the prompts the entropy of the mean, the noise, and the log loss of `logits` (n,): (3, R)."""
+    loss = binary_cross_entropy_with_logits(logits, truth, reduction="none")
+    columns = torch.stack([torch.ones_like(truth), truth, entr(truth) + entr(1 - truth), loss], dim=1)
+    sums = torch.zeros(resamples.shape[1], 4, dtype=torch.float64).index_add_(0, prompt, columns)
+    count, accepted, noise, losses = (resamples @ sums.numpy()).T
+    count = count.clip(1)
+    mean = torch.from_numpy(accepted / count)
+    return np.stack([(entr(mean) + entr(1 - mean)).numpy(), noise / count, losses / count])

@@ -1,0 +1,85 @@
+"""What can be known about acceptance, and what predictors explain of it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from random_recording import random_recording
+
+from specheads.evaluation.information import LOGISTIC, OVERLAP, information
+from specheads.replay.recording import GROUND_TRUTH
+from specheads.replay.replay import RecordedHead
+
+PROMPTS = 300
+
+
+def entropy(p):
+    return -p * np.log(p) - (1 - p) * np.log(1 - p)
+
+
+@pytest.fixture(scope="module")
+def recording():
+    """Tokens are accepted with probability 0.9 or 0.2; heads know which, know nothing, or know it half of the time."""
+    made = random_recording(num_prompts=PROMPTS, num_samples=1, seed=3)
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.where(torch.rand(len(made.tokens), generator=generator) < 0.6, 0.9, 0.2)
+    told = torch.rand(len(truth), generator=generator) < 0.5
+    made.features.update({GROUND_TRUTH: truth, "knows": truth.logit(), "blind": torch.zeros(len(truth))})
+    made.features["half"] = torch.where(told, truth.logit(), torch.tensor(0.62).logit())
+    made.features["too sure"] = 3 * truth.logit() + 1
+    return made
+
+
+@pytest.fixture(scope="module")
+def found(recording):
+    heads = {name: RecordedHead(name, "next_token") for name in ("knows", "blind", "half", "too sure")}
+    return information([recording], heads, PROMPTS)
+
+
+def test_entropy_and_noise_are_those_of_the_true_probabilities(recording, found):
+    truth = recording.features[GROUND_TRUTH][recording.labels()[0]].double().numpy()
+    assert found.num_tokens == len(truth)
+    assert found.entropy.value == pytest.approx(entropy(truth.mean()))
+    assert found.noise.value == pytest.approx(entropy(truth).mean())
+    assert found.knowable.value == pytest.approx(found.entropy.value - found.noise.value)
+    assert found.knowable.low < found.knowable.value < found.knowable.high
+
+
+def test_a_predictor_explains_what_it_knows(found):
+    shares = {name: each.value for name, each in found.explained.items()}
+    assert shares["knows"] == pytest.approx(1, abs=1e-3) == shares["too sure"]  # slope and offset are fitted
+    assert shares["blind"] == pytest.approx(0, abs=2e-3) and shares[LOGISTIC] == pytest.approx(0, abs=5e-3)
+    # Half of the tokens are told, and the prior of the others is theirs: half of what can be known.
+    assert shares["half"] == pytest.approx(0.5, abs=0.02)
+
+
+def test_who_knows_the_overlap_knows_what_depends_on_the_place(recording):
+    count = recording.accepted.shape[1]
+    by_place = torch.where(torch.arange(count) % 2 == 0, 0.8, 0.3)
+    places = torch.arange(count).expand_as(recording.accepted)
+    truth = recording.features[GROUND_TRUTH].clone()
+    for here, node in ((recording.accepted, places), (recording.branch_length > 0, recording.branch_first)):
+        truth[node[here]] = by_place[places[here]]
+    changed = replace(recording, features=recording.features | {GROUND_TRUTH: truth})
+    found = information([changed], {}, PROMPTS, [by_place])
+    assert found.explained[OVERLAP].value == pytest.approx(1, abs=1e-3)
+
+
+def test_recordings_are_taken_together(recording):
+    heads = {"knows": RecordedHead("knows", "next_token")}
+    twice = information([recording, recording], heads, 2 * PROMPTS)
+    once = information([recording], heads, PROMPTS)
+    assert twice.num_tokens == 2 * once.num_tokens and twice.noise.value == pytest.approx(once.noise.value)
+    assert twice.knowable.high - twice.knowable.low < once.knowable.high - once.knowable.low
+
+
+def test_a_head_that_reads_the_token_is_measured_on_what_it_reads(recording):
+    found = information([recording], {"knows": RecordedHead("knows", "input_token")}, PROMPTS)
+    # It predicts one node later, where what it "knows" is another token's chance.
+    assert found.explained["knows"].value == pytest.approx(0, abs=0.02)
+
+
+def test_where_nothing_can_be_known_there_is_no_information(recording):
+    sure = replace(recording, features=recording.features | {GROUND_TRUTH: torch.full_like(recording.features["knows"], 0.7)})
+    assert information([sure], {}, PROMPTS) is None
