@@ -146,7 +146,7 @@ def test_every_recipe_composes(experiment):
 
 def test_the_papers_recipe_is_the_papers():
     cfg = composed("train", ["experiment=specdecpp", "model=llama2-7b"])
-    assert (cfg.head.predicts, cfg.head.depth, cfg.loss.reject_weight) == ("input_token", 3, 6)
+    assert (cfg.heads, cfg.head.depth, cfg.loss.reject_weight) == ("specdecpp", 3, 6)
     assert (cfg.trainer.max_epochs, cfg.loader.batch_size, cfg.optimizer.lr, cfg.optimizer.warmup_share) == (3, 32, 5e-5, 0.03)
     assert (cfg.warp.temperature, cfg.warp.top_k, cfg.data.max_new_tokens, cfg.mixing.response_share) == (1, 50, 512, 0.15)
     assert (cfg.data.num_train, cfg.data.num_dev, cfg.data.num_test) == (40000, 10000, 2000)

@@ -173,9 +173,9 @@ def test_a_mistake_gets_one_message_and_exit_code_two(words, message, run, folde
     assert {path.name for path in set(folder.iterdir()) - before} <= {"data", "outputs"}
 
 
-INPUT_TOKEN = {"head": {"predicts": "input_token"}}
+INPUT_TOKEN = {"heads": "specdecpp"}
 SETTINGS = {
-    "unknown kind of head": (HeadTraining, {"head": {"predicts": "both"}}, "head.predicts=both must be one of 'next_token' or"),
+    "unknown kind of head": (HeadTraining, {"heads": "all"}, "heads=all must be one of 'both', 'lookahead' or"),
     "one input in place of a list": (HeadTraining, {"head": {"inputs": "hidden"}}, "head.inputs=hidden must be a list"),
     "mixing that leaves nothing": (HeadTraining, INPUT_TOKEN | {"mixing": {"response_share": 1}}, "response_share=1"),
     "unknown argument of the trainer": (HeadTraining, {"trainer": {"epochs": 2}}, "trainer.epochs=2 is not known.*max_epochs"),

@@ -18,7 +18,7 @@ from specheads.pair.draft_vocabulary import kept_tokens
 def folder(tmp_path_factory):
     """A folder in which data was generated and a head trained."""
     folder = tmp_path_factory.mktemp("run")
-    done = run(folder, "train.py", *SMALL, "trainer.max_epochs=2")
+    done = run(folder, "train.py", *SMALL, "heads=lookahead", "trainer.max_epochs=2")
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -27,10 +27,7 @@ def test_train_leaves_a_head_its_logs_and_the_next_command(folder):
     (exported,) = heads(folder)
     head = load_head(exported)
     assert head.config.predicts == "next_token" and head.config.train["num_prompts"] == 24
-    assert len(head.config.calibration["slope"]) == len(head.config.calibration["intercept"]) == 8
-    assert (
-        head.config.train["dev_ece"]["cross_fitted"] < head.config.train["dev_ece"]["raw"]
-    )  # two epochs do not make a good head
+    assert head.config.train["dev_ece"].keys() == head.config.train["dev_log_loss"].keys() == {"raw", "cross_fitted"}
     assert f"{head.config.train['dev_ece']['cross_fitted']:.4f} |" in (exported / "README.md").read_text()
     assert {"model.safetensors", "golden.safetensors", "README.md", "config.json"} <= {p.name for p in exported.iterdir()}
     run_folder = exported.parents[1]
@@ -84,7 +81,8 @@ def test_evaluate_replays_rules_and_decodes_the_best(folder):
     errors = {row["predictor"]: row["ece"] for row in content["data_sets"][0]["reliability"]}
     reported = json.loads((exported / "config.json").read_text())["train"]["dev_ece"]
     assert errors[exported.name] == pytest.approx(reported["raw"])
-    assert errors[f"{exported.name}, calibrated"] < reported["cross_fitted"]  # on the prompts that the calibration was fitted on
+    is_calibrated = load_head(exported).config.calibration is not None
+    assert (f"{exported.name}, calibrated" in errors) == is_calibrated
     assert "nano, ratio 10: the best of each family" in done.stdout and str(report.parent.name) in done.stdout
     names = {path.name for path in report.parent.iterdir()}
     assert {"report.html", "report.json", "generations.jsonl", "costs.jsonl", "wandb"} <= names
@@ -116,7 +114,7 @@ def test_rules_of_other_verification_are_decoded(folder):
 
 
 def test_a_sweep_trains_every_combination(folder):
-    sweep = ["-m", "head.predicts=input_token,next_token", "head.depth=0", "experiment=specdecpp", "trainer.max_epochs=1"]
+    sweep = ["-m", "heads=specdecpp,lookahead", "head.depth=0", "experiment=specdecpp", "trainer.max_epochs=1"]
     before = len(heads(folder))
     done = run(folder, "train.py", *sweep, *SMALL, "logger=wandb", "logger.wandb.offline=true")
     assert done.returncode == 0, done.stderr
@@ -135,8 +133,8 @@ def test_a_bank_is_trained_in_one_pass_exported_head_by_head_and_ranked(folder):
     bank = Path(re.search(r"^heads: (.*)$", done.stdout, re.MULTILINE)[1])
     names = {f"input_token-d{depth}-r{weight}" for depth in (0, 2) for weight in (1, 6)}
     assert {path.name for path in (folder / bank).iterdir()} == names
-    calibrations = [load_head(folder / bank / name).config.calibration for name in sorted(names)]
-    assert all(first != other for first, other in itertools.combinations(calibrations, 2))  # one pass, but each has its own
+    errors = [load_head(folder / bank / name).config.train["dev_log_loss"] for name in sorted(names)]
+    assert all(first != other for first, other in itertools.combinations(errors, 2))  # one pass, but each was measured
     rules = ["stopping=[fixed_length,head_threshold]", "thresholds=[0.3,0.6]", "live=none", "num_prompts=4", "num_dev_prompts=4"]
     done = run(folder, "evaluate.py", f"head={bank}", *SMALL, *rules)
     assert done.returncode == 0, done.stderr
@@ -155,7 +153,7 @@ def test_a_model_in_a_folder_gets_a_draft_with_a_cut_output_and_a_head_that_deco
     assert done.returncode == 0, done.stderr
     (draft,) = tmp_path.glob("outputs/distill/*/draft")
     words.append(f"model.draft={draft}")
-    done = run(tmp_path, "train.py", *words, "trainer.max_epochs=1", "calibration=null")
+    done = run(tmp_path, "train.py", *words, "heads=lookahead", "trainer.max_epochs=1", "calibration=null")
     assert done.returncode == 0, done.stderr
     rules = ["stopping=[fixed_length,head_threshold]", "fixed_lengths=[2]", "thresholds=[0.5]"]
     sizes = ["num_prompts=3", "num_dev_prompts=3", "num_live_prompts=1", "max_new_tokens=12", "engine=eager"]

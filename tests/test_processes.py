@@ -54,6 +54,7 @@ def test_two_processes_train_one_head_and_stop_together(tmp_path):
     words = [
         "train.py",
         *SMALL,
+        "heads=lookahead",
         "trainer.devices=2",
         "trainer.accelerator=cpu",
         "loader.batch_size=6",

@@ -55,6 +55,7 @@ def new_trainer(
     loggers: Sequence[Logger],
     device_type: str,
     provenance: Mapping[str, Any],
+    checkpoint: str = "last",
 ) -> tuple[L.Trainer, Checkpoints]:
     """Seed all random generators; return a trainer, and the callback that writes its checkpoints into the folder of the run.
 
@@ -62,6 +63,7 @@ def new_trainer(
         device_type: the device of the models, for `trainer.accelerator=auto`: they may be on a CPU, and Apple's GPUs have no
             float64.
         provenance: what decides the numbers of the run, except for its data, which is added once there is some.
+        checkpoint: the name of the checkpoint.
 
     Raises:
         UserError: see `placement`; batches that cannot be split over processes, or that are accumulated under a strategy that
@@ -72,7 +74,7 @@ def new_trainer(
     for message in CHATTER:
         warnings.filterwarnings("ignore", message)
     L.seed_everything(settings.seed, workers=True, verbose=False)
-    checkpoints = Checkpoints(run / "checkpoints" / "last.ckpt", settings.checkpoint_steps, provenance)
+    checkpoints = Checkpoints(run / "checkpoints" / f"{checkpoint}.ckpt", settings.checkpoint_steps, provenance)
     trainer = L.Trainer(
         **settings.trainer.values() | placement(settings.trainer, device_type),
         default_root_dir=str(run),

@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,10 @@ def train_heads(
     run: Path,
     loggers: Sequence["Logger"] = (),
 ) -> TrainedHeads:
-    """Train heads on the pair's draft, all in one pass over its states, calibrate them and export them to `run`/heads.
+    """Train heads on the pair's draft, calibrate them where that helps and export them to `run`/heads.
+
+    All heads of a kind are trained in one pass over the draft's states. Those of the paper's kind learn from texts that every
+    epoch mixes anew, so the draft reads all texts again in every epoch.
 
     Args:
         data: the data set, or a function that generates it, which is called once the settings have been checked.
@@ -77,43 +81,71 @@ def train_heads(
             "specheads distill."
         )
     settings = settings.for_pair(pair)
+    kinds, made = settings.kinds(), _once(data)
+    results, names, is_first = dict[str, dict[str, float]](), list[str](), True
+    for kind in kinds:
+        specs, found, is_first = _train_kind(pair, made, kind, run, loggers, "last" if len(kinds) == 1 else kind.heads)
+        names += specs
+        for name, metrics in found.items():  # rules without a head are measured on each kind's texts
+            results[name if name in specs or len(kinds) == 1 else f"{name}, {kind.heads}"] = metrics
+    if not is_first:
+        return TrainedHeads(run, names)  # the first process of a distributed run writes the files
+    write_json(run / "test.json", results)
+    folder = run / "heads" / (names[0] if len(names) == 1 else "")
+    if settings.calibration is None:
+        return TrainedHeads(folder, names, results)
+    limits, parent = made().limits, made().folder.parent
+    recorder = Recorder(pair, settings.warp, limits, RecordSettings(), settings.seed, parent)
+    calibrated, known = calibrate(settings.calibration, recorder, made().prompts, [run / "heads" / name for name in names])
+    return TrainedHeads(folder, names, results, calibrated, known)
+
+
+def _once(data: GeneratedData | Callable[[], GeneratedData]) -> Callable[[], GeneratedData]:
+    return cache(data) if callable(data) else lambda: data
+
+
+def _train_kind(
+    pair: Pair,
+    data: Callable[[], GeneratedData],
+    settings: HeadTraining,
+    run: Path,
+    loggers: Sequence["Logger"],
+    checkpoint: str,
+) -> tuple[list[str], dict[str, dict[str, float]], bool]:
+    """Train and export the heads of one kind; return their names, the metrics on test prompts, and whether files were written."""
     specs = settings.specs(pair)
     provenance = {"head": json.dumps([asdict(spec) for spec in specs], sort_keys=True)} | settings.cache_key()
-    trainer, checkpoints = new_trainer(settings, run, loggers, pair.draft_lm.device.type, provenance)
-    data = data() if callable(data) else data
-    checkpoints.provenance["data"] = data.folder.name
+    trainer, checkpoints = new_trainer(settings, run, loggers, pair.draft_lm.device.type, provenance, checkpoint)
+    folder = data().folder
+    checkpoints.provenance["data"] = folder.name
     module = HeadModule(HeadBank(specs, settings.seed), pair.draft_lm, settings.optimizer)
-    loaders = _loaders(data.folder, settings, pair, module)
-    train = load_split(data.folder, "train")
+    loaders = _loaders(folder, settings, pair, module)
+    train = load_split(folder, "train")
     counts = {"num_prompts": len(set(train["prompt_id"][:])), "num_responses": len(train)}
     earlier, names = checkpoint_to_resume(checkpoints), [spec.name for spec in specs]
     with deferred() as checkpoints.request:
         logger.info(
-            "training %s: %d responses to %d train prompts, %d epochs, into %s%s, %s",
+            "training %s: %d responses to %d train prompts, %d epochs, %s, into %s%s, %s",
             names[0] if len(names) == 1 else f"{len(names)} heads",
             counts["num_responses"],
             counts["num_prompts"],
             trainer.max_epochs,
+            "each on texts mixed anew" if settings.response_share < 1 else "all on the same texts",
             run,
             f", resumed from {earlier}" if earlier else "",
             memory_of("training", pair.draft_lm, memory_parts(pair.draft_lm)),  # it reads the test texts
         )
         trainer.fit(module, loaders, ckpt_path=earlier)
         trainer.test(module, loaders, verbose=False)
-    if not trainer.is_global_zero:
-        return TrainedHeads(run, names)  # the first process of a distributed run writes the files
-    trained, learned = counts | {"seconds": round(checkpoints.seconds, 1)}, TrainPrompts.of(train["prompt"][:])
-    folder = _export(module, loaders, pair.draft_lm.device, run, trained, learned)
-    if settings.calibration is None:
-        return TrainedHeads(folder, names, module.test_results)
-    recorder = Recorder(pair, settings.warp, data.limits, RecordSettings(), settings.seed, data.folder.parent)
-    calibrated, known = calibrate(settings.calibration, recorder, data.prompts, [run / "heads" / name for name in names])
-    return TrainedHeads(folder, names, module.test_results, calibrated, known)
+    if trainer.is_global_zero:
+        trained = counts | {"seconds": round(checkpoints.seconds, 1)}
+        _export(module, loaders, pair.draft_lm.device, run, trained, TrainPrompts.of(train["prompt"][:]))
+    return names, module.test_results, trainer.is_global_zero
 
 
 def _loaders(folder: Path, settings: HeadTraining, pair: Pair, module: HeadModule) -> ResumableData:
     """Return the loaders of all splits of a data set; the draft's states are stored first if the settings ask for it."""
-    mixing = settings.head.predicts, settings.response_share, settings.seed
+    mixing = settings.predicts, settings.response_share, settings.seed
     splits: dict[str, Any] = {split: MixedResponses(load_split(folder, split), *mixing) for split in SPLITS}
     if not splits["train"].mixes:  # mixed texts differ from epoch to epoch
         read = {split: splits[split] for split in ("train", "dev")}  # these are read in every epoch
@@ -128,8 +160,8 @@ def _export(
     run: Path,
     trained: Mapping[str, Any],
     learned: TrainPrompts,
-) -> Path:
-    """Write every head of the bank into a separate folder; return the folder of a single head, or the parent of several.
+) -> None:
+    """Write every head of the bank into a separate folder.
 
     Args:
         trained: how they were trained, for their configs.
@@ -154,6 +186,4 @@ def _export(
         }
         head.config, head.train_prompts = replace(head.config, train=provenance), learned
         inputs = head.assemble({name: value[:NUM_GOLDEN] for name, value in features.items()})
-        folder = save_head(head, run / "heads" / spec.name, inputs)
-    write_json(run / "test.json", module.test_results)
-    return folder if len(heads) == 1 else folder.parent
+        save_head(head, run / "heads" / spec.name, inputs)

@@ -1,4 +1,4 @@
-"""The settings of head training, and the heads that they describe.
+"""The settings of head training, and the heads that they describe: of two kinds, which are trained side by side.
 
 Where a setting is a list of values, there is one head for each combination of values.
 """
@@ -30,7 +30,10 @@ from specheads.training.settings import Optimizer, Training
 # The paper mixes because its heads read the drafted token. A look-ahead head does not, and the probability that a round survives
 # is a product of probabilities that each assume that all earlier tokens are accepted: the context to learn from is the target's
 # response. Measured on nano: docs/measurements/archive.md, kinds of heads.
+Predicts = Literal["next_token", "input_token"]
+KINDS: Mapping[str, Predicts] = {"lookahead": "next_token", "specdecpp": "input_token"}  # what the heads of each kind predict
 RESPONSE_SHARE = {"input_token": 0.15, "next_token": 1.0}
+REJECT_WEIGHT = {"input_token": 6.0, "next_token": 1.0}
 LARGEST_RESPONSE_SHARE = {"input_token": 0.99, "next_token": 1.0}  # at 1, an input_token head would have nothing to predict
 
 
@@ -43,8 +46,7 @@ def checked_share(predicts: str, response_share: float | None) -> float:
     share, largest = RESPONSE_SHARE[predicts] if response_share is None else response_share, LARGEST_RESPONSE_SHARE[predicts]
     if not 0 <= share <= largest:
         raise UserError(
-            f"mixing.response_share={shown(share)} must be a number from 0 to {largest:g} for head.predicts={predicts}, for "
-            "example 0.15."
+            f"mixing.response_share={shown(share)} must be a number from 0 to {largest:g} for {predicts} heads, for example 0.15."
         )
     return share
 
@@ -59,23 +61,18 @@ def _listed(value: Any) -> Any:
 
 
 class _HeadShape(Settings):
-    """Kind, inputs and size of a head; a list of values trains a head with each, all in one pass over the draft's states."""
+    """Inputs and size of a head; a list of values trains a head with each, all in one pass over the draft's states."""
 
-    predicts: Literal["next_token", "input_token"] = setting(
-        "next_token",
-        "next_token: the head predicts whether a token is accepted before the draft has read it; input_token (the paper's): "
-        "after the draft has read it",
-    )
     depth: OneOrMore[Count] = setting(3, "the number of residual blocks; 0: a linear head; or a list")
     width: OneOrMore[PositiveCount | None] = setting(
-        None, "the width of the blocks; null: the draft's hidden size, for next_token an eighth of it, 8 to 256; or a list"
+        None, "the width of the blocks; null: the draft's hidden size, for lookahead an eighth of it, 8 to 256; or a list"
     )
     inputs: Annotated[tuple[str | tuple[str, ...], ...], BeforeValidator(_listed)] = setting(
         (),
-        f"a list of {', '.join(KNOWN_INPUTS['input_token'])} and, for next_token, "
+        f"a list of {', '.join(KNOWN_INPUTS['input_token'])} and, for lookahead, "
         f"{', '.join(name for name in KNOWN_INPUTS['next_token'] if name not in KNOWN_INPUTS['input_token'])}; "
-        f"[]: {', '.join(DEFAULT_INPUTS['input_token'])} for input_token, {', '.join(DEFAULT_INPUTS['next_token'])} for "
-        "next_token; or a list of such lists",
+        f"[]: {', '.join(DEFAULT_INPUTS['input_token'])} for specdecpp, {', '.join(DEFAULT_INPUTS['next_token'])} for "
+        "lookahead; or a list of such lists",
     )
 
 
@@ -85,22 +82,26 @@ class _Mixing(Settings):
     response_share: Number | None = setting(
         None,
         "the probability that a position keeps the target's token in place of the drafted one; null: 0.15 (the paper's) for "
-        "input_token, 1 (no mixing) for next_token",
+        "specdecpp, 1 (no mixing) for lookahead",
     )
 
 
 class HeadTraining(Training):
     """How acceptance heads are trained."""
 
-    head: _HeadShape = setting(
-        _HeadShape(),
-        "the kind, inputs and size of the head to train; a trained one is given to specheads evaluate",
+    heads: Literal["both", "lookahead", "specdecpp"] = setting(
+        "both",
+        "the kind of heads: lookahead predicts whether a token is accepted before the draft has read it; specdecpp (the paper's) "
+        "after the draft has read it, and learns from mixed texts with a weight on rejections; both, one after the other",
         decides=False,
     )
-    reject_weight: OneOrMore[PositiveNumber] = setting(
-        1.0,
+    head: _HeadShape = setting(
+        _HeadShape(), "the inputs and size of the head to train; a trained one is given to specheads evaluate", decides=False
+    )
+    reject_weight: OneOrMore[PositiveNumber | None] = setting(
+        None,
         "the weight of a token's rejection in the loss, where that of its acceptance is 1; above 1 the head predicts more "
-        "rejections (the paper: 6); or a list",
+        "rejections; null: 6 (the paper's) for specdecpp, 1 for lookahead; or a list",
         key="loss.reject_weight",
         decides=False,
     )
@@ -122,9 +123,18 @@ class HeadTraining(Training):
     @model_validator(mode="after")
     def check_heads(self) -> "HeadTraining":
         """Refuse heads that cannot be built, or that have nothing to learn."""
-        checked_share(self.head.predicts, self.mixing.response_share)
+        _ = [part.response_share for part in self.kinds()]
         self.specs()
         return self
+
+    def kinds(self) -> "list[HeadTraining]":
+        """Return the settings of each kind of heads: these, if there is one."""
+        return [self] if self.heads in KINDS else [self.but(heads=kind) for kind in KINDS]
+
+    @property
+    def predicts(self) -> Predicts:
+        """What heads of the one kind predict."""
+        return KINDS[self.heads]
 
     def specs(self, pair: Pair | None = None) -> list[HeadSpec]:
         """Return the heads to train for a pair; without a pair sizes are 1, to check settings before models are loaded.
@@ -132,6 +142,8 @@ class HeadTraining(Training):
         Raises:
             UserError: a key without a value, the same head twice, a head that cannot be built.
         """
+        if self.heads not in KINDS:
+            return [spec for part in self.kinds() for spec in part.specs(pair)]
         choices = self._choices()
         if empty := [key for key, values in choices.items() if not values]:
             raise UserError(f"{empty[0]}=[] names no value; give one, or several.")
@@ -154,7 +166,7 @@ class HeadTraining(Training):
 
         Its name has kind, depth, reject weight, and every other setting of which there are several `choices`.
         """
-        predicts, inputs = self.head.predicts, values["head.inputs"] or DEFAULT_INPUTS[self.head.predicts]
+        predicts, inputs = self.predicts, values["head.inputs"] or DEFAULT_INPUTS[self.predicts]
         of_pair: dict[str, Any] = {"hidden_size": 1, "embedding_size": 1}
         if pair is not None:
             of_pair = {
@@ -172,7 +184,7 @@ class HeadTraining(Training):
             warp=self.warp.values(),
             **of_pair,
         )
-        weight = values["loss.reject_weight"]
+        weight = values["loss.reject_weight"] or REJECT_WEIGHT[predicts]
         tags = {"head.width": f"w{config.width}", "head.inputs": "+".join(config.inputs)}
         different = [tag for key, tag in tags.items() if len(choices[key]) > 1]
         name = "-".join([predicts, f"d{config.depth}", f"r{weight:g}", *different]).replace(".", "_")
@@ -180,9 +192,10 @@ class HeadTraining(Training):
 
     @property
     def response_share(self) -> float:
-        """The probability that a position keeps the target's token."""
-        return checked_share(self.head.predicts, self.mixing.response_share)
+        """The probability that a position keeps the target's token, for the one kind of heads."""
+        return checked_share(self.predicts, self.mixing.response_share)
 
     def cache_key(self) -> dict[str, Any]:
         """Return the settings that decide the result of a training, except for the data and the heads."""
-        return cache_key(self) | self.trainer.cache_key() | {"mixing.response_share": self.response_share}
+        shares = [part.response_share for part in self.kinds()]
+        return cache_key(self) | self.trainer.cache_key() | {"mixing.response_share": shares[0] if len(shares) == 1 else shares}

@@ -214,6 +214,7 @@ def test_a_head_of_the_old_draft_is_refused_and_one_for_the_new_draft_is_trained
         f"paths.outputs={tmp_path}",
         "trainer.max_epochs=1",
         "calibration=null",
+        "heads=lookahead",
     ]
 
     def head(name, *more):

@@ -4,6 +4,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import specheads
 from data_gen.run import generate_data
@@ -12,7 +13,8 @@ from specheads.errors import UserError
 from specheads.prompts.sources import NanoSource
 from specheads.training.heads.calibrate import calibration_prompts
 
-SETTINGS = specheads.HeadTraining(head={"depth": [0, 1]}, trainer={"max_epochs": 1, "accelerator": "cpu"}, calibration=2)
+ONE_EPOCH = {"trainer": {"max_epochs": 1, "accelerator": "cpu"}, "calibration": 2}
+SETTINGS = specheads.HeadTraining(heads="lookahead", head={"depth": [0, 1]}, **ONE_EPOCH)
 
 
 @pytest.fixture(scope="module")
@@ -46,3 +48,18 @@ def test_calibration_leaves_out_prompts_that_a_head_learned_from(nano, data):
     learned.train_prompts = specheads.heads.train_prompts.TrainPrompts.of([prompt.text for prompt in dev])
     with pytest.raises(UserError, match="calibration needs dev prompts that heads did not learn from.* among 4"):
         calibration_prompts(2, recorder, data.prompts, [learned])
+
+
+def test_both_kinds_are_trained_as_if_alone_and_compared(nano, data, tmp_path):
+    both = specheads.HeadTraining(head={"depth": 1}, **ONE_EPOCH)
+    trained = specheads.train_heads(nano, data, both, run=tmp_path / "both")
+    names = ["next_token-d1-r1", "input_token-d1-r6"]
+    assert trained.names == names and trained.folder == tmp_path / "both" / "heads"
+    assert set(trained.information.explained) == {"free logistic", *names} == {"free logistic", *trained.calibrated}
+    rivals = {"logistic of the three, lookahead", "logistic of the three, specdecpp"}
+    assert rivals < set(trained.test) == json.loads((tmp_path / "both" / "test.json").read_text()).keys()
+    for kind, name in zip(("lookahead", "specdecpp"), names, strict=True):
+        alone = specheads.train_heads(nano, data, both.but(heads=kind, calibration=None), run=tmp_path / kind)
+        assert alone.folder == tmp_path / kind / "heads" / name and alone.test[name] == trained.test[name]
+        weights = [specheads.load_head(folder / name).state_dict() for folder in (trained.folder, tmp_path / kind / "heads")]
+        assert all(torch.equal(value, weights[1][key]) for key, value in weights[0].items())
