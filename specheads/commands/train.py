@@ -121,8 +121,8 @@ def _print_heads(trained: "TrainedHeads") -> None:
             each = trained.calibrated[name]
             values = [f"{errors[key]:.4f}" for errors in (each.ece, each.log_loss) for key in ("raw", "cross_fitted")]
             rows.append([name, *values, each.best if each.used else "none"])
-        _print_table(["in rounds on dev prompts", "ECE", "calibrated", "log loss", "calibrated", "calibration"], rows)
-        print("calibrated: fitted on one half of the prompts, measured on the other; used where it is clearly better")
+        _print_table(["on dev prompts", "ECE", "after", "log loss", "after", "calibration"], rows)
+        print("after: calibrated on one half of the prompts, measured on the other; used where that is clearly better")
     if (known := trained.information) is not None:
         print("\n".join(_information(known)))
     print(f"\n{'head' if len(trained.names) == 1 else 'heads'}: {trained.folder}")
@@ -134,8 +134,11 @@ def _information(known: "Information") -> Iterator[str]:
         f"\nacceptance of a drafted token: {known.entropy.value:.3f} nats of uncertainty, {known.noise.value:.3f} noise, "
         f"{known.knowable.value:.3f} knowable"
     )
-    for name, share in sorted(known.explained.items(), key=lambda item: -item[1].value)[:MOST_SHOWN]:
+    ranked = sorted(known.explained.items(), key=lambda item: -item[1].value)
+    for name, share in ranked[:MOST_SHOWN]:
         yield f"  {name} explains {share.value:.1%} [{share.low:.1%}, {share.high:.1%}] of that"
+    if len(known.over_logistic) > 1:
+        yield f"the head that knows most: {next(name for name, _ in ranked if name in known.over_logistic)}"
     if not any(more.low > 0 for more in known.over_logistic.values()):
         yield (
             "no head clearly knows more than the free logistic: train on more prompts (data.num_train=) or for more epochs "

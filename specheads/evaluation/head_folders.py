@@ -30,7 +30,7 @@ def find_heads(head: str | None, pair: Pair, outputs: Path, warp: Warp, any_draf
     """Return the heads of a folder or hub id by name: one, or all heads of a bank's folder; none for None.
 
     Args:
-        head: `latest` is the newest folder of this pair under `outputs`.
+        head: `latest` are the heads of the newest training for this pair under `outputs`.
         warp: that of decoding; a head that was trained under another one is named in the log.
         any_draft: whether a head may have been trained for another draft.
 
@@ -39,7 +39,7 @@ def find_heads(head: str | None, pair: Pair, outputs: Path, warp: Warp, any_draf
     """
     if head is None:
         return {}
-    where = latest_head(outputs, pair) if head == "latest" else os.path.expanduser(head)
+    where = latest_head(outputs, pair).parent if head == "latest" else os.path.expanduser(head)
     folders: dict[str, Path | str] = {
         path.parent.name: path.parent
         for path in sorted(Path(where).glob("*/config.json"))
