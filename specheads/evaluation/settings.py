@@ -71,8 +71,8 @@ class Evaluation(Warped):
     max_new_tokens: PositiveCount = setting(512, "longest response, in tokens", config="${data.max_new_tokens}")
     head: Text | None = setting(
         "latest",
-        "a folder of a head or of several, a hub id, latest (those of the newest training for this pair in paths.outputs), or null "
-        "for rules without a head",
+        "a folder of a head or of several, a hub id, latest (those of the newest training for this pair in paths.outputs), or "
+        "null for rules without a head",
     )
     any_draft: Flag = setting(False, "true: accept heads that were trained for another draft, or for another state of it, too")
     calibrate: Flag = setting(
