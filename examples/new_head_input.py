@@ -29,9 +29,8 @@ def main(folder: Path, num_prompts: int = 60) -> specheads.AcceptanceHead:
     pair, source = specheads.load_pair("nano"), NanoSource(num_prompts, 10, 10)
     generation = Generation(max_new_tokens=32, max_prompt_tokens=128)
     data = generate_data(pair, source, generation, folder / "data")
-    settings = specheads.HeadTraining(
-        head={"inputs": [*DEFAULT_INPUTS["next_token"], "second_share"]}, trainer={"max_epochs": 2}, calibration=None
-    )
+    inputs = [*DEFAULT_INPUTS["next_token"], "second_share"]
+    settings = specheads.HeadTraining(heads="lookahead", head={"inputs": inputs}, trainer={"max_epochs": 2}, calibration=None)
     texts = specheads.GeneratedData(data, list(source.load(pair.chats)), generation.limits)
     head = specheads.load_head(specheads.train_heads(pair, texts, settings, run=folder / "run").folder)
     rule = specheads.stopping.HeadThreshold(head)

@@ -29,7 +29,7 @@ FILLED = {
     '"mini"': '"nano"',
     "outputs/head/<date_time>/heads/next_token-d3-r1": "head",
     "NanoSource(200, 50, 50), Generation()": "NanoSource(8, 4, 4), Generation(max_new_tokens=12)",
-    'HeadTraining(head={"depth": 3})': 'HeadTraining(head={"depth": 3}, trainer={"max_epochs": 1}, calibration=None)',
+    'HeadTraining(heads="lookahead")': 'HeadTraining(heads="lookahead", trainer={"max_epochs": 1}, calibration=None)',
     "Evaluation(num_prompts=32)": "Evaluation(num_prompts=2, num_dev_prompts=2, num_live_prompts=1, max_new_tokens=8)",
     "specheads.Distillation()": 'specheads.Distillation(trainer={"max_epochs": 1}, num_dev_prompts=2)',
 }

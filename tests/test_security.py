@@ -183,7 +183,7 @@ def test_exports_name_the_commits_of_both_models(from_hub, tmp_path):
     expected = {
         role: {"id": f"somebody/{role}", "revision": revisions[role], "commit": commit} for role, commit in COMMITS.items()
     }
-    (spec,) = HeadTraining(warp=Warp()).specs(from_hub)
+    (spec,) = HeadTraining(heads="lookahead", warp=Warp()).specs(from_hub)
     head = AcceptanceHead(spec.config)
     folder = save_head(head, tmp_path / "head", torch.randn(4, head.config.input_size))
     written = json.loads((folder / "config.json").read_text())

@@ -197,6 +197,7 @@ def test_a_trained_head_is_evaluated_on_rows_that_it_never_saw(folder, nano, mon
     """Training names its prompts, calibration adds those that it read, and an evaluation on their file leaves both out."""
     small = ["model=nano", *FILE, *COUNTS[:3], "data.max_new_tokens=8"]
     head = [
+        "heads=lookahead",
         "trainer.max_epochs=1",
         "trainer.accelerator=cpu",
         "head.depth=0",

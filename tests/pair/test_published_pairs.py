@@ -90,7 +90,7 @@ def test_heads_are_trained_for_a_pair_of_these_shapes(folders, tmp_path):
     rows.write_text("".join(json.dumps({"instruction": f"{n} {n + 1}"}) + "\n" for n in range(3, 15)))
     pair = [f"model={name}", f"model.draft={draft}", f"model.target={target}", "model.dtype=float32"]
     data = ["data=alpaca", f"data.path={rows}", "data.template='{instruction}'", "data.max_new_tokens=8"]
-    done = run(tmp_path, "train.py", *pair, *data, "trainer.max_epochs=1", "head.depth=1", "calibration=null")
+    done = run(tmp_path, "train.py", *pair, *data, "trainer.max_epochs=1", "heads=lookahead", "head.depth=1", "calibration=null")
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"pair {name}: draft {draft} (" in done.stdout + done.stderr
     (head,) = heads(tmp_path)

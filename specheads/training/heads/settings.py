@@ -143,7 +143,12 @@ class HeadTraining(Training):
             UserError: a key without a value, the same head twice, a head that cannot be built.
         """
         if self.heads not in KINDS:
-            return [spec for part in self.kinds() for spec in part.specs(pair)]
+            try:
+                return [spec for part in self.kinds() for spec in part.specs(pair)]
+            except UserError as error:
+                if "head.inputs" not in str(error):
+                    raise
+                raise UserError(f"{error} With heads=both inputs must suit both kinds; heads=lookahead trains one.") from None
         choices = self._choices()
         if empty := [key for key, values in choices.items() if not values]:
             raise UserError(f"{empty[0]}=[] names no value; give one, or several.")
