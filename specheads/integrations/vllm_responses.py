@@ -29,13 +29,14 @@ ON_A_CPU = {  # environment variables of vLLM, where the user has not set them
 
 
 ROUNDS, TURNS, UNSTEADY = 12, 6, 2  # timed rounds of a way in a row, how often, and those that follow another way
+LARGEST_UNUSED = 100  # rounds of a way that are not timed, until there seems to be no end
 
 
 def lines_of(python: str, content: dict[str, Any], log_path: Path) -> Generator[dict[str, Any]]:
     """Yield the lines of a process that an interpreter runs on a request file with `content`; it ends with the iterator.
 
     Raises:
-        UserError: at the last line. Whoever has all lines that were expected asks for no more.
+        UserError: the process ended, and one more line was asked for.
     """
     from specheads.errors import UserError  # not for the process, which is without specheads
 
@@ -131,7 +132,7 @@ def time_rounds(content: dict[str, Any], out: Any) -> None:
     for length, watched in ways * TURNS:
         if head is not None:
             drafter.stopping = head if watched else None
-        left, skipped = ROUNDS, UNSTEADY
+        left, skipped, unused = ROUNDS, UNSTEADY, 0
         while left:
             if (at_once := engine.get_num_unfinished_requests()) < max(1, 0.75 * content["at_once"]):
                 for _ in range(content["at_once"] - at_once):
@@ -141,7 +142,9 @@ def time_rounds(content: dict[str, Any], out: Any) -> None:
             tokens = sum(len(output.outputs[0].token_ids) for output in engine.step())
             seconds = time.perf_counter() - start
             if skipped:
-                skipped -= 1
+                skipped, unused = skipped - 1, unused + 1
+                if unused > LARGEST_UNUSED:
+                    raise RuntimeError("almost every round reads a prompt; give prompts with longer responses, or fewer at once")
                 continue
             left -= 1
             for each, value in zip(taken[length, watched], (seconds, drafting, tokens, at_once), strict=True):

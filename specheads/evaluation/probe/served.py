@@ -18,6 +18,7 @@ import torch
 from specheads.decoding.responses import ResponseLimits
 from specheads.decoding.step_costs import RuleCosts
 from specheads.decoding.step_times import TARGET, VERIFIED, StepTimes, step_costs
+from specheads.errors import UserError
 from specheads.evaluation.probe.prediction import HEAD, LiveCheck, Overheads
 from specheads.heads.config import HeadConfig
 from specheads.heads.head import AcceptanceHead, save_head
@@ -104,7 +105,7 @@ def served_rounds(
     weights, `width` wide, watches every other turn, if specheads is installed next to vLLM.
 
     Raises:
-        UserError: vLLM cannot load a model of the pair.
+        UserError: vLLM would run in several processes, or cannot load a model of the pair.
     """
     greedy = warp.greedy or not torch.cuda.is_available()
     law = {"temperature": 0.0} if greedy else {"temperature": warp.temperature, "top_k": warp.top_k, "top_p": warp.top_p}
@@ -115,6 +116,12 @@ def served_rounds(
     speculative = {"method": "draft_model", "model": resolve(pair.draft_id), "num_speculative_tokens": max(SERVED), **drafts}
     model = {"max_num_seqs": at_once, **server.model_of(pair, requests)}
     model["max_model_len"] += max(SERVED)
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+        if model.get(name, 1) != 1:
+            raise UserError(
+                f"serving=vllm times rounds inside one process of vLLM, but vllm.options has {name}={model[name]}; leave it out, "
+                "and probe a pair that one device holds."
+            )
     found = dict[Way, Mapping[str, Any]]()
     with TemporaryDirectory() as temporary:
         head = AcceptanceHead(HeadConfig(pair.draft_lm.hidden_size, width=width, vocab_size=pair.vocab_size))

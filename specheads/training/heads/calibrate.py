@@ -84,7 +84,8 @@ def compared(
     """Return how the forms of a calibration compare with the predictions as they are, or with an `earlier` calibration.
 
     On the prompts that it was fitted on, a calibration looks better than it is, so each half of the prompts gets that of the
-    other. The calibration error of each half is computed separately, because their calibrations err in opposite directions.
+    other. The calibration error of each half is computed separately, because their calibrations err in opposite directions. That
+    makes it a little larger than one over all prompts, which favours the head as it is.
 
     Args:
         logits, accepted, furthest: (n,) of drafted tokens, see `IndexCalibration.fit`.

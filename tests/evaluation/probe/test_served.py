@@ -87,3 +87,9 @@ def test_a_trial_asks_vllm_twice(nano, tmp_path, monkeypatch):
     assert model["max_num_seqs"] == 2 and model["dtype"] == "float16" and model["max_model_len"] == 3 + 12 + max(SERVED)
     assert model["speculative_config"]["num_speculative_tokens"] == max(SERVED) and "speculative_config" not in alone["model"]
     assert drafting["requests"][1]["params"]["temperature"] == 0 and drafting["requests"][1]["ids"] == [4]
+
+
+def test_several_processes_are_refused(nano, tmp_path):
+    server = Server("python9", partial(model_of, settings=Generation(vllm_options={"tensor_parallel_size": 2})))
+    with pytest.raises(UserError, match="inside one process of vLLM, but vllm.options has tensor_parallel_size=2; leave it out"):
+        served_rounds(nano, [[1, 2, 3]], Warp(0.0), ResponseLimits(max_new_tokens=12), 1, 16, server, tmp_path)
