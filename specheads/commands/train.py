@@ -137,9 +137,9 @@ def _information(known: "Information") -> Iterator[str]:
     ranked = sorted(known.explained.items(), key=lambda item: -item[1].value)
     for name, share in ranked[:MOST_SHOWN]:
         yield f"  {name} explains {share.value:.1%} [{share.low:.1%}, {share.high:.1%}] of that"
-    if len(known.over_logistic) > 1:
+    if any(more.low > 0 for more in known.over_logistic.values()):
         yield f"the head that knows most: {next(name for name, _ in ranked if name in known.over_logistic)}"
-    if not any(more.low > 0 for more in known.over_logistic.values()):
+    else:
         yield (
             "no head clearly knows more than the free logistic: train on more prompts (data.num_train=) or for more epochs "
             "(trainer.max_epochs=), or decode without a head (specheads evaluate head=null)"

@@ -31,12 +31,13 @@ def test_few_heads_are_all_shown_in_their_order(number, tmp_path, capsys):
     places = [text.index(f"{name} ") for name in heads.names]
     assert places == sorted(places) and "draft probability" in text and "more are in" not in text
     assert "0.600 nats of uncertainty, 0.200 noise, 0.400 knowable" in text and "head-0 explains 30.0%" in text
-    assert "no head clearly knows more" not in text
+    assert "no head clearly knows more" not in text and "the head that knows most: head-0" in text
 
 
 def test_a_head_that_knows_no_more_than_the_confidence_is_said_to(tmp_path, capsys):
     _print_heads(trained(1, tmp_path, low=-0.01))
-    assert "no head clearly knows more than the free logistic: train on more prompts" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "no head clearly knows more than the free logistic: train on more prompts" in text and "knows most" not in text
 
 
 def test_of_very_many_heads_the_best_are_shown_and_the_others_counted(tmp_path, capsys):
