@@ -87,9 +87,9 @@ def _is_counted(report: Report) -> bool:
 
 
 def winners_at(data_set: DataSet, ratio: str | None) -> list[Winner]:
-    """Return the winners at a ratio: those that a decoder could use, the fastest first, then the bounds."""
+    """Return the winners at a ratio: those that a decoder could use, the fastest on dev prompts first, then the bounds."""
     winners = [row for row in data_set.winners if row.ratio == ratio]
-    return sorted(winners, key=lambda row: (row.bound, -row.speedup.value))
+    return sorted(winners, key=lambda row: (row.bound, -row.dev_speedup))
 
 
 def is_trusted(report: Report, ratio: str) -> bool:

@@ -55,6 +55,9 @@ def _winners(replayed: RecordedSet, outcome: Outcome, ratio: str, speeds: Sequen
     lengths = [number for number, candidate in enumerate(outcome.candidates) if candidate.family == FIXED]
     chosen.insert(1, (f"{FIXED} in hindsight", max(lengths, key=lambda number: speeds[number][0])))
     named = [(family, number, outcome.candidates[number]) for family, number in chosen]
+    uncharged = {
+        number: outcome.cost_table.speedup_uncharged(replayed.counts[number], resamples, rule, ratio) for _, number, rule in named
+    }
     return [
         Winner(
             family=family,
@@ -67,6 +70,7 @@ def _winners(replayed: RecordedSet, outcome: Outcome, ratio: str, speeds: Sequen
             dev_speedup=float(outcome.speeds[ratio][number]),
             head_share=outcome.cost_table.head_share(rule, ratio),
             break_even=outcome.cost_table.break_even(replayed.counts[number], resamples, rule, ratio, fixed),
+            gain_uncharged=None if (speed := uncharged[number]) is None else interval(speed / fixed),
             **(rule_fields(rule) | {"bound": rule.bound or family != rule.family}),
         )
         for family, number, rule in named

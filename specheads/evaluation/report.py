@@ -117,6 +117,7 @@ class Winner(RuleFields):
     dev_speedup: float = 0.0  # the speed-up on dev prompts, by which families are compared
     head_share: float | None = None  # the cost of its head as a share of a draft step; the speed-up counts it
     break_even: Interval | None = None  # the share at which it would be as fast as the best fixed length
+    gain_uncharged: Interval | None = None  # the gain if its head cost nothing; None without a head
 
 
 @dataclass(frozen=True)

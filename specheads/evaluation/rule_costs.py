@@ -79,18 +79,25 @@ class CostTable:
         seconds = self.of(rule, ratio).seconds(counts.drafted, counts.rounds)
         return (resamples @ counts.tokens) / (resamples @ seconds) / (self.alone if ratio == MEASURED else 1.0)
 
+    def speedup_uncharged(self, counts: Counts, resamples: np.ndarray, rule: _Costed, ratio: str) -> np.ndarray | None:
+        """Return the speed-up (R,) if the rule's head cost nothing, as SpecDec++ counts; None where `head_share` is None."""
+        if self.head_share(rule, ratio) is None:
+            return None
+        costs = replace(self.costs[ratio], round_seconds=self.of(rule, ratio).round_seconds)
+        seconds = resamples @ costs.seconds(counts.drafted, counts.rounds)
+        return (resamples @ counts.tokens) / seconds / (self.alone if ratio == MEASURED else 1.0)
+
     def break_even(self, counts: Counts, resamples: np.ndarray, rule: _Costed, ratio: str, fixed: np.ndarray) -> Interval | None:
         """Return the share of a draft step at which a head's rule would be as fast as the best fixed length.
 
         `fixed` (R,) are the speed-ups of the best fixed length. None for a rule without a head, or without draft steps.
         """
-        drafted = resamples @ counts.drafted
-        if self.head_share(rule, ratio) is None or not drafted.all():
+        drafted, uncharged = resamples @ counts.drafted, self.speedup_uncharged(counts, resamples, rule, ratio)
+        if uncharged is None or not drafted.all():
             return None
-        costs = self.costs[ratio]
-        without = replace(costs, round_seconds=self.of(rule, ratio).round_seconds).seconds(counts.drafted, counts.rounds)
-        allowed = (resamples @ counts.tokens) / (fixed * (self.alone if ratio == MEASURED else 1.0))
-        return interval((allowed - resamples @ without) / drafted / costs.draft_seconds)
+        # What the fixed length takes for as many tokens, less what the rule takes without its head.
+        spare = (resamples @ counts.tokens) / (self.alone if ratio == MEASURED else 1.0) * (1 / fixed - 1 / uncharged)
+        return interval(spare / drafted / self.costs[ratio].draft_seconds)
 
     def for_prompts(self, rule: _Costed, num_prompts: int) -> list[StepCosts]:
         """Return the measured costs of a rule on each of the first prompts, from rounds of other prompts if there are enough."""

@@ -11,6 +11,7 @@ from rich.table import Table as RichTable
 from specheads.evaluation.candidates import FIXED
 from specheads.evaluation.conclusions import (
     Shown,
+    best,
     change,
     counted_text,
     is_trusted,
@@ -32,7 +33,7 @@ class Cell:
     text: str | None
     key: float | str | None = None
     limits: str | None = None
-    tag: str | None = None  # a short remark; the rows of a first cell that is the best, the fastest or a bound look different
+    tag: str | None = None  # a short remark; the rows of a first cell that is the best or a bound look different
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,9 @@ def _named(text: str, tag: str | None = None) -> Cell:
     return Cell(text, text, tag=tag)
 
 
-def _setting(row: LiveRow | BatchRow, fastest: LiveRow | BatchRow | None = None) -> Cell:
-    """Return the name of a setting that was decoded."""
-    return _named(row.name, "fastest" if row is fastest else None if row.lossless else "lossy")
+def _setting(row: LiveRow | BatchRow, best: str | None = None) -> Cell:
+    """Return the name of a setting that was decoded; `best` is that of the one that dev prompts chose."""
+    return _named(row.name, "best" if row.name == best else None if row.lossless else "lossy")
 
 
 def _number(value: float | None, digits: int) -> Cell:
@@ -105,9 +106,9 @@ def _at(report: Report, ratio: str, ending: str = "") -> str:
 
 
 def winners_table(report: Report, data_set: DataSet, ratio: str) -> Table:
-    """Return the best rule of each family on a data set at a ratio."""
-    winners = winners_at(data_set, ratio)
-    top = next((row for row in winners if not row.bound), None)
+    """Return the best rule of each family on a data set at a ratio; the best of all on dev prompts is marked."""
+    winners, trusted = winners_at(data_set, ratio), is_trusted(report, ratio)
+    top = next((row for row in winners if trusted and not row.bound), None)
 
     def tag(row: Winner) -> str | None:
         return "best" if row is top else "bound" if row.bound else "baseline" if row.family == FIXED else None
@@ -121,17 +122,17 @@ def winners_table(report: Report, data_set: DataSet, ratio: str) -> Table:
         "speed-up": lambda row: estimate_cell(times, row.speedup),
         "over best fixed": lambda row: gain(change, row, row.gain),
         "of gap to ceiling": lambda row: gain(percent, row, row.gap_ceiling),
-        "of gap to oracle": lambda row: gain(percent, row, row.gap_oracle),
+        "were its head free": lambda row: gain(change, row, row.gain_uncharged),
         "head’s cost": lambda row: _cost(row.head_share),
         "break-even": lambda row: estimate_cell(percent, row.break_even),
     }
     caption = f"{data_set.name}, {_at(report, ratio, ': the best of each family')}"
-    return Table.of(caption, columns, winners, doubtful=not is_trusted(report, ratio))
+    return Table.of(caption, columns, winners, doubtful=not trusted)
 
 
 def live_table(report: Report) -> Table:
-    """Return measured speeds next to those that the costs predict."""
-    fastest = max((row for row in report.live if row.lossless), key=lambda row: row.speedup.value, default=None)
+    """Return measured speeds next to those that the costs predict; the setting that dev prompts chose is marked."""
+    chosen = None if report.doubts else report.recommended
 
     def predicted(row: LiveRow, value: float | None) -> Cell:
         error = "" if value is None else minus(f"({value / row.tokens_per_second.value - 1:+.1%})").replace("%", "\u00a0%")
@@ -143,7 +144,7 @@ def live_table(report: Report) -> Table:
         return replace(_number(row.acceptance_rate, 2), limits=limits)
 
     columns: dict[str, Callable[[LiveRow], Cell]] = {
-        "setting": lambda row: _setting(row, fastest),
+        "setting": lambda row: _setting(row, chosen),
         "tok/s": lambda row: estimate_cell(_speed, row.tokens_per_second),
         "speed-up": lambda row: estimate_cell(times, row.speedup),
         "by costs": lambda row: predicted(row, row.predicted_tokens_per_second),
@@ -161,10 +162,9 @@ def live_table(report: Report) -> Table:
 
 
 def batch_table(report: Report, batches: BatchTable) -> Table:
-    """Return what batches of one size decoded; the setting with the highest throughput is marked."""
-    fastest = max((row for row in batches.rows if row.lossless), key=lambda row: row.tokens_per_second)
+    """Return what batches of one size decoded."""
     columns: dict[str, Callable[[BatchRow], Cell]] = {
-        "setting": lambda row: _setting(row, fastest),
+        "setting": _setting,
         "tok/s in all": lambda row: _number(row.tokens_per_second, 1),
         "over target": lambda row: Cell(f"{row.over_alone:.2f}×", row.over_alone),
         "tok/s of a request": lambda row: _number(row.request_tokens_per_second, 1),
@@ -178,14 +178,18 @@ def batch_table(report: Report, batches: BatchTable) -> Table:
 
 
 def bank_table(report: Report, ratio: str) -> Table:
-    """Return the heads of the bank at a ratio, the fastest first, with the KL divergence of their predictions in nats."""
-    heads = sorted(report.bank, key=lambda row: -row.speedup[ratio].value)
+    """Return the heads of the bank at a ratio, the fastest first, with the KL divergence of their predictions in nats.
+
+    The one that was the fastest on dev prompts is marked.
+    """
+    heads, trusted = sorted(report.bank, key=lambda row: -row.speedup[ratio].value), is_trusted(report, ratio)
+    chosen = next((best(winners_at(each, ratio), head=True) for each in report.data_sets if each.role == "test"), None)
 
     def divergence(name: str) -> Callable[[BankRow], Cell]:
         return lambda row: _number(row.kl[name], 4)
 
     columns: dict[str, Callable[[BankRow], Cell]] = {
-        "head": lambda row: _named(row.head, "best" if row is heads[0] else None),
+        "head": lambda row: _named(row.head, "best" if trusted and chosen is not None and row.head == chosen.head else None),
         "speed-up": lambda row: estimate_cell(times, row.speedup[ratio]),
         "head’s cost": lambda row: _cost(row.head_share.get(ratio)),
         "break-even": lambda row: estimate_cell(percent, row.break_even.get(ratio)),
@@ -194,7 +198,7 @@ def bank_table(report: Report, ratio: str) -> Table:
         "ECE": lambda row: _number(row.ece, 4),
     }
     columns |= {f"KL {name}": divergence(name) for name in heads[0].kl}
-    return Table.of(f"Heads, {_at(report, ratio)}", columns, heads, sorted_by=1, doubtful=not is_trusted(report, ratio))
+    return Table.of(f"Heads, {_at(report, ratio)}", columns, heads, sorted_by=1, doubtful=not trusted)
 
 
 SEPARATOR = 2  # columns of the terminal between two columns of a table

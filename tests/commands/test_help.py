@@ -176,7 +176,7 @@ def test_a_bracket_or_quote_that_is_not_closed_gets_no_more_quotes(word):
 
 
 def test_hydra_has_the_same_state_afterwards():
-    help_text("data_gen", ["seed=5"])  # which no other test composes
+    help_text("data_gen", ["generation.seed=5"])  # which no other test composes
     assert not GlobalHydra.instance().is_initialized()
     with pytest.raises(HydraException):
         help_text("data_gen", ["model=nope"])

@@ -21,7 +21,7 @@ from specheads.evaluation.conclusions import key_findings, main_data_set, ratios
 from specheads.evaluation.page.document import html_of
 from specheads.evaluation.page.figures import figures_of
 from specheads.evaluation.report import MEASURED, DataSet, Report
-from specheads.evaluation.tables import bank_table
+from specheads.evaluation.tables import bank_table, live_table, winners_table
 
 FOLDER = resources.files("specheads.evaluation.page")
 CHROMIUM, CHROMEDRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -199,6 +199,31 @@ def test_the_table_of_heads_shows_their_costs_and_where_they_break_even(report):
     assert [row[even].text for row in shown.rows] == ["12\u00a0%"] * len(report.bank)
     bare = bank_table(replace(report, bank=[replace(row, break_even={}) for row in report.bank]), "10")
     assert {row[even].text for row in bare.rows} == {None}
+
+
+def marked(table):
+    return [row[0].text for row in table.rows if row[0].tag == "best"]
+
+
+def test_the_setting_that_dev_prompts_chose_is_marked_and_not_the_fastest_in_hindsight(report):
+    data = report.data_sets[1]
+    order = sorted((row for row in data.winners if row.ratio == "10" and not row.bound), key=lambda row: row.speedup.value)
+    slow, fast = order[0], order[-1]
+    heads = [row for row in order if row.head]
+    swap = {id(slow): 9.0, id(fast): 0.1, id(heads[0]): 8.0}  # on dev prompts it was the other way round
+    winners = [replace(row, dev_speedup=swap.get(id(row), row.dev_speedup)) for row in data.winners]
+    bank = [report.bank[0], replace(report.bank[1], head=heads[0].head)]
+    other = replace(report, doubts=[], data_sets=[report.data_sets[0], replace(data, winners=winners)], bank=bank)
+    assert marked(winners_table(other, other.data_sets[1], "10")) == [slow.family]
+    assert marked(bank_table(other, "10")) == [heads[0].head]
+    slowest = min((row for row in report.live if row.lossless), key=lambda row: row.speedup.value).name
+    assert marked(live_table(replace(other, recommended=slowest))) == [slowest]
+
+
+def test_figures_in_doubt_have_no_winner(report):
+    doubted = replace(report, doubts=["busy"])
+    tables = [winners_table(doubted, doubted.data_sets[1], MEASURED), bank_table(doubted, MEASURED), live_table(doubted)]
+    assert [marked(table) for table in tables] == [[], [], []]
 
 
 def test_an_empty_report_is_a_page_too():

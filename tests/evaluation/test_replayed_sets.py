@@ -105,6 +105,11 @@ def test_a_head_at_its_break_even_is_as_fast_as_the_best_fixed_length(ratio, sha
     assert head.head_share == pytest.approx(share) and winners[FIXED].head_share is winners[FIXED].break_even is None
     assert head.break_even.low < head.break_even.value < head.break_even.high
     assert (head.gain.value > 1) == (share < head.break_even.value)
+    without = next(
+        w for w in data_set(table, replace(outcome, cost_table=FREE)).winners if (w.family, w.ratio) == ("head", ratio)
+    )
+    assert head.gain_uncharged.value == pytest.approx(without.gain.value) and without.gain.value > head.gain.value
+    assert winners[FIXED].gain_uncharged is None
     even = head.break_even.value
     priced = replace(FREE, head_shares={"mine": even}, measured_heads={"mine": 0.001 * even})
     winners = data_set(table, replace(outcome, cost_table=priced)).winners
