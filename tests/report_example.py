@@ -184,7 +184,7 @@ def _batches(size: int) -> BatchTable:
     for name, family, speed in (
         ("target alone", "target", 1.0),
         ("fixed K=3", "fixed_length", 1.4),
-        ("load-<aware>", "load-aware", 1.5),
+        ("head <deep> 0.5", "head_threshold", 1.5),
     ):
         ratio = 1 + (speed - 1) / size**0.5
         rows.append(

@@ -12,9 +12,8 @@ from typing import Any
 
 from specheads.decoding.drafting import Autoregressive, Drafting, check_pairing
 from specheads.decoding.engine import Engine, make_engine
-from specheads.decoding.load_aware import LengthPolicy
 from specheads.decoding.records import CHAIN, Generation
-from specheads.decoding.rounds import ChainRounds, RoundParts, TargetRounds
+from specheads.decoding.rounds import RoundParts, TargetRounds
 from specheads.decoding.rows import Prompt, Row, RowsDecoder, StopTokens, checked_stop_tokens, checked_window
 from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold, StoppingRule
@@ -79,7 +78,6 @@ class Decoder:
         max_new_tokens: int = 256,
         seeds: Sequence[int] | None = None,
         stop_tokens: StopTokens = None,
-        policy: LengthPolicy | None = None,
     ) -> Iterator[tuple[int, Generation]]:
         """Yield `(number, generation)` for each prompt as its response ends, which is not the order of `prompts`.
 
@@ -91,18 +89,15 @@ class Decoder:
             max_batch: rows of KV memory, which are allocated once for each number.
             seeds: one for each prompt, which are then read at once; default 0 for all.
             max_new_tokens, stop_tokens: as for `generate`.
-            policy: decides by the load how many tokens all rows draft, in place of a stopping rule. Then a row's tokens depend on
-                the number of its neighbours; their distribution does not.
 
         Raises:
-            UserError: a choice that decodes one prompt at a time, or that goes with no policy; or, after the others have ended,
-                prompts that failed.
+            UserError: a choice that decodes one prompt at a time; or, after the others have ended, prompts that failed.
         """
         check("max_batch", max_batch, PositiveCount)
-        rows = self.single if max_batch == 1 and policy is None else self._batch_of(max_batch, policy)
+        rows = self.single if max_batch == 1 else self._batch_of(max_batch)
         return rows.generate(prompts, max_new_tokens, seeds, checked_stop_tokens(stop_tokens))
 
-    def _batch_of(self, num_rows: int, policy: LengthPolicy | None) -> RowsDecoder:
+    def _batch_of(self, num_rows: int) -> RowsDecoder:
         """Return what decodes several prompts together."""
         raise NotImplementedError
 
@@ -220,28 +215,19 @@ class SpeculativeDecoder(Decoder):
             self._memories[most] = self._memory(most, 1)
         parts = RoundParts(self.pair, self.engines, self.stopping, self.verification, self.warp, self._memories[most])
         self.single = RowsDecoder(self.pair, self.drafting.rounds(parts))
-        self._batch_key: Any = None  # what the batch was made for: rows, and a policy's longest draft
-        self._batch: RowsDecoder
+        self._batch: RowsDecoder | None = None  # it has memory for one number of rows at a time
 
     def _memory(self, most: int, num_rows: int) -> DraftMemory:
         draft = self.pair.draft_lm
         return DraftMemory(most, draft.vocab_size, draft.probs_dtype, self.draft_engine.lm.device, num_rows)
 
-    def _batch_of(self, num_rows: int, policy: LengthPolicy | None) -> RowsDecoder:
-        longest = None if policy is None else max(1, policy.max_tokens)
-        if self._batch_key != (num_rows, longest):
-            stopping = self.stopping if longest is None else FixedLength(longest)
+    def _batch_of(self, num_rows: int) -> RowsDecoder:
+        if self._batch is None or self._batch.num_rows != num_rows:
             engines = self._engines_of(num_rows)
-            most = max(LEAST_DRAFTED, engines[0].padded(stopping.max_tokens + 1) - 1)
+            most = max(LEAST_DRAFTED, engines[0].padded(self.stopping.max_tokens + 1) - 1)
             memory = self._memory(most, num_rows + 1)
-            rounds = self.drafting.rounds(RoundParts(self.pair, engines, stopping, self.verification, self.warp, memory))
-            if longest is not None:
-                assert isinstance(rounds, ChainRounds)
-                rounds.prepare_for_policy()
-            self._batch, self._batch_key = RowsDecoder(self.pair, rounds), (num_rows, longest)
-        if policy is not None:
-            assert isinstance(self._batch.rounds, ChainRounds)
-            self._batch.rounds.policy = policy
+            parts = RoundParts(self.pair, engines, self.stopping, self.verification, self.warp, memory)
+            self._batch = RowsDecoder(self.pair, self.drafting.rounds(parts))
         return self._batch
 
     def _engines_of(self, num_rows: int) -> list[Engine]:
@@ -262,11 +248,9 @@ class Baseline(Decoder):
         self._engine_name = engine if isinstance(engine, str) else "auto"
         self.engine = make_engine(engine, pair.target_lm, checked_window(pair, window)) if isinstance(engine, str) else engine
         self.single = RowsDecoder(pair, TargetRounds(pair.target_id, self.engine, self.warp))
-        self._batch: RowsDecoder | None = None  # it has memory for one number of rows at a time
+        self._batch: RowsDecoder | None = None
 
-    def _batch_of(self, num_rows: int, policy: LengthPolicy | None) -> RowsDecoder:
-        if policy is not None:
-            raise UserError("a policy on the load decides how much is drafted; the target alone drafts nothing.")
+    def _batch_of(self, num_rows: int) -> RowsDecoder:
         if self._batch is None or self._batch.num_rows != num_rows:
             engine = make_engine(self._engine_name, self.pair.target_lm, self.engine.capacity, num_rows=num_rows + 1)
             self._batch = RowsDecoder(self.pair, TargetRounds(self.pair.target_id, engine, self.warp))

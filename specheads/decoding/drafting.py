@@ -152,9 +152,9 @@ class _SingleDrafter(Drafter):
         state = ChainState(self._going, self.state)
         self._engine.warm_up(self.step, PENDING, self._memory.indices[0], uniform, ends, state)
 
-    def draft(self, rows: Sequence[Row], ends: Tensor, most: int) -> None:
+    def draft(self, rows: Sequence[Row], ends: Tensor) -> None:
         row, memory = rows[0], self._memory
-        uniforms, most, count = row.draft_uniforms, min(most, row.most_drafted), 0
+        uniforms, most, count = row.draft_uniforms, min(self.rule.max_tokens, row.most_drafted), 0
         tokens, state = self._unread(row), ChainState(self._going, self.state)
         while count < most:
             if tokens.shape[1] == 1 and self._engine.repeats(self.step):
@@ -203,8 +203,8 @@ class _RowsDrafter(Drafter):
 
         self._step.warm_up(inputs, [ends, *tree_leaves(state), *self._memory.buffers()])
 
-    def draft(self, rows: Sequence[Row], ends: Tensor, most: int) -> None:
-        state, drafting = ChainState(self._going, self.state), []
+    def draft(self, rows: Sequence[Row], ends: Tensor) -> None:
+        state, most, drafting = ChainState(self._going, self.state), self.rule.max_tokens, []
         for row in rows:
             row.drafted, row.num_draft_calls = [], 0
             if min(row.most_drafted, most) > 0:

@@ -9,17 +9,14 @@ from torch import Tensor
 
 from specheads.decoding.clock import Clock, Mark
 from specheads.decoding.engine import Engine, ForwardOutput
-from specheads.decoding.load_aware import LengthPolicy
 from specheads.decoding.records import Round
 from specheads.decoding.rows import Rounds, Row
-from specheads.decoding.step_inputs import DraftMemory, HostNumbers, PromptReader, RowsStep, with_rows
+from specheads.decoding.step_inputs import DraftMemory, HostNumbers, RowsStep, with_rows
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.verification import TokenVerification
 from specheads.decoding.verifier import ChainVerifier, VerifyStep
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, has_nan
-
-STEP_TOKENS = 8  # the most tokens of a row that a draft step reads; more are read before it, without logits
 
 
 class _TargetStep:
@@ -51,10 +48,9 @@ class RoundParts(NamedTuple):
 class TargetRounds(Rounds):
     """One token of the target, or of another model that decodes alone, for each row."""
 
-    def __init__(self, model_id: str, engine: Engine, warp: Warp, numbers: int = 1) -> None:
-        """`numbers`: uniform numbers that a round takes from a row; the last one draws the token."""
+    def __init__(self, model_id: str, engine: Engine, warp: Warp) -> None:
         super().__init__((engine,))
-        self._model_id, self._numbers, step = model_id, numbers, _TargetStep(warp)
+        self._model_id, step = model_id, _TargetStep(warp)
         self._single = engine.num_rows == 1
         self.step: Any = engine.compiled_step(step) if self._single else RowsStep(engine, step)
         self._last = HostNumbers((1, 1), engine.lm.device)
@@ -75,7 +71,7 @@ class TargetRounds(Rounds):
         else:
             starts = [len(row.committed) - 1 for row in rows]
             flat = self.step.flat([row.place for row in rows], [row.committed[-1:] for row in rows], starts)
-            uniform = np.array([[row.verify_uniforms.number() for _ in range(self._numbers)][-1] for row in rows])
+            uniform = np.array([row.verify_uniforms.number() for row in rows])
             packed = self.step(flat, [uniform])
         rounds = []
         for row, (token, nan) in zip(rows, packed.tolist(), strict=False):  # what follows filled the step up
@@ -101,8 +97,8 @@ class Drafter:
         new = self.rule.start_prompt(len(rows), self._engine.lm.device)
         self.state = new if self._engine.num_rows == 1 else with_rows(self.state, [row.place for row in rows], new)
 
-    def draft(self, rows: Sequence[Row], ends: Tensor, most: int) -> None:
-        """Draft up to `most` tokens after the committed ones of each row, into the row, and their distributions into memory."""
+    def draft(self, rows: Sequence[Row], ends: Tensor) -> None:
+        """Draft up to the rule's most tokens for each row, into the row, and their distributions into memory."""
         raise NotImplementedError
 
     def keep(self, row: Row, num_accepted: int) -> None:
@@ -111,19 +107,11 @@ class Drafter:
 
 
 class ChainRounds(Rounds):
-    """Chains, and one verification for those of all rows.
-
-    A policy may let rows go without drafts. Such a round is one of the target alone, and the draft reads a prompt before it first
-    drafts after it, which may be never.
-    """
-
-    policy: LengthPolicy | None = None  # decides how many tokens are drafted; see `prepare_for_policy`
+    """Chains, and one verification for those of all rows."""
 
     def __init__(self, parts: RoundParts, drafter: Drafter) -> None:
         super().__init__(parts.engines)
-        self._pair, self._warp, target, memory = parts.pair, parts.warp, parts.engines[0], parts.memory
-        self._late_reader: PromptReader | None = None  # the draft's, if a policy may let it wait
-        self._alone: TargetRounds | None = None  # rounds in which a policy drafts nothing
+        self._pair, target, memory = parts.pair, parts.engines[0], parts.memory
         self.drafter, self.memory, self._memory = drafter, memory, memory
         if target.lm.device != memory.probs.device:
             lm = target.lm
@@ -133,18 +121,9 @@ class ChainRounds(Rounds):
         self._counts = HostNumbers((2, target.num_rows), memory.probs.device)  # drafted and accepted tokens
         self._outcome = self._counts.tensor.unbind()
 
-    def prepare_for_policy(self) -> None:
-        """Let a `policy` decide from now on, before the first warm-up."""
-        *self.readers, self._late_reader = self.readers
-        self._alone = TargetRounds(self._pair.target_id, self.engines[0], self._warp, numbers=2)  # two, as a verification
-
     def warm_up(self, ends: Tensor) -> None:
         self.drafter.warm_up(ends)
         self.verifier.warm_up()
-        if self._late_reader is not None:
-            self._late_reader.warm_up()
-        if self._alone is not None:
-            self._alone.warm_up(ends)
 
     def start(self, rows: Sequence[Row]) -> None:
         self.drafter.start(rows)
@@ -159,27 +138,10 @@ class ChainRounds(Rounds):
 
     def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[Round], Mark]:
         drafter = self.drafter
-        most = drafter.rule.max_tokens
-        if self.policy is not None:
-            most = min(most, self.policy.length(len(rows), sum(len(row.committed) for row in rows)))
-            if self._alone is not None and not (most and any(row.most_drafted > 0 for row in rows)):
-                return self._alone.take(rows, ends, clock)
-            if most:
-                self._catch_up([row for row in rows if row.most_drafted > 0])
         drafter.state = drafter.rule.start_round(drafter.state)
-        drafter.draft(rows, ends, most)
+        drafter.draft(rows, ends)
         drafted = clock.mark()
         return self._verified(rows), drafted
-
-    def _catch_up(self, rows: Sequence[Row]) -> None:
-        """Let the draft read what a step would have to read beyond a few tokens: a prompt, or tokens of rounds without drafts."""
-        late, reader = [row for row in rows if len(row.committed) - row.num_read > STEP_TOKENS], self._late_reader
-        if not late or reader is None:
-            return
-        starts = [row.num_read if reader.continues else 0 for row in late]
-        reader.read([row.place for row in late], [row.committed[at:-1] for row, at in zip(late, starts, strict=True)], starts)
-        for row in late:
-            row.num_read = len(row.committed) - 1
 
     def _verified(self, rows: Sequence[Row]) -> list[Round]:
         """Return each row's round; the rules learn of it."""

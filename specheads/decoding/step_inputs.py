@@ -145,24 +145,19 @@ class PromptReader:
 
     def warm_up(self) -> None:
         """Prepare the engine."""
-        if self.continues:
+        if self._together:
             self._step.warm_up(lambda example: (example.zeros(example.num_rows),))
 
     @property
-    def continues(self) -> bool:
-        """Whether texts need not begin at the start of their rows."""
+    def _together(self) -> bool:
         return self._engine.num_rows > 1 and self._engine.reads_rows_together
 
-    def read(self, rows: Sequence[int], texts: Sequence[Sequence[int]], starts: Sequence[int] | None = None) -> None:
-        """Read texts of at least one token into rows of the memory.
-
-        Args:
-            starts: positions of the first tokens, up to which rows have been read; None: all are 0. Others need `continues`.
-        """
+    def read(self, rows: Sequence[int], texts: Sequence[Sequence[int]]) -> None:
+        """Read texts of at least one token into rows of the memory, from their beginning."""
         groups: list[list[int]] = []  # numbers of texts that are read in one step
-        starts, size = starts or [0] * len(rows), TOGETHER
-        for number, (text, start) in enumerate(zip(texts, starts, strict=True)):
-            if not self.continues or (len(text) > LONG and not start):
+        size = TOGETHER
+        for number, text in enumerate(texts):
+            if not self._together or len(text) > LONG:
                 tokens = torch.tensor([text], device=self._engine.lm.device)
                 if self._engine.num_rows == 1:
                     self._engine.read_prompt(tokens)
@@ -175,8 +170,7 @@ class PromptReader:
                 size = len(text)
             groups[-1].append(number)
         for group in groups:
-            chosen, begins = [texts[number] for number in group], [starts[number] for number in group]
-            flat = self._step.flat([rows[number] for number in group], chosen, begins)
+            flat = self._step.flat([rows[number] for number in group], [texts[number] for number in group], [0] * len(group))
             self._step(flat, [flat.last])
 
 

@@ -1,37 +1,34 @@
 """The batches of an evaluation: the reported prompts, decoded in as many rows at once as `concurrency` says.
 
-Fixed lengths and policies on the load are chosen and fitted on a recording of dev prompts. Settings take turns, so that a slow
-minute slows all of them.
+The fixed length of a size is the one that decodes dev prompts fastest. Settings take turns, so that a slow minute slows all of
+them.
 """
 
 import logging
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from specheads.decoding.decoder import Baseline, SpeculativeDecoder
 from specheads.decoding.engine.cuda_graph import GraphEngine
-from specheads.decoding.load_aware import MAX_TOKENS, LoadAware, LoadCosts
-from specheads.decoding.load_costs import measured_load_costs
 from specheads.decoding.records import DecodeStats, Generation
-from specheads.evaluation.candidates import FIXED, LOAD_AWARE, TARGET_ALONE, Candidate, fixed_length
+from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate
 from specheads.evaluation.decode import best_of_kinds, open_journal
 from specheads.evaluation.intervals import interval, milliseconds, resample_counts
-from specheads.evaluation.replayed_sets import Outcome, counts_of, survival
+from specheads.evaluation.replayed_sets import Outcome
 from specheads.evaluation.report import BatchRow, BatchTable, rule_fields
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.sweep import Sweep, response_seed
 from specheads.forecast import progress
-from specheads.replay.recording import Recording
 from specheads.storage.journal import Entry, Journal
 
 logger = logging.getLogger(__name__)
 
 REQUESTS_PER_ROW = 2  # at least; rows then take other prompts while their neighbours decode
+LONGEST_FIXED = 8  # tokens: the drafts of a batch end together, so longer ones do not pay
 
 _DecodeBatch = Callable[..., Iterator[tuple[int, Generation]]]  # it takes prompts, rows, the longest response, seeds
 _Advance = Callable[[int], Any]  # is called with the number of responses that are done
@@ -65,8 +62,7 @@ class BatchRun:
 def decode_batches(setup: Setup, outcome: Outcome) -> list[BatchTable]:
     """Return a table for every number of rows.
 
-    Each has the target alone, the best fixed length for this size, the best rules with and without a head, and the policy that
-    knows the load. The last and fixed lengths are fitted and chosen on dev prompts at the measured costs of steps in rows.
+    Each has the target alone, the best fixed length for this size, and the best rules with and without a head.
     """
     evaluation = setup.settings
     decoded = setup.prompts.decoded
@@ -76,50 +72,30 @@ def decode_batches(setup: Setup, outcome: Outcome) -> list[BatchTable]:
     for size, made in requests.items():
         how = f"because {len(prompts)} prompts are too few for them: they are repeated, each time with another seed"
         logger.info("batches of %d: %d requests, %s", size, len(made), "each prompt once" if len(made) == len(prompts) else how)
-    lengths = [each.rule.max_tokens for each in outcome.candidates if each.family == FIXED and each.rule]
-    costs = _load_costs(setup, max(requests), max(*lengths, MAX_TOKENS))
-    dev = outcome.sets[0].recording
-    shared = [*(rule for rule in best_of_kinds(outcome) if rule.family != FIXED), load_aware(dev, costs)]
-    settings = {size: [TARGET_ALONE, best_fixed(dev, costs, lengths, size), *shared] for size in requests}
+    fixed = sorted((each for each in outcome.candidates if each.family == FIXED and each.rule), key=lambda each: each.value or 0)
+    lengths = [each for each in fixed if each.value is not None and each.value <= LONGEST_FIXED] or fixed[:1]
+    shared = [rule for rule in best_of_kinds(outcome) if rule.family != FIXED]
+    settings = {size: [TARGET_ALONE, best_fixed(setup, lengths, size), *shared] for size in requests}
     total = evaluation.repeats * sum(len(settings[size]) * len(made) for size, made in requests.items())
     logger.info("batches: %d responses of at most %d tokens, into %s", total, evaluation.max_new_tokens, setup.run_folder)
     tables = []
     with progress("decoding batches", total) as advance:
         for size, made in requests.items():
-            policy_lengths = [setting.policy and setting.policy.max_tokens for setting in settings[size]]
-            decided = {"settings": [setting.name for setting in settings[size]], "longest": policy_lengths, "rows": size}
-            journal = open_journal(setup, f"batches-{size}", decided | {"costs": asdict(costs)}, decoded.prompts)
+            decided = {"settings": [setting.name for setting in settings[size]], "rows": size}
+            journal = open_journal(setup, f"batches-{size}", decided, decoded.prompts)
             runs = run_batches(Sweep(setup.pair, evaluation, setup.window), settings[size], made, size, journal, advance)
             tables.append(BatchTable(size, len(made), batch_rows(settings[size], runs, decoded.groups)))
     return tables
 
 
-def _load_costs(setup: Setup, max_batch: int, max_tokens: int) -> LoadCosts:
-    """Return the measured costs of rounds; they are kept in the run, so that one that is resumed chooses no other settings."""
-    evaluation = setup.settings
-    journal = open_journal(setup, "batch-costs", {"rows": max_batch, "longest": max_tokens}, ())
-    if not journal.entries:
-        logger.info("costs of rounds: measured with up to %d rows and %d drafted tokens", max_batch, max_tokens)
-        ways = None, None, evaluation.verification, evaluation.warp, evaluation.engine, setup.window
-        journal.add(0, asdict(measured_load_costs(SpeculativeDecoder(setup.pair, *ways), max_batch, max_tokens)))
-    return LoadCosts(**journal.entries[0])
-
-
-def best_fixed(dev: Recording, costs: LoadCosts, lengths: Sequence[int], size: int) -> Candidate:
-    """Return the fixed length with the most tokens per second in `size` rows, as replayed on dev prompts, at these costs."""
-    middle = np.mean([len(prompt) for prompt in dev.prompts]) + float(dev.lengths.double().mean()) / 2  # positions of a row
-    rules = [fixed_length(length) for length in lengths]
-    speeds = [
-        counts.tokens.sum() / counts.target_calls.sum() / costs.round_seconds(size, length, round(size * middle))
-        for length, counts in zip(lengths, counts_of(dev, rules), strict=True)
-    ]
-    return rules[int(np.argmax(speeds))]
-
-
-def load_aware(dev: Recording, costs: LoadCosts) -> Candidate:
-    """Return the policy that knows the load, fitted on dev prompts."""
-    policy = LoadAware(costs, survival(dev, min(MAX_TOKENS, dev.max_tokens)))
-    return Candidate(LOAD_AWARE, LOAD_AWARE, None, None, policy=policy, rule_name="load_aware")
+def best_fixed(setup: Setup, lengths: Sequence[Candidate], size: int) -> Candidate:
+    """Return the fixed length that decodes dev prompts in `size` rows with the most tokens per second."""
+    dev = setup.prompts.dev.prompts
+    requests = [dev[number % len(dev)][1] for number in range(REQUESTS_PER_ROW * size)]
+    journal = open_journal(setup, f"batches-{size}-dev", {"settings": [each.name for each in lengths], "rows": size}, dev)
+    once = Sweep(setup.pair, setup.settings.but(repeats=1), setup.window)
+    speeds = [runs[0].tokens_per_second for runs in run_batches(once, lengths, requests, size, journal)]
+    return lengths[int(np.argmax(speeds))]
 
 
 def run_batches(
@@ -162,10 +138,7 @@ def _ready(sweep: Sweep, settings: Sequence[Candidate], requests: Sequence[Seque
     alone = Baseline(sweep.pair, sweep.settings.warp, sweep.settings.engine, sweep.window)
     decoders: list[_DecodeBatch] = []
     for setting in settings:
-        if setting.policy is not None:
-            decoders.append(partial(shared.generate_batch, policy=setting.policy))
-        else:
-            decoders.append((shared.with_stopping(setting.live) if setting.live else alone).generate_batch)
+        decoders.append((shared.with_stopping(setting.live) if setting.live else alone).generate_batch)
     captures = isinstance(shared.target_engine, GraphEngine)
     for decode in decoders:
         _decoded(sweep, decode, requests if captures else requests[:size], size, 0)

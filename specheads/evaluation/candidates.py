@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
-from specheads.decoding.load_aware import LengthPolicy
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping import FixedLength, StoppingRule
 from specheads.decoding.verification import BlockVerification, VerificationRule
@@ -21,7 +20,7 @@ from specheads.heads.head import AcceptanceHead
 from specheads.replay.replay import GROUND_TRUTH, Ceiling, RecordedHead, recorded_head
 
 FIXED, CEILING, ORACLE = "fixed_length", "ceiling", "oracle"
-TARGET, LOAD_AWARE = "target", "load-aware"  # further ways to decode batches
+TARGET = "target"
 OF_VERIFICATION = "of_verification"  # the family of a verification rule's own stopping rule
 CEILING_THRESHOLDS = [round(0.05 * step, 2) for step in range(1, 20)]
 MADE_UP_FIT = SimpleNamespace(  # acceptable values in place of those that are fitted, while nothing is recorded
@@ -75,7 +74,7 @@ def check_rules(choices: Rules) -> None:
 
 @dataclass(frozen=True)
 class Candidate(RuleFields):
-    """One way to decode: a stopping rule with its numbers, a policy, or the target alone, which has neither."""
+    """One way to decode: a stopping rule with its numbers, or the target alone, which has none."""
 
     family: str  # a rule's name, TARGET, OF_VERIFICATION, or the name of another verification rule
     name: str
@@ -84,7 +83,6 @@ class Candidate(RuleFields):
     parameters: Mapping[str, Any] = field(default_factory=dict)
     ratio: str | None = None  # the cost ratio that it was fitted to; None: it suits all
     verification: VerificationRule | None = None  # None: that of the evaluation
-    policy: LengthPolicy | None = None  # chooses lengths by the load of batches; then there is no rule
 
     @property
     def value(self) -> float | None:

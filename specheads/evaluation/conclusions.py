@@ -5,7 +5,7 @@ from math import inf
 from typing import NamedTuple
 
 from specheads.decoding.records import LARGEST_DRIFT, REMEDY
-from specheads.evaluation.candidates import FIXED, LOAD_AWARE, TARGET
+from specheads.evaluation.candidates import FIXED, TARGET
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.report import COUNTED, MEASURED, ROUNDS, DataSet, Information, Report, Winner
 
@@ -236,18 +236,12 @@ def live_texts(report: Report) -> list[str]:
 
 
 def _batch_findings(report: Report) -> list[str]:
-    """Return up to which size of batches speculation pays here, and what the load-aware policy makes of the best other setting.
-
-    Both are of the tokens of all requests per second, of settings that keep the output distribution.
-    """
-    pays, fails, changes = list[str](), list[str](), list[str]()
+    """Return up to which size of batches speculation pays here, by all requests' tokens per second of lossless settings."""
+    pays, fails = list[str](), list[str]()
     for table in report.batches:
         rows = sorted((row for row in table.rows if row.lossless), key=lambda row: -row.tokens_per_second)
         first = next(row for row in rows if row.family != TARGET)
         (pays if first.over_alone > 1 else fails).append(f"{table.concurrency} ({first.over_alone:.2f}×, {first.name})")
-        other = next(row for row in rows if row.family != LOAD_AWARE)
-        for aware in (row for row in rows if row.family == LOAD_AWARE):
-            changes.append(f"{signed(aware.tokens_per_second / other.tokens_per_second)}\u00a0% with {table.concurrency}")
     if not pays and not fails:
         return []
     text = f"In batches, the best setting is faster than the target alone with {', '.join(pays)} requests at once"
@@ -255,4 +249,4 @@ def _batch_findings(report: Report) -> list[str]:
         text = f"In batches, no setting is faster than the target alone: {', '.join(fails)} requests at once"
     elif fails:
         text += f", but not with {', '.join(fails)}"
-    return [f"{text}." + (f" Over the best other setting, {LOAD_AWARE} makes {', '.join(changes)}." if changes else "")]
+    return [f"{text}."]

@@ -93,7 +93,7 @@ class Evaluation(Warped):
     concurrency: tuple[PositiveCount, ...] = setting(
         (),
         "how many prompts are decoded at once, each number for a table by itself, for example [1,4,16,64]: by the target alone, "
-        "the best fixed length for that size, the best rules of the live evaluation, and a policy that knows the load",
+        "the best fixed length for that size, and the best rules of the live evaluation",
     )
     engine: EngineName = setting("auto", "how models are run: auto (the fastest here), eager, compiled or cuda_graph")
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from specheads.decoding.clock import Clock, Mark
 from specheads.decoding.decoder import Decoder
 from specheads.decoding.engine import Engine, make_engine
-from specheads.decoding.load_aware import LengthPolicy
 from specheads.decoding.records import CHAIN, Round
 from specheads.decoding.rounds import ChainRounds, Drafter, RoundParts
 from specheads.decoding.rows import Rounds, Row, RowsDecoder, checked_window
@@ -162,9 +161,11 @@ class _BeamChains(Drafter):
     def warm_up(self, ends: Tensor) -> None:
         self.search.warm_up()
 
-    def draft(self, rows: Sequence[Row], ends: Tensor, most: int) -> None:
+    def draft(self, rows: Sequence[Row], ends: Tensor) -> None:
         (row,) = rows
-        draft = self.search.draft(row.committed, self.state, min(row.most_drafted, most), row.draft_uniforms, ends)
+        draft = self.search.draft(
+            row.committed, self.state, min(row.most_drafted, self.rule.max_tokens), row.draft_uniforms, ends
+        )
         row.num_drafted, row.num_draft_calls = len(draft), draft.num_draft_calls
         self.state, _, _ = self.search.after([])
         if draft.nan:  # verification tells the model by it
@@ -202,7 +203,7 @@ class BlockSearch(Decoder):
         search_engine = make_engine(engine, pair.target_lm, window, Beam(beams).most_read(block))
         self.single = RowsDecoder(pair, _SearchRounds(pair, search_engine, block, beams, warp or Warp()))
 
-    def _batch_of(self, num_rows: int, policy: LengthPolicy | None) -> RowsDecoder:
+    def _batch_of(self, num_rows: int) -> RowsDecoder:
         raise UserError("BlockSearch decodes one prompt at a time; use max_batch=1.")
 
 

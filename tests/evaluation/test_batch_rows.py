@@ -22,7 +22,7 @@ MIDDLE = run(2.0, (0.1, [(2, 0.9)]), (0.2, [(2, 0.3)]))
 
 
 def test_the_numbers_of_rows_are_those_computed_by_hand():
-    settings = [TARGET_ALONE, Candidate("load-aware", "fast", None, None)]
+    settings = [TARGET_ALONE, Candidate("head_threshold", "fast", None, None)]
     alone, fast = batch_rows(settings, [[SLOW, SLOW], [FAST, MIDDLE]], ["a", "b"])
     assert (alone.tokens_per_second, alone.over_alone, alone.tokens_per_round) == (1.0, 1.0, 1.0)
     assert fast.tokens_per_second == (4 + 2) / 2  # the median of two runs

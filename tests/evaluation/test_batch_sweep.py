@@ -4,23 +4,16 @@ import pytest
 from fakes import tiny_pair
 
 from specheads import SpeculativeDecoder, Warp
-from specheads.decoding.load_aware import LengthPolicy
 from specheads.evaluation import batches
 from specheads.evaluation.batches import run_batches
-from specheads.evaluation.candidates import TARGET_ALONE, Candidate, fixed_length
+from specheads.evaluation.candidates import TARGET_ALONE, fixed_length
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.sweep import Sweep, response_seed
 from specheads.storage.journal import Journal
 
-
-class Always(LengthPolicy):
-    def length(self, num_requests, positions):
-        return self.max_tokens
-
-
 PROMPTS = [[1, 2, 3], [4], [5, 6, 0]]
 FIXED = fixed_length(2)
-SETTINGS = [TARGET_ALONE, FIXED, Candidate("load-aware", "policy", None, None, policy=Always(3))]
+SETTINGS = [TARGET_ALONE, FIXED, fixed_length(3)]
 
 
 def run(*kept, repeats=2):

@@ -1,6 +1,7 @@
 """Batches that an evaluation decodes: settings chosen on dev prompts, runs that are kept, tables."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,8 +10,9 @@ from jsonschema import Draft202012Validator
 from rich.console import Console
 
 from specheads import AcceptanceHead, HeadConfig, UserError, papers, verification
-from specheads.decoding.load_aware import LoadCosts
 from specheads.evaluation import batches, report_files
+from specheads.evaluation.batches import best_fixed
+from specheads.evaluation.candidates import fixed_length
 from specheads.evaluation.evaluate import evaluate
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.report_files import print_report
@@ -18,24 +20,10 @@ from specheads.evaluation.settings import Evaluation, RecordingSettings
 
 SMALL = {"num_prompts": 4, "num_dev_prompts": 3, "max_new_tokens": 8, "fixed_lengths": (1, 3), "thresholds": (0.4,)}
 LIVE = {"num_live_prompts": 3, "record": RecordingSettings(num_samples=2), "engine": "eager", "ratios": (10,)}
-COSTS = LoadCosts((1, 2), [[0.01 + 0.001 * n for n in range(9)], [0.01 + 0.006 * n for n in range(9)]])
 
 
 @pytest.fixture
-def measured_rows(monkeypatch):
-    """The numbers of rows that costs were asked for; the costs are made up."""
-    asked = []
-
-    def measured(decoder, max_batch, max_tokens):
-        asked.append(max_batch)
-        return COSTS
-
-    monkeypatch.setattr(batches, "measured_load_costs", measured)
-    return asked
-
-
-@pytest.fixture
-def call(small_pair, tmp_path, measured_rows):
+def call(small_pair, tmp_path):
     """A function that evaluates a head, or none, with some settings."""
     torch.manual_seed(0)
     config = HeadConfig(small_pair.draft_lm.hidden_size, 0)
@@ -50,29 +38,27 @@ def call(small_pair, tmp_path, measured_rows):
     return run
 
 
-def test_batches_of_every_size_are_decoded_reported_and_kept(call, measured_rows, tmp_path, monkeypatch, caplog):
+def test_batches_of_every_size_are_decoded_reported_and_kept(call, tmp_path, monkeypatch, caplog):
     caplog.set_level("INFO")
     report = call(concurrency=(1, 2, 2), repeats=2)
-    assert measured_rows == [2]
     assert [(table.concurrency, table.num_requests) for table in report.batches] == [(1, 3), (2, 4)]
     for table in report.batches:
-        assert [row.family.split()[0] for row in table.rows] == ["target", "fixed_length", "head_threshold", "load-aware"]
-        assert table.rows[-1].name == "load-aware" and all(row.lossless for row in table.rows)
+        assert [row.family.split()[0] for row in table.rows] == ["target", "fixed_length", "head_threshold"]
+        assert all(row.lossless for row in table.rows)
         assert (table.rows[0].over_alone, table.rows[0].speedup.value, table.rows[0].tokens_per_round) == (1, 1, 1)
         assert all(row.tokens_per_second > 0 and row.token_ms["p50"] <= row.token_ms["p99"] for row in table.rows)
     assert "3 prompts are too few for them: they are repeated, each time with another seed" in caplog.text
-    assert f"batches: {2 * 4 * (3 + 4)} responses of at most 8 tokens" in caplog.text
-    assert caplog.text.index("batches: 56 responses") < caplog.text.index("batches of 1: ready after")
+    assert f"batches: {2 * 3 * (3 + 4)} responses of at most 8 tokens" in caplog.text
 
     paths = {path.name: path for path in report_files.write_report(report, tmp_path / "written")}
     content = json.loads(paths["report.json"].read_text())
     schema = json.loads((report_files.Path(report_files.__file__).parent / "report.schema.json").read_text())
     Draft202012Validator(schema).validate(content)
-    assert len(content["batches"][1]["rows"]) == 4
+    assert len(content["batches"][1]["rows"]) == 3
     console = Console(record=True, width=80)
     print_report(report, console)
     text = console.export_text()
-    assert "2 at once: 4 requests" in text and "load-aware" in text
+    assert "2 at once: 4 requests" in text
     start = text.index("1 at once")
     assert all(len(line) <= 80 and "…" not in line for line in text[start:].splitlines())
 
@@ -80,23 +66,38 @@ def test_batches_of_every_size_are_decoded_reported_and_kept(call, measured_rows
     monkeypatch.setattr("specheads.evaluation.decode.is_resumed", lambda folder: True)
     journal = tmp_path / "run" / "batches-2.jsonl"
     lines = journal.read_text().splitlines(keepends=True)
-    assert len(lines) == 1 + 2 * 4
+    assert len(lines) == 1 + 2 * 3
     journal.write_text("".join(lines[:4]) + lines[4][: len(lines[4]) // 2])
     again = call(concurrency=(1, 2, 2), repeats=2)
-    assert measured_rows == [2]
     assert again.batches[0] == report.batches[0]
     assert again.batches[1].rows[0].tokens_per_round == 1
-    assert journal.read_text().splitlines(keepends=True)[:4] == lines[:4] and len(journal.read_text().splitlines()) == 9
+    assert journal.read_text().splitlines(keepends=True)[:4] == lines[:4] and len(journal.read_text().splitlines()) == 7
 
 
 def test_batches_without_a_head(call):
     (table,) = call(with_head=False, concurrency=(2,)).batches
-    assert [row.name for row in table.rows] == ["target alone", table.rows[1].name, "load-aware"]
+    assert [row.name for row in table.rows] == ["target alone", table.rows[1].name]
     assert all(row.lossless and row.tokens_per_second > 0 for row in table.rows)
 
 
-def test_a_report_without_concurrency_has_no_batches(call, measured_rows):
-    assert call(with_head=False).batches == () and measured_rows == []
+@pytest.mark.parametrize(("speeds", "chosen"), [((5.0, 9.0, 7.0), "fixed K=3"), ((5.0, 9.0, 11.0), "fixed K=6")])
+def test_the_fixed_length_of_a_size_is_the_fastest_on_dev_prompts(monkeypatch, speeds, chosen):
+    asked = []
+
+    def made(sweep, settings, requests, size, journal):
+        asked.append((requests, size, sweep.settings.repeats))
+        return [[SimpleNamespace(tokens_per_second=speed)] for speed in speeds]
+
+    monkeypatch.setattr(batches, "run_batches", made)
+    monkeypatch.setattr(batches, "open_journal", lambda *arguments: None)
+    dev = SimpleNamespace(prompts=[("a", [1]), ("b", [2]), ("c", [3])])
+    setup = SimpleNamespace(prompts=SimpleNamespace(dev=dev), settings=Evaluation(repeats=3), pair=None, window=9)
+    assert best_fixed(setup, [fixed_length(length) for length in (1, 3, 6)], 2).name == chosen
+    assert asked == [([[1], [2], [3], [1]], 2, 1)]
+
+
+def test_a_report_without_concurrency_has_no_batches(call, tmp_path):
+    assert call(with_head=False).batches == () and not list(tmp_path.rglob("batches*"))
 
 
 @pytest.mark.parametrize(

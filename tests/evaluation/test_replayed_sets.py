@@ -6,18 +6,21 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from fakes import tiny_pair
 
-from specheads import stopping
+from specheads import Warp, stopping
 from specheads.decoding.step_costs import RuleCosts, StepCosts
 from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, ORACLE_BOUND, Candidate
 from specheads.evaluation.replayed_rows import _gap, data_set, reliability, text_samples
-from specheads.evaluation.replayed_sets import Outcome, RecordedSet
+from specheads.evaluation.replayed_sets import Outcome, RecordedSet, survival
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.rule_costs import CostTable
 from specheads.heads.metrics import calibration
+from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay.cost import CostFit
-from specheads.replay.recording import Recording
+from specheads.replay.recording import Recorder, Recording, load_recording
 from specheads.replay.replay import Counts, RecordedHead, Replayed
+from specheads.replay.response_tree import RecordSettings
 
 NUM_PROMPTS = 20
 RULE = stopping.FixedLength(2)
@@ -249,3 +252,15 @@ def test_a_calibrated_head_is_reported_raw_and_calibrated(recording, predicts, e
     calibrated = torch.where(index > 0, logits - 1, 2 * logits)
     for name, values in (("mine", logits), ("mine, calibrated", calibrated)):
         assert np.dot(curves[name].share, curves[name].predicted) == pytest.approx(torch.sigmoid(values).mean().item())
+
+
+def of_six_prompts(pair, folder):
+    prompts = [(Prompt(str(number), "dev", "a"), [number, 1]) for number in range(6)]
+    settings = RecordSettings(num_samples=2, max_tokens=8)
+    return load_recording(Recorder(pair, Warp(), ResponseLimits(12), settings, 0, folder).record([prompts])[0])
+
+
+def test_the_survival_of_drafts_is_that_of_dev_prompts(tmp_path):
+    assert survival(of_six_prompts(tiny_pair(7, scale=2.0, same=True), tmp_path / "same"), 5) == [1.0] * 5
+    shares = survival(of_six_prompts(tiny_pair(7, scale=2.0), tmp_path / "other"), 8)
+    assert len(shares) == 8 and shares == sorted(shares, reverse=True) and 0 < shares[0] < 1

@@ -1,8 +1,6 @@
 """A row of a batch emits what a decoder for one prompt emits, and a replay has the rounds of decoding, on random cases."""
 
 import hashlib
-import itertools
-import operator
 import tempfile
 from pathlib import Path
 
@@ -30,7 +28,6 @@ from specheads import SpeculativeDecoder, UserError, Warp, generate_baseline
 from specheads.decoding import stopping
 from specheads.decoding.decoder import Baseline
 from specheads.decoding.drafting import Autoregressive
-from specheads.decoding.load_aware import LoadAware, LoadCosts
 from specheads.decoding.verification import VerificationRule
 from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay.head_scores import add_predictions, head_fingerprint
@@ -90,33 +87,6 @@ def test_rows_of_the_target_alone_emit_what_each_prompt_does_alone(case, max_bat
     ]
     rows = dict(target.generate_batch(texts, max_batch, case.max_new_tokens, numbers, case.stop_tokens))
     assert [rows[number].tokens.tolist() for number in range(len(texts))] == [one.tokens.tolist() for one in alone]
-
-
-# --- policies on the load
-
-
-rising = st.lists(st.floats(0.01, 3), min_size=6, max_size=6).map(lambda seconds: list(itertools.accumulate(seconds)))
-costs = st.builds(LoadCosts, st.just((1, 2, 3, 4)), st.lists(rising, min_size=4, max_size=4))
-survivals = st.lists(probabilities(0.05), min_size=4, max_size=4).map(
-    lambda shares: list(itertools.accumulate(shares, operator.mul))
-)
-policies = st.builds(LoadAware, costs, survivals, st.integers(1, 5))
-
-
-@tries(0.5)
-@given(cases([("chain", "token"), ("chain", "block")], st.just(Warp(temperature=0))), policies, st.integers(1, 4), st.data())
-def test_greedy_rows_under_a_policy_emit_the_targets_tokens(case, policy, max_batch, data):
-    texts, numbers = data.draw(several(case.vocab_size, case.window))
-    target = Baseline(case.pair, case.warp, "eager", case.window)
-    expected = [target.generate(text, case.max_new_tokens, 0, case.stop_tokens).tokens.tolist() for text in texts]
-    batch = case.decoder().generate_batch(texts, max_batch, case.max_new_tokens, numbers, case.stop_tokens, policy)
-    rows = dict(batch)
-    assert [rows[number].tokens.tolist() for number in range(len(texts))] == expected
-    for row in rows.values():
-        assert [token for record in row.rounds for token in record.tokens] == row.tokens.tolist()
-        for record in row.rounds:
-            assert record.num_drafted == record.num_accepted + record.num_discarded
-            assert len(record.tokens) <= record.num_accepted + 1 <= record.num_drafted + 1
 
 
 # --- replay
