@@ -1,0 +1,161 @@
+"""What heads gain at each temperature, with their cost and without, and how that follows from what they know.
+
+    specheads train warp.temperature=0.5 seed=0 && specheads evaluate warp.temperature=0.5 live=none  # for each seed
+    python benchmarks/gains.py outputs/evaluate/*/report.json [--keep gains] [--figure docs/information.png]
+
+Reads reports of `specheads evaluate`. Those with the same pair and warp are seeds of one setting: values are means over seeds, and
+intervals reach from the lowest end of a seed's interval over prompts to the highest. Rules were chosen on dev prompts.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.results import Column, Table, add_keep_option, text_of, write_result
+from specheads.evaluation.candidates import FIXED
+from specheads.evaluation.information import LOGISTIC
+
+Json = Mapping[str, Any]
+RATIO, OTHERS = "10", ("5", "20")
+LOOK_AHEAD, PAPER = "look-ahead head", "paper's head"
+KINDS = {"next_token": LOOK_AHEAD, "input_token": PAPER}  # by the beginning of a head's name
+COLUMNS = [Column(name) for name in ("pair", "warp", "prompts")] + [
+    *(Column(f"{name}, nats", "fixed:3") for name in ("knowable", "noise")),
+    *(Column(f"{name} knows", "percent") for name in (LOOK_AHEAD, LOGISTIC, PAPER)),
+    *(Column(f"{LOOK_AHEAD} gains at {ratio}", "signed_percent") for ratio in (RATIO, *OTHERS)),
+    Column("were it free", "signed_percent"),
+    Column(f"{LOGISTIC} gains", "signed_percent"),
+    Column(f"{PAPER} gains", "signed_percent"),
+    Column("were it free ", "signed_percent"),
+]
+
+
+class Point(NamedTuple):
+    """What a predictor knows on one set of prompts, and how much of the gap to the informed ceiling it closes."""
+
+    place: tuple[str, str, str]  # pair, warp, set of prompts
+    predictor: str
+    explained: Json  # of what is knowable
+    gap: Json | None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("reports", nargs="+", type=Path, help="report.json files")
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="draw what predictors know and the gap that they close")
+    add_keep_option(parser, "gains")
+    given = parser.parse_args()
+    reports = [json.loads(path.read_text()) for path in given.reports]
+    places: dict[tuple[str, str, str], list[Json]] = {}
+    for report in reports:
+        for data in report["data_sets"]:
+            if data["role"] == "test" and data["information"]:
+                places.setdefault((report["context"]["model"], _warp(report["context"]["warp"]), data["name"]), []).append(data)
+    gains = Table("gains", f"Gains over the best fixed length; target steps of {RATIO} draft steps", COLUMNS, list(_rows(places)))
+    points = [point for place, sets in places.items() for data in sets for point in _points(place, data)]
+    known = [(point.explained["value"], point.gap["value"]) for point in points if point.gap is not None]
+    relation = Table("relation", "What is known and the gap that it closes", *_relation(np.array(known)))
+    for table in (gains, relation):
+        print(f"\n{table.title}\n\n{text_of(table)}")
+    if given.figure:
+        _draw([point for point in points if point.gap is not None], given.figure)
+    seeds = sorted({report["context"]["seed"] for report in reports})
+    write_result("gains", [gains, relation], split=reports[0]["context"]["split"], seeds=seeds, keep=given.keep)
+
+
+def _warp(warp: Json) -> str:
+    limits = [f"{key.replace('_', '-')} {warp[key]:g}" for key, off in (("top_k", 0), ("top_p", 1)) if warp.get(key, off) != off]
+    return ", ".join([f"T = {warp['temperature']:g}", *limits])
+
+
+def _kind(name: str | None) -> str | None:
+    return next((kind for start, kind in KINDS.items() if (name or "").startswith(start)), None)
+
+
+def _best(data: Json, kind: str, ratio: str) -> Json | None:
+    """Return the winner at a ratio of a kind of head, or of the free logistic, that was fastest on dev prompts."""
+    winners = [row for row in data["winners"] if row["ratio"] == ratio and not row["bound"] and row["rule_name"] != FIXED]
+    if kind == LOGISTIC:
+        winners = [row for row in winners if row["head"] is None and row["rule_name"].startswith("logistic")]
+    else:
+        winners = [row for row in winners if _kind(row["head"]) == kind]
+    return max(winners, key=lambda row: row["dev_speedup"], default=None)
+
+
+def _mean(values: Sequence[Json | None]) -> Json | None:
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    mean = float(np.mean([value["value"] for value in known]))
+    return {"value": mean, "low": min(value["low"] for value in known), "high": max(value["high"] for value in known)}
+
+
+def _rows(places: Mapping[tuple[str, str, str], Sequence[Json]]) -> Iterator[list[Any]]:
+    for place, sets in places.items():
+        known = [data["information"] for data in sets]
+
+        def explained(kind: str, known: Sequence[Json] = known) -> Json | None:
+            named = [{_kind(name) or name: share for name, share in each["explained"].items()} for each in known]
+            return _mean([shares.get(kind) for shares in named])
+
+        def gain(kind: str, ratio: str = RATIO, key: str = "gain", sets: Sequence[Json] = sets) -> Json | None:
+            found = _mean([None if (row := _best(data, kind, ratio)) is None else row[key] for data in sets])
+            return found and {name: value - 1 for name, value in found.items()}
+
+        yield [
+            *place,
+            *(_mean([each[key] for each in known]) for key in ("knowable", "noise")),
+            *map(explained, (LOOK_AHEAD, LOGISTIC, PAPER)),
+            *(gain(LOOK_AHEAD, ratio) for ratio in (RATIO, *OTHERS)),
+            gain(LOOK_AHEAD, key="gain_uncharged"),
+            gain(LOGISTIC),
+            gain(PAPER),
+            gain(PAPER, key="gain_uncharged"),
+        ]
+
+
+def _points(place: tuple[str, str, str], data: Json) -> Iterator[Point]:
+    for name, share in data["information"]["explained"].items():
+        if (row := _best(data, _kind(name) or name, RATIO)) is not None:
+            yield Point(place, _kind(name) or name, share, row["gap_ceiling"])
+
+
+def _relation(known: np.ndarray) -> tuple[list[Column], list[list[Any]]]:
+    """Return the columns and the row of the line that fits points (N, 2) of shares: known, and of the gap."""
+    slope, offset = np.polyfit(known[:, 0], known[:, 1], 1)
+    errors = known[:, 1] - (slope * known[:, 0] + offset)
+    columns = [Column("points"), Column("correlation", "fixed"), Column("slope", "fixed"), Column("offset", "percent:1")]
+    columns += [Column("typical error", "percent:1")]
+    return columns, [[len(known), float(np.corrcoef(known.T)[0, 1]), float(slope), float(offset), float(errors.std())]]
+
+
+def _draw(points: Sequence[Point], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    for name, marker in ((LOOK_AHEAD, "o"), (PAPER, "s"), (LOGISTIC, "^")):
+        some = [point for point in points if point.predictor == name and point.gap is not None]
+        axes.scatter(
+            *zip(*((100 * each.explained["value"], 100 * each.gap["value"]) for each in some), strict=True),
+            s=18,
+            marker=marker,
+            label=name,
+            alpha=0.7,
+        )
+    axes.axline((0, 0), slope=1, color="grey", linewidth=0.8, linestyle="--")
+    axes.set_xlabel("explained of what can be known about acceptance, %")
+    axes.set_ylabel(f"of the gap from the best fixed length\nto the informed ceiling, % (ratio {RATIO})")
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+if __name__ == "__main__":
+    main()
