@@ -10,7 +10,7 @@ from sympy.solvers.simplex import linprog
 from specheads import verification
 from specheads.papers.biased import BiasedVerification
 from specheads.papers.theory.chains import Chains, every_draft, tokens_per_round
-from specheads.papers.theory.rounds import best_matching, most_tokens_per_round, tokens_after
+from specheads.papers.theory.rounds import best_matching, kept_worth, most_tokens_per_round, tokens_after
 
 
 def chains(seed=0, num_positions=5, vocab_size=3):
@@ -54,6 +54,23 @@ def test_no_lossless_rule_emits_more_than_block_verification(vocab_size, num_dra
     assert block == pytest.approx(most, abs=1e-12) and token < most - 1e-4
     assert block == pytest.approx(tokens_per_round(rules[1], known, num_drafted), abs=1e-12)
     assert 1 + best_matching(known, num_drafted) == pytest.approx(most_tokens_per_round(known, num_drafted), abs=1e-12)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_no_lossless_rule_keeps_any_text_more_often(count):
+    """Sun et al. 2024, lemmas 3 and 4: block verification keeps a text with probability `d p_i`, the most that is possible."""
+    known, block_rule = chains(7, 3, 2), verification.BlockVerification()
+    _, block = every_draft(known, 2)
+    draft, target = (each[:, :count] for each in block.drafted_probs())
+    for text in block.tokens[:, :count].unique(dim=0):
+        begins = (block.tokens[:, :count] == text).all(dim=1)
+        gains = torch.zeros(4, 2, dtype=torch.float64)
+        gains[begins, count - 1] = 1
+        row, ratio = begins.nonzero()[0].item(), 1.0
+        for place in range(count):
+            ratio = min(1.0, ratio * (target[row, place] / draft[row, place]).item())
+        expected = pytest.approx(draft[row].prod().item() * ratio, abs=1e-12)
+        assert kept_worth(block_rule, known, 2, gains) == expected and kept_worth(None, known, 2, gains) == expected
 
 
 def test_a_lossy_rule_is_no_part_of_the_programme():
