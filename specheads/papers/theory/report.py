@@ -17,6 +17,7 @@ from specheads.storage.files import write_json
 
 NUM_TEXTS = 20_000  # each has 50 tokens: a million
 NUM_DRAFTS = 20_000
+NUM_PROGRAMMES = 5  # models of each size whose linear programmes are solved
 
 
 def theory(out: str = "outputs/theory", seed: str = "0") -> str:
@@ -40,7 +41,7 @@ def theory(out: str = "outputs/theory", seed: str = "0") -> str:
         rejections.lower_bound(generator()),
         rejections.pareto_front(generator()),
         rounds.worked_example(),
-        rounds.verification_rules(generator()),
+        rounds.verification_rules(generator(), num_programmes=NUM_PROGRAMMES),
         rounds.joint_choice(generator()),
         stopping.thresholds(generator(), NUM_DRAFTS),
         stopping.greedy_oracle(),

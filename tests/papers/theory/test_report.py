@@ -16,6 +16,7 @@ PAPERS = Path(__file__).parents[3] / "benchmarks" / "papers.yaml"
 def small(monkeypatch):
     monkeypatch.setattr(report, "NUM_TEXTS", 2000)
     monkeypatch.setattr(report, "NUM_DRAFTS", 2000)
+    monkeypatch.setattr(report, "NUM_PROGRAMMES", 1)
 
 
 def test_claims_hold_and_are_those_of_the_papers(tmp_path, capsys):

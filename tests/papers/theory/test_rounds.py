@@ -1,11 +1,16 @@
 """Tokens per round by enumeration, and the order of the verification rules."""
 
+import itertools
+
 import pytest
 import torch
+from sympy import Matrix, Rational
+from sympy.solvers.simplex import linprog
 
 from specheads import verification
-from specheads.papers.theory.chains import Chains, tokens_per_round
-from specheads.papers.theory.rounds import most_tokens_per_round
+from specheads.papers.biased import BiasedVerification
+from specheads.papers.theory.chains import Chains, every_draft, tokens_per_round
+from specheads.papers.theory.rounds import best_matching, kept_worth, most_tokens_per_round, tokens_after
 
 
 def chains(seed=0, num_positions=5, vocab_size=3):
@@ -38,3 +43,98 @@ def test_one_token_is_accepted_as_often_as_the_models_overlap():
     known = chains(3)
     overlap = torch.minimum(known.target[0, 0], known.draft[0, 0]).sum().item()
     assert tokens_per_round(verification.TokenVerification(), known, 1) == pytest.approx(1 + overlap)
+
+
+@pytest.mark.parametrize(("vocab_size", "num_drafted"), [(2, 2), (2, 3), (3, 2)])
+def test_no_lossless_rule_emits_more_than_block_verification(vocab_size, num_drafted):
+    """Sun et al. 2024, theorem 2, by a linear programme in exact fractions."""
+    known = chains(7, num_drafted + 1, vocab_size)
+    rules = verification.TokenVerification(), verification.BlockVerification(), None
+    token, block, most = (tokens_after(rule, known, num_drafted, 1) for rule in rules)
+    assert block == pytest.approx(most, abs=1e-12) and token < most - 1e-4
+    assert block == pytest.approx(tokens_per_round(rules[1], known, num_drafted), abs=1e-12)
+    assert 1 + best_matching(known, num_drafted) == pytest.approx(most_tokens_per_round(known, num_drafted), abs=1e-12)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_no_lossless_rule_keeps_any_text_more_often(count):
+    """Sun et al. 2024, lemmas 3 and 4: block verification keeps a text with probability `d p_i`, the most that is possible."""
+    known, block_rule = chains(7, 3, 2), verification.BlockVerification()
+    _, block = every_draft(known, 2)
+    draft, target = (each[:, :count] for each in block.drafted_probs())
+    for text in block.tokens[:, :count].unique(dim=0):
+        begins = (block.tokens[:, :count] == text).all(dim=1)
+        gains = torch.zeros(4, 2, dtype=torch.float64)
+        gains[begins, count - 1] = 1
+        row, ratio = begins.nonzero()[0].item(), 1.0
+        for place in range(count):
+            ratio = min(1.0, ratio * (target[row, place] / draft[row, place]).item())
+        expected = pytest.approx(draft[row].prod().item() * ratio, abs=1e-12)
+        assert kept_worth(block_rule, known, 2, gains) == expected and kept_worth(None, known, 2, gains) == expected
+
+
+def test_a_lossy_rule_is_no_part_of_the_programme():
+    known, lossy = chains(7, 3, 2), BiasedVerification(0.2)
+    assert tokens_after(lossy, known, 2, 1) > tokens_after(None, known, 2, 1) + 1e-3
+
+
+def exact(num_positions, seed):
+    """Return chains of two tokens in fractions of 16, which float64 has exactly: target and draft by place and last token."""
+    counts = torch.randint(1, 16, (2, num_positions, 2), generator=torch.Generator().manual_seed(seed))
+    return Chains(*(torch.stack([each, 16 - each], dim=-1).double() / 16 for each in counts))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_programme_is_that_of_the_output_distribution(seed):
+    """Sun et al. 2024, equation 6: kept tokens, the sampled one, and what the target adds have the target's distribution.
+
+    The unknowns are the probabilities w(x, n, y) that x is drafted, n of its tokens are kept and y follows.
+    """
+    known, size = exact(3, seed), 2
+    texts = list(itertools.product(range(2), repeat=size))
+
+    def chance(model, text, start=0, last=0):
+        value = Rational(1)
+        for place, token in enumerate(text, start):
+            value *= Rational(model[place, last, token].item())
+            last = token
+        return value
+
+    unknowns = list(itertools.product(texts, range(size + 1), range(2)))
+    rows, totals = [], []
+    for text in texts:  # the draft's distribution
+        rows.append([int(drafted == text) for drafted, _, _ in unknowns])
+        totals.append(chance(known.draft, text))
+    for text in itertools.product(range(2), repeat=size + 1):  # the target's
+        row = []
+        for drafted, kept, token in unknowns:
+            begins = (*drafted[:kept], token) == text[: kept + 1]
+            row.append(chance(known.target, text[kept + 1 :], kept + 1, token) if begins else 0)
+        rows.append(row)
+        totals.append(chance(known.target, text))
+    costs = [-kept for _, kept, _ in unknowns]
+    both = Matrix([*rows, *([-each for each in row] for row in rows)])  # an equation as two inequalities
+    value, _ = linprog(costs, both, [*totals, *(-each for each in totals)])
+    assert 1 - float(value) == pytest.approx(tokens_after(None, known, size, 1), abs=1e-12)
+
+
+@pytest.mark.parametrize("rule", [verification.TokenVerification(), verification.BlockVerification()])
+def test_tokens_after_two_rounds_are_those_of_all_texts(rule):
+    """The same sum by the distribution of what a round emits: kept tokens and the next one."""
+    known = chains(2, 6, 2)
+    expected = 0.0
+    for length, text, chance in first_rounds(rule, known, 2):
+        expected += chance * (length + tokens_per_round(rule, known.after(length, text[-1]), 2))
+    assert tokens_after(rule, known, 2, 2) == pytest.approx(expected, abs=1e-9)
+
+
+def first_rounds(rule, known, num_drafted):
+    """Yield the length, the text and the probability of all that a first round can emit."""
+    probability, block = every_draft(known, num_drafted)
+    distribution = rule.distribution(block)
+    for row, tokens in enumerate(block.tokens.tolist()):
+        for kept in range(num_drafted + 1):
+            weights = distribution.next_probs(torch.full_like(block.lengths, kept))[row].double()
+            for token, share in enumerate((weights / weights.sum()).tolist()):
+                chance = probability[row] * distribution.length_probs[row, kept] * share
+                yield kept + 1, [*tokens[:kept], token], chance.item()
