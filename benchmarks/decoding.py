@@ -266,7 +266,7 @@ def _add_vllm(peers: _Peers, pair: Pair, setup: Mapping[str, Any], given: Namesp
     """Add vLLM from its environment: alone, with drafts of its draft model, and with the head on that."""
     if not can_import(given.vllm_python, "vllm"):
         peers.left_out.append(
-            "vLLM is left out: it needs an environment of its own (docs/measurements/speed.md); --vllm-python names it."
+            "vLLM is left out: it needs an environment of its own (benchmarks/README.md); --vllm-python names it."
         )
         return
     if pair.draft.get_output_embeddings().bias is not None:

@@ -2,9 +2,8 @@
 
     python benchmarks/render.py [--check]
 
-The text between `<!-- table: result/key -->` and `<!-- end -->` is replaced by a table. A block may show a part of a wide table:
-`<!-- table: result/key; columns: rule | gain at 10; rows: label=sampled | depth=3 -->`. `--check` writes nothing, names the
-tables that differ, and exits with 1 if there are any.
+The text between `<!-- table: result/key -->` and `<!-- end -->` is replaced by a table. `--check` writes nothing, names the tables
+that differ, and exits with 1 if there are any.
 """
 
 import argparse
@@ -24,7 +23,7 @@ DOCUMENTS = (
     *sorted(f"{PAGES}/{path.name}" for path in (ROOT / PAGES).glob("*.md") if path.stem != "archive"),
     "benchmarks/gpu/README.md",
 )
-BLOCK = re.compile(r"(<!-- table: ([\w-]+)/([\w-]+)(; [^\n]*?)? -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- table: ([\w-]+)/([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 # By name: (factor of the number, format of its sign, unit after it, default number of digits); `name:digits` sets the digits.
 FORMATS = {
     "fixed": (1, "", "", 2),
@@ -74,14 +73,13 @@ def render(text: str, results: Path) -> str:
     """Return a document with all its blocks filled."""
 
     def filled(block: re.Match) -> str:
-        lines = _table_lines(results, block[2], block[3], block[4])
-        return block[1] + "\n".join(lines) + "\n" + block[5]
+        return block[1] + "\n".join(_table_lines(results, block[2], block[3])) + "\n" + block[4]
 
     return BLOCK.sub(filled, text)
 
 
-def _table_lines(results: Path, name: str, key: str, part: str | None = None) -> list[str]:
-    """Return the lines of a block: title, table (or the `part` of it that the block names), and its source."""
+def _table_lines(results: Path, name: str, key: str) -> list[str]:
+    """Return the lines of a block: title, table, and its source."""
     path = results / f"{name}.json"
     if not path.exists():
         known = ", ".join(sorted(path.stem for path in results.glob("*.json")))
@@ -90,24 +88,9 @@ def _table_lines(results: Path, name: str, key: str, part: str | None = None) ->
     tables = {table["key"]: table for table in result["tables"]}
     if key not in tables:
         raise RenderError(f"result {name!r} has no table {key!r}; it has {', '.join(tables)}")
-    table = part_of(tables[key], part or "")
+    table = tables[key]
     names, formats = ([column.get(field) for column in table["columns"]] for field in ("name", "format"))
     return ["", f"*{table['title']}*", "", *markdown(names, formats, table["rows"]), "", source(result), ""]
-
-
-def part_of(table: dict[str, Any], part: str) -> dict[str, Any]:
-    """Return a table with the columns and rows that a block names, or all of them if it names none."""
-    asked = dict(re.findall(r"; (columns|rows): ([^;]+)", part))
-    names = [column["name"] for column in table["columns"]]
-    columns = asked["columns"].split(" | ") if "columns" in asked else names
-    wanted = dict(condition.split("=", 1) for condition in asked["rows"].split(" | ")) if "rows" in asked else {}
-    if missing := [name for name in (*columns, *wanted) if name not in names]:
-        raise RenderError(f"table {table['key']!r} has no column {missing[0]!r}; it has {', '.join(names)}")
-    rows = [row for row in table["rows"] if all(f"{row[names.index(name)]}" == value for name, value in wanted.items())]
-    if not rows:
-        raise RenderError(f"table {table['key']!r} has no row with {asked['rows']}")
-    places = [names.index(name) for name in columns]
-    return table | {"columns": [table["columns"][i] for i in places], "rows": [[row[i] for i in places] for row in rows]}
 
 
 def markdown(names: Sequence[str], formats: Sequence[str | None], rows: Sequence[Sequence[Any]]) -> list[str]:

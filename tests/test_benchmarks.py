@@ -19,7 +19,6 @@ from benchmarks.render import (
     _table_lines,
     cell,
     main,
-    part_of,
     render,
     source,
     update,
@@ -37,14 +36,12 @@ from specheads.evaluation.prompt_sets import PromptSet
 from specheads.prompts.prompt import Prompt
 
 FILES = sorted(RESULTS.glob("*.json"))
-# Scripts of commits that results name; benchmarks/README.md says what took their place.
-REPLACED = {f"benchmarks/{name}.py" for name in ("peers", "vllm_heads", "head_cost", "rules")}
 CONTENTS = {path.stem: json.loads(path.read_text()) for path in FILES}
 
 
 def blocks(document):
-    """Return result, table and part of every block."""
-    return [(block[2], block[3], block[4]) for block in BLOCK.finditer((ROOT / document).read_text())]
+    """Return result and table of every block."""
+    return [(block[2], block[3]) for block in BLOCK.finditer((ROOT / document).read_text())]
 
 
 def test_tables_agree_with_their_results(capsys):
@@ -83,15 +80,15 @@ def test_commands_name_what_exists(name):
         assert named["verb"] in {verb.split()[0] for verb in VERBS}
     else:
         script = named["script"]
-        assert find_spec(named["module"]) if named["module"] else script in REPLACED or (ROOT / script).is_file()
+        assert find_spec(named["module"]) if named["module"] else (ROOT / script).is_file()
 
 
 def test_every_result_is_shown_and_every_block_has_a_result():
     shown = [block for document in DOCUMENTS for block in blocks(document)]
     assert len(shown) == len(set(shown))
     known = {(name, table["key"]) for name, content in CONTENTS.items() for table in content["tables"]}
-    assert {(name, key) for name, key, _ in shown} <= known
-    assert {name for name, _, _ in shown} == CONTENTS.keys()
+    assert set(shown) <= known
+    assert {name for name, _ in shown} == CONTENTS.keys()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -109,18 +106,13 @@ def test_a_changed_number_is_found(tmp_path, capsys):
     folder = tmp_path / "results"
     shutil.copytree(RESULTS, folder)
     assert update(tmp_path, folder, check=True) == []
-    shown = {name: (document, key, part) for document in DOCUMENTS for name, key, part in reversed(blocks(document))}
+    shown = {name: (document, key) for document in DOCUMENTS for name, key in reversed(blocks(document))}
     for name, content in CONTENTS.items():
         changed = copy.deepcopy(content)
-        document, key, part = shown[name]
+        document, key = shown[name]
         table = next(table for table in changed["tables"] if table["key"] == key)
-        names = [column["name"] for column in part_of(table, part or "")["columns"]]
-        columns = [(place, column) for place, column in enumerate(table["columns"]) if column["name"] in names]
-        wanted = dict(re.findall(r"(?:rows: | \| )([^=|;]+)=([^|;]+?)(?= \||$)", part)) if part and "; rows: " in part else {}
-        places = {column["name"]: place for place, column in enumerate(table["columns"])}
-        row = next(row for row in table["rows"] if all(f"{row[places[name]]}" == value for name, value in wanted.items()))
-        # The last of the columns that are shown: a selection may find its rows by the first ones.
-        place = [place for place, column in columns if column["format"] and not isinstance(row[place], str | None)][-1]
+        row = table["rows"][0]
+        place = next(place for place, value in enumerate(row) if not isinstance(value, str | None))
         value = row[place]["value"] if isinstance(row[place], dict) else row[place]
         row[place] = row[place] | {"value": value + 1} if isinstance(row[place], dict) else value + 1
         (folder / f"{name}.json").write_text(json.dumps(changed))
@@ -211,23 +203,6 @@ def test_a_result_that_is_not_kept_touches_none_that_is(tmp_path, monkeypatch):
     assert [parser.parse_args(words).keep for words in ([], ["--keep"], ["--keep", "made_mini"])] == [None, "made", "made_mini"]
     path = write_result("made", [Table("up", "Up", [Column("a")], [[1]])], folder=tmp_path / "results")
     assert path == tmp_path / "outputs" / "made.json" and not (tmp_path / "results").exists()
-
-
-def test_a_block_shows_the_part_of_a_table_that_it_asks_for(tmp_path):
-    table = Table(
-        "t", "A title", [Column("a"), Column("b", "fixed:1"), Column("c")], [["x", 1.0, 3], ["y", 2.0, 1], ["x", 3.0, 1]]
-    )
-    write_result("made", [table], "specheads evaluate", keep="made", folder=tmp_path)
-
-    def shown(part):
-        lines = render(f"<!-- table: made/t{part} -->\n<!-- end -->", tmp_path).splitlines()
-        return [line for line in lines if line.startswith("| ")]
-
-    assert shown("; columns: b | a; rows: a=x | c=1") == ["| b | a |", "| 3.0 | x |"]
-    assert len(shown("; rows: a=x")) == 3 and shown("; columns: b")[1:] == ["| 1.0 |", "| 2.0 |", "| 3.0 |"]
-    for part in ("; columns: d", "; rows: a=z", "; rows: d=1"):
-        with pytest.raises(RenderError, match="has no"):
-            shown(part)
 
 
 def test_recorded_commands_have_no_local_folders(monkeypatch):

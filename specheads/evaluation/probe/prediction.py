@@ -35,7 +35,7 @@ RULES = {
 }
 # Of the way from the best fixed length to the informed ceiling, what trained heads closed on mini at ratios 5 to 20, with less
 # than 1 % of a draft step for their cost: the least and the most on two sets of prompts, and a value between them
-# (docs/measurements/rules.md, rules_sampled and rules_greedy). A probe of mini itself is therefore no test of them.
+# (docs/measurements/archive.md, what rules are worth). A probe of mini itself is therefore no test of them.
 HEAD_SHARES = {False: (0.29, 0.32, 0.37), True: (0.38, 0.43, 0.52)}  # the key: whether decoding is greedy
 CUT_SIZES = (4096, 8192, 16384)  # tokens that a draft's output might keep
 MORE_OVERLAP = 0.1  # half of what distillation added to the overlap of nano's and mini's drafts
