@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from specheads.decoding.decoder import Baseline, SpeculativeDecoder
 from specheads.decoding.engine import compile_ahead, resolve_engine
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.step_times import counted_share
-from specheads.decoding.stopping import StoppingRule
 from specheads.errors import UserError
 from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.replayed_sets import record_sets
@@ -67,39 +66,33 @@ def decode(pair: Pair, settings: Reproduction, prompts: Sequence[EncodedPrompt],
                 journal.add(number, _decoded(pair, decoders, number, prompt, settings, meter))
                 advance(len(decoders))
     entries = [journal.entries[number] for number in range(len(ids))]
-    return {
-        method.name: _tally((entry[method.name] for entry in entries), method, pair, settings, heads)
-        for method in settings.methods
-    }
+    return {method.name: tally((entry[method.name] for entry in entries), settings.ratio) for method in settings.methods}
 
 
-def replayed(
-    pair: Pair, settings: Reproduction, prompts: Sequence[EncodedPrompt], folder: Path, heads: Heads
-) -> dict[str, Tally]:
-    """Return what each method does on recorded responses to the prompts, and how its head predicts there before calibration.
+def replayed(pair: Pair, settings: Reproduction, prompts: Sequence[EncodedPrompt], data: Path, heads: Heads) -> dict[str, Tally]:
+    """Return what each method does on recorded responses, with the cost and the predictions of its head before calibration.
 
-    Divergence and AUROC are of the true acceptance probabilities of all drafted tokens. Recordings are in `folder`, to be read
-    again. Raises UserError for a method that cannot be replayed.
+    Divergence and AUROC are of the true acceptance probabilities. Raises UserError for a method that cannot be replayed.
     """
     for method in settings.methods:
         if method.drafting or method.verification or method.warp or (method.stopping is None) != (method.baseline in REPLAYED):
             raise UserError(f"replay=true, but {method.name} is more than a stopping rule, the target or the oracle alone.")
-    recorder = Recorder(pair, settings.warp, ResponseLimits(settings.max_new_tokens), RecordSettings(), settings.seed, folder)
+    recorder = Recorder(pair, settings.warp, ResponseLimits(settings.max_new_tokens), RecordSettings(), settings.seed, data)
     (recording,) = record_sets(recorder, {"": prompts}, [each.head for each in heads.values()], ground_truth=True).values()
     known = {name: recorded_head(each.head) for name, each in heads.items()}
-    rules = {method.name: _rule(method, known) for method in settings.methods}
-    walked = iter(replay(recording, [rule for rule in rules.values() if rule is not None]))
-    quality, tallies = {head: _quality(recording, head) for head in known.values()}, {}
-    alone = recording.lengths.numpy() * recording.num_samples
+    of_heads = {name: (counted_share(heads[name].head, pair.draft_lm), _quality(recording, head)) for name, head in known.items()}
+    walked = iter(replay(recording, [_rule(method, known) for method in settings.methods if method.stopping]))
+    target, tallies = recording.lengths.numpy() * recording.num_samples, {}
     for method in settings.methods:
         if method.baseline == "target":
-            counts = Counts(alone, 0 * alone, 0 * alone, alone[:, None])
+            counts = Counts(target, 0 * target, 0 * target, target[:, None])
         else:
             counts = (next(walked) if method.stopping else oracle(recording)).per_prompt(recording.num_prompts)
         columns = (counts.tokens, counts.drafted, counts.accepted, counts.discarded, counts.target_calls, counts.drafted)
         entries = [[asdict(DecodeStats(*row, math.nan, math.nan)), math.nan, math.nan] for row in zip(*columns, strict=True)]
-        head = _head(method, known)
-        tallies[method.name] = {**_tally(entries, method, pair, settings, heads), **(quality[head] if head else {})}
+        share, quality = of_heads[_head(method, known)] if method.needs_head else (0.0, {})
+        made = tally(entries, settings.ratio)
+        tallies[method.name] = {**made, **quality, "charged_steps": made["steps"] + share * counts.drafted}
     return tallies
 
 
@@ -116,22 +109,16 @@ def _quality(recording: Recording, head: RecordedHead) -> Tally:
     return dict(zip(("divergence", "num_predicted", "num_in_order", "num_pairs"), np.array(rows, dtype=float).T, strict=True))
 
 
-def _tally(entries: Iterable[Sequence[Any]], method: Method, pair: Pair, settings: Reproduction, heads: Heads) -> Tally:
-    """Return the columns of a method with the cost of its head, counted from its weights."""
-    head = _head(method, heads)
-    return tally(entries, settings.ratio, counted_share(head.head, pair.draft_lm) if head else 0.0)
+def _head(method: Method, heads: Mapping[str, Any]) -> str:
+    return method.head or next(iter(heads))
 
 
-def _head(method: Method, heads: Mapping[str, Any]) -> Any:
-    """Return the head of a method, of heads by name; None if it takes none."""
-    return heads[method.head or next(iter(heads))] if method.needs_head else None
-
-
-def _rule(method: Method, heads: Mapping[str, Any]) -> StoppingRule | None:
-    """Return the stopping rule of a method with its head, of heads by name; None if it has none."""
-    if method.stopping is None:
-        return None
-    return method.stopping.cls(**method.stopping.arguments, **({"head": _head(method, heads)} if method.needs_head else {}))
+def _rule(method: Method, heads: Mapping[str, Any]) -> Any:
+    """Return the stopping rule of a method, with its head of those by name."""
+    assert method.stopping is not None
+    return method.stopping.cls(
+        **method.stopping.arguments, **({"head": heads[_head(method, heads)]} if method.needs_head else {})
+    )
 
 
 def decoder_of(method: Method, pair: Pair, settings: Reproduction, heads: Heads, window: int) -> Decoder:
@@ -143,7 +130,7 @@ def decoder_of(method: Method, pair: Pair, settings: Reproduction, heads: Heads,
         return BlockSearch(pair, method.block, method.beams, warp, settings.engine, window)
     if method.baseline == "oracle":
         raise UserError(f"{method.name} knows every outcome, so it cannot decode; use replay=true.")
-    rule = _rule(method, {name: located.head for name, located in heads.items()})
+    rule = _rule(method, {name: each.head for name, each in heads.items()}) if method.stopping else None
     return SpeculativeDecoder(pair, method.drafting, rule, method.verification, warp, settings.engine, window)
 
 

@@ -49,13 +49,12 @@ METRICS = {
 Tally = Mapping[str, np.ndarray]  # what a method did: by column the numbers of the prompts (P,), NaN where not measured
 
 
-def tally(entries: Iterable[Sequence[Any]], ratio: float, head_share: float = 0.0) -> Tally:
+def tally(entries: Iterable[Sequence[Any]], ratio: float) -> Tally:
     """Return the columns of a method.
 
     Args:
         entries: of each response its counts, its negative log-likelihood under the target, and its joules.
         ratio: the draft steps that a forward pass of the target takes.
-        head_share: the cost of the method's head as a share of a draft step.
     """
     rows = []
     for counts, nats, joules in entries:
@@ -64,8 +63,7 @@ def tally(entries: Iterable[Sequence[Any]], ratio: float, head_share: float = 0.
             "decode_seconds": stats.decode_seconds,
             "num_kept": stats.num_drafted - stats.num_discarded,  # accepted, without copies, which cost the draft nothing
             "steps": stats.num_draft_calls + ratio * stats.num_target_calls,
-            "charged_steps": (1 + head_share) * stats.num_draft_calls + ratio * stats.num_target_calls,
-            **dict.fromkeys(("divergence", "num_predicted", "num_in_order", "num_pairs"), math.nan),
+            **dict.fromkeys(("charged_steps", "divergence", "num_predicted", "num_in_order", "num_pairs"), math.nan),
         }
         rows.append({**counts, **more, "nats": nats, "joules": joules})
     return {name: np.array([row[name] for row in rows], dtype=float) for name in rows[0]}
