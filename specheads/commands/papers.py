@@ -90,6 +90,7 @@ def reproduce(cfg: DictConfig) -> None:
         "methods": {name: {metric: asdict(value) for metric, value in row.items()} for name, row in methods.items()},
         "claims": [asdict(claim) for claim in claims],
     }
+    run.mkdir(parents=True, exist_ok=True)
     write_json(run / "reproduction.json", result)
     print(run / "reproduction.json")
 

@@ -211,7 +211,7 @@ def test_commands_take_their_experiments():
 
 def test_a_method_that_needs_a_head_says_how_to_train_it(tmp_path):
     with pytest.raises(
-        UserError, match=r"head=null, but input_token-d0-r1 0.1 .*'specheads train model=nano experiment=specdecpp'"
+        UserError, match=r"head=null, but .* decodes with a head; .*'specheads train model=nano experiment=specdecpp'"
     ):
         papers.reproduce.run(composed("specdecpp_table1", "model=nano", f"paths.run={tmp_path}"))
     words = ["head=latest", f"paths.run={tmp_path}", f"paths.outputs={tmp_path}"]
