@@ -56,10 +56,10 @@ def reproduce(cfg: DictConfig) -> None:
     pair, run = load_configured_pair(cfg), Path(cfg.paths.run)
     if needing:
         heads = find_heads(settings.head, pair, Path(cfg.paths.outputs), settings.warp)
-        wanted = {method.head for method in settings.methods if method.needs_head}
+        wanted = [method.head for method in settings.methods if method.needs_head]
         if len(heads) > 1 and None in wanted:
             raise UserError(f"head={settings.head} has {len(heads)} heads; give the folder of one, such as {next(iter(heads))}.")
-        if missing := sorted(wanted - heads.keys() - {None}):
+        if missing := [name for name in wanted if name not in {None, *heads}]:
             raise UserError(f"head={settings.head} lacks the head {missing[0]}; it has {', '.join(heads)}.")
     sets = PromptSets(data, pair, heads, Evaluation(split="final" if settings.split == "final" else "test"))
     prompts = (sets.dev if settings.split == "dev" else sets.reported).first(settings.num_prompts)
@@ -117,7 +117,8 @@ def methods_of(entries: Any) -> tuple[Method, ...]:
 
 def _each_value(entry: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yield a method for each combination of its listed heads and values of its stopping rule, which its name has in braces."""
-    stopping = entry.get("stopping") if isinstance(entry.get("stopping"), Mapping) else {}
+    given = entry.get("stopping")
+    stopping = given if isinstance(given, Mapping) else {}
     listed = {key: value for key, value in {"head": entry.get("head"), **stopping}.items() if isinstance(value, list)}
     for values in product(*listed.values()):
         chosen = dict(zip(listed, values, strict=True))
