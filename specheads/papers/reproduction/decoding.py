@@ -83,16 +83,15 @@ def replayed(pair: Pair, settings: Reproduction, prompts: Sequence[EncodedPrompt
     of_heads = {name: (counted_share(heads[name].head, pair.draft_lm), _quality(recording, head)) for name, head in known.items()}
     walked = iter(replay(recording, [_rule(method, known) for method in settings.methods if method.stopping]))
     target, tallies = recording.lengths.numpy() * recording.num_samples, dict[str, Tally]()
+    seconds = math.nan * target
     for method in settings.methods:
         if method.baseline == "target":
             counts = Counts(target, 0 * target, 0 * target, target[:, None])
         else:
             counts = (next(walked) if method.stopping else oracle(recording)).per_prompt(recording.num_prompts)
-        columns = (counts.tokens, counts.drafted, counts.accepted, counts.discarded, counts.target_calls, counts.drafted)
-        entries = [
-            [asdict(DecodeStats(*row, seconds=math.nan, prefill_seconds=math.nan)), math.nan, math.nan]
-            for row in zip(*columns, strict=True)
-        ]
+        spent = (counts.drafted, counts.accepted, counts.discarded, counts.target_calls, counts.drafted)
+        rows = np.stack([counts.tokens, *spent, seconds, seconds], axis=1).tolist()
+        entries = [[asdict(DecodeStats(*row)), math.nan, math.nan] for row in rows]
         share, quality = of_heads[_head(method, known)] if method.needs_head else (0.0, {})
         made = tally(entries, settings.ratio)
         tallies[method.name] = {**made, **quality, "charged_steps": made["steps"] + share * counts.drafted}
