@@ -26,8 +26,8 @@ PAPERS, MEASURED = ROOT / "benchmarks" / "papers.yaml", ROOT / "benchmarks" / "m
 # Of an H100: bytes per second that its memory gives, the share of it that decoding reaches, and its bytes.
 BANDWIDTH, REACHED, MEMORY = 3.35e12, 0.6, 80e9
 BYTES = 2  # bytes of a parameter in bfloat16
-NOT_RUN, LARGE, NOTHING = "not run here", "needs large GPUs", "nothing to check"
-ORDER = ("held", "held weakly", "did not hold", NOT_RUN, LARGE, NOTHING)
+NOT_RUN, LARGE, UNAVAILABLE, NOTHING = "not run here", "needs large GPUs", "not checkable here", "nothing to check"
+ORDER = ("held", "held weakly", "did not hold", NOT_RUN, LARGE, UNAVAILABLE, NOTHING)
 
 
 def _checked_claims() -> list[dict[str, Any]]:
@@ -78,7 +78,7 @@ def _state(item: Mapping[str, Any], checked: Sequence[Claim]) -> str:
     """Return the outcome of an item: of several, the one that held least."""
     if checked:
         return max((claim["outcome"] for claim in checked), key=ORDER.index)
-    return {"text": NOTHING, "large": LARGE}.get(item["how"], NOT_RUN)
+    return {"text": NOTHING, "large": LARGE, "unavailable": UNAVAILABLE}.get(item["how"], NOT_RUN)
 
 
 def _head(states: Mapping[str, str]) -> Iterator[str]:
@@ -90,7 +90,7 @@ def _head(states: Mapping[str, str]) -> Iterator[str]:
     yield (
         "Every table, figure and theorem of the five papers, the numbers in their texts, and what became of each here. *Held*: "
         "the interval lies on the claimed side, or the equality holds to rounding. *Held weakly*: the estimate does, and the "
-        "interval includes the opposite, or only some of the cases do. The embedded pairs are small (targets of 5 and 21 million "
+        "interval includes the opposite, or only some of the cases do. The embedded pairs are small (targets of 5 and 13 million "
         "parameters), so directions are compared, not digits; where a claim is about speed, tokens per round or "
         "costs at a stated ratio are compared, unless it says otherwise. A cost is that of decoding token by token on H100s at "
         "60 % of their memory bandwidth."
@@ -105,7 +105,9 @@ def _row(item: Mapping[str, Any], state: str, checked: Sequence[Claim]) -> str:
     """Return the row of an item."""
     texts = []
     for claim in checked:
-        model = next((f"{word[6:]}: " for word in claim["command"].split() if word.startswith("model=")), "")
+        words = dict(word.partition("=")[::2] for word in claim["command"].split())
+        where = ", ".join(words[key] for key in ("model", "data") if key in words)
+        model = f"{where}: " if where else ""
         ratio = f" ({claim['ratio']:.2f} of it)" if claim.get("ratio") is not None else ""
         what, outcome = (f"{claim['says']} ", f", {claim['outcome']}") if len(checked) > 1 else ("", "")
         why = f". {claim['why']}" if claim.get("why") else ""

@@ -1,4 +1,4 @@
-"""The shards of a data set and their rows: responses, drafted tokens and acceptance probabilities (SpecDec++, section 3.1).
+"""The shards of a data set and their rows: responses, drafted tokens and acceptance probabilities (SpecDec++, section 3.3).
 
 Both models read prompt and response once; at every response position a token is sampled from the draft's distribution, and its
 acceptance probability follows from both models' distributions there. Probabilities are in memory for a slice of positions at a

@@ -19,7 +19,7 @@ EACH = pytest.mark.parametrize("item", ITEMS, ids=[item["id"] for item in ITEMS]
 PAPER_FIELDS = {"key", "title", "authors", "arxiv", "venue", "seen", "items"}
 ITEM_FIELDS = {"id", "place", "says", "published", "how"}
 # What each way of checking asks for, and what it may have besides.
-ASKED = {"theory": {"computes"}, "experiment": {"needs"}, "large": {"cost"}, "text": set()}
+ASKED = {"theory": {"computes"}, "experiment": {"needs"}, "large": {"cost"}, "text": set(), "unavailable": set()}
 ALLOWED = {"seen_in", "unverified", "note"}
 NEEDS = {"drafting", "stopping", "verification", "warp", "settings", "metrics", "compares"}
 METRICS = {

@@ -7,8 +7,9 @@ import inspect
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from specheads.evaluation.candidates import RuleChoice, check_rules
 from specheads.evaluation.head_folders import LocatedHead, find_heads
 from specheads.evaluation.prompt_sets import PromptSets
 from specheads.evaluation.settings import Evaluation
-from specheads.papers.reproduction.decoding import decode
+from specheads.papers.reproduction.decoding import decode, replayed
 from specheads.papers.reproduction.report import checked, is_measured, measured, print_result
 from specheads.papers.reproduction.settings import Method, Reproduction
 from specheads.papers.theory.report import theory
@@ -55,12 +56,15 @@ def reproduce(cfg: DictConfig) -> None:
     pair, run = load_configured_pair(cfg), Path(cfg.paths.run)
     if needing:
         heads = find_heads(settings.head, pair, Path(cfg.paths.outputs), settings.warp)
-        if len(heads) > 1:
+        wanted = [method.head for method in settings.methods if method.needs_head]
+        if len(heads) > 1 and None in wanted:
             raise UserError(f"head={settings.head} has {len(heads)} heads; give the folder of one, such as {next(iter(heads))}.")
-    head = next(iter(heads.values()), None)
+        if missing := [name for name in wanted if name not in {None, *heads}]:
+            raise UserError(f"head={settings.head} lacks the head {missing[0]}; it has {', '.join(heads)}.")
     sets = PromptSets(data, pair, heads, Evaluation(split="final" if settings.split == "final" else "test"))
     prompts = (sets.dev if settings.split == "dev" else sets.reported).first(settings.num_prompts)
-    tallies = decode(pair, settings, prompts.prompts, run, head)
+    folder = Path(cfg.paths.data) if settings.replay else run
+    tallies = (replayed if settings.replay else decode)(pair, settings, prompts.prompts, folder, heads)
     methods = measured(tallies, settings.metrics, prompts.groups)
     claims = [checked(claim, tallies, prompts.groups) for claim in settings.reported_claims if is_measured(claim, tallies)]
     print_result(methods, claims)
@@ -70,7 +74,7 @@ def reproduce(cfg: DictConfig) -> None:
     result = {
         "experiment": Path(cfg.command).name,
         "command": command_line(),
-        **({} if head is None else {"head": {"fingerprint": head_fingerprint(head.head)}}),
+        **({"heads": {name: head_fingerprint(located.head) for name, located in heads.items()}} if heads else {}),
         "model": {
             "name": pair.name,
             "target": [pair.target_id, pair.target_revision],
@@ -86,6 +90,7 @@ def reproduce(cfg: DictConfig) -> None:
         "methods": {name: {metric: asdict(value) for metric, value in row.items()} for name, row in methods.items()},
         "claims": [asdict(claim) for claim in claims],
     }
+    run.mkdir(parents=True, exist_ok=True)
     write_json(run / "reproduction.json", result)
     print(run / "reproduction.json")
 
@@ -107,7 +112,20 @@ def methods_of(entries: Any) -> tuple[Method, ...]:
         raise UserError(
             f"methods={entries} must be a list of methods; write each as {{name: ..., drafting: ..., stopping: ...}}."
         )
-    return tuple(_method(entry) for entry in entries)
+    return tuple(_method(each) for entry in entries for each in _each_value(entry))
+
+
+def _each_value(entry: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield a method for each combination of its listed heads and values of its stopping rule, which its name has in braces."""
+    given = entry.get("stopping")
+    stopping = given if isinstance(given, Mapping) else {}
+    listed = {key: value for key, value in {"head": entry.get("head"), **stopping}.items() if isinstance(value, list)}
+    for values in product(*listed.values()):
+        chosen = dict(zip(listed, values, strict=True))
+        changes = {"name": entry["name"].format(**chosen), "stopping": {**stopping, **chosen}} if chosen else {}
+        if "head" in chosen:
+            changes |= {"head": changes["stopping"].pop("head")}
+        yield {**entry, **changes}
 
 
 def _method(entry: Mapping[str, Any]) -> Method:

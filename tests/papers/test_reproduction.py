@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 from omegaconf import OmegaConf
+from random_recording import random_recording
 
 from specheads import AcceptanceHead, HeadConfig, UserError
 from specheads.commands import papers
@@ -18,11 +19,14 @@ from specheads.commands.help import REPRODUCE, check_experiment, experiments
 from specheads.commands.papers import methods_of
 from specheads.decoding.records import DecodeStats
 from specheads.heads.head import save_head
+from specheads.heads.metrics import auroc, binary_kl
 from specheads.pair.config import config_folder
 from specheads.papers.reproduction import decoding
 from specheads.papers.reproduction.report import checked, is_measured, measured, print_result
 from specheads.papers.reproduction.settings import METRICS, Claim, Reproduction, samples
 from specheads.papers.reproduction.settings import tally as tally_of
+from specheads.replay.recording import GROUND_TRUTH
+from specheads.replay.replay import RecordedHead, head_logits
 
 ROOT = Path(__file__).parents[2]
 ITEMS = {item["id"] for paper in yaml.safe_load((ROOT / "benchmarks/papers.yaml").read_text("utf-8")) for item in paper["items"]}
@@ -153,6 +157,10 @@ WRONG = {
     "a pairing": ("[{name: a, drafting: tree, verification: token}]", "does not take what Tree drafts"),
     "a baseline with a draft": ("[{name: a, baseline: target, drafting: tree}]", "a baseline drafts nothing; leave out drafting"),
     "no name": ("[{drafting: tree}]", "name is missing; it is its name in tables and claims"),
+    "listed values under one name": (
+        "[{name: a, stopping: {name: fixed_length, num_tokens: [2, 4]}}]",
+        "methods names 'a' twice",
+    ),
     "a name twice": ("[{name: a}, {name: a}]", "methods names 'a' twice"),
     "another baseline": ("[{name: a, baseline: none}]", "baseline=none must be one of"),
     "another warp": ("[{name: a, warp: {heat: 1}}]", "warp={'heat': 1} has the unknown key heat"),
@@ -202,7 +210,9 @@ def test_commands_take_their_experiments():
 
 
 def test_a_method_that_needs_a_head_says_how_to_train_it(tmp_path):
-    with pytest.raises(UserError, match=r"head=null, but head 0.1 .*'specheads train model=nano experiment=specdecpp'"):
+    with pytest.raises(
+        UserError, match=r"head=null, but .* decodes with a head; .*'specheads train model=nano experiment=specdecpp'"
+    ):
         papers.reproduce.run(composed("specdecpp_table1", "model=nano", f"paths.run={tmp_path}"))
     words = ["head=latest", f"paths.run={tmp_path}", f"paths.outputs={tmp_path}"]
     with pytest.raises(UserError, match="there is no head for draft"):
@@ -213,11 +223,14 @@ def test_a_method_that_needs_a_head_says_how_to_train_it(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def head(nano, tmp_path_factory):
+def heads(nano, tmp_path_factory):
+    """The folder of the heads that experiments name."""
     torch.manual_seed(0)
-    draft = {"hidden_size": nano.draft_lm.hidden_size}
-    made = AcceptanceHead(HeadConfig(draft["hidden_size"], 0, "input_token")).eval().requires_grad_(False)
-    return save_head(made, tmp_path_factory.mktemp("head") / "mine")
+    folder, named = tmp_path_factory.mktemp("heads"), {method.head for name in NAMES for method in settings(name).methods}
+    for name in named - {None}:
+        made = AcceptanceHead(HeadConfig(nano.draft_lm.hidden_size, int("-d3" in name), "input_token")).eval()
+        save_head(made.requires_grad_(False), folder / name)
+    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -235,12 +248,14 @@ def run(name, folder, *overrides):
 @pytest.mark.parametrize(
     "name", [name if number % 4 == 1 else pytest.param(name, marks=pytest.mark.full) for number, name in enumerate(NAMES)]
 )
-def test_every_experiment_runs(name, head, tmp_path, capsys):
-    result, made = run(name, tmp_path, f"head={head}"), settings(name, "model=nano", "speeds=false")
+def test_every_experiment_runs(name, heads, tmp_path, capsys):
+    result = run(name, tmp_path, f"head={heads}", f"paths.data={tmp_path}")
+    made = settings(name, "model=nano", "speeds=false")
     assert result["experiment"] == name and result["prompts"]["split"] == "dev" and result["prompts"]["num_prompts"] == 2
     assert set(result["methods"]) == {method.name for method in made.methods}
     for values in result["methods"].values():
-        assert values["tokens_per_round"]["value"] >= 0.2 and values["perplexity"]["value"] > 1
+        assert values["tokens_per_round"]["value"] >= 0.2 and ("perplexity" not in values) == made.replay
+        assert made.replay or values["perplexity"]["value"] > 1
         assert "tokens_per_second" not in values
     if name == "mjsd_results":  # the target decodes alone, sampled and greedily
         target, greedy = (result["methods"][each] for each in ("target", "target greedy"))
@@ -251,6 +266,52 @@ def test_every_experiment_runs(name, head, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines()[:-1])) <= 80
     assert "2 prompts decoded by" in printed and printed.splitlines()[-1] == str(tmp_path / "reproduction.json")
+
+
+def test_replayed_rounds_are_those_that_are_decoded(tmp_path, heads):
+    methods = (
+        "methods=[{name: 'K={num_tokens}', stopping: {name: fixed_length, num_tokens: [2, 4]}}, {name: '{head}', head: "
+        "[input_token-d0-r1, input_token-d3-r1], stopping: {name: head_threshold, threshold: 0.5, max_tokens: 6}}]"
+    )
+    words = [methods, "claims=[]", f"head={heads}", f"paths.data={tmp_path}"]
+    replayed = run("specdecpp_oracle", tmp_path / "a", *words)["methods"]
+    decoded = run("specdecpp_oracle", tmp_path / "b", "replay=false", *words)["methods"]
+    assert set(decoded) == {"K=2", "K=4", "input_token-d0-r1", "input_token-d3-r1"} and "divergence" not in decoded["K=2"]
+    for name, values in decoded.items():
+        for metric in ("tokens_per_round", "discard_rate", "verification_rate"):
+            assert values[metric] == replayed[name][metric], (name, metric)
+    free, charged = (replayed["input_token-d3-r1"][f"tokens_per_{kind}_step"]["value"] for kind in ("draft", "charged"))
+    assert charged < free and replayed["K=2"]["tokens_per_draft_step"] == replayed["K=2"]["tokens_per_charged_step"]
+    assert 0 <= replayed["input_token-d3-r1"]["auroc"]["value"] <= 1 and replayed["input_token-d3-r1"]["divergence"]["value"] > 0
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("name: a, verification: block", "a is more than a stopping rule, the target or the oracle alone"),
+        ("name: a, baseline: mjgd", "a is more than a stopping rule"),
+        ("name: a, head: b, stopping: {name: head_threshold, threshold: 0.5}", "lacks the head b; it has input_token-d0-r1, "),
+    ],
+)
+def test_what_cannot_be_replayed_is_a_message(method, message, heads, tmp_path):
+    with pytest.raises(UserError, match=message):
+        run("specdecpp_oracle", tmp_path, f"methods=[{{{method}}}]", "claims=[]", f"head={heads}")
+
+
+def test_the_oracle_does_not_decode(tmp_path):
+    with pytest.raises(UserError, match="oracle knows every outcome, so it cannot decode; use replay=true"):
+        run("specdecpp_oracle", tmp_path, "replay=false")
+
+
+def test_the_quality_of_a_head_is_summed_by_prompt():
+    head, recording, generator = RecordedHead("head", "next_token"), random_recording(), torch.Generator().manual_seed(0)
+    recording.features["head"] = torch.randn(len(recording.tokens), generator=generator)
+    recording.features[GROUND_TRUTH] = torch.rand(len(recording.tokens), generator=generator)
+    logits, _, _, node = head_logits(recording, head)
+    truth, columns = recording.features[GROUND_TRUTH][node].double(), decoding._quality(recording, head)
+    assert columns["divergence"].sum() / columns["num_predicted"].sum() == pytest.approx(binary_kl(logits, truth).item())
+    own = recording.prompt_of(node) == 1
+    assert columns["num_in_order"][1] / columns["num_pairs"][1] == pytest.approx(auroc(logits[own], truth[own]))
 
 
 def test_a_resumed_run_equals_an_uninterrupted_run(tmp_path, monkeypatch):

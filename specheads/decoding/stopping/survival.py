@@ -151,7 +151,7 @@ class HeadRule(SurvivalRule):
 
 @dataclass(eq=False)
 class HeadThreshold(HeadRule):
-    """Stop once the probability that some drafted token is rejected exceeds `threshold` (SpecDec++, section 3.3).
+    """Stop once the probability that some drafted token is rejected exceeds `threshold` (SpecDec++, section 3.2).
 
     A head that predicts the `input_token` speaks of y_{j-1} at step j: y_j is submitted without a prediction, and the first step
     predicts nothing. One that predicts the `next_token` speaks of y_j itself.

@@ -102,7 +102,7 @@ def bounds_of(
 
 
 class DraftRound:
-    """Ends a draft once the chance that one of its tokens is rejected exceeds a threshold (SpecDec++, section 3.3)."""
+    """Ends a draft once the chance that one of its tokens is rejected exceeds a threshold (SpecDec++, section 3.2)."""
 
     def __init__(self, head: StandaloneHead, **bounds: Any) -> None:
         """Begin a draft. `bounds` are arguments of `bounds_of`, which may raise ValueError."""

@@ -5,48 +5,57 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
 from specheads.decoding.decoder import Baseline, SpeculativeDecoder
 from specheads.decoding.engine import compile_ahead, resolve_engine
+from specheads.decoding.records import DecodeStats
+from specheads.decoding.step_times import counted_share
 from specheads.errors import UserError
 from specheads.evaluation.head_folders import LocatedHead
+from specheads.evaluation.replayed_sets import record_sets
 from specheads.evaluation.setup import device_name
 from specheads.evaluation.sweep import response_seed
 from specheads.forecast import progress
+from specheads.heads.metrics import auroc, binary_kl
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import nan_message
 from specheads.papers.mjsd import BlockSearch
 from specheads.papers.reproduction.settings import Method, Reproduction, Tally, tally
-from specheads.prompts.prompt import EncodedPrompt
+from specheads.prompts.prompt import EncodedPrompt, ResponseLimits
 from specheads.replay.head_scores import head_fingerprint
+from specheads.replay.recording import GROUND_TRUTH, Recorder, Recording
+from specheads.replay.replay import Counts, RecordedHead, head_logits, oracle, recorded_head, replay
+from specheads.replay.response_tree import RecordSettings
 from specheads.storage.journal import Entry, Journal
 from specheads.storage.runs import is_resumed
 
 logger = logging.getLogger(__name__)
 Decoder = SpeculativeDecoder | Baseline | BlockSearch
+Heads = Mapping[str, LocatedHead]  # by name
+REPLAYED = ("target", "oracle")  # baselines
 Meter = Callable[[], float]  # returns joules since an arbitrary moment
 
 
-def decode(
-    pair: Pair, settings: Reproduction, prompts: Sequence[EncodedPrompt], run: Path, head: LocatedHead | None = None
-) -> dict[str, Tally]:
+def decode(pair: Pair, settings: Reproduction, prompts: Sequence[EncodedPrompt], run: Path, heads: Heads) -> dict[str, Tally]:
     """Decode all prompts with all methods, interleaved prompt by prompt in an order that rotates; return what each did.
 
     Prompts that the journal of an interrupted run in the folder `run` has are not decoded again.
     """
-    journal, ids = _open_journal(pair, settings, prompts, run, head), [tokens for _, tokens in prompts]
+    journal, ids = _open_journal(pair, settings, prompts, run, heads), [tokens for _, tokens in prompts]
     window = min(pair.window, max(map(len, ids)) + settings.max_new_tokens)
     total, meter = len(settings.methods) * len(prompts), energy_meter(pair)
     logger.info("%d methods x %d prompts = %d responses, into %s", len(settings.methods), len(prompts), total, run)
     with progress("decoding", total) as advance:
         decoders: dict[str, Decoder] = {}
         if len(journal.entries) < len(prompts):
-            decoders = {method.name: decoder_of(method, pair, settings, head, window) for method in settings.methods}
+            decoders = {method.name: decoder_of(method, pair, settings, heads, window) for method in settings.methods}
             compile_ahead(decoder.prepare for decoder in decoders.values())
             for decoder in decoders.values():  # each decodes a prompt that is not counted
                 decoder.warm_up()
@@ -60,17 +69,70 @@ def decode(
     return {method.name: tally((entry[method.name] for entry in entries), settings.ratio) for method in settings.methods}
 
 
-def decoder_of(method: Method, pair: Pair, settings: Reproduction, head: LocatedHead | None, window: int) -> Decoder:
+def replayed(pair: Pair, settings: Reproduction, prompts: Sequence[EncodedPrompt], data: Path, heads: Heads) -> dict[str, Tally]:
+    """Return what each method does on recorded responses, with the cost and the predictions of its head before calibration.
+
+    Divergence and AUROC are of the true acceptance probabilities. Raises UserError for a method that cannot be replayed.
+    """
+    for method in settings.methods:
+        if method.drafting or method.verification or method.warp or (method.stopping is None) != (method.baseline in REPLAYED):
+            raise UserError(f"replay=true, but {method.name} is more than a stopping rule, the target or the oracle alone.")
+    recorder = Recorder(pair, settings.warp, ResponseLimits(settings.max_new_tokens), RecordSettings(), settings.seed, data)
+    (recording,) = record_sets(recorder, {"": prompts}, [each.head for each in heads.values()], ground_truth=True).values()
+    known = {name: recorded_head(each.head) for name, each in heads.items()}
+    of_heads = {name: (counted_share(heads[name].head, pair.draft_lm), _quality(recording, head)) for name, head in known.items()}
+    walked = iter(replay(recording, [_rule(method, known) for method in settings.methods if method.stopping]))
+    target, tallies = recording.lengths.numpy() * recording.num_samples, dict[str, Tally]()
+    seconds = math.nan * target
+    for method in settings.methods:
+        if method.baseline == "target":
+            counts = Counts(target, 0 * target, 0 * target, target[:, None])
+        else:
+            counts = (next(walked) if method.stopping else oracle(recording)).per_prompt(recording.num_prompts)
+        spent = (counts.drafted, counts.accepted, counts.discarded, counts.target_calls, counts.drafted)
+        rows = np.stack([counts.tokens, *spent, seconds, seconds], axis=1).tolist()
+        entries = [[asdict(DecodeStats(*row)), math.nan, math.nan] for row in rows]
+        share, quality = of_heads[_head(method, known)] if method.needs_head else (0.0, {})
+        made = tally(entries, settings.ratio)
+        tallies[method.name] = {**made, **quality, "charged_steps": made["steps"] + share * counts.drafted}
+    return tallies
+
+
+def _quality(recording: Recording, head: RecordedHead) -> Tally:
+    """Return by prompt (P,) the sums of what the divergence and the AUROC of a recorded head are made of."""
+    logits, _, _, node = head_logits(recording, head)
+    truth, prompt, rows = recording.features[GROUND_TRUTH][node].double(), recording.prompt_of(node), []
+    for number in range(recording.num_prompts):
+        own = prompt == number
+        count, accepted = int(own.sum()), truth[own].sum().item()
+        pairs = accepted * (count - accepted)
+        ordered = pairs * auroc(logits[own], truth[own]) if pairs else 0.0
+        rows.append((count and count * binary_kl(logits[own], truth[own]).item(), count, ordered, pairs))
+    return dict(zip(("divergence", "num_predicted", "num_in_order", "num_pairs"), np.array(rows, dtype=float).T, strict=True))
+
+
+def _head(method: Method, heads: Mapping[str, Any]) -> str:
+    return method.head or next(iter(heads))
+
+
+def _rule(method: Method, heads: Mapping[str, Any]) -> Any:
+    """Return the stopping rule of a method, with its head of those by name."""
+    assert method.stopping is not None
+    return method.stopping.cls(
+        **method.stopping.arguments, **({"head": heads[_head(method, heads)]} if method.needs_head else {})
+    )
+
+
+def decoder_of(method: Method, pair: Pair, settings: Reproduction, heads: Heads, window: int) -> Decoder:
     """Return the decoder of a method, with memory for `window` positions."""
     warp = method.warp or settings.warp
     if method.baseline == "target":
         return Baseline(pair, warp, settings.engine, window)
     if method.baseline == "mjgd":
         return BlockSearch(pair, method.block, method.beams, warp, settings.engine, window)
-    rule = None
-    if method.stopping is not None:
-        with_head = {"head": head.head} if head is not None and method.needs_head else {}
-        rule = method.stopping.cls(**method.stopping.arguments, **with_head)
+    if method.baseline == "oracle":
+        raise UserError(f"{method.name} knows every outcome, so it cannot decode; use replay=true.")
+    rule = _rule(method, {name: each.head for name, each in heads.items()}) if method.stopping else None
     return SpeculativeDecoder(pair, method.drafting, rule, method.verification, warp, settings.engine, window)
 
 
@@ -105,9 +167,7 @@ def response_nats(lm: LanguageModel, prompt: Sequence[int], response: Sequence[i
     return nats
 
 
-def _open_journal(
-    pair: Pair, settings: Reproduction, prompts: Sequence[EncodedPrompt], run: Path, head: LocatedHead | None
-) -> Journal:
+def _open_journal(pair: Pair, settings: Reproduction, prompts: Sequence[EncodedPrompt], run: Path, heads: Heads) -> Journal:
     """Return the journal of a run, empty unless the run is resumed."""
     path = run / "generations.jsonl"
     if not is_resumed(run):
@@ -125,7 +185,7 @@ def _open_journal(
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "prompts": [ids for _, ids in prompts],
-        "head": head and [head_fingerprint(head.head), head.head.config.calibration],
+        "heads": {name: [head_fingerprint(each.head), each.head.config.calibration] for name, each in heads.items()},
     }
     return Journal(path, provenance)
 

@@ -1,5 +1,6 @@
 """The settings of an experiment: the methods that decode, what is measured of them, and the claims that are checked on that."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
@@ -37,6 +38,9 @@ METRICS = {
     "verification_rate": _Metric("verification rate", "num_target_calls", "num_tokens"),
     "copied_rounds": _Metric("rounds with a copy", "num_copy_rounds", "num_target_calls"),  # GSD, section 4
     "tokens_per_draft_step": _Metric("tokens per draft step", "num_tokens", "steps"),
+    "tokens_per_charged_step": _Metric("tokens per draft step, heads charged", "num_tokens", "charged_steps"),
+    "divergence": _Metric("divergence of the head", "divergence", "num_predicted"),  # SpecDec++, appendix C.3, in nats
+    "auroc": _Metric("AUROC of the head", "num_in_order", "num_pairs"),  # of tokens of the same prompt
     "joules_per_token": _Metric("joules per token", "joules", "num_tokens", timed=True),
     "tokens_per_second": _Metric("tokens per second", "num_tokens", "decode_seconds", timed=True),
 }
@@ -59,6 +63,7 @@ def tally(entries: Iterable[Sequence[Any]], ratio: float) -> Tally:
             "decode_seconds": stats.decode_seconds,
             "num_kept": stats.num_drafted - stats.num_discarded,  # accepted, without copies, which cost the draft nothing
             "steps": stats.num_draft_calls + ratio * stats.num_target_calls,
+            **dict.fromkeys(("charged_steps", "divergence", "num_predicted", "num_in_order", "num_pairs"), math.nan),
         }
         rows.append({**counts, **more, "nats": nats, "joules": joules})
     return {name: np.array([row[name] for row in rows], dtype=float) for name in rows[0]}
@@ -91,8 +96,10 @@ class Method(Settings):
     """How prompts are decoded under one name: the target alone (`baseline`), or drafts that are verified."""
 
     name: Text = setting(help="its name in tables and claims")
-    baseline: Literal["target", "mjgd"] | None = setting(
-        None, "decode without a draft: target (token by token), or mjgd (the most likely blocks of tokens; lossy)"
+    baseline: Literal["target", "mjgd", "oracle"] | None = setting(
+        None,
+        "without a rule: target (token by token), mjgd (the most likely blocks of tokens; lossy), or if replayed oracle (drafts "
+        "end before the first rejection)",
     )
     block: PositiveCount = setting(4, "tokens that mjgd decides together")
     beams: PositiveCount = setting(8, "beams of mjgd's search")
@@ -102,6 +109,7 @@ class Method(Settings):
         None, "the rule that decides how much of a draft is kept; null: the usual rule for such drafts"
     )
     warp: Built[Warp] | None = setting(None, "how logits become probabilities; null: as in the whole experiment")
+    head: Text | None = setting(None, "the name of its head among those of head=; null: the only one")
     keys: Mapping[str, Any] = setting({}, "the method as the experiment's file has it")
 
     @property
@@ -167,6 +175,7 @@ class Reproduction(Settings):
     ratio: PositiveNumber = setting(
         4.8, "draft steps that a forward pass of the target takes, for tokens_per_draft_step; SpecDec++'s pair measured 4.8"
     )
+    replay: Flag = setting(False, "replay chains under token verification from a recording of the prompts in place of decoding")
     speeds: Flag = setting(
         True, "report measured speeds; false: leave them and the claims on them out, on a machine that is busy"
     )

@@ -1,4 +1,4 @@
-"""The loss of heads: weighted binary cross-entropy with soft labels (SpecDec++, section 3.2)."""
+"""The loss of heads: weighted binary cross-entropy with soft labels (SpecDec++, section 3.3)."""
 
 import torch
 from torch import Tensor

@@ -1,6 +1,6 @@
 """The texts that heads learn from, and the tokens that they predict there.
 
-Mixing (SpecDec++, section 3.2) replaces a part of the response by drafted tokens, so that hidden states come from text like
+Mixing (SpecDec++, section 3.3) replaces a part of the response by drafted tokens, so that hidden states come from text like
 the decoder's. Each epoch mixes differently, from a seed per (epoch, row). If several tokens were sampled at each position, each
 epoch takes another one: a head then learns how probabilities differ between tokens instead of memorising one token.
 """

@@ -77,7 +77,7 @@ class _HeadShape(Settings):
 
 
 class _Mixing(Settings):
-    """How drafted tokens are mixed into the text that the draft reads (SpecDec++, section 3.2)."""
+    """How drafted tokens are mixed into the text that the draft reads (SpecDec++, section 3.3)."""
 
     response_share: Number | None = setting(
         None,
