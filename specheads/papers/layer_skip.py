@@ -39,6 +39,17 @@ class LayerSkip(Autoregressive):
         revision = f"{pair.target_revision}-{'-'.join(map(str, self.skipped))}"
         return replace(pair, draft=without_layers(pair.target, self.skipped), draft_id=name, draft_revision=revision)
 
+    def share(self, pair: Pair) -> float:
+        """Return the share of the target's forward pass that a draft step takes: of the parameters that it reads.
+
+        All are read but an input embedding that is not the output's, too.
+        """
+        models = self.pair(pair).draft, pair.target
+        inputs, outputs = models[1].get_input_embeddings().weight, models[1].get_output_embeddings().weight
+        unread = 0 if inputs is outputs else inputs.numel()
+        skipped, whole = (sum(weight.numel() for weight in model.parameters()) - unread for model in models)
+        return skipped / whole
+
 
 class _Skipped(nn.Module):
     """Replaces a layer: returns its input in the form of that layer's output."""

@@ -20,6 +20,7 @@ from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import nan_message
+from specheads.papers.layer_skip import LayerSkip
 from specheads.papers.mjsd import BlockSearch
 from specheads.papers.reproduction.settings import Method, Reproduction, Tally, tally
 from specheads.prompts.prompt import EncodedPrompt
@@ -57,7 +58,11 @@ def decode(
                 journal.add(number, _decoded(pair, decoders, number, prompt, settings, meter))
                 advance(len(decoders))
     entries = [journal.entries[number] for number in range(len(ids))]
-    return {method.name: tally((entry[method.name] for entry in entries), settings.ratio) for method in settings.methods}
+    shares = {method.name: method.drafting.share(pair) for method in settings.methods if isinstance(method.drafting, LayerSkip)}
+    return {
+        method.name: tally((entry[method.name] for entry in entries), settings.ratio, shares.get(method.name, 0.0))
+        for method in settings.methods
+    }
 
 
 def decoder_of(method: Method, pair: Pair, settings: Reproduction, head: LocatedHead | None, window: int) -> Decoder:
