@@ -1,6 +1,5 @@
 """Records of tensors and counts that the stages of decoding pass on; B rows."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -128,10 +127,8 @@ class DecodeStats:
 
 def _added(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Return the sums of counts, by name."""
-    total: Counter[str] = Counter()
-    for each in counts:
-        total.update(each)  # type: ignore[arg-type]  # it adds floats too
-    return dict(total)
+    rows = list(counts)
+    return {name: sum(row.get(name, 0) for row in rows) for name in sorted(set().union(*rows))}
 
 
 @dataclass(frozen=True)

@@ -115,36 +115,28 @@ class _TopDrafter(TreeDrafter):
 
     def marks(self, path: Sequence[int]) -> Mapping[str, float]:
         tree, study = self.tree, self.choices.study
-        found = {
-            "full_drafts": tree.num_drafted >= self.choices.max_nodes,
-            "later_children": sum(tree.parents.index(tree.parents[node]) < node for node in path),
-        }
-        if study:
-            same = recurring(tree, study)
-            read = [(node, first) for node, first in same.items() if first < node and {node, first} <= self._log_probs.keys()]
-            logs = [(self._log_probs[node], self._log_probs[first]) for node, first in read]
-            found["in_runs"] = len({above for node in same for above in tree.path(node)[-study:]})
-            found["merges"] = len(read)
-            found["merge_nats"] = sum(kl_div(ours, theirs, reduction="sum", log_target=True).item() for theirs, ours in logs)
-        return found
+        later = sum(tree.parents.index(tree.parents[node]) < node for node in path)
+        found = {"full_drafts": tree.num_drafted >= self.choices.max_nodes, "later_children": later}
+        if not study:
+            return found
+        same, known = recurring(tree, study), self._log_probs
+        merged = [(known[first], known[node]) for node, first in same.items() if first < node and {node, first} <= known.keys()]
+        nats = sum(kl_div(used, own, reduction="sum", log_target=True).item() for used, own in merged)
+        in_runs = len({above for node in same for above in tree.path(node)[-study:]})
+        return found | {"in_runs": in_runs, "merges": len(merged), "merge_nats": nats}
 
 
 def recurring(tree: Draft, length: int) -> dict[int, int]:
     """Return the drafted nodes whose last `length` tokens another branch has too, each with the first such node there.
 
-    Nodes of a path are not on different branches. Source: Gong et al. 2024, section 5.1 and figure 3.
+    Nodes of one path are not on different branches. Source: Gong et al. 2024, section 5.1 and figure 3.
     """
-    ends: dict[tuple[int, ...], list[int]] = {}
-    for node in range(tree.num_drafted):
-        if tree.depth[node] >= length - 1:
-            ends.setdefault(tuple(tree.tokens[above] for above in tree.path(node)[-length:]), []).append(node)
-    found = {}
-    for nodes in (nodes for nodes in ends.values() if len(nodes) > 1):
-        above = {node: set(tree.path(node)) for node in nodes}
-        for node in nodes:
-            if others := [other for other in nodes if other not in above[node] and node not in above[other]]:
-                found[node] = others[0]
-    return found
+    paths, ends = [tree.path(node) for node in range(tree.num_drafted)], dict[tuple[int, ...], list[int]]()
+    for node, path in enumerate(paths):
+        if len(path) >= length:
+            ends.setdefault(tuple(tree.tokens[above] for above in path[-length:]), []).append(node)
+    pairs = [(node, other) for nodes in ends.values() for node in nodes for other in reversed(nodes)]
+    return {node: other for node, other in pairs if other not in paths[node] and node not in paths[other]}
 
 
 class Graph(Tree):
@@ -207,9 +199,6 @@ class _GraphDrafter(_TopDrafter):
     def _run(self, node: int) -> tuple[int, ...]:
         """Return the last `tau` tokens of a node's path."""
         return (*self._context, *(self.tree.tokens[above] for above in self.tree.path(node)))[-self.choices.tau :]
-
-    def marks(self, path: Sequence[int]) -> Mapping[str, float]:
-        return {**super().marks(path), "copy_rounds": any(node >= self.tree.num_drafted for node in path)}
 
     def finish(self) -> Draft:
         unmerge(self.tree, self._same, self._deepest, self.choices.max_verified)

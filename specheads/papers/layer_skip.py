@@ -40,15 +40,11 @@ class LayerSkip(Autoregressive):
         return replace(pair, draft=without_layers(pair.target, self.skipped), draft_id=name, draft_revision=revision)
 
     def share(self, pair: Pair) -> float:
-        """Return the share of the target's forward pass that a draft step takes: of the parameters that it reads.
-
-        All are read but an input embedding that is not the output's, too.
-        """
-        models = self.pair(pair).draft, pair.target
-        inputs, outputs = models[1].get_input_embeddings().weight, models[1].get_output_embeddings().weight
+        """Return the share of the target's parameters that a draft step reads: not skipped layers, nor input embeddings."""
+        inputs, outputs = pair.target.get_input_embeddings().weight, pair.target.get_output_embeddings().weight
         unread = 0 if inputs is outputs else inputs.numel()
-        skipped, whole = (sum(weight.numel() for weight in model.parameters()) - unread for model in models)
-        return skipped / whole
+        drafting, whole = (sum(map(torch.numel, lm.parameters())) - unread for lm in (self.pair(pair).draft, pair.target))
+        return drafting / whole
 
 
 class _Skipped(nn.Module):

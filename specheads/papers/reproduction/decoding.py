@@ -59,10 +59,8 @@ def decode(
                 advance(len(decoders))
     entries = [journal.entries[number] for number in range(len(ids))]
     shares = {method.name: method.drafting.share(pair) for method in settings.methods if isinstance(method.drafting, LayerSkip)}
-    return {
-        method.name: tally((entry[method.name] for entry in entries), settings.ratio, shares.get(method.name, 0.0))
-        for method in settings.methods
-    }
+    names = [method.name for method in settings.methods]
+    return {name: tally([entry[name] for entry in entries], settings.ratio, shares.get(name, 0.0)) for name in names}
 
 
 def decoder_of(method: Method, pair: Pair, settings: Reproduction, head: LocatedHead | None, window: int) -> Decoder:

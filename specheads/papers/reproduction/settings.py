@@ -56,8 +56,8 @@ def tally(entries: Iterable[Sequence[Any]], ratio: float, share: float = 0.0) ->
 
     Args:
         entries: of each response its counts, its negative log-likelihood under the target, and its joules.
-        ratio: the steps of the pair's draft that a forward pass of the target takes.
-        share: of a forward pass of the target that a draft step takes; 0: it is one of the pair's draft.
+        ratio: the steps of the pair's draft that a pass of the target takes.
+        share: of a pass of the target that a draft step takes; 0: it is one of the pair's draft.
     """
     rows = []
     for counts, nats, joules in entries:
@@ -74,7 +74,7 @@ def tally(entries: Iterable[Sequence[Any]], ratio: float, share: float = 0.0) ->
 
 
 def priced(tally: Tally, ratio: float) -> Tally:
-    """Return a tally with its `steps`: those of the draft, each a forward pass however wide, and `ratio` per pass of the target."""
+    """Return a tally with its `steps`: the draft's, each a forward pass however wide, and `ratio` for each pass of the target."""
     return {**tally, "steps": tally["draft_steps"] + ratio * tally["target_passes"]}
 
 
