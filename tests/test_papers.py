@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from specheads.commands.compose import command_config
 from specheads.pair.config import config_folder
+from specheads.papers.reproduction.settings import METRICS as MEASURED
 from specheads.papers.reproduction.settings import Method
 
 ROOT = Path(__file__).parents[1]
@@ -24,7 +25,7 @@ ALLOWED = {"seen_in", "unverified", "note"}
 NEEDS = {"drafting", "stopping", "verification", "warp", "settings", "metrics", "compares"}
 METRICS = {
     *("tokens_per_second", "speed_up", "seconds", "block_efficiency", "discard_rate", "verification_rate", "acceptance_rate"),
-    *("drafted_per_round", "graph_success", "perplexity", "divergence"),
+    *("graph_success", *MEASURED),
 }
 COST = {"draft_parameters", "target_parameters", "prompts", "tokens_per_prompt", "passes"}
 

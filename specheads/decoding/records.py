@@ -1,7 +1,8 @@
 """Records of tensors and counts that the stages of decoding pass on; B rows."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from torch import Tensor
@@ -30,9 +31,9 @@ class Round(NamedTuple):
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     commit_seconds: float = 0.0  # seconds to rewind memory and commit tokens
-    used_copy: bool = False  # whether a graph's copied node was accepted
     num_target_calls: int = 1
     wait_seconds: float = 0.0  # time from the row's last tokens to this round: other rows commit, prompts are read
+    marks: Mapping[str, float] = MappingProxyType({})  # what the drafting method counts besides
 
     @property
     def seconds(self) -> float:
@@ -55,8 +56,8 @@ class DecodeStats:
     num_draft_calls: int
     seconds: float  # prefill_seconds included
     prefill_seconds: float  # seconds to read prompts
-    num_copy_rounds: int = 0  # rounds in which a copied node of a graph was accepted
     num_expected: float | None = None  # accepted tokens that the stopping rule expected; None: it does not expect a number
+    marks: Mapping[str, float] = field(default_factory=dict)  # the sums of what the drafting method counts besides
 
     @classmethod
     def of(cls, rounds: Sequence[Round], prefill_seconds: float = 0.0, num_expected: float | None = None) -> "DecodeStats":
@@ -67,8 +68,8 @@ class DecodeStats:
             **{name: sum(getattr(r, name) for r in rounds) for name in columns},
             seconds=prefill_seconds + sum(r.seconds for r in rounds),
             prefill_seconds=prefill_seconds,
-            num_copy_rounds=sum(r.used_copy for r in rounds),
             num_expected=num_expected,
+            marks=_added(r.marks for r in rounds),
         )
 
     @classmethod
@@ -76,8 +77,9 @@ class DecodeStats:
         """Add up several generations; what a rule expected is known only if it is of all of them."""
         values = {name: [getattr(part, name) for part in parts] for name in cls.__dataclass_fields__}
         expected: list[float | None] = values.pop("num_expected")
+        marks = _added(values.pop("marks"))
         total = None if None in expected else sum(each for each in expected if each is not None)
-        return cls(**{name: sum(each) for name, each in values.items()}, num_expected=total)
+        return cls(**{name: sum(each) for name, each in values.items()}, num_expected=total, marks=marks)
 
     @property
     def discard_rate(self) -> float:
@@ -98,7 +100,7 @@ class DecodeStats:
     def acceptance_rate(self) -> float | None:
         """Accepted share of the drafted tokens, without a graph's copies; None where nothing was drafted.
 
-        A tree's is low because its siblings exclude each other; GSD's authors report another ratio under this name.
+        A tree's is low because its siblings exclude each other; GSD's authors divide by draft steps instead.
         """
         return 1 - self.num_discarded / self.num_drafted if self.num_drafted else None
 
@@ -121,6 +123,12 @@ class DecodeStats:
     def tokens_per_second(self) -> float:
         """Emitted tokens per second of decoding, without the reading of prompts."""
         return self.num_tokens / self.decode_seconds
+
+
+def _added(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the sums of counts, by name."""
+    rows = list(counts)
+    return {name: sum(row.get(name, 0) for row in rows) for name in sorted(set().union(*rows))}
 
 
 @dataclass(frozen=True)

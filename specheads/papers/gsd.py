@@ -11,13 +11,14 @@ from typing import Annotated, Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import kl_div
 
 from specheads.decoding.rounds import RoundParts
 from specheads.pair.sampling import Uniforms
 from specheads.papers.trees.growth import Frontier, Proposal, TreeDrafter
 from specheads.papers.trees.rounds import TreeDrafting
 from specheads.papers.trees.verification import CHOSEN, ROOT, Draft
-from specheads.settings import PositiveCount, Probability, check, count
+from specheads.settings import Count, PositiveCount, Probability, check, count
 
 
 class Tree(TreeDrafting):
@@ -31,8 +32,9 @@ class Tree(TreeDrafting):
         theta_prob, theta_sib: in [0, 1]; 0 prunes nothing, and leaves it to the stopping rule.
         max_nodes: of a tree; those on the most likely paths are taken.
         max_width: nodes of a level that get children, the most likely ones.
+        study: the length of the runs whose repetition in drafts is counted, for experiments; 0: not counted.
 
-    Source: the baseline of GSD (Gong et al. 2024, section 3.1), with its defaults; SpecInfer (Miao et al. 2024).
+    Source: the baseline of GSD (Gong et al. 2024, section 4), with its defaults; SpecInfer (Miao et al. 2024).
     """
 
     kind = CHOSEN
@@ -44,6 +46,7 @@ class Tree(TreeDrafting):
         theta_sib: float = 0.3,
         max_nodes: int = 64,
         max_width: int = 16,
+        study: int = 0,
     ) -> None:
         for name, value in (("top_k", top_k), ("max_nodes", max_nodes), ("max_width", max_width)):
             check(f"drafting.{name}", value, PositiveCount)
@@ -52,7 +55,8 @@ class Tree(TreeDrafting):
         )
         check("drafting.theta_sib", theta_sib, Probability, "a share of the most likely sibling's probability, for example 0.3")
         self.top_k, self.theta_prob, self.theta_sib = top_k, theta_prob, theta_sib
-        self.max_nodes, self.max_width = max_nodes, max_width
+        check("drafting.study", study, Count)
+        self.max_nodes, self.max_width, self.study = max_nodes, max_width, study
 
     def most_read(self, max_tokens: int) -> int:
         return self.max_nodes
@@ -69,10 +73,13 @@ class _TopDrafter(TreeDrafter):
         self.choices = choices
 
     def begin(self, committed: Sequence[int], limit: int) -> None:
-        self._joint = {ROOT: 0.0}
+        self._joint, self._log_probs = {ROOT: 0.0}, dict[int, Tensor]()
 
     def propose(self, frontier: Frontier, uniforms: Uniforms) -> tuple[Tensor, Tensor, Tensor]:
-        top = self.distribution(frontier.logits).topk(min(self.choices.top_k, self.engine.lm.vocab_size), dim=-1)
+        probs = self.distribution(frontier.logits)
+        if self.choices.study:
+            self._log_probs |= zip(frontier.nodes, probs.double().log(), strict=True)
+        top = probs.topk(min(self.choices.top_k, self.engine.lm.vocab_size), dim=-1)
         rows = torch.arange(len(top.values), device=top.values.device)[:, None].expand_as(top.indices)
         return rows.flatten(), top.indices.flatten(), top.values.flatten().double()
 
@@ -106,6 +113,31 @@ class _TopDrafter(TreeDrafter):
         """
         return onward[: self.choices.max_width]
 
+    def marks(self, path: Sequence[int]) -> Mapping[str, float]:
+        tree, study = self.tree, self.choices.study
+        later = sum(tree.parents.index(tree.parents[node]) < node for node in path)
+        found = {"full_drafts": tree.num_drafted >= self.choices.max_nodes, "later_children": later}
+        if not study:
+            return found
+        same, known = recurring(tree, study), self._log_probs
+        merged = [(known[first], known[node]) for node, first in same.items() if first < node and {node, first} <= known.keys()]
+        nats = sum(kl_div(used, own, reduction="sum", log_target=True).item() for used, own in merged)
+        in_runs = len({above for node in same for above in tree.path(node)[-study:]})
+        return found | {"in_runs": in_runs, "merges": len(merged), "merge_nats": nats}
+
+
+def recurring(tree: Draft, length: int) -> dict[int, int]:
+    """Return the drafted nodes whose last `length` tokens another branch has too, each with the first such node there.
+
+    Nodes of one path are not on different branches. Source: Gong et al. 2024, section 5.1 and figure 3.
+    """
+    paths, ends = [tree.path(node) for node in range(tree.num_drafted)], dict[tuple[int, ...], list[int]]()
+    for node, path in enumerate(paths):
+        if len(path) >= length:
+            ends.setdefault(tuple(tree.tokens[above] for above in path[-length:]), []).append(node)
+    pairs = [(node, other) for nodes in ends.values() for node in nodes for other in reversed(nodes)]
+    return {node: other for node, other in pairs if other not in paths[node] and node not in paths[other]}
+
 
 class Graph(Tree):
     """`drafting=graph`: a tree that is not extended at a node whose last `tau` tokens occur in the draft already.
@@ -118,7 +150,7 @@ class Graph(Tree):
         max_verified: nodes that the target reads, including copies; shallow ones first.
         Others as in Tree.
 
-    Source: Gong et al. 2024 (GSD), section 3. Their code (github.com/gzhch/gsd) copies continuations, too; it links to the first
+    Source: Gong et al. 2024 (GSD), section 5. Their code (github.com/gzhch/gsd) copies continuations, too; it links to the first
     occurrence outside the node's path, where here that of a level is its most likely node, and also to a node that has no
     continuation.
     """

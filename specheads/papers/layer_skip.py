@@ -39,6 +39,13 @@ class LayerSkip(Autoregressive):
         revision = f"{pair.target_revision}-{'-'.join(map(str, self.skipped))}"
         return replace(pair, draft=without_layers(pair.target, self.skipped), draft_id=name, draft_revision=revision)
 
+    def share(self, pair: Pair) -> float:
+        """Return the share of the target's parameters that a draft step reads: not skipped layers, nor input embeddings."""
+        inputs, outputs = pair.target.get_input_embeddings().weight, pair.target.get_output_embeddings().weight
+        unread = 0 if inputs is outputs else inputs.numel()
+        drafting, whole = (sum(map(torch.numel, lm.parameters())) - unread for lm in (self.pair(pair).draft, pair.target))
+        return drafting / whole
+
 
 class _Skipped(nn.Module):
     """Replaces a layer: returns its input in the form of that layer's output."""

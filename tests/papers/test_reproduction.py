@@ -43,13 +43,13 @@ def settings(name, *overrides):
     return settings_of(Reproduction, cfg, methods=methods_of(plain(cfg.methods)))
 
 
-def tally(tokens, calls, drafted=0, nats=1.0, copies=0):
+def tally(tokens, calls, drafted=0, nats=1.0, share=0.0, **marks):
     """The tally of a method by prompt, from tokens and target calls."""
     entries = []
     for number, call in zip(tokens, calls, strict=True):
-        stats = DecodeStats(number, drafted, drafted // 2, drafted - drafted // 2, call, drafted, 2.0, 1.0, copies)
+        stats = DecodeStats(number, drafted, drafted // 2, drafted - drafted // 2, call, drafted, 2.0, 1.0, marks=marks)
         entries.append([asdict(stats), nats * number, None])
-    return tally_of(entries, 4.0)
+    return tally_of(entries, 4.0, share)
 
 
 def claim(**values):
@@ -103,20 +103,38 @@ def test_prompts_of_a_group_are_resampled_together():
 
 
 def test_metrics_are_those_of_the_counts():
-    made = tally([6, 10], [2, 3], drafted=8, copies=1)
+    made = tally([6, 10], [2, 3], drafted=8, copy_rounds=1, merges=0)
     counts = np.array([[1.0, 1], [0, 2]])
-    total = DecodeStats.total([DecodeStats(number, 8, 4, 4, call, 8, 2.0, 1.0, 1) for number, call in ((6, 2), (10, 3))])
+    total = DecodeStats.total(
+        [DecodeStats(number, 8, 4, 4, call, 8, 2.0, 1.0, marks={"copy_rounds": 1}) for number, call in ((6, 2), (10, 3))]
+    )
     values = {name: samples(made, name, counts) for name in METRICS}
     assert values["joules_per_token"] is None  # of a meter
     assert {values[name][0] for name in ("tokens_per_round",)} == {total.block_efficiency}
     assert values["acceptance_rate"][0] == total.acceptance_rate and values["discard_rate"][0] == total.discard_rate
     assert values["verification_rate"][0] == total.verification_rate and values["drafted_per_round"][0] == total.drafted_per_round
-    assert values["copied_rounds"][0] == total.num_copy_rounds / total.num_target_calls
+    assert values["copied_rounds"][0] == total.marks["copy_rounds"] / total.num_target_calls == 2 / 5
+    assert values["in_runs"] is None and values["merge_divergence"] is None  # what was not counted, and what nothing happened to
+    assert values["accepted_per_draft_step"][0] == 8 / 16 and values["drafted_per_token"][0] == 1
     assert values["tokens_per_second"][0] == total.tokens_per_second
     assert values["perplexity"] == pytest.approx([np.e, np.e]) and values["tokens_per_round"][1] == 10 / 3
     assert values["tokens_per_draft_step"][0] == 16 / (16 + 4 * 5)
     assert samples(tally([6], [2]), "acceptance_rate", np.ones((1, 1))) is None
     assert is_measured(claim(), {"a": made}) and not is_measured(claim(metric="joules_per_token"), {"a": made})
+
+
+def test_a_target_that_drafts_for_itself_is_charged_for_its_layers():
+    """Eight draft steps at two thirds of a target pass, and two target passes."""
+    made = tally([8], [2], drafted=8, share=2 / 3)
+    assert samples(made, "tokens_per_draft_step", np.ones((1, 1)))[0] == pytest.approx(8 / (4 * (8 * 2 / 3 + 2)))
+
+
+def test_a_claim_has_a_ratio_of_its_own():
+    tallies = {"a": tally(EVEN, [2] * 20, drafted=8), "b": tally(EVEN, [8] * 20)}
+    values = [
+        checked(claim(metric="tokens_per_draft_step", over="b", ratio=ratio), tallies, 20).ours[:5] for ratio in (None, 1, 10)
+    ]
+    assert values == ["2.000", "0.800", "2.857"]  # 8 * ratio over 8 + 2 * ratio, at 4 if not said
 
 
 def test_a_claim_on_what_a_method_does_not_have_is_a_message():
@@ -194,7 +212,7 @@ def test_a_mistake_in_a_claim_is_a_message(values, message):
     [
         ("reproduce", None, r"experiment=null is nothing that specheads papers reproduce takes; use one of block_\w+, "),
         ("reproduce", "specdecpp", r"experiment=specdecpp is nothing that specheads papers reproduce takes; use one of block_"),
-        ("train", "gsd_greedy", r"experiment=gsd_greedy is nothing that specheads train takes; use one of specdecpp, "),
+        ("train", "gsd_results", r"experiment=gsd_results is nothing that specheads train takes; use one of specdecpp, "),
     ],
 )
 def test_an_experiment_of_another_command_is_a_message(command, chosen, message):
@@ -249,7 +267,8 @@ def run(name, folder, *overrides):
     "name", [name if number % 4 == 1 else pytest.param(name, marks=pytest.mark.full) for number, name in enumerate(NAMES)]
 )
 def test_every_experiment_runs(name, heads, tmp_path, capsys):
-    result = run(name, tmp_path, f"head={heads}", f"paths.data={tmp_path}")
+    longer = ["max_new_tokens=24"] if name == "gsd_ablations" else []  # something has to repeat in the drafts of each prompt
+    result = run(name, tmp_path, f"head={heads}", f"paths.data={tmp_path}", *longer)
     made = settings(name, "model=nano", "speeds=false")
     assert result["experiment"] == name and result["prompts"]["split"] == "dev" and result["prompts"]["num_prompts"] == 2
     assert set(result["methods"]) == {method.name for method in made.methods}

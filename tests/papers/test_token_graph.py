@@ -6,7 +6,7 @@ from fakes import tiny_pair
 
 from specheads import SpeculativeDecoder, UserError, Warp, papers, stopping
 from specheads.pair.sampling import Uniforms
-from specheads.papers.gsd import unmerge
+from specheads.papers.gsd import recurring, unmerge
 from specheads.papers.trees.verification import ROOT, Draft
 
 
@@ -105,9 +105,47 @@ def test_a_graph_drafts_fewer_tokens_and_verifies_as_deep():
     tree_out, graph_out = generations["Tree"], generations["Graph"]
     assert tree_out.tokens.tolist() == graph_out.tokens.tolist()
     assert graph_out.stats.num_drafted < 0.5 * tree_out.stats.num_drafted
-    assert graph_out.stats.num_copy_rounds > 0 == tree_out.stats.num_copy_rounds
+    assert graph_out.stats.marks["copy_rounds"] > 0 == tree_out.stats.marks["copy_rounds"]
     for record in graph_out.rounds:
-        assert record.num_discarded >= 0 and record.used_copy == (record.num_drafted - record.num_discarded < record.num_accepted)
+        has_copy = record.num_drafted - record.num_discarded < record.num_accepted
+        assert record.num_discarded >= 0 and record.marks["copy_rounds"] == has_copy
+
+
+def test_runs_recur_on_another_branch_not_further_down_their_own():
+    # 7 8 7 8, and 5 7 8, and 7 after the context again: nodes 0 to 3, 4 to 6, 7.
+    nodes = tree((ROOT, 7), (0, 8), (1, 7), (2, 8), (ROOT, 5), (4, 7), (5, 8), (ROOT, 7))
+    assert recurring(nodes, 1) == {0: 5, 2: 5, 5: 0, 7: 0, 1: 6, 3: 6, 6: 1}
+    assert recurring(nodes, 2) == {1: 6, 3: 6, 6: 1}
+    assert recurring(nodes, 3) == {}
+    alone = tree((ROOT, 7), (0, 8), (1, 7), (2, 8))
+    assert recurring(alone, 1) == recurring(alone, 2) == {}
+
+
+@pytest.mark.parametrize("study", [1, 2])
+def test_a_studied_tree_counts_what_repeats_in_it(study):
+    """By the trees of a draft whose next token depends on the last one alone, merged nodes have the same continuations."""
+    way, device = papers.Tree(study=study, **GROWN), torch.device("cpu")
+    decoder = SpeculativeDecoder(tiny_pair(4), way, stopping.FixedLength(5), warp=Warp(0), engine="eager")
+    drafter, state = decoder.single.rounds.drafter, decoder.stopping.start_prompt(1, device)
+    nodes = drafter.draft([0, 1, 2], state, 5, Uniforms(device, 0), torch.zeros(4, dtype=torch.bool))
+    same, marks = recurring(nodes, study), drafter.marks([0, 1])
+    grams = {node: tuple(nodes.tokens[above] for above in nodes.path(node)[-study:]) for node in range(len(nodes))}
+    assert same and all(grams[node] == grams[other] and node not in nodes.path(other) for node, other in same.items())
+    assert len(same) <= marks["in_runs"] <= len(nodes) and (marks["in_runs"] == len(same) or study > 1)
+    assert 0 < marks["merges"] < len(same) and marks["merge_nats"] > 0
+    assert marks["later_children"] == sum(any(nodes.parents[n] == nodes.parents[node] for n in range(node)) for node in (0, 1))
+    assert not marks["full_drafts"] or len(nodes) == GROWN["max_nodes"]
+    drafter._log_probs = dict.fromkeys(drafter._log_probs, drafter._log_probs[ROOT])
+    assert drafter.marks([])["merge_nats"] == pytest.approx(0)
+    assert not {"in_runs", "merges"} & decoder_marks(papers.Tree(**GROWN)).keys()
+
+
+def decoder_marks(way):
+    return (
+        SpeculativeDecoder(tiny_pair(4), way, stopping.FixedLength(3), warp=Warp(0), engine="eager")
+        .generate([0, 1], 8)
+        .stats.marks
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,6 +155,7 @@ def test_a_graph_drafts_fewer_tokens_and_verifies_as_deep():
         ({"max_nodes": 80, "max_verified": 70}, "drafting.max_verified=70 must be an integer of at least 80"),
         ({"theta_prob": 2}, "drafting.theta_prob=2 must be a number from 0 to 1"),
         ({"top_k": 0}, "drafting.top_k=0 must be a positive integer"),
+        ({"study": -1}, "drafting.study=-1 must be "),
     ],
 )
 def test_impossible_choices_are_refused(choices, message):

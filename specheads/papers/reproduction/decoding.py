@@ -26,8 +26,9 @@ from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import nan_message
+from specheads.papers.layer_skip import LayerSkip
 from specheads.papers.mjsd import BlockSearch
-from specheads.papers.reproduction.settings import Method, Reproduction, Tally, tally
+from specheads.papers.reproduction.settings import Method, Reproduction, Tally, priced, tally
 from specheads.prompts.prompt import EncodedPrompt, ResponseLimits
 from specheads.replay.head_scores import head_fingerprint
 from specheads.replay.recording import GROUND_TRUTH, Recorder, Recording
@@ -66,7 +67,9 @@ def decode(pair: Pair, settings: Reproduction, prompts: Sequence[EncodedPrompt],
                 journal.add(number, _decoded(pair, decoders, number, prompt, settings, meter))
                 advance(len(decoders))
     entries = [journal.entries[number] for number in range(len(ids))]
-    return {method.name: tally((entry[method.name] for entry in entries), settings.ratio) for method in settings.methods}
+    shares = {method.name: method.drafting.share(pair) for method in settings.methods if isinstance(method.drafting, LayerSkip)}
+    names = [method.name for method in settings.methods]
+    return {name: tally([entry[name] for entry in entries], settings.ratio, shares.get(name, 0.0)) for name in names}
 
 
 def replayed(pair: Pair, settings: Reproduction, prompts: Sequence[EncodedPrompt], data: Path, heads: Heads) -> dict[str, Tally]:
@@ -94,7 +97,7 @@ def replayed(pair: Pair, settings: Reproduction, prompts: Sequence[EncodedPrompt
         entries = [[asdict(DecodeStats(*row)), math.nan, math.nan] for row in rows]
         share, quality = of_heads[_head(method, known)] if method.needs_head else (0.0, {})
         made = tally(entries, settings.ratio)
-        tallies[method.name] = {**made, **quality, "charged_steps": made["steps"] + share * counts.drafted}
+        tallies[method.name] = priced({**made, **quality, "head_steps": share * counts.drafted}, settings.ratio)
     return tallies
 
 

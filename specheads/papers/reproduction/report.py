@@ -11,7 +11,7 @@ from rich.table import Table
 from specheads.errors import UserError
 from specheads.evaluation.intervals import Groups, Interval, cross_fitted_gain, interval, resample_counts
 from specheads.papers.claims import CheckedClaim, direction
-from specheads.papers.reproduction.settings import METRICS, Claim, Comparison, Tally, samples, sums
+from specheads.papers.reproduction.settings import METRICS, Claim, Comparison, Tally, priced, samples, sums
 
 Tallies = Mapping[str, Tally]  # the key is the method
 Measured = Mapping[str, Mapping[str, Interval]]  # the metrics that apply to each method
@@ -24,6 +24,8 @@ def checked(claim: Claim, tallies: Tallies, groups: Groups) -> CheckedClaim:
 
     Compared with another ratio, the value is the ratio of both, and published is that of both, too.
     """
+    if claim.ratio is not None:
+        tallies = {name: priced(tally, claim.ratio) for name, tally in tallies.items()}
     estimate, neutral = _estimated(claim, tallies, groups), 1.0 if claim.over else 0.0
     if claim.than is not None and not isinstance(claim.than, Comparison):
         neutral = claim.than

@@ -32,11 +32,17 @@ class _Metric:
 METRICS = {
     "tokens_per_round": _Metric("tokens per round", "num_tokens", "num_target_calls"),
     "acceptance_rate": _Metric("accepted / drafted", "num_kept", "num_drafted"),
+    "accepted_per_draft_step": _Metric("accepted / draft steps", "num_accepted", "num_draft_calls"),  # GSD's acceptance rate
+    "drafted_per_token": _Metric("drafted per token", "num_drafted", "num_tokens"),
     "drafted_per_round": _Metric("drafted per round", "num_drafted", "num_target_calls"),
     "perplexity": _Metric("perplexity", "nats", "num_tokens", exponential=True),
     "discard_rate": _Metric("discard rate", "num_discarded", "num_tokens"),
     "verification_rate": _Metric("verification rate", "num_target_calls", "num_tokens"),
-    "copied_rounds": _Metric("rounds with a copy", "num_copy_rounds", "num_target_calls"),  # GSD, section 4
+    "copied_rounds": _Metric("rounds with a copy", "copy_rounds", "num_target_calls"),  # GSD, table 1
+    "full_drafts": _Metric("full drafts", "full_drafts", "num_target_calls"),  # cut off by drafting.max_nodes
+    "later_children": _Metric("accepted later children", "later_children", "num_accepted"),  # GSD, figure 7
+    "in_runs": _Metric("drafted in repeated runs", "in_runs", "num_drafted"),  # GSD, figure 3
+    "merge_divergence": _Metric("nats between merged", "merge_nats", "merges"),  # GSD, table 5
     "tokens_per_draft_step": _Metric("tokens per draft step", "num_tokens", "steps"),
     "tokens_per_charged_step": _Metric("tokens per draft step, heads charged", "num_tokens", "charged_steps"),
     "divergence": _Metric("divergence of the head", "divergence", "num_predicted"),  # SpecDec++, appendix C.3, in nats
@@ -49,12 +55,13 @@ METRICS = {
 Tally = Mapping[str, np.ndarray]  # what a method did: by column the numbers of the prompts (P,), NaN where not measured
 
 
-def tally(entries: Iterable[Sequence[Any]], ratio: float) -> Tally:
+def tally(entries: Iterable[Sequence[Any]], ratio: float, share: float = 0.0) -> Tally:
     """Return the columns of a method.
 
     Args:
         entries: of each response its counts, its negative log-likelihood under the target, and its joules.
-        ratio: the draft steps that a forward pass of the target takes.
+        ratio: the steps of the pair's draft that a pass of the target takes.
+        share: of a pass of the target that a draft step takes; 0: it is one of the pair's draft.
     """
     rows = []
     for counts, nats, joules in entries:
@@ -62,22 +69,31 @@ def tally(entries: Iterable[Sequence[Any]], ratio: float) -> Tally:
         more = {
             "decode_seconds": stats.decode_seconds,
             "num_kept": stats.num_drafted - stats.num_discarded,  # accepted, without copies, which cost the draft nothing
-            "steps": stats.num_draft_calls + ratio * stats.num_target_calls,
-            **dict.fromkeys(("charged_steps", "divergence", "num_predicted", "num_in_order", "num_pairs"), math.nan),
+            "draft_steps": 0 if share else stats.num_draft_calls,
+            "target_passes": stats.num_target_calls + share * stats.num_draft_calls,
+            **dict.fromkeys(("head_steps", "divergence", "num_predicted", "num_in_order", "num_pairs"), math.nan),
         }
-        rows.append({**counts, **more, "nats": nats, "joules": joules})
-    return {name: np.array([row[name] for row in rows], dtype=float) for name in rows[0]}
+        rows.append({**counts, **stats.marks, **more, "nats": nats, "joules": joules})
+    names = set().union(*rows) - {"marks"}
+    return priced({name: np.array([row.get(name, 0) for row in rows], dtype=float) for name in names}, ratio)
+
+
+def priced(tally: Tally, ratio: float) -> Tally:
+    """Return a tally with its steps: the draft's, each a forward pass however wide, `ratio` for each pass of the target, heads'."""
+    steps = tally["draft_steps"] + ratio * tally["target_passes"]
+    return {**tally, "steps": steps, "charged_steps": steps + tally["head_steps"]}
 
 
 def sums(tally: Tally, metric: str) -> np.ndarray:
     """Return the numbers whose sums a metric divides, (2, P)."""
-    return np.stack([tally[METRICS[metric].above], tally[METRICS[metric].below]])
+    unknown = np.full_like(tally["num_tokens"], np.nan)  # what a method does not count
+    return np.stack([tally.get(METRICS[metric].above, unknown), tally.get(METRICS[metric].below, unknown)])
 
 
 def samples(tally: Tally, metric: str, counts: np.ndarray) -> np.ndarray | None:
     """Return a metric (1 + R,) under each row of `counts` (1 + R, P); None where it does not apply, as without a draft."""
     above, below = sums(tally, metric) @ counts.T
-    if not below.all() or np.isnan(above).any():
+    if not below.all() or np.isnan(above).any() or np.isnan(below).any():
         return None
     return np.exp(above / below) if METRICS[metric].exponential else above / below
 
@@ -135,6 +151,7 @@ class Claim(Comparison):
     than: Number | Comparison | None = setting(
         None, "what the metric or ratio is compared with: a number, or another ratio; null: 1 for a ratio, 0 for a value"
     )
+    ratio: PositiveNumber | None = setting(None, "of tokens_per_draft_step: the ratio, if not that of the whole experiment")
     published: Number | None = setting(None, "the published value of the metric or ratio, in the same form; null: none")
     note: Text = setting("", "what else to know about it")
 

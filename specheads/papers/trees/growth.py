@@ -1,6 +1,6 @@
 """Growing trees level by level: the draft's KV memory of them, and the stopping rule's state at each node."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,6 +125,10 @@ class RowDrafter:
             path: the accepted nodes, with which that path begins.
         """
         raise NotImplementedError
+
+    def marks(self, path: Sequence[int]) -> Mapping[str, float]:
+        """Return what the method counts besides about its last draft, of which the nodes `path` were accepted."""
+        return {}
 
     def keep(self, path: Sequence[int]) -> None:
         """Forget the last draft except for the accepted nodes `path`."""

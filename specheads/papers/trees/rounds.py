@@ -87,7 +87,7 @@ class _TreeRounds(Rounds):
             num_accepted=len(path),
             num_discarded=draft.num_drafted - (len(path) - num_copied),
             num_draft_calls=draft.num_draft_calls,
-            used_copy=num_copied > 0,
+            marks={"copy_rounds": num_copied > 0, **self.drafter.marks(path)},
         )
         return [done], drafted
 
