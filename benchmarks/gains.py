@@ -1,6 +1,6 @@
 """What heads gain at each temperature, with their cost and without, and how that follows from what they know.
 
-    specheads train warp.temperature=0.5 seed=0 && specheads evaluate warp.temperature=0.5 live=none  # for each seed
+    specheads train warp.temperature=0.5 seed=0 && specheads evaluate warp.temperature=0.5 live=none
     python benchmarks/gains.py outputs/evaluate/*/report.json [--keep gains] [--figure docs/information.png]
 
 Reads reports of `specheads evaluate`. Those with the same pair and warp are seeds of one setting: values are means over seeds, and

@@ -2,8 +2,8 @@
 
     python benchmarks/render.py [--check]
 
-The text between `<!-- table: result/key -->` and `<!-- end -->` is replaced by a table. `--check` writes nothing, names the tables
-that differ, and exits with 1 if there are any.
+The text between `<!-- table: result/key -->` and `<!-- end -->` is replaced by a table. `--check` writes nothing, names the
+tables that differ, and exits with 1 if there are any.
 """
 
 import argparse

@@ -79,7 +79,7 @@ def tally(entries: Iterable[Sequence[Any]], ratio: float, share: float = 0.0) ->
 
 
 def priced(tally: Tally, ratio: float) -> Tally:
-    """Return a tally with its steps: the draft's, each a forward pass however wide, `ratio` for each pass of the target, heads'."""
+    """Return a tally with its steps: the draft's, one for a pass however wide, `ratio` for each of the target's, and heads'."""
     steps = tally["draft_steps"] + ratio * tally["target_passes"]
     return {**tally, "steps": steps, "charged_steps": steps + tally["head_steps"]}
 
