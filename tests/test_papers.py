@@ -24,7 +24,7 @@ ALLOWED = {"seen_in", "unverified", "note"}
 NEEDS = {"drafting", "stopping", "verification", "warp", "settings", "metrics", "compares"}
 METRICS = {
     *("tokens_per_second", "speed_up", "seconds", "block_efficiency", "discard_rate", "verification_rate", "acceptance_rate"),
-    *("drafted_per_round", "graph_success", "perplexity", "divergence"),
+    *("drafted_per_round", "graph_success", "perplexity", "divergence", "tokens_per_draft_step"),
 }
 COST = {"draft_parameters", "target_parameters", "prompts", "tokens_per_prompt", "passes"}
 

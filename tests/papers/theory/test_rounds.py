@@ -5,7 +5,7 @@ import torch
 
 from specheads import verification
 from specheads.papers.theory.chains import Chains, tokens_per_round
-from specheads.papers.theory.rounds import most_tokens_per_round
+from specheads.papers.theory.rounds import accepted_error, most_tokens_per_round
 
 
 def chains(seed=0, num_positions=5, vocab_size=3):
@@ -38,3 +38,11 @@ def test_one_token_is_accepted_as_often_as_the_models_overlap():
     known = chains(3)
     overlap = torch.minimum(known.target[0, 0], known.draft[0, 0]).sum().item()
     assert tokens_per_round(verification.TokenVerification(), known, 1) == pytest.approx(1 + overlap)
+
+
+def test_the_error_of_what_joint_verification_accepts():
+    """Ratios 0.5 and 0.25 of one draft, 1.5 and more of the others: the first is the worst that passes at 0.4, both at 0.2."""
+    target, draft = torch.tensor([[0.25, 0.75]] * 2, dtype=torch.float64), torch.tensor([[0.5, 0.5]] * 2, dtype=torch.float64)
+    known = Chains.constant(target, draft, 3)
+    assert accepted_error(known, 2, 0.4) == pytest.approx(1) and accepted_error(known, 2, 0.2) == pytest.approx(3)
+    assert accepted_error(known, 2, 0.9) == pytest.approx(0)
