@@ -47,7 +47,7 @@ class JointVerification(VerificationRule):
     takes = frozenset({BEAM, CHAIN})
 
     def __init__(self, threshold: float = 0.1) -> None:
-        check("verification.threshold", threshold, Probability, "what the ratio of joint probabilities must exceed, for example 0.1")
+        check("verification.threshold", threshold, Probability, "what the joint ratio must exceed, for example 0.1")
         self.threshold = threshold
         self.compile_key = ("joint", threshold)
         self.label = f"joint verification, threshold {threshold:g}"

@@ -100,7 +100,7 @@ def worked_example() -> ReportSection:
         source="Sun et al. 2024, section 2",
         columns=("verification", "ours", "published"),
         rows=[list(row) for row in zip(names, accepted, published, strict=True)],
-        claims=[claim, bounded],
+        claims=[claim],
     )
 
 
@@ -154,10 +154,7 @@ def accepted_error(chains: Chains, num_drafted: int, threshold: float) -> float:
 
 
 def joint_choice(generator: torch.Generator, num_models: int = 200) -> ReportSection:
-    """Return the perplexity of 8 tokens of 2 that are chosen in blocks, each the most likely of all, on random chains.
-
-    And the error of what joint verification accepts there.
-    """
+    """Return the perplexity of 8 tokens of 2 that are chosen in blocks, on random chains, and the error of joint verification."""
     blocks = (1, 2, 4, 8)
     models = [Chains.random(8, 2, generator, sharpness=1.5) for _ in range(num_models)]
     nats = torch.tensor([[most_likely_blocks(chains, 8, block) for block in blocks] for chains in models], dtype=torch.float64)
