@@ -20,13 +20,13 @@ from specheads.decoding.rows import Rounds, Row, RowsDecoder, checked_window
 from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.stopping import FixedLength
 from specheads.decoding.verification.rule import AcceptanceDistribution, Block, VerificationRule
-from specheads.errors import UserError, is_number
+from specheads.errors import UserError
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Uniforms, Warp
 from specheads.papers.trees.growth import Frontier, Proposal, TreeDrafter, usual_length
 from specheads.papers.trees.rounds import TreeDrafting
 from specheads.papers.trees.verification import BEAM, ROOT, Draft, TreeVerification
-from specheads.settings import PositiveCount, check
+from specheads.settings import PositiveCount, Probability, check
 
 
 class JointVerification(VerificationRule):
@@ -36,7 +36,7 @@ class JointVerification(VerificationRule):
     failed.
 
     Args:
-        threshold: in [0, 1), tau of the paper.
+        threshold: in [0, 1], tau of the paper. At 0 all is accepted that the target finds possible, at 1 nothing.
 
     Source: Qin et al. 2024, algorithm 1.
     """
@@ -46,11 +46,7 @@ class JointVerification(VerificationRule):
     takes = frozenset({BEAM, CHAIN})
 
     def __init__(self, threshold: float = 0.1) -> None:
-        if not is_number(threshold) or not 0 <= threshold < 1:
-            raise UserError(
-                f"verification.threshold={threshold} must be at least 0 and below 1; it is what the ratio of joint "
-                "probabilities must exceed, for example 0.1."
-            )
+        check("verification.threshold", threshold, Probability, "what the joint ratio must exceed, for example 0.1")
         self.threshold = threshold
         self.compile_key = ("joint", threshold)
         self.label = f"joint verification, threshold {threshold:g}"

@@ -28,6 +28,8 @@ def chain(drafted, wanted, lengths=None):
         ([0.8, 0.1, 0.9, 0.1], [0.04, 0.9, 0.1, 0.9], 0.4, 4),  # 0.05, 0.45, 0.05, 0.45
         ([0.2, 0.9], [0.8, 0.3], 0.9, 2),  # min(1, 4), min(1, 1.33)
         ([0.5, 0.5], [0.25, 0.5], 0.5, 0),  # 0.5 does not exceed 0.5
+        ([0.9, 0.9], [1.0, 1.0], 1.0, 0),  # nothing exceeds 1
+        ([0.9, 0.9, 0.9], [1e-9, 1e-9, 1e-9], 0.0, 3),  # all that is possible exceeds 0
         ([0.5, 0.5], [0.0, 1.0], 0.0, 0),  # a token that is impossible under the target is never accepted
     ],
 )
@@ -51,6 +53,6 @@ def test_nothing_is_accepted_beyond_a_rows_length():
 
 
 def test_an_impossible_threshold_is_refused():
-    for threshold in (1, -0.1, "x"):
-        with pytest.raises(UserError, match=f"verification.threshold={threshold} must be at least 0 and below 1"):
+    for threshold in (1.1, -0.1, "x"):
+        with pytest.raises(UserError, match=f"verification.threshold={threshold} must be a number from 0 to 1"):
             JointVerification(threshold)

@@ -14,6 +14,7 @@ from torch import Tensor
 from specheads.decoding.verification import BlockVerification, TokenVerification
 from specheads.decoding.verification.rule import VerificationRule
 from specheads.papers.claims import CheckedClaim, ReportSection, computed, equality
+from specheads.papers.mjsd import JointVerification
 from specheads.papers.spectr import SpecTr
 from specheads.papers.theory.chains import Chains, every_draft, tokens_per_round
 from specheads.papers.theory.rejections import EXACT
@@ -226,8 +227,16 @@ def verification_rules(generator: torch.Generator, num_models: int = 20, num_pro
     )
 
 
+def accepted_error(chains: Chains, num_drafted: int, threshold: float) -> float:
+    """Return the largest `(D - T) / T`, D and T the joint probabilities of what joint verification accepts of any draft."""
+    _, block = every_draft(chains, num_drafted)
+    accepted = JointVerification(threshold).distribution(block).survival.sum(dim=1).long()
+    ratios = torch.nn.functional.pad(block.log_ratios().cumsum(dim=1), (1, 0)).gather(1, accepted[:, None])
+    return (1 / ratios.exp() - 1).max().item()
+
+
 def joint_choice(generator: torch.Generator, num_models: int = 200) -> ReportSection:
-    """Return the perplexity of 8 tokens of 2 that are chosen in blocks, each the most likely of all, on random chains."""
+    """Return the perplexity of 8 tokens of 2 that are chosen in blocks, on random chains, and the error of joint verification."""
     blocks = (1, 2, 4, 8)
     models = [Chains.random(8, 2, generator, sharpness=1.5) for _ in range(num_models)]
     nats = torch.tensor([[most_likely_blocks(chains, 8, block) for block in blocks] for chains in models], dtype=torch.float64)
@@ -235,12 +244,21 @@ def joint_choice(generator: torch.Generator, num_models: int = 200) -> ReportSec
     shares = [[f"{share.double().mean().item():.0%}" for share in each] for each in ((better > 1e-12).T, (better < -1e-12).T)]
     falls, worse = means == sorted(means, reverse=True), bool((better < -1e-12).any())
     claim = CheckedClaim(
-        ("mjsd_theorem3_2", "mjsd_corollary3_3"),
+        ("mjsd_definition3_1", "mjsd_theorem3_2", "mjsd_corollary3_3"),
         "Choosing several tokens jointly leads to a perplexity that is no higher than choosing them singly.",
         "mean perplexity {:.3f} singly, {:.3f}, {:.3f} and {:.3f} by 2, 4 and 8".format(*means),
         None,
         "held" if falls and not worse else "held weakly" if falls else "did not hold",
         why="On average and for the whole text at once; blocks shorter than the text are higher in some models." if worse else "",
+    )
+    most = {tau: max(accepted_error(chains, 4, tau) / (1 / tau - 1) for chains in models) for tau in (0.1, 0.5, 0.9)}
+    bounded = computed(
+        ("mjsd_section3_2_bound",),
+        "The relative error of the joint probability of what joint verification accepts is below 1/tau - 1.",
+        "at most " + ", ".join(f"{share:.3f} of it at tau {tau}" for tau, share in most.items()),
+        "below",
+        max(most.values()) < 1,
+        why="All drafts of 4 tokens were enumerated. The bound restates the rule.",
     )
     return ReportSection(
         key="joint",
@@ -248,5 +266,5 @@ def joint_choice(generator: torch.Generator, num_models: int = 200) -> ReportSec
         source="Qin et al. 2024 (MJSD), section 3",
         columns=("tokens at a time", "perplexity", "lower than greedy", "higher"),
         rows=list(zip(blocks, means, *shares, strict=True)),
-        claims=[claim],
+        claims=[claim, bounded],
     )

@@ -10,7 +10,7 @@ from sympy.solvers.simplex import linprog
 from specheads import verification
 from specheads.papers.biased import BiasedVerification
 from specheads.papers.theory.chains import Chains, every_draft, tokens_per_round
-from specheads.papers.theory.rounds import best_matching, kept_worth, most_tokens_per_round, tokens_after
+from specheads.papers.theory.rounds import accepted_error, best_matching, kept_worth, most_tokens_per_round, tokens_after
 
 
 def chains(seed=0, num_positions=5, vocab_size=3):
@@ -138,3 +138,11 @@ def first_rounds(rule, known, num_drafted):
             for token, share in enumerate((weights / weights.sum()).tolist()):
                 chance = probability[row] * distribution.length_probs[row, kept] * share
                 yield kept + 1, [*tokens[:kept], token], chance.item()
+
+
+def test_the_error_of_what_joint_verification_accepts():
+    """Ratios 0.5 and 0.25 of one draft, 1.5 and more of the others: the first is the worst that passes at 0.4, both at 0.2."""
+    target, draft = torch.tensor([[0.25, 0.75]] * 2, dtype=torch.float64), torch.tensor([[0.5, 0.5]] * 2, dtype=torch.float64)
+    known = Chains.constant(target, draft, 3)
+    assert accepted_error(known, 2, 0.4) == pytest.approx(1) and accepted_error(known, 2, 0.2) == pytest.approx(3)
+    assert accepted_error(known, 2, 0.9) == pytest.approx(0)
