@@ -1,8 +1,6 @@
 """The shards of a data set and their rows: responses, drafted tokens and acceptance probabilities (SpecDec++, section 3.1).
 
-Both models read prompt and response once; at every response position a token is sampled from the draft's distribution, and its
-acceptance probability follows from both models' distributions there. Probabilities are in memory for a slice of positions at a
-time, never for a whole response, and a batch's labels leave the device together.
+Both models read prompt and response once; probabilities are in memory for a slice of positions at a time.
 """
 
 from collections.abc import Callable, Sequence
@@ -64,6 +62,7 @@ def respond(responder: Responder, shards: Sequence[Shard], settings: "Generation
 
 def response_rows(shard: Shard, responses: Sequence[Response], labels: Sequence[dict[str, list]] = ()) -> list[dict]:
     """Return the rows of one shard, in the order of its prompts; without labels, the columns of the draft are empty."""
+    rows = zip(shard.prompts, responses, labels or [{}] * len(responses), strict=True)
     return [
         {
             "prompt_id": prompt.prompt_id,
@@ -76,9 +75,7 @@ def response_rows(shard: Shard, responses: Sequence[Response], labels: Sequence[
             **_EMPTY,
             **labels_of_row,
         }
-        for (prompt, prompt_ids), response, labels_of_row in zip(
-            shard.prompts, responses, labels or [{}] * len(responses), strict=True
-        )
+        for (prompt, prompt_ids), response, labels_of_row in rows
     ]
 
 
@@ -121,12 +118,10 @@ def label_responses(
     warp: Warp,
     advance: Callable[[int], object] = lambda rows: None,
 ) -> list[dict[str, list]]:
-    """Return the labels of each response by the names of their columns, LABELS.
+    """Return the labels of each response, which is not empty, by the names of their columns, LABELS.
 
-    Args:
-        advance: takes how much more is done, in responses of mean length: short ones come first.
-        prompts, responses: token ids per row; responses are not empty.
-        uniform: (B, samples, >= longest response) in [0, 1), one number per drafted token.
+    `uniform` (B, samples, >= longest response) in [0, 1) has a number per drafted token. `advance` takes how much more is done,
+    in responses of mean length: short ones come first.
     """
     results: dict[int, dict[str, list]] = {}  # the key is the row
     lengths, told, done = [len(p) + len(r) for p, r in zip(prompts, responses, strict=True)], 0, 0
@@ -147,7 +142,7 @@ def label_responses(
 def _columns(pair: Pair, texts: list[list[int]], where: Tensor, uniforms: Tensor, warp: Warp) -> list[np.ndarray]:
     """Return the columns LABELS, (N,) or for `more_` (samples - 1, N), of positions `where` (2, N) = (row, index in the text).
 
-    `uniforms` (samples, N) are the numbers that decide the drafted tokens.
+    `uniforms` (samples, N) decide the drafted tokens.
     """
     tokens = right_padded(texts)
     row, index = where

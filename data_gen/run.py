@@ -1,7 +1,7 @@
 """Make a data set in two stages, of which each fills a cache and keeps the shards that exist.
 
-`ResponseStage` makes the target's responses, which fit every draft of the same window. `LabelStage` reads them, and adds the
-tokens that the draft samples along them with their acceptance probabilities.
+The target's responses fit every draft of the same window; labels are the draft's tokens along them, and how likely those are
+accepted.
 """
 
 import contextlib
@@ -47,11 +47,7 @@ def generate_data(
 ) -> Path:
     """Return the folder of the complete cache of the prompts of a source, or of given ones; missing shards are made first.
 
-    Another process of this machine that makes the same cache is waited for. With `labelled` false, responses are enough: an
-    existing cache with labels is used as well.
-
-    Raises:
-        UserError: no usable prompt.
+    With `labelled` false responses are enough. Raises UserError for prompts none of which is usable.
     """
     prompts = unique(source if isinstance(source, Sequence) else source.load(pair.chats))
     while isinstance(stage := next_stage(pair, prompts, settings, root, splits, labelled), Stage):
@@ -146,7 +142,6 @@ class Stage(ABC):
         self.shards = plan_shards(encoded, settings)
 
     def run(self) -> None:
-        """Make what is missing in this process."""
         with self.store.missing(list(self.shards)) as missing:
             self.announce(missing)
             with progress(*self.amount(missing)) as advance:
@@ -172,7 +167,6 @@ class Stage(ABC):
         """Return how much memory making shards takes, for the log; nothing where another program makes them."""
 
     def lots(self, missing: Collection[str]) -> list[list[str]]:
-        """Return the missing shards in the parts in which they are made."""
         return [[name] for name in missing]
 
     @abstractmethod
@@ -226,12 +220,9 @@ class ResponseStage(Stage):
                     self.store.write(name, response_rows(self.shards[name], responses))
             return
         shards, later = [self.shards[name] for name in names], self.store.still_missing(list(self.shards))
-        how = {
-            "on_step": advance,
-            "journal": self.store.journal(names[-1]),
-            "num_later": self.num_rows(later) - self.num_rows(names),
-        }
-        for name, shard, responses in zip(names, shards, respond(self._responder, shards, self.settings, **how), strict=True):
+        how = {"journal": self.store.journal(names[-1]), "num_later": self.num_rows(later) - self.num_rows(names)}
+        made = respond(self._responder, shards, self.settings, on_step=advance, **how)
+        for name, shard, responses in zip(names, shards, made, strict=True):
             self.store.write(name, response_rows(shard, responses))
 
 
@@ -254,7 +245,6 @@ class LabelStage(Stage):
         return bulk_operations(self.pair.target_lm.device)
 
     def make(self, names: Sequence[str], advance: Advance) -> None:
-        """Label the responses of some shards. Raises UserError if one of them has changed."""
         for name in names:
             shard = self.shards[name]
             responses = self._read(name, shard)
@@ -272,12 +262,9 @@ class LabelStage(Stage):
 
 def cache_provenance(pair: Pair, prompts: Sequence[Prompt], settings: Generation, labelled: bool) -> dict[str, Any]:
     """Return everything that decides a cache's content. Responses depend on the draft only by the length of its window."""
-    provenance, sizes = response_provenance(pair, prompts, settings.warp, settings.seed), settings.sizes()
-    provenance |= responses_provenance(settings)
+    provenance = response_provenance(pair, prompts, settings.warp, settings.seed) | responses_provenance(settings)
+    sizes = {name: getattr(settings, name) for name in RESPONSE_LIMITS}
     if labelled:
-        return provenance | {"settings": sizes, "labels": LABELS}
-    return provenance | {
-        "draft": ["every draft", f"of window {pair.window}"],
-        "dtype": [str(pair.target.dtype), "any"],
-        "settings": {name: value for name, value in sizes.items() if name in RESPONSE_LIMITS},
-    }
+        return provenance | {"settings": sizes | {"draws_per_position": settings.samples_per_position}, "labels": LABELS}
+    draft, dtype = ["every draft", f"of window {pair.window}"], [str(pair.target.dtype), "any"]
+    return provenance | {"draft": draft, "dtype": dtype, "settings": sizes}

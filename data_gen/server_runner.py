@@ -1,21 +1,19 @@
 """Responses of the target by a server that is already running: OpenAI's completions, with the ids of tokens.
 
-vLLM and SGLang return ids as `token_ids`, llama-server with its log-probabilities. `server.concurrency` requests are under way at
-a time, and each response is kept once it has ended, so the same command asks only for what is missing after a kill. Requests have
-seeds, so a response depends on the others by the rounding of sums alone. Before the first one, the log-probabilities of some
-greedy responses are compared with the pair's own: a head must not learn from another model than the one that is served.
+Each response is kept once it has ended. Before the first one, log-probabilities of some greedy responses are compared with the
+pair's own: a head must not learn from another model than the one that is served.
 """
 
 import json
 import logging
 import os
-import queue
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from http.client import HTTPException
+from multiprocessing.pool import ThreadPool
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -55,7 +53,6 @@ _ALWAYS = {
     "samplers": ["top_k", "temperature", "top_p", "min_p"],
 }
 
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -72,15 +69,9 @@ class Server:
     """A server of one model; every call is tried again a few times where that may help."""
 
     def __init__(self, url: str, model: str | None = None, seconds: float = 600.0) -> None:
-        """Ask for its models.
+        """Ask the server at an address, with or without /v1, for its models; None is the only one.
 
-        Args:
-            url: its address, with or without /v1.
-            model: the name of the target there; None: the only one.
-            seconds: that it may take for an answer.
-
-        Raises:
-            UserError: it cannot be reached, or serves no such model.
+        It may take `seconds` for an answer. Raises UserError if it cannot be reached, or serves no such model.
         """
         url = url.rstrip("/")
         if not url.startswith(("http://", "https://")):
@@ -95,11 +86,7 @@ class Server:
         self.model, self._seconds = model or served[0], seconds
 
     def complete(self, ids: Sequence[int], params: Mapping[str, Any]) -> Completion:
-        """Return the completion of a prompt of token ids.
-
-        Raises:
-            UserError: the server refuses, fails again and again, read another prompt, or returns no ids.
-        """
+        """Return the completion of a prompt. Raises UserError if the server fails, read another prompt, or returns no ids."""
         answer = self._ask("completions", {"model": self.model, "prompt": list(ids), **_ALWAYS, **params})
         (choice, *_), read = answer.get("choices") or [{}], (answer.get("usage") or {}).get("prompt_tokens", len(ids))
         if read != len(ids):
@@ -165,10 +152,7 @@ def server_responses(
 ) -> Generator[tuple[str, list[Response]]]:
     """Yield the names of some shards with their responses, as the last response of each has ended.
 
-    `advance` is called with the number of responses that have ended.
-
-    Raises:
-        UserError: no server, one of another model, or one that fails again and again.
+    Raises UserError for no server, one of another model, or one that fails again and again.
     """
     if settings.server_url is None:
         raise UserError("runner=server needs the address of a server: server.url=http://localhost:8000")
@@ -205,8 +189,7 @@ def server_responses(
 def response_of(pair: Pair, made: Completion, most: int) -> Response:
     """Return a completion as the response that this process would have made: it ends with the first token that ends one.
 
-    Raises:
-        UserError: tokens that the pair does not know, too many, or an end that is no end.
+    Raises UserError for tokens that the pair does not know, too many, or an end that is no end.
     """
     if made.reason not in ("stop", "length"):
         raise UserError(f"the server ended a response by finish_reason={made.reason}, which is neither stop nor length.")
@@ -226,8 +209,7 @@ def response_of(pair: Pair, made: Completion, most: int) -> Response:
 def check_target(pair: Pair, server: Server, prompts: Sequence[Sequence[int]]) -> float:
     """Return how much log-probabilities of a server's greedy tokens differ from the pair's own, in nats on average.
 
-    Raises:
-        UserError: so much that another model is served, or other tokens are meant.
+    Raises UserError for so much that another model is served, or other tokens are meant.
     """
     params = sampling_params(pair, Warp(0.0), COMPARED_TOKENS, 0.0, SEEDS)
     made = [(list(ids), server.complete(ids, params)) for ids in prompts]
@@ -258,33 +240,17 @@ def check_target(pair: Pair, server: Server, prompts: Sequence[Sequence[int]]) -
 def at_once(call: Callable[[Item], Result], items: Sequence[Item], threads: int) -> Iterator[tuple[Item, Result]]:
     """Yield items with what the call returns for them, as the calls end; raises the first call's exception.
 
-    After an exception no further call is begun. Threads are daemons: a process that is interrupted does not wait for answers.
+    After an exception no further call is begun. A pool's threads are daemons: a process that is interrupted does not wait.
     """
-    waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    stopped = threading.Event()
-    for item in items:
-        waiting.put(item)
+    failed = threading.Event()
 
-    def work() -> None:
-        while not stopped.is_set():
-            try:
-                item = waiting.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                ended.put((item, call(item), None))
-            except BaseException as error:  # noqa: BLE001 - it is raised where the results are taken
-                ended.put((item, None, error))
-                stopped.set()
+    def work(item: Item) -> tuple[Item, Result] | None:
+        try:
+            return None if failed.is_set() else (item, call(item))
+        except Exception:
+            failed.set()
+            raise
 
-    for _ in range(min(threads, len(items))):
-        threading.Thread(target=work, daemon=True).start()
-    try:
-        for _ in items:
-            item, result, error = ended.get()
-            if error is not None:
-                raise error
-            yield item, result
-    finally:
-        stopped.set()
+    if items:
+        with ThreadPool(min(threads, len(items))) as pool:
+            yield from filter(None, pool.imap_unordered(work, items))

@@ -81,7 +81,6 @@ class DatasetSource:
             )
 
     def check_final(self) -> None:
-        """Raise UserError unless final prompts are asked for."""
         if not self.num_final:
             raise UserError(
                 f"split={FINAL} needs final prompts, but data.num_final={self.num_final} asks for none; give a number, for "
@@ -89,18 +88,12 @@ class DatasetSource:
             )
 
     def provenance(self) -> dict[str, str]:
-        """Return nothing: the keys of data alone decide the prompts."""
-        return {}
+        return {}  # the keys of data alone decide the prompts
 
     def load(self, chats: bool, responses: bool = False) -> list[Prompt]:
-        """Return the prompts; a short data set gives fewer of each split, in proportion.
+        """Return the prompts, for a pair that takes instructions (`chats`) or not; a short data set gives fewer in proportion.
 
-        Args:
-            chats: whether the pair that answers takes instructions; if not, `completion_template` is used where there is one.
-            responses: whether to fill in the data set's own, by `response_template`, where a row has one.
-
-        Raises:
-            UserError: a data set that cannot be loaded, rows that the template does not fit.
+        With `responses` they have the data set's own. Raises UserError where it cannot be loaded, or the template does not fit.
         """
         from specheads.prompts import data_set
 
@@ -145,10 +138,7 @@ class DatasetSource:
     def _found(
         self, tables: Sequence[SourceRows], template: Template, answers: Template | None, earlier: set[str], limit: int
     ) -> list[Prompt]:
-        """Return `limit` prompts of rows that fit the template, the first unless shuffled, or all that there are.
-
-        They are different, and none has an `earlier` id: a split of repeated ones would be found empty once data is made.
-        """
+        """Return up to `limit` different prompts of rows that fit the template, none of an `earlier` id."""
         known = list(dict.fromkeys(field for table in tables for field in table.fields))
         template = template.restricted(known, self.path)
         answers = answers and answers.restricted(known, self.path)

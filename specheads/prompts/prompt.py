@@ -76,10 +76,7 @@ def check_counts(num_train: int, num_dev: int, num_test: int, num_final: int) ->
 
 
 def scaled_down(counts: Sequence[int], available: int) -> list[int]:
-    """Return counts in the proportions of `counts`, with the sum `available`, which is less than the sum of `counts`.
-
-    By largest remainder, except that no count that was asked for falls to 0 while `available` allows.
-    """
+    """Return counts in the proportions of `counts` with the sum `available`, which is less; none falls to 0 while that allows."""
     total = sum(counts)
     scaled = [max(count * available // total, min(count, 1)) for count in counts]
     while sum(scaled) < available:

@@ -138,10 +138,7 @@ def _column_of(field: str) -> str:
 
 
 def value_at(row: Mapping, field: str) -> object:
-    """Return the value of a field of a row: of "turns[0]" the first of a list; None where there is none, or nothing in it.
-
-    Nothing is in a list without elements, nor in NaN, which tables of numbers have for null.
-    """
+    """Return the value of a field of a row, of "turns[0]" the first of a list; None where it is absent, empty or NaN."""
     value, *parts = row.get(_column_of(field)), *re.findall(r"\[([^\[\]]+)\]", field)
     for part in parts:
         if isinstance(value, Mapping):
@@ -154,10 +151,7 @@ def value_at(row: Mapping, field: str) -> object:
 
 
 def check_values(row: Mapping, fields: Sequence[str], path: str, place: str, has_parts: bool = True) -> None:
-    """Raise UserError unless the fields of a row, the `place` in the data set `path`, are texts or numbers.
-
-    With `has_parts`, the message says how a template names a part of a field.
-    """
+    """Raise UserError unless the fields of a row are texts or numbers; with `has_parts` a template may name a part of one."""
     for field in fields:
         if (value := value_at(row, field)) is None:
             continue
@@ -180,11 +174,8 @@ NO_QUESTION = ("assistant", "system", "developer")  # roles that a response does
 def messages_of(row: Mapping, field: str, messages: Sequence | str, path: str, place: str) -> list[dict]:
     """Return the messages in the `field` of a row as chat templates take them, {"role": ..., "content": ...}.
 
-    Those of ShareGPT have "from" and "value", and those of CSV files are JSON. Empty contents are empty texts, and parts of type
-    "text" one text.
-
-    Raises:
-        UserError: a message without a role, an unknown "from", or contents that are no text; the message has row and field.
+    Those of ShareGPT have "from" and "value", and those of CSV files are JSON; parts of type "text" become one text. Raises
+    UserError for a message without a role, an unknown "from", or contents that are no text.
     """
     found = []
     if isinstance(messages, str):

@@ -1,8 +1,7 @@
 """Caches on disk: `<fingerprint>/` with shards and a manifest of their checksums.
 
 A shard appears by rename when it is complete, then a note with its checksum, `.<shard>.json`. A restart verifies the existing
-shards and makes only the missing ones, under a lock: another process of the machine that needs the cache waits. When all exist,
-the manifest lists them, and the notes go.
+shards and makes the missing ones, under a lock. When all exist, the manifest lists them, and the notes go.
 """
 
 import contextlib
@@ -151,10 +150,9 @@ def _noted(folder: Path, provenance: Mapping[str, Any]) -> Iterator[tuple[str, E
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a cache folder, with the shards that were finished since it was written; empty if there is none yet.
+    """Return the manifest of a cache folder, with the shards that were finished since it was written; empty if there is none.
 
-    Raises:
-        UserError: the manifest is not valid, or names a file outside the folder.
+    Raises UserError for one that is not valid, or that names a file outside the folder.
     """
     path = folder / MANIFEST
     try:

@@ -5,15 +5,12 @@ skip the validation. It holds the provenance of the run, so that no run of other
 """
 
 import os
-import pickle
 import signal
-import struct
 import time
 import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import lightning as L
 import torch
@@ -24,21 +21,11 @@ from specheads.forecast import Forecast
 from specheads.interrupts import Interrupted, Request
 from specheads.storage.files import temporary_of
 
-# What torch and zipfile raise for a file that is damaged, or is something else.
-UNREADABLE = (
-    *(OSError, RuntimeError, EOFError, LookupError, TypeError, ValueError, AttributeError, AssertionError, ImportError),
-    *(pickle.UnpicklingError, zipfile.BadZipFile, zlib.error, struct.error),
-)
-
 
 class Checkpoints(L.Callback):
-    """Writes `path` every so many optimiser steps, at the end of every epoch, and when the run is asked to stop.
-
-    `request` is set before training starts. `seconds` is the training time so far, in all sessions.
-    """
+    """Writes `path` every so many optimiser steps, at the end of every epoch, and when the run is asked to stop by `request`."""
 
     def __init__(self, path: Path, every_steps: int, provenance: Mapping[str, Any]) -> None:
-        """Write `provenance`, which may be added to before training starts, into every checkpoint."""
         self.path, self.every_steps, self.provenance = path, every_steps, dict(provenance)
         self.request = Request()
         self.saved_step = 0
@@ -48,6 +35,7 @@ class Checkpoints(L.Callback):
 
     @property
     def seconds(self) -> float:
+        """The training time so far, in all sessions."""
         return self.earlier_seconds + time.perf_counter() - self.start
 
     def setup(self, trainer: L.Trainer, module: L.LightningModule, stage: str) -> None:
@@ -76,25 +64,22 @@ class Checkpoints(L.Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, outputs: Any, batch: Any, index: int) -> None:
         self.forecast.update(trainer.global_step, trainer.estimated_stepping_batches)
-        stop = self.is_asked(trainer)
+        stop = self.is_asked(trainer)  # by all processes in every step
         if index + 1 >= trainer.num_training_batches or (index + 1) % trainer.val_check_batch == 0:
             return  # a validation comes first; the epoch's end, or the next step, saves
         if (index + 1) % trainer.accumulate_grad_batches:
             return  # half a step's gradients are in no checkpoint
         if stop or trainer.global_step >= self.saved_step + self.every_steps:
             self.save(trainer)
-        if stop:
-            self.end()
+        self.end_if(stop)
 
     def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         stop = self.is_asked(trainer)
         self.save(trainer)
-        if stop:
-            self.end()
+        self.end_if(stop)
 
     def on_test_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        if self.is_asked(trainer):
-            self.end()
+        self.end_if(self.is_asked(trainer))
 
     def on_save_checkpoint(self, trainer: L.Trainer, module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint |= {"provenance": self.provenance, "seconds": self.seconds}
@@ -104,19 +89,21 @@ class Checkpoints(L.Callback):
 
     def is_asked(self, trainer: L.Trainer) -> bool:
         """Whether any process of the run got a signal; all processes get the same answer."""
-        asked = self.request.number is not None
-        return trainer.strategy.reduce_boolean_decision(asked, all=False) if trainer.world_size > 1 else asked
+        return trainer.strategy.reduce_boolean_decision(self.request.number is not None, all=False)
 
-    def end(self) -> NoReturn:
-        raise Interrupted(self.request.number or signal.SIGTERM)
+    def end_if(self, asked: bool) -> None:
+        if asked:
+            raise Interrupted(self.request.number or signal.SIGTERM)
 
     def save(self, trainer: L.Trainer) -> None:
-        """Write the checkpoint: every process takes part, and the first one renames it once it is complete.
-
-        Raises:
-            UserError: weights are no numbers any more, so that the checkpoint of before is kept.
-        """
-        _check_weights(trainer)
+        """Write the checkpoint, in which every process takes part. Raises UserError for weights that are NaN or infinite."""
+        weights = [weight for weight in trainer.lightning_module.parameters() if weight.requires_grad]
+        if not all(bool(weight.isfinite().all()) for weight in weights):  # as they are from the step on whose loss was
+            raise UserError(
+                f"the weights are NaN or infinite after step {trainer.global_step}, so nothing is saved: the loss was no finite "
+                "number in this step or before. Use a smaller optimizer.lr=, or trainer.precision=32-true; the curves show when "
+                "it began."
+            )
         self.path.parent.mkdir(parents=True, exist_ok=True)
         for logger in trainer.loggers:
             logger.save()
@@ -127,23 +114,8 @@ class Checkpoints(L.Callback):
         self.saved_step = trainer.global_step
 
 
-def _check_weights(trainer: L.Trainer) -> None:
-    """Raise UserError if trained weights are NaN or infinite, as they are from the step on whose loss was."""
-    weights = [weight for weight in trainer.lightning_module.parameters() if weight.requires_grad]
-    if not all(bool(weight.isfinite().all()) for weight in weights):
-        raise UserError(
-            f"the weights are NaN or infinite after step {trainer.global_step}, so nothing is saved: the loss was no finite "
-            "number in this step or before. Use a smaller optimizer.lr=, or trainer.precision=32-true; the curves show when it "
-            "began."
-        )
-
-
 def differences(checkpoint: Path, provenance: Mapping[str, Any]) -> list[str]:
-    """Return the names of the entries in which the provenance of a checkpoint differs from `provenance`.
-
-    Raises:
-        UserError: the file cannot be read as a checkpoint of specheads train, or was damaged since it was written.
-    """
+    """Return the entries in which a checkpoint's provenance differs. Raises UserError for a file that is damaged or another."""
     try:
         with zipfile.ZipFile(checkpoint) as archive:
             if damaged := archive.testzip():  # torch does not compare the checksums that it writes
@@ -151,7 +123,7 @@ def differences(checkpoint: Path, provenance: Mapping[str, Any]) -> list[str]:
         saved = torch.load(checkpoint, mmap=True, weights_only=True, map_location="cpu")["provenance"]
         if not isinstance(saved, dict):
             raise TypeError("no provenance")
-    except UNREADABLE as error:
+    except Exception as error:  # noqa: BLE001 - torch and zipfile raise a dozen kinds
         raise UserError(
             f"{checkpoint} is not a checkpoint that can be resumed ({type(error).__name__}); expected the one that the "
             "interrupted run wrote."

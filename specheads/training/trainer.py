@@ -6,7 +6,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning as L
 import torch
@@ -21,9 +21,6 @@ from specheads.processes import Processes
 from specheads.storage.runs import is_resumed
 from specheads.training.checkpoints import Checkpoints, differences
 from specheads.training.settings import TrainerSettings, Training, check_launcher, num_processes
-
-if TYPE_CHECKING:
-    from lightning.pytorch.plugins.environments import ClusterEnvironment
 
 logger = logging.getLogger(__name__)
 
@@ -59,15 +56,10 @@ def new_trainer(
 ) -> tuple[L.Trainer, Checkpoints]:
     """Seed all random generators; return a trainer, and the callback that writes its checkpoints into the folder of the run.
 
-    Args:
-        device_type: the device of the models, for `trainer.accelerator=auto`: they may be on a CPU, and Apple's GPUs have no
-            float64.
-        provenance: what decides the numbers of the run, except for its data, which is added once there is some.
-        checkpoint: the name of the checkpoint.
+    `device_type` is that of the models, for `trainer.accelerator=auto`; `provenance` decides the numbers of the run.
 
     Raises:
-        UserError: see `placement`; batches that cannot be split over processes, or that are accumulated under a strategy that
-            averages them itself.
+        UserError: as of `placement`; batches that cannot be split, or are accumulated under a strategy that averages them itself.
     """
     for name in ("pytorch.utilities.rank_zero", "fabric.utilities.distributed"):
         logging.getLogger(f"lightning.{name}").setLevel(logging.WARNING)
@@ -76,7 +68,7 @@ def new_trainer(
     L.seed_everything(settings.seed, workers=True, verbose=False)
     checkpoints = Checkpoints(run / "checkpoints" / f"{checkpoint}.ckpt", settings.checkpoint_steps, provenance)
     trainer = L.Trainer(
-        **settings.trainer.values() | placement(settings.trainer, device_type),
+        **settings.trainer.values() | placement(settings.trainer, device_type, Processes.this()),
         default_root_dir=str(run),
         num_sanity_val_steps=0,
         use_distributed_sampler=False,  # EpochSampler splits rows over processes
@@ -119,24 +111,22 @@ class SrunEnvironment(SLURMEnvironment):
         return Processes.this().count
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Do nothing: the numbers are those of `Processes`."""
+        pass  # the numbers are those of `Processes`
 
 
-def placement(settings: TrainerSettings, device_type: str, processes: Processes | None = None) -> dict[str, Any]:
-    """Return the arguments of lightning.Trainer that say where it trains.
-
-    Raises:
-        UserError: settings that contradict the launcher, several machines without one, or fewer GPUs than processes.
-    """
-    processes = processes or Processes.this()
+def placement(settings: TrainerSettings, device_type: str, processes: Processes) -> dict[str, Any]:
+    """Return the arguments of lightning.Trainer that say where it trains. Raises UserError where the launcher is against it."""
     accelerator = device_type if settings.accelerator == "auto" else settings.accelerator
     check_launcher(settings, processes)
     if processes.launcher is None:
-        arguments = {"devices": settings.devices}
+        # Within a scheduler's job too, this process starts the others itself.
+        arguments = {"devices": settings.devices, "plugins": [LightningEnvironment()]}
     else:
         _check_devices(processes, accelerator)
         _join_again(processes, accelerator)
-        arguments = {"devices": processes.count_here, "num_nodes": processes.num_machines}
+        # A run by srun that is started again resumes from its own checkpoint.
+        where = TorchElasticEnvironment() if processes.launcher == "torchrun" else SrunEnvironment(auto_requeue=False)
+        arguments = {"devices": processes.count_here, "num_nodes": processes.num_machines, "plugins": [where]}
     if settings.other("strategy") == FSDP2:
         if settings.precision == "16-mixed":
             raise UserError(
@@ -145,7 +135,7 @@ def placement(settings: TrainerSettings, device_type: str, processes: Processes 
             )
         size = num_processes(settings, accelerator, processes)
         arguments["strategy"] = ModelParallelStrategy(size, tensor_parallel_size=1, save_distributed_checkpoint=False)
-    return arguments | {"accelerator": accelerator, "plugins": [_environment_of(processes)]}
+    return arguments | {"accelerator": accelerator}
 
 
 def _check_devices(processes: Processes, accelerator: str) -> None:
@@ -178,12 +168,3 @@ def _join_again(processes: Processes, accelerator: str) -> None:
     )
     if on_gpu:
         atexit.register(torch.distributed.destroy_process_group)
-
-
-def _environment_of(processes: Processes) -> "ClusterEnvironment":
-    """Return where Lightning reads its ranks."""
-    if processes.launcher == "torchrun":
-        return TorchElasticEnvironment()
-    if processes.launcher == "srun":
-        return SrunEnvironment(auto_requeue=False)  # a run that is started again resumes from its own checkpoint
-    return LightningEnvironment()  # within a scheduler's job too, this process starts the others itself

@@ -30,18 +30,12 @@ def _total_variation(target: Tensor, draft: Tensor) -> Tensor:
     return (target.exp() - draft.exp()).abs().sum(dim=-1) / 2
 
 
-DIVERGENCES: dict[str, Divergence] = {
-    "forward_kl": forward_kl,
-    "total_variation": _total_variation,
-}
+DIVERGENCES: dict[str, Divergence] = {"forward_kl": forward_kl, "total_variation": _total_variation}
 
 
 @dataclass(frozen=True)
 class TargetDistributions:
-    """The target's distributions of n tokens.
-
-    `log_probs` are (n, V). With `ids` (n, k) they are (n, k + 1): those of the tokens `ids`, then that of all other tokens.
-    """
+    """The target's log-probabilities (n, V); with `ids` (n, k), those of these tokens and then that of all others (n, k + 1)."""
 
     log_probs: Tensor
     ids: Tensor | None = None
@@ -98,10 +92,7 @@ def token_losses(
 ) -> tuple[Tensor, Tensor]:
     """Return the loss of every token (N,), and the overlap of both distributions there (N,), its expected acceptance.
 
-    Args:
-        hidden: (N, H), the draft's states that predict the tokens; gradients go there and to the output embedding.
-        distributions: of the target at the same positions.
-        divergence: a name in DIVERGENCES.
+    `hidden` (N, H) are the draft's states that predict the tokens, `divergence` is a name in DIVERGENCES.
     """
 
     def of(hidden: Tensor, piece: slice) -> tuple[Tensor, Tensor]:

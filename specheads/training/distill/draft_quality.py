@@ -30,10 +30,7 @@ MEANINGS = {
 
 
 def block_efficiency(overlap: float, num_tokens: int = BLOCK) -> float:
-    """Return the expected tokens per round if each of `num_tokens` drafted tokens is accepted with probability `overlap`.
-
-    It is `(1 - a^(K+1)) / (1 - a)`, the target's token included (Leviathan et al. 2023, equation 1).
-    """
+    """Return the expected tokens per round, `(1 - a^(K+1)) / (1 - a)` for overlap a (Leviathan et al. 2023, equation 1)."""
     return sum(overlap**count for count in range(num_tokens + 1))
 
 

@@ -1,9 +1,4 @@
-"""Whether a draft can be trained at all, and its weights fit a GPU next to the target, before anything is loaded.
-
-A step takes 16 bytes per weight: the weight, its gradient and AdamW's two moments in float32 (Rajbhandari et al. 2020); 12 where
-Muon moves it, which has one. What its layers keep for the gradient comes on top; where that does not fit, `errors.user_error`
-says what makes it smaller.
-"""
+"""Whether a draft can be trained at all, and its weights fit a GPU next to the target, before anything is loaded."""
 
 import torch
 from transformers import PreTrainedModel
@@ -20,8 +15,11 @@ SHARDED = ("fsdp", "deepspeed", "model_parallel")  # how the strategies begin th
 
 
 def trained_bytes(draft: PreTrainedModel) -> int:
-    """Return what the weights of a draft take in training, with their gradients and the optimizer's state."""
-    by_muon = sum(weight.numel() for weight in matrices_of_layers(draft))
+    """Return the bytes of a draft's weights in training, with gradients and the optimizer's state (Rajbhandari et al. 2020).
+
+    What its layers keep for the gradient comes on top; where that does not fit, `errors.user_error` says what makes it smaller.
+    """
+    by_muon = sum(weight.numel() for weight in matrices_of_layers(draft))  # which has one moment in float32, and AdamW two
     return 16 * sum(weight.numel() for weight in draft.parameters()) - 4 * by_muon
 
 

@@ -23,16 +23,12 @@ class HeadSpec:
 
 
 class HeadStack(nn.Module):
-    """G networks of the same inputs, width and depth as one batched computation: the same numbers as each alone.
-
-    Parameters of the same name are one tensor (G, ...).
-    """
+    """G networks of the same inputs, width and depth as one batched computation; parameters of a name are one tensor (G, ...)."""
 
     input_mean: Tensor
     input_scale: Tensor
 
     def __init__(self, networks: Sequence[Network]) -> None:
-        """Take the values of `networks`, which agree in kind, inputs, width and depth."""
         super().__init__()
         first, self.count = networks[0], len(networks)
         self.inputs = first.inputs
@@ -93,10 +89,9 @@ class _Stacked(nn.Module):
 
 
 class HeadBank(nn.Module):
-    """Heads of one kind (`predicts`) that read the same features, in as few batched computations as their shapes allow.
+    """Heads of one kind that read the same features, in as few batched computations as their shapes allow.
 
-    Each is initialised from the same seed and learns as if it were trained alone. Tensors (heads, ...) are in the order of
-    `specs`.
+    Each learns as if it were trained alone with this seed. Tensors (heads, ...) are in the order of `specs`.
     """
 
     def __init__(self, specs: list[HeadSpec], seed: int) -> None:
@@ -144,12 +139,10 @@ class HeadBank(nn.Module):
             set_scale(stack, self._assembled(stack, features))
 
     def scale_gradients(self, factors: Tensor) -> None:
-        """Multiply each head's gradient by its factor (heads,)."""
         for stack, group in self.stacks_and_groups:
             stack.scale_gradients(factors[group])
 
     def clip_gradients(self, largest: float) -> None:
-        """Limit the norm of each head's gradient."""
         for stack, _ in self.stacks_and_groups:
             stack.clip_gradients(largest)
 

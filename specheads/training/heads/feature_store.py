@@ -1,7 +1,4 @@
-"""The draft's features of a whole data set on disk, so that the draft reads each text once and not once per epoch.
-
-They are in `features/<fingerprint>/` in the data set's folder.
-"""
+"""The draft's features of a data set, in its folder, so that the draft reads each text once and not once per epoch."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,13 +22,7 @@ from specheads.training.heads.mixed_responses import MixedResponses
 class FeatureStore:
     """The features of splits whose texts are the responses, unmixed: those that look-ahead heads need."""
 
-    def __init__(
-        self,
-        folder: Path,
-        draft: LanguageModel,
-        splits: Mapping[str, MixedResponses],
-        needs: frozenset[str],
-    ) -> None:
+    def __init__(self, folder: Path, draft: LanguageModel, splits: Mapping[str, MixedResponses], needs: frozenset[str]) -> None:
         """Plan the store of the data set in `folder`: of what heads `needs`, those features that the feature table stores."""
         self.draft, self.splits = draft, splits
         # The test compares heads with rules that need no head.
@@ -48,10 +39,7 @@ class FeatureStore:
         self.rows = RowStore(folder / "features", provenance, sizes, "features")
 
     def stored(self, budget: float) -> "dict[str, MixedResponses | StoredResponses]":
-        """Return the splits with stored features, after computing the missing ones; as they are if the store does not fit.
-
-        `budget` is the largest size of the store in GiB.
-        """
+        """Return the splits with stored features; as they are if the store is larger than a `budget` in GiB."""
         if not self.rows.fits(budget):
             return dict(self.splits)
         with computing_with(bulk_operations(self.draft.device)):

@@ -1,7 +1,4 @@
-"""Training heads with Lightning: a bank on a frozen draft.
-
-The draft is kept out of the module's parameters and checkpoints: only heads are trained and saved.
-"""
+"""Training heads with Lightning: a bank on a frozen draft, which is in no checkpoint."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -76,7 +73,7 @@ class HeadModule(CurveModule):
 
     def validation_step(self, batch: HeadBatch, batch_index: int) -> None:
         logits = self.bank(self.features(batch))
-        if self.counts("dev", batch_index):
+        if self.trainer.datamodule.has_rows("dev", batch_index):
             self._collect(batch, logits, torch.stack(self.bank.losses(logits, batch.label)))
 
     def on_validation_epoch_end(self) -> None:
@@ -89,7 +86,7 @@ class HeadModule(CurveModule):
         self.log("best dev AUROC", best, prog_bar=True, logger=False)
 
     def test_step(self, batch: HeadBatch, batch_index: int) -> None:
-        if self.counts("test", batch_index):
+        if self.trainer.datamodule.has_rows("test", batch_index):
             self._collect(batch, self.bank(self.features(batch)), self.rival_features(batch))
 
     def on_test_epoch_end(self) -> None:

@@ -40,11 +40,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TrainedHeads:
-    """Heads that were trained together.
+    """Heads that were trained together, in `folder`: the head, or the folders of the heads `names`.
 
-    `folder` holds the head, or the folders of the heads `names`. `test` has the metrics on test prompts by name, also those of
-    rules without a head. Heads that were compared on dev prompts have a calibration, or do better without one, in `calibrated`,
-    and `information` is what they know about acceptance there.
+    `test` has metrics on test prompts by name, also of rules without a head; `calibrated` and `information` are on dev prompts.
     """
 
     folder: Path
@@ -63,16 +61,8 @@ def train_heads(
 ) -> TrainedHeads:
     """Train heads on the pair's draft, calibrate them where that helps and export them to `run`/heads.
 
-    All heads of a kind are trained in one pass over the draft's states. Those of the paper's kind learn from texts that every
-    epoch mixes anew, so the draft reads all texts again in every epoch.
-
-    Args:
-        data: the data set, or a function that generates it, which is called once the settings have been checked.
-        run: the folder of the run, which holds its checkpoints; an unfinished training in it is resumed.
-        loggers: Lightning loggers for the metrics.
-
-    Raises:
-        UserError: a data set without one of the splits, heads that learned nothing.
+    An unfinished training in `run` is resumed. A function that makes the data is called once the settings have been checked.
+    `loggers` get the curves. Raises UserError for a data set without one of the splits, and for heads that learned nothing.
     """
     run = Path(run)
     if settings.trainer.other("strategy") == FSDP2:
@@ -81,7 +71,7 @@ def train_heads(
             "specheads distill."
         )
     settings = settings.for_pair(pair)
-    kinds, made = settings.kinds(), _once(data)
+    kinds, made = settings.kinds(), cache(data) if callable(data) else lambda: data
     results, names, is_first = dict[str, dict[str, float]](), list[str](), True
     for kind in kinds:
         specs, found, is_first = _train_kind(pair, made, kind, run, loggers, "last" if len(kinds) == 1 else kind.heads)
@@ -98,10 +88,6 @@ def train_heads(
     recorder = Recorder(pair, settings.warp, limits, RecordSettings(), settings.seed, parent)
     calibrated, known = calibrate(settings.calibration, recorder, made().prompts, [run / "heads" / name for name in names])
     return TrainedHeads(folder, names, results, calibrated, known)
-
-
-def _once(data: GeneratedData | Callable[[], GeneratedData]) -> Callable[[], GeneratedData]:
-    return cache(data) if callable(data) else lambda: data
 
 
 def _train_kind(
@@ -161,14 +147,9 @@ def _export(
     trained: Mapping[str, Any],
     learned: TrainPrompts,
 ) -> None:
-    """Write every head of the bank into a separate folder.
+    """Write every head of the bank into a folder: how it was `trained`, on the prompts that were `learned`.
 
-    Args:
-        trained: how they were trained, for their configs.
-        learned: the prompts that they were trained on.
-
-    Raises:
-        UserError: a head whose predictions do not vary.
+    Raises UserError for a head whose predictions do not vary.
     """
     module.to(draft_device)  # Lightning leaves the heads on the CPU
     with torch.no_grad():

@@ -1,8 +1,6 @@
 """The texts that heads learn from, and the tokens that they predict there.
 
-Mixing (SpecDec++, section 3.2) replaces a part of the response by drafted tokens, so that hidden states come from text like
-the decoder's. Each epoch mixes differently, from a seed per (epoch, row). If several tokens were sampled at each position, each
-epoch takes another one: a head then learns how probabilities differ between tokens instead of memorising one token.
+Mixing (SpecDec++, section 3.2) replaces a part of the response by drafted tokens: states then come from text like the decoder's.
 """
 
 from collections.abc import Mapping
@@ -25,16 +23,14 @@ def _samples_of(row: Mapping[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 class MixedResponses(Dataset):
-    """Rows of a data set, mixed differently in every epoch."""
+    """Rows of a data set, mixed differently in every epoch.
+
+    Each epoch takes another one of the tokens that were sampled at a position: a head then learns how probabilities differ
+    between tokens instead of memorising one.
+    """
 
     def __init__(self, rows: Any, predicts: str, response_share: float | None, seed: int) -> None:
-        """Mix `rows` (a `datasets.Dataset`, or dicts of its columns).
-
-        `response_share` is the probability that a position keeps the target's token, None for the default of the kind.
-
-        Raises:
-            UserError: see `checked_share`.
-        """
+        """Mix `rows` (a `datasets.Dataset`, or dicts of its columns); for `response_share` see `checked_share`."""
         self.predicts, self.seed = predicts, seed
         self.response_share = checked_share(predicts, response_share)
         self.rows = rows.with_format("numpy", columns=list(COLUMNS)) if hasattr(rows, "with_format") else rows
@@ -45,7 +41,6 @@ class MixedResponses(Dataset):
 
     @property
     def mixes(self) -> bool:
-        """Whether texts have drafted tokens in them, others in every epoch."""
         return self.response_share < 1
 
     @cached_property
@@ -54,7 +49,7 @@ class MixedResponses(Dataset):
         return len(_samples_of(self.rows[0]))
 
     def lengths(self) -> np.ndarray:
-        """Return the number of tokens that heads may predict in each row (rows,): those of its response."""
+        """Return the number of tokens in each row's response (rows,)."""
         if not hasattr(self.rows, "with_format"):
             return np.array([len(row["response_ids"]) for row in self.rows])
         responses = self.rows.with_format("arrow", columns=["response_ids"])[:].column(0).combine_chunks()

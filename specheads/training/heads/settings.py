@@ -38,11 +38,7 @@ LARGEST_RESPONSE_SHARE = {"input_token": 0.99, "next_token": 1.0}  # at 1, an in
 
 
 def checked_share(predicts: str, response_share: float | None) -> float:
-    """Return the probability that a position keeps the target's token, for None the default of the kind of head.
-
-    Raises:
-        UserError: it is outside [0, 1], or leaves an `input_token` head nothing to predict.
-    """
+    """Return the probability that a position keeps the target's token, for None that of the kind; raises UserError for others."""
     share, largest = RESPONSE_SHARE[predicts] if response_share is None else response_share, LARGEST_RESPONSE_SHARE[predicts]
     if not 0 <= share <= largest:
         raise UserError(
@@ -133,14 +129,12 @@ class HeadTraining(Training):
 
     @property
     def predicts(self) -> Predicts:
-        """What heads of the one kind predict."""
         return KINDS[self.heads]
 
     def specs(self, pair: Pair | None = None) -> list[HeadSpec]:
-        """Return the heads to train for a pair; without a pair sizes are 1, to check settings before models are loaded.
+        """Return the heads to train for a pair; without one sizes are 1, to check settings before models are loaded.
 
-        Raises:
-            UserError: a key without a value, the same head twice, a head that cannot be built.
+        Raises UserError for a key without a value, the same head twice, a head that cannot be built.
         """
         if self.heads not in KINDS:
             try:
@@ -167,10 +161,7 @@ class HeadTraining(Training):
         return {key: value if isinstance(value, tuple) else (value,) for key, value in several.items()}
 
     def _spec(self, values: Mapping[str, Any], choices: Mapping[str, Sequence[Any]], pair: Pair | None) -> HeadSpec:
-        """Return the head of these values, by key.
-
-        Its name has kind, depth, reject weight, and every other setting of which there are several `choices`.
-        """
+        """Return the head of these values, by key; its name has those settings of which there are several `choices`."""
         predicts, inputs = self.predicts, values["head.inputs"] or DEFAULT_INPUTS[self.predicts]
         of_pair: dict[str, Any] = {"hidden_size": 1, "embedding_size": 1}
         if pair is not None:
@@ -197,7 +188,6 @@ class HeadTraining(Training):
 
     @property
     def response_share(self) -> float:
-        """The probability that a position keeps the target's token, for the one kind of heads."""
         return checked_share(self.predicts, self.mixing.response_share)
 
     def cache_key(self) -> dict[str, Any]:
