@@ -32,10 +32,9 @@ OpenStage = Callable[[dict[str, Any]], Path | Stage]
 
 
 def on_workers(settings: Generation, shared: Path, open_stage: OpenStage, stages: Sequence[dict[str, Any]]) -> str:
-    """Do stages one after another in up to `settings.ray_num_workers` processes; return the folder of the last.
+    """Do stages one after another on workers that share the folder `shared`; return the folder of the last.
 
-    All machines share the folder `shared`. `open_stage`, a function of a module, returns the stage of an argument, plain data, or
-    its folder where it is done. Raises UserError for a cluster that cannot be used, and for a mistake that a worker met.
+    `open_stage`, a function of a module, opens a stage from plain data. Raises UserError for a cluster that cannot be used.
     """
     try:
         ray: Any = importlib.import_module("ray")  # its annotations do not know how its functions are called

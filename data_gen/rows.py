@@ -5,12 +5,13 @@ Both models read prompt and response once; probabilities are in memory for a sli
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from data_gen.settings import Generation
 from specheads.decoding.responses import Responder, Response, row_uniforms
 from specheads.errors import UserError
 from specheads.pair.language_model import LanguageModel
@@ -18,9 +19,6 @@ from specheads.pair.padding import BATCH_TOKENS, batches_of_tokens, right_padded
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, accept_prob, has_nan, nan_message, tokens_at
 from specheads.prompts.prompt import SPLITS, EncodedPrompt
-
-if TYPE_CHECKING:
-    from data_gen.settings import Generation
 
 SLICE_ELEMENTS = 2**22  # probabilities of one model that are held at once on a CPU, whose cache takes about as many
 _DEVICE_ELEMENTS = 2**26  # other devices would wait for weights and launches with small slices
@@ -38,7 +36,7 @@ class Shard:
     sample: int = 0
 
 
-def plan_shards(prompts: Sequence[EncodedPrompt], settings: "Generation") -> dict[str, Shard]:
+def plan_shards(prompts: Sequence[EncodedPrompt], settings: Generation) -> dict[str, Shard]:
     """Return the files, `train-00000.parquet` and so on; first responses come before second ones."""
     shards: dict[str, Shard] = {}
     for split in SPLITS:
@@ -52,7 +50,7 @@ def plan_shards(prompts: Sequence[EncodedPrompt], settings: "Generation") -> dic
     return shards
 
 
-def respond(responder: Responder, shards: Sequence[Shard], settings: "Generation", **how: Any) -> list[list[Response]]:
+def respond(responder: Responder, shards: Sequence[Shard], settings: Generation, **how: Any) -> list[list[Response]]:
     """Return the target's responses to the prompts of shards of one warp; see `Responder.respond` for more arguments."""
     rows = [(shard.sample, *prompt) for shard in shards for prompt in shard.prompts]
     uniform = np.stack([uniforms_of(settings, prompt.prompt_id, sample)[0] for sample, prompt, _ in rows])
@@ -83,7 +81,7 @@ def label_rows(
     pair: Pair,
     shard: Shard,
     responses: Sequence[Response],
-    settings: "Generation",
+    settings: Generation,
     advance: Callable[[int], object] = lambda rows: None,
 ) -> list[dict]:
     """Return the rows of one shard with drafted tokens and their labels; `advance` as in `label_responses`."""
@@ -92,13 +90,13 @@ def label_rows(
     return response_rows(shard, responses, label_responses(pair, ids, answers, uniform, settings.warp, advance))
 
 
-def uniforms_of(settings: "Generation", prompt_id: str, sample: int) -> np.ndarray:
+def uniforms_of(settings: Generation, prompt_id: str, sample: int) -> np.ndarray:
     """Return the uniform numbers of a response and of the tokens drafted along it; a greedy draft drafts one at each position."""
     num_samples = 1 if settings.warp.greedy else settings.samples_per_position
     return row_uniforms(settings.seed, prompt_id, settings.max_new_tokens, num_samples, sample)
 
 
-def warp_of(settings: "Generation", shard: Shard) -> Warp:
+def warp_of(settings: Generation, shard: Shard) -> Warp:
     """Return what turns the target's logits into the probabilities of a shard's responses."""
     # A greedy target has one response. Text that it would not have written shows the heads of a greedy pair more.
     return replace(settings.warp, temperature=1.0) if settings.warp.greedy and shard.sample else settings.warp

@@ -1,13 +1,12 @@
 """Make a data set in two stages, of which each fills a cache and keeps the shards that exist.
 
-The target's responses fit every draft of the same window; labels are the draft's tokens along them, and how likely those are
-accepted.
+The target's responses fit every draft of the same window; labels are the draft's tokens and their acceptance probabilities.
 """
 
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -28,7 +27,7 @@ from specheads.errors import UserError
 from specheads.forecast import Advance, progress
 from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.pair import Pair
-from specheads.pair.sampling import Operations, computing_with
+from specheads.pair.sampling import computing_with
 from specheads.prompts.prompt import SPLITS, Prompt, encode_prompts, response_provenance, unique
 from specheads.prompts.sources import PromptSource
 from specheads.storage.data_set import SCHEMA
@@ -209,21 +208,21 @@ class ResponseStage(Stage):
         return "" if self.settings.elsewhere else ", " + memory_of(self.name, self.pair.target_lm, self._responder.memory())
 
     def make(self, names: Sequence[str], advance: Advance) -> None:
-        if self.settings.elsewhere:
-            missing = {name: self.shards[name] for name in names}
-            if self.settings.runner == "server":
-                responses_of = server_responses(self.pair, missing, self.settings, self.store, advance)
-            else:
-                responses_of = vllm_responses(self.pair, missing, self.settings, self.store.folder, advance)
-            with contextlib.closing(responses_of) as made:
-                for name, responses in made:
-                    self.store.write(name, response_rows(self.shards[name], responses))
-            return
-        shards, later = [self.shards[name] for name in names], self.store.still_missing(list(self.shards))
-        how = {"journal": self.store.journal(names[-1]), "num_later": self.num_rows(later) - self.num_rows(names)}
-        made = respond(self._responder, shards, self.settings, on_step=advance, **how)
-        for name, shard, responses in zip(names, shards, made, strict=True):
-            self.store.write(name, response_rows(shard, responses))
+        shards = {name: self.shards[name] for name in names}
+        if self.settings.runner == "server":
+            responses_of = server_responses(self.pair, shards, self.settings, self.store, advance)
+        elif self.settings.elsewhere:
+            responses_of = vllm_responses(self.pair, shards, self.settings, self.store.folder, advance)
+        else:
+            responses_of = self._own_responses(shards, advance)
+        with contextlib.closing(responses_of) as made:
+            for name, responses in made:
+                self.store.write(name, response_rows(shards[name], responses))
+
+    def _own_responses(self, shards: Mapping[str, Shard], advance: Advance) -> Generator[tuple[str, list[Response]]]:
+        num_later = self.num_rows(self.store.still_missing(list(self.shards))) - self.num_rows(shards)
+        how = {"on_step": advance, "journal": self.store.journal(list(shards)[-1]), "num_later": num_later}
+        yield from zip(shards, respond(self._responder, list(shards.values()), self.settings, **how), strict=True)
 
 
 class LabelStage(Stage):
@@ -240,31 +239,22 @@ class LabelStage(Stage):
         most = elements_at_once(models[0].device)
         return ", " + memory_of(self.name, models[0], *(memory_parts(lm, most=most) for lm in models))
 
-    @cached_property
-    def _operations(self) -> Operations:
-        return bulk_operations(self.pair.target_lm.device)
-
     def make(self, names: Sequence[str], advance: Advance) -> None:
+        operations, columns = bulk_operations(self.pair.target_lm.device), ["prompt_ids", "sample", "response_ids", "finished"]
         for name in names:
-            shard = self.shards[name]
-            responses = self._read(name, shard)
-            with computing_with(self._operations):
+            shard, path = self.shards[name], self.responses.folder / name
+            rows = pq.read_table(path, columns=columns).to_pylist() if self.responses.has(name) else []
+            if [(row["prompt_ids"], row["sample"]) for row in rows] != [(ids, shard.sample) for _, ids in shard.prompts]:
+                raise UserError(f"{path} has changed since it was written; run the command again.")
+            responses = [Response(row["response_ids"], row["finished"]) for row in rows]
+            with computing_with(operations):
                 self.store.write(name, label_rows(self.pair, shard, responses, self.settings, advance))
-
-    def _read(self, name: str, shard: Shard) -> list[Response]:
-        path = self.responses.folder / name
-        if self.responses.has(name):
-            rows = pq.read_table(path, columns=["prompt_ids", "sample", "response_ids", "finished"]).to_pylist()
-            if [(row["prompt_ids"], row["sample"]) for row in rows] == [(ids, shard.sample) for _, ids in shard.prompts]:
-                return [Response(row["response_ids"], row["finished"]) for row in rows]
-        raise UserError(f"{path} has changed since it was written; run the command again.")
 
 
 def cache_provenance(pair: Pair, prompts: Sequence[Prompt], settings: Generation, labelled: bool) -> dict[str, Any]:
     """Return everything that decides a cache's content. Responses depend on the draft only by the length of its window."""
     provenance = response_provenance(pair, prompts, settings.warp, settings.seed) | responses_provenance(settings)
-    sizes = {name: getattr(settings, name) for name in RESPONSE_LIMITS}
     if labelled:
-        return provenance | {"settings": sizes | {"draws_per_position": settings.samples_per_position}, "labels": LABELS}
+        return provenance | {"settings": settings.sizes(), "labels": LABELS}
     draft, dtype = ["every draft", f"of window {pair.window}"], [str(pair.target.dtype), "any"]
-    return provenance | {"draft": draft, "dtype": dtype, "settings": sizes}
+    return provenance | {"draft": draft, "dtype": dtype, "settings": {name: getattr(settings, name) for name in RESPONSE_LIMITS}}

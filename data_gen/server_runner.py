@@ -69,10 +69,7 @@ class Server:
     """A server of one model; every call is tried again a few times where that may help."""
 
     def __init__(self, url: str, model: str | None = None, seconds: float = 600.0) -> None:
-        """Ask the server at an address, with or without /v1, for its models; None is the only one.
-
-        It may take `seconds` for an answer. Raises UserError if it cannot be reached, or serves no such model.
-        """
+        """Ask an address, with or without /v1, for its models. Raises UserError if `model`, or the only one, is not there."""
         url = url.rstrip("/")
         if not url.startswith(("http://", "https://")):
             raise UserError(f"server.url={url} is no address; give one such as http://localhost:8000.")
@@ -136,7 +133,6 @@ class Server:
 
 
 def _said(body: bytes) -> str:
-    """Return what the body of an error says."""
     text = body.decode(errors="replace")
     try:
         content = json.loads(text)
@@ -150,10 +146,7 @@ def _said(body: bytes) -> str:
 def server_responses(
     pair: Pair, shards: Mapping[str, Shard], settings: Generation, store: ShardStore, advance: Callable[[int], object]
 ) -> Generator[tuple[str, list[Response]]]:
-    """Yield the names of some shards with their responses, as the last response of each has ended.
-
-    Raises UserError for no server, one of another model, or one that fails again and again.
-    """
+    """Yield some shards' names with their responses as the last ends. Raises UserError for a server that fails, or is another."""
     if settings.server_url is None:
         raise UserError("runner=server needs the address of a server: server.url=http://localhost:8000")
     server = Server(settings.server_url, settings.server_model, settings.server_seconds)
@@ -187,10 +180,7 @@ def server_responses(
 
 
 def response_of(pair: Pair, made: Completion, most: int) -> Response:
-    """Return a completion as the response that this process would have made: it ends with the first token that ends one.
-
-    Raises UserError for tokens that the pair does not know, too many, or an end that is no end.
-    """
+    """Return a completion as this process's response, to the first token that ends one. Raises UserError if that cannot be."""
     if made.reason not in ("stop", "length"):
         raise UserError(f"the server ended a response by finish_reason={made.reason}, which is neither stop nor length.")
     if wrong := [token for token in made.ids if not 0 <= token < pair.vocab_size]:
@@ -207,10 +197,7 @@ def response_of(pair: Pair, made: Completion, most: int) -> Response:
 
 @torch.no_grad()
 def check_target(pair: Pair, server: Server, prompts: Sequence[Sequence[int]]) -> float:
-    """Return how much log-probabilities of a server's greedy tokens differ from the pair's own, in nats on average.
-
-    Raises UserError for so much that another model is served, or other tokens are meant.
-    """
+    """Return the mean difference of log-probabilities, in nats, of a server and the pair. Raises UserError for another model."""
     params = sampling_params(pair, Warp(0.0), COMPARED_TOKENS, 0.0, SEEDS)
     made = [(list(ids), server.complete(ids, params)) for ids in prompts]
     texts, where, served = list[list[int]](), list[tuple[int, int]](), list[float]()

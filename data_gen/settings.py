@@ -99,3 +99,7 @@ class Generation(Warped):
     def elsewhere(self) -> bool:
         """Whether responses are made outside this project's processes."""
         return self.by_vllm or self.runner == "server"
+
+    def sizes(self) -> dict[str, Any]:
+        """Return limits and sizes by their keys in caches."""
+        return {name: getattr(self, name) for name in RESPONSE_LIMITS} | {"draws_per_position": self.samples_per_position}

@@ -34,12 +34,11 @@ _FIND_VERSION = (
 def _vllm_version(python: str) -> str:
     try:
         done = subprocess.run([python, "-c", _FIND_VERSION], check=False, capture_output=True, text=True)
-        version = done.stdout.strip()
     except OSError as error:
         raise UserError(
             f"vllm.python={python} cannot be run ({error.strerror}); give the path of a Python interpreter."
         ) from None
-    if not version:
+    if not (version := done.stdout.strip()):
         raise UserError(
             f"runner=vllm, but {python} has no vLLM; run pip install 'specheads[vllm]', or name an interpreter that has it: "
             "vllm.python=<environment>/bin/python"
@@ -61,8 +60,7 @@ def vllm_responses(
 ) -> Generator[tuple[str, list[Response]]]:
     """Yield the names of some shards with their responses, which vLLM makes all at once and in this order.
 
-    Its process ends with the iterator, and its log goes to `folder`. The pair may be without the target's weights. Raises
-    UserError for a target that vLLM cannot load, and where it ends without all responses.
+    Its process ends with the iterator; the pair may be without the target's weights. Raises UserError where vLLM cannot do it.
     """
     if is_synthetic(pair.target_id):
         raise UserError(f"runner=vllm cannot load {pair.target_id}, which is made in memory; leave runner out.")

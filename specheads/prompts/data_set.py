@@ -1,7 +1,6 @@
 """A data set by its path: a file, here or on the web, a folder that `save_to_disk` wrote, or a hub data set; whole, or a split.
 
-Local text files are parsed here, because inference of column types would change prompts (a date, a "007" and an "NA" are text in
-a prompt) and because a message can then name the line. Importing this module imports `datasets`, which is slow.
+Local text files are parsed here: inference of column types would change prompts (a date, a "007"), and messages name the line.
 """
 
 import contextlib
@@ -65,10 +64,7 @@ def check(path: str, splits: Mapping[str, str]) -> None:
 
 
 def load_tables(path: str, name: str | None, revision: str | None = None) -> SourceRows | dict[str, SourceRows]:
-    """Return the data set: one table where it has no splits (a file, a single saved data set), otherwise a table per split.
-
-    Raises UserError for contents that cannot be read, no rows, a hub data set or configuration (`name`) that cannot be had.
-    """
+    """Return a table, or one per split where the data set has some; raises UserError for what cannot be read, or is empty."""
     local = Path(resolve(path))
     try:
         with _quiet():
@@ -154,10 +150,7 @@ def _at(path: str, number: int, problem: str, row_name: str = "line") -> UserErr
 
 
 def cut(tables: SourceRows | dict[str, SourceRows], path: str, key: str, split: str) -> list[SourceRows]:
-    """Return the tables that a split such as "train[:500]+test" names; a source without splits goes by any name.
-
-    Raises UserError for a split that is not there, or that is empty.
-    """
+    """Return the tables that a split such as "train[:500]+test" names, without splits any. Raises UserError if it is empty."""
     if isinstance(tables, SourceRows):
         tables = {re.split(r"[\[+(]", split)[0].strip(): tables}
     try:

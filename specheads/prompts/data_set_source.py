@@ -67,18 +67,16 @@ class DatasetSource:
                 self._parsed(name)
         splits = {"data.split": self.split} | ({} if self.test_split is None else {"data.test_split": self.test_split})
         data_set.check(self.path, splits)
-        for name in ("name", "revision"):
-            if not isinstance(value := getattr(self, name), str | None):
-                raise UserError(f"data.{name}={value!r} must be text, or null for the data set's usual one.")
-        if not isinstance(self.shuffled, bool):
-            raise UserError(f"data.shuffled={self.shuffled!r} must be true or false.")
-        if self.turns not in ("last", "all"):
-            raise UserError(f"data.turns={self.turns!r} must be last or all; it says which turns of conversations are generated.")
-
-        if not isinstance(self.where, Mapping | None):
-            raise UserError(
-                f"data.where={self.where!r} must be columns with values, for example 'data.where={{category: math}}'."
-            )
+        text = "text, or null for the data set's usual one"
+        for name, fits, expected in (
+            ("name", isinstance(self.name, str | None), text),
+            ("revision", isinstance(self.revision, str | None), text),
+            ("shuffled", isinstance(self.shuffled, bool), "true or false"),
+            ("turns", self.turns in ("last", "all"), "last or all; it says which turns of conversations are generated"),
+            ("where", isinstance(self.where, Mapping | None), "columns with values, for example 'data.where={category: math}'"),
+        ):
+            if not fits:
+                raise UserError(f"data.{name}={getattr(self, name)!r} must be {expected}.")
 
     def check_final(self) -> None:
         if not self.num_final:
@@ -145,9 +143,8 @@ class DatasetSource:
         fields = list(dict.fromkeys([*template.fields, *(answers.fields if answers else [])]))
         prompts: list[Prompt] = []
         num_rows = num_unfit = num_repeated = 0
-        where = {
-            column: [*map(str, values if isinstance(values, list) else [values])] for column, values in (self.where or {}).items()
-        }
+        given = (self.where or {}).items()
+        where = {column: [*map(str, values if isinstance(values, list) else [values])] for column, values in given}
         seen: dict[str, set[str]] = {column: set() for column in where}
         try:
             for place, row in (each for table in tables for each in table.numbered([*fields, "system", "tools", *where])):

@@ -31,7 +31,6 @@ class SourceRows:
 
     @property
     def fields(self) -> list[str]:
-        """The names of the columns."""
         if isinstance(self.rows, list):
             return list(dict.fromkeys(field for row in self.rows for field in row))
         return self.rows.column_names
@@ -133,7 +132,6 @@ def _problem(text: str) -> str | None:
 
 
 def _column_of(field: str) -> str:
-    """Return the column that a field is, or is a part of."""
     return field.partition("[")[0]
 
 
@@ -174,8 +172,7 @@ NO_QUESTION = ("assistant", "system", "developer")  # roles that a response does
 def messages_of(row: Mapping, field: str, messages: Sequence | str, path: str, place: str) -> list[dict]:
     """Return the messages in the `field` of a row as chat templates take them, {"role": ..., "content": ...}.
 
-    Those of ShareGPT have "from" and "value", and those of CSV files are JSON; parts of type "text" become one text. Raises
-    UserError for a message without a role, an unknown "from", or contents that are no text.
+    Those of ShareGPT have "from" and "value", those of CSV files are JSON. Raises UserError for what is no message of texts.
     """
     found = []
     if isinstance(messages, str):
@@ -216,16 +213,13 @@ def from_json(text: str, field: str, path: str, place: str) -> Any:
 def as_json(value: object, path: str, place: str) -> str:
     """Return messages as JSON without nulls, which Parquet files have for absent keys. Raises UserError for what JSON has not."""
     try:
-        plain = json.loads(json.dumps(value, allow_nan=False), object_hook=_without_nulls)
+        whole = json.dumps(value, allow_nan=False)
+        plain = json.loads(whole, object_hook=lambda keys: {name: each for name, each in keys.items() if each is not None})
         text = json.dumps(plain, ensure_ascii=False)
         text.encode()
     except (TypeError, ValueError) as error:
         raise UserError(f"data.path={path!r}, {place}: the messages cannot be written as JSON ({error}); convert them.") from None
     return text
-
-
-def _without_nulls(keys: dict) -> dict:
-    return {name: value for name, value in keys.items() if value is not None}
 
 
 def kind_of(value: object) -> str:

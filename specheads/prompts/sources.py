@@ -84,7 +84,6 @@ class NanoSource:
 
     @property
     def final_parts(self) -> list[int]:
-        """The parts of the final split that are asked for."""
         parts = self.final_part
         if parts is None:
             return []

@@ -110,10 +110,8 @@ def read_json(path: Path) -> Any:
 
 
 def lock(path: Path) -> TextIO | None:
-    """Return the open file `path`, locked until it is closed or the process ends, or None if another process has the lock.
-
-    Raises OSError for a file that cannot be written, or is a link: the file elsewhere to which it leads would be changed.
-    """
+    """Return the open file `path`, locked until it is closed or the process ends, or None if another process has the lock."""
+    # A link is an OSError: the file elsewhere to which it leads would be changed.
     stream = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666), "a+")
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -35,7 +35,6 @@ class Journal:
         write_whole(path, lambda temporary: temporary.write_text(text))
 
     def add(self, prompt: int | str, entry: Entry) -> None:
-        """Record what all settings measured on one prompt."""
         self.entries[prompt] = entry
         with self.path.open("a") as stream:
             stream.write(json.dumps({"prompt": prompt, "entry": entry, "crc32": _checksum(prompt, entry)}) + "\n")

@@ -61,8 +61,7 @@ class RowStore:
     def fill(self, compute: Compute, memory: str) -> None:
         """Make the shards that are missing or damaged; another process that needs them, too, waits.
 
-        `compute` returns the tensors (n, ...) of each of some rows, and tells its last argument the numbers of those that are
-        done; `memory` says for the log how much of it that takes.
+        `compute` returns the tensors (n, ...) of each of some rows, and tells `Done` which are; `memory` is for the log.
         """
         store, names = ShardStore(self.folder, self.provenance), list(self.parts)
         # An earlier training run may have completed the store with fewer shards.

@@ -13,11 +13,10 @@ from specheads.training.settings import Optimizer
 
 
 class CurveModule(L.LightningModule):
-    """A module whose loss is a ratio of sums over a whole optimizer step, and whose curves are kept in its checkpoints.
+    """A module whose loss is `sum of weighted losses / sum of weights` over a whole optimizer step, of all processes.
 
-    A step's loss is `sum of weighted losses / sum of weights` over all its batches and processes. The second sum is known only at
-    the end of the step, so batches are divided by the weights of its first batch, and gradients are corrected before they are
-    clipped. Curves are in checkpoints because a log file may be older or newer than the checkpoint.
+    The second sum is known only at the end of the step, so batches are divided by the weights of its first batch, and gradients
+    are corrected before they are clipped. Curves are in checkpoints, because a log file may be older or newer than those.
     """
 
     def __init__(self) -> None:
@@ -28,10 +27,7 @@ class CurveModule(L.LightningModule):
         self._history_is_logged = False
 
     def loss_of_batch(self, batch_index: int, losses: Tensor, weights: Tensor, measures: Tensor | None = None) -> Tensor:
-        """Return a batch's loss from (n,) sums of weighted losses and of weights; n > 1 losses have separate parameters.
-
-        `measures` (2, m) are sums and weights of values that are recorded, but not learned from.
-        """
+        """Return a batch's loss from (n,) sums of losses and of weights; `measures` (2, m) are recorded, but not learned from."""
         del self._sums[batch_index % self.trainer.accumulate_grad_batches :]
         self._num_losses = len(losses)
         counts = self.trainer.datamodule.has_rows("train", batch_index)

@@ -17,8 +17,7 @@ Key = tuple[int, int]  # epoch and row
 class EpochSampler(Sampler):
     """Yields (epoch, row) so that the data knows the epoch; every process takes a part of each batch, of `batch_size` rows.
 
-    Where an epoch's last batch has fewer rows than there are processes, those without one take its first row, because all must
-    take the same steps; see `ResumableData.has_rows`.
+    All must take the same steps: without a row in an epoch's last batch, a process takes its first; see `ResumableData.has_rows`.
     """
 
     def __init__(

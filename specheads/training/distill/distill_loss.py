@@ -15,10 +15,7 @@ Divergence = Callable[[Tensor, Tensor], Tensor]
 
 
 def forward_kl(target: Tensor, draft: Tensor) -> Tensor:
-    """Return KL(t || d) = sum t log(t / d).
-
-    Of a draft that lacks tokens, for which no weight could do anything, it is that of the others by t's share of them.
-    """
+    """Return KL(t || d); of a draft that lacks tokens, for which no weight could do anything, that of the others by t's share."""
     both, probs = (target > -torch.inf) & (draft > -torch.inf), target.exp()
     lost = probs.masked_fill(draft > -torch.inf, 0).sum(dim=-1)  # exactly 0 where nothing is lacking
     divergence = torch.where(both, probs * (target - draft).masked_fill(~both, 0), 0.0).sum(dim=-1)
@@ -90,10 +87,7 @@ def stored_distributions(ids: Tensor, log_probs: Tensor) -> DistributionSource:
 def token_losses(
     draft: LanguageModel, hidden: Tensor, distributions: DistributionSource, divergence: str
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss of every token (N,), and the overlap of both distributions there (N,), its expected acceptance.
-
-    `hidden` (N, H) are the draft's states that predict the tokens, `divergence` is a name in DIVERGENCES.
-    """
+    """Return each token's loss (N,) and overlap of both distributions (N,), from the draft's states `hidden` (N, H) before it."""
 
     def of(hidden: Tensor, piece: slice) -> tuple[Tensor, Tensor]:
         distribution = distributions.of(piece)

@@ -11,12 +11,7 @@ from specheads.pair.pair import Pair
 from specheads.prompts.prompt import ResponseLimits
 from specheads.replay.response_batch import ResponseBatch
 from specheads.training.curve_module import CurveModule
-from specheads.training.distill.distill_loss import (
-    DistributionSource,
-    computed_distributions,
-    stored_distributions,
-    token_losses,
-)
+from specheads.training.distill.distill_loss import DistributionSource, computed_distributions, stored_distributions, token_losses
 from specheads.training.distill.draft_quality import quality_of, quality_sums
 from specheads.training.distill.muon import MuonAndAdamW, matrices_of_layers
 from specheads.training.distill.samples import DraftResponses, Sample, batch_of
@@ -28,17 +23,12 @@ class DistillModule(CurveModule):
     """A draft, its loss against the target's distributions, and the figures that say how good it is."""
 
     def __init__(self, pair: Pair, settings: Distillation, limits: ResponseLimits) -> None:
-        """Train the pair's draft; `limits` are those of its own responses."""
         super().__init__()
         self.draft, self.settings = pair.draft, settings
         self.draft_responses = DraftResponses(pair, settings.warp, limits, settings.seed)
-        self._pair = (pair,)  # in a tuple, so that Lightning does not count its weights as the module's
+        self.pair = pair  # no module, so Lightning does not count its weights as this one's
         self._quality_sums: list[Tensor] = []
         self.before: dict[str, float] = {}  # quality on dev prompts before the first step
-
-    @property
-    def pair(self) -> Pair:
-        return self._pair[0]
 
     def configure_model(self) -> None:
         """Spread the draft over the processes if the strategy is FSDP2; Lightning calls this before it makes the optimizer."""
@@ -46,7 +36,6 @@ class DistillModule(CurveModule):
             shard(self.draft, self.trainer.strategy.device_mesh["data_parallel"])
 
     def on_train_start(self) -> None:
-        """Begin the curves, or write those of a resumed run."""
         self.log_history()
         if not self.history:
             self.record({f"dev/{name}": value for name, value in self.before.items()}, beforehand=True)

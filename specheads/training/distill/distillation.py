@@ -6,10 +6,12 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from lightning import Trainer
+from lightning.pytorch.loggers import Logger
 from transformers import PreTrainedModel
 
 from specheads.errors import UserError
@@ -32,10 +34,6 @@ from specheads.training.distill.settings import Distillation
 from specheads.training.loaders import ResumableData
 from specheads.training.trainer import checkpoint_to_resume, fast_products, new_trainer
 
-if TYPE_CHECKING:
-    from lightning import Trainer
-    from lightning.pytorch.loggers import Logger
-
 logger = logging.getLogger(__name__)
 
 # What dropout is called in transformers' modules.
@@ -56,7 +54,7 @@ def distill(
     data: GeneratedData | Callable[[], GeneratedData],
     settings: Distillation,
     run: Path,
-    loggers: Sequence["Logger"] = (),
+    loggers: Sequence[Logger] = (),
 ) -> DistilledDraft:
     """Train the pair's draft, in place and in float32, to propose what its target would say, and write it to `run`/draft.
 
@@ -150,7 +148,7 @@ def _reduced(pair: Pair, train: Samples, dev: Samples, settings: Distillation) -
     return replace(pair)  # its draft in two steps has the new output
 
 
-def _needs(pair: Pair, train: Samples, settings: Distillation, most: int, trainer: "Trainer", run: Path) -> str:
+def _needs(pair: Pair, train: Samples, settings: Distillation, most: int, trainer: Trainer, run: Path) -> str:
     """Return how much memory and disk training takes, for the log; a response has at `most` so many tokens."""
     draft, batch = pair.draft_lm, settings.loader.batch_size / trainer.world_size
     weights, itemsize = sum(weight.numel() for weight in pair.draft.parameters()), pair.draft.dtype.itemsize
@@ -206,7 +204,6 @@ def _provenance(settings: Distillation, pair: Pair) -> dict[str, Any]:
 
 
 def _check_initial_draft(settings: Distillation, pair: Pair) -> None:
-    """Raise UserError unless the pair's draft is the one that `init_layers` asks for."""
     initial = settings.initial_draft
     if initial is not None and pair.draft_id != initial.name:
         raise UserError(
@@ -215,7 +212,7 @@ def _check_initial_draft(settings: Distillation, pair: Pair) -> None:
         )
 
 
-def check_strategy(settings: Distillation, pair: Pair, trainer: "Trainer") -> None:
+def check_strategy(settings: Distillation, pair: Pair, trainer: Trainer) -> None:
     """Raise UserError for what several processes cannot do."""
     if shards_weights(trainer.strategy) and "on_policy" in settings.shares:
         raise UserError(
@@ -242,10 +239,7 @@ def _export(
     splits: Mapping[str, Samples],
     settings: Distillation,
 ) -> dict[str, float]:
-    """Write the pair's draft, with `weights` and the best temperature on dev prompts, as a folder with a `description`.
-
-    Return its quality on test prompts in `dtype`.
-    """
+    """Write the draft, with `weights` and the best temperature on dev prompts; return its quality on test prompts in `dtype`."""
     auto = torch.bfloat16 if dtype == torch.float32 else dtype
     form = "Q8_0" if settings.stored_dtype == "int8" else None
     stored = auto if settings.stored_dtype in ("auto", "int8") else getattr(torch, settings.stored_dtype)
@@ -288,7 +282,6 @@ def draft_provenance(pair: Pair, settings: Distillation, data: Path, num_prompts
 
 
 def _model_card(description: Mapping[str, Any]) -> str:
-    """Return the model card of a draft from the content of its `distill.json`."""
     target, draft, loss = (description[name] for name in ("target", "draft", "loss"))
     rows = {
         "target": f"{target['id']} (revision {target['revision']})",

@@ -66,12 +66,11 @@ def draft_quality(pair: Pair, samples: Samples, warp: Warp, batch_size: int) -> 
     """Return the figures of a pair's draft, with its present weights, over all samples."""
     device, was_training = pair.draft_lm.device, pair.draft.training
     pair.draft.eval()
-    keys = [(0, row) for row in range(len(samples))]
-    batches = [keys[first : first + batch_size] for first in range(0, len(keys), batch_size)]
-    sums = []
+    keys, sums = [(0, row) for row in range(len(samples))], list[Tensor]()
     with progress("measuring the draft", len(keys)) as advance:
-        for batch in batches:
-            sums.append(quality_sums(pair, [samples[key] for key in batch], warp, device))
+        for first in range(0, len(keys), batch_size):
+            batch = [samples[key] for key in keys[first : first + batch_size]]
+            sums.append(quality_sums(pair, batch, warp, device))
             advance(len(batch))
     pair.draft.train(was_training)
     return quality_of(reduce(torch.add, sums))

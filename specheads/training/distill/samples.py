@@ -24,15 +24,12 @@ from specheads.training.distill.target_store import Answers, TargetStore, texts_
 
 @dataclass
 class Sample:
-    """A text to learn from: `prompt` (P,) and `response` (R,) ids; the response is None until the draft has written it.
-
-    `stored` are the target's distributions along it, `ids` (R, k) and `log_probs` (R, k + 1), if they are stored.
-    """
+    """A text to learn from."""
 
     key: tuple[int, int]  # epoch and prompt
-    prompt: np.ndarray
-    response: np.ndarray | None
-    stored: Mapping[str, Tensor] | None = None
+    prompt: np.ndarray  # ids (P,)
+    response: np.ndarray | None  # ids (R,), None until the draft has written it
+    stored: Mapping[str, Tensor] | None = None  # the target's distributions along it: `ids` (R, k) and `log_probs` (R, k + 1)
 
 
 def batch_of(samples: Sequence[Sample], device: torch.device) -> ResponseBatch:
@@ -52,10 +49,7 @@ class Samples(Dataset):
         seed: int = 0,
         stored: Mapping[str, TargetStore] | None = None,
     ) -> None:
-        """Take ids (P,) of prompts, the `answers` to each by kind but those that the draft writes, and the share of each kind.
-
-        `stored` are the target's distributions along responses, for the kinds of which they are stored.
-        """
+        """Take ids (P,) of prompts, the `answers` to each by kind but those that the draft writes, and the share of each kind."""
         self.prompts, self.answers, self.shares, self.seed = prompts, answers, dict(shares), seed
         self.stored = dict(stored or {})
 
@@ -104,10 +98,7 @@ class DraftResponses:
         self.covered: set[tuple[int, int]] = set()
 
     def refresh(self, batch: Sequence[Sample], upcoming: Callable[[], tuple[Sequence[Sample], Sequence[Sample]]]) -> None:
-        """Let the draft write if a sample of a step, `batch` in all processes, has no response yet.
-
-        `upcoming` returns the samples of the next steps: of all processes, and of this one.
-        """
+        """Let the draft write for `upcoming` steps (samples of all processes, and of this one) if a step's has no response."""
         if all(sample.key in self.covered for sample in batch):
             return
         everywhere, here = upcoming()
@@ -177,11 +168,7 @@ def encoded_response(pair: Pair, text: str, prompt_length: int, max_new_tokens: 
 def load_splits(
     data: GeneratedData, pair: Pair, train: Samples, settings: Distillation, alike: bool = False
 ) -> tuple[dict[str, Samples], dict[str, Any]]:
-    """Return the samples of each split, and what decides them.
-
-    The target's distributions along responses of `train` are stored if they fit the budget and are read again; `alike`: for all
-    kinds, or for none.
-    """
+    """Return the samples of each split, and what decides them; distributions are stored `alike` for all kinds, or for some."""
     splits = {"train": train}
     for split, most in (("dev", settings.num_dev_prompts), ("test", None)):
         rows = load_split(data.folder, split).with_format("arrow")[:most]
@@ -201,5 +188,4 @@ def load_splits(
 
 
 def _column(rows: Any, name: str) -> list[np.ndarray]:
-    """Return the lists of ids in a column of an Arrow table."""
     return [np.asarray(row, dtype=np.int32) for row in rows.column(name).to_numpy()]

@@ -1,7 +1,6 @@
 """A draft whose weights are spread over processes.
 
-FSDP2 (torch's fully_shard) gathers weights while the forward pass of a class runs. The draft is read in two steps, states and
-logits, neither of which is that of its class: `within_forward` makes one of a function.
+FSDP2 (torch's fully_shard) gathers weights while the forward pass of a class runs; `within_forward` makes one of a function.
 """
 
 from collections.abc import Callable

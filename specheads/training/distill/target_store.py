@@ -79,7 +79,6 @@ class TargetStore(RowStore):
 
     @torch.no_grad()
     def _distributions(self, texts: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[dict[str, Tensor]]:
-        """Return the tensors of some responses, which the target reads together."""
         prompts, responses = zip(*texts, strict=True)
         hidden = ResponseBatch.of(prompts, responses, self.target.device).states(self.target)
         distributions = [

@@ -3,13 +3,14 @@
 Mixing (SpecDec++, section 3.2) replaces a part of the response by drafted tokens: states then come from text like the decoder's.
 """
 
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 from torch.utils.data import Dataset
 
+from specheads.heads.features import FEATURES
 from specheads.training.heads.settings import checked_share
 
 COLUMNS = ("prompt_ids", "response_ids", "draft_ids", "accept_prob", "more_draft_ids", "more_accept_prob")
@@ -35,18 +36,10 @@ class MixedResponses(Dataset):
         self.response_share = checked_share(predicts, response_share)
         self.rows = rows.with_format("numpy", columns=list(COLUMNS)) if hasattr(rows, "with_format") else rows
         self._kept: dict[int, Mapping[str, Any]] = {}
+        self.features: Callable[[int], dict[str, Tensor]] | None = None  # of a row, where they are stored: see FeatureStore
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    @property
-    def mixes(self) -> bool:
-        return self.response_share < 1
-
-    @cached_property
-    def num_samples(self) -> int:
-        """The number of samples at each position; an epoch uses one of them."""
-        return len(_samples_of(self.rows[0]))
 
     def lengths(self) -> np.ndarray:
         """Return the number of tokens in each row's response (rows,)."""
@@ -69,9 +62,15 @@ class MixedResponses(Dataset):
         kept = np.random.default_rng([self.seed, epoch, number]).random(len(response)) < self.response_share
         # The draft must have read the token for an input_token head; a next_token head needs only the prefix.
         predicted = ~kept if self.predicts == "input_token" else np.ones_like(kept)
-        return {
+        item = {
             "tokens": np.concatenate([row["prompt_ids"], np.where(kept, response, drafted)]).astype(np.int64),
             "index": len(row["prompt_ids"]) + np.flatnonzero(predicted),
             "drafted": drafted[predicted].astype(np.int64),
             "label": accept_prob[predicted].astype(np.float32),
         }
+        if self.features is not None:
+            stored = self.features(number).items()
+            item["features"] = {
+                name: each[:, epoch % each.shape[1]] if FEATURES[name].of_token else each for name, each in stored
+            }
+        return item

@@ -1,13 +1,10 @@
-"""The settings of head training, and the heads that they describe: of two kinds, which are trained side by side.
-
-Where a setting is a list of values, there is one head for each combination of values.
-"""
+"""The settings of head training, and the heads that they describe: one for each combination of values in lists."""
 
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import AfterValidator, model_validator
 
 from specheads.errors import UserError
 from specheads.heads.config import DEFAULT_INPUTS, KNOWN_INPUTS, HeadConfig
@@ -47,23 +44,18 @@ def checked_share(predicts: str, response_share: float | None) -> float:
     return share
 
 
-def _listed(value: Any) -> Any:
-    """Return a list of input names, or of such lists, as tuples."""
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise ValueError("must be a list")  # noqa: TRY004 pydantic wants a ValueError
-    if any(isinstance(name, str) for name in value) and not all(isinstance(name, str) for name in value):
+def _alike(value: tuple[str | tuple[str, ...], ...]) -> tuple[str | tuple[str, ...], ...]:
+    if len({type(each) for each in value}) > 1:
         raise ValueError("mixes names and lists; give a list of names, or a list of such lists")
-    return tuple(name if isinstance(name, str) else tuple(name) for name in value)
+    return value
 
 
 class _HeadShape(Settings):
-    """Inputs and size of a head; a list of values trains a head with each, all in one pass over the draft's states."""
-
     depth: OneOrMore[Count] = setting(3, "the number of residual blocks; 0: a linear head; or a list")
     width: OneOrMore[PositiveCount | None] = setting(
         None, "the width of the blocks; null: the draft's hidden size, for lookahead an eighth of it, 8 to 256; or a list"
     )
-    inputs: Annotated[tuple[str | tuple[str, ...], ...], BeforeValidator(_listed)] = setting(
+    inputs: Annotated[tuple[str | tuple[str, ...], ...], AfterValidator(_alike)] = setting(
         (),
         f"a list of {', '.join(KNOWN_INPUTS['input_token'])} and, for lookahead, "
         f"{', '.join(name for name in KNOWN_INPUTS['next_token'] if name not in KNOWN_INPUTS['input_token'])}; "
@@ -73,8 +65,6 @@ class _HeadShape(Settings):
 
 
 class _Mixing(Settings):
-    """How drafted tokens are mixed into the text that the draft reads (SpecDec++, section 3.2)."""
-
     response_share: Number | None = setting(
         None,
         "the probability that a position keeps the target's token in place of the drafted one; null: 0.15 (the paper's) for "
@@ -118,7 +108,6 @@ class HeadTraining(Training):
 
     @model_validator(mode="after")
     def check_heads(self) -> "HeadTraining":
-        """Refuse heads that cannot be built, or that have nothing to learn."""
         _ = [part.response_share for part in self.kinds()]
         self.specs()
         return self
@@ -132,10 +121,7 @@ class HeadTraining(Training):
         return KINDS[self.heads]
 
     def specs(self, pair: Pair | None = None) -> list[HeadSpec]:
-        """Return the heads to train for a pair; without one sizes are 1, to check settings before models are loaded.
-
-        Raises UserError for a key without a value, the same head twice, a head that cannot be built.
-        """
+        """Return the heads to train for a pair; without one sizes are 1, to check settings before models are loaded."""
         if self.heads not in KINDS:
             try:
                 return [spec for part in self.kinds() for spec in part.specs(pair)]
@@ -153,10 +139,9 @@ class HeadTraining(Training):
         return specs
 
     def _choices(self) -> dict[str, Sequence[Any]]:
-        """Return the values of heads by key."""
-        several: dict[str, Any] = {f"head.{name}": getattr(self.head, name) for name in ("depth", "width")}
-        inputs = self.head.inputs
-        several["head.inputs"] = inputs if inputs and not isinstance(inputs[0], str) else (inputs,)
+        head, inputs = self.head, self.head.inputs
+        alternatives = inputs if inputs and not isinstance(inputs[0], str) else (inputs,)
+        several: dict[str, Any] = {"head.depth": head.depth, "head.width": head.width, "head.inputs": alternatives}
         several["loss.reject_weight"] = self.reject_weight
         return {key: value if isinstance(value, tuple) else (value,) for key, value in several.items()}
 
@@ -172,14 +157,8 @@ class HeadTraining(Training):
                 "draft": pair.origin("draft"),
                 "target": pair.origin("target"),
             }
-        config = HeadConfig(
-            depth=values["head.depth"],
-            width=values["head.width"],
-            predicts=predicts,
-            inputs=inputs,
-            warp=self.warp.values(),
-            **of_pair,
-        )
+        shape = {"depth": values["head.depth"], "width": values["head.width"], "inputs": inputs}
+        config = HeadConfig(predicts=predicts, warp=self.warp.values(), **shape, **of_pair)
         weight = values["loss.reject_weight"] or REJECT_WEIGHT[predicts]
         tags = {"head.width": f"w{config.width}", "head.inputs": "+".join(config.inputs)}
         different = [tag for key, tag in tags.items() if len(choices[key]) > 1]
