@@ -1,7 +1,4 @@
-"""Prompts by the target itself: it writes what follows where its chat template has a user's message (Magpie, Xu et al. 2024).
-
-They need no data set, resemble what the target was tuned on, and carry no licence but the model's.
-"""
+"""Prompts by the target itself: it writes what follows where its chat template has a user's message (Magpie, Xu et al. 2024)."""
 
 import json
 from dataclasses import replace
@@ -33,10 +30,8 @@ class OwnPrompts(Settings):
 def write_own_prompts(pair: Pair, wish: OwnPrompts, settings: Generation, root: Path) -> Path:
     """Return a JSON-lines file of different prompts, `{"instruction": ...}`, that the pair's target has written.
 
-    A text that does not end within `data.max_new_tokens` is no prompt, so there may be fewer than asked for.
-
-    Raises:
-        UserError: the target has no format in which a user's message begins, or has written none that ends.
+    A text that does not end within `data.max_new_tokens` is no prompt. Raises UserError for a target without a format in which a
+    user's message begins, and where no text has ended.
     """
     opened = replace(pair, instruction_format=_beginning(pair) + INSTRUCTION)
     openings = wish.openings or ("",)
@@ -63,7 +58,7 @@ def write_own_prompts(pair: Pair, wish: OwnPrompts, settings: Generation, root: 
 
 
 def _beginning(pair: Pair) -> str:
-    """Return what precedes a user's message in the pair's format. Raises UserError for a pair without one."""
+    """Return what precedes a user's message in the pair's format."""
     if not pair.chats:
         raise UserError(
             f"own_prompts.number: {pair.target_id} takes no instructions, so no message of a user begins anywhere; give "

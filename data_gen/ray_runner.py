@@ -1,8 +1,7 @@
 """The stages of a data set in a number of processes on the machines of a Ray cluster.
 
-Ray starts the workers and places them by the CPUs and GPUs that each needs. This process, the driver, gives each worker that has
-begun one lot of shards after another, so workers join as the cluster grows. What a worker that dies was making is made by another
-one. A driver that dies ends its workers, and the same command makes what is missing.
+This process, the driver, gives each worker that has begun one lot of shards after another, so workers join as the cluster grows.
+What a worker that dies was making is made by another one.
 """
 
 import importlib
@@ -33,16 +32,9 @@ OpenStage = Callable[[dict[str, Any]], Path | Stage]
 
 
 def on_workers(settings: Generation, shared: Path, open_stage: OpenStage, stages: Sequence[dict[str, Any]]) -> str:
-    """Do stages one after another in up to `settings.ray_num_workers` processes; return the folder of the last.
+    """Do stages one after another on workers that share the folder `shared`; return the folder of the last.
 
-    Args:
-        shared: a folder that all machines share, in which the data is.
-        open_stage: a function of a module, which returns a stage, or its folder where it is done.
-        stages: the argument of `open_stage` for each stage, plain data.
-
-    Raises:
-        UserError: no Ray here or at the address, too small a cluster, workers with other versions or without the folder, or a
-            mistake that a worker met.
+    `open_stage`, a function of a module, opens a stage from plain data. Raises UserError for a cluster that cannot be used.
     """
     try:
         ray: Any = importlib.import_module("ray")  # its annotations do not know how its functions are called
@@ -74,7 +66,6 @@ class _Worker:
         self._open_stage, self._argument, self._check = open_stage, argument, check
 
     def begin(self) -> None:
-        """Open the stage. Raises UserError if this machine cannot take part."""
         _check_worker(self._check)
         if Path(self._check["folder"]).is_dir():
             os.chdir(self._check["folder"])  # relative paths of models and prompts begin there
@@ -100,7 +91,6 @@ class _Worker:
         return stage.num_rows(lot)
 
     def complete(self) -> None:
-        """Declare the cache complete, all of whose shards exist."""
         if isinstance(stage := self.stage, Stage) and not stage.store.still_missing(list(stage.shards)):
             stage.store.complete(list(stage.shards))
 
@@ -117,7 +107,6 @@ class _Crew:
             self._begin()
 
     def make_stage(self) -> str:
-        """Make what is missing of the stage; return its folder."""
         (folder,) = self._do([("folder",)])
         with locked(Path(folder)):
             ((name, num_rows, lots),) = self._do([("missing",)])

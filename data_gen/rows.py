@@ -1,18 +1,17 @@
 """The shards of a data set and their rows: responses, drafted tokens and acceptance probabilities (SpecDec++, section 3.3).
 
-Both models read prompt and response once; at every response position a token is sampled from the draft's distribution, and its
-acceptance probability follows from both models' distributions there. Probabilities are in memory for a slice of positions at a
-time, never for a whole response, and a batch's labels leave the device together.
+Both models read prompt and response once; probabilities are in memory for a slice of positions at a time.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from data_gen.settings import Generation
 from specheads.decoding.responses import Responder, Response, row_uniforms
 from specheads.errors import UserError
 from specheads.pair.language_model import LanguageModel
@@ -20,9 +19,6 @@ from specheads.pair.padding import BATCH_TOKENS, batches_of_tokens, right_padded
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, accept_prob, has_nan, nan_message, tokens_at
 from specheads.prompts.prompt import SPLITS, EncodedPrompt
-
-if TYPE_CHECKING:
-    from data_gen.settings import Generation
 
 SLICE_ELEMENTS = 2**22  # probabilities of one model that are held at once on a CPU, whose cache takes about as many
 _DEVICE_ELEMENTS = 2**26  # other devices would wait for weights and launches with small slices
@@ -40,7 +36,7 @@ class Shard:
     sample: int = 0
 
 
-def plan_shards(prompts: Sequence[EncodedPrompt], settings: "Generation") -> dict[str, Shard]:
+def plan_shards(prompts: Sequence[EncodedPrompt], settings: Generation) -> dict[str, Shard]:
     """Return the files, `train-00000.parquet` and so on; first responses come before second ones."""
     shards: dict[str, Shard] = {}
     for split in SPLITS:
@@ -54,7 +50,7 @@ def plan_shards(prompts: Sequence[EncodedPrompt], settings: "Generation") -> dic
     return shards
 
 
-def respond(responder: Responder, shards: Sequence[Shard], settings: "Generation", **how: Any) -> list[list[Response]]:
+def respond(responder: Responder, shards: Sequence[Shard], settings: Generation, **how: Any) -> list[list[Response]]:
     """Return the target's responses to the prompts of shards of one warp; see `Responder.respond` for more arguments."""
     rows = [(shard.sample, *prompt) for shard in shards for prompt in shard.prompts]
     uniform = np.stack([uniforms_of(settings, prompt.prompt_id, sample)[0] for sample, prompt, _ in rows])
@@ -64,6 +60,7 @@ def respond(responder: Responder, shards: Sequence[Shard], settings: "Generation
 
 def response_rows(shard: Shard, responses: Sequence[Response], labels: Sequence[dict[str, list]] = ()) -> list[dict]:
     """Return the rows of one shard, in the order of its prompts; without labels, the columns of the draft are empty."""
+    rows = zip(shard.prompts, responses, labels or [{}] * len(responses), strict=True)
     return [
         {
             "prompt_id": prompt.prompt_id,
@@ -76,9 +73,7 @@ def response_rows(shard: Shard, responses: Sequence[Response], labels: Sequence[
             **_EMPTY,
             **labels_of_row,
         }
-        for (prompt, prompt_ids), response, labels_of_row in zip(
-            shard.prompts, responses, labels or [{}] * len(responses), strict=True
-        )
+        for (prompt, prompt_ids), response, labels_of_row in rows
     ]
 
 
@@ -86,7 +81,7 @@ def label_rows(
     pair: Pair,
     shard: Shard,
     responses: Sequence[Response],
-    settings: "Generation",
+    settings: Generation,
     advance: Callable[[int], object] = lambda rows: None,
 ) -> list[dict]:
     """Return the rows of one shard with drafted tokens and their labels; `advance` as in `label_responses`."""
@@ -95,13 +90,13 @@ def label_rows(
     return response_rows(shard, responses, label_responses(pair, ids, answers, uniform, settings.warp, advance))
 
 
-def uniforms_of(settings: "Generation", prompt_id: str, sample: int) -> np.ndarray:
+def uniforms_of(settings: Generation, prompt_id: str, sample: int) -> np.ndarray:
     """Return the uniform numbers of a response and of the tokens drafted along it; a greedy draft drafts one at each position."""
     num_samples = 1 if settings.warp.greedy else settings.samples_per_position
     return row_uniforms(settings.seed, prompt_id, settings.max_new_tokens, num_samples, sample)
 
 
-def warp_of(settings: "Generation", shard: Shard) -> Warp:
+def warp_of(settings: Generation, shard: Shard) -> Warp:
     """Return what turns the target's logits into the probabilities of a shard's responses."""
     # A greedy target has one response. Text that it would not have written shows the heads of a greedy pair more.
     return replace(settings.warp, temperature=1.0) if settings.warp.greedy and shard.sample else settings.warp
@@ -121,12 +116,10 @@ def label_responses(
     warp: Warp,
     advance: Callable[[int], object] = lambda rows: None,
 ) -> list[dict[str, list]]:
-    """Return the labels of each response by the names of their columns, LABELS.
+    """Return the labels of each response, which is not empty, by the names of their columns, LABELS.
 
-    Args:
-        advance: takes how much more is done, in responses of mean length: short ones come first.
-        prompts, responses: token ids per row; responses are not empty.
-        uniform: (B, samples, >= longest response) in [0, 1), one number per drafted token.
+    `uniform` (B, samples, >= longest response) in [0, 1) has a number per drafted token. `advance` takes how much more is done,
+    in responses of mean length: short ones come first.
     """
     results: dict[int, dict[str, list]] = {}  # the key is the row
     lengths, told, done = [len(p) + len(r) for p, r in zip(prompts, responses, strict=True)], 0, 0
@@ -147,7 +140,7 @@ def label_responses(
 def _columns(pair: Pair, texts: list[list[int]], where: Tensor, uniforms: Tensor, warp: Warp) -> list[np.ndarray]:
     """Return the columns LABELS, (N,) or for `more_` (samples - 1, N), of positions `where` (2, N) = (row, index in the text).
 
-    `uniforms` (samples, N) are the numbers that decide the drafted tokens.
+    `uniforms` (samples, N) decide the drafted tokens.
     """
     tokens = right_padded(texts)
     row, index = where

@@ -1,13 +1,12 @@
 """Make a data set in two stages, of which each fills a cache and keeps the shards that exist.
 
-`ResponseStage` makes the target's responses, which fit every draft of the same window. `LabelStage` reads them, and adds the
-tokens that the draft samples along them with their acceptance probabilities.
+The target's responses fit every draft of the same window; labels are the draft's tokens and their acceptance probabilities.
 """
 
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -28,7 +27,7 @@ from specheads.errors import UserError
 from specheads.forecast import Advance, progress
 from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.pair import Pair
-from specheads.pair.sampling import Operations, computing_with
+from specheads.pair.sampling import computing_with
 from specheads.prompts.prompt import SPLITS, Prompt, encode_prompts, response_provenance, unique
 from specheads.prompts.sources import PromptSource
 from specheads.storage.data_set import SCHEMA
@@ -47,11 +46,7 @@ def generate_data(
 ) -> Path:
     """Return the folder of the complete cache of the prompts of a source, or of given ones; missing shards are made first.
 
-    Another process of this machine that makes the same cache is waited for. With `labelled` false, responses are enough: an
-    existing cache with labels is used as well.
-
-    Raises:
-        UserError: no usable prompt.
+    With `labelled` false responses are enough. Raises UserError for prompts none of which is usable.
     """
     prompts = unique(source if isinstance(source, Sequence) else source.load(pair.chats))
     while isinstance(stage := next_stage(pair, prompts, settings, root, splits, labelled), Stage):
@@ -146,7 +141,6 @@ class Stage(ABC):
         self.shards = plan_shards(encoded, settings)
 
     def run(self) -> None:
-        """Make what is missing in this process."""
         with self.store.missing(list(self.shards)) as missing:
             self.announce(missing)
             with progress(*self.amount(missing)) as advance:
@@ -172,7 +166,6 @@ class Stage(ABC):
         """Return how much memory making shards takes, for the log; nothing where another program makes them."""
 
     def lots(self, missing: Collection[str]) -> list[list[str]]:
-        """Return the missing shards in the parts in which they are made."""
         return [[name] for name in missing]
 
     @abstractmethod
@@ -215,24 +208,21 @@ class ResponseStage(Stage):
         return "" if self.settings.elsewhere else ", " + memory_of(self.name, self.pair.target_lm, self._responder.memory())
 
     def make(self, names: Sequence[str], advance: Advance) -> None:
-        if self.settings.elsewhere:
-            missing = {name: self.shards[name] for name in names}
-            if self.settings.runner == "server":
-                responses_of = server_responses(self.pair, missing, self.settings, self.store, advance)
-            else:
-                responses_of = vllm_responses(self.pair, missing, self.settings, self.store.folder, advance)
-            with contextlib.closing(responses_of) as made:
-                for name, responses in made:
-                    self.store.write(name, response_rows(self.shards[name], responses))
-            return
-        shards, later = [self.shards[name] for name in names], self.store.still_missing(list(self.shards))
-        how = {
-            "on_step": advance,
-            "journal": self.store.journal(names[-1]),
-            "num_later": self.num_rows(later) - self.num_rows(names),
-        }
-        for name, shard, responses in zip(names, shards, respond(self._responder, shards, self.settings, **how), strict=True):
-            self.store.write(name, response_rows(shard, responses))
+        shards = {name: self.shards[name] for name in names}
+        if self.settings.runner == "server":
+            responses_of = server_responses(self.pair, shards, self.settings, self.store, advance)
+        elif self.settings.elsewhere:
+            responses_of = vllm_responses(self.pair, shards, self.settings, self.store.folder, advance)
+        else:
+            responses_of = self._own_responses(shards, advance)
+        with contextlib.closing(responses_of) as made:
+            for name, responses in made:
+                self.store.write(name, response_rows(shards[name], responses))
+
+    def _own_responses(self, shards: Mapping[str, Shard], advance: Advance) -> Generator[tuple[str, list[Response]]]:
+        num_later = self.num_rows(self.store.still_missing(list(self.shards))) - self.num_rows(shards)
+        how = {"on_step": advance, "journal": self.store.journal(list(shards)[-1]), "num_later": num_later}
+        yield from zip(shards, respond(self._responder, list(shards.values()), self.settings, **how), strict=True)
 
 
 class LabelStage(Stage):
@@ -249,35 +239,22 @@ class LabelStage(Stage):
         most = elements_at_once(models[0].device)
         return ", " + memory_of(self.name, models[0], *(memory_parts(lm, most=most) for lm in models))
 
-    @cached_property
-    def _operations(self) -> Operations:
-        return bulk_operations(self.pair.target_lm.device)
-
     def make(self, names: Sequence[str], advance: Advance) -> None:
-        """Label the responses of some shards. Raises UserError if one of them has changed."""
+        operations, columns = bulk_operations(self.pair.target_lm.device), ["prompt_ids", "sample", "response_ids", "finished"]
         for name in names:
-            shard = self.shards[name]
-            responses = self._read(name, shard)
-            with computing_with(self._operations):
+            shard, path = self.shards[name], self.responses.folder / name
+            rows = pq.read_table(path, columns=columns).to_pylist() if self.responses.has(name) else []
+            if [(row["prompt_ids"], row["sample"]) for row in rows] != [(ids, shard.sample) for _, ids in shard.prompts]:
+                raise UserError(f"{path} has changed since it was written; run the command again.")
+            responses = [Response(row["response_ids"], row["finished"]) for row in rows]
+            with computing_with(operations):
                 self.store.write(name, label_rows(self.pair, shard, responses, self.settings, advance))
-
-    def _read(self, name: str, shard: Shard) -> list[Response]:
-        path = self.responses.folder / name
-        if self.responses.has(name):
-            rows = pq.read_table(path, columns=["prompt_ids", "sample", "response_ids", "finished"]).to_pylist()
-            if [(row["prompt_ids"], row["sample"]) for row in rows] == [(ids, shard.sample) for _, ids in shard.prompts]:
-                return [Response(row["response_ids"], row["finished"]) for row in rows]
-        raise UserError(f"{path} has changed since it was written; run the command again.")
 
 
 def cache_provenance(pair: Pair, prompts: Sequence[Prompt], settings: Generation, labelled: bool) -> dict[str, Any]:
     """Return everything that decides a cache's content. Responses depend on the draft only by the length of its window."""
-    provenance, sizes = response_provenance(pair, prompts, settings.warp, settings.seed), settings.sizes()
-    provenance |= responses_provenance(settings)
+    provenance = response_provenance(pair, prompts, settings.warp, settings.seed) | responses_provenance(settings)
     if labelled:
-        return provenance | {"settings": sizes, "labels": LABELS}
-    return provenance | {
-        "draft": ["every draft", f"of window {pair.window}"],
-        "dtype": [str(pair.target.dtype), "any"],
-        "settings": {name: value for name, value in sizes.items() if name in RESPONSE_LIMITS},
-    }
+        return provenance | {"settings": settings.sizes(), "labels": LABELS}
+    draft, dtype = ["every draft", f"of window {pair.window}"], [str(pair.target.dtype), "any"]
+    return provenance | {"draft": draft, "dtype": dtype, "settings": {name: getattr(settings, name) for name in RESPONSE_LIMITS}}

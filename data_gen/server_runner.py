@@ -1,21 +1,19 @@
 """Responses of the target by a server that is already running: OpenAI's completions, with the ids of tokens.
 
-vLLM and SGLang return ids as `token_ids`, llama-server with its log-probabilities. `server.concurrency` requests are under way at
-a time, and each response is kept once it has ended, so the same command asks only for what is missing after a kill. Requests have
-seeds, so a response depends on the others by the rounding of sums alone. Before the first one, the log-probabilities of some
-greedy responses are compared with the pair's own: a head must not learn from another model than the one that is served.
+Each response is kept once it has ended. Before the first one, log-probabilities of some greedy responses are compared with the
+pair's own: a head must not learn from another model than the one that is served.
 """
 
 import json
 import logging
 import os
-import queue
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from http.client import HTTPException
+from multiprocessing.pool import ThreadPool
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -55,7 +53,6 @@ _ALWAYS = {
     "samplers": ["top_k", "temperature", "top_p", "min_p"],
 }
 
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -72,16 +69,7 @@ class Server:
     """A server of one model; every call is tried again a few times where that may help."""
 
     def __init__(self, url: str, model: str | None = None, seconds: float = 600.0) -> None:
-        """Ask for its models.
-
-        Args:
-            url: its address, with or without /v1.
-            model: the name of the target there; None: the only one.
-            seconds: that it may take for an answer.
-
-        Raises:
-            UserError: it cannot be reached, or serves no such model.
-        """
+        """Ask an address, with or without /v1, for its models. Raises UserError if `model`, or the only one, is not there."""
         url = url.rstrip("/")
         if not url.startswith(("http://", "https://")):
             raise UserError(f"server.url={url} is no address; give one such as http://localhost:8000.")
@@ -95,11 +83,7 @@ class Server:
         self.model, self._seconds = model or served[0], seconds
 
     def complete(self, ids: Sequence[int], params: Mapping[str, Any]) -> Completion:
-        """Return the completion of a prompt of token ids.
-
-        Raises:
-            UserError: the server refuses, fails again and again, read another prompt, or returns no ids.
-        """
+        """Return the completion of a prompt. Raises UserError if the server fails, read another prompt, or returns no ids."""
         answer = self._ask("completions", {"model": self.model, "prompt": list(ids), **_ALWAYS, **params})
         (choice, *_), read = answer.get("choices") or [{}], (answer.get("usage") or {}).get("prompt_tokens", len(ids))
         if read != len(ids):
@@ -149,7 +133,6 @@ class Server:
 
 
 def _said(body: bytes) -> str:
-    """Return what the body of an error says."""
     text = body.decode(errors="replace")
     try:
         content = json.loads(text)
@@ -163,13 +146,7 @@ def _said(body: bytes) -> str:
 def server_responses(
     pair: Pair, shards: Mapping[str, Shard], settings: Generation, store: ShardStore, advance: Callable[[int], object]
 ) -> Generator[tuple[str, list[Response]]]:
-    """Yield the names of some shards with their responses, as the last response of each has ended.
-
-    `advance` is called with the number of responses that have ended.
-
-    Raises:
-        UserError: no server, one of another model, or one that fails again and again.
-    """
+    """Yield some shards' names with their responses as the last ends. Raises UserError for a server that fails, or is another."""
     if settings.server_url is None:
         raise UserError("runner=server needs the address of a server: server.url=http://localhost:8000")
     server = Server(settings.server_url, settings.server_model, settings.server_seconds)
@@ -203,11 +180,7 @@ def server_responses(
 
 
 def response_of(pair: Pair, made: Completion, most: int) -> Response:
-    """Return a completion as the response that this process would have made: it ends with the first token that ends one.
-
-    Raises:
-        UserError: tokens that the pair does not know, too many, or an end that is no end.
-    """
+    """Return a completion as this process's response, to the first token that ends one. Raises UserError if that cannot be."""
     if made.reason not in ("stop", "length"):
         raise UserError(f"the server ended a response by finish_reason={made.reason}, which is neither stop nor length.")
     if wrong := [token for token in made.ids if not 0 <= token < pair.vocab_size]:
@@ -224,11 +197,7 @@ def response_of(pair: Pair, made: Completion, most: int) -> Response:
 
 @torch.no_grad()
 def check_target(pair: Pair, server: Server, prompts: Sequence[Sequence[int]]) -> float:
-    """Return how much log-probabilities of a server's greedy tokens differ from the pair's own, in nats on average.
-
-    Raises:
-        UserError: so much that another model is served, or other tokens are meant.
-    """
+    """Return the mean difference of log-probabilities, in nats, of a server and the pair. Raises UserError for another model."""
     params = sampling_params(pair, Warp(0.0), COMPARED_TOKENS, 0.0, SEEDS)
     made = [(list(ids), server.complete(ids, params)) for ids in prompts]
     texts, where, served = list[list[int]](), list[tuple[int, int]](), list[float]()
@@ -258,33 +227,17 @@ def check_target(pair: Pair, server: Server, prompts: Sequence[Sequence[int]]) -
 def at_once(call: Callable[[Item], Result], items: Sequence[Item], threads: int) -> Iterator[tuple[Item, Result]]:
     """Yield items with what the call returns for them, as the calls end; raises the first call's exception.
 
-    After an exception no further call is begun. Threads are daemons: a process that is interrupted does not wait for answers.
+    After an exception no further call is begun. A pool's threads are daemons: a process that is interrupted does not wait.
     """
-    waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    stopped = threading.Event()
-    for item in items:
-        waiting.put(item)
+    failed = threading.Event()
 
-    def work() -> None:
-        while not stopped.is_set():
-            try:
-                item = waiting.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                ended.put((item, call(item), None))
-            except BaseException as error:  # noqa: BLE001 - it is raised where the results are taken
-                ended.put((item, None, error))
-                stopped.set()
+    def work(item: Item) -> tuple[Item, Result] | None:
+        try:
+            return None if failed.is_set() else (item, call(item))
+        except Exception:
+            failed.set()
+            raise
 
-    for _ in range(min(threads, len(items))):
-        threading.Thread(target=work, daemon=True).start()
-    try:
-        for _ in items:
-            item, result, error = ended.get()
-            if error is not None:
-                raise error
-            yield item, result
-    finally:
-        stopped.set()
+    if items:
+        with ThreadPool(min(threads, len(items))) as pool:
+            yield from filter(None, pool.imap_unordered(work, items))

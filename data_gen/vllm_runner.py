@@ -1,7 +1,6 @@
 """Responses of the target by vLLM, in a process that ends before the pair labels them, so that its memory is free by then.
 
-Requests have seeds, so a response does not depend on the others, up to the rounding of sums. The interpreter may be that of
-another environment, as vLLM pins many packages.
+Requests have seeds, so a response does not depend on the others, up to the rounding of sums.
 """
 
 import logging
@@ -33,15 +32,13 @@ _FIND_VERSION = (
 
 @cache  # it is asked for every cache that might be used
 def _vllm_version(python: str) -> str:
-    """Return the version of vLLM in the environment of an interpreter. Raises UserError if there is none."""
     try:
         done = subprocess.run([python, "-c", _FIND_VERSION], check=False, capture_output=True, text=True)
-        version = done.stdout.strip()
     except OSError as error:
         raise UserError(
             f"vllm.python={python} cannot be run ({error.strerror}); give the path of a Python interpreter."
         ) from None
-    if not version:
+    if not (version := done.stdout.strip()):
         raise UserError(
             f"runner=vllm, but {python} has no vLLM; run pip install 'specheads[vllm]', or name an interpreter that has it: "
             "vllm.python=<environment>/bin/python"
@@ -63,11 +60,7 @@ def vllm_responses(
 ) -> Generator[tuple[str, list[Response]]]:
     """Yield the names of some shards with their responses, which vLLM makes all at once and in this order.
 
-    The process of vLLM ends with the iterator; its log goes to `folder`. `advance` is called with 1 for each response that has
-    ended. The pair may be without the target's weights.
-
-    Raises:
-        UserError: a target that vLLM cannot load from its location; vLLM ended without all responses.
+    Its process ends with the iterator; the pair may be without the target's weights. Raises UserError where vLLM cannot do it.
     """
     if is_synthetic(pair.target_id):
         raise UserError(f"runner=vllm cannot load {pair.target_id}, which is made in memory; leave runner out.")

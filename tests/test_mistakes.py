@@ -365,7 +365,7 @@ def test_a_file_of_train_prompts_that_holds_something_else_is_named(head, run):
 def test_a_draft_whose_training_does_not_fit_the_gpu_is_refused_before_anything_is_loaded(run, monkeypatch):
     """The shape of Llama 2 7B on a stand-in for a GPU of 80 GB."""
     monkeypatch.setattr(memory_plan, "checked_device", lambda device: "cuda")
-    monkeypatch.setattr(memory_plan, "free_memory", lambda device: 79 * 2**30)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (79 * 2**30, 0))
     monkeypatch.setattr("specheads.pair.pair.load_model", lambda *args, **keys: pytest.fail("a model was loaded"))
     message = (
         r"training the draft does not fit the GPU: at least 1\d\d\.\d GiB, of which \d+\.\d for its weights with gradients and "

@@ -21,11 +21,10 @@ from specheads.evaluation.report import TextSample
 from specheads.heads.head import save_head
 from specheads.pair.config import PairConfig
 from specheads.pair.revisions import content_of, revision_at, revision_of
-from specheads.training.checkpoints import Checkpoints
 from specheads.training.distill.distillation import draft_provenance
 from specheads.training.distill.settings import Distillation
 from specheads.training.heads.settings import HeadTraining
-from specheads.training.trainer import checkpoint_to_resume
+from specheads.training.trainer import Checkpoints, checkpoint_to_resume
 
 ROOT = Path(__file__).parents[1]
 CODE = ("specheads", "data_gen", "benchmarks", "examples", "train.py", "evaluate.py")

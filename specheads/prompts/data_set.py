@@ -1,7 +1,6 @@
 """A data set by its path: a file, here or on the web, a folder that `save_to_disk` wrote, or a hub data set; whole, or a split.
 
-Local text files are parsed here, because inference of column types would change prompts (a date, a "007" and an "NA" are text in
-a prompt) and because a message can then name the line. Importing this module imports `datasets`, which is slow.
+Local text files are parsed here: inference of column types would change prompts (a date, a "007"), and messages name the line.
 """
 
 import contextlib
@@ -31,10 +30,7 @@ _EXAMPLE = '{"instruction": "..."}'
 
 
 def check(path: str, splits: Mapping[str, str]) -> None:
-    """Raise UserError for a local path that holds nothing to read, and for splits, by key, that are not like "train[:500]".
-
-    Nothing is looked up on the hub or the web; whether the data set has the splits shows when it is loaded.
-    """
+    """Raise UserError for a local path that holds nothing to read, and for splits, by key, that are not like "train[:500]"."""
     for key, split in splits.items():
         try:
             datasets.ReadInstruction.from_spec(split if isinstance(split, str) else "")
@@ -68,16 +64,7 @@ def check(path: str, splits: Mapping[str, str]) -> None:
 
 
 def load_tables(path: str, name: str | None, revision: str | None = None) -> SourceRows | dict[str, SourceRows]:
-    """Return the data set: one table where it has no splits (a file, a single saved data set), otherwise a table per split.
-
-    Args:
-        path: a local file or folder, the address of a file, or a hub id; `check` has nothing against it.
-        name: the configuration of a hub data set.
-        revision: the commit, tag or branch of a hub data set; None: the newest.
-
-    Raises:
-        UserError: contents that cannot be read, no rows, a hub data set or configuration that cannot be had.
-    """
+    """Return a table, or one per split where the data set has some; raises UserError for what cannot be read, or is empty."""
     local = Path(resolve(path))
     try:
         with _quiet():
@@ -105,11 +92,7 @@ def load_tables(path: str, name: str | None, revision: str | None = None) -> Sou
 
 
 def _read_file(path: str, file: Path) -> SourceRows:
-    """Return the rows of a .json, .jsonl, .csv or .txt file; `path` is its name in messages, and has the suffix.
-
-    Raises:
-        UserError: text that is not UTF-8, or not in the format of the suffix; the message names the line.
-    """
+    """Return the rows of a .json, .jsonl, .csv or .txt file; `path` is its name in messages, and has the suffix."""
     try:
         text = file.read_text(encoding="utf-8-sig")  # with or without the mark that Windows puts first
     except UnicodeDecodeError as error:
@@ -167,11 +150,7 @@ def _at(path: str, number: int, problem: str, row_name: str = "line") -> UserErr
 
 
 def cut(tables: SourceRows | dict[str, SourceRows], path: str, key: str, split: str) -> list[SourceRows]:
-    """Return the tables that a split such as "train[:500]+test" names; a source without splits goes by any name.
-
-    Raises:
-        UserError: a split that is not there, or that is empty.
-    """
+    """Return the tables that a split such as "train[:500]+test" names, without splits any. Raises UserError if it is empty."""
     if isinstance(tables, SourceRows):
         tables = {re.split(r"[\[+(]", split)[0].strip(): tables}
     try:
@@ -198,7 +177,6 @@ def _quiet() -> Iterator[None]:
 
 
 def _not_loaded(path: str, name: str | None, is_local: bool, error: Exception) -> UserError:
-    """Return the message for a data set that `datasets` did not load."""
     cause = (error.__cause__ or error) if isinstance(error, datasets.exceptions.DatasetGenerationError) else error
     reason = (str(cause).splitlines() or [type(cause).__name__])[0].rstrip(".")
     what = f"data.path={path!r}"

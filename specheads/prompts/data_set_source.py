@@ -67,21 +67,18 @@ class DatasetSource:
                 self._parsed(name)
         splits = {"data.split": self.split} | ({} if self.test_split is None else {"data.test_split": self.test_split})
         data_set.check(self.path, splits)
-        for name in ("name", "revision"):
-            if not isinstance(value := getattr(self, name), str | None):
-                raise UserError(f"data.{name}={value!r} must be text, or null for the data set's usual one.")
-        if not isinstance(self.shuffled, bool):
-            raise UserError(f"data.shuffled={self.shuffled!r} must be true or false.")
-        if self.turns not in ("last", "all"):
-            raise UserError(f"data.turns={self.turns!r} must be last or all; it says which turns of conversations are generated.")
-
-        if not isinstance(self.where, Mapping | None):
-            raise UserError(
-                f"data.where={self.where!r} must be columns with values, for example 'data.where={{category: math}}'."
-            )
+        text = "text, or null for the data set's usual one"
+        for name, fits, expected in (
+            ("name", isinstance(self.name, str | None), text),
+            ("revision", isinstance(self.revision, str | None), text),
+            ("shuffled", isinstance(self.shuffled, bool), "true or false"),
+            ("turns", self.turns in ("last", "all"), "last or all; it says which turns of conversations are generated"),
+            ("where", isinstance(self.where, Mapping | None), "columns with values, for example 'data.where={category: math}'"),
+        ):
+            if not fits:
+                raise UserError(f"data.{name}={getattr(self, name)!r} must be {expected}.")
 
     def check_final(self) -> None:
-        """Raise UserError unless final prompts are asked for."""
         if not self.num_final:
             raise UserError(
                 f"split={FINAL} needs final prompts, but data.num_final={self.num_final} asks for none; give a number, for "
@@ -89,18 +86,12 @@ class DatasetSource:
             )
 
     def provenance(self) -> dict[str, str]:
-        """Return nothing: the keys of data alone decide the prompts."""
-        return {}
+        return {}  # the keys of data alone decide the prompts
 
     def load(self, chats: bool, responses: bool = False) -> list[Prompt]:
-        """Return the prompts; a short data set gives fewer of each split, in proportion.
+        """Return the prompts, for a pair that takes instructions (`chats`) or not; a short data set gives fewer in proportion.
 
-        Args:
-            chats: whether the pair that answers takes instructions; if not, `completion_template` is used where there is one.
-            responses: whether to fill in the data set's own, by `response_template`, where a row has one.
-
-        Raises:
-            UserError: a data set that cannot be loaded, rows that the template does not fit.
+        With `responses` they have the data set's own. Raises UserError where it cannot be loaded, or the template does not fit.
         """
         from specheads.prompts import data_set
 
@@ -145,19 +136,15 @@ class DatasetSource:
     def _found(
         self, tables: Sequence[SourceRows], template: Template, answers: Template | None, earlier: set[str], limit: int
     ) -> list[Prompt]:
-        """Return `limit` prompts of rows that fit the template, the first unless shuffled, or all that there are.
-
-        They are different, and none has an `earlier` id: a split of repeated ones would be found empty once data is made.
-        """
+        """Return up to `limit` different prompts of rows that fit the template, none of an `earlier` id."""
         known = list(dict.fromkeys(field for table in tables for field in table.fields))
         template = template.restricted(known, self.path)
         answers = answers and answers.restricted(known, self.path)
         fields = list(dict.fromkeys([*template.fields, *(answers.fields if answers else [])]))
         prompts: list[Prompt] = []
         num_rows = num_unfit = num_repeated = 0
-        where = {
-            column: [*map(str, values if isinstance(values, list) else [values])] for column, values in (self.where or {}).items()
-        }
+        given = (self.where or {}).items()
+        where = {column: [*map(str, values if isinstance(values, list) else [values])] for column, values in given}
         seen: dict[str, set[str]] = {column: set() for column in where}
         try:
             for place, row in (each for table in tables for each in table.numbered([*fields, "system", "tools", *where])):

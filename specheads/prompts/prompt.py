@@ -21,20 +21,15 @@ FINAL = "final"  # prompts on which nothing is chosen: each is read once, for a 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt: `text` goes through the pair's chat template, if it has one; `prompt_id` is stable across runs.
+    """One prompt."""
 
-    `response` is the response in the data set, if there is one and it was requested. Responses to prompts of one `group` resemble
-    each other, for example because the prompts come from one source file; None: no group. No id and no cache depends on it.
-    With `is_chat`, the text is JSON of the arguments of `Pair.encode_chat`. `place` is that of the row in its data set.
-    """
-
-    prompt_id: str
+    prompt_id: str  # the same in every run
     split: str
-    text: str
-    response: str | None = None
-    group: str | None = None
-    is_chat: bool = False
-    place: str | None = field(default=None, compare=False)
+    text: str  # goes through the pair's chat template, if it has one
+    response: str | None = None  # that in the data set, if there is one and it was requested
+    group: str | None = None  # of prompts whose responses resemble each other, as from one file; no id or cache depends on it
+    is_chat: bool = False  # the text is JSON of the arguments of `Pair.encode_chat`
+    place: str | None = field(default=None, compare=False)  # that of the row in its data set
 
 
 def unique(prompts: Iterable[Prompt]) -> list[Prompt]:
@@ -76,10 +71,7 @@ def check_counts(num_train: int, num_dev: int, num_test: int, num_final: int) ->
 
 
 def scaled_down(counts: Sequence[int], available: int) -> list[int]:
-    """Return counts in the proportions of `counts`, with the sum `available`, which is less than the sum of `counts`.
-
-    By largest remainder, except that no count that was asked for falls to 0 while `available` allows.
-    """
+    """Return counts in the proportions of `counts` with the sum `available`, which is less; none falls to 0 while that allows."""
     total = sum(counts)
     scaled = [max(count * available // total, min(count, 1)) for count in counts]
     while sum(scaled) < available:

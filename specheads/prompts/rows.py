@@ -31,7 +31,6 @@ class SourceRows:
 
     @property
     def fields(self) -> list[str]:
-        """The names of the columns."""
         if isinstance(self.rows, list):
             return list(dict.fromkeys(field for row in self.rows for field in row))
         return self.rows.column_names
@@ -133,15 +132,11 @@ def _problem(text: str) -> str | None:
 
 
 def _column_of(field: str) -> str:
-    """Return the column that a field is, or is a part of."""
     return field.partition("[")[0]
 
 
 def value_at(row: Mapping, field: str) -> object:
-    """Return the value of a field of a row: of "turns[0]" the first of a list; None where there is none, or nothing in it.
-
-    Nothing is in a list without elements, nor in NaN, which tables of numbers have for null.
-    """
+    """Return the value of a field of a row, of "turns[0]" the first of a list; None where it is absent, empty or NaN."""
     value, *parts = row.get(_column_of(field)), *re.findall(r"\[([^\[\]]+)\]", field)
     for part in parts:
         if isinstance(value, Mapping):
@@ -154,10 +149,7 @@ def value_at(row: Mapping, field: str) -> object:
 
 
 def check_values(row: Mapping, fields: Sequence[str], path: str, place: str, has_parts: bool = True) -> None:
-    """Raise UserError unless the fields of a row, the `place` in the data set `path`, are texts or numbers.
-
-    With `has_parts`, the message says how a template names a part of a field.
-    """
+    """Raise UserError unless the fields of a row are texts or numbers; with `has_parts` a template may name a part of one."""
     for field in fields:
         if (value := value_at(row, field)) is None:
             continue
@@ -180,11 +172,7 @@ NO_QUESTION = ("assistant", "system", "developer")  # roles that a response does
 def messages_of(row: Mapping, field: str, messages: Sequence | str, path: str, place: str) -> list[dict]:
     """Return the messages in the `field` of a row as chat templates take them, {"role": ..., "content": ...}.
 
-    Those of ShareGPT have "from" and "value", and those of CSV files are JSON. Empty contents are empty texts, and parts of type
-    "text" one text.
-
-    Raises:
-        UserError: a message without a role, an unknown "from", or contents that are no text; the message has row and field.
+    Those of ShareGPT have "from" and "value", those of CSV files are JSON. Raises UserError for what is no message of texts.
     """
     found = []
     if isinstance(messages, str):
@@ -225,16 +213,13 @@ def from_json(text: str, field: str, path: str, place: str) -> Any:
 def as_json(value: object, path: str, place: str) -> str:
     """Return messages as JSON without nulls, which Parquet files have for absent keys. Raises UserError for what JSON has not."""
     try:
-        plain = json.loads(json.dumps(value, allow_nan=False), object_hook=_without_nulls)
+        whole = json.dumps(value, allow_nan=False)
+        plain = json.loads(whole, object_hook=lambda keys: {name: each for name, each in keys.items() if each is not None})
         text = json.dumps(plain, ensure_ascii=False)
         text.encode()
     except (TypeError, ValueError) as error:
         raise UserError(f"data.path={path!r}, {place}: the messages cannot be written as JSON ({error}); convert them.") from None
     return text
-
-
-def _without_nulls(keys: dict) -> dict:
-    return {name: value for name, value in keys.items() if value is not None}
 
 
 def kind_of(value: object) -> str:

@@ -75,7 +75,6 @@ class NanoSource:
             )
 
     def check_final(self) -> None:
-        """Raise UserError unless final prompts are asked for."""
         if not self.final_parts or self.num_final == 0:
             raise UserError(
                 f"split={FINAL} needs final prompts, but data.final_part={self.final_part} and data.num_final={self.num_final} "
@@ -85,22 +84,17 @@ class NanoSource:
 
     @property
     def final_parts(self) -> list[int]:
-        """The parts of the final split that are asked for."""
         parts = self.final_part
         if parts is None:
             return []
         return list(parts) if isinstance(parts, Sequence) and not isinstance(parts, str) else [parts]
 
     def provenance(self) -> dict[str, str]:
-        """Return the Python version, whose standard library decides the prompts together with the keys of data."""
+        """Return what decides the prompts together with the keys of data: Python's version, for its standard library."""
         return {"python": platform.python_version()}
 
     def load(self, chats: bool, responses: bool = False) -> Iterator[Prompt]:
-        """Yield up to the wanted number of prompts per split, in an order that looks random but is fixed.
-
-        They are code to continue, whether the pair takes instructions (`chats`) or not. With `responses`, each has the body of
-        its function.
-        """
+        """Yield prompts in a fixed order that looks random, code to continue for every pair; `responses` are bodies."""
         wanted = {"train": self.num_train, "dev": self.num_dev, "test": self.num_test}
         prompts = _prompts(responses)
         for split in SPLITS:
@@ -204,10 +198,7 @@ def _is_placeholder(first: ast.stmt) -> bool:
 
 @cache
 def standard_library(split: str) -> Sequence[Function]:
-    """Return the de-duplicated functions of this interpreter's standard library: of its train, dev or test files.
-
-    They are parsed once per machine and then read from the cache folder.
-    """
+    """Return the de-duplicated functions of this interpreter's train, dev or test files, parsed once per machine."""
     root, files = Path(sysconfig.get_path("stdlib")), dict[str, Path]()
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [name for name in subfolders if name not in _SKIPPED_FOLDERS]  # not walked at all: some are large

@@ -100,12 +100,7 @@ def write_json(path: Path, content: Any, writer: str = "") -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of a JSON file in UTF-8.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it holds something else; the message says what is wrong.
-    """
+    """Return the content of a JSON file in UTF-8. Raises OSError, and ValueError whose message says what is wrong in it."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
@@ -115,13 +110,8 @@ def read_json(path: Path) -> Any:
 
 
 def lock(path: Path) -> TextIO | None:
-    """Return the open file `path`, locked, or None if another process has the lock.
-
-    Closing the file releases the lock, and so does the end of the process in any case.
-
-    Raises:
-        OSError: the file cannot be written, or is a link: the file elsewhere to which it leads would be changed.
-    """
+    """Return the open file `path`, locked until it is closed or the process ends, or None if another process has the lock."""
+    # A link is an OSError: the file elsewhere to which it leads would be changed.
     stream = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666), "a+")
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -133,11 +123,7 @@ def lock(path: Path) -> TextIO | None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, as soon as no other process has it; the log says if one is waited for.
-
-    Raises:
-        OSError: as of `lock`.
-    """
+    """Hold the lock of a folder, as soon as no other process has it; the log says if one is waited for. Raises OSError."""
     path, said = folder / ".lock", False
     while True:
         stream = lock(path)

@@ -19,10 +19,7 @@ class Journal:
     """A JSON-lines file: first the provenance of the sweep, then one entry per finished prompt, which is measured once only."""
 
     def __init__(self, path: Path, provenance: Mapping[str, Any]) -> None:
-        """Open `path` and keep its entries if its provenance is the same; incomplete and damaged lines are dropped.
-
-        One with another provenance (another head, another number of threads) starts from the beginning.
-        """
+        """Open `path` and keep its entries if its provenance is the same; incomplete and damaged lines are dropped."""
         self.path, provenance = path, json.loads(json.dumps(provenance))  # as JSON returns it: tuples become lists
         header, *lines = _lines(path) or [{}]
         earlier = header.get("provenance") if isinstance(header, dict) else None
@@ -38,7 +35,6 @@ class Journal:
         write_whole(path, lambda temporary: temporary.write_text(text))
 
     def add(self, prompt: int | str, entry: Entry) -> None:
-        """Record what all settings measured on one prompt."""
         self.entries[prompt] = entry
         with self.path.open("a") as stream:
             stream.write(json.dumps({"prompt": prompt, "entry": entry, "crc32": _checksum(prompt, entry)}) + "\n")

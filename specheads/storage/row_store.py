@@ -29,16 +29,10 @@ SHARD_BYTES = 2**28  # while a shard is made, twice as much is held in memory
 
 
 class RowStore:
-    """The tensors of rows, in `folder`/<fingerprint of their provenance>; it can be sent to the processes of a loader.
-
-    Shards have checksums and appear by rename; a restart makes the missing ones. They are mapped into memory when they are read.
-    """
+    """The tensors of rows, in `folder`/<fingerprint of their provenance>; it can be sent to the processes of a loader."""
 
     def __init__(self, folder: Path, provenance: Mapping[str, Any], sizes: Mapping[str, np.ndarray], what: str) -> None:
-        """Plan a store of rows with `sizes`, the most bytes of each, by the beginning of the names of their shards.
-
-        `what` describes the store in the log.
-        """
+        """Plan a store of rows with `sizes`, the most bytes of each, by the beginning of the names of their shards."""
         self.provenance, self.what, self.sizes = provenance, what, sizes
         self.folder = folder / fingerprint(provenance)
         self.parts: dict[str, tuple[str, range]] = {}  # where each part is: the name of its shard
@@ -56,7 +50,6 @@ class RowStore:
 
     @property
     def num_bytes(self) -> int:
-        """The size of the whole store."""
         return sum(int(rows.sum()) for rows in self.sizes.values())
 
     def fits(self, budget: float) -> bool:
@@ -68,8 +61,7 @@ class RowStore:
     def fill(self, compute: Compute, memory: str) -> None:
         """Make the shards that are missing or damaged; another process that needs them, too, waits.
 
-        `compute` returns the tensors (n, ...) of each of some rows, and tells its last argument the numbers of those that are
-        done; `memory` says for the log how much of it that takes.
+        `compute` returns the tensors (n, ...) of each of some rows, and tells `Done` which are; `memory` is for the log.
         """
         store, names = ShardStore(self.folder, self.provenance), list(self.parts)
         # An earlier training run may have completed the store with fewer shards.

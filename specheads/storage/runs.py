@@ -23,10 +23,7 @@ _locks: dict[Path, TextIO] = {}
 
 
 def run_folder(parent: Path, key: str, resume: bool = True) -> Path:
-    """Return the folder of a run with this key under `parent`, and lock it for this process.
-
-    It is the newest folder with the same key if that run is unfinished and no other process works in it, or else a new one.
-    """
+    """Return the newest folder under `parent` of an unfinished run with this key, or else a new one, locked for this process."""
     states = {state.parent: _read_state(state.parent) for state in parent.glob(f"*/{STATE}")} if resume else {}
     same = [folder for folder, state in states.items() if state.get("key") == key]
     # The clock may have been set back between two runs, so their numbers decide first.
@@ -85,11 +82,7 @@ def has_ended(folder: Path, top: Path) -> bool:
 
 
 def begin(folder: Path, key: str, resume: bool = True) -> None:
-    """Lock a run folder for this process and record that the run has begun.
-
-    Raises:
-        UserError: another process is working in it.
-    """
+    """Lock a run folder and record that the run has begun. Raises UserError if another process is working in it."""
     folder.mkdir(parents=True, exist_ok=True)
     if not take(folder):
         raise UserError(f"another run is working in {folder}; wait until it has finished, or use another folder.")

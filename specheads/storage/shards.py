@@ -1,8 +1,6 @@
 """Caches on disk: `<fingerprint>/` with shards and a manifest of their checksums.
 
-A shard appears by rename when it is complete, then a note with its checksum, `.<shard>.json`. A restart verifies the existing
-shards and makes only the missing ones, under a lock: another process of the machine that needs the cache waits. When all exist,
-the manifest lists them, and the notes go.
+A shard appears by rename, then a note with its checksum, `.<shard>.json`. When all exist, the manifest lists them, the notes go.
 """
 
 import contextlib
@@ -90,7 +88,6 @@ class ShardStore:
         self._announced = what, counts
 
     def write(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write a shard, and next to it its checksum."""
         table = pa.Table.from_pylist(list(rows), schema=self.schema)
         self.put(name, len(rows), lambda temporary: pq.write_table(table, temporary, compression="zstd"))
 
@@ -151,11 +148,7 @@ def _noted(folder: Path, provenance: Mapping[str, Any]) -> Iterator[tuple[str, E
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a cache folder, with the shards that were finished since it was written; empty if there is none yet.
-
-    Raises:
-        UserError: the manifest is not valid, or names a file outside the folder.
-    """
+    """Return a cache's manifest with the shards that were finished since, empty if there is none; raises UserError for others."""
     path = folder / MANIFEST
     try:
         manifest = read_json(path) if path.is_file() else {}

@@ -13,11 +13,10 @@ from specheads.training.settings import Optimizer
 
 
 class CurveModule(L.LightningModule):
-    """A module whose loss is a ratio of sums over a whole optimizer step, and whose curves are kept in its checkpoints.
+    """A module whose loss is `sum of weighted losses / sum of weights` over a whole optimizer step, of all processes.
 
-    A step's loss is `sum of weighted losses / sum of weights` over all its batches and processes. The second sum is known only at
-    the end of the step, so batches are divided by the weights of its first batch, and gradients are corrected before they are
-    clipped. Curves are in checkpoints because a log file may be older or newer than the checkpoint.
+    The second sum is known only at the end of the step, so batches are divided by the weights of its first batch, and gradients
+    are corrected before they are clipped. Curves are in checkpoints, because a log file may be older or newer than those.
     """
 
     def __init__(self) -> None:
@@ -28,25 +27,16 @@ class CurveModule(L.LightningModule):
         self._history_is_logged = False
 
     def loss_of_batch(self, batch_index: int, losses: Tensor, weights: Tensor, measures: Tensor | None = None) -> Tensor:
-        """Return the loss of a batch of training with these sums.
-
-        Args:
-            losses, weights: (n,) sums of weighted losses and of weights. Each of the n losses has separate parameters, or n is 1.
-            measures: (2, m) sums and weights of values that are recorded with the losses, but not learned from.
-        """
+        """Return a batch's loss from (n,) sums of losses and of weights; `measures` (2, m) are recorded, but not learned from."""
         del self._sums[batch_index % self.trainer.accumulate_grad_batches :]
         self._num_losses = len(losses)
-        counts = self.counts("train", batch_index)
+        counts = self.trainer.datamodule.has_rows("train", batch_index)
         losses = losses * counts
         sums = torch.stack([losses.detach(), weights])
         sums = (sums if measures is None else torch.cat([sums, measures], dim=1)) * counts
         self._sums.append(self.all_gather(sums).reshape(-1, *sums.shape).sum(0))
         # Gradients are averaged over processes, so losses are divided by the mean weights of a process.
         return (losses / (self._first_weights() / self.trainer.world_size)).sum()
-
-    def counts(self, split: str, batch_index: int) -> bool:
-        """Whether the rows that this process has of a batch count, or another process has them too."""
-        return self.trainer.datamodule.has_rows(split, batch_index)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Correct the gradients of a step of several batches, and add its losses and measures to the curves."""
@@ -108,7 +98,7 @@ class CurveModule(L.LightningModule):
 
 
 def cosine_after_warmup(num_steps: int, warmup_share: float) -> Callable[[int], float]:
-    """Return the learning rate's share of its peak by step."""
+    """Return the learning rate's share of its peak, by step."""
     warmup = max(1, math.ceil(num_steps * warmup_share))
 
     def share(step: int) -> float:

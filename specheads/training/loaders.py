@@ -15,17 +15,14 @@ Key = tuple[int, int]  # epoch and row
 
 
 class EpochSampler(Sampler):
-    """Yields (epoch, row) so that the data knows the epoch.
+    """Yields (epoch, row) so that the data knows the epoch; every process takes a part of each batch, of `batch_size` rows.
 
-    A batch of `batch_size` rows is the same for any number of processes, and every process takes a part of it. The last batch of
-    an epoch may have fewer rows than there are processes: those without a row take the batch's first one, because all processes
-    must take the same steps. `ResumableData.has_rows` tells that such a row does not count.
+    All must take the same steps: without a row in an epoch's last batch, a process takes its first; see `ResumableData.has_rows`.
     """
 
     def __init__(
         self, num_rows: int, seed: int, shuffle: bool, rank: int = 0, world_size: int = 1, batch_size: int | None = None
     ) -> None:
-        """`batch_size` is that of all processes together; default: one row for each."""
         self.num_rows, self.seed, self.shuffle, self.rank, self.world_size = num_rows, seed, shuffle, rank, world_size
         self.batch_size = batch_size or world_size
         self.epoch = 0
@@ -33,8 +30,7 @@ class EpochSampler(Sampler):
         self._known: dict[int, list[Key]] = {}  # the keys of the last epoch that was asked for
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, as Lightning does before each."""
-        self.epoch = epoch
+        self.epoch = epoch  # as Lightning does before each
 
     def __len__(self) -> int:
         whole, rest = divmod(self.num_rows, self.batch_size)
@@ -50,7 +46,7 @@ class EpochSampler(Sampler):
         return self._known[epoch]
 
     def part(self, keys: Sequence[Key]) -> list[Key]:
-        """Return this process's part of `keys`, which begin with a batch."""
+        """Return this process's part of `keys`, which begin at a batch."""
         batches = (keys[start : start + self.batch_size] for start in range(0, len(keys), self.batch_size))
         return [key for batch in batches for key in batch[self.rank :: self.world_size] or batch[:1]]
 
@@ -74,7 +70,6 @@ class ResumableLoader(DataLoader):
             yield batch
 
     def state_dict(self) -> dict[str, int]:
-        """Return the next batch to hand out."""
         return {"epoch": self.sampler.epoch, "position": self.position}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
@@ -103,10 +98,7 @@ class ResumableData(L.LightningDataModule):
         self._place: dict[str, int] = {}
 
     def loader(self, split: str, shuffle: bool = False, shared: bool = True) -> ResumableLoader:
-        """Return a loader of one split; without shuffling its rows are mixed as in epoch 0, every time.
-
-        `shared`: each process of a distributed run gets a part of every batch; otherwise all get the same rows.
-        """
+        """Return a loader of a split, which is as in epoch 0 unless shuffled; not `shared`, every process gets all rows."""
         rank, world_size = self._place_among_processes() if shared else (0, 1)
         data = self.splits[split]
         sampler = EpochSampler(len(data), self.seed, shuffle, rank, world_size, self.batch_size)
@@ -124,14 +116,11 @@ class ResumableData(L.LightningDataModule):
         return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
 
     def has_rows(self, split: str, batch_index: int) -> bool:
-        """Return whether this process's part of a batch is its own; if not, it is a row of another process and must not count."""
+        """Return whether this process's part of a batch is its own; a row of another process must not count twice."""
         return batch_index * self.batch_size + self._place_among_processes()[0] < len(self.splits[split])
 
     def upcoming(self, key: Key, num_batches: int) -> tuple[list[Key], list[Key]]:
-        """Return the keys of training's next batches from that with `key`, for all processes and for this one.
-
-        They are fewer at an epoch's end.
-        """
+        """Return the keys of training's next batches of an epoch, from that with `key`: of all processes, and of this one."""
         if self._train is None:
             raise RuntimeError("training has not begun, so no keys are upcoming")
         sampler = self._train.sampler

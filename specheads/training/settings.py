@@ -111,8 +111,9 @@ class Training(Warped):
 
     def check_processes(self, count: int | None = None) -> None:
         """Raise UserError for settings that contradict the launcher, and for batches that `count` processes cannot share."""
-        check_launcher(self.trainer, Processes.this())
-        count, batch_size = count or num_processes(self.trainer, self.trainer.accelerator), self.loader.batch_size
+        processes, batch_size = Processes.this(), self.loader.batch_size
+        check_launcher(self.trainer, processes)
+        count = count or num_processes(self.trainer, self.trainer.accelerator, processes)
         if batch_size % count:
             raise UserError(
                 f"loader.batch_size={batch_size} rows cannot be split over {count} processes; give a multiple of {count}, for "
@@ -120,9 +121,8 @@ class Training(Warped):
             )
 
 
-def num_processes(settings: TrainerSettings, accelerator: str, processes: Processes | None = None) -> int:
+def num_processes(settings: TrainerSettings, accelerator: str, processes: Processes) -> int:
     """Return the number of processes that train."""
-    processes = processes or Processes.this()
     if processes.launcher:
         return processes.count
     devices = settings.devices

@@ -1,12 +1,16 @@
-"""The trainer of a run, its seed, its place on processes and devices, and the checkpoint that it may resume."""
+"""The trainer of a run, its seed, its place on processes and devices, and the checkpoints from which it resumes."""
 
 import atexit
 import contextlib
 import logging
+import os
+import signal
+import time
 import warnings
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning as L
 import torch
@@ -16,14 +20,14 @@ from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEn
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed import PrefixStore, rendezvous
 
+from specheads import interrupts
 from specheads.errors import UserError
+from specheads.forecast import Forecast
+from specheads.interrupts import Interrupted, Request
 from specheads.processes import Processes
+from specheads.storage.files import temporary_of
 from specheads.storage.runs import is_resumed
-from specheads.training.checkpoints import Checkpoints, differences
 from specheads.training.settings import TrainerSettings, Training, check_launcher, num_processes
-
-if TYPE_CHECKING:
-    from lightning.pytorch.plugins.environments import ClusterEnvironment
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +39,115 @@ CHATTER = (  # Lightning's messages about itself
     ".*smaller than the logging interval.*",  # few prompts cause it
     ".*functional.all_gather is deprecated.*",
 )
+
+
+class Checkpoints(L.Callback):
+    """Writes `path` every so many optimiser steps, at the end of every epoch, and when the run is asked to stop by `request`."""
+
+    def __init__(self, path: Path, every_steps: int, provenance: Mapping[str, Any]) -> None:
+        self.path, self.every_steps, self.provenance = path, every_steps, dict(provenance)
+        self.request = Request()
+        self.saved_step = 0
+        self.earlier_seconds = 0.0
+        self.start = time.perf_counter()
+        self.forecast, self.validation = Forecast("training, without validation"), Forecast("validation")
+
+    @property
+    def seconds(self) -> float:
+        """The training time so far, in all sessions."""
+        return self.earlier_seconds + time.perf_counter() - self.start
+
+    def setup(self, trainer: L.Trainer, module: L.LightningModule, stage: str) -> None:
+        """Let a run with max_steps resume like others: Lightning skips the epoch after one whose end was saved."""
+        trainer.fit_loop._iteration_based_training = lambda: False
+
+    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self.start = time.perf_counter()
+        interrupts.listen_again(self.request)  # Lightning has replaced our SIGTERM handler
+
+    def on_fit_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Count the last epoch where its end was saved and no step is left: Lightning counts it only by max_epochs."""
+        progress = trainer.fit_loop.epoch_progress.current
+        progress.completed = max(progress.completed, progress.processed)
+
+    def on_validation_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self.validation = Forecast("validation")
+
+    def on_validation_batch_end(
+        self, trainer: L.Trainer, module: L.LightningModule, outputs: Any, batch: Any, index: int, loader: int = 0
+    ) -> None:
+        self.validation.update(index + 1, sum(trainer.num_val_batches))
+
+    def on_test_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        interrupts.listen_again(self.request)
+
+    def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, outputs: Any, batch: Any, index: int) -> None:
+        self.forecast.update(trainer.global_step, trainer.estimated_stepping_batches)
+        stop = self.is_asked(trainer)  # by all processes in every step
+        if index + 1 >= trainer.num_training_batches or (index + 1) % trainer.val_check_batch == 0:
+            return  # a validation comes first; the epoch's end, or the next step, saves
+        if (index + 1) % trainer.accumulate_grad_batches:
+            return  # half a step's gradients are in no checkpoint
+        if stop or trainer.global_step >= self.saved_step + self.every_steps:
+            self.save(trainer)
+        self.end_if(stop)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        stop = self.is_asked(trainer)
+        self.save(trainer)
+        self.end_if(stop)
+
+    def on_test_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        self.end_if(self.is_asked(trainer))
+
+    def on_save_checkpoint(self, trainer: L.Trainer, module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint |= {"provenance": self.provenance, "seconds": self.seconds}
+
+    def on_load_checkpoint(self, trainer: L.Trainer, module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        self.saved_step, self.earlier_seconds = checkpoint["global_step"], checkpoint["seconds"]
+
+    def is_asked(self, trainer: L.Trainer) -> bool:
+        """Whether any process of the run got a signal; all processes get the same answer."""
+        return trainer.strategy.reduce_boolean_decision(self.request.number is not None, all=False)
+
+    def end_if(self, asked: bool) -> None:
+        if asked:
+            raise Interrupted(self.request.number or signal.SIGTERM)
+
+    def save(self, trainer: L.Trainer) -> None:
+        """Write the checkpoint, in which every process takes part. Raises UserError for weights that are NaN or infinite."""
+        weights = [weight for weight in trainer.lightning_module.parameters() if weight.requires_grad]
+        if not all(bool(weight.isfinite().all()) for weight in weights):  # as they are from the step on whose loss was
+            raise UserError(
+                f"the weights are NaN or infinite after step {trainer.global_step}, so nothing is saved: the loss was no finite "
+                "number in this step or before. Use a smaller optimizer.lr=, or trainer.precision=32-true; the curves show when "
+                "it began."
+            )
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        for logger in trainer.loggers:
+            logger.save()
+        trainer.save_checkpoint(temporary_of(self.path), weights_only=False)
+        if trainer.is_global_zero:
+            os.replace(temporary_of(self.path), self.path)
+        trainer.strategy.barrier()
+        self.saved_step = trainer.global_step
+
+
+def differences(checkpoint: Path, provenance: Mapping[str, Any]) -> list[str]:
+    """Return the entries in which a checkpoint's provenance differs. Raises UserError for a file that is damaged or another."""
+    try:
+        with zipfile.ZipFile(checkpoint) as archive:
+            if damaged := archive.testzip():  # torch does not compare the checksums that it writes
+                raise ValueError(f"{damaged} in it is damaged")
+        saved = torch.load(checkpoint, mmap=True, weights_only=True, map_location="cpu")["provenance"]
+        if not isinstance(saved, dict):
+            raise TypeError("no provenance")
+    except Exception as error:  # noqa: BLE001 - torch and zipfile raise a dozen kinds
+        raise UserError(
+            f"{checkpoint} is not a checkpoint that can be resumed ({type(error).__name__}); expected the one that the "
+            "interrupted run wrote."
+        ) from None
+    return sorted(name for name in saved.keys() | provenance.keys() if saved.get(name) != provenance.get(name))
 
 
 @contextlib.contextmanager
@@ -59,15 +172,8 @@ def new_trainer(
 ) -> tuple[L.Trainer, Checkpoints]:
     """Seed all random generators; return a trainer, and the callback that writes its checkpoints into the folder of the run.
 
-    Args:
-        device_type: the device of the models, for `trainer.accelerator=auto`: they may be on a CPU, and Apple's GPUs have no
-            float64.
-        provenance: what decides the numbers of the run, except for its data, which is added once there is some.
-        checkpoint: the name of the checkpoint.
-
-    Raises:
-        UserError: see `placement`; batches that cannot be split over processes, or that are accumulated under a strategy that
-            averages them itself.
+    `device_type` is that of the models, for `trainer.accelerator=auto`. Raises UserError as `placement`, and for batches that
+    cannot be split, or are accumulated under a strategy that averages them itself.
     """
     for name in ("pytorch.utilities.rank_zero", "fabric.utilities.distributed"):
         logging.getLogger(f"lightning.{name}").setLevel(logging.WARNING)
@@ -76,7 +182,7 @@ def new_trainer(
     L.seed_everything(settings.seed, workers=True, verbose=False)
     checkpoints = Checkpoints(run / "checkpoints" / f"{checkpoint}.ckpt", settings.checkpoint_steps, provenance)
     trainer = L.Trainer(
-        **settings.trainer.values() | placement(settings.trainer, device_type),
+        **settings.trainer.values() | placement(settings.trainer, device_type, Processes.this()),
         default_root_dir=str(run),
         num_sanity_val_steps=0,
         use_distributed_sampler=False,  # EpochSampler splits rows over processes
@@ -119,24 +225,22 @@ class SrunEnvironment(SLURMEnvironment):
         return Processes.this().count
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Do nothing: the numbers are those of `Processes`."""
+        pass  # the numbers are those of `Processes`
 
 
-def placement(settings: TrainerSettings, device_type: str, processes: Processes | None = None) -> dict[str, Any]:
-    """Return the arguments of lightning.Trainer that say where it trains.
-
-    Raises:
-        UserError: settings that contradict the launcher, several machines without one, or fewer GPUs than processes.
-    """
-    processes = processes or Processes.this()
+def placement(settings: TrainerSettings, device_type: str, processes: Processes) -> dict[str, Any]:
+    """Return the arguments of lightning.Trainer that say where it trains. Raises UserError where the launcher is against it."""
     accelerator = device_type if settings.accelerator == "auto" else settings.accelerator
     check_launcher(settings, processes)
     if processes.launcher is None:
-        arguments = {"devices": settings.devices}
+        # Within a scheduler's job too, this process starts the others itself.
+        arguments = {"devices": settings.devices, "plugins": [LightningEnvironment()]}
     else:
         _check_devices(processes, accelerator)
         _join_again(processes, accelerator)
-        arguments = {"devices": processes.count_here, "num_nodes": processes.num_machines}
+        # A run by srun that is started again resumes from its own checkpoint.
+        where = TorchElasticEnvironment() if processes.launcher == "torchrun" else SrunEnvironment(auto_requeue=False)
+        arguments = {"devices": processes.count_here, "num_nodes": processes.num_machines, "plugins": [where]}
     if settings.other("strategy") == FSDP2:
         if settings.precision == "16-mixed":
             raise UserError(
@@ -145,11 +249,10 @@ def placement(settings: TrainerSettings, device_type: str, processes: Processes 
             )
         size = num_processes(settings, accelerator, processes)
         arguments["strategy"] = ModelParallelStrategy(size, tensor_parallel_size=1, save_distributed_checkpoint=False)
-    return arguments | {"accelerator": accelerator, "plugins": [_environment_of(processes)]}
+    return arguments | {"accelerator": accelerator}
 
 
 def _check_devices(processes: Processes, accelerator: str) -> None:
-    """Raise UserError if a process has no GPU to train on."""
     count = torch.cuda.device_count()
     if accelerator in ("cuda", "gpu") and count < processes.count_here:
         option = "--nproc-per-node" if processes.launcher == "torchrun" else "--ntasks-per-node"
@@ -178,12 +281,3 @@ def _join_again(processes: Processes, accelerator: str) -> None:
     )
     if on_gpu:
         atexit.register(torch.distributed.destroy_process_group)
-
-
-def _environment_of(processes: Processes) -> "ClusterEnvironment":
-    """Return where Lightning reads its ranks."""
-    if processes.launcher == "torchrun":
-        return TorchElasticEnvironment()
-    if processes.launcher == "srun":
-        return SrunEnvironment(auto_requeue=False)  # a run that is started again resumes from its own checkpoint
-    return LightningEnvironment()  # within a scheduler's job too, this process starts the others itself

@@ -39,7 +39,7 @@ from specheads.storage.data_set import SCHEMA, load_split
 from specheads.storage.journal import Journal
 from specheads.storage.row_store import Done, RowStore
 from specheads.storage.shards import ShardStore
-from specheads.training.checkpoints import differences
+from specheads.training.trainer import differences
 
 
 @dataclass(frozen=True)

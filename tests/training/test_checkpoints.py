@@ -13,13 +13,12 @@ from specheads.heads.batch import collate
 from specheads.heads.head import HeadConfig
 from specheads.interrupts import Interrupted, Request
 from specheads.storage.files import write_json
-from specheads.training.checkpoints import Checkpoints, differences
 from specheads.training.heads.bank import HeadBank, HeadSpec
 from specheads.training.heads.head_module import HeadModule
 from specheads.training.heads.mixed_responses import MixedResponses
 from specheads.training.loaders import EpochSampler, ResumableData, ResumableLoader
 from specheads.training.settings import Optimizer
-from specheads.training.trainer import checkpoint_to_resume
+from specheads.training.trainer import Checkpoints, checkpoint_to_resume, differences
 
 pytestmark = pytest.mark.filterwarnings("ignore:Experiment logs directory")
 

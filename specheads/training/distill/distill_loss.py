@@ -15,10 +15,7 @@ Divergence = Callable[[Tensor, Tensor], Tensor]
 
 
 def forward_kl(target: Tensor, draft: Tensor) -> Tensor:
-    """Return KL(t || d) = sum t log(t / d).
-
-    Of a draft that lacks tokens, for which no weight could do anything, it is that of the others by t's share of them.
-    """
+    """Return KL(t || d); of a draft that lacks tokens, for which no weight could do anything, that of the others by t's share."""
     both, probs = (target > -torch.inf) & (draft > -torch.inf), target.exp()
     lost = probs.masked_fill(draft > -torch.inf, 0).sum(dim=-1)  # exactly 0 where nothing is lacking
     divergence = torch.where(both, probs * (target - draft).masked_fill(~both, 0), 0.0).sum(dim=-1)
@@ -30,18 +27,12 @@ def _total_variation(target: Tensor, draft: Tensor) -> Tensor:
     return (target.exp() - draft.exp()).abs().sum(dim=-1) / 2
 
 
-DIVERGENCES: dict[str, Divergence] = {
-    "forward_kl": forward_kl,
-    "total_variation": _total_variation,
-}
+DIVERGENCES: dict[str, Divergence] = {"forward_kl": forward_kl, "total_variation": _total_variation}
 
 
 @dataclass(frozen=True)
 class TargetDistributions:
-    """The target's distributions of n tokens.
-
-    `log_probs` are (n, V). With `ids` (n, k) they are (n, k + 1): those of the tokens `ids`, then that of all other tokens.
-    """
+    """The target's log-probabilities (n, V); with `ids` (n, k), those of these tokens and then that of all others (n, k + 1)."""
 
     log_probs: Tensor
     ids: Tensor | None = None
@@ -96,13 +87,7 @@ def stored_distributions(ids: Tensor, log_probs: Tensor) -> DistributionSource:
 def token_losses(
     draft: LanguageModel, hidden: Tensor, distributions: DistributionSource, divergence: str
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss of every token (N,), and the overlap of both distributions there (N,), its expected acceptance.
-
-    Args:
-        hidden: (N, H), the draft's states that predict the tokens; gradients go there and to the output embedding.
-        distributions: of the target at the same positions.
-        divergence: a name in DIVERGENCES.
-    """
+    """Return each token's loss (N,) and overlap of both distributions (N,), from the draft's states `hidden` (N, H) before it."""
 
     def of(hidden: Tensor, piece: slice) -> tuple[Tensor, Tensor]:
         distribution = distributions.of(piece)

@@ -1,7 +1,4 @@
-"""Training a draft with Lightning, to propose what its target would say.
-
-The target stays out of the module's parameters and checkpoints.
-"""
+"""Training a draft with Lightning, to propose what its target would say; the target is in no checkpoint."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,12 +11,7 @@ from specheads.pair.pair import Pair
 from specheads.prompts.prompt import ResponseLimits
 from specheads.replay.response_batch import ResponseBatch
 from specheads.training.curve_module import CurveModule
-from specheads.training.distill.distill_loss import (
-    DistributionSource,
-    computed_distributions,
-    stored_distributions,
-    token_losses,
-)
+from specheads.training.distill.distill_loss import DistributionSource, computed_distributions, stored_distributions, token_losses
 from specheads.training.distill.draft_quality import quality_of, quality_sums
 from specheads.training.distill.muon import MuonAndAdamW, matrices_of_layers
 from specheads.training.distill.samples import DraftResponses, Sample, batch_of
@@ -31,30 +23,19 @@ class DistillModule(CurveModule):
     """A draft, its loss against the target's distributions, and the figures that say how good it is."""
 
     def __init__(self, pair: Pair, settings: Distillation, limits: ResponseLimits) -> None:
-        """Train the pair's draft; `limits` are those of its own responses."""
         super().__init__()
         self.draft, self.settings = pair.draft, settings
         self.draft_responses = DraftResponses(pair, settings.warp, limits, settings.seed)
-        self._pair = (pair,)  # in a tuple, so that Lightning does not count its weights as the module's
+        self.pair = pair  # no module, so Lightning does not count its weights as this one's
         self._quality_sums: list[Tensor] = []
         self.before: dict[str, float] = {}  # quality on dev prompts before the first step
-
-    @property
-    def pair(self) -> Pair:
-        """The pair whose draft is trained."""
-        return self._pair[0]
-
-    # --- weights that are spread over processes
 
     def configure_model(self) -> None:
         """Spread the draft over the processes if the strategy is FSDP2; Lightning calls this before it makes the optimizer."""
         if isinstance(self.trainer.strategy, ModelParallelStrategy) and not is_sharded(self.draft):
             shard(self.draft, self.trainer.strategy.device_mesh["data_parallel"])
 
-    # --- training
-
     def on_train_start(self) -> None:
-        """Begin the curves, or write those of a resumed run."""
         self.log_history()
         if not self.history:
             self.record({f"dev/{name}": value for name, value in self.before.items()}, beforehand=True)
@@ -103,7 +84,6 @@ class DistillModule(CurveModule):
 
     @torch.no_grad()
     def _distributions(self, samples: Sequence[Sample], batch: ResponseBatch) -> DistributionSource:
-        """Return the target's distributions along samples, stored or computed here."""
         if stored := [sample.stored for sample in samples if sample.stored is not None]:
             ids = torch.cat([tensors["ids"] for tensors in stored])
             log_probs = torch.cat([tensors["log_probs"].float() for tensors in stored])  # autocast on a CPU joins no float16
@@ -119,12 +99,10 @@ class DistillModule(CurveModule):
         dtype = torch.bfloat16 if trainer.precision == "bf16-mixed" else torch.float32
         return self.scheduled(MuonAndAdamW(weights, matrices, settings.lr, settings.weight_decay, dtype), settings)
 
-    # --- validation
-
     def validation_step(self, samples: Sequence[Sample], batch_index: int) -> None:
         with torch.autocast(self.device.type, enabled=False):  # the same precision as before training and after it
             sums = within_forward(self.draft, quality_sums, self.pair, samples, self.settings.warp, self.device)
-        self._quality_sums.append(sums * self.counts("dev", batch_index))
+        self._quality_sums.append(sums * self.trainer.datamodule.has_rows("dev", batch_index))
 
     def on_validation_epoch_end(self) -> None:
         sums = torch.stack(self._quality_sums).sum(0)
@@ -132,8 +110,6 @@ class DistillModule(CurveModule):
         metrics = quality_of(self.all_gather(sums).reshape(-1, len(sums)).sum(0))
         self.record({f"dev/{name}": value for name, value in metrics.items()})
         self.log("dev overlap", metrics["overlap"], prog_bar=True, logger=False)
-
-    # --- checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         super().on_save_checkpoint(checkpoint)

@@ -6,10 +6,12 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from lightning import Trainer
+from lightning.pytorch.loggers import Logger
 from transformers import PreTrainedModel
 
 from specheads.errors import UserError
@@ -32,10 +34,6 @@ from specheads.training.distill.settings import Distillation
 from specheads.training.loaders import ResumableData
 from specheads.training.trainer import checkpoint_to_resume, fast_products, new_trainer
 
-if TYPE_CHECKING:
-    from lightning import Trainer
-    from lightning.pytorch.loggers import Logger
-
 logger = logging.getLogger(__name__)
 
 # What dropout is called in transformers' modules.
@@ -56,19 +54,12 @@ def distill(
     data: GeneratedData | Callable[[], GeneratedData],
     settings: Distillation,
     run: Path,
-    loggers: Sequence["Logger"] = (),
+    loggers: Sequence[Logger] = (),
 ) -> DistilledDraft:
-    """Train the pair's draft to propose what its target would say, and write it to `run`/draft.
+    """Train the pair's draft, in place and in float32, to propose what its target would say, and write it to `run`/draft.
 
-    Args:
-        pair: its draft is trained in place, in float32. Load it with `new_draft=settings.initial_draft`.
-        data: a data set with the target's responses, and its prompts; or a function that makes it, which is called after
-            everything else has been checked.
-        run: the folder for checkpoints, logs and the draft.
-        loggers: get the curves.
-
-    Raises:
-        UserError: settings that do not fit the pair, the data or the machine.
+    Load the pair with `new_draft=settings.initial_draft`. A function that makes the data is called after all else was checked.
+    `loggers` get the curves. Raises UserError for settings that do not fit the pair, the data or the machine.
     """
     run = Path(run)
     _check_initial_draft(settings, pair)
@@ -121,11 +112,7 @@ def distill(
 
 
 def _reduced(pair: Pair, train: Samples, dev: Samples, settings: Distillation) -> Pair:
-    """Return the pair whose draft's output has the tokens that `settings.draft_vocabulary` asks for, and says what that leaves.
-
-    Raises:
-        UserError: there are no responses to count tokens in.
-    """
+    """Return the pair with the `settings.draft_vocabulary`. Raises UserError where no responses show which tokens occur."""
     if settings.draft_vocabulary is None:
         return pair
 
@@ -161,8 +148,8 @@ def _reduced(pair: Pair, train: Samples, dev: Samples, settings: Distillation) -
     return replace(pair)  # its draft in two steps has the new output
 
 
-def _needs(pair: Pair, train: Samples, settings: Distillation, most: int, trainer: "Trainer", run: Path) -> str:
-    """Return how much memory and disk training takes, for the log; a response has at most so many tokens."""
+def _needs(pair: Pair, train: Samples, settings: Distillation, most: int, trainer: Trainer, run: Path) -> str:
+    """Return how much memory and disk training takes, for the log; a response has at `most` so many tokens."""
     draft, batch = pair.draft_lm, settings.loader.batch_size / trainer.world_size
     weights, itemsize = sum(weight.numel() for weight in pair.draft.parameters()), pair.draft.dtype.itemsize
     lengths = [len(response) for rows in train.answers.values() for row in rows for response in row]
@@ -179,11 +166,7 @@ def _needs(pair: Pair, train: Samples, settings: Distillation, most: int, traine
 
 
 def _with_precision(settings: Distillation, pair: Pair) -> Distillation:
-    """Return settings whose `trainer.precision` is not auto.
-
-    auto is bf16-mixed on a GPU by CUDA, whose units for bfloat16 are the fastest and whose flash attention takes nothing wider;
-    elsewhere only for a draft in bfloat16; never for one in float64, which is for tests.
-    """
+    """Return settings whose `trainer.precision` is not auto: CUDA is fastest in bfloat16, and float64 is for tests."""
     if settings.trainer.precision != "auto":
         return settings
     dtype, device_type = pair.draft.dtype, pair.draft_lm.device.type
@@ -194,10 +177,8 @@ def _with_precision(settings: Distillation, pair: Pair) -> Distillation:
 
 
 def prepare(draft: PreTrainedModel, gradient_checkpointing: bool = False) -> None:
-    """Make a draft ready to be trained: weights in float32 that may change, and no dropout.
-
-    Half-precision weights would round small steps away. Dropout would depend on a random state that no checkpoint holds.
-    """
+    """Make a draft ready to be trained: weights in float32 that may change, and no dropout."""
+    # Half-precision weights would round small steps away. Dropout would depend on a random state that no checkpoint holds.
     draft.to(torch.promote_types(draft.dtype, torch.float32)).requires_grad_(True).train()
     if borrows_embedding(draft):
         draft.get_input_embeddings().requires_grad_(False)
@@ -223,7 +204,6 @@ def _provenance(settings: Distillation, pair: Pair) -> dict[str, Any]:
 
 
 def _check_initial_draft(settings: Distillation, pair: Pair) -> None:
-    """Raise UserError unless the pair's draft is the one that `init_layers` asks for."""
     initial = settings.initial_draft
     if initial is not None and pair.draft_id != initial.name:
         raise UserError(
@@ -232,7 +212,7 @@ def _check_initial_draft(settings: Distillation, pair: Pair) -> None:
         )
 
 
-def check_strategy(settings: Distillation, pair: Pair, trainer: "Trainer") -> None:
+def check_strategy(settings: Distillation, pair: Pair, trainer: Trainer) -> None:
     """Raise UserError for what several processes cannot do."""
     if shards_weights(trainer.strategy) and "on_policy" in settings.shares:
         raise UserError(
@@ -259,11 +239,7 @@ def _export(
     splits: Mapping[str, Samples],
     settings: Distillation,
 ) -> dict[str, float]:
-    """Write the pair's draft, with `weights`, as a folder; return its quality on test prompts in `dtype`.
-
-    It has the best temperature on dev prompts. `description` is for `distill.json`; its entry "test" has the quality before
-    training.
-    """
+    """Write the draft, with `weights` and the best temperature on dev prompts; return its quality on test prompts in `dtype`."""
     auto = torch.bfloat16 if dtype == torch.float32 else dtype
     form = "Q8_0" if settings.stored_dtype == "int8" else None
     stored = auto if settings.stored_dtype in ("auto", "int8") else getattr(torch, settings.stored_dtype)
@@ -306,7 +282,6 @@ def draft_provenance(pair: Pair, settings: Distillation, data: Path, num_prompts
 
 
 def _model_card(description: Mapping[str, Any]) -> str:
-    """Return the model card of a draft from the content of its `distill.json`."""
     target, draft, loss = (description[name] for name in ("target", "draft", "loss"))
     rows = {
         "target": f"{target['id']} (revision {target['revision']})",

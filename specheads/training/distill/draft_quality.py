@@ -30,10 +30,7 @@ MEANINGS = {
 
 
 def block_efficiency(overlap: float, num_tokens: int = BLOCK) -> float:
-    """Return the expected tokens per round if each of `num_tokens` drafted tokens is accepted with probability `overlap`.
-
-    It is `(1 - a^(K+1)) / (1 - a)`, the target's token included (Leviathan et al. 2023, equation 1).
-    """
+    """Return the expected tokens per round, `(1 - a^(K+1)) / (1 - a)` for overlap a (Leviathan et al. 2023, equation 1)."""
     return sum(overlap**count for count in range(num_tokens + 1))
 
 
@@ -69,12 +66,11 @@ def draft_quality(pair: Pair, samples: Samples, warp: Warp, batch_size: int) -> 
     """Return the figures of a pair's draft, with its present weights, over all samples."""
     device, was_training = pair.draft_lm.device, pair.draft.training
     pair.draft.eval()
-    keys = [(0, row) for row in range(len(samples))]
-    batches = [keys[first : first + batch_size] for first in range(0, len(keys), batch_size)]
-    sums = []
+    keys, sums = [(0, row) for row in range(len(samples))], list[Tensor]()
     with progress("measuring the draft", len(keys)) as advance:
-        for batch in batches:
-            sums.append(quality_sums(pair, [samples[key] for key in batch], warp, device))
+        for first in range(0, len(keys), batch_size):
+            batch = [samples[key] for key in keys[first : first + batch_size]]
+            sums.append(quality_sums(pair, batch, warp, device))
             advance(len(batch))
     pair.draft.train(was_training)
     return quality_of(reduce(torch.add, sums))

@@ -1,9 +1,4 @@
-"""Whether a draft can be trained at all, and its weights fit a GPU next to the target, before anything is loaded.
-
-A step takes 16 bytes per weight: the weight, its gradient and AdamW's two moments in float32 (Rajbhandari et al. 2020); 12 where
-Muon moves it, which has one. What its layers keep for the gradient comes on top; where that does not fit, `errors.user_error`
-says what makes it smaller.
-"""
+"""Whether a draft can be trained at all, and its weights fit a GPU next to the target, before anything is loaded."""
 
 import torch
 from transformers import PreTrainedModel
@@ -20,8 +15,8 @@ SHARDED = ("fsdp", "deepspeed", "model_parallel")  # how the strategies begin th
 
 
 def trained_bytes(draft: PreTrainedModel) -> int:
-    """Return what the weights of a draft take in training, with their gradients and the optimizer's state."""
-    by_muon = sum(weight.numel() for weight in matrices_of_layers(draft))
+    """Return the bytes of a draft's weights in training, with gradients and the optimizer's state (Rajbhandari et al. 2020)."""
+    by_muon = sum(weight.numel() for weight in matrices_of_layers(draft))  # which has one moment in float32, and AdamW two
     return 16 * sum(weight.numel() for weight in draft.parameters()) - 4 * by_muon
 
 
@@ -52,7 +47,8 @@ def check_config(config: PairConfig, settings: Distillation) -> None:
     else:
         width = QUANTIZATIONS[config.quantization].num_bytes if config.quantization else target.dtype.itemsize
         beside = width * sum(weight.numel() for weight in target.parameters())
-    state, free = trained_bytes(draft), free_memory(device)
+    # What its layers keep for the gradient comes on top; where that does not fit, `errors.user_error` says what makes it smaller.
+    state, free = trained_bytes(draft), torch.cuda.mem_get_info(device)[0]
     if state + beside > free:
         raise UserError(
             f"training the draft does not fit the GPU: at least {(state + beside) / GIB:.1f} GiB, of which {state / GIB:.1f} for "
@@ -60,8 +56,3 @@ def check_config(config: PairConfig, settings: Distillation) -> None:
             f"{free / GIB:.1f} GiB are free. Train a smaller draft (init_layers=, or another model.draft=), or spread it with "
             "trainer.devices= and +trainer.strategy=fsdp2."
         )
-
-
-def free_memory(device: torch.device) -> int:
-    """Return the bytes of a GPU that nothing uses."""
-    return torch.cuda.mem_get_info(device)[0]

@@ -1,8 +1,6 @@
-"""The optimizer of a draft: matrices of its layers move by Muon, embeddings, the output and vectors by AdamW.
+"""The optimizer of a draft: matrices of its layers move by Muon (Jordan et al. 2024), all else by AdamW.
 
-Muon makes the momentum of a matrix nearly orthogonal (Jordan et al. 2024). Its steps are as large as AdamW's (Liu et al. 2025,
-section 2.2), so that one learning rate fits both. torch.optim.Muon computes in bfloat16, which takes 46 times as long as float32
-with AVX2 alone.
+One learning rate fits both (Liu et al. 2025, section 2.2). torch.optim.Muon is for bfloat16: 46 times slower with AVX2 alone.
 """
 
 from collections.abc import Callable, Iterable

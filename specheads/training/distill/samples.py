@@ -1,7 +1,4 @@
-"""The samples that a draft learns from: each train prompt with a response of the data set, of the target, or of the draft.
-
-In mixed samples the kind of response is chosen at random for every (epoch, prompt).
-"""
+"""The samples that a draft learns from: each train prompt with a response of the data set, of the target, or of the draft."""
 
 import json
 from collections import defaultdict
@@ -27,15 +24,12 @@ from specheads.training.distill.target_store import Answers, TargetStore, texts_
 
 @dataclass
 class Sample:
-    """A text to learn from: `prompt` (P,) and `response` (R,) ids; the response is None until the draft has written it.
-
-    `stored` are the target's distributions along it, `ids` (R, k) and `log_probs` (R, k + 1), if they are stored (TargetStore).
-    """
+    """A text to learn from."""
 
     key: tuple[int, int]  # epoch and prompt
-    prompt: np.ndarray
-    response: np.ndarray | None
-    stored: Mapping[str, Tensor] | None = None
+    prompt: np.ndarray  # ids (P,)
+    response: np.ndarray | None  # ids (R,), None until the draft has written it
+    stored: Mapping[str, Tensor] | None = None  # the target's distributions along it: `ids` (R, k) and `log_probs` (R, k + 1)
 
 
 def batch_of(samples: Sequence[Sample], device: torch.device) -> ResponseBatch:
@@ -55,15 +49,7 @@ class Samples(Dataset):
         seed: int = 0,
         stored: Mapping[str, TargetStore] | None = None,
     ) -> None:
-        """Sample responses by their kind.
-
-        Args:
-            prompts: ids (P,) each.
-            answers: the responses to each prompt by kind, except for "on_policy", which the draft writes during training.
-            shares: the probability of each kind that occurs.
-            seed: of the choice between kinds.
-            stored: the target's distributions along responses, for the kinds of which they are stored.
-        """
+        """Take ids (P,) of prompts, the `answers` to each by kind but those that the draft writes, and the share of each kind."""
         self.prompts, self.answers, self.shares, self.seed = prompts, answers, dict(shares), seed
         self.stored = dict(stored or {})
 
@@ -100,9 +86,8 @@ def held_out(prompts: Sequence[np.ndarray], responses: Sequence[np.ndarray]) -> 
 class DraftResponses:
     """On-policy samples: responses of the draft by (epoch, prompt), for the samples of a few steps at a time.
 
-    A response depends on (seed, epoch, prompt) and the draft's weights alone. The present ones are part of a checkpoint, because
-    a resumed run no longer has the weights that wrote them. Every process writes those that it reads, and all processes write at
-    the same steps: `covered` are the samples of all processes that have responses somewhere.
+    They are part of a checkpoint, as a resumed run no longer has the weights that wrote them. All processes write, each what it
+    reads, at the same steps: `covered` are the samples of all that have responses somewhere.
     """
 
     def __init__(self, pair: Pair, warp: Warp, limits: ResponseLimits, seed: int) -> None:
@@ -113,12 +98,7 @@ class DraftResponses:
         self.covered: set[tuple[int, int]] = set()
 
     def refresh(self, batch: Sequence[Sample], upcoming: Callable[[], tuple[Sequence[Sample], Sequence[Sample]]]) -> None:
-        """Let the draft write if a sample of a step has no response yet.
-
-        Args:
-            batch: the samples of the step, those of all processes, that the draft responds to.
-            upcoming: returns those of the next steps of all processes, and those among them that this process reads.
-        """
+        """Let the draft write for `upcoming` steps (samples of all processes, and of this one) if a step's has no response."""
         if all(sample.key in self.covered for sample in batch):
             return
         everywhere, here = upcoming()
@@ -128,7 +108,6 @@ class DraftResponses:
             self.write(here)
 
     def answered(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return `samples` with responses."""
         return [replace(sample, response=self.responses[sample.key]) if sample.response is None else sample for sample in samples]
 
     @torch.no_grad()
@@ -154,11 +133,7 @@ class DraftResponses:
 
 
 def train_samples(data: GeneratedData, pair: Pair, settings: Distillation) -> Samples:
-    """Return the samples of a data set; a prompt is left out if it is too long or has no response of one of the kinds.
-
-    Raises:
-        UserError: no prompt is left.
-    """
+    """Return the samples of prompts that are short enough and have responses of all kinds. Raises UserError if there are none."""
     encoded = encode_prompts(pair, [prompt for prompt in data.prompts if prompt.split == "train"], data.limits)
     by_kind: dict[str, dict[str, list[np.ndarray]]] = {}
     if "text" in settings.shares:
@@ -193,11 +168,7 @@ def encoded_response(pair: Pair, text: str, prompt_length: int, max_new_tokens: 
 def load_splits(
     data: GeneratedData, pair: Pair, train: Samples, settings: Distillation, alike: bool = False
 ) -> tuple[dict[str, Samples], dict[str, Any]]:
-    """Return the samples of each split, and what decides them.
-
-    The target's distributions along responses of `train` are stored, and the missing ones computed here, if they fit the budget
-    and are read again. `alike`: they are stored for responses of all kinds, or for none.
-    """
+    """Return the samples of each split, and what decides them; distributions are stored `alike` for all kinds, or for some."""
     splits = {"train": train}
     for split, most in (("dev", settings.num_dev_prompts), ("test", None)):
         rows = load_split(data.folder, split).with_format("arrow")[:most]
@@ -217,5 +188,4 @@ def load_splits(
 
 
 def _column(rows: Any, name: str) -> list[np.ndarray]:
-    """Return the lists of ids in a column of an Arrow table."""
     return [np.asarray(row, dtype=np.int32) for row in rows.column(name).to_numpy()]

@@ -40,14 +40,10 @@ class _DraftOptimizer(Settings):
 
 
 class _DraftLoader(Loader):
-    """How texts are loaded."""
-
     batch_size: PositiveCount = setting(16, "texts per batch, of all processes together: each takes an equal part")
 
 
 class _DraftTrainer(TrainerSettings):
-    """Arguments of lightning.Trainer for a whole draft."""
-
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "auto"] = setting(
         "auto",
         "the precision of arithmetic; auto: bf16-mixed on CUDA and for a draft in bfloat16, else 32-true; with half precision "
@@ -68,8 +64,7 @@ class Distillation(Training):
         16, "optimizer steps for which the draft writes its responses in advance, with the weights of the first of these steps"
     )
     init_layers: PositiveCount | tuple[Count, ...] | None = setting(
-        None,
-        "the target's layers that the draft begins with, [0,3,5], or how many, spread evenly; null: it begins as it is",
+        None, "the target's layers that the draft begins with, [0,3,5], or how many, spread evenly; null: it begins as it is"
     )
     draft_vocabulary: PositiveCount | None = setting(
         None,
@@ -129,7 +124,6 @@ class Distillation(Training):
 
     @model_validator(mode="after")
     def check_values(self) -> "Distillation":
-        """Refuse samples whose shares are all zero, and embeddings that cannot be left out."""
         if isinstance(self.samples, dict) and not sum(self.samples.values()) > 0:
             raise UserError(f"samples={self.samples}: all shares are 0; give for example 'samples={{target: 1, on_policy: 1}}'.")
         if self.embedding == "target" and self.draft_vocabulary is None:

@@ -1,8 +1,6 @@
 """A draft whose weights are spread over processes.
 
-FSDP2 (torch's fully_shard) gathers the weights of a layer while it runs, and the others, of embeddings and norms, while the whole
-draft runs. The draft is read in two steps, states and logits, neither of which is the forward pass of its class: `within_forward`
-makes one of a function.
+FSDP2 (torch's fully_shard) gathers weights while the forward pass of a class runs; `within_forward` makes one of a function.
 """
 
 from collections.abc import Callable
@@ -38,8 +36,5 @@ def is_sharded(draft: PreTrainedModel) -> bool:
 
 
 def within_forward(draft: PreTrainedModel, call: Callable[..., Result], *arguments: Any) -> Result:
-    """Call; for a draft that is spread, as its forward pass: its weights are gathered, and gradients go back to them.
-
-    Layers may run any number of times in it, the same number in all processes.
-    """
+    """Call, as the forward pass of a draft that is spread; its layers run equally often in all processes."""
     return draft.called(call, *arguments) if is_sharded(draft) else call(*arguments)

@@ -1,7 +1,4 @@
-"""The target's distributions along fixed responses, on disk: the most likely tokens of each, and the probability of the rest.
-
-A draft is compared with them on those tokens, and on all other tokens as one outcome.
-"""
+"""The target's distributions along fixed responses, on disk: the most likely tokens of each, and the rest as one outcome."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -46,7 +43,6 @@ class TargetStore(RowStore):
     """The distributions along all responses of one kind."""
 
     def __init__(self, root: Path, pair: Pair, prompts: Sequence[np.ndarray], answers: Answers, num_kept: int = NUM_KEPT) -> None:
-        """Plan the store in a folder below `root`."""
         self.target: Any = pair.target_lm
         self.num_kept = min(num_kept, pair.target_lm.vocab_size)
         self.texts = [(prompt, response) for prompt, row in zip(prompts, answers, strict=True) for response in row]
@@ -69,12 +65,10 @@ class TargetStore(RowStore):
         return self.row("", int(self.firsts[prompt]) + response)
 
     def make(self) -> None:
-        """Compute what is missing."""
         parts = memory_parts(self.target) | {"a shard": 2 * min(self.num_bytes, SHARD_BYTES)}
         self.fill(self._computed, memory_of(self.what, self.target, parts))
 
     def _computed(self, start: str, numbers: range, done: Done) -> list[dict[str, Tensor]]:
-        """Return the tensors of some responses from the target."""
         rows: list[dict[str, Tensor]] = [{} for _ in numbers]
         texts = [self.texts[number] for number in numbers]
         for batch in batches_of_tokens([len(prompt) + len(response) for prompt, response in texts], BATCH_TOKENS):
@@ -85,7 +79,6 @@ class TargetStore(RowStore):
 
     @torch.no_grad()
     def _distributions(self, texts: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[dict[str, Tensor]]:
-        """Return the tensors of some responses, which the target reads together."""
         prompts, responses = zip(*texts, strict=True)
         hidden = ResponseBatch.of(prompts, responses, self.target.device).states(self.target)
         distributions = [

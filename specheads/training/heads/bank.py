@@ -23,16 +23,12 @@ class HeadSpec:
 
 
 class HeadStack(nn.Module):
-    """G networks of the same inputs, width and depth as one batched computation: the same numbers as each alone.
-
-    Parameters of the same name are one tensor (G, ...).
-    """
+    """G networks of the same inputs, width and depth as one batched computation; parameters of a name are one tensor (G, ...)."""
 
     input_mean: Tensor
     input_scale: Tensor
 
     def __init__(self, networks: Sequence[Network]) -> None:
-        """Take the values of `networks`, which agree in kind, inputs, width and depth."""
         super().__init__()
         first, self.count = networks[0], len(networks)
         self.inputs = first.inputs
@@ -74,8 +70,6 @@ class HeadStack(nn.Module):
 
 
 class _Stacked(nn.Module):
-    """The linear maps of one name and shape (I -> O) in G networks."""
-
     def __init__(self, networks: Sequence[Network], name: str) -> None:
         super().__init__()
         maps = [cast(nn.Linear, network.get_submodule(name)) for network in networks]
@@ -93,28 +87,21 @@ class _Stacked(nn.Module):
 
 
 class HeadBank(nn.Module):
-    """Heads of one kind (`predicts`) that read the same features, in as few batched computations as their shapes allow.
-
-    Each is initialised from the same seed and learns as if it were trained alone. Tensors (heads, ...) are in the order of
-    `specs`.
-    """
+    """Heads of one kind, batched by shape, each of which learns as if alone; tensors (heads, ...) are in the order of `specs`."""
 
     def __init__(self, specs: list[HeadSpec], seed: int) -> None:
         super().__init__()
         self.specs = specs
         heads: list[AcceptanceHead] = []
-        self.groups: dict[tuple, list[int]] = {}  # numbers of the heads that can be stacked
+        groups: dict[tuple, list[int]] = {}  # numbers of the heads that can be stacked
         for number, spec in enumerate(specs):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 heads.append(AcceptanceHead(spec.config))
-            self.groups.setdefault((heads[-1].inputs, spec.config.width, spec.config.depth), []).append(number)
-        self.stacks = nn.ModuleList(HeadStack([heads[number] for number in group]) for group in self.groups.values())
-
-    @property
-    def stacks_and_groups(self) -> list[tuple[HeadStack, list[int]]]:
-        """Each stack with the numbers of its heads."""
-        return list(zip(cast(list[HeadStack], list(self.stacks)), self.groups.values(), strict=True))
+            groups.setdefault((heads[-1].inputs, spec.config.width, spec.config.depth), []).append(number)
+        # Each stack with the numbers of its heads.
+        self.stacks_and_groups = [(HeadStack([heads[number] for number in group]), group) for group in groups.values()]
+        self.stacks = nn.ModuleList(stack for stack, _ in self.stacks_and_groups)
 
     @property
     def predicts(self) -> str:
@@ -135,21 +122,18 @@ class HeadBank(nn.Module):
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:
         """Return logits (heads, N)."""
         logits = torch.cat([stack(self._assembled(stack, features)) for stack, _ in self.stacks_and_groups])
-        numbers = torch.tensor([number for group in self.groups.values() for number in group], device=logits.device)
+        numbers = torch.tensor([number for _, group in self.stacks_and_groups for number in group], device=logits.device)
         return logits[numbers.argsort()]
 
     def standardise(self, features: Mapping[str, Tensor]) -> None:
-        """Fix the shift and scale of all inputs from a sample."""
         for stack, _ in self.stacks_and_groups:
             set_scale(stack, self._assembled(stack, features))
 
     def scale_gradients(self, factors: Tensor) -> None:
-        """Multiply each head's gradient by its factor (heads,)."""
         for stack, group in self.stacks_and_groups:
             stack.scale_gradients(factors[group])
 
     def clip_gradients(self, largest: float) -> None:
-        """Limit the norm of each head's gradient."""
         for stack, _ in self.stacks_and_groups:
             stack.clip_gradients(largest)
 

@@ -30,10 +30,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Calibrated:
-    """How well a head's predictions fit the tokens of rounds on dev prompts, without a calibration and with several.
+    """How well a head's predictions fit the tokens of rounds on dev prompts: `raw`, `before` and `cross_fitted`.
 
-    Keys are `raw`, `before` (with the calibration that the head had, if any) and `cross_fitted` (with the best form of FORMS,
-    fitted on one half of the prompts and measured on the other).
+    `before` is with the calibration that the head had, if any, `cross_fitted` with the best form of FORMS, see `compared`.
     """
 
     ece: Mapping[str, float]
@@ -47,11 +46,8 @@ def calibrate(
 ) -> tuple[dict[str, Calibrated], Information | None]:
     """Calibrate every head in `folders` on dev prompts where that helps, and write the calibration into the head's config.
 
-    It helps if the cross-fitted log loss of the best form is lower than that of the head as it is, with 95 % confidence over
-    groups of prompts, and its expected calibration error is lower, too. A threshold that was recommended for other predictions is
-    then taken out of the config. The `train` section of a new head's config has the errors.
-
-    Returns by head what was found, and what the heads know about acceptance on these prompts.
+    It helps if the best form's cross-fitted log loss is lower, with 95 % confidence over groups of prompts, and its calibration
+    error too. Return by head what was found, and what the heads know about acceptance on these prompts.
     """
     heads = {folder: load_head(folder) for folder in folders}
     chosen = calibration_prompts(num_prompts, recorder, prompts, list(heads.values()))
@@ -72,7 +68,7 @@ def calibrate(
         store_dev_prompts(folder, head, [prompt.text for prompt, _ in chosen])
         trained = dict(head.config.train) | {"dev_ece": dict(result.ece), "dev_log_loss": dict(result.log_loss)}
         fitted = IndexCalibration.fit(logits, accepted, furthest, *FORMS[result.best]).to_dict() if result.used else None
-        recommended = None if result.used else head.config.recommended
+        recommended = None if result.used else head.config.recommended  # a threshold for other predictions
         store_in_config(folder, calibration=fitted, recommended=recommended, train=trained)
     named = {folder.name: recorded_head(head) for folder, head in heads.items()}
     return found, information([recording], named, groups)
@@ -84,13 +80,10 @@ def compared(
     """Return how the forms of a calibration compare with the predictions as they are, or with an `earlier` calibration.
 
     On the prompts that it was fitted on, a calibration looks better than it is, so each half of the prompts gets that of the
-    other. The calibration error of each half is computed separately, because their calibrations err in opposite directions. That
-    makes it a little larger than one over all prompts, which favours the head as it is.
+    other. The calibration error of each half is computed separately, because their calibrations err in opposite directions;
+    that makes it a little larger, which favours the head as it is.
 
-    Args:
-        logits, accepted, furthest: (n,) of drafted tokens, see `IndexCalibration.fit`.
-        prompt: (n,) long, the number of each token's prompt.
-        groups: the group of each prompt; prompts of one group are in the same half.
+    `logits`, `accepted`, `furthest` are (n,) as in `IndexCalibration.fit`, `prompt` (n,) has the number of each token's prompt.
     """
     token, index = in_rounds(furthest)
     labels, owner, first = accepted[token].double(), prompt[token], torch.from_numpy(halves(groups)).to(prompt.device)

@@ -1,15 +1,11 @@
-"""The draft's features of a whole data set on disk, so that the draft reads each text once and not once per epoch.
-
-They are in `features/<fingerprint>/` in the data set's folder.
-"""
+"""The draft's features of a data set, in its folder, so that the draft reads each text once and not once per epoch."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from specheads.decoding.engine import bulk_operations
 from specheads.heads.batch import HeadBatch, collate, sample_features
@@ -25,13 +21,7 @@ from specheads.training.heads.mixed_responses import MixedResponses
 class FeatureStore:
     """The features of splits whose texts are the responses, unmixed: those that look-ahead heads need."""
 
-    def __init__(
-        self,
-        folder: Path,
-        draft: LanguageModel,
-        splits: Mapping[str, MixedResponses],
-        needs: frozenset[str],
-    ) -> None:
+    def __init__(self, folder: Path, draft: LanguageModel, splits: Mapping[str, MixedResponses], needs: frozenset[str]) -> None:
         """Plan the store of the data set in `folder`: of what heads `needs`, those features that the feature table stores."""
         self.draft, self.splits = draft, splits
         # The test compares heads with rules that need no head.
@@ -47,23 +37,21 @@ class FeatureStore:
         sizes = {_start(name): data.lengths() * bytes_per_token for name, data in splits.items()}
         self.rows = RowStore(folder / "features", provenance, sizes, "features")
 
-    def stored(self, budget: float) -> "dict[str, MixedResponses | StoredResponses]":
-        """Return the splits with stored features, after computing the missing ones; as they are if the store does not fit.
-
-        `budget` is the largest size of the store in GiB.
-        """
+    def stored(self, budget: float) -> Mapping[str, MixedResponses]:
+        """Return the splits with stored features; as they are if the store is larger than a `budget` in GiB."""
         if not self.rows.fits(budget):
-            return dict(self.splits)
+            return self.splits
         with computing_with(bulk_operations(self.draft.device)):
             parts = memory_parts(self.draft) | {"a shard": 2 * min(self.rows.num_bytes, SHARD_BYTES)}
             self.rows.fill(self._computed, memory_of("features", self.draft, parts))
-        return {name: StoredResponses(data, self.rows, name) for name, data in self.splits.items()}
+        for name, data in self.splits.items():
+            data.features = partial(self.rows.row, _start(name))
+        return self.splits
 
     def _bytes_of_feature(self, name: str) -> int:
-        """Return the bytes of a feature for each drafted token."""
         if FEATURES[name].size is not None:
             return self.draft.hidden_size * self.draft.output_embedding.weight.element_size()
-        return 4 * (max(data.num_samples for data in self.splits.values()) if FEATURES[name].of_token else 1)
+        return 4 * (max(len(data.sampled_tokens(0)) for data in self.splits.values()) if FEATURES[name].of_token else 1)
 
     def _computed(self, start: str, numbers: range, done: Done) -> list[dict[str, Tensor]]:
         """Return the features (n, ...) of some rows of a split, those that depend on the token (n, samples)."""
@@ -90,24 +78,6 @@ class FeatureStore:
             if FEATURES[name].of_token:
                 features[name] = torch.stack([features[name], *(other[name] for other in others)], dim=1)
         return features
-
-
-class StoredResponses(Dataset):
-    """Mixed responses with their features from a store."""
-
-    def __init__(self, data: MixedResponses, rows: RowStore, split: str) -> None:
-        self.data, self.rows, self.start = data, rows, _start(split)
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
-        epoch, number = key
-        features, item = self.rows.row(self.start, number), self.data[key]
-        for name, values in features.items():
-            if FEATURES[name].of_token:
-                features[name] = values[:, epoch % values.shape[1]]
-        return item | {"features": features}
 
 
 def _start(split: str) -> str:

@@ -1,9 +1,7 @@
-"""Training heads with Lightning: a bank on a frozen draft.
-
-The draft is kept out of the module's parameters and checkpoints: only heads are trained and saved.
-"""
+"""Training heads with Lightning: a bank on a frozen draft, which is in no checkpoint."""
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -28,14 +26,14 @@ class HeadModule(CurveModule):
     def __init__(self, bank: HeadBank, draft: LanguageModel, optimizer: Optimizer) -> None:
         super().__init__()
         self.bank, self.optimizer = bank, optimizer
-        self._draft = (draft,)  # in a tuple, so that its weights are not registered as this module's
+        self.lm = draft  # no module, so that its weights are not registered as this one's
         self._collected: list[tuple[Tensor, Tensor, Tensor]] = []  # see `_collect`
         self.test_results: dict[str, dict[str, float]] = {}
         self.divergences: dict[str, dict[str, float]] = {}  # each head's KL on train and dev prompts (SpecDec++, table 3)
 
     def features(self, batch: HeadBatch, needs: frozenset[str] | None = None, predicts: str | None = None) -> dict[str, Tensor]:
         """Return the features of a batch: those that the bank reads, or those that `needs` and `predicts` ask for."""
-        (lm,), predicts, needs = self._draft, predicts or self.bank.predicts, needs or self.bank.needs
+        lm, predicts, needs = self.lm, predicts or self.bank.predicts, needs or self.bank.needs
         stored = batch.features if predicts == self.bank.predicts else {}
         features = {name: value for name, value in stored.items() if name in needs}
         missing = needs - features.keys()
@@ -46,13 +44,10 @@ class HeadModule(CurveModule):
 
     def on_fit_start(self) -> None:
         """Move the draft to the device of the heads; fix the scale of look-ahead inputs from the first batches."""
-        self._draft[0].model.to(self.device)
+        self.lm.model.to(self.device)
         if self.bank.predicts == "next_token" and self.trainer.ckpt_path is None:
-            batches = [
-                batch.to(self.device)
-                for batch, _ in zip(self.trainer.datamodule.loader("train", shared=False), range(8), strict=False)
-            ]
-            parts = [self.features(batch) for batch in batches]
+            loader = self.trainer.datamodule.loader("train", shared=False)
+            parts = [self.features(batch.to(self.device)) for batch in islice(loader, 8)]
             self.bank.standardise({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
         self.log_history()
 
@@ -76,7 +71,7 @@ class HeadModule(CurveModule):
 
     def validation_step(self, batch: HeadBatch, batch_index: int) -> None:
         logits = self.bank(self.features(batch))
-        if self.counts("dev", batch_index):
+        if self.trainer.datamodule.has_rows("dev", batch_index):
             self._collect(batch, logits, torch.stack(self.bank.losses(logits, batch.label)))
 
     def on_validation_epoch_end(self) -> None:
@@ -89,7 +84,7 @@ class HeadModule(CurveModule):
         self.log("best dev AUROC", best, prog_bar=True, logger=False)
 
     def test_step(self, batch: HeadBatch, batch_index: int) -> None:
-        if self.counts("test", batch_index):
+        if self.trainer.datamodule.has_rows("test", batch_index):
             self._collect(batch, self.bank(self.features(batch)), self.rival_features(batch))
 
     def on_test_epoch_end(self) -> None:
@@ -99,7 +94,7 @@ class HeadModule(CurveModule):
             head, metric = name.split("/")
             self.test_results[head][metric] = value
         loader = self.trainer.datamodule.loader("train", shared=False)
-        train = [batch.to(self.device) for batch, _ in zip(loader, range(TRAIN_BATCHES), strict=False)]
+        train = [batch.to(self.device) for batch in islice(loader, TRAIN_BATCHES)]
         known = torch.cat([batch.label.cpu() for batch in train])
         inputs = torch.cat([self.rival_features(batch).cpu() for batch in train])
         self.test_results |= _rivals(torch.cat(rivals), labels, fit_logistic(inputs, known))
@@ -142,7 +137,6 @@ class HeadModule(CurveModule):
         return self.scheduled(optimizer, self.optimizer)
 
     def check_not_constant(self, features: dict[str, Tensor]) -> None:
-        """Raise UserError naming the first head whose predictions do not vary."""
         with torch.no_grad():
             for name, head in self.bank.heads.items():
                 if not head(features).std().item() >= LEAST_SPREAD:  # also where it is NaN

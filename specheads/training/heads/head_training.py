@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from lightning.pytorch.loggers import Logger
 
 from specheads.errors import UserError
 from specheads.evaluation.report import Information
@@ -32,19 +33,14 @@ from specheads.training.heads.settings import HeadTraining
 from specheads.training.loaders import ResumableData
 from specheads.training.trainer import FSDP2, checkpoint_to_resume, new_trainer
 
-if TYPE_CHECKING:
-    from lightning.pytorch.loggers import Logger
-
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class TrainedHeads:
-    """Heads that were trained together.
+    """Heads that were trained together, in `folder`: the head, or the folders of the heads `names`.
 
-    `folder` holds the head, or the folders of the heads `names`. `test` has the metrics on test prompts by name, also those of
-    rules without a head. Heads that were compared on dev prompts have a calibration, or do better without one, in `calibrated`,
-    and `information` is what they know about acceptance there.
+    `test` has metrics on test prompts by name, also of rules without a head; `calibrated` and `information` are on dev prompts.
     """
 
     folder: Path
@@ -59,20 +55,12 @@ def train_heads(
     data: GeneratedData | Callable[[], GeneratedData],
     settings: HeadTraining,
     run: Path,
-    loggers: Sequence["Logger"] = (),
+    loggers: Sequence[Logger] = (),
 ) -> TrainedHeads:
     """Train heads on the pair's draft, calibrate them where that helps and export them to `run`/heads.
 
-    All heads of a kind are trained in one pass over the draft's states. Those of the paper's kind learn from texts that every
-    epoch mixes anew, so the draft reads all texts again in every epoch.
-
-    Args:
-        data: the data set, or a function that generates it, which is called once the settings have been checked.
-        run: the folder of the run, which holds its checkpoints; an unfinished training in it is resumed.
-        loggers: Lightning loggers for the metrics.
-
-    Raises:
-        UserError: a data set without one of the splits, heads that learned nothing.
+    An unfinished training in `run` is resumed. A function that makes the data is called once the settings have been checked.
+    `loggers` get the curves. Raises UserError for a data set without one of the splits, and for heads that learned nothing.
     """
     run = Path(run)
     if settings.trainer.other("strategy") == FSDP2:
@@ -81,7 +69,7 @@ def train_heads(
             "specheads distill."
         )
     settings = settings.for_pair(pair)
-    kinds, made = settings.kinds(), _once(data)
+    kinds, made = settings.kinds(), cache(data) if callable(data) else lambda: data
     results, names, is_first = dict[str, dict[str, float]](), list[str](), True
     for kind in kinds:
         specs, found, is_first = _train_kind(pair, made, kind, run, loggers, "last" if len(kinds) == 1 else kind.heads)
@@ -100,17 +88,8 @@ def train_heads(
     return TrainedHeads(folder, names, results, calibrated, known)
 
 
-def _once(data: GeneratedData | Callable[[], GeneratedData]) -> Callable[[], GeneratedData]:
-    return cache(data) if callable(data) else lambda: data
-
-
 def _train_kind(
-    pair: Pair,
-    data: Callable[[], GeneratedData],
-    settings: HeadTraining,
-    run: Path,
-    loggers: Sequence["Logger"],
-    checkpoint: str,
+    pair: Pair, data: Callable[[], GeneratedData], settings: HeadTraining, run: Path, loggers: Sequence[Logger], checkpoint: str
 ) -> tuple[list[str], dict[str, dict[str, float]], bool]:
     """Train and export the heads of one kind; return their names, the metrics on test prompts, and whether files were written."""
     specs = settings.specs(pair)
@@ -139,7 +118,7 @@ def _train_kind(
         trainer.test(module, loaders, verbose=False)
     if trainer.is_global_zero:
         trained = counts | {"seconds": round(checkpoints.seconds, 1)}
-        _export(module, loaders, pair.draft_lm.device, run, trained, TrainPrompts.of(train["prompt"][:]))
+        _export(module, loaders, run, trained, TrainPrompts.of(train["prompt"][:]))
     return names, module.test_results, trainer.is_global_zero
 
 
@@ -147,32 +126,18 @@ def _loaders(folder: Path, settings: HeadTraining, pair: Pair, module: HeadModul
     """Return the loaders of all splits of a data set; the draft's states are stored first if the settings ask for it."""
     mixing = settings.predicts, settings.response_share, settings.seed
     splits: dict[str, Any] = {split: MixedResponses(load_split(folder, split), *mixing) for split in SPLITS}
-    if not splits["train"].mixes:  # mixed texts differ from epoch to epoch
+    if settings.response_share == 1:  # mixed texts differ from epoch to epoch
         read = {split: splits[split] for split in ("train", "dev")}  # these are read in every epoch
         splits |= FeatureStore(folder, pair.draft_lm, read, module.bank.needs).stored(settings.features_budget)
     return ResumableData(splits, **settings.loader.values(), seed=settings.seed, collate=collate)
 
 
-def _export(
-    module: HeadModule,
-    loaders: ResumableData,
-    draft_device: torch.device,
-    run: Path,
-    trained: Mapping[str, Any],
-    learned: TrainPrompts,
-) -> None:
-    """Write every head of the bank into a separate folder.
-
-    Args:
-        trained: how they were trained, for their configs.
-        learned: the prompts that they were trained on.
-
-    Raises:
-        UserError: a head whose predictions do not vary.
-    """
-    module.to(draft_device)  # Lightning leaves the heads on the CPU
+def _export(module: HeadModule, loaders: ResumableData, run: Path, trained: Mapping[str, Any], learned: TrainPrompts) -> None:
+    """Write every head, how it was `trained` and on which prompts; raises UserError for one whose predictions do not vary."""
+    device = module.lm.device
+    module.to(device)  # Lightning leaves the heads on the CPU
     with torch.no_grad():
-        features = module.features(next(iter(loaders.loader("dev", shared=False))).to(draft_device))
+        features = module.features(next(iter(loaders.loader("dev", shared=False))).to(device))
     module.check_not_constant(features)
     heads = module.bank.heads
     for spec in module.bank.specs:

@@ -1,13 +1,10 @@
-"""The settings of head training, and the heads that they describe: of two kinds, which are trained side by side.
-
-Where a setting is a list of values, there is one head for each combination of values.
-"""
+"""The settings of head training, and the heads that they describe: one for each combination of values in lists."""
 
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import AfterValidator, model_validator
 
 from specheads.errors import UserError
 from specheads.heads.config import DEFAULT_INPUTS, KNOWN_INPUTS, HeadConfig
@@ -38,11 +35,7 @@ LARGEST_RESPONSE_SHARE = {"input_token": 0.99, "next_token": 1.0}  # at 1, an in
 
 
 def checked_share(predicts: str, response_share: float | None) -> float:
-    """Return the probability that a position keeps the target's token, for None the default of the kind of head.
-
-    Raises:
-        UserError: it is outside [0, 1], or leaves an `input_token` head nothing to predict.
-    """
+    """Return the probability that a position keeps the target's token, for None that of the kind; raises UserError for others."""
     share, largest = RESPONSE_SHARE[predicts] if response_share is None else response_share, LARGEST_RESPONSE_SHARE[predicts]
     if not 0 <= share <= largest:
         raise UserError(
@@ -51,23 +44,18 @@ def checked_share(predicts: str, response_share: float | None) -> float:
     return share
 
 
-def _listed(value: Any) -> Any:
-    """Return a list of input names, or of such lists, as tuples."""
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise ValueError("must be a list")  # noqa: TRY004 pydantic wants a ValueError
-    if any(isinstance(name, str) for name in value) and not all(isinstance(name, str) for name in value):
+def _alike(value: tuple[str | tuple[str, ...], ...]) -> tuple[str | tuple[str, ...], ...]:
+    if len({type(each) for each in value}) > 1:
         raise ValueError("mixes names and lists; give a list of names, or a list of such lists")
-    return tuple(name if isinstance(name, str) else tuple(name) for name in value)
+    return value
 
 
 class _HeadShape(Settings):
-    """Inputs and size of a head; a list of values trains a head with each, all in one pass over the draft's states."""
-
     depth: OneOrMore[Count] = setting(3, "the number of residual blocks; 0: a linear head; or a list")
     width: OneOrMore[PositiveCount | None] = setting(
         None, "the width of the blocks; null: the draft's hidden size, for lookahead an eighth of it, 8 to 256; or a list"
     )
-    inputs: Annotated[tuple[str | tuple[str, ...], ...], BeforeValidator(_listed)] = setting(
+    inputs: Annotated[tuple[str | tuple[str, ...], ...], AfterValidator(_alike)] = setting(
         (),
         f"a list of {', '.join(KNOWN_INPUTS['input_token'])} and, for lookahead, "
         f"{', '.join(name for name in KNOWN_INPUTS['next_token'] if name not in KNOWN_INPUTS['input_token'])}; "
@@ -77,8 +65,6 @@ class _HeadShape(Settings):
 
 
 class _Mixing(Settings):
-    """How drafted tokens are mixed into the text that the draft reads (SpecDec++, section 3.3)."""
-
     response_share: Number | None = setting(
         None,
         "the probability that a position keeps the target's token in place of the drafted one; null: 0.15 (the paper's) for "
@@ -122,7 +108,6 @@ class HeadTraining(Training):
 
     @model_validator(mode="after")
     def check_heads(self) -> "HeadTraining":
-        """Refuse heads that cannot be built, or that have nothing to learn."""
         _ = [part.response_share for part in self.kinds()]
         self.specs()
         return self
@@ -133,15 +118,10 @@ class HeadTraining(Training):
 
     @property
     def predicts(self) -> Predicts:
-        """What heads of the one kind predict."""
         return KINDS[self.heads]
 
     def specs(self, pair: Pair | None = None) -> list[HeadSpec]:
-        """Return the heads to train for a pair; without a pair sizes are 1, to check settings before models are loaded.
-
-        Raises:
-            UserError: a key without a value, the same head twice, a head that cannot be built.
-        """
+        """Return the heads to train for a pair; without one sizes are 1, to check settings before models are loaded."""
         if self.heads not in KINDS:
             try:
                 return [spec for part in self.kinds() for spec in part.specs(pair)]
@@ -159,18 +139,14 @@ class HeadTraining(Training):
         return specs
 
     def _choices(self) -> dict[str, Sequence[Any]]:
-        """Return the values of heads by key."""
-        several: dict[str, Any] = {f"head.{name}": getattr(self.head, name) for name in ("depth", "width")}
-        inputs = self.head.inputs
-        several["head.inputs"] = inputs if inputs and not isinstance(inputs[0], str) else (inputs,)
+        head, inputs = self.head, self.head.inputs
+        alternatives = inputs if inputs and not isinstance(inputs[0], str) else (inputs,)
+        several: dict[str, Any] = {"head.depth": head.depth, "head.width": head.width, "head.inputs": alternatives}
         several["loss.reject_weight"] = self.reject_weight
         return {key: value if isinstance(value, tuple) else (value,) for key, value in several.items()}
 
     def _spec(self, values: Mapping[str, Any], choices: Mapping[str, Sequence[Any]], pair: Pair | None) -> HeadSpec:
-        """Return the head of these values, by key.
-
-        Its name has kind, depth, reject weight, and every other setting of which there are several `choices`.
-        """
+        """Return the head of these values, by key; its name has those settings of which there are several `choices`."""
         predicts, inputs = self.predicts, values["head.inputs"] or DEFAULT_INPUTS[self.predicts]
         of_pair: dict[str, Any] = {"hidden_size": 1, "embedding_size": 1}
         if pair is not None:
@@ -181,14 +157,8 @@ class HeadTraining(Training):
                 "draft": pair.origin("draft"),
                 "target": pair.origin("target"),
             }
-        config = HeadConfig(
-            depth=values["head.depth"],
-            width=values["head.width"],
-            predicts=predicts,
-            inputs=inputs,
-            warp=self.warp.values(),
-            **of_pair,
-        )
+        shape = {"depth": values["head.depth"], "width": values["head.width"], "inputs": inputs}
+        config = HeadConfig(predicts=predicts, warp=self.warp.values(), **shape, **of_pair)
         weight = values["loss.reject_weight"] or REJECT_WEIGHT[predicts]
         tags = {"head.width": f"w{config.width}", "head.inputs": "+".join(config.inputs)}
         different = [tag for key, tag in tags.items() if len(choices[key]) > 1]
@@ -197,7 +167,6 @@ class HeadTraining(Training):
 
     @property
     def response_share(self) -> float:
-        """The probability that a position keeps the target's token, for the one kind of heads."""
         return checked_share(self.predicts, self.mixing.response_share)
 
     def cache_key(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ def gpu(monkeypatch):
     """Returns a function that gives the stand-in a number of bytes."""
     monkeypatch.setattr(memory, "checked_device", lambda device: "cuda")
     monkeypatch.setattr("specheads.pair.language_model.load_model", lambda *args, **keys: pytest.fail("a model was loaded"))
-    return lambda free: monkeypatch.setattr(memory, "free_memory", lambda device: free)
+    return lambda free: monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (free, 0))
 
 
 @pytest.mark.parametrize(
