@@ -1,7 +1,4 @@
-"""Drafts that branch off from given texts: grown and read in batches on the KV memory of one forward pass over each text.
-
-Recordings need drafts that start within a text; reading the text again for every such draft would cost many times as much.
-"""
+"""Drafts that branch off from given texts: grown and read in batches on the KV memory of one forward pass over each text."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -31,11 +28,9 @@ class Branches:
     lengths: Tensor  # (B,) long, how many of `tokens` exist
 
     def to(self, device: torch.device) -> "Branches":
-        """Return the branches on a device."""
         return Branches(*(value.to(device) for value in vars(self).values()))
 
     def rows(self, rows: slice) -> "Branches":
-        """Return some of the branches."""
         return Branches(*(value[rows] for value in vars(self).values()))
 
     @property

@@ -42,10 +42,7 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True)
 class DecodeStats:
-    """Totals of one or more generations; rates follow SpecDec++ (section 2).
-
-    `seconds` are those of whole calls; speeds leave out the reading of prompts, in reports too.
-    """
+    """Totals of one or more generations; rates follow SpecDec++ (section 2), and speeds leave out the reading of prompts."""
 
     num_tokens: int
     num_drafted: int
@@ -53,7 +50,7 @@ class DecodeStats:
     num_discarded: int
     num_target_calls: int
     num_draft_calls: int
-    seconds: float  # prefill_seconds included
+    seconds: float  # those of whole calls, prefill_seconds included
     prefill_seconds: float  # seconds to read prompts
     num_copy_rounds: int = 0  # rounds in which a copied node of a graph was accepted
     num_expected: float | None = None  # accepted tokens that the stopping rule expected; None: it does not expect a number
@@ -96,10 +93,8 @@ class DecodeStats:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Accepted share of the drafted tokens, without a graph's copies; None where nothing was drafted.
-
-        A tree's is low because its siblings exclude each other; GSD's authors report another ratio under this name.
-        """
+        """Accepted share of the drafted tokens, without a graph's copies; None where nothing was drafted."""
+        # A tree's is low because its siblings exclude each other; GSD's authors report another ratio under this name.
         return 1 - self.num_discarded / self.num_drafted if self.num_drafted else None
 
     @property

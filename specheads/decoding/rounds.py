@@ -89,7 +89,6 @@ class Drafter:
         self.state: Any = rule.start_prompt(engine.num_rows, engine.lm.device)  # a row's state is at its place in memory
 
     def warm_up(self, ends: Tensor) -> None:
-        """Prepare the engine for all that drafting runs."""
         raise NotImplementedError
 
     def start(self, rows: Sequence[Row]) -> None:

@@ -1,8 +1,7 @@
 """The loop of decoding: rows take prompts, take rounds together, and commit what a round brought, until their responses end.
 
-One response is a batch of one row. Each row has separate uniform numbers, states of the rules and a length, so its tokens do not
-depend on its neighbours, up to the rounding of sums. How a round gets tokens is a `Rounds`, of which rounds.py has those of
-chains and of the target alone. examples/speculative_decoding.py is the algorithm without caches.
+Each row has separate uniform numbers, states of the rules and a length, so its tokens do not depend on its neighbours, up to the
+rounding of sums. examples/speculative_decoding.py is the algorithm without caches.
 """
 
 import gc
@@ -154,11 +153,7 @@ class Rounds:
         return None
 
     def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[Round], Mark]:
-        """Return each row's round, without its seconds, and the clock's mark when all had drafted.
-
-        Args:
-            ends: (V,) bool, the tokens that end a response and therefore a draft.
-        """
+        """Return each row's round without its seconds, and the mark after drafting; tokens of `ends` (V,) bool end drafts."""
         raise NotImplementedError
 
 
@@ -178,11 +173,7 @@ class RowsDecoder:
         self._clock, self.is_warm = Clock([engine.lm for engine in self.engines]), False
 
     def warm_up(self) -> None:
-        """Compile, load or capture all that generation will run; the first generation does it otherwise.
-
-        Raises:
-            UserError: the engines' memory is in use.
-        """
+        """Compile, load or capture all that generation will run; raises UserError where the engines' memory is in use."""
         with _owned(self.engines):
             self._warm_up()
 
@@ -207,14 +198,9 @@ class RowsDecoder:
         stop_tokens: Iterable[int] | None,
         verify_uniforms: Uniforms | None = None,
     ) -> Row:
-        """Encode a prompt; nothing is read yet.
+        """Encode a prompt; nothing is read yet. Raises UserError for one that does not fit into memory.
 
-        Args:
-            stop_tokens: ids that end the response; None: the target's generation config.
-            verify_uniforms: the numbers of verification, and of the target's tokens; None: those of the seed.
-
-        Raises:
-            UserError: a prompt that does not fit into memory, or a `max_new_tokens` that is not a positive integer.
+        `verify_uniforms` are the numbers of verification, and of the target's tokens; None: those of the seed.
         """
         if not isinstance(max_new_tokens, Integral) or isinstance(max_new_tokens, bool) or max_new_tokens < 1:
             raise UserError(f"max_new_tokens={max_new_tokens} must be a positive integer.")
@@ -268,11 +254,7 @@ class RowsDecoder:
     def decode(self, rows: Iterable[Row], stop_tokens: Iterable[int] | None) -> Iterator[list[Row]]:
         """Yield, after each round, the rows that took it. One that has ended leaves its place to the next of `rows`.
 
-        Args:
-            stop_tokens: ids that end a response and therefore a draft; None: the target's generation config.
-
-        Raises:
-            UserError: the engines' memory is in use.
+        Drafts end with `stop_tokens`; None: the target's generation config. Raises UserError where the engines' memory is in use.
         """
         with _owned(self.engines):
             yield from self._decode(rows, stop_tokens)
@@ -348,8 +330,8 @@ class RowsDecoder:
                 commit_seconds=committed - verified,
                 wait_seconds=waited,
             )
-            row.rounds.append(timed)
             row.ready_at = committed
+            row.rounds.append(timed)
 
 
 @contextmanager
@@ -373,8 +355,7 @@ def _owned(engines: Sequence[Engine]) -> Iterator[None]:
 def _frozen_objects() -> Iterator[None]:
     """Keep Python's collector from walking through all objects that there are, which takes as long as dozens of rounds.
 
-    Where objects are frozen already, by a server or by another batch, they stay so. A server's are counted once: the count walks
-    through them, too, for tens of milliseconds in a large process.
+    Where they are frozen already they stay so. A server's are counted once, as that takes tens of milliseconds, too.
     """
     global _frozen_by
     if _frozen_by is None and gc.get_freeze_count():

@@ -1,8 +1,7 @@
 """The tensors in which rows' tokens and numbers go to steps, and in which drafts lie between them.
 
-A step reads the tokens of all rows one after another, without padding between them: rows are of different lengths, and have
-different numbers of tokens to read. Compiled steps take no sizes of one; what they lack is filled up in a spare row of memory,
-the last one.
+A step reads the tokens of all rows one after another, without padding between them. Compiled steps take no sizes of one; what
+they lack is filled up in a spare row of memory, the last one.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -66,9 +65,7 @@ class RowsStep:
     def __call__(self, flat: _FlatTokens, columns: Sequence[np.ndarray], *others: Any) -> Any:
         """Run the step; its results are of as many rows as the engine needs, the first of them `flat`'s.
 
-        Args:
-            columns: the epilogue's first inputs, (n, ...) of numbers; floats become float64, integers long.
-            others: its other inputs.
+        `columns` are the epilogue's first inputs, (n, ...) of numbers; floats become float64, integers long.
         """
         least, spare, device = self._engine.padded_rows(len(flat.rows)), self._engine.num_rows - 1, self._engine.lm.device
         inputs = [torch.from_numpy(_filled(each, least, spare if each is flat.rows else 0)).to(device) for each in columns]
@@ -91,13 +88,7 @@ class RowsExample:
     """
 
     def __init__(self, engine: Engine, others: Sequence[Tensor], many: bool, most_columns: int) -> None:
-        """Choose the sizes.
-
-        Args:
-            others: tensors of constant sizes.
-            many: whether the step reads many tokens, or a few.
-            most_columns: the largest number of columns that the step's index can have.
-        """
+        """Choose sizes; `others` are tensors of constant ones, and the step's index has up to `most_columns` columns."""
         weights = [*engine.lm.model.parameters(), *engine.lm.model.buffers()]
         known = {size for tensor in (*weights, *others) for size in tensor.shape}
         names = ("num_attention_heads", "num_key_value_heads", "head_dim")
@@ -117,7 +108,6 @@ class RowsExample:
         self.num_tokens = free(range(101, 300) if many else range(32, 8, -1))
 
     def zeros(self, *shape: int, dtype: torch.dtype = torch.long) -> Tensor:
-        """Return a tensor of zeros."""
         return torch.zeros(shape, dtype=dtype, device=self._device)
 
     def arguments(self, *inputs: Any) -> tuple[Any, ...]:
@@ -144,7 +134,6 @@ class PromptReader:
         self._engine, self._step = engine, RowsStep(engine, _LastStates())
 
     def warm_up(self) -> None:
-        """Prepare the engine."""
         if self._together:
             self._step.warm_up(lambda example: (example.zeros(example.num_rows),))
 
@@ -172,11 +161,6 @@ class PromptReader:
         for group in groups:
             flat = self._step.flat([rows[number] for number in group], [texts[number] for number in group], [0] * len(group))
             self._step(flat, [flat.last])
-
-
-def of_rows(state: Any, rows: Tensor) -> Any:
-    """Return some rows (n,) of a state."""
-    return tree_map(lambda part: part[rows], state)
 
 
 def with_rows(state: Any, rows: Tensor | Sequence[int], new: Any) -> Any:

@@ -1,10 +1,7 @@
-"""The measurer of step costs: a decoder's own steps, timed by themselves, in turn and many times over.
+"""The measurer of step costs: a decoder's own steps, timed by themselves, in turn and many times over, or counted from weights.
 
-Steps are compiled or captured as in decoding. They take turns in random order, and draft steps run several in a row after a step
-of the target, as in a round, so that weights come from where a decoder's do. A few decoded rounds cannot tell what a head adds
-to a draft step, because their seconds vary by more than that. Other processes only add time, so a low quantile of many repeats
-says what steps take without them. Where nothing is timed, costs are counted from weights: at batch size 1 a model reads each
-weight and multiplies by it once per token.
+A few decoded rounds cannot tell what a head adds to a draft step. Draft steps run several in a row after a step of the target, so
+that weights come from where a decoder's do. Other processes only add time, so a low quantile says what steps take without them.
 """
 
 import math
@@ -75,15 +72,12 @@ def step_times(
     patience: float = math.inf,
     advance: Callable[[int], object] = lambda repeats: None,
 ) -> StepTimes:
-    """Return the times of a decoder's steps, and what rules would add to its draft steps.
+    """Return the times of steps of a decoder of chains, and what `rules`, by name, would add to its draft steps.
 
     Args:
-        decoder: of chains; its own stopping rule is not timed.
-        rules: by name, those whose steps are timed next to those of a rule that only counts.
         context: positions in memory.
-        repeats: times that each step is timed, at most.
+        repeats: times that each step is timed, at most; slow ones are not repeated after `patience` seconds.
         verified: numbers of drafted tokens whose verification is timed.
-        patience: seconds after which slow steps are not repeated any more.
         advance: called with 1 after each repeat.
     """
     taken = _taken(decoder, rules, context, verified, repeats=repeats, patience=patience, advance=advance)
@@ -99,10 +93,7 @@ Ends = Sequence[StepTimes]  # at the low end of their plausible range, in the mi
 def step_time_ends(
     decoder: SpeculativeDecoder, rules: Mapping[str, StoppingRule], context: int, patience: float, enough: Callable[[Ends], bool]
 ) -> Ends:
-    """Return what a decoder's steps take without other processes, though timed next to them; see `step_times`.
-
-    Steps are repeated until the range of their times is `enough`, or until `patience` seconds have passed.
-    """
+    """Return what steps take without other processes, timed until that is `enough` or `patience` is over; see `step_times`."""
     until = {"repeats": 10**9, "patience": patience, "enough": lambda taken: enough(ends_of(taken, rules))}
     return ends_of(_taken(decoder, rules, context, VERIFIED, **until), rules)
 
@@ -166,8 +157,7 @@ def _timed(
 ) -> dict[str, list[float]]:
     """Return the seconds of steps, each timed after the step `first`; `drafts` are IN_A_ROW steps.
 
-    Slow steps, whose times vary less, are repeated `FEWEST` times, and then until `patience` seconds have passed, or until they
-    are `enough`.
+    Slow steps, whose times vary less, are repeated `FEWEST` times, and then until `patience` is over or they are `enough`.
     """
     steps = {**drafts, **others}
     taken = {name: list[float]() for name in steps}
@@ -246,11 +236,9 @@ def _zeros(engine: Engine, *shape: int) -> Tensor:
 
 
 def counted_ratios(pair: Pair) -> tuple[float, float]:
-    """Return the least and the largest number of draft steps that a forward pass of the target may cost, counted.
-
-    They are the ratios of layers, which decide for small models, and of weights and their bytes, which do for large ones.
-    """
+    """Return the least and the largest number of draft steps that a forward pass of the target may cost, counted."""
     target, draft = pair.target_lm, pair.draft_lm
+    # Layers decide for small models; weights and their bytes, each read and multiplied by once per token, do for large ones.
     sizes = zip(_size(_step_weights(target)), _size(_step_weights(draft)), strict=True)
     layers = target.config.num_hidden_layers / draft.config.num_hidden_layers
     return min(ratios := [layers, *(ours / theirs for ours, theirs in sizes)]), max(ratios)

@@ -34,15 +34,11 @@ class VerifyStep:
     """The epilogue of a verification's forward pass. An engine may compile it."""
 
     def __init__(self, warp: Warp, rule: VerificationRule, memory: DraftMemory) -> None:
-        """`memory`: in which drafts come."""
         self.warp, self.rule, self.memory = warp, rule, memory
         self.compile_key = (VerifyStep, warp, rule.compile_key, memory)
 
     def __call__(self, output: ForwardOutput, uniforms: Tensor, lengths: Tensor) -> Tensor:
-        """Return a packed StepResult (1, 4 + K) long.
-
-        The forward pass read the last committed token and K drafted ones; `decide` describes `uniforms` (2,) and `lengths` (1,).
-        """
+        """Return a packed StepResult (1, 4 + K) long after a pass over the last committed token and K drafted ones."""
         draft_tokens = output.tokens[:, 1:]
         draft_probs = self.memory.probs[:, : draft_tokens.shape[1]]
         return self.decide(draft_tokens, draft_probs, self.warp(output.logits), uniforms[None], lengths)
@@ -50,12 +46,9 @@ class VerifyStep:
     def decide(
         self, draft_tokens: Tensor, draft_probs: Tensor, target_probs: Tensor, uniforms: Tensor, lengths: Tensor
     ) -> Tensor:
-        """Return packed StepResults (B, 4 + K) long.
+        """Return packed StepResults (B, 4 + K) long of a Block; what lies beyond the length of a draft does not matter.
 
-        Args:
-            draft_tokens, draft_probs, target_probs: see Block; those beyond the length of a draft do not matter.
-            uniforms: (B, 2), for the number of accepted tokens and for the target's token.
-            lengths: (B,) long, the drafted tokens.
+        `uniforms` (B, 2) are for the number of accepted tokens and for the target's token.
         """
         block = Block.of(draft_tokens, draft_probs, target_probs, lengths)
         verdict = self.rule.distribution(block).decide(uniforms[:, 0], uniforms[:, 1])
@@ -73,13 +66,10 @@ class _RowsVerifyStep:
         self.compile_key = (_RowsVerifyStep, *step.compile_key)
 
     def __call__(self, output: ForwardOutput, index: Tensor, rows: Tensor, uniforms: Tensor, lengths: Tensor) -> Tensor:
-        """Return packed StepResults (n, 4 + K) long.
+        """Return packed StepResults (n, 4 + K) long for `rows` (n,) long of the memory; see `VerifyStep.decide`.
 
-        Args:
-            index: (n, K + 1) long, where in the forward pass the last committed token and the drafted ones of each row are; after
-                the last drafted one it is repeated.
-            rows: (n,) long, rows of the memory.
-            uniforms, lengths: (n, 2) and (n,); see `VerifyStep.decide`.
+        `index` (n, K + 1) says where in the forward pass the last committed token and the drafted ones of each row are; after
+        the last drafted one it is repeated.
         """
         memory, num_drafted = self.step.memory, index.shape[1] - 1
         draft_tokens = memory.sequence[rows, 1 : num_drafted + 1]
@@ -92,14 +82,12 @@ class ChainVerifier:
     """Verifies the chains in the rows of a memory."""
 
     def __init__(self, engine: Engine, step: VerifyStep, most: int) -> None:
-        """Make its step; `most` is the length of the longest chain."""
         self.rule, self._engine, self.memory, self._most = step.rule, engine, step.memory, most
         self._single, device = engine.num_rows == 1, engine.lm.device
         self.step: Any = engine.compiled_step(step, all_logits=True) if self._single else RowsStep(engine, _RowsVerifyStep(step))
         self._length = HostNumbers((1,), device)  # a single row's number of drafted tokens
 
     def warm_up(self) -> None:
-        """Prepare the engine for all that verification runs."""
         engine = self._engine
         if self._single:
             counts = sorted({engine.padded(count) for count in range(1, engine.padded(self._most + 1) + 1)})

@@ -54,11 +54,9 @@ class IndexCalibration:
                 it. With `num_indices=1` it counts as often.
             intercepts: without them there are slopes alone, inverse temperatures.
             prior: a positive number, the weight in samples of two assumptions: that an index is like all tokens, and that the
-                head is right about all tokens. An index with few samples stays close to them, even if all its samples were
-                accepted.
+                head is right about all tokens. An index with few samples stays close to them.
 
-        Source: Platt 1999, with power priors (Ibrahim and Chen 2000): the logistic of an index is fitted to its samples, and to
-        all tokens at a weight that makes them count for `prior` samples.
+        Source: Platt 1999, with power priors (Ibrahim and Chen 2000).
         """
         if not len(logits):
             return cls.neutral()
@@ -79,7 +77,6 @@ class IndexCalibration:
         return slope, intercept
 
     def __call__(self, logits: Tensor, index: Tensor) -> Tensor:
-        """Return calibrated logits (n,) of tokens with `logits` (n,) and `index` (n,) long in their round."""
         return calibrated(logits, index, *self.rows(len(logits), logits.device))
 
     def to_dict(self) -> dict[str, list[float]]:

@@ -1,12 +1,11 @@
-"""Metrics of acceptance predictions against soft labels, the known acceptance probabilities.
-
-A label is the chance that a sampled outcome is "accepted"; metrics of outcomes are computed as expectations, without sampling.
-"""
+"""Metrics of acceptance predictions against soft labels, the known acceptance probabilities, as expectations over outcomes."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+NEWTON_STEPS = 25  # of a logistic regression
 
 
 @dataclass(frozen=True)
@@ -72,12 +71,7 @@ def prediction_metrics(logits: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def fit_logistic(
-    features: Tensor,
-    labels: Tensor,
-    counts: Tensor | None = None,
-    num_steps: int = 25,
-    intercept: bool = True,
-    ridge: float = 1e-9,
+    features: Tensor, labels: Tensor, counts: Tensor | None = None, intercept: bool = True, ridge: float = 1e-9
 ) -> Tensor:
     """Return weights (F + 1,), the intercept last, of the logistic regression of soft labels (N,) on features (N, F).
 
@@ -88,7 +82,7 @@ def fit_logistic(
     weights = torch.zeros(inputs.shape[1], dtype=torch.float64)
     penalty = ridge * max(1, len(inputs)) * torch.eye(inputs.shape[1], dtype=torch.float64)
     counted = inputs if counts is None else inputs * counts.double().unsqueeze(1)
-    for _ in range(num_steps):
+    for _ in range(NEWTON_STEPS):
         probs = torch.sigmoid(inputs @ weights)
         gradient = counted.T @ (probs - labels) + penalty @ weights
         curvature = (counted * (probs * (1 - probs)).unsqueeze(1)).T @ inputs

@@ -1,21 +1,16 @@
 """The prompts that a head was trained on, as a file of its folder, so that no evaluation reports on them.
 
-A prompt is identified by a hash of its words, 64 bits of SHA-256 as int64, so the file of 40,000 prompts takes 320 KB. Templates
-that differ only in white space and case yield the same hash; templates with other words do not, so the same rows under such
-templates are not recognised.
+A prompt is identified by a hash of its words, so the same rows under templates with other words are not recognised.
 """
 
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from specheads.errors import UserError
-from specheads.heads.portable.tensor_file import write_tensors
-from specheads.storage.files import write_whole
 
 FILE = "train_prompts.safetensors"
 
@@ -44,9 +39,6 @@ class TrainPrompts:
     def calibrated_on(self, dev: Iterable[str]) -> "TrainPrompts":
         """Return the same train prompts with the dev prompts, by their texts, of another calibration."""
         return replace(self, dev=_numbers(dev))
-
-    def write(self, folder: Path) -> None:
-        write_whole(folder / FILE, lambda path: write_tensors({"train": self.train, "dev": self.dev}, path))
 
 
 def text_hash(text: str) -> int:

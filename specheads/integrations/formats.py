@@ -25,13 +25,10 @@ logger = logging.getLogger(__name__)
 
 
 def write_onnx(head: AcceptanceHead, folder: Path) -> Path:
-    """Write `head.onnx`, checked against the head by onnxruntime; return its path.
+    """Write `head.onnx`; return its path. Raises UserError for missing packages, or a graph that computes something else.
 
     Its inputs are the head's features by name, (batch, size) or (batch,) float32, and `index` (batch,) int64; its outputs are
     `logit` and `acceptance`, (batch,) each.
-
-    Raises:
-        UserError: missing packages, or a graph that computes something else.
     """
     try:
         import onnxruntime
@@ -63,9 +60,9 @@ class _CalibratedHead(nn.Module):
     def __init__(self, head: AcceptanceHead) -> None:
         super().__init__()
         self.head = head
-        slope, intercept = IndexCalibration.from_dict(head.config.calibration).rows(1, torch.device("cpu"))
-        self.register_buffer("slope", slope.clone())
-        self.register_buffer("intercept", intercept.clone())
+        rows = IndexCalibration.from_dict(head.config.calibration).rows(1, torch.device("cpu"))
+        for name, row in zip(("slope", "intercept"), rows, strict=True):
+            self.register_buffer(name, row.clone())
 
     def forward(self, features: Mapping[str, Tensor], index: Tensor) -> tuple[Tensor, Tensor]:
         logit = self.head(features)
@@ -93,9 +90,8 @@ def _example_inputs(head: AcceptanceHead, batch: int) -> tuple[dict[str, Tensor]
 def _traced(head: AcceptanceHead) -> torch.export.ExportedProgram:
     """Return a head with its calibration as a graph for batches of any size."""
     inputs, batch = _example_inputs(head, 2), torch.export.Dim("batch")
-    return torch.export.export(
-        _CalibratedHead(head).eval(), inputs, dynamic_shapes=({name: {0: batch} for name in inputs[0]}, {0: batch})
-    )
+    shapes = {name: {0: batch} for name in inputs[0]}, {0: batch}
+    return torch.export.export(_CalibratedHead(head).eval(), inputs, dynamic_shapes=shapes)
 
 
 def _check_same(head: AcceptanceHead, session: Any, where: str) -> None:
@@ -140,8 +136,7 @@ class Drafting(NamedTuple):
 def drafting_of(report: Mapping[str, Any], ratio: str) -> Drafting:
     """Return what a `report.json` found best on dev prompts at one ratio of costs; of batches, where drafts were faster decoded.
 
-    Raises:
-        UserError: the report has no fixed lengths at this ratio, or none that is clearly faster than the target alone.
+    Raises UserError where it has no fixed lengths at this ratio, or none that is clearly faster than the target alone.
     """
     rules = [row for data_set in report["data_sets"] if data_set["role"] == "dev" for row in data_set["rules"]]
 

@@ -1,7 +1,6 @@
 """The predictions of heads for the nodes of a recording, and the true acceptance probabilities, which the target knows.
 
-Each predictor's values are added in `predictions/<fingerprint>/` next to the recording, in one pass of one model, when they are
-first needed; the recording does not change.
+Each predictor's values are added in `predictions/<fingerprint>/` next to the recording when they are first needed.
 """
 
 import hashlib
@@ -35,10 +34,9 @@ SCHEMA = pa.schema({"values": pa.list_(pa.float32())})  # one for every node of 
 def add_predictions(
     folder: Path, pair: Pair, heads: Mapping[str, AcceptanceHead], ground_truth: bool, advance: Advance = lambda count: None
 ) -> list[str]:
-    """Add missing predictions of `heads` (by fingerprint) to the recording in `folder`, and with `ground_truth` the target's.
+    """Add missing predictions of `heads` (by fingerprint) to a recording, and the target's for `ground_truth`; return all names.
 
-    Returns the names of all these predictions. All missing heads share one pass of the draft. `advance` is called with the number
-    of prompts once for the heads and once for the target, also where nothing was missing.
+    `advance` is called with the number of prompts once for the heads and once for the target, also where nothing was missing.
     """
     manifest = made_manifest(folder)
     warp, num_rows = Warp(**manifest["provenance"]["warp"]), sum(shard["rows"] for shard in manifest["shards"].values())
@@ -69,8 +67,7 @@ def _predict(folder: Path, stores: Sequence[ShardStore], values_of: _Values, adv
     """Write a shard of predictions for every shard of the recording; another process that needs them, too, waits."""
     manifest = made_manifest(folder)
     shards, settings = manifest["shards"], manifest["provenance"]["settings"]
-    branch_columns = [f"branch_{name}" for name in ("draw", "start", "length", "ids")]
-    columns = ["prompt_ids", "response_ids", "accepted", *branch_columns, "law_prob"]
+    columns = ["prompt_ids", "response_ids", "branch_start", "branch_length", "branch_ids", "law_prob"]
     logger.info("predicting: %d values of each token of %d shards of prompts, in %s", len(stores), len(shards), folder)
     with ExitStack() as stack:
         missing = [stack.enter_context(store.missing(sorted(shards))) for store in sorted(stores, key=lambda each: each.folder)]
@@ -105,10 +102,8 @@ def _head_values(pair: Pair, heads: Sequence[AcceptanceHead]) -> _Values:
 
     @torch.no_grad()
     def of_row(row: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Tensor]:
-        parts = list[list[Tensor]]()
-        for tokens, hidden in node_states(
-            reader, row["prompt_ids"], row["response_ids"], branches_of(row, settings["max_tokens"])
-        ):
+        parts, branches = list[list[Tensor]](), branches_of(row, settings["max_tokens"])
+        for tokens, hidden in node_states(reader, row["prompt_ids"], row["response_ids"], branches):
             parts += [of_nodes(tokens[piece], hidden[piece]) for piece in slices(len(tokens), lm.vocab_size, SLICE_ELEMENTS)]
         return [torch.cat(values) for values in zip(*parts, strict=True)]
 

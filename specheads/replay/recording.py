@@ -1,7 +1,6 @@
 """Recordings on disk and in memory: Parquet shards of `record_responses`' rows in `recordings/<fingerprint>/` of the data folder.
 
-The predictions of heads for every node are next to them in `predictions/` (see head_scores.py). Complete shards are renamed into
-place and have checksums; a restart makes the missing ones.
+The predictions of heads for every node are next to them in `predictions/` (see head_scores.py).
 """
 
 import logging
@@ -146,10 +145,7 @@ class Recorder:
     folder: Path  # it holds all recordings
 
     def record(self, sets: Sequence[Sequence[EncodedPrompt]]) -> list[Path]:
-        """Return the folder of the complete recording of each set of prompts, which is made or finished first if necessary.
-
-        The responses of all sets come first: how many tokens they have tells how long recording them takes.
-        """
+        """Return the folder of the complete recording of each set of prompts, which is made or finished first if necessary."""
         stores = [(self._store(prompts), prompts) for prompts in sets]
         work: list[_Work] = []
         with ExitStack() as stack:
@@ -157,10 +153,8 @@ class Recorder:
             for folder, (store, prompts) in sorted({store.folder: (store, prompts) for store, prompts in stores}.items()):
                 if store.is_complete():
                     continue
-                starts = range(0, len(prompts), ROWS_PER_SHARD)
-                shards = {
-                    f"{start:06d}-{ROWS_PER_SHARD}.parquet": range(len(prompts))[start:][:ROWS_PER_SHARD] for start in starts
-                }
+                numbers, size = range(len(prompts)), ROWS_PER_SHARD
+                shards = {f"{start:06d}-{size}.parquet": numbers[start : start + size] for start in numbers[::size]}
                 logger.info("recording: %d prompts, %d samples each, in %s", len(prompts), self._settings.num_samples, folder)
                 work.append(_Work(store, prompts, shards, stack.enter_context(store.missing(list(shards)))))
             if work:
@@ -180,7 +174,7 @@ class Recorder:
         return replace(self.settings, num_samples=1) if self.warp.greedy else self.settings
 
     def _make(self, work: "Sequence[_Work]") -> None:
-        """Record what is missing of some sets."""
+        """Record what is missing of some sets; responses come first, as their tokens tell how long recording takes."""
         settings, most, draft = self._settings, self.limits.max_new_tokens, self.pair.draft_lm
         responder = Responder(self.pair, [len(ids) for each in work for _, ids in each.prompts], self.limits)
         # As much memory as a batch of branches of the longest text takes.
@@ -272,9 +266,6 @@ def _lists(table: pa.Table, name: str) -> list[np.ndarray]:
 
 
 def _trunks_first(parts: Sequence[np.ndarray], lengths: np.ndarray) -> Tensor:
-    """Return the values of all nodes in a recording's order.
-
-    `parts` are by response: the values of its tokens (`lengths` of them), then those of its branches.
-    """
+    """Return values in a recording's order from `parts` by response: those of its tokens (`lengths`), then of its branches."""
     cut = list(zip(parts, lengths, strict=True))
     return torch.from_numpy(np.concatenate([part[:n] for part, n in cut] + [part[n:] for part, n in cut]).astype(np.float32))

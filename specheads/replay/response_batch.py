@@ -35,15 +35,10 @@ class ResponseBatch:
         return cls(tokens.to(device), predicting.to(device))
 
     def states(self, lm: LanguageModel, together: bool = False) -> Tensor:
-        """Return the states (N, H) that a model predicts the response tokens from, on its device.
-
-        `together`: it reads all texts in one forward pass, however many tokens they have.
-        """
+        """Return the states (N, H) that a model predicts response tokens from, on its device; `together`: in one pass."""
         tokens, predicting = self.tokens.to(lm.device), self.predicting.to(lm.device)
         # Nothing follows a text's last position. Texts of similar length are read together, so that few positions are padding.
-        ends = (
-            (self.predicting * torch.arange(1, self.predicting.shape[1] + 1, device=self.predicting.device)).amax(dim=1).tolist()
-        )
+        ends = (predicting * torch.arange(1, predicting.shape[1] + 1, device=lm.device)).amax(dim=1).tolist()
         pieces = [list(range(len(ends)))] if together else batches_of_tokens(ends, BATCH_TOKENS)
         states: dict[int, Tensor] = {}
         for rows in pieces:

@@ -16,7 +16,6 @@ from specheads.pair.pair import Pair
 from specheads.settings import Probability
 
 REJECTION = "a probability of rejection, for example 0.7"
-OR_AUTO = f"{REJECTION}, or auto"
 
 
 class SurvivalState(NamedTuple):
@@ -83,10 +82,7 @@ class SurvivalRule(StoppingRule):
 
 @dataclass(eq=False)
 class DraftProduct(SurvivalRule):
-    """Stop once the product of the draft's probabilities of this round's tokens is below `1 - threshold`.
-
-    Source: the cumulative confidence of EAGLE-2's draft trees (Li et al. 2024), on a chain.
-    """
+    """Stop once the product of the draft's probabilities in a round is below `1 - threshold` (EAGLE-2, Li et al. 2024)."""
 
     needs = frozenset({"draft_prob"})
     compile_key = "draft_product"
@@ -109,10 +105,9 @@ class _HeadMemory(NamedTuple):
 
 
 class HeadRule(SurvivalRule):
-    """The base of rules that ask a head.
+    """The base of rules that ask a head: acceptance is the sigmoid of its logit, calibrated by the token's index in the round.
 
-    A token's acceptance probability is the sigmoid of the head's logit, calibrated by the token's index in the round. The
-    calibration is part of the state, so that compiled code serves every head of one shape.
+    The calibration is part of the state, so that compiled code serves every head of one shape.
     """
 
     uses_head = True
@@ -131,7 +126,6 @@ class HeadRule(SurvivalRule):
         self.head.to(device)
 
     def initial_memory(self, batch: int, device: torch.device) -> Any:
-        """Return the state's `memory` at the start of a prompt, which has the fields of _HeadMemory."""
         return _HeadMemory(*IndexCalibration.from_dict(self.head.config.calibration).rows(batch, device))
 
     def num_expected(self, state: SurvivalState) -> Tensor | None:
@@ -159,7 +153,7 @@ class HeadThreshold(HeadRule):
 
     fitted_to_costs = frozenset({"threshold"})
     head: AcceptanceHead  # a head that was trained for the draft in use
-    threshold: Any = argument(0.7, OR_AUTO, Probability)  # noqa: RUF009 - auto: what the head's config recommends
+    threshold: Any = argument(0.7, f"{REJECTION}, or auto", Probability)  # noqa: RUF009 - auto: what the head's config recommends
     min_tokens: Any = None  # None: 2 for `input_token` heads, 1 for `next_token` heads
     max_tokens: int = MAX_TOKENS
 

@@ -26,11 +26,9 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file, whose checksum is compared if it has one: files of earlier versions do not.
+    """Return the tensors of a file; raises ValueError if it is no safetensors file, or was changed since it was written.
 
-    Raises:
-        ValueError: a file that is truncated, is no safetensors file, or was changed since it was written.
-        OSError: a file that cannot be read.
+    Its checksum is compared if it has one: files of earlier versions do not.
     """
     try:
         with safe_open(path, "pt") as file:
