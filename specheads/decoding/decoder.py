@@ -98,7 +98,6 @@ class Decoder:
         return rows.generate(prompts, max_new_tokens, seeds, checked_stop_tokens(stop_tokens))
 
     def _batch_of(self, num_rows: int) -> RowsDecoder:
-        """Return what decodes several prompts together."""
         if self._batch is None or self._batch.num_rows != num_rows:
             self._batch = RowsDecoder(self.pair, self._batch_rounds(num_rows))
         return self._batch
@@ -207,7 +206,6 @@ class SpeculativeDecoder(Decoder):
         return self.engines[-1]
 
     def _bind(self) -> None:
-        """Prepare drafting and verification with the rules."""
         self.stopping.bind(self.pair, self.draft_engine.lm.device)
         # Capacity for the longest draft, and at least what most rules need: few sizes mean few compiled steps.
         most = self.target_engine.padded(max(self.stopping.max_tokens, MAX_TOKENS) + 1) - 1
@@ -228,7 +226,6 @@ class SpeculativeDecoder(Decoder):
         return self._rounds(engines, self._memory(most, num_rows + 1))
 
     def _engines_of(self, num_rows: int) -> list[Engine]:
-        """Return the target's and the draft's engine for a batch."""
         if num_rows not in self._row_engines:
             self._row_engines.clear()  # memory of one size at a time
             self._row_engines[num_rows] = [

@@ -57,7 +57,6 @@ class DecodeStats:
 
     @classmethod
     def of(cls, rounds: Sequence[Round], prefill_seconds: float = 0.0, num_expected: float | None = None) -> "DecodeStats":
-        """Add up the rounds of one generation."""
         columns = ("num_drafted", "num_accepted", "num_discarded", "num_target_calls", "num_draft_calls")
         return cls(
             num_tokens=sum(len(r.tokens) for r in rounds),

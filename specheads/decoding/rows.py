@@ -87,7 +87,6 @@ class Row:
 
     @property
     def response(self) -> list[int]:
-        """The committed tokens after the prompt."""
         return self.committed[self.prompt_length :]
 
     @property
@@ -97,12 +96,10 @@ class Row:
 
     @property
     def has_ended(self) -> bool:
-        """Whether its response has ended, or it failed."""
         return self.failure is not None or self.finish_reason is not None
 
     @property
     def unread(self) -> list[int]:
-        """The tokens that the draft has not read yet."""
         committed = self.committed
         return committed[self.num_read :] + self.drafted[max(0, self.num_read - len(committed)) :]
 

@@ -32,7 +32,6 @@ class StepCosts:
         return cls(draft_seconds=1 / ratio, target_seconds=1.0)
 
     def verify_seconds(self, num_drafted: np.ndarray) -> np.ndarray:
-        """Return the seconds of verifying `num_drafted` tokens at once."""
         if not self.verification:
             return self.target_seconds + self.verified_seconds * num_drafted
         last = len(self.verification) - 1
@@ -53,7 +52,6 @@ class StepCosts:
         return float((1 - within**self.at_once).sum() / (1 - within).sum())
 
     def with_rule(self, rule: "RuleCosts") -> "StepCosts":
-        """Return the costs with those that a rule adds."""
         return replace(
             self, draft_seconds=self.draft_seconds + rule.step_seconds, round_seconds=self.round_seconds + rule.round_seconds
         )

@@ -111,7 +111,6 @@ class RowsExample:
         return torch.zeros(shape, dtype=dtype, device=self._device)
 
     def arguments(self, *inputs: Any) -> tuple[Any, ...]:
-        """Return the arguments of a step with these inputs."""
         places = RowPlaces(self.zeros(self.num_tokens), self.zeros(self.num_tokens))
         return self.zeros(self.num_tokens, 1), 1, places, *inputs
 
@@ -228,7 +227,6 @@ class DraftMemory(StepMemory):
             self.probs[rows, index] = probs.to(self.probs.dtype)
 
     def set_last(self, token: int) -> None:
-        """Set the committed token that verification reads first."""
         if self._numbers is None:
             self._inputs[0].fill_(token)
         else:

@@ -197,7 +197,6 @@ def _at(engine: Engine, context: int, run: Step) -> Step:
 
 
 def _target_step(alone: Baseline, context: int) -> Step:
-    """Return a step of the target alone."""
     rounds: Any = alone.single.rounds
     token, uniform = _zeros(alone.engine, 1, 1), _zeros(alone.engine, 1).double()
     return _at(alone.engine, context, lambda: rounds.step(token, uniform))
@@ -222,7 +221,6 @@ def _draft_steps(decoder: SpeculativeDecoder, context: int, count: int = IN_A_RO
 
 
 def _verification_step(decoder: SpeculativeDecoder, num_drafted: int, context: int) -> Step:
-    """Return the verification of some drafted tokens."""
     rounds: Any = decoder.single.rounds
     verifier, memory, engine = rounds.verifier, rounds.verifier.memory, decoder.target_engine
     memory.probs.fill_(1 / decoder.pair.vocab_size)
@@ -266,6 +264,5 @@ def bytes_of_step(model: LanguageModel) -> tuple[int, int]:
 
 
 def _size(weights: Iterable[Tensor]) -> tuple[int, int]:
-    """Return the count and the bytes of weights."""
     sizes = [(weight.numel(), weight.numel() * weight.element_size()) for weight in weights]
     return sum(count for count, _ in sizes), sum(size for _, size in sizes)

@@ -112,5 +112,4 @@ def in_rounds(furthest: Tensor, num_indices: int = NUM_INDICES) -> tuple[Tensor,
 
 
 def _are_numbers(values: object) -> bool:
-    """Whether this is a non-empty list of finite numbers."""
     return isinstance(values, list | tuple) and len(values) > 0 and all(is_number(x) and abs(x) < float("inf") for x in values)

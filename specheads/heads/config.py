@@ -55,7 +55,6 @@ class HeadConfig:
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
-        """Check the values and fill in the defaults that depend on others."""
         for each in fields(self):
             check(f"the head's {each.name}", getattr(self, each.name), each.metadata.get("kind", each.type))
         inputs, known = tuple(self.inputs) or DEFAULT_INPUTS[self.predicts], KNOWN_INPUTS[self.predicts]

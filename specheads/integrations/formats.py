@@ -129,7 +129,6 @@ class Drafting(NamedTuple):
 
     @property
     def longest(self) -> int:
-        """The most tokens of a draft."""
         return max(length for _, length in self.lengths)
 
 

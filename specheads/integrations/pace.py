@@ -82,8 +82,6 @@ class _Way:
 
 @dataclass
 class _Mean:
-    """A fading mean of seconds."""
-
     total: float = 0.0
     weight: float = 0.0
 
@@ -122,7 +120,6 @@ class _Load:
 
     @property
     def is_known(self) -> bool:
-        """Whether both ways were seen."""
         return min(self.by_head.rounds, self.fixed.rounds) >= KNOWN
 
     def expected(self, read: float, steps: float, head: float) -> float:
@@ -131,7 +128,6 @@ class _Load:
         return outside + self.first.value + self.step.value * max(0.0, steps - 1) + head * steps
 
     def rate(self, way: _Way, head: float) -> float:
-        """Return the tokens per second of one way."""
         by_head, more = way is self.by_head, self.longer.value
         seconds = self.expected(way.read / way.weight, way.steps / way.weight, head if by_head else 0.0)
         seconds += 0.0 if by_head == self.head_leads else more if by_head else -more

@@ -157,7 +157,6 @@ class DraftStopping:
         return logits if not size or size == logits.shape[-1] else logits[:, :size].contiguous()
 
     def begin(self, num_requests: int, device: torch.device) -> None:
-        """Begin the drafts of a round."""
         self._progress = self._start(num_requests, device)
         self._tokens: list[Tensor] = []  # (R,) for each step
         self._survivals: list[Tensor] = []  # likewise

@@ -55,7 +55,6 @@ def lines_of(python: str, content: dict[str, Any], log_path: Path) -> Generator[
 
 
 def _end_with_parent() -> None:
-    """End this process once its standard input is closed."""
     sys.stdin.buffer.read()
     os._exit(1)
 

@@ -24,7 +24,6 @@ class RoundTimes:
     response: np.ndarray  # number of the round's response; even and odd ones make two halves
 
     def part(self, which: np.ndarray) -> "RoundTimes":
-        """Return the rounds that `which` (R,) bool selects."""
         return RoundTimes(*(column[which] for column in vars(self).values()))
 
 

@@ -58,7 +58,6 @@ _Values = Callable[[Mapping[str, Any], Mapping[str, Any]], list[Tensor]]  # of e
 
 
 def _store(folder: Path, name: str) -> ShardStore:
-    """Return the store of one predictor's values in a recording."""
     provenance = {"predictor": name, "of": made_manifest(folder)["shards"]}
     return ShardStore(folder / "predictions" / name, provenance, SCHEMA)
 

@@ -80,7 +80,6 @@ class Recording:
         return len(self.prompts)
 
     def response(self, number: int) -> list[int]:
-        """Return the tokens of one response."""
         start = int(self.first[number])
         return self.tokens[start : start + int(self.lengths[number])].tolist()
 
@@ -120,8 +119,6 @@ def _accepted_before(accepted: Tensor, first: Tensor) -> Tensor:
 
 
 class _Work(NamedTuple):
-    """What is missing of the recording of a set of prompts."""
-
     store: ShardStore
     prompts: Sequence[EncodedPrompt]
     shards: Mapping[str, range]  # the numbers of their prompts
@@ -129,7 +126,6 @@ class _Work(NamedTuple):
 
     @property
     def open(self) -> list[int]:
-        """The numbers of the prompts that are not recorded."""
         return [number for name in self.missing for number in self.shards[name]]
 
 

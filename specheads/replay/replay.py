@@ -33,7 +33,6 @@ class Replayed:
     tokens: np.ndarray  # emitted
 
     def per_prompt(self, num_prompts: int) -> "Counts":
-        """Return the sums over each prompt's samples."""
         columns = (self.tokens, self.drafted, self.accepted)
         tokens, drafted, accepted = (np.bincount(self.prompt, weights=column, minlength=num_prompts) for column in columns)
         return Counts(tokens, drafted, accepted, rounds_by_length(self.prompt, self.drafted, num_prompts))
@@ -161,7 +160,6 @@ class _Walk:
 
     @torch.no_grad()
     def run(self) -> list[Replayed]:
-        """Return the rounds of each rule."""
         self._skip_last_tokens()
         while len(self.start):
             self._step()

@@ -15,8 +15,6 @@ FEWEST_OUTCOMES = 6  # before a threshold is chosen
 
 
 class _ConfidenceState(NamedTuple):
-    """The state of these rules."""
-
     num_drafted: Tensor  # (B,) long, in this round so far
     threshold: Tensor  # (B,) float64
     max_tokens: Tensor  # (B,) long
@@ -57,8 +55,6 @@ class MaxProbability(_ConfidenceRule):
 
 
 class _Outcomes(NamedTuple):
-    """What `Confidence` remembers."""
-
     drafted: Tensor  # (B, max_tokens) float64, the draft's probabilities of this round's tokens
     probs: Tensor  # (B, NUM_REMEMBERED) float64, those of tokens whose outcome is known, the newest last
     accepted: Tensor  # (B, NUM_REMEMBERED) long, 1 or 0, and -1 where nothing is remembered yet

@@ -52,7 +52,6 @@ class StoppingRule:
         """Prepare for drafting with a pair on the draft's device; raises UserError if the rule does not fit this pair."""
 
     def start_prompt(self, batch: int, device: torch.device) -> Any:
-        """Return the state at the start of a prompt."""
         raise NotImplementedError
 
     def initial_memory(self, batch: int, device: torch.device) -> Any:

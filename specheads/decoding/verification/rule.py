@@ -123,5 +123,4 @@ class VerificationRule(Verification):
     takes = frozenset({CHAIN})
 
     def distribution(self, block: Block) -> AcceptanceDistribution:
-        """Return the distribution of the outcome."""
         raise NotImplementedError

@@ -185,7 +185,6 @@ class Assisted:
             )
 
     def new_round(self) -> DraftRound:
-        """Return a new object that decides when the next draft ends."""
         return DraftRound(self.head, **self.bounds)
 
     def serves(self, assistant_model: PreTrainedModel | None) -> bool:
@@ -193,7 +192,6 @@ class Assisted:
         return assistant_model is self.draft and self._thread in (None, threading.get_ident())
 
     def candidates(self, target_tokenizer: Any = None, assistant_tokenizer: Any = None, **arguments: Any) -> HeadCandidates:
-        """Return the generator of drafts for a new generation."""
         if target_tokenizer is not None and assistant_tokenizer is not None:
             raise ValueError(
                 "the head reads the draft's tokens, so draft and target must share a tokenizer; leave out assistant_tokenizer=."
