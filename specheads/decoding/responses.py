@@ -151,11 +151,10 @@ class Responder:
         Raises UserError where the model's logits have a NaN.
 
         Args:
-            prompts: token ids per prompt.
             uniform: (B, max_new_tokens) in [0, 1), one number per sampled token.
-            on_step: called after each step with the number of tokens it produced, and how many more are expected.
+            on_step: called after each step with the number of tokens it produced, and how many more are expected, with those of
+                `num_later` prompts of later calls.
             journal: a file of what has been made, from which a killed process goes on; the caller deletes it.
-            num_later: prompts of later calls, whose tokens are expected, too.
         """
         kept = _Kept(journal, [_key(*each, warp) for each in zip(prompts, uniform, strict=True)])
         while True:

@@ -254,31 +254,27 @@ class RowsDecoder:
         Drafts end with `stop_tokens`; None: the target's generation config. Raises UserError where the engines' memory is in use.
         """
         with _owned(self.engines):
-            yield from self._decode(rows, stop_tokens)
-
-    def _decode(self, rows: Iterable[Row], stop_tokens: Iterable[int] | None) -> Iterator[list[Row]]:
-        if not self.is_warm:
-            self._warm_up()
-        if not self._single:
-            for engine in self.engines:
-                engine.rewind(0)  # notices weights that were moved or changed
-        ends, waiting = self._end_flags(self.pair.stop_tokens if stop_tokens is None else stop_tokens), iter(rows)
-        decoding: list[Row] = []
-        free = list(range(self.num_rows))[::-1]
-        while True:
-            if free and (started := list(islice(waiting, len(free)))):
-                for row in started:
-                    row.place = free.pop()
-                self._start(started)
-                decoding = sorted([*decoding, *started], key=lambda row: row.place)  # memory's order saves copies
-            if not decoding:
-                return
-            with torch.no_grad(), threads_by_load():
-                self._take_round(decoding, ends)
-                adapt_threads()
-            yield decoding
-            if ended := [row.place for row in decoding if row.has_ended]:
-                free += ended
+            if not self.is_warm:
+                self._warm_up()
+            if not self._single:
+                for engine in self.engines:
+                    engine.rewind(0)  # notices weights that were moved or changed
+            ends, waiting = self._end_flags(self.pair.stop_tokens if stop_tokens is None else stop_tokens), iter(rows)
+            decoding: list[Row] = []
+            free = list(range(self.num_rows))[::-1]
+            while True:
+                if free and (started := list(islice(waiting, len(free)))):
+                    for row in started:
+                        row.place = free.pop()
+                    self._start(started)
+                    decoding = sorted([*decoding, *started], key=lambda row: row.place)  # memory's order saves copies
+                if not decoding:
+                    return
+                with torch.no_grad(), threads_by_load():
+                    self._take_round(decoding, ends)
+                    adapt_threads()
+                yield decoding
+                free += [row.place for row in decoding if row.has_ended]
                 decoding = [row for row in decoding if not row.has_ended]
 
     def _end_flags(self, stop_tokens: Iterable[int]) -> Tensor:

@@ -82,10 +82,7 @@ def _filled(numbers: np.ndarray, least: int, value: int) -> np.ndarray:
 
 
 class RowsExample:
-    """Arguments with which steps in rows are prepared, in sizes that occur nowhere else.
-
-    A compiler that meets a size which equals a constant, that of the vocabulary for example, takes it for the constant.
-    """
+    """Arguments to prepare steps with, in sizes that occur nowhere else: compilers take a size for a constant that it equals."""
 
     def __init__(self, engine: Engine, others: Sequence[Tensor], many: bool, most_columns: int) -> None:
         """Choose sizes; `others` are tensors of constant ones, and the step's index has up to `most_columns` columns."""
@@ -189,10 +186,7 @@ class HostNumbers:
 
 
 class DraftMemory(StepMemory):
-    """Drafted tokens and their distributions of R rows, in the same tensors every round: a draft is valid until the next one.
-
-    Without `rows`, methods are about the first row.
-    """
+    """Drafted tokens and their distributions of R rows, in the same tensors every round; without `rows`, methods mean one."""
 
     sequence: Tensor
     probs: Tensor

@@ -104,14 +104,10 @@ def ends_of(taken: Taken, rules: Iterable[str]) -> Ends:
     repeats = np.vstack([np.arange(count), np.random.default_rng(0).integers(count, size=(NUM_RESAMPLES, count))])
     steps = {name: np.quantile(np.array(seconds)[repeats], UNDISTURBED, axis=-1) for name, seconds in taken.items()}
     steps |= {name: steps[name] - steps[PLAIN] for name in rules}  # what a rule adds has an interval that is not the step's
-    ends = {name: _ends(seconds / steps[TARGET]) * steps[TARGET][0] for name, seconds in steps.items()}
-    parts = [{name: float(each[end]) for name, each in ends.items()} for end in range(3)]
+    ratios = {name: seconds / steps[TARGET] for name, seconds in steps.items()}
+    ends = {name: [*np.quantile(ratio[1:], (0.025, 0.975)), ratio[0]] for name, ratio in ratios.items()}  # low, high, middle
+    parts = [{name: float(each[end] * steps[TARGET][0]) for name, each in ends.items()} for end in (0, 2, 1)]
     return [_costs(part, {name: part[name] for name in rules}, VERIFIED, {}) for part in parts]
-
-
-def _ends(ratio: np.ndarray) -> np.ndarray:
-    low, high = np.quantile(ratio[1:], (0.025, 0.975))
-    return np.array([low, ratio[0], high])
 
 
 def _costs(

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from specheads.heads.features import FEATURES, drafting_features, reads_logits
 from specheads.pair.language_model import LanguageModel
@@ -25,10 +25,7 @@ class HeadBatch:
     features: dict[str, Tensor] = field(default_factory=dict)  # (N, ...) by name, those that were stored
 
     def to(self, device: torch.device) -> "HeadBatch":
-        def moved(value: Any) -> Any:
-            return {name: moved(each) for name, each in value.items()} if isinstance(value, dict) else value.to(device)
-
-        return HeadBatch(**moved(vars(self)))
+        return HeadBatch(**tree_map(lambda value: value.to(device), vars(self)))
 
 
 def collate(items: Sequence[Mapping]) -> HeadBatch:

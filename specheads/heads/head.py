@@ -1,8 +1,7 @@
 """The acceptance head: a small residual network on the draft's hidden state that predicts how likely a drafted token is accepted.
 
-There are two kinds. With `predicts=input_token` (SpecDec++) the head reads the draft's state after y_i and predicts the
-acceptance of y_i, one forward pass of the draft after y_i was sampled. With `predicts=next_token` (look-ahead) it reads the state
-that y_i was sampled from, y_i's embedding and the draft's certainty, and predicts the acceptance of y_i before that forward pass.
+With `predicts=input_token` (SpecDec++) it reads the draft's state after the token, one forward pass after that was sampled. With
+`predicts=next_token` (look-ahead) it reads the state that the token was sampled from, its embedding and the draft's certainty.
 """
 
 import copy

@@ -48,10 +48,10 @@ def write_files(folder: Path, files: HeadFiles) -> Path:
     for name in EXPORTED:  # they belong to the head that this one replaces
         (folder / name).unlink(missing_ok=True)
     write_loader(folder, CUSTOM_GENERATE)
-    if (prompts := files.train_prompts) is None:
+    if files.train_prompts is None:
         (folder / train_prompts.FILE).unlink(missing_ok=True)
     else:
-        write_whole(folder / train_prompts.FILE, partial(write_tensors, vars(prompts)))
+        files.train_prompts.write(folder)
     write_whole(folder / "model.safetensors", partial(write_tensors, files.tensors))
     write_whole(folder / "golden.safetensors", partial(write_tensors, files.golden or {}))
     write_whole(folder / "README.md", lambda path: path.write_text(card(files.config), encoding="utf-8"))

@@ -6,11 +6,15 @@ A prompt is identified by a hash of its words, so the same rows under templates 
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from specheads.errors import UserError
+from specheads.heads.portable.tensor_file import write_tensors
+from specheads.storage.files import write_whole
 
 FILE = "train_prompts.safetensors"
 
@@ -39,6 +43,9 @@ class TrainPrompts:
     def calibrated_on(self, dev: Iterable[str]) -> "TrainPrompts":
         """Return the same train prompts with the dev prompts, by their texts, of another calibration."""
         return replace(self, dev=_numbers(dev))
+
+    def write(self, folder: Path) -> None:
+        write_whole(folder / FILE, partial(write_tensors, vars(self)))
 
 
 def text_hash(text: str) -> int:

@@ -29,9 +29,7 @@ def assist(
             input_token) and 20.
         any_draft: accept a head that was trained for another draft of this size.
 
-    Raises:
-        UserError: no such head, or one that was trained for another draft.
-        ValueError: a head of another size, vocabularies of different sizes, bounds that are not allowed.
+    Raises UserError for no such head, or one that was trained for another draft; ValueError for sizes that differ, or bounds.
     """
     head = head if isinstance(head, AcceptanceHead) else load_head(head)
     if head.config.draft and not any_draft:

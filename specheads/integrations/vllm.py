@@ -9,9 +9,8 @@ request's draft ends by it, and the drafting of all ends once the mean of their 
 the threshold asks of one. Other keys: `min_tokens`, `max_tokens`, at most vLLM's num_speculative_tokens, and `any_draft`, which
 accepts a head of another draft. Drafts by argmax and drafts that are sampled are both lossless.
 
-Made for vLLM's model runner V1 (vllm/v1/spec_decode/llm_base_proposer.py); configurations under which the head would be ignored
-are refused. In runner V2 the place would be a subclass of StandaloneARSpeculator (vllm/v1/worker/gpu/spec_decode/standalone_ar),
-whose steps end in `sample_draft`; drafts have one length for all requests, and its kernels need Triton.
+Made for vLLM's model runner V1 (vllm/v1/spec_decode/llm_base_proposer.py); configurations that would ignore the head are refused.
+In runner V2 StandaloneARSpeculator drafts (vllm/v1/worker/gpu/spec_decode/standalone_ar), one length for all requests.
 """
 
 import logging
@@ -87,13 +86,16 @@ class _AfterStep(nn.Module):
 
 
 class DraftStopping:
-    """A head with its rule, for the drafts of all requests: `begin`, `step` until _DraftsEnded, `drafts`.
-
-    `given` is what `additional_config` has under `specheads`, UserError for keys that are unknown or missing.
-    """
+    """A head with its rule, for the drafts of all requests: `begin`, `step` until _DraftsEnded, `drafts`."""
 
     def __init__(self, given: Any, longest: int) -> None:
-        given = _checked(given)
+        if not isinstance(given, dict) or not given.get("head"):
+            raise UserError(
+                "vLLM's additional_config names no head to draft with; give it "
+                'additional_config={"specheads": {"head": "<folder or hub id>"}}.'
+            )
+        if unknown := sorted(given.keys() - KEYS):
+            raise UserError(f"additional_config names {unknown[0]!r}, which is not known; it takes {', '.join(sorted(KEYS))}.")
         self.any_draft = bool(given.get("any_draft", False))
         self.location = str(given["head"])
         self.head = load_head(self.location, self.any_draft)
@@ -146,7 +148,6 @@ class DraftStopping:
             return module
 
     def _new_progress(self, num_requests: int, device: torch.device) -> _Progress:
-        """Return the progress of drafts without a token; nothing writes into it."""
         state = self.rule.start_round(self.rule.start_prompt(num_requests, device))
         lengths = torch.zeros(num_requests, dtype=torch.long, device=device)
         return _Progress(state, lengths, torch.ones_like(lengths, dtype=torch.bool))
@@ -188,18 +189,6 @@ class DraftStopping:
         if self.pace is not None:
             self.pace.end(time.perf_counter(), lengths, torch.stack(self._survivals).float().cpu().numpy())
         return [row[:length] for row, length in zip(tokens, lengths, strict=True)]
-
-
-def _checked(given: Any) -> dict[str, Any]:
-    """Return what `additional_config` says; raises UserError if it names no head, or a key that is not known."""
-    if not isinstance(given, dict) or not given.get("head"):
-        raise UserError(
-            "vLLM's additional_config names no head to draft with; give it "
-            'additional_config={"specheads": {"head": "<folder or hub id>"}}.'
-        )
-    if unknown := sorted(given.keys() - KEYS):
-        raise UserError(f"additional_config names {unknown[0]!r}, which is not known; it takes {', '.join(sorted(KEYS))}.")
-    return given
 
 
 def _check_supported(vllm_config: Any) -> None:

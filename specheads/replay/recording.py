@@ -55,8 +55,7 @@ GROUND_TRUTH = "ground_truth"  # the predictor that knows the acceptance probabi
 class Recording:
     """Recorded responses, flat: P of them with N tokens in all, which are the first N nodes; then the nodes of all branches.
 
-    Q acceptance samples. Each sample has at each position either an accepted token or a branch of some nodes (none where
-    decoding would not have drafted).
+    Each of Q samples has at each position an accepted token or a branch of nodes, none where decoding would not have drafted.
     """
 
     prompts: list[list[int]]
@@ -92,8 +91,8 @@ class Recording:
     def labels(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the draft's token at every position of every sample, drafted after the tokens that were emitted before it.
 
-        Returns, (n,) each: the nodes of the tokens; the nodes of the tokens that the draft proposes after them (-1: none
-        recorded); whether the tokens are accepted; and the largest index, from 0, that each can have in any round.
+        Returns, (n,) each: their nodes; those of the tokens that the draft proposes after them (-1: none recorded); whether they
+        are accepted; and the largest index, from 0, that each can have in any round.
         """
         branched = self.branch_length > 0
         position = torch.arange(self.accepted.shape[1]).expand_as(self.accepted)

@@ -138,10 +138,7 @@ def replay(recording: Recording, rules: Sequence[StoppingRule]) -> list[Replayed
 
 
 class _Walk:
-    """A walk of rules with one compile key over all responses and samples.
-
-    Rows are (rule, sample, prompt); a row is dropped when its response is done.
-    """
+    """A walk of rules with one compile key over all responses and samples; a row (rule, sample, prompt) is dropped once done."""
 
     def __init__(self, recording: Recording, rules: Sequence[StoppingRule]) -> None:
         self.recording, self.rules, self.rule, self.num_rules = recording, rules, rules[0], len(rules)

@@ -16,14 +16,10 @@ from specheads.pair.sampling import Warp, check_finite, check_numbers, overlap
 
 @dataclass(frozen=True)
 class ResponseBatch:
-    """B texts, each a prompt and the response to it, with N response tokens in all.
+    """B texts, each a prompt and the response to it, with N response tokens in all."""
 
-    `tokens` (B, T) long has zeros after the texts' ends. `predicting` (B, T) bool marks the N positions whose states predict the
-    response tokens: the position before each of them.
-    """
-
-    tokens: Tensor
-    predicting: Tensor
+    tokens: Tensor  # (B, T) long, zeros after the texts' ends
+    predicting: Tensor  # (B, T) bool, the N positions before the response tokens, whose states predict them
 
     @classmethod
     def of(cls, prompts: Sequence[np.ndarray], responses: Sequence[np.ndarray], device: torch.device) -> "ResponseBatch":

@@ -1,11 +1,8 @@
 """Record every token that a stopping rule can draft along a target's response, so that rules can be replayed without models.
 
-The output of token verification has the target's distribution for drafts of any length, so decoding could have emitted a response
-that the target sampled. At each position two things are sampled once, as verification would have sampled them given the response:
-whether the emitted token came from an accepted draft token, with probability `min(1, d(x) / t(x))`; and if not, the token that
-was rejected there, from `norm((d - t)+)`, and how the draft continues after it. These continuations are the *branches*.
-
-A *node* is a drafted token with its features: first the response's tokens in order, then those of one branch after another.
+At each position of a response that the target sampled, it is sampled once whether its token came from an accepted draft token,
+with probability `min(1, d(x) / t(x))`, and if not, which was rejected there, from `norm((d - t)+)`, and how the draft continues
+after it: a *branch*. A *node* is a drafted token: first the response's in order, then those of one branch after another.
 """
 
 from collections.abc import Iterator, Sequence

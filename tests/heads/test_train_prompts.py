@@ -10,7 +10,6 @@ from specheads.commands.export import run
 from specheads.errors import UserError
 from specheads.evaluation.head_folders import store_dev_prompts
 from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
-from specheads.heads.portable.tensor_file import write_tensors
 from specheads.heads.train_prompts import FILE, TrainPrompts, text_hash
 
 TRAIN, DEV = ["def f(x):\n", "Say hello.\n\nTo all.", "def f(x):\n"], ["Of what?"]
@@ -45,7 +44,7 @@ def test_white_space_and_case_of_templates_do_not_matter():
 
 
 def test_forty_thousand_prompts_take_320_kilobytes(tmp_path):
-    write_tensors(vars(TrainPrompts.of(map(str, range(40_000)))), tmp_path / FILE)
+    TrainPrompts.of(map(str, range(40_000))).write(tmp_path)
     assert (tmp_path / FILE).stat().st_size < 321_000
 
 

@@ -104,6 +104,7 @@ class _HeadMemory(NamedTuple):
     intercept: Tensor  # (B, indices)
 
 
+@dataclass(eq=False)
 class HeadRule(SurvivalRule):
     """The base of rules that ask a head: acceptance is the sigmoid of its logit, calibrated by the token's index in the round.
 
@@ -111,12 +112,21 @@ class HeadRule(SurvivalRule):
     """
 
     uses_head = True
-
-    def __init__(self, head: AcceptanceHead, threshold: float, min_tokens: int, max_tokens: int) -> None:
-        self.head, self.threshold, self.min_tokens, self.max_tokens = head, threshold, min_tokens, max_tokens
-        self.__post_init__()
+    head: AcceptanceHead  # a head that was trained for the draft in use
+    threshold: Any = argument(0.7, f"{REJECTION}, or auto", Probability)  # noqa: RUF009 - auto: what the head's config recommends
+    min_tokens: Any = None  # None: 2 for `input_token` heads, 1 for `next_token` heads
+    max_tokens: int = MAX_TOKENS
 
     def __post_init__(self) -> None:
+        if self.threshold == "auto":
+            self.threshold = (self.head.config.recommended or {}).get("threshold")
+            if self.threshold is None:
+                raise UserError(
+                    "threshold=auto, but the head recommends none; run specheads evaluate head=<folder>, which stores it, or "
+                    "give a number, for example 0.7."
+                )
+        if self.min_tokens is None:
+            self.min_tokens = 1 + self.lag
         super().__post_init__()
         self.needs = frozenset(self.head.config.inputs)
 
@@ -143,7 +153,6 @@ class HeadRule(SurvivalRule):
         return torch.where(state.num_drafted >= self.lag, self.head_logit(state, features).sigmoid(), 1.0)
 
 
-@dataclass(eq=False)
 class HeadThreshold(HeadRule):
     """Stop once the probability that some drafted token is rejected exceeds `threshold` (SpecDec++, section 3.3).
 
@@ -152,16 +161,8 @@ class HeadThreshold(HeadRule):
     """
 
     fitted_to_costs = frozenset({"threshold"})
-    head: AcceptanceHead  # a head that was trained for the draft in use
-    threshold: Any = argument(0.7, f"{REJECTION}, or auto", Probability)  # noqa: RUF009 - auto: what the head's config recommends
-    min_tokens: Any = None  # None: 2 for `input_token` heads, 1 for `next_token` heads
-    max_tokens: int = MAX_TOKENS
 
     def __post_init__(self) -> None:
-        if self.threshold == "auto":
-            self.threshold = _recommended_threshold(self.head)
-        if self.min_tokens is None:
-            self.min_tokens = 1 + self.lag
         super().__post_init__()
         self.compile_key = ("head_threshold", self.head)
 
@@ -175,14 +176,3 @@ class HeadThreshold(HeadRule):
         if costs is not None and "threshold" in cls.open_parameters(arguments):
             fitted["threshold"] = fitting.auto_threshold(head, fitted.get("max_tokens", MAX_TOKENS), costs)
         return fitted
-
-
-def _recommended_threshold(head: AcceptanceHead) -> float:
-    """Return the threshold in a head's config; raises UserError if nothing has stored one."""
-    recommended = getattr(head.config, "recommended", None) or {}
-    if "threshold" not in recommended:
-        raise UserError(
-            "threshold=auto, but the head recommends none; run specheads evaluate head=<folder>, which stores it, or give a "
-            "number, for example 0.7."
-        )
-    return recommended["threshold"]
