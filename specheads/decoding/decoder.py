@@ -127,7 +127,6 @@ class SpeculativeDecoder(Decoder):
     """A pair, and one choice on each axis.
 
     Args:
-        pair: draft and target.
         drafting: how tokens are proposed; default a chain.
         stopping: when a draft is long enough; default the verification rule's stopping rule, or five tokens.
         verification: how much of a draft is accepted; default token verification for chains, and for others what the drafting

@@ -191,26 +191,20 @@ class _RowsDrafter(Drafter):
         for row in rows:
             row.drafted, row.num_draft_calls = [], 0
         while drafting := [row for row in going if len(row.drafted) < min(row.most_drafted, self.rule.max_tokens)]:
-            drawn, state = self._run(drafting, ends, state)
+            unread = [row.unread for row in drafting]
+            flat = self._step.flat([row.place for row in drafting], unread, [row.num_read for row in drafting])
+            index = np.array([len(row.drafted) for row in drafting])
+            uniform = np.array([row.draft_uniforms.number() for row in drafting])
+            drawn, state = self._step(flat, [flat.last, flat.rows, index, uniform], ends, state)
             going = []
-            for row, (token, stopped) in zip(drafting, drawn, strict=True):
+            for row, tokens, (token, stopped) in zip(drafting, unread, drawn.tolist(), strict=False):  # what follows filled it up
+                row.num_read += len(tokens)
+                row.num_draft_calls += 1
                 row.drafted.append(token)
                 going += [] if stopped else [row]
         for row in rows:
             row.num_drafted = len(row.drafted)
         self.state = state.rule
-
-    def _run(self, rows: Sequence[Row], ends: Tensor, state: ChainState) -> tuple[list[list[int]], ChainState]:
-        """Run one step; return each row's token and whether its draft ends with it, and the new state."""
-        unread = [row.unread for row in rows]
-        flat = self._step.flat([row.place for row in rows], unread, [row.num_read for row in rows])
-        index = np.array([len(row.drafted) for row in rows])
-        uniform = np.array([row.draft_uniforms.number() for row in rows])
-        drawn, state = self._step(flat, [flat.last, flat.rows, index, uniform], ends, state)
-        for row, tokens in zip(rows, unread, strict=True):
-            row.num_read += len(tokens)
-            row.num_draft_calls += 1
-        return drawn.tolist()[: len(rows)], state
 
     def keep(self, row: Row, num_accepted: int) -> None:
         # Positions beyond what was read are overwritten.

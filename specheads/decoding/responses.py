@@ -112,10 +112,7 @@ class Responder:
         lm: LanguageModel | None = None,
         engine: str | None = None,
     ) -> None:
-        """Plan responses to prompts of so many tokens in all, which decide the engine, and with it rounding.
-
-        `lm` is one of the pair's models, by default the target, and `engine` by default one that is worth its preparation.
-        """
+        """Plan responses of `lm`, by default the target, to prompts of these lengths, which decide the engine by default."""
         self.pair, self._limits = pair, limits
         self._lm = lm or pair.target_lm
         self._model_id = pair.target_id if self._lm is pair.target_lm else pair.draft_id

@@ -174,7 +174,7 @@ class ChainVerifier:
         self.memory.set_last(row.committed[-1])
         self._length.numbers[0] = count
         self._length.send()
-        tokens = self.memory.start(engine.padded(count + 1))
+        tokens = self.memory.read_from(0, engine.padded(count + 1))[0]
         packed = self.step(tokens, row.verify_uniforms.take(2), self._length.tensor)
         result = StepResult.unpacked(packed.tolist()[0])
         engine.rewind(base + 1 + result.num_accepted)

@@ -155,15 +155,12 @@ class Rounds:
 
 
 class RowsDecoder:
-    """Decodes prompts in rows; a row whose response has ended takes the next prompt.
-
-    Engines with memory of one text decode one row, by `Engine.compiled_step`; others have a spare row that fills steps up.
-    """
+    """Decodes prompts in rows; a row whose response has ended takes the next prompt."""
 
     def __init__(self, pair: Pair, rounds: Rounds) -> None:
         self.pair, self.rounds, self.engines = pair, rounds, rounds.engines
+        self._single = self.engines[0].num_rows == 1  # by `Engine.compiled_step`; others have a spare row that fills steps up
         self.num_rows = max(1, self.engines[0].num_rows - 1)
-        self._single = self.engines[0].num_rows == 1
         if not self._single:
             size = sum(engine.memory_bytes for engine in self.engines)
             logger.info("a batch of %d: %.1f MiB of KV memory for each row", self.num_rows, size / (self.num_rows + 1) / 2**20)
@@ -195,10 +192,7 @@ class RowsDecoder:
         stop_tokens: Iterable[int] | None,
         verify_uniforms: Uniforms | None = None,
     ) -> Row:
-        """Encode a prompt; nothing is read yet. Raises UserError for one that does not fit into memory.
-
-        `verify_uniforms` are the numbers of verification, and of the target's tokens; None: those of the seed.
-        """
+        """Encode a prompt; nothing is read yet. Raises UserError for one that does not fit into memory."""
         if not isinstance(max_new_tokens, Integral) or isinstance(max_new_tokens, bool) or max_new_tokens < 1:
             raise UserError(f"max_new_tokens={max_new_tokens} must be a positive integer.")
         committed = self.pair.encode(prompt).tolist()

@@ -63,10 +63,7 @@ class RowsStep:
         return _FlatTokens(on_device[0, :, None], max(ends), places, np.array(rows), np.array(first), np.array(counts))
 
     def __call__(self, flat: _FlatTokens, columns: Sequence[np.ndarray], *others: Any) -> Any:
-        """Run the step; its results are of as many rows as the engine needs, the first of them `flat`'s.
-
-        `columns` are the epilogue's first inputs, (n, ...) of numbers; floats become float64, integers long.
-        """
+        """Run the step on `columns` (n, ...) of numbers and other inputs; results have rows for what fills `flat` up, too."""
         least, spare, device = self._engine.padded_rows(len(flat.rows)), self._engine.num_rows - 1, self._engine.lm.device
         inputs = [torch.from_numpy(_filled(each, least, spare if each is flat.rows else 0)).to(device) for each in columns]
         return self._step(flat.tokens, flat.end, flat.places, *inputs, *others)
@@ -236,10 +233,6 @@ class DraftMemory(StepMemory):
             part = slice(index, index + count)
             self._views[index, count] = self.sequence[:1, part], self.index[part]
         return self._views[index, count]
-
-    def start(self, count: int) -> Tensor:
-        """Return the first `count` tokens (1, count), beginning with the committed one."""
-        return self.read_from(0, count)[0]
 
     def copy_(self, other: "DraftMemory", count: int) -> None:
         """Copy the first `count` tokens of each row of another memory, and their distributions."""

@@ -74,11 +74,8 @@ def step_times(
 ) -> StepTimes:
     """Return the times of steps of a decoder of chains, and what `rules`, by name, would add to its draft steps.
 
-    Args:
-        context: positions in memory.
-        repeats: times that each step is timed, at most; slow ones are not repeated after `patience` seconds.
-        verified: numbers of drafted tokens whose verification is timed.
-        advance: called with 1 after each repeat.
+    There are `context` positions in memory, and `verified` drafted tokens are verified. Steps are timed up to `repeats` times,
+    slow ones not after `patience` seconds; `advance` is called with 1 after each repeat.
     """
     taken = _taken(decoder, rules, context, verified, repeats=repeats, patience=patience, advance=advance)
     seconds = {name: statistics.median(each) for name, each in taken.items()}
@@ -113,11 +110,8 @@ def ends_of(taken: Taken, rules: Iterable[str]) -> Ends:
 def _costs(
     seconds: Mapping[str, float], added: Mapping[str, float], verified: Iterable[int], spread: Mapping[str, float]
 ) -> StepTimes:
-    """Return the costs of steps from their seconds by name, and from those that rules add to a draft step.
-
-    What the first step of a draft takes more than the others, whose weights the target's have not driven out of the cache, is an
-    overhead of its round.
-    """
+    """Return the costs of steps from their seconds by name, and from those that rules add to a draft step."""
+    # What the first step takes more than others, whose weights are in the cache, is an overhead of its round.
     later = max(0.1 * seconds[PLAIN], (IN_A_ROW * seconds[PLAIN] - seconds[FIRST]) / (IN_A_ROW - 1))
     verification = {0: seconds[TARGET]} | {count: seconds[f"{count} verified"] for count in verified}
     rules = {name: RuleCosts(max(0.0, each)) for name, each in added.items()}
@@ -151,16 +145,13 @@ def _timed(
     enough: Callable[[Taken], bool] = lambda taken: False,
     advance: Callable[[int], object] = lambda repeats: None,
 ) -> dict[str, list[float]]:
-    """Return the seconds of steps, each timed after the step `first`; `drafts` are IN_A_ROW steps.
-
-    Slow steps, whose times vary less, are repeated `FEWEST` times, and then until `patience` is over or they are `enough`.
-    """
+    """Return the seconds of steps, each timed after the step `first`, until `patience` is over or they are `enough`."""
     steps = {**drafts, **others}
     taken = {name: list[float]() for name in steps}
     order, began, look = random.Random(0), now(device), FIRST_LOOK
     for repeat in range(repeats):
         passed = now(device) - began
-        if repeat >= FEWEST and passed > patience:
+        if repeat >= FEWEST and passed > patience:  # slow steps vary less
             break
         if repeat >= ENOUGH and passed > look:
             look *= 2
@@ -221,7 +212,7 @@ def _verification_step(decoder: SpeculativeDecoder, num_drafted: int, context: i
     verifier, memory, engine = rounds.verifier, rounds.verifier.memory, decoder.target_engine
     memory.probs.fill_(1 / decoder.pair.vocab_size)
     inputs = _zeros(engine, 2).double(), _zeros(engine, 1)
-    tokens = memory.start(engine.padded(num_drafted + 1))
+    tokens = memory.read_from(0, engine.padded(num_drafted + 1))[0]
     return _at(engine, context, lambda: verifier.step(tokens, *inputs))
 
 
@@ -239,10 +230,8 @@ def counted_ratios(pair: Pair) -> tuple[float, float]:
 
 
 def counted_share(head: AcceptanceHead, draft: LanguageModel) -> float:
-    """Return the cost of a head as a share of a draft step: the larger of its shares of multiply-adds and of bytes of weights.
-
-    Attention over earlier tokens and launches are left out; all experts of a mixture count as used.
-    """
+    """Return the cost of a head as a share of a draft step: the larger of its shares of multiply-adds and of bytes of weights."""
+    # Attention over earlier tokens and launches are left out; all experts of a mixture count as used.
     (head_count, head_bytes), (draft_count, draft_bytes) = _size(head.parameters()), _size(_step_weights(draft))
     return max(head_count / draft_count, head_bytes / draft_bytes)
 

@@ -68,7 +68,6 @@ def draft_prob(drafted: DraftedToken) -> Tensor:
 # `input_token` head may read only the state and the distribution of the next token.
 BOTH, NEXT_TOKEN = ("input_token", "next_token"), ("next_token",)
 FEATURES = {
-    # The draft's hidden state that the token was sampled from.
     "hidden": Feature(BOTH, lambda drafted: drafted.hidden, size="hidden_size"),
     # The draft's input embedding of the token. A look-up, so it is not stored.
     "embedding": Feature(

@@ -1,12 +1,8 @@
-"""The prompts that a head was trained on, as a file of its folder, so that no evaluation reports on them.
-
-A prompt is identified by a hash of its words, so the same rows under templates with other words are not recognised.
-"""
+"""The prompts that a head was trained on, by hashes of their words in a file of its folder, so that no evaluation reports on them."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -45,7 +41,7 @@ class TrainPrompts:
         return replace(self, dev=_numbers(dev))
 
     def write(self, folder: Path) -> None:
-        write_whole(folder / FILE, partial(write_tensors, vars(self)))
+        write_whole(folder / FILE, lambda path: write_tensors(vars(self), path))
 
 
 def text_hash(text: str) -> int:

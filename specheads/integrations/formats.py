@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from specheads.errors import UserError
 from specheads.heads.calibration import IndexCalibration
-from specheads.heads.features import FEATURES
+from specheads.heads.features import FEATURES, input_size
 from specheads.heads.head import AcceptanceHead
 from specheads.heads.portable import loaders
 from specheads.storage.files import write_whole
@@ -65,18 +65,15 @@ class _CalibratedHead(nn.Module):
 
 def _example_inputs(head: AcceptanceHead, batch: int) -> tuple[dict[str, Tensor], Tensor]:
     """Return random inputs of a _CalibratedHead for `batch` tokens: features by name, and indices (batch,) long."""
-    generator = torch.Generator().manual_seed(batch)
-    features, start = {}, 0
-    for name in head.config.inputs:
-        key = FEATURES[name].size
-        size = 1 if key is None else getattr(head.config, key)
-        # Vectors have the scale that the head was trained on; at another scale its outputs are far from any that occur.
-        mean, scale = (tensor[start : start + size].cpu() for tensor in (head.input_mean, head.input_scale))
-        if key is not None:
-            features[name] = torch.randn(batch, size, generator=generator) / scale + mean
-        else:
+    generator, features, names = torch.Generator().manual_seed(batch), dict[str, Tensor](), head.config.inputs
+    sizes = [input_size([name], vars(head.config)) for name in names]
+    # Vectors have the scale that the head was trained on; at another scale its outputs are far from any that occur.
+    scales = (tensor.cpu().split(sizes) for tensor in (head.input_mean, head.input_scale))
+    for name, mean, scale in zip(names, *scales, strict=True):
+        if FEATURES[name].size is None:
             features[name] = torch.rand(batch, generator=generator)
-        start += size
+        else:
+            features[name] = torch.randn(batch, len(mean), generator=generator) / scale + mean
     return features, torch.arange(batch) % 11
 
 

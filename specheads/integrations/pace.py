@@ -74,10 +74,7 @@ class _Way:
     """Fading counts over the rounds of one number of requests that drafted with the head, or without."""
 
     rounds: int = 0
-    weight: float = 0.0  # of the rounds in the sums
-    tokens: float = 0.0  # emitted
-    read: float = 0.0  # by the target
-    steps: float = 0.0  # of the draft
+    sums: np.ndarray = field(default_factory=lambda: np.zeros(4))  # of rounds, tokens emitted, tokens read, draft steps
 
 
 @dataclass
@@ -114,7 +111,7 @@ class _Load:
         """Return what is expected of `factor` times as many requests until they are known."""
         made = deepcopy(self)
         for way in (made.by_head, made.fixed):
-            way.rounds, way.tokens, way.read = 0, way.tokens * factor, way.read * factor
+            way.rounds, way.sums = 0, way.sums * (1, factor, factor, 1)
         made.turns, made.guessed, made.is_trial = 0, True, False
         return made
 
@@ -129,9 +126,10 @@ class _Load:
 
     def rate(self, way: _Way, head: float) -> float:
         by_head, more = way is self.by_head, self.longer.value
-        seconds = self.expected(way.read / way.weight, way.steps / way.weight, head if by_head else 0.0)
+        tokens, read, steps = (way.sums[1:] / way.sums[0]).tolist()
+        seconds = self.expected(read, steps, head if by_head else 0.0)
         seconds += 0.0 if by_head == self.head_leads else more if by_head else -more
-        return way.tokens / way.weight / seconds
+        return tokens / seconds
 
     def asks_head(self, head: float) -> bool:
         """Return whether the head, which adds so many seconds to a step, ends the drafts of the next round."""
@@ -172,10 +170,7 @@ class Pace:
             usual = load.expected(num_read, self._num_steps, self._head.value * self._by_head)
             if self._steady and (way.rounds < KNOWN or now - self._began < _OUTLIER * usual):
                 way.rounds += 1
-                way.weight = SLOWLY * way.weight + 1
-                way.tokens = SLOWLY * way.tokens + num_read - sum(rejected or ())
-                way.read = SLOWLY * way.read + num_read
-                way.steps = SLOWLY * way.steps + self._num_steps
+                way.sums = SLOWLY * way.sums + (1, num_read - sum(rejected or ()), num_read, self._num_steps)
                 if load.is_trial:
                     more = now - self._began - usual
                     load.longer.add(more if self._by_head else -more)
@@ -240,7 +235,7 @@ class Pace:
     def bounds(self, num_requests: int) -> Bounds | None:
         """Return when drafts of the round end; None: too little is known yet."""
         load, way, head = self._load(num_requests), self._way(num_requests), self._head.value
-        if not (way.weight and load.step.weight and (way.rounds >= KNOWN or load.guessed)):
+        if not (way.sums[0] and load.step.weight and (way.rounds >= KNOWN or load.guessed)):
             return None
         rate, verified = load.rate(way, head), load.line.slope()
         return Bounds(rate * verified, rate * (load.step.value + head * self._by_head), rate * verified)

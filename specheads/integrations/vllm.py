@@ -252,28 +252,24 @@ def proposer_class(base: type) -> type:
             """Return drafted tokens: of different lengths as lists, or what vLLM does without a head."""
             if self.stopping is None or not given["num_speculative_tokens"]:
                 return super().propose(**given)
-            pace = self.stopping.pace
-            if pace is not None and (length := self.note_round(pace, given)) is not None:
-                drafts: list[list[int]] = super().propose(**given | {"num_speculative_tokens": length}).tolist()
-                pace.end(time.perf_counter(), [length] * len(drafts), np.zeros((0, len(drafts))))
-                return drafts
-            self.stopping.begin(given["common_attn_metadata"].batch_size(), self.device)
+            about, rejected, pace = given["common_attn_metadata"], given.get("num_rejected_tokens_gpu"), self.stopping.pace
+            num_requests = about.batch_size()
+            if pace is not None:
+                counts = None if rejected is None else rejected.tolist()
+                steady = about.max_query_len <= 1 + (0 if counts is None else self.speculative_config.num_speculative_tokens)
+                pace.begin(time.perf_counter(), num_requests, about.num_actual_tokens, counts, steady)
+                most = min(given["num_speculative_tokens"], self.stopping.rule.max_tokens)
+                if (length := pace.length(num_requests, most)) is not None:  # without the head
+                    drafts: list[list[int]] = super().propose(**given | {"num_speculative_tokens": length}).tolist()
+                    pace.end(time.perf_counter(), [length] * len(drafts), np.zeros((0, len(drafts))))
+                    return drafts
+            self.stopping.begin(num_requests, self.device)
             self.drafting = True
             with suppress(_DraftsEnded):
                 super().propose(**given)
             self.drafting, probs = False, self.stopping.probs
             self._last_draft_probs = torch.stack(probs, dim=1).contiguous() if probs else None
             return self.stopping.drafts()
-
-        def note_round(self, pace: Pace, given: dict[str, Any]) -> int | None:
-            """Tell the pace of the round that ends here; return how many tokens to draft without the head, None: by the head."""
-            about, rejected = given["common_attn_metadata"], given.get("num_rejected_tokens_gpu")
-            counts = None if rejected is None else rejected.tolist()
-            longest = 1 if counts is None else 1 + self.speculative_config.num_speculative_tokens
-            steady, num_requests = about.max_query_len <= longest, about.batch_size()
-            pace.begin(time.perf_counter(), num_requests, about.num_actual_tokens, counts, steady)
-            assert self.stopping is not None
-            return pace.length(num_requests, min(given["num_speculative_tokens"], self.stopping.rule.max_tokens))
 
         def _sample_draft_tokens(self, hidden_states: Tensor, sampling_metadata: Any) -> tuple[Tensor, Tensor | None]:
             """Return a token for each request, and show it to the head."""

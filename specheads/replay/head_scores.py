@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from specheads.decoding.branches import TextReader
+from specheads.decoding.branches import Branches, TextReader
 from specheads.forecast import Advance
 from specheads.heads.features import drafting_features, reads_logits
 from specheads.heads.head import AcceptanceHead
@@ -54,7 +54,7 @@ def add_predictions(
     return [*heads, *([GROUND_TRUTH] if ground_truth else [])]
 
 
-_Values = Callable[[Mapping[str, Any], Mapping[str, Any]], list[Tensor]]  # of each predictor, from a stored response and settings
+_Values = Callable[[Mapping[str, Any], Branches], list[Tensor]]  # of each predictor, from a stored response and its branches
 
 
 def _store(folder: Path, name: str) -> ShardStore:
@@ -65,7 +65,7 @@ def _store(folder: Path, name: str) -> ShardStore:
 def _predict(folder: Path, stores: Sequence[ShardStore], values_of: _Values, advance: Advance) -> None:
     """Write a shard of predictions for every shard of the recording; another process that needs them, too, waits."""
     manifest = made_manifest(folder)
-    shards, settings = manifest["shards"], manifest["provenance"]["settings"]
+    shards, max_tokens = manifest["shards"], manifest["provenance"]["settings"]["max_tokens"]
     columns = ["prompt_ids", "response_ids", "branch_start", "branch_length", "branch_ids", "law_prob"]
     logger.info("predicting: %d values of each token of %d shards of prompts, in %s", len(stores), len(shards), folder)
     with ExitStack() as stack:
@@ -76,7 +76,7 @@ def _predict(folder: Path, stores: Sequence[ShardStore], values_of: _Values, adv
                 continue
             predictions: list[list[dict[str, Any]]] = [[] for _ in stores]
             for row in pq.read_table(folder / shard, columns=columns).to_pylist():
-                for rows, values in zip(predictions, values_of(row, settings), strict=True):
+                for rows, values in zip(predictions, values_of(row, branches_of(row, max_tokens)), strict=True):
                     rows.append({"values": values.float().cpu().numpy()})
                 advance(1)
             for store, rows in zip(stores, predictions, strict=True):
@@ -93,15 +93,14 @@ def _head_values(pair: Pair, heads: Sequence[AcceptanceHead]) -> _Values:
         head.to(lm.device)
 
     def of_nodes(tokens: Tensor, hidden: Tensor) -> list[Tensor]:
-        """Return each predictor's values of nodes with these tokens (n,) and states (n, H) before them."""
         logits = lm.logits(hidden) if reads_logits(needs) else hidden
         features = drafting_features(needs, logits, tokens, hidden, lm.embed, lm.kept_tokens)
         check_numbers(pair.draft_id, *features.values())
         return [head(features) for head in heads]
 
     @torch.no_grad()
-    def of_row(row: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Tensor]:
-        parts, branches = list[list[Tensor]](), branches_of(row, settings["max_tokens"])
+    def of_row(row: Mapping[str, Any], branches: Branches) -> list[Tensor]:
+        parts = list[list[Tensor]]()
         for tokens, hidden in node_states(reader, row["prompt_ids"], row["response_ids"], branches):
             parts += [of_nodes(tokens[piece], hidden[piece]) for piece in slices(len(tokens), lm.vocab_size, SLICE_ELEMENTS)]
         return [torch.cat(values) for values in zip(*parts, strict=True)]
@@ -113,8 +112,8 @@ def _ground_truth(pair: Pair, warp: Warp) -> _Values:
     """Return what computes the chance that token verification accepts each node after all nodes before it were accepted."""
     reader = TextReader(pair.target_lm)
 
-    def of_row(row: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Tensor]:
-        draft_prob, branches = torch.tensor(row["law_prob"]), branches_of(row, settings["max_tokens"])
+    def of_row(row: Mapping[str, Any], branches: Branches) -> list[Tensor]:
+        draft_prob = torch.tensor(row["law_prob"])
         probs = target_probs(reader, warp, row["prompt_ids"], row["response_ids"], branches, draft_prob)
         check_numbers(pair.target_id, probs)
         return [accept_prob(probs, draft_prob.to(probs))]

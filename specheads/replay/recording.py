@@ -1,7 +1,4 @@
-"""Recordings on disk and in memory: Parquet shards of `record_responses`' rows in `recordings/<fingerprint>/` of the data folder.
-
-The predictions of heads for every node are next to them in `predictions/` (see head_scores.py).
-"""
+"""Recordings on disk and in memory: Parquet shards of `record_responses` in `recordings/<fingerprint>/` of the data folder."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence

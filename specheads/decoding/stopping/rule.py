@@ -127,10 +127,8 @@ def write_at(buffer: Tensor, place: Tensor, value: Tensor) -> Tensor:
 
 
 def outcomes(num_places: int, num_drafted: Tensor, num_accepted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return which tokens were accepted, and which have a known outcome, (B, num_places) bool, and how many have one, (B,) long.
-
-    Verification decides the accepted tokens and the first rejected one; whether later ones would have been accepted is unknown.
-    """
+    """Return which tokens were accepted and which have a known outcome, (B, num_places) bool, and how many have, (B,) long."""
+    # Verification decides the accepted tokens and the first rejected one; whether later ones would be accepted is unknown.
     places = torch.arange(num_places, device=num_drafted.device)
     num_decided = torch.minimum(num_accepted + 1, num_drafted)
     return places < num_accepted[:, None], places < num_decided[:, None], num_decided

@@ -32,18 +32,11 @@ class SurvivalState(NamedTuple):
 
 
 class SurvivalRule(StoppingRule):
-    """The base of these rules: stop once the probability that some drafted token is rejected exceeds `threshold`.
-
-    A `threshold` of 1 never stops before `max_tokens`; a round has at least `min_tokens`.
-    """
+    """The base of rules that stop once the probability of a rejection exceeds `threshold`, after `min_tokens` at the earliest."""
 
     threshold: float
     min_tokens: int
-
-    @property
-    def lag(self) -> int:
-        """How many drafted tokens the one that a step assesses comes before the one that the step drafts."""
-        return 0
+    lag = 0  # how many drafted tokens the one that a step assesses comes before the one that the step drafts
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -118,6 +111,7 @@ class HeadRule(SurvivalRule):
     max_tokens: int = MAX_TOKENS
 
     def __post_init__(self) -> None:
+        self.lag = int(self.head.config.predicts == "input_token")
         if self.threshold == "auto":
             self.threshold = (self.head.config.recommended or {}).get("threshold")
             if self.threshold is None:
@@ -140,10 +134,6 @@ class HeadRule(SurvivalRule):
 
     def num_expected(self, state: SurvivalState) -> Tensor | None:
         return None if self.lag else state.num_expected  # the last token of a draft has no prediction then
-
-    @property
-    def lag(self) -> int:
-        return int(self.head.config.predicts == "input_token")
 
     def head_logit(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
         """Return the head's calibrated logit (B,)."""

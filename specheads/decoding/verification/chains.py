@@ -24,9 +24,7 @@ class TokenVerification(VerificationRule):
 
     name = compile_key = "token"
     label = "token verification"
-
-    def distribution(self, block: Block) -> AcceptanceDistribution:
-        return token_distribution(block)
+    distribution = staticmethod(token_distribution)
 
 
 def block_distribution(block: Block) -> AcceptanceDistribution:
@@ -69,9 +67,7 @@ class BlockVerification(VerificationRule):
 
     name = compile_key = "block"
     label = "block verification"
-
-    def distribution(self, block: Block) -> AcceptanceDistribution:
-        return block_distribution(block)
+    distribution = staticmethod(block_distribution)
 
 
 class SyntheticVerification(VerificationRule):

@@ -18,10 +18,7 @@ LARGEST_LOG_WEIGHT = 46.0  # e^46 = 1e20: beyond it the draft's distribution no 
 
 @dataclass(frozen=True)
 class Block:
-    """Drafted chains and both models' distributions along them: B rows of K tokens, fewer where `lengths` is smaller.
-
-    Probabilities are float32 or wider, already warped.
-    """
+    """Drafted chains of B rows of up to K tokens, and both models' warped distributions along them, in float32 or wider."""
 
     tokens: Tensor  # (B, K) long
     draft_probs: Tensor  # (B, K, V), which each token was sampled from
