@@ -1,4 +1,4 @@
-"""The prompts that a head was trained on, by hashes of their words in a file of its folder, so that no evaluation reports on them."""
+"""The prompts that a head was trained on, by hashes of their words, in a file of its folder: no evaluation reports on them."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
