@@ -1,7 +1,4 @@
-"""Drafts that branch off from given texts: grown and read in batches on the KV memory of one forward pass over each text.
-
-Recordings need drafts that start within a text; reading the text again for every such draft would cost many times as much.
-"""
+"""Drafts that branch off from given texts: grown and read in batches on the KV memory of one forward pass over each text."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -31,11 +28,9 @@ class Branches:
     lengths: Tensor  # (B,) long, how many of `tokens` exist
 
     def to(self, device: torch.device) -> "Branches":
-        """Return the branches on a device."""
         return Branches(*(value.to(device) for value in vars(self).values()))
 
     def rows(self, rows: slice) -> "Branches":
-        """Return some of the branches."""
         return Branches(*(value[rows] for value in vars(self).values()))
 
     @property
@@ -76,12 +71,9 @@ class ReadTexts:
     ) -> Branches:
         """Return branches that grow from their first tokens to their lengths, or to a token that ends a response.
 
-        Args:
-            begun: branches whose `tokens` are the first tokens, (B, 1).
-            uniform: (B, K) in [0, 1), the numbers at which tokens are sampled; those of first tokens are not used.
-            num_positions: of memory for the branches that are drafted together, of similar size; a single one may take more.
-            seen: called with rows (b,), their depth, logits and probabilities (b, V) there and the sampled tokens (b,).
-            advance: called with the share of the work that is done since the last call.
+        Branches `begun` have their first tokens (B, 1); `uniform` (B, K) in [0, 1) samples the others. Those of similar size are
+        drafted together, in `num_positions` of memory. `seen` is called with rows (b,), their depth, logits and probabilities
+        (b, V) there and the sampled tokens (b,), `advance` with the share of the work that is done since the last call.
         """
         count, width = uniform.shape
         if not count:
@@ -118,10 +110,7 @@ class ReadTexts:
 
 
 class TextReader:
-    """Reads one text after another, and drafts that branch off from it, on one memory.
-
-    Tokens of all branches of a text are read together and attend to those of their own branch, so that no memory is copied.
-    """
+    """Reads one text after another, and all tokens of drafts that branch off from it together, on one memory without copies."""
 
     def __init__(self, lm: LanguageModel) -> None:
         self._is_static = way_of(lm).obstacle is None

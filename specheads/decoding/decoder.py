@@ -1,7 +1,7 @@
 """Decoders: speculative decoding with one choice on each axis, and the target alone. They know no strategy by name.
 
 Positions in memory trail the committed text: the target always has all but the last committed token, the draft has at most that,
-and reads the missing ones first in its next forward pass. The loop over rounds is in rows.py, a round in rounds.py.
+and reads the missing ones first in its next forward pass.
 """
 
 import copy
@@ -14,7 +14,7 @@ from specheads.decoding.drafting import Autoregressive, Drafting, check_pairing
 from specheads.decoding.engine import Engine, make_engine
 from specheads.decoding.records import CHAIN, Generation
 from specheads.decoding.rounds import RoundParts, TargetRounds
-from specheads.decoding.rows import Prompt, Row, RowsDecoder, StopTokens, checked_stop_tokens, checked_window
+from specheads.decoding.rows import Prompt, Rounds, Row, RowsDecoder, StopTokens, checked_stop_tokens, checked_window
 from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold, StoppingRule
 from specheads.decoding.verification import BlockVerification, TokenVerification, Verification, VerificationRule
@@ -37,6 +37,7 @@ class Decoder:
     pair: Pair
     startup_seconds = 0.0  # spent on warming up, which no generation's seconds contain
     single: RowsDecoder  # decodes one prompt at a time
+    _batch: RowsDecoder | None = None  # it has memory for one number of rows at a time
 
     @property
     def is_warm(self) -> bool:
@@ -88,7 +89,6 @@ class Decoder:
             prompts: each as for `generate`; read as there is room.
             max_batch: rows of KV memory, which are allocated once for each number.
             seeds: one for each prompt, which are then read at once; default 0 for all.
-            max_new_tokens, stop_tokens: as for `generate`.
 
         Raises:
             UserError: a choice that decodes one prompt at a time; or, after the others have ended, prompts that failed.
@@ -98,7 +98,11 @@ class Decoder:
         return rows.generate(prompts, max_new_tokens, seeds, checked_stop_tokens(stop_tokens))
 
     def _batch_of(self, num_rows: int) -> RowsDecoder:
-        """Return what decodes several prompts together."""
+        if self._batch is None or self._batch.num_rows != num_rows:
+            self._batch = RowsDecoder(self.pair, self._batch_rounds(num_rows))
+        return self._batch
+
+    def _batch_rounds(self, num_rows: int) -> Rounds:
         raise NotImplementedError
 
     def _row(self, prompt: Prompt, max_new_tokens: int, seed: int, stop_tokens: StopTokens) -> Row:
@@ -123,7 +127,6 @@ class SpeculativeDecoder(Decoder):
     """A pair, and one choice on each axis.
 
     Args:
-        pair: draft and target.
         drafting: how tokens are proposed; default a chain.
         stopping: when a draft is long enough; default the verification rule's stopping rule, or five tokens.
         verification: how much of a draft is accepted; default token verification for chains, and for others what the drafting
@@ -171,11 +174,7 @@ class SpeculativeDecoder(Decoder):
     def recommended(cls, pair: Pair, head: AcceptanceHead, **choices: Any) -> "SpeculativeDecoder":
         """Return a decoder with the rules that `specheads evaluate` found best for a head and stored in it.
 
-        Args:
-            choices: warp, engine and window, as for a decoder.
-
-        Raises:
-            UserError: nothing is stored, as the head was not evaluated or something else was faster.
+        `choices` are warp, engine and window. Raises UserError if none is stored, as something else was faster for example.
         """
         stopping, verification = recommended_rules(head)
         return cls(pair, stopping=stopping, verification=verification, **choices)
@@ -198,7 +197,6 @@ class SpeculativeDecoder(Decoder):
 
     @property
     def target_engine(self) -> Engine:
-        """The engine that runs the target."""
         return self.engines[0]
 
     @property
@@ -207,31 +205,26 @@ class SpeculativeDecoder(Decoder):
         return self.engines[-1]
 
     def _bind(self) -> None:
-        """Prepare drafting and verification with the rules."""
         self.stopping.bind(self.pair, self.draft_engine.lm.device)
         # Capacity for the longest draft, and at least what most rules need: few sizes mean few compiled steps.
         most = self.target_engine.padded(max(self.stopping.max_tokens, MAX_TOKENS) + 1) - 1
         if most not in self._memories:
             self._memories[most] = self._memory(most, 1)
-        parts = RoundParts(self.pair, self.engines, self.stopping, self.verification, self.warp, self._memories[most])
-        self.single = RowsDecoder(self.pair, self.drafting.rounds(parts))
-        self._batch: RowsDecoder | None = None  # it has memory for one number of rows at a time
+        self.single, self._batch = RowsDecoder(self.pair, self._rounds(self.engines, self._memories[most])), None
 
     def _memory(self, most: int, num_rows: int) -> DraftMemory:
         draft = self.pair.draft_lm
         return DraftMemory(most, draft.vocab_size, draft.probs_dtype, self.draft_engine.lm.device, num_rows)
 
-    def _batch_of(self, num_rows: int) -> RowsDecoder:
-        if self._batch is None or self._batch.num_rows != num_rows:
-            engines = self._engines_of(num_rows)
-            most = max(LEAST_DRAFTED, engines[0].padded(self.stopping.max_tokens + 1) - 1)
-            memory = self._memory(most, num_rows + 1)
-            parts = RoundParts(self.pair, engines, self.stopping, self.verification, self.warp, memory)
-            self._batch = RowsDecoder(self.pair, self.drafting.rounds(parts))
-        return self._batch
+    def _rounds(self, engines: Sequence[Engine], memory: DraftMemory) -> Rounds:
+        return self.drafting.rounds(RoundParts(self.pair, engines, self.stopping, self.verification, self.warp, memory))
+
+    def _batch_rounds(self, num_rows: int) -> Rounds:
+        engines = self._engines_of(num_rows)
+        most = max(LEAST_DRAFTED, engines[0].padded(self.stopping.max_tokens + 1) - 1)
+        return self._rounds(engines, self._memory(most, num_rows + 1))
 
     def _engines_of(self, num_rows: int) -> list[Engine]:
-        """Return the target's and the draft's engine for a batch."""
         if num_rows not in self._row_engines:
             self._row_engines.clear()  # memory of one size at a time
             self._row_engines[num_rows] = [
@@ -248,13 +241,10 @@ class Baseline(Decoder):
         self._engine_name = engine if isinstance(engine, str) else "auto"
         self.engine = make_engine(engine, pair.target_lm, checked_window(pair, window)) if isinstance(engine, str) else engine
         self.single = RowsDecoder(pair, TargetRounds(pair.target_id, self.engine, self.warp))
-        self._batch: RowsDecoder | None = None
 
-    def _batch_of(self, num_rows: int) -> RowsDecoder:
-        if self._batch is None or self._batch.num_rows != num_rows:
-            engine = make_engine(self._engine_name, self.pair.target_lm, self.engine.capacity, num_rows=num_rows + 1)
-            self._batch = RowsDecoder(self.pair, TargetRounds(self.pair.target_id, engine, self.warp))
-        return self._batch
+    def _batch_rounds(self, num_rows: int) -> Rounds:
+        engine = make_engine(self._engine_name, self.pair.target_lm, self.engine.capacity, num_rows=num_rows + 1)
+        return TargetRounds(self.pair.target_id, engine, self.warp)
 
 
 def generate_baseline(
@@ -271,11 +261,7 @@ def generate_baseline(
 
 
 def recommended_rules(head: AcceptanceHead) -> tuple[HeadThreshold, VerificationRule]:
-    """Return the stopping rule and the verification that a head recommends.
-
-    Raises:
-        UserError: the head recommends nothing, or a verification that is not known.
-    """
+    """Return the rules that a head recommends; raises UserError if it recommends nothing, or a verification that is not known."""
     values = head.config.recommended or {}
     if "threshold" not in values:
         raise UserError(

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from specheads.decoding.engine import Engine, ForwardOutput
 from specheads.decoding.records import CHAIN
 from specheads.decoding.rounds import ChainRounds, Drafter, RoundParts
 from specheads.decoding.rows import Rounds, Row
-from specheads.decoding.step_inputs import DraftMemory, HostNumbers, RowsExample, RowsStep, of_rows, with_rows
+from specheads.decoding.step_inputs import DraftMemory, HostNumbers, RowsExample, RowsStep, with_rows
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.stopping.rule import unless
 from specheads.decoding.verification import TokenVerification, Verification
@@ -24,17 +24,10 @@ from specheads.pair.sampling import Warp
 
 
 class Drafting:
-    """`drafting=`: how tokens are proposed.
-
-    A new method is a subclass in a new file and a config in conf/drafting/ whose `_target_` names it.
-    """
+    """`drafting=`: how tokens are proposed. A new method is a subclass that the `_target_` of a file in conf/drafting/ names."""
 
     reads_draft = True  # whether a draft model is run
-
-    @property
-    def kind(self) -> str:
-        """How tokens are chosen, which decides what may verify them."""
-        return CHAIN
+    kind = CHAIN  # how tokens are chosen, which decides what may verify them
 
     def usual_verification(self) -> Verification:
         """Return the rule that verifies such drafts unless another one is chosen."""
@@ -53,11 +46,7 @@ class Drafting:
         return 0
 
     def rounds(self, parts: RoundParts) -> Rounds:
-        """Return how rows draft and verify.
-
-        Raises:
-            UserError: a rule that needs features which this method does not have; a batch where it drafts for one row only.
-        """
+        """Return how rows draft and verify; raises UserError for a rule, or a number of rows, that this method cannot serve."""
         raise NotImplementedError
 
 
@@ -99,10 +88,7 @@ class ChainStep:
     ) -> tuple[Tensor, Tensor, ChainState]:
         """Return the tokens (B,) drawn after `logits` (B, V), their distributions (B, V), and the new state.
 
-        Args:
-            hidden: (B, H), the states that the logits were computed from.
-            uniform: (B,) in [0, 1), at which the tokens are sampled.
-            ends: (V,) bool, the tokens that end a response and therefore a draft.
+        The logits are of the states `hidden` (B, H), `uniform` (B,) in [0, 1) samples, and tokens of `ends` (V,) bool end drafts.
         """
         probs = self.warp(logits)
         token = self.warp.draw(probs, uniform)
@@ -126,14 +112,11 @@ class _RowsChainStep:
     ) -> tuple[Tensor, ChainState]:
         """Return the drafted tokens and whether their drafts end with them, (n, 2) long, and the new state of all rows.
 
-        Args:
-            last: (n,) long, where in the forward pass each row's last token is.
-            rows: (n,) long, rows of the memory and of the `state` of all.
-            index: (n,) long, of the token in each row's draft.
-            uniform, ends: as in `ChainStep.draw`.
+        `last` (n,) says where in the forward pass each row's last token is, `index` (n,) which token of its draft it gets; `rows`
+        (n,) are those of the memory and of `state`. All are long; for the others see `ChainStep.draw`.
         """
         logits, hidden = output.logits[last, -1], output.hidden[last, -1]
-        token, probs, new = self.step.draw(logits, hidden, uniform, ends, of_rows(state, rows))
+        token, probs, new = self.step.draw(logits, hidden, uniform, ends, tree_map(lambda part: part[rows], state))
         self.step.memory.write(index, token, probs, rows)
         return torch.stack([token, new.stopped.long()], dim=1), with_rows(state, rows, new)
 
@@ -204,34 +187,24 @@ class _RowsDrafter(Drafter):
         self._step.warm_up(inputs, [ends, *tree_leaves(state), *self._memory.buffers()])
 
     def draft(self, rows: Sequence[Row], ends: Tensor) -> None:
-        state, most, drafting = ChainState(self._going, self.state), self.rule.max_tokens, []
+        state, going = ChainState(self._going, self.state), list(rows)
         for row in rows:
             row.drafted, row.num_draft_calls = [], 0
-            if min(row.most_drafted, most) > 0:
-                drafting.append(row)
-        while drafting:
-            drawn, state = self._run(drafting, ends, state)
+        while drafting := [row for row in going if len(row.drafted) < min(row.most_drafted, self.rule.max_tokens)]:
+            unread = [row.unread for row in drafting]
+            flat = self._step.flat([row.place for row in drafting], unread, [row.num_read for row in drafting])
+            index = np.array([len(row.drafted) for row in drafting])
+            uniform = np.array([row.draft_uniforms.number() for row in drafting])
+            drawn, state = self._step(flat, [flat.last, flat.rows, index, uniform], ends, state)
             going = []
-            for row, (token, stopped) in zip(drafting, drawn, strict=True):
+            for row, tokens, (token, stopped) in zip(drafting, unread, drawn.tolist(), strict=False):  # what follows filled it up
+                row.num_read += len(tokens)
+                row.num_draft_calls += 1
                 row.drafted.append(token)
-                if not stopped and len(row.drafted) < min(row.most_drafted, most):
-                    going.append(row)
-            drafting = going
+                going += [] if stopped else [row]
         for row in rows:
             row.num_drafted = len(row.drafted)
         self.state = state.rule
-
-    def _run(self, rows: Sequence[Row], ends: Tensor, state: ChainState) -> tuple[list[list[int]], ChainState]:
-        """Run one step; return each row's token and whether its draft ends with it, and the new state."""
-        unread = [row.unread for row in rows]
-        flat = self._step.flat([row.place for row in rows], unread, [row.num_read for row in rows])
-        index = np.array([len(row.drafted) for row in rows])
-        uniform = np.array([row.draft_uniforms.number() for row in rows])
-        drawn, state = self._step(flat, [flat.last, flat.rows, index, uniform], ends, state)
-        for row, tokens in zip(rows, unread, strict=True):
-            row.num_read += len(tokens)
-            row.num_draft_calls += 1
-        return drawn.tolist()[: len(rows)], state
 
     def keep(self, row: Row, num_accepted: int) -> None:
         # Positions beyond what was read are overwritten.

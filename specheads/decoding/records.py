@@ -43,10 +43,7 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True)
 class DecodeStats:
-    """Totals of one or more generations; rates follow SpecDec++ (section 2).
-
-    `seconds` are those of whole calls; speeds leave out the reading of prompts, in reports too.
-    """
+    """Totals of one or more generations; rates follow SpecDec++ (section 2), and speeds leave out the reading of prompts."""
 
     num_tokens: int
     num_drafted: int
@@ -54,14 +51,13 @@ class DecodeStats:
     num_discarded: int
     num_target_calls: int
     num_draft_calls: int
-    seconds: float  # prefill_seconds included
+    seconds: float  # those of whole calls, prefill_seconds included
     prefill_seconds: float  # seconds to read prompts
     num_expected: float | None = None  # accepted tokens that the stopping rule expected; None: it does not expect a number
     marks: Mapping[str, float] = field(default_factory=dict)  # the sums of what the drafting method counts besides
 
     @classmethod
     def of(cls, rounds: Sequence[Round], prefill_seconds: float = 0.0, num_expected: float | None = None) -> "DecodeStats":
-        """Add up the rounds of one generation."""
         columns = ("num_drafted", "num_accepted", "num_discarded", "num_target_calls", "num_draft_calls")
         return cls(
             num_tokens=sum(len(r.tokens) for r in rounds),
@@ -98,10 +94,8 @@ class DecodeStats:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Accepted share of the drafted tokens, without a graph's copies; None where nothing was drafted.
-
-        A tree's is low because its siblings exclude each other; GSD's authors divide by draft steps instead.
-        """
+        """Accepted share of the drafted tokens, without a graph's copies; None where nothing was drafted."""
+        # A tree's is low because its siblings exclude each other; GSD's authors divide by draft steps instead.
         return 1 - self.num_discarded / self.num_drafted if self.num_drafted else None
 
     @property

@@ -1,8 +1,4 @@
-"""Responses of one model to many prompts: rows of one memory, in which the next prompt follows a response that has ended.
-
-Each prompt has separate uniform numbers, so its response depends neither on its neighbours nor on timing, up to the rounding of
-sums.
-"""
+"""Responses of one model to many prompts: rows of one memory, in which the next prompt follows a response that has ended."""
 
 import hashlib
 import logging
@@ -49,10 +45,7 @@ class Response:
 
 
 def row_uniforms(seed: int, prompt_id: str, max_new_tokens: int, num_samples: int = 1, response: int = 0) -> np.ndarray:
-    """Return (1 + num_samples, max_new_tokens) uniform numbers of a prompt's response number `response`.
-
-    Row 0 samples the response, the others the drafted tokens, `num_samples` at each position.
-    """
+    """Return (1 + num_samples, max_new_tokens) uniform numbers for the tokens of a prompt's response, and for drafted ones."""
     seeds = [seed, int(prompt_id, 16)] + ([0, response] if response else [])
     return np.random.default_rng(seeds).random((1 + num_samples, max_new_tokens))
 
@@ -64,10 +57,7 @@ def _engine_worth(num_tokens: int, num_weights: float) -> str:
 
 
 def _shared_capacity(capacity: int, num_rows: int, lm: LanguageModel) -> int:
-    """Return the positions to allocate for `capacity`, in few sizes on a CPU: sets of prompts share what is compiled for one.
-
-    Where that would take more than SHARED_BYTES of memory, it stays as it is.
-    """
+    """Return the positions to allocate for `capacity`: few sizes on a CPU, as sets of prompts share what is compiled for one."""
     spare, config = 2 * CompiledEngine.bucket, lm.config  # spare: what an engine adds
     shared = (1 << (capacity + spare - 1).bit_length()) - spare
     numbers = 2 * config.num_hidden_layers * config.hidden_size * lm.output_embedding.weight.itemsize  # at most, of a position
@@ -122,14 +112,7 @@ class Responder:
         lm: LanguageModel | None = None,
         engine: str | None = None,
     ) -> None:
-        """Plan responses.
-
-        Args:
-            lengths: tokens of all prompts that will be responded to; they decide the engine, and with it rounding.
-            limits: of a response's length, and the rows that are decoded together.
-            lm: one of the pair's models; default: the target.
-            engine: default: one that is worth its preparation.
-        """
+        """Plan responses of `lm`, by default the target, to prompts of these lengths, which decide the engine by default."""
         self.pair, self._limits = pair, limits
         self._lm = lm or pair.target_lm
         self._model_id = pair.target_id if self._lm is pair.target_lm else pair.draft_id
@@ -161,18 +144,14 @@ class Responder:
     ) -> list[Response]:
         """Return the response to each prompt.
 
-        Args:
-            prompts: token ids per prompt.
-            uniform: (B, max_new_tokens) in [0, 1), one number per sampled token.
-            on_step: called after each step with the number of tokens it produced, and how many more are expected: as a token
-                has ended a response as often as so far.
-            journal: a file of what has been made, from which a killed process goes on; the caller deletes it.
-            num_later: prompts of later calls, whose tokens are expected, too.
-
         Where memory does not suffice, half as many rows go on together; the responses are the same, up to the rounding of sums.
+        Raises UserError where the model's logits have a NaN.
 
-        Raises:
-            UserError: the model's logits have a NaN.
+        Args:
+            uniform: (B, max_new_tokens) in [0, 1), one number per sampled token.
+            on_step: called after each step with the number of tokens it produced, and how many more are expected, with those of
+                `num_later` prompts of later calls.
+            journal: a file of what has been made, from which a killed process goes on; the caller deletes it.
         """
         kept = _Kept(journal, [_key(*each, warp) for each in zip(prompts, uniform, strict=True)])
         while True:

@@ -1,8 +1,7 @@
 """The loop of decoding: rows take prompts, take rounds together, and commit what a round brought, until their responses end.
 
-One response is a batch of one row. Each row has separate uniform numbers, states of the rules and a length, so its tokens do not
-depend on its neighbours, up to the rounding of sums. How a round gets tokens is a `Rounds`, of which rounds.py has those of
-chains and of the target alone. examples/speculative_decoding.py is the algorithm without caches.
+Each row has separate uniform numbers, states of the rules and a length, so its tokens do not depend on its neighbours, up to the
+rounding of sums. examples/speculative_decoding.py is the algorithm without caches.
 """
 
 import gc
@@ -88,7 +87,6 @@ class Row:
 
     @property
     def response(self) -> list[int]:
-        """The committed tokens after the prompt."""
         return self.committed[self.prompt_length :]
 
     @property
@@ -98,12 +96,10 @@ class Row:
 
     @property
     def has_ended(self) -> bool:
-        """Whether its response has ended, or it failed."""
         return self.failure is not None or self.finish_reason is not None
 
     @property
     def unread(self) -> list[int]:
-        """The tokens that the draft has not read yet."""
         committed = self.committed
         return committed[self.num_read :] + self.drafted[max(0, self.num_read - len(committed)) :]
 
@@ -154,35 +150,24 @@ class Rounds:
         return None
 
     def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[Round], Mark]:
-        """Return each row's round, without its seconds, and the clock's mark when all had drafted.
-
-        Args:
-            ends: (V,) bool, the tokens that end a response and therefore a draft.
-        """
+        """Return each row's round without its seconds, and the mark after drafting; tokens of `ends` (V,) bool end drafts."""
         raise NotImplementedError
 
 
 class RowsDecoder:
-    """Decodes prompts in rows; a row whose response has ended takes the next prompt.
-
-    Engines with memory of one text decode one row, by `Engine.compiled_step`; others have a spare row that fills steps up.
-    """
+    """Decodes prompts in rows; a row whose response has ended takes the next prompt."""
 
     def __init__(self, pair: Pair, rounds: Rounds) -> None:
         self.pair, self.rounds, self.engines = pair, rounds, rounds.engines
+        self._single = self.engines[0].num_rows == 1  # by `Engine.compiled_step`; others have a spare row that fills steps up
         self.num_rows = max(1, self.engines[0].num_rows - 1)
-        self._single = self.engines[0].num_rows == 1
         if not self._single:
             size = sum(engine.memory_bytes for engine in self.engines)
             logger.info("a batch of %d: %.1f MiB of KV memory for each row", self.num_rows, size / (self.num_rows + 1) / 2**20)
         self._clock, self.is_warm = Clock([engine.lm for engine in self.engines]), False
 
     def warm_up(self) -> None:
-        """Compile, load or capture all that generation will run; the first generation does it otherwise.
-
-        Raises:
-            UserError: the engines' memory is in use.
-        """
+        """Compile, load or capture all that generation will run; raises UserError where the engines' memory is in use."""
         with _owned(self.engines):
             self._warm_up()
 
@@ -207,15 +192,7 @@ class RowsDecoder:
         stop_tokens: Iterable[int] | None,
         verify_uniforms: Uniforms | None = None,
     ) -> Row:
-        """Encode a prompt; nothing is read yet.
-
-        Args:
-            stop_tokens: ids that end the response; None: the target's generation config.
-            verify_uniforms: the numbers of verification, and of the target's tokens; None: those of the seed.
-
-        Raises:
-            UserError: a prompt that does not fit into memory, or a `max_new_tokens` that is not a positive integer.
-        """
+        """Encode a prompt; nothing is read yet. Raises UserError for one that does not fit into memory."""
         if not isinstance(max_new_tokens, Integral) or isinstance(max_new_tokens, bool) or max_new_tokens < 1:
             raise UserError(f"max_new_tokens={max_new_tokens} must be a positive integer.")
         committed = self.pair.encode(prompt).tolist()
@@ -268,38 +245,30 @@ class RowsDecoder:
     def decode(self, rows: Iterable[Row], stop_tokens: Iterable[int] | None) -> Iterator[list[Row]]:
         """Yield, after each round, the rows that took it. One that has ended leaves its place to the next of `rows`.
 
-        Args:
-            stop_tokens: ids that end a response and therefore a draft; None: the target's generation config.
-
-        Raises:
-            UserError: the engines' memory is in use.
+        Drafts end with `stop_tokens`; None: the target's generation config. Raises UserError where the engines' memory is in use.
         """
         with _owned(self.engines):
-            yield from self._decode(rows, stop_tokens)
-
-    def _decode(self, rows: Iterable[Row], stop_tokens: Iterable[int] | None) -> Iterator[list[Row]]:
-        if not self.is_warm:
-            self._warm_up()
-        if not self._single:
-            for engine in self.engines:
-                engine.rewind(0)  # notices weights that were moved or changed
-        ends, waiting = self._end_flags(self.pair.stop_tokens if stop_tokens is None else stop_tokens), iter(rows)
-        decoding: list[Row] = []
-        free = list(range(self.num_rows))[::-1]
-        while True:
-            if free and (started := list(islice(waiting, len(free)))):
-                for row in started:
-                    row.place = free.pop()
-                self._start(started)
-                decoding = sorted([*decoding, *started], key=lambda row: row.place)  # memory's order saves copies
-            if not decoding:
-                return
-            with torch.no_grad(), threads_by_load():
-                self._take_round(decoding, ends)
-                adapt_threads()
-            yield decoding
-            if ended := [row.place for row in decoding if row.has_ended]:
-                free += ended
+            if not self.is_warm:
+                self._warm_up()
+            if not self._single:
+                for engine in self.engines:
+                    engine.rewind(0)  # notices weights that were moved or changed
+            ends, waiting = self._end_flags(self.pair.stop_tokens if stop_tokens is None else stop_tokens), iter(rows)
+            decoding: list[Row] = []
+            free = list(range(self.num_rows))[::-1]
+            while True:
+                if free and (started := list(islice(waiting, len(free)))):
+                    for row in started:
+                        row.place = free.pop()
+                    self._start(started)
+                    decoding = sorted([*decoding, *started], key=lambda row: row.place)  # memory's order saves copies
+                if not decoding:
+                    return
+                with torch.no_grad(), threads_by_load():
+                    self._take_round(decoding, ends)
+                    adapt_threads()
+                yield decoding
+                free += [row.place for row in decoding if row.has_ended]
                 decoding = [row for row in decoding if not row.has_ended]
 
     def _end_flags(self, stop_tokens: Iterable[int]) -> Tensor:
@@ -348,8 +317,8 @@ class RowsDecoder:
                 commit_seconds=committed - verified,
                 wait_seconds=waited,
             )
-            row.rounds.append(timed)
             row.ready_at = committed
+            row.rounds.append(timed)
 
 
 @contextmanager
@@ -373,8 +342,7 @@ def _owned(engines: Sequence[Engine]) -> Iterator[None]:
 def _frozen_objects() -> Iterator[None]:
     """Keep Python's collector from walking through all objects that there are, which takes as long as dozens of rounds.
 
-    Where objects are frozen already, by a server or by another batch, they stay so. A server's are counted once: the count walks
-    through them, too, for tens of milliseconds in a large process.
+    Where they are frozen already they stay so. A server's are counted once, as that takes tens of milliseconds, too.
     """
     global _frozen_by
     if _frozen_by is None and gc.get_freeze_count():

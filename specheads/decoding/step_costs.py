@@ -1,8 +1,4 @@
-"""The cost model of speculative decoding (SpecDec++, section 2): seconds from counts.
-
-A round that drafts n tokens takes n draft steps, one verification of n tokens, and some overhead. A rule may add seconds to each
-draft step (a head) and to each round (online learning).
-"""
+"""The cost model of speculative decoding (SpecDec++, section 2): seconds from counts of draft steps, verifications and rounds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -36,7 +32,6 @@ class StepCosts:
         return cls(draft_seconds=1 / ratio, target_seconds=1.0)
 
     def verify_seconds(self, num_drafted: np.ndarray) -> np.ndarray:
-        """Return the seconds of verifying `num_drafted` tokens at once."""
         if not self.verification:
             return self.target_seconds + self.verified_seconds * num_drafted
         last = len(self.verification) - 1
@@ -57,7 +52,6 @@ class StepCosts:
         return float((1 - within**self.at_once).sum() / (1 - within).sum())
 
     def with_rule(self, rule: "RuleCosts") -> "StepCosts":
-        """Return the costs with those that a rule adds."""
         return replace(
             self, draft_seconds=self.draft_seconds + rule.step_seconds, round_seconds=self.round_seconds + rule.round_seconds
         )
@@ -69,3 +63,14 @@ class RuleCosts:
 
     step_seconds: float = 0.0
     round_seconds: float = 0.0
+
+
+def non_decreasing(values: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Return the closest values that never fall, by weighted least squares (pooling adjacent violators)."""
+    pools: list[tuple[float, float, int]] = []  # mean, weight, members
+    for value, value_weight in zip(values.tolist(), weight.tolist(), strict=True):
+        pools.append((value, value_weight, 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (low, less, some), (high, more, others) = pools.pop(), pools.pop()
+            pools.append(((low * less + high * more) / (less + more), less + more, some + others))
+    return np.concatenate([np.full(members, mean) for mean, _, members in pools])

@@ -1,8 +1,7 @@
 """The tensors in which rows' tokens and numbers go to steps, and in which drafts lie between them.
 
-A step reads the tokens of all rows one after another, without padding between them: rows are of different lengths, and have
-different numbers of tokens to read. Compiled steps take no sizes of one; what they lack is filled up in a spare row of memory,
-the last one.
+A step reads the tokens of all rows one after another, without padding between them. Compiled steps take no sizes of one; what
+they lack is filled up in a spare row of memory, the last one.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -64,12 +63,7 @@ class RowsStep:
         return _FlatTokens(on_device[0, :, None], max(ends), places, np.array(rows), np.array(first), np.array(counts))
 
     def __call__(self, flat: _FlatTokens, columns: Sequence[np.ndarray], *others: Any) -> Any:
-        """Run the step; its results are of as many rows as the engine needs, the first of them `flat`'s.
-
-        Args:
-            columns: the epilogue's first inputs, (n, ...) of numbers; floats become float64, integers long.
-            others: its other inputs.
-        """
+        """Run the step on `columns` (n, ...) of numbers and other inputs; results have rows for what fills `flat` up, too."""
         least, spare, device = self._engine.padded_rows(len(flat.rows)), self._engine.num_rows - 1, self._engine.lm.device
         inputs = [torch.from_numpy(_filled(each, least, spare if each is flat.rows else 0)).to(device) for each in columns]
         return self._step(flat.tokens, flat.end, flat.places, *inputs, *others)
@@ -85,19 +79,10 @@ def _filled(numbers: np.ndarray, least: int, value: int) -> np.ndarray:
 
 
 class RowsExample:
-    """Arguments with which steps in rows are prepared, in sizes that occur nowhere else.
-
-    A compiler that meets a size which equals a constant, that of the vocabulary for example, takes it for the constant.
-    """
+    """Arguments to prepare steps with, in sizes that occur nowhere else: compilers take a size for a constant that it equals."""
 
     def __init__(self, engine: Engine, others: Sequence[Tensor], many: bool, most_columns: int) -> None:
-        """Choose the sizes.
-
-        Args:
-            others: tensors of constant sizes.
-            many: whether the step reads many tokens, or a few.
-            most_columns: the largest number of columns that the step's index can have.
-        """
+        """Choose sizes; `others` are tensors of constant ones, and the step's index has up to `most_columns` columns."""
         weights = [*engine.lm.model.parameters(), *engine.lm.model.buffers()]
         known = {size for tensor in (*weights, *others) for size in tensor.shape}
         names = ("num_attention_heads", "num_key_value_heads", "head_dim")
@@ -117,11 +102,9 @@ class RowsExample:
         self.num_tokens = free(range(101, 300) if many else range(32, 8, -1))
 
     def zeros(self, *shape: int, dtype: torch.dtype = torch.long) -> Tensor:
-        """Return a tensor of zeros."""
         return torch.zeros(shape, dtype=dtype, device=self._device)
 
     def arguments(self, *inputs: Any) -> tuple[Any, ...]:
-        """Return the arguments of a step with these inputs."""
         places = RowPlaces(self.zeros(self.num_tokens), self.zeros(self.num_tokens))
         return self.zeros(self.num_tokens, 1), 1, places, *inputs
 
@@ -144,7 +127,6 @@ class PromptReader:
         self._engine, self._step = engine, RowsStep(engine, _LastStates())
 
     def warm_up(self) -> None:
-        """Prepare the engine."""
         if self._together:
             self._step.warm_up(lambda example: (example.zeros(example.num_rows),))
 
@@ -174,11 +156,6 @@ class PromptReader:
             self._step(flat, [flat.last])
 
 
-def of_rows(state: Any, rows: Tensor) -> Any:
-    """Return some rows (n,) of a state."""
-    return tree_map(lambda part: part[rows], state)
-
-
 def with_rows(state: Any, rows: Tensor | Sequence[int], new: Any) -> Any:
     """Return a state whose `rows` (n,) are those of `new`."""
 
@@ -206,10 +183,7 @@ class HostNumbers:
 
 
 class DraftMemory(StepMemory):
-    """Drafted tokens and their distributions of R rows, in the same tensors every round: a draft is valid until the next one.
-
-    Without `rows`, methods are about the first row.
-    """
+    """Drafted tokens and their distributions of R rows, in the same tensors every round; without `rows`, methods mean one."""
 
     sequence: Tensor
     probs: Tensor
@@ -244,7 +218,6 @@ class DraftMemory(StepMemory):
             self.probs[rows, index] = probs.to(self.probs.dtype)
 
     def set_last(self, token: int) -> None:
-        """Set the committed token that verification reads first."""
         if self._numbers is None:
             self._inputs[0].fill_(token)
         else:
@@ -260,10 +233,6 @@ class DraftMemory(StepMemory):
             part = slice(index, index + count)
             self._views[index, count] = self.sequence[:1, part], self.index[part]
         return self._views[index, count]
-
-    def start(self, count: int) -> Tensor:
-        """Return the first `count` tokens (1, count), beginning with the committed one."""
-        return self.read_from(0, count)[0]
 
     def copy_(self, other: "DraftMemory", count: int) -> None:
         """Copy the first `count` tokens of each row of another memory, and their distributions."""

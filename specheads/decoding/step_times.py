@@ -1,10 +1,7 @@
-"""The measurer of step costs: a decoder's own steps, timed by themselves, in turn and many times over.
+"""The measurer of step costs: a decoder's own steps, timed by themselves, in turn and many times over, or counted from weights.
 
-Steps are compiled or captured as in decoding. They take turns in random order, and draft steps run several in a row after a step
-of the target, as in a round, so that weights come from where a decoder's do. A few decoded rounds cannot tell what a head adds
-to a draft step, because their seconds vary by more than that. Other processes only add time, so a low quantile of many repeats
-says what steps take without them. Where nothing is timed, costs are counted from weights: at batch size 1 a model reads each
-weight and multiplies by it once per token.
+A few decoded rounds cannot tell what a head adds to a draft step. Draft steps run several in a row after a step of the target, so
+that weights come from where a decoder's do. Other processes only add time, so a low quantile says what steps take without them.
 """
 
 import math
@@ -75,16 +72,10 @@ def step_times(
     patience: float = math.inf,
     advance: Callable[[int], object] = lambda repeats: None,
 ) -> StepTimes:
-    """Return the times of a decoder's steps, and what rules would add to its draft steps.
+    """Return the times of steps of a decoder of chains, and what `rules`, by name, would add to its draft steps.
 
-    Args:
-        decoder: of chains; its own stopping rule is not timed.
-        rules: by name, those whose steps are timed next to those of a rule that only counts.
-        context: positions in memory.
-        repeats: times that each step is timed, at most.
-        verified: numbers of drafted tokens whose verification is timed.
-        patience: seconds after which slow steps are not repeated any more.
-        advance: called with 1 after each repeat.
+    There are `context` positions in memory, and `verified` drafted tokens are verified. Steps are timed up to `repeats` times,
+    slow ones not after `patience` seconds; `advance` is called with 1 after each repeat.
     """
     taken = _taken(decoder, rules, context, verified, repeats=repeats, patience=patience, advance=advance)
     seconds = {name: statistics.median(each) for name, each in taken.items()}
@@ -99,10 +90,7 @@ Ends = Sequence[StepTimes]  # at the low end of their plausible range, in the mi
 def step_time_ends(
     decoder: SpeculativeDecoder, rules: Mapping[str, StoppingRule], context: int, patience: float, enough: Callable[[Ends], bool]
 ) -> Ends:
-    """Return what a decoder's steps take without other processes, though timed next to them; see `step_times`.
-
-    Steps are repeated until the range of their times is `enough`, or until `patience` seconds have passed.
-    """
+    """Return what steps take without other processes, timed until that is `enough` or `patience` is over; see `step_times`."""
     until = {"repeats": 10**9, "patience": patience, "enough": lambda taken: enough(ends_of(taken, rules))}
     return ends_of(_taken(decoder, rules, context, VERIFIED, **until), rules)
 
@@ -113,24 +101,17 @@ def ends_of(taken: Taken, rules: Iterable[str]) -> Ends:
     repeats = np.vstack([np.arange(count), np.random.default_rng(0).integers(count, size=(NUM_RESAMPLES, count))])
     steps = {name: np.quantile(np.array(seconds)[repeats], UNDISTURBED, axis=-1) for name, seconds in taken.items()}
     steps |= {name: steps[name] - steps[PLAIN] for name in rules}  # what a rule adds has an interval that is not the step's
-    ends = {name: _ends(seconds / steps[TARGET]) * steps[TARGET][0] for name, seconds in steps.items()}
-    parts = [{name: float(each[end]) for name, each in ends.items()} for end in range(3)]
+    ratios = {name: seconds / steps[TARGET] for name, seconds in steps.items()}
+    ends = {name: [*np.quantile(ratio[1:], (0.025, 0.975)), ratio[0]] for name, ratio in ratios.items()}  # low, high, middle
+    parts = [{name: float(each[end] * steps[TARGET][0]) for name, each in ends.items()} for end in (0, 2, 1)]
     return [_costs(part, {name: part[name] for name in rules}, VERIFIED, {}) for part in parts]
-
-
-def _ends(ratio: np.ndarray) -> np.ndarray:
-    low, high = np.quantile(ratio[1:], (0.025, 0.975))
-    return np.array([low, ratio[0], high])
 
 
 def _costs(
     seconds: Mapping[str, float], added: Mapping[str, float], verified: Iterable[int], spread: Mapping[str, float]
 ) -> StepTimes:
-    """Return the costs of steps from their seconds by name, and from those that rules add to a draft step.
-
-    What the first step of a draft takes more than the others, whose weights the target's have not driven out of the cache, is an
-    overhead of its round.
-    """
+    """Return the costs of steps from their seconds by name, and from those that rules add to a draft step."""
+    # What the first step takes more than others, whose weights are in the cache, is an overhead of its round.
     later = max(0.1 * seconds[PLAIN], (IN_A_ROW * seconds[PLAIN] - seconds[FIRST]) / (IN_A_ROW - 1))
     verification = {0: seconds[TARGET]} | {count: seconds[f"{count} verified"] for count in verified}
     rules = {name: RuleCosts(max(0.0, each)) for name, each in added.items()}
@@ -164,17 +145,13 @@ def _timed(
     enough: Callable[[Taken], bool] = lambda taken: False,
     advance: Callable[[int], object] = lambda repeats: None,
 ) -> dict[str, list[float]]:
-    """Return the seconds of steps, each timed after the step `first`; `drafts` are IN_A_ROW steps.
-
-    Slow steps, whose times vary less, are repeated `FEWEST` times, and then until `patience` seconds have passed, or until they
-    are `enough`.
-    """
+    """Return the seconds of steps, each timed after the step `first`, until `patience` is over or they are `enough`."""
     steps = {**drafts, **others}
     taken = {name: list[float]() for name in steps}
     order, began, look = random.Random(0), now(device), FIRST_LOOK
     for repeat in range(repeats):
         passed = now(device) - began
-        if repeat >= FEWEST and passed > patience:
+        if repeat >= FEWEST and passed > patience:  # slow steps vary less
             break
         if repeat >= ENOUGH and passed > look:
             look *= 2
@@ -207,7 +184,6 @@ def _at(engine: Engine, context: int, run: Step) -> Step:
 
 
 def _target_step(alone: Baseline, context: int) -> Step:
-    """Return a step of the target alone."""
     rounds: Any = alone.single.rounds
     token, uniform = _zeros(alone.engine, 1, 1), _zeros(alone.engine, 1).double()
     return _at(alone.engine, context, lambda: rounds.step(token, uniform))
@@ -232,12 +208,11 @@ def _draft_steps(decoder: SpeculativeDecoder, context: int, count: int = IN_A_RO
 
 
 def _verification_step(decoder: SpeculativeDecoder, num_drafted: int, context: int) -> Step:
-    """Return the verification of some drafted tokens."""
     rounds: Any = decoder.single.rounds
     verifier, memory, engine = rounds.verifier, rounds.verifier.memory, decoder.target_engine
     memory.probs.fill_(1 / decoder.pair.vocab_size)
     inputs = _zeros(engine, 2).double(), _zeros(engine, 1)
-    tokens = memory.start(engine.padded(num_drafted + 1))
+    tokens = memory.read_from(0, engine.padded(num_drafted + 1))[0]
     return _at(engine, context, lambda: verifier.step(tokens, *inputs))
 
 
@@ -246,21 +221,17 @@ def _zeros(engine: Engine, *shape: int) -> Tensor:
 
 
 def counted_ratios(pair: Pair) -> tuple[float, float]:
-    """Return the least and the largest number of draft steps that a forward pass of the target may cost, counted.
-
-    They are the ratios of layers, which decide for small models, and of weights and their bytes, which do for large ones.
-    """
+    """Return the least and the largest number of draft steps that a forward pass of the target may cost, counted."""
     target, draft = pair.target_lm, pair.draft_lm
+    # Layers decide for small models; weights and their bytes, each read and multiplied by once per token, do for large ones.
     sizes = zip(_size(_step_weights(target)), _size(_step_weights(draft)), strict=True)
     layers = target.config.num_hidden_layers / draft.config.num_hidden_layers
     return min(ratios := [layers, *(ours / theirs for ours, theirs in sizes)]), max(ratios)
 
 
 def counted_share(head: AcceptanceHead, draft: LanguageModel) -> float:
-    """Return the cost of a head as a share of a draft step: the larger of its shares of multiply-adds and of bytes of weights.
-
-    Attention over earlier tokens and launches are left out; all experts of a mixture count as used.
-    """
+    """Return the cost of a head as a share of a draft step: the larger of its shares of multiply-adds and of bytes of weights."""
+    # Attention over earlier tokens and launches are left out; all experts of a mixture count as used.
     (head_count, head_bytes), (draft_count, draft_bytes) = _size(head.parameters()), _size(_step_weights(draft))
     return max(head_count / draft_count, head_bytes / draft_bytes)
 
@@ -278,6 +249,5 @@ def bytes_of_step(model: LanguageModel) -> tuple[int, int]:
 
 
 def _size(weights: Iterable[Tensor]) -> tuple[int, int]:
-    """Return the count and the bytes of weights."""
     sizes = [(weight.numel(), weight.numel() * weight.element_size()) for weight in weights]
     return sum(count for count, _ in sizes), sum(size for _, size in sizes)

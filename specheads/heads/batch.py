@@ -1,15 +1,12 @@
-"""Batches of drafted tokens for heads, and the draft's features of these tokens.
-
-The features are computed by the same code as in the decoder, so a head reads the same numbers in training and in decoding.
-"""
+"""Batches of drafted tokens for heads, and the draft's features of these tokens, computed by the same code as in the decoder."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from specheads.heads.features import FEATURES, drafting_features, reads_logits
 from specheads.pair.language_model import LanguageModel
@@ -28,10 +25,7 @@ class HeadBatch:
     features: dict[str, Tensor] = field(default_factory=dict)  # (N, ...) by name, those that were stored
 
     def to(self, device: torch.device) -> "HeadBatch":
-        def moved(value: Any) -> Any:
-            return {name: moved(each) for name, each in value.items()} if isinstance(value, dict) else value.to(device)
-
-        return HeadBatch(**moved(vars(self)))
+        return HeadBatch(**tree_map(lambda value: value.to(device), vars(self)))
 
 
 def collate(items: Sequence[Mapping]) -> HeadBatch:
@@ -44,19 +38,9 @@ def collate(items: Sequence[Mapping]) -> HeadBatch:
 
 
 def head_features(lm: LanguageModel, batch: HeadBatch, predicts: str, needs: frozenset[str]) -> dict[str, Tensor]:
-    """Return the draft's features in `needs` of every drafted token, (N, ...) by name, as the decoder computes them.
-
-    For `input_token` they are read at the position of the token; for `next_token` at the one before, from which it was sampled.
-    """
+    """Return the draft's features in `needs` of every drafted token, (N, ...) by name, as the decoder computes them."""
     (features,) = sample_features(lm, batch, predicts, needs, [batch.drafted])
     return features
-
-
-def _states(lm: LanguageModel, tokens: Tensor, row: Tensor, position: Tensor) -> Tensor:
-    """Return the hidden states (N, H) at `position` (N,) of the rows `row` (N,) of `tokens` (B, T)."""
-    pieces = slices(tokens.shape[0], tokens.shape[1], BATCH_TOKENS)
-    hidden = torch.cat([lm.hidden_states(tokens[piece].to(lm.device), use_cache=False) for piece in pieces])
-    return hidden.to(tokens.device)[row, position]
 
 
 @torch.no_grad()
@@ -67,13 +51,15 @@ def sample_features(
 
     Features that do not depend on the token are computed for the first sample only, and are left out for the others.
     """
-    position = batch.index if predicts == "input_token" else batch.index - 1
-    hidden = _states(lm, batch.tokens, batch.row, position)
-    needs_logits = reads_logits(needs)
+    # A `next_token` head reads at the position before the token, from which it was sampled.
+    tokens, position = batch.tokens, batch.index if predicts == "input_token" else batch.index - 1
+    texts = slices(*tokens.shape, BATCH_TOKENS)
+    hidden = torch.cat([lm.hidden_states(tokens[piece].to(lm.device), use_cache=False) for piece in texts])
+    hidden = hidden.to(tokens.device)[batch.row, position]
     of_token = {name for name in needs if FEATURES[name].of_token}
     parts: list[list[dict[str, Tensor]]] = [[] for _ in samples]
     for piece in slices(len(position), lm.vocab_size, SLICE_ELEMENTS):
-        logits = lm.logits(hidden[piece]) if needs_logits else hidden[piece]
+        logits = lm.logits(hidden[piece]) if reads_logits(needs) else hidden[piece]
         for number, (drafted, features) in enumerate(zip(samples, parts, strict=True)):
             wanted = of_token if number else needs
             features.append(drafting_features(wanted, logits, drafted[piece], hidden[piece], lm.embed, lm.kept_tokens))

@@ -1,7 +1,6 @@
-"""Calibration by index: the chance of acceptance that a head's logit stands for at each index of a round.
+"""Calibration by index: the chance of acceptance that a head's logit stands for at each index of a round, by logistics.
 
-A round reaches its token number j (from 0) only if all tokens before it were accepted, so the same logit stands for a higher
-chance at a later index. Each index has a separate logistic (Platt scaling); early indices have the most samples.
+A round reaches its token number j (from 0) only if all before it were accepted, so a logit means more at a later index.
 """
 
 from collections.abc import Mapping
@@ -49,16 +48,11 @@ class IndexCalibration:
         """Return the calibration that best fits tokens; `accepted` (n,) is whether each token was accepted.
 
         Args:
-            logits: (n,).
             furthest: the largest index that each token can have in a round, (n,) long; the token is a sample of all indices up to
                 it. With `num_indices=1` it counts as often.
             intercepts: without them there are slopes alone, inverse temperatures.
             prior: a positive number, the weight in samples of two assumptions: that an index is like all tokens, and that the
-                head is right about all tokens. An index with few samples stays close to them, even if all its samples were
-                accepted.
-
-        Source: Platt 1999, with power priors (Ibrahim and Chen 2000): the logistic of an index is fitted to its samples, and to
-        all tokens at a weight that makes them count for `prior` samples.
+                head is right about all tokens. Source: Platt 1999, with power priors (Ibrahim and Chen 2000).
         """
         if not len(logits):
             return cls.neutral()
@@ -79,7 +73,6 @@ class IndexCalibration:
         return slope, intercept
 
     def __call__(self, logits: Tensor, index: Tensor) -> Tensor:
-        """Return calibrated logits (n,) of tokens with `logits` (n,) and `index` (n,) long in their round."""
         return calibrated(logits, index, *self.rows(len(logits), logits.device))
 
     def to_dict(self) -> dict[str, list[float]]:
@@ -106,14 +99,10 @@ def calibrated(logits: Tensor, index: Tensor, slope: Tensor, intercept: Tensor) 
 
 
 def in_rounds(furthest: Tensor, num_indices: int = NUM_INDICES) -> tuple[Tensor, Tensor]:
-    """Return every pair of a token and an index that it can have in a round: token numbers and indices, (pairs,) long each.
-
-    `furthest` (n,) is the largest index of each token. The last of `num_indices` stands for all later ones.
-    """
+    """Return every pair of a token and an index up to its `furthest` (n,) in a round: numbers and indices, (pairs,) long each."""
     token, index = (torch.arange(num_indices, device=furthest.device) <= furthest[:, None]).nonzero(as_tuple=True)
     return token, index
 
 
 def _are_numbers(values: object) -> bool:
-    """Whether this is a non-empty list of finite numbers."""
     return isinstance(values, list | tuple) and len(values) > 0 and all(is_number(x) and abs(x) < float("inf") for x in values)

@@ -34,11 +34,7 @@ class _Training(BaseModel):
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """Everything that decides what a head computes and for which models.
-
-    Raises:
-        UserError: a value that is not known, or a size that is not positive.
-    """
+    """Everything that decides what a head computes and for which models; raises UserError for values that are not allowed."""
 
     hidden_size: _Size
     depth: Annotated[int, count(0, LARGEST_DEPTH)] = 3  # the number of residual blocks; 0: a linear head
@@ -59,7 +55,6 @@ class HeadConfig:
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
-        """Check the values and fill in the defaults that depend on others."""
         for each in fields(self):
             check(f"the head's {each.name}", getattr(self, each.name), each.metadata.get("kind", each.type))
         inputs, known = tuple(self.inputs) or DEFAULT_INPUTS[self.predicts], KNOWN_INPUTS[self.predicts]
@@ -82,14 +77,7 @@ class HeadConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str) -> "HeadConfig":
-        """Read the content of a config.json.
-
-        No key names a file: whatever a config says, a head is read from the files of its folder.
-
-        Raises:
-            UserError: another format, keys that are unknown or missing, values that are not allowed; the message begins with
-                `where`.
-        """
+        """Read the content of a config.json, which names no files; raises UserError, beginning with `where`, for another's."""
         if not isinstance(values, Mapping):
             raise UserError(f"{where} must be a JSON object; export the head again.")
         if {"model_type", "architectures"} & values.keys():

@@ -1,7 +1,6 @@
-"""The features of a drafted token: everything that heads and stopping rules may read about it, in one table.
+"""The features of a drafted token, all that heads and stopping rules may read, in one table: a new input is one entry here.
 
-Heads, decoder, feature store, recordings and exported files take names, sizes and computations from FEATURES, so a new input of
-heads is one entry here. Exported files carry a copy of this source; it needs nothing but torch.
+Exported files carry a copy of this source; it needs nothing but torch.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,10 +16,7 @@ LEAST_PROB = 1e-12  # replaces smaller probabilities, so that their logarithm is
 
 
 class _SoftmaxSums(NamedTuple):
-    """Sums over the vocabulary from which the features of a softmax without temperature or cuts are computed.
-
-    The softmax itself is not stored: rules read its features after every drafted token.
-    """
+    """Sums over the vocabulary from which the features of a softmax without temperature or cuts are computed."""
 
     logits: Tensor  # (..., V), float32 or wider
     largest: Tensor  # (..., 1), the largest logit
@@ -72,7 +68,6 @@ def draft_prob(drafted: DraftedToken) -> Tensor:
 # `input_token` head may read only the state and the distribution of the next token.
 BOTH, NEXT_TOKEN = ("input_token", "next_token"), ("next_token",)
 FEATURES = {
-    # The draft's hidden state that the token was sampled from.
     "hidden": Feature(BOTH, lambda drafted: drafted.hidden, size="hidden_size"),
     # The draft's input embedding of the token. A look-up, so it is not stored.
     "embedding": Feature(
@@ -116,13 +111,10 @@ def drafting_features(
     """Return by name the features in `needs` of drafted tokens, (...) or (..., size).
 
     Args:
-        needs: names of features.
-        logits: (..., V) of the draft that the tokens were sampled from; not read where no feature needs them.
-        token: (...) long.
+        logits: (..., V) of the draft that the tokens (...) long were sampled from; not read where no feature needs them.
         hidden: (..., H), the draft's hidden states from which `logits` were computed, if a feature needs them.
         embed: the draft's input embedding, a function of token ids, if a feature needs it.
-        kept_tokens: (V_kept,) long, those that the draft's output has; None: all. The other logits are minus infinity, and sums
-            without them take a fraction of the time.
+        kept_tokens: (V_kept,) long, those that the draft's output has; None: all. Sums without the others are faster.
     """
     softmax = None
     if reads_logits(needs):

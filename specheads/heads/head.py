@@ -1,8 +1,7 @@
 """The acceptance head: a small residual network on the draft's hidden state that predicts how likely a drafted token is accepted.
 
-There are two kinds. With `predicts=input_token` (SpecDec++) the head reads the draft's state after y_i and predicts the
-acceptance of y_i, one forward pass of the draft after y_i was sampled. With `predicts=next_token` (look-ahead) it reads the state
-that y_i was sampled from, y_i's embedding and the draft's certainty, and predicts the acceptance of y_i before that forward pass.
+With `predicts=input_token` (SpecDec++) it reads the draft's state after the token, one forward pass after that was sampled. With
+`predicts=next_token` (look-ahead) it reads the state that the token was sampled from, its embedding and the draft's certainty.
 """
 
 import copy
@@ -36,7 +35,6 @@ class AcceptanceHead(Network, PyTorchModelHubMixin):
     """
 
     def __init__(self, config: HeadConfig) -> None:
-        """Make a head with random weights."""
         super().__init__(vars(config))
         self.config = config
         self.golden_inputs: Tensor | None = None  # (N, input_size), on which a loaded head was checked
@@ -126,8 +124,7 @@ def set_scale(network: nn.Module, inputs: Tensor) -> None:
 def save_head(head: AcceptanceHead, folder: Path, golden_inputs: Tensor | None = None) -> Path:
     """Write a head to `folder`, which is made, or whose files are replaced one by one; return the folder.
 
-    `golden_inputs` are assembled inputs (N, input_size) of real tokens; by default those that the head was loaded with, or random
-    inputs of its scale.
+    `golden_inputs` (N, input_size) are those of real tokens; by default those that it was loaded with, or random ones.
     """
     same = copy.deepcopy(head).cpu().eval()  # this one may be decoding
     inputs = head.golden_inputs if golden_inputs is None else golden_inputs
@@ -141,24 +138,18 @@ def load_head(location: str | Path, any_draft: bool = False, **hub: Any) -> Acce
     """Load a head from a folder or hub id, on the CPU in float32; the SpecDec++ authors' checkpoints are read, too.
 
     Args:
-        location: a folder or hub id.
         any_draft: whether to forget for which draft and target the head was trained, so that it decodes with any draft of its
             size, for example one that was distilled a little further. Its predictions are then less accurate.
         hub: arguments of huggingface_hub's snapshot_download, such as `revision` and `token`.
 
     Raises:
-        UserError: no such folder or hub id; a tensor that is missing, extra or of another shape; golden logits that the head does
-            not compute.
+        UserError: no such head; a tensor that is missing, extra or of another shape; golden logits that it does not compute.
     """
     return AcceptanceHead.from_pretrained(location, any_draft=any_draft, **hub)
 
 
 def latest_head(outputs: Path, pair: Pair) -> Path:
-    """Return the newest head folder `**/heads/<name>` under `outputs` that a finished run trained for the pair.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Return the newest head folder `**/heads/<name>` under `outputs` that a run trained for the pair; else UserError."""
     configs = sorted(outputs.glob("**/heads/*/config.json"), key=_trained_at, reverse=True)
     revisions = {"draft": pair.draft_revision, "target": pair.target_revision}
     for path in configs:

@@ -2,7 +2,6 @@
 
 The folder of a trained head has `train_prompts.safetensors`, too, and what `specheads export` wrote (EXPORTED). The golden
 vectors are inputs with the logits that the head computed when it was saved: they show at once if a head is computed differently.
-Files of tensors have a checksum, too.
 """
 
 import logging
@@ -68,12 +67,9 @@ def drop_graph(folder: Path) -> None:
 
 
 def read_files(location: str | Path, hub: Mapping[str, Any]) -> HeadFiles:
-    """Return the content of a head's folder or hub id; checkpoints of the SpecDec++ authors are converted.
+    """Return the content of a head's folder or hub id; raises UserError where there is none, or files cannot be read.
 
-    `hub`: arguments of huggingface_hub's snapshot_download.
-
-    Raises:
-        UserError: no such folder or hub id, or files that cannot be read.
+    Checkpoints of the SpecDec++ authors are converted. `hub`: arguments of huggingface_hub's snapshot_download.
     """
     folder = _folder(location, hub)
     values = _read_json(folder / "config.json")
@@ -140,14 +136,9 @@ def _is_theirs(config: Any) -> bool:
 def _converted(config: Mapping[str, Any], tensors: Mapping[str, Tensor], where: object) -> tuple[HeadConfig, dict[str, Tensor]]:
     """Return config and float32 tensors of the head that computes the same as a checkpoint of SpecDec++'s authors.
 
-    Their network is a `Sequential` of blocks `x + SiLU(W x + b)`, one block applied `num_layers` times, and a linear layer with
-    two logits: 0 rejects, 1 accepts. Their softmax is the sigmoid of the difference. They do not scale inputs, have no
-    calibration, and predict the acceptance of the token that the draft has just read.
-
-    Where the file holds a single block, as tensors that share memory are stored, that block is used `num_layers` times.
-
-    Raises:
-        UserError: a tensor that is missing, too many or of another shape.
+    Their network is a `Sequential` of blocks `x + SiLU(W x + b)` and a linear layer with two logits: 0 rejects, 1 accepts. Where
+    the file holds a single block, as tensors that share memory are stored, that block is used `num_layers` times. Raises
+    UserError for a tensor that is missing, too many or of another shape.
 
     Source: github.com/Kaffaljidhmah2/SpecDec_pp, specdec_pp/wrap_model.py and train.py; Huang et al. 2024.
     """

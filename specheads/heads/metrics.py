@@ -1,12 +1,11 @@
-"""Metrics of acceptance predictions against soft labels, the known acceptance probabilities.
-
-A label is the chance that a sampled outcome is "accepted"; metrics of outcomes are computed as expectations, without sampling.
-"""
+"""Metrics of acceptance predictions against soft labels, the known acceptance probabilities, as expectations over outcomes."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+NEWTON_STEPS = 25  # of a logistic regression
 
 
 @dataclass(frozen=True)
@@ -32,8 +31,7 @@ def binary_kl(logits: Tensor, labels: Tensor) -> Tensor:
 def auroc(scores: Tensor, labels: Tensor, counts: Tensor | float = 1.0) -> float:
     """Return the chance that an accepted outcome has a higher score than a rejected one, where ties count half.
 
-    Each position (N,) is accepted with weight `labels` and rejected with the rest, and counts `counts` times (N,). NaN if all the
-    weight is on one side.
+    A position (N,) is accepted with weight `labels`, else rejected, and counts `counts` times (N,). NaN for one kind of outcome.
     """
     _, group = torch.unique(scores, return_inverse=True)
     weights = torch.zeros(2, int(group.max()) + 1, dtype=torch.float64, device=scores.device)
@@ -72,23 +70,17 @@ def prediction_metrics(logits: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def fit_logistic(
-    features: Tensor,
-    labels: Tensor,
-    counts: Tensor | None = None,
-    num_steps: int = 25,
-    intercept: bool = True,
-    ridge: float = 1e-9,
+    features: Tensor, labels: Tensor, counts: Tensor | None = None, intercept: bool = True, ridge: float = 1e-9
 ) -> Tensor:
-    """Return weights (F + 1,), the intercept last, of the logistic regression of soft labels (N,) on features (N, F).
+    """Return weights (F + 1,), the intercept last, of the logistic regression of soft labels (N,) on features (N, F), in float64.
 
-    `counts` (N,) are the weights of the samples, 1 by default; without `intercept` that is 0. Newton's method in float64; the
-    ridge, of each sample, keeps collinear features solvable, and a larger one labels that features separate.
+    `counts` (N,) are the samples' weights; the ridge, of each, keeps collinear features solvable, a larger one separable labels.
     """
     inputs = torch.cat([features.double(), torch.full((len(features), 1), float(intercept), dtype=torch.float64)], dim=1)
     weights = torch.zeros(inputs.shape[1], dtype=torch.float64)
     penalty = ridge * max(1, len(inputs)) * torch.eye(inputs.shape[1], dtype=torch.float64)
     counted = inputs if counts is None else inputs * counts.double().unsqueeze(1)
-    for _ in range(num_steps):
+    for _ in range(NEWTON_STEPS):
         probs = torch.sigmoid(inputs @ weights)
         gradient = counted.T @ (probs - labels) + penalty @ weights
         curvature = (counted * (probs * (1 - probs)).unsqueeze(1)).T @ inputs

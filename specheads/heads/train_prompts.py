@@ -1,9 +1,4 @@
-"""The prompts that a head was trained on, as a file of its folder, so that no evaluation reports on them.
-
-A prompt is identified by a hash of its words, 64 bits of SHA-256 as int64, so the file of 40,000 prompts takes 320 KB. Templates
-that differ only in white space and case yield the same hash; templates with other words do not, so the same rows under such
-templates are not recognised.
-"""
+"""The prompts that a head was trained on, by hashes of their words, in a file of its folder: no evaluation reports on them."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -46,7 +41,7 @@ class TrainPrompts:
         return replace(self, dev=_numbers(dev))
 
     def write(self, folder: Path) -> None:
-        write_whole(folder / FILE, lambda path: write_tensors({"train": self.train, "dev": self.dev}, path))
+        write_whole(folder / FILE, lambda path: write_tensors(vars(self), path))
 
 
 def text_hash(text: str) -> int:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from specheads.errors import UserError
-from specheads.heads.calibration import IndexCalibration, calibrated
-from specheads.heads.features import FEATURES
+from specheads.heads.calibration import IndexCalibration
+from specheads.heads.features import FEATURES, input_size
 from specheads.heads.head import AcceptanceHead
 from specheads.heads.portable import loaders
 from specheads.storage.files import write_whole
@@ -25,13 +25,10 @@ logger = logging.getLogger(__name__)
 
 
 def write_onnx(head: AcceptanceHead, folder: Path) -> Path:
-    """Write `head.onnx`, checked against the head by onnxruntime; return its path.
+    """Write `head.onnx`; return its path. Raises UserError for missing packages, or a graph that computes something else.
 
     Its inputs are the head's features by name, (batch, size) or (batch,) float32, and `index` (batch,) int64; its outputs are
     `logit` and `acceptance`, (batch,) each.
-
-    Raises:
-        UserError: missing packages, or a graph that computes something else.
     """
     try:
         import onnxruntime
@@ -57,45 +54,34 @@ def write_onnx(head: AcceptanceHead, folder: Path) -> Path:
 class _CalibratedHead(nn.Module):
     """Features (B, size) or (B,) -> `logit` (B,) and `acceptance` (B,), calibrated by the token's `index` (B,) in its draft."""
 
-    slope: Tensor  # (1, indices)
-    intercept: Tensor  # (1, indices)
-
     def __init__(self, head: AcceptanceHead) -> None:
         super().__init__()
-        self.head = head
-        slope, intercept = IndexCalibration.from_dict(head.config.calibration).rows(1, torch.device("cpu"))
-        self.register_buffer("slope", slope.clone())
-        self.register_buffer("intercept", intercept.clone())
+        self.head, self.calibration = head, IndexCalibration.from_dict(head.config.calibration)
 
     def forward(self, features: Mapping[str, Tensor], index: Tensor) -> tuple[Tensor, Tensor]:
         logit = self.head(features)
-        rows = (row.expand(index.shape[0], -1) for row in (self.slope, self.intercept))
-        return logit, calibrated(logit, index, *rows).sigmoid()
+        return logit, self.calibration(logit, index).sigmoid()
 
 
 def _example_inputs(head: AcceptanceHead, batch: int) -> tuple[dict[str, Tensor], Tensor]:
     """Return random inputs of a _CalibratedHead for `batch` tokens: features by name, and indices (batch,) long."""
-    generator = torch.Generator().manual_seed(batch)
-    features, start = {}, 0
-    for name in head.config.inputs:
-        key = FEATURES[name].size
-        size = 1 if key is None else getattr(head.config, key)
-        # Vectors have the scale that the head was trained on; at another scale its outputs are far from any that occur.
-        mean, scale = (tensor[start : start + size].cpu() for tensor in (head.input_mean, head.input_scale))
-        if key is not None:
-            features[name] = torch.randn(batch, size, generator=generator) / scale + mean
-        else:
+    generator, features, names = torch.Generator().manual_seed(batch), dict[str, Tensor](), head.config.inputs
+    sizes = [input_size([name], vars(head.config)) for name in names]
+    # Vectors have the scale that the head was trained on; at another scale its outputs are far from any that occur.
+    scales = (tensor.cpu().split(sizes) for tensor in (head.input_mean, head.input_scale))
+    for name, mean, scale in zip(names, *scales, strict=True):
+        if FEATURES[name].size is None:
             features[name] = torch.rand(batch, generator=generator)
-        start += size
+        else:
+            features[name] = torch.randn(batch, len(mean), generator=generator) / scale + mean
     return features, torch.arange(batch) % 11
 
 
 def _traced(head: AcceptanceHead) -> torch.export.ExportedProgram:
     """Return a head with its calibration as a graph for batches of any size."""
     inputs, batch = _example_inputs(head, 2), torch.export.Dim("batch")
-    return torch.export.export(
-        _CalibratedHead(head).eval(), inputs, dynamic_shapes=({name: {0: batch} for name in inputs[0]}, {0: batch})
-    )
+    shapes = {name: {0: batch} for name in inputs[0]}, {0: batch}
+    return torch.export.export(_CalibratedHead(head).eval(), inputs, dynamic_shapes=shapes)
 
 
 def _check_same(head: AcceptanceHead, session: Any, where: str) -> None:
@@ -133,15 +119,13 @@ class Drafting(NamedTuple):
 
     @property
     def longest(self) -> int:
-        """The most tokens of a draft."""
         return max(length for _, length in self.lengths)
 
 
 def drafting_of(report: Mapping[str, Any], ratio: str) -> Drafting:
     """Return what a `report.json` found best on dev prompts at one ratio of costs; of batches, where drafts were faster decoded.
 
-    Raises:
-        UserError: the report has no fixed lengths at this ratio, or none that is clearly faster than the target alone.
+    Raises UserError where it has no fixed lengths at this ratio, or none that is clearly faster than the target alone.
     """
     rules = [row for data_set in report["data_sets"] if data_set["role"] == "dev" for row in data_set["rules"]]
 

@@ -6,13 +6,11 @@ requests share. Where `rate` tokens come per second, another step pays as long a
     sum of gains >= rate * (step + verified * drafts that go on)
 
 and one more token of a single draft, in a step that is taken anyway, as long as gain >= rate * verified. A gain is the
-probability that the next token is accepted, given the survival that a head predicts so far; what was accepted tells it. So a
-head's errors matter less: one that learned from sampled drafts is much too confident of drafts by argmax. The rate is that of the
-rounds that follow these rules, which at the best policy is the right one (Dinkelbach 1967). Without the head the gain of a token
-is that of its place in the draft, so all drafts have one length, which may be 0. Of the two ways, with the head and without, the
-one that makes more tokens per second is taken, and the other one tried now and then. Times and rates are those of a number of
-requests, gains those of all. The ways are compared by what their rounds drafted and made, at the recent times of one of them: the
-machine's changes between their rounds would decide otherwise.
+probability that the next token is accepted, given the survival that a head predicts so far, by what was accepted. The rate is
+that of the rounds that follow these rules, at the best policy the right one (Dinkelbach 1967). Without the head the gain of a
+token is that of its place in the draft, so all drafts have one length, which may be 0. Of the two ways the one that makes more
+tokens per second is taken, and the other one tried now and then; they are compared at the recent times of one of them, or the
+machine's changes between their rounds would decide. Times and rates are those of a number of requests, gains those of all.
 """
 
 from collections.abc import Sequence
@@ -21,6 +19,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+
+from specheads.decoding.step_costs import non_decreasing
 
 KNOTS = 21  # survivals 0, 1/20, ... 1, at which gains are known; they are linear in between
 PLACES = 32  # in a draft, whose acceptance is known
@@ -74,16 +74,11 @@ class _Way:
     """Fading counts over the rounds of one number of requests that drafted with the head, or without."""
 
     rounds: int = 0
-    weight: float = 0.0  # of the rounds in the sums
-    tokens: float = 0.0  # emitted
-    read: float = 0.0  # by the target
-    steps: float = 0.0  # of the draft
+    sums: np.ndarray = field(default_factory=lambda: np.zeros(4))  # of rounds, tokens emitted, tokens read, draft steps
 
 
 @dataclass
 class _Mean:
-    """A fading mean of seconds."""
-
     total: float = 0.0
     weight: float = 0.0
 
@@ -116,13 +111,12 @@ class _Load:
         """Return what is expected of `factor` times as many requests until they are known."""
         made = deepcopy(self)
         for way in (made.by_head, made.fixed):
-            way.rounds, way.tokens, way.read = 0, way.tokens * factor, way.read * factor
+            way.rounds, way.sums = 0, way.sums * (1, factor, factor, 1)
         made.turns, made.guessed, made.is_trial = 0, True, False
         return made
 
     @property
     def is_known(self) -> bool:
-        """Whether both ways were seen."""
         return min(self.by_head.rounds, self.fixed.rounds) >= KNOWN
 
     def expected(self, read: float, steps: float, head: float) -> float:
@@ -131,11 +125,11 @@ class _Load:
         return outside + self.first.value + self.step.value * max(0.0, steps - 1) + head * steps
 
     def rate(self, way: _Way, head: float) -> float:
-        """Return the tokens per second of one way."""
         by_head, more = way is self.by_head, self.longer.value
-        seconds = self.expected(way.read / way.weight, way.steps / way.weight, head if by_head else 0.0)
+        tokens, read, steps = (way.sums[1:] / way.sums[0]).tolist()
+        seconds = self.expected(read, steps, head if by_head else 0.0)
         seconds += 0.0 if by_head == self.head_leads else more if by_head else -more
-        return way.tokens / way.weight / seconds
+        return tokens / seconds
 
     def asks_head(self, head: float) -> bool:
         """Return whether the head, which adds so many seconds to a step, ends the drafts of the next round."""
@@ -166,12 +160,9 @@ class Pace:
         self._lengths, self._survivals = np.zeros(0, int), np.zeros((0, 0))
 
     def begin(self, now: float, num_requests: int, num_read: int, rejected: Sequence[int] | None, steady: bool) -> None:
-        """Begin a round's draft, where the round before ends.
+        """Begin a round's draft, where the round before ends, in which the target has read `num_read` tokens of all requests.
 
-        Args:
-            num_read: tokens that the target has read for all requests.
-            rejected: drafted tokens of each request that were not accepted; None: nothing was drafted.
-            steady: no request is new.
+        `rejected` are the drafted tokens of each request that were not accepted, None without a draft; `steady`: none is new.
         """
         same = steady and num_requests == self._num_requests
         if self._began is not None and same:
@@ -179,10 +170,7 @@ class Pace:
             usual = load.expected(num_read, self._num_steps, self._head.value * self._by_head)
             if self._steady and (way.rounds < KNOWN or now - self._began < _OUTLIER * usual):
                 way.rounds += 1
-                way.weight = SLOWLY * way.weight + 1
-                way.tokens = SLOWLY * way.tokens + num_read - sum(rejected or ())
-                way.read = SLOWLY * way.read + num_read
-                way.steps = SLOWLY * way.steps + self._num_steps
+                way.sums = SLOWLY * way.sums + (1, num_read - sum(rejected or ()), num_read, self._num_steps)
                 if load.is_trial:
                     more = now - self._began - usual
                     load.longer.add(more if self._by_head else -more)
@@ -228,15 +216,8 @@ class Pace:
         self._ended, self._lengths, self._survivals = now, np.asarray(lengths, int), survivals
 
     def gains(self) -> np.ndarray:
-        """Return the gains (KNOTS,), which rise with the survival: neighbours of which the lower gains more share their mean."""
-        pools: list[tuple[float, float, int]] = []  # accepted, seen, knots
-        for accepted, seen in zip(self._accepted, self._seen, strict=True):
-            pool = float(accepted), float(seen), 1
-            while pools and pools[-1][0] * pool[1] > pool[0] * pools[-1][1]:
-                before = pools.pop()
-                pool = before[0] + pool[0], before[1] + pool[1], before[2] + pool[2]
-            pools.append(pool)
-        return np.repeat([accepted / seen for accepted, seen, _ in pools], [knots for *_, knots in pools])
+        """Return the gains (KNOTS,), which rise with the survival."""
+        return non_decreasing(self._accepted / self._seen, self._seen)
 
     def length(self, num_requests: int, longest: int) -> int | None:
         """Return how many tokens the next round drafts for each request without the head; None: the head decides."""
@@ -254,7 +235,7 @@ class Pace:
     def bounds(self, num_requests: int) -> Bounds | None:
         """Return when drafts of the round end; None: too little is known yet."""
         load, way, head = self._load(num_requests), self._way(num_requests), self._head.value
-        if not (way.weight and load.step.weight and (way.rounds >= KNOWN or load.guessed)):
+        if not (way.sums[0] and load.step.weight and (way.rounds >= KNOWN or load.guessed)):
             return None
         rate, verified = load.rate(way, head), load.line.slope()
         return Bounds(rate * verified, rate * (load.step.value + head * self._by_head), rate * verified)

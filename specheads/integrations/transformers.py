@@ -20,20 +20,16 @@ def assist(
     max_tokens: int | None = None,
     any_draft: bool = False,
 ) -> Assisted:
-    """Let a head end the drafts of `target.generate(assistant_model=draft)`.
-
-    It does so within a `with` of the returned object, or until its `remove()`.
+    """Let a head end the drafts of `target.generate(assistant_model=draft)`, in a `with` of the result or until its `remove()`.
 
     Args:
         target, draft: transformers models that share a tokenizer; they decode one prompt at a time.
         head: a head, its folder or hub id.
-        threshold, min_tokens, max_tokens: arguments of HeadThreshold; by default what the head recommends, or else 0.7, 1 (2 for
+        threshold, min_tokens, max_tokens: of HeadThreshold; by default what the head recommends, or else 0.7, 1 (2 for
             input_token) and 20.
         any_draft: accept a head that was trained for another draft of this size.
 
-    Raises:
-        UserError: no such head, or one that was trained for another draft.
-        ValueError: a head of another size, vocabularies of different sizes, bounds that are not allowed.
+    Raises UserError for no such head, or one that was trained for another draft; ValueError for sizes that differ, or bounds.
     """
     head = head if isinstance(head, AcceptanceHead) else load_head(head)
     if head.config.draft and not any_draft:

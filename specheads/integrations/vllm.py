@@ -3,20 +3,14 @@
     speculative_config={"method": "draft_model", "model": "<the draft>", "num_speculative_tokens": 8}
     additional_config={"specheads": {"head": "<folder or hub id>"}}
 
-vLLM finds this module by the entry point `vllm.general_plugins` of an installed specheads. After each step of the draft, which
-reads all requests together, the head looks at its last hidden states. Drafts end where they pay no more by the times of rounds
-that are measured meanwhile, for each number of requests, one by one and all together (see pace.py), down to none. With a
-`threshold` a request's draft ends by it, and the drafting of all ends once the mean of their survival, 0 where a draft has ended,
-is below what the threshold asks of one. So requests get drafts of different lengths. Drafts by argmax and drafts that are sampled
-(`draft_sample_method="probabilistic"`) are both lossless. Without `specheads` in `additional_config` nothing changes.
+vLLM finds this module by the entry point `vllm.general_plugins` of an installed specheads. Drafts end where they pay no more by
+the times of rounds that are measured meanwhile, one by one and all together (see pace.py), down to none. With a `threshold` a
+request's draft ends by it, and the drafting of all ends once the mean of their survival, 0 where a draft has ended, is below what
+the threshold asks of one. Other keys: `min_tokens`, `max_tokens`, at most vLLM's num_speculative_tokens, and `any_draft`, which
+accepts a head of another draft. Drafts by argmax and drafts that are sampled are both lossless.
 
-Keys: `head`; `threshold`, `min_tokens` and `max_tokens` of HeadThreshold, where vLLM's num_speculative_tokens is an upper bound;
-`any_draft`, which accepts a head of another draft.
-
-Made for vLLM's model runner V1 (vllm/v1/spec_decode/llm_base_proposer.py). A configuration under which the head would be ignored
-is refused: other methods than draft models, and runner V2, the default for many models. There the place would be a subclass of
-StandaloneARSpeculator (vllm/v1/worker/gpu/spec_decode/standalone_ar), whose steps end in `sample_draft`; drafts have one length
-for all requests, and its kernels need Triton.
+Made for vLLM's model runner V1 (vllm/v1/spec_decode/llm_base_proposer.py); configurations that would ignore the head are refused.
+In runner V2 StandaloneARSpeculator drafts (vllm/v1/worker/gpu/spec_decode/standalone_ar), one length for all requests.
 """
 
 import logging
@@ -64,10 +58,9 @@ class _Progress(NamedTuple):
 class _AfterStep(nn.Module):
     """What follows a step of a draft model: features, head and rule, for one more token of each draft."""
 
-    ends: Tensor
+    ends: Tensor  # the tokens that end a response
 
     def __init__(self, rule: HeadThreshold, ends: Tensor) -> None:
-        """Make it for a rule on the draft's device; `ends` are the tokens that end a response."""
         super().__init__()
         self.rule, self.head = rule, rule.head
         self.register_buffer("ends", ends)
@@ -77,11 +70,8 @@ class _AfterStep(nn.Module):
     ) -> tuple[_Progress, Tensor]:
         """Return the progress, and (2,) the summed gains of drafts that go on, and their number.
 
-        Args:
-            token: (R,) long.
-            logits, hidden: (R, V) and (R, H), from which the tokens were taken.
-            rest: the tokens' embedding (R, E), the progress before them, the gains (KNOTS,) of survivals, and the least gain ()
-                with which a draft goes on.
+        The tokens (R,) long were taken from `logits` (R, V) of `hidden` (R, H). `rest` are their embedding (R, E), the progress
+        before them, the gains (KNOTS,) of survivals, and the least gain () with which a draft goes on.
         """
         embedding, (state, lengths, going), gains, least = rest
         features = drafting_features(self.rule.needs, logits, token, hidden, lambda _: embedding)
@@ -96,18 +86,16 @@ class _AfterStep(nn.Module):
 
 
 class DraftStopping:
-    """A head with its rule, for the drafts of all requests: `begin`, `step` until _DraftsEnded, `drafts`.
-
-    Args:
-        given: what `additional_config` has under `specheads`.
-        longest: vLLM's num_speculative_tokens.
-
-    Raises:
-        UserError: keys that are unknown or missing.
-    """
+    """A head with its rule, for the drafts of all requests: `begin`, `step` until _DraftsEnded, `drafts`."""
 
     def __init__(self, given: Any, longest: int) -> None:
-        given = _checked(given)
+        if not isinstance(given, dict) or not given.get("head"):
+            raise UserError(
+                "vLLM's additional_config names no head to draft with; give it "
+                'additional_config={"specheads": {"head": "<folder or hub id>"}}.'
+            )
+        if unknown := sorted(given.keys() - KEYS):
+            raise UserError(f"additional_config names {unknown[0]!r}, which is not known; it takes {', '.join(sorted(KEYS))}.")
         self.any_draft = bool(given.get("any_draft", False))
         self.location = str(given["head"])
         self.head = load_head(self.location, self.any_draft)
@@ -123,11 +111,7 @@ class DraftStopping:
         self._start = cache(self._new_progress)
 
     def prepare(self, draft: Any, config: Any, location: str, hidden_size: int, device: torch.device) -> None:
-        """Fit the head to the draft, vLLM's model with the config of transformers, and compile what follows its steps.
-
-        Raises:
-            UserError: another draft than the head's.
-        """
+        """Fit the head to vLLM's draft and its config, UserError if it is another's, and compile what follows its steps."""
         trained = self.head.config
         if hidden_size != trained.hidden_size:
             raise UserError(
@@ -145,10 +129,8 @@ class DraftStopping:
 
     @torch.no_grad()
     def _compiled(self, module: _AfterStep, draft: Any, device: torch.device) -> Callable[..., tuple[_Progress, Tensor]]:
-        """Return the module's call, compiled for any number of requests; the module, where nothing can be compiled.
-
-        As it is it consists of some sixty small operations, which together take a quarter of a step of a small draft.
-        """
+        """Return the module's call, compiled for any number of requests; the module, where nothing can be compiled."""
+        # As it is it consists of some sixty small operations, which together take a quarter of a step of a small draft.
         token = torch.zeros(3, dtype=torch.long, device=device)
         embedding = self._embed(token).clone()
         hidden = embedding.new_zeros(3, self.head.config.hidden_size)
@@ -166,7 +148,6 @@ class DraftStopping:
             return module
 
     def _new_progress(self, num_requests: int, device: torch.device) -> _Progress:
-        """Return the progress of drafts without a token; nothing writes into it."""
         state = self.rule.start_round(self.rule.start_prompt(num_requests, device))
         lengths = torch.zeros(num_requests, dtype=torch.long, device=device)
         return _Progress(state, lengths, torch.ones_like(lengths, dtype=torch.bool))
@@ -177,7 +158,6 @@ class DraftStopping:
         return logits if not size or size == logits.shape[-1] else logits[:, :size].contiguous()
 
     def begin(self, num_requests: int, device: torch.device) -> None:
-        """Begin the drafts of a round."""
         self._progress = self._start(num_requests, device)
         self._tokens: list[Tensor] = []  # (R,) for each step
         self._survivals: list[Tensor] = []  # likewise
@@ -190,12 +170,7 @@ class DraftStopping:
         self._bounds = bounds or Bounds(0.0, self._usual * num_requests, 0.0)
 
     def step(self, logits: Tensor, token: Tensor, hidden: Tensor, longest: int) -> None:
-        """Take in a token of each request; raises _DraftsEnded where drafting ends.
-
-        Args:
-            logits, hidden: (R, V) and (R, H), from which the tokens (R,) were taken.
-            longest: tokens of the longest draft.
-        """
+        """Take in tokens (R,) from `logits` (R, V) of `hidden` (R, H); raises _DraftsEnded where drafting ends."""
         began = time.perf_counter()
         rest = self._embed(token), self._progress, self._gains, self._least
         self._progress, totals = self._after(token, self._known(logits), hidden, rest)
@@ -214,18 +189,6 @@ class DraftStopping:
         if self.pace is not None:
             self.pace.end(time.perf_counter(), lengths, torch.stack(self._survivals).float().cpu().numpy())
         return [row[:length] for row, length in zip(tokens, lengths, strict=True)]
-
-
-def _checked(given: Any) -> dict[str, Any]:
-    """Return what `additional_config` says; raises UserError if it names no head, or a key that is not known."""
-    if not isinstance(given, dict) or not given.get("head"):
-        raise UserError(
-            "vLLM's additional_config names no head to draft with; give it "
-            'additional_config={"specheads": {"head": "<folder or hub id>"}}.'
-        )
-    if unknown := sorted(given.keys() - KEYS):
-        raise UserError(f"additional_config names {unknown[0]!r}, which is not known; it takes {', '.join(sorted(KEYS))}.")
-    return given
 
 
 def _check_supported(vllm_config: Any) -> None:
@@ -289,28 +252,24 @@ def proposer_class(base: type) -> type:
             """Return drafted tokens: of different lengths as lists, or what vLLM does without a head."""
             if self.stopping is None or not given["num_speculative_tokens"]:
                 return super().propose(**given)
-            pace = self.stopping.pace
-            if pace is not None and (length := self.note_round(pace, given)) is not None:
-                drafts: list[list[int]] = super().propose(**given | {"num_speculative_tokens": length}).tolist()
-                pace.end(time.perf_counter(), [length] * len(drafts), np.zeros((0, len(drafts))))
-                return drafts
-            self.stopping.begin(given["common_attn_metadata"].batch_size(), self.device)
+            about, rejected, pace = given["common_attn_metadata"], given.get("num_rejected_tokens_gpu"), self.stopping.pace
+            num_requests = about.batch_size()
+            if pace is not None:
+                counts = None if rejected is None else rejected.tolist()
+                steady = about.max_query_len <= 1 + (0 if counts is None else self.speculative_config.num_speculative_tokens)
+                pace.begin(time.perf_counter(), num_requests, about.num_actual_tokens, counts, steady)
+                most = min(given["num_speculative_tokens"], self.stopping.rule.max_tokens)
+                if (length := pace.length(num_requests, most)) is not None:  # without the head
+                    drafts: list[list[int]] = super().propose(**given | {"num_speculative_tokens": length}).tolist()
+                    pace.end(time.perf_counter(), [length] * len(drafts), np.zeros((0, len(drafts))))
+                    return drafts
+            self.stopping.begin(num_requests, self.device)
             self.drafting = True
             with suppress(_DraftsEnded):
                 super().propose(**given)
             self.drafting, probs = False, self.stopping.probs
             self._last_draft_probs = torch.stack(probs, dim=1).contiguous() if probs else None
             return self.stopping.drafts()
-
-        def note_round(self, pace: Pace, given: dict[str, Any]) -> int | None:
-            """Tell the pace of the round that ends here; return how many tokens to draft without the head, None: by the head."""
-            about, rejected = given["common_attn_metadata"], given.get("num_rejected_tokens_gpu")
-            counts = None if rejected is None else rejected.tolist()
-            longest = 1 if counts is None else 1 + self.speculative_config.num_speculative_tokens
-            steady, num_requests = about.max_query_len <= longest, about.batch_size()
-            pace.begin(time.perf_counter(), num_requests, about.num_actual_tokens, counts, steady)
-            assert self.stopping is not None
-            return pace.length(num_requests, min(given["num_speculative_tokens"], self.stopping.rule.max_tokens))
 
         def _sample_draft_tokens(self, hidden_states: Tensor, sampling_metadata: Any) -> tuple[Tensor, Tensor | None]:
             """Return a token for each request, and show it to the head."""

@@ -27,17 +27,12 @@ ON_A_CPU = {  # environment variables of vLLM, where the user has not set them
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # no process between this one and the model
 }
 
-
 ROUNDS, TURNS, UNSTEADY = 12, 6, 2  # timed rounds of a way in a row, how often, and those that follow another way
 LARGEST_UNUSED = 100  # rounds of a way that are not timed, until there seems to be no end
 
 
 def lines_of(python: str, content: dict[str, Any], log_path: Path) -> Generator[dict[str, Any]]:
-    """Yield the lines of a process that an interpreter runs on a request file with `content`; it ends with the iterator.
-
-    Raises:
-        UserError: the process ended, and one more line was asked for.
-    """
+    """Yield the lines of a process that runs on a request file with `content`; UserError where it ends before the caller."""
     from specheads.errors import UserError  # not for the process, which is without specheads
 
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file, log_path.open("w") as log:
@@ -55,7 +50,6 @@ def lines_of(python: str, content: dict[str, Any], log_path: Path) -> Generator[
 
 
 def _end_with_parent() -> None:
-    """End this process once its standard input is closed."""
     sys.stdin.buffer.read()
     os._exit(1)
 
@@ -98,10 +92,7 @@ def answer(content: dict[str, Any], out: Any) -> None:
 
 
 def time_rounds(content: dict[str, Any], out: Any) -> None:
-    """Write what rounds take in each way to draft; requests are repeated, so that about as many decode at once.
-
-    They are filled up once a quarter has ended: with many, one would end in each round, and all rounds would read a prompt.
-    """
+    """Write what rounds take in each way to draft; requests are repeated, so that about as many decode at once."""
     import torch
 
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # the other one has no drafter whose length could be changed
@@ -134,6 +125,7 @@ def time_rounds(content: dict[str, Any], out: Any) -> None:
             drafter.stopping = head if watched else None
         left, skipped, unused = ROUNDS, UNSTEADY, 0
         while left:
+            # Of many one would end in each round, and all rounds would read a prompt.
             if (at_once := engine.get_num_unfinished_requests()) < max(1, 0.75 * content["at_once"]):
                 for _ in range(content["at_once"] - at_once):
                     _add(engine, next(added), next(requests), output_kind=RequestOutputKind.DELTA)

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from specheads.decoding.step_costs import RuleCosts, StepCosts
+from specheads.decoding.step_costs import RuleCosts, StepCosts, non_decreasing
 from specheads.errors import UserError
 
 LEAST_ROUNDS = 5  # a median of fewer rounds with one number of drafted tokens is left out
@@ -24,7 +24,6 @@ class RoundTimes:
     response: np.ndarray  # number of the round's response; even and odd ones make two halves
 
     def part(self, which: np.ndarray) -> "RoundTimes":
-        """Return the rounds that `which` (R,) bool selects."""
         return RoundTimes(*(column[which] for column in vars(self).values()))
 
 
@@ -43,17 +42,12 @@ def fit_costs(
     """Fit costs to rounds by medians: of the rounds with equal numbers of drafted tokens, and then over these medians.
 
     Returns the costs, and those for the even and for the odd responses, each fitted to the other half; None with too few
-    responses.
+    responses. Raises UserError for fewer than three rounds, or rounds of one length only, which cannot separate the costs.
 
     Args:
-        times: rounds of one or more kinds of rules.
         rules: the kinds by name, in the order of their numbers; True for those that compute nothing worth counting (fixed
             lengths). The seconds of their rounds are common to all rules; those of other rules are compared with them.
-        shares: by kind, what it adds to a draft step as a share of the step, where steps were timed by themselves: a few rounds
-            cannot tell it.
-
-    Raises:
-        UserError: fewer than three rounds, or rounds of one length only, which cannot separate the costs.
+        shares: by kind, what it adds to a draft step as a share of the step, where steps were timed by themselves.
     """
     if len(times.drafted) < 3 or len(np.unique(times.drafted)) < 2:
         raise UserError("these runs cannot separate the costs of draft and target; evaluate at least two draft lengths.")
@@ -71,7 +65,7 @@ def _fit(times: RoundTimes, rules: Mapping[str, bool], shares: Mapping[str, floa
     draft_seconds, round_seconds = _line(*_medians(common.draft_calls, common.draft_seconds))
     number, seconds, weight = _medians(common.drafted, common.target_seconds)
     verified_seconds, target_seconds = _line(number, seconds, weight)
-    seconds = _non_decreasing(seconds, weight)
+    seconds = non_decreasing(seconds, weight)
     if number[0] > 0:
         number, seconds = np.append(0, number), np.append(min(target_seconds, seconds[0]), seconds)
     table = np.interp(np.arange(number[-1] + 1), number, seconds)
@@ -84,10 +78,7 @@ def _fit(times: RoundTimes, rules: Mapping[str, bool], shares: Mapping[str, floa
 
 
 def _added_costs(costs: StepCosts, times: RoundTimes, share: float | None) -> RuleCosts:
-    """Return the seconds of one rule's rounds beyond the common costs; no rule makes a step faster, so they are at least 0.
-
-    `share` is what it adds to a draft step, where that is known.
-    """
+    """Return the seconds of one rule's rounds beyond the common costs; no rule makes a step faster, so they are at least 0."""
     if not len(times.drafted):
         return RuleCosts()
     calls, drafting, weight = _medians(times.draft_calls, times.draft_seconds)
@@ -101,10 +92,7 @@ def _added_costs(costs: StepCosts, times: RoundTimes, share: float | None) -> Ru
 
 
 def _medians(number: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return each number that rounds have, in order, with the median seconds and the count of those rounds.
-
-    Rare numbers are left out if enough others remain.
-    """
+    """Return each number that rounds have, without rare ones, with the median seconds and the count of those rounds."""
     numbers, which, counts = np.unique(number, return_inverse=True, return_counts=True)
     medians = np.array([np.median(seconds[which == index]) for index in range(len(numbers))])
     often = counts >= LEAST_ROUNDS
@@ -129,14 +117,3 @@ def _weighted_median(values: np.ndarray, weight: np.ndarray) -> float:
     order = np.argsort(values)
     reached = np.cumsum(weight[order])
     return float(values[order][np.searchsorted(reached, reached[-1] / 2)])
-
-
-def _non_decreasing(values: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Return the closest values that never fall, by weighted least squares (pooling adjacent violators)."""
-    pools: list[tuple[float, float, int]] = []  # mean, weight, members
-    for value, value_weight in zip(values.tolist(), weight.tolist(), strict=True):
-        pools.append((value, value_weight, 1))
-        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
-            (low, less, some), (high, more, others) = pools.pop(), pools.pop()
-            pools.append(((low * less + high * more) / (less + more), less + more, some + others))
-    return np.concatenate([np.full(members, mean) for mean, _, members in pools])

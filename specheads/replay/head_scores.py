@@ -1,7 +1,6 @@
 """The predictions of heads for the nodes of a recording, and the true acceptance probabilities, which the target knows.
 
-Each predictor's values are added in `predictions/<fingerprint>/` next to the recording, in one pass of one model, when they are
-first needed; the recording does not change.
+Each predictor's values are added in `predictions/<fingerprint>/` next to the recording when they are first needed.
 """
 
 import hashlib
@@ -16,7 +15,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from specheads.decoding.branches import TextReader
+from specheads.decoding.branches import Branches, TextReader
 from specheads.forecast import Advance
 from specheads.heads.features import drafting_features, reads_logits
 from specheads.heads.head import AcceptanceHead
@@ -35,10 +34,9 @@ SCHEMA = pa.schema({"values": pa.list_(pa.float32())})  # one for every node of 
 def add_predictions(
     folder: Path, pair: Pair, heads: Mapping[str, AcceptanceHead], ground_truth: bool, advance: Advance = lambda count: None
 ) -> list[str]:
-    """Add missing predictions of `heads` (by fingerprint) to the recording in `folder`, and with `ground_truth` the target's.
+    """Add missing predictions of `heads` (by fingerprint) to a recording, and the target's for `ground_truth`; return all names.
 
-    Returns the names of all these predictions. All missing heads share one pass of the draft. `advance` is called with the number
-    of prompts once for the heads and once for the target, also where nothing was missing.
+    `advance` is called with the number of prompts once for the heads and once for the target, also where nothing was missing.
     """
     manifest = made_manifest(folder)
     warp, num_rows = Warp(**manifest["provenance"]["warp"]), sum(shard["rows"] for shard in manifest["shards"].values())
@@ -56,11 +54,10 @@ def add_predictions(
     return [*heads, *([GROUND_TRUTH] if ground_truth else [])]
 
 
-_Values = Callable[[Mapping[str, Any], Mapping[str, Any]], list[Tensor]]  # of each predictor, from a stored response and settings
+_Values = Callable[[Mapping[str, Any], Branches], list[Tensor]]  # of each predictor, from a stored response and its branches
 
 
 def _store(folder: Path, name: str) -> ShardStore:
-    """Return the store of one predictor's values in a recording."""
     provenance = {"predictor": name, "of": made_manifest(folder)["shards"]}
     return ShardStore(folder / "predictions" / name, provenance, SCHEMA)
 
@@ -68,9 +65,8 @@ def _store(folder: Path, name: str) -> ShardStore:
 def _predict(folder: Path, stores: Sequence[ShardStore], values_of: _Values, advance: Advance) -> None:
     """Write a shard of predictions for every shard of the recording; another process that needs them, too, waits."""
     manifest = made_manifest(folder)
-    shards, settings = manifest["shards"], manifest["provenance"]["settings"]
-    branch_columns = [f"branch_{name}" for name in ("draw", "start", "length", "ids")]
-    columns = ["prompt_ids", "response_ids", "accepted", *branch_columns, "law_prob"]
+    shards, max_tokens = manifest["shards"], manifest["provenance"]["settings"]["max_tokens"]
+    columns = ["prompt_ids", "response_ids", "branch_start", "branch_length", "branch_ids", "law_prob"]
     logger.info("predicting: %d values of each token of %d shards of prompts, in %s", len(stores), len(shards), folder)
     with ExitStack() as stack:
         missing = [stack.enter_context(store.missing(sorted(shards))) for store in sorted(stores, key=lambda each: each.folder)]
@@ -80,7 +76,7 @@ def _predict(folder: Path, stores: Sequence[ShardStore], values_of: _Values, adv
                 continue
             predictions: list[list[dict[str, Any]]] = [[] for _ in stores]
             for row in pq.read_table(folder / shard, columns=columns).to_pylist():
-                for rows, values in zip(predictions, values_of(row, settings), strict=True):
+                for rows, values in zip(predictions, values_of(row, branches_of(row, max_tokens)), strict=True):
                     rows.append({"values": values.float().cpu().numpy()})
                 advance(1)
             for store, rows in zip(stores, predictions, strict=True):
@@ -97,18 +93,15 @@ def _head_values(pair: Pair, heads: Sequence[AcceptanceHead]) -> _Values:
         head.to(lm.device)
 
     def of_nodes(tokens: Tensor, hidden: Tensor) -> list[Tensor]:
-        """Return each predictor's values of nodes with these tokens (n,) and states (n, H) before them."""
         logits = lm.logits(hidden) if reads_logits(needs) else hidden
         features = drafting_features(needs, logits, tokens, hidden, lm.embed, lm.kept_tokens)
         check_numbers(pair.draft_id, *features.values())
         return [head(features) for head in heads]
 
     @torch.no_grad()
-    def of_row(row: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Tensor]:
+    def of_row(row: Mapping[str, Any], branches: Branches) -> list[Tensor]:
         parts = list[list[Tensor]]()
-        for tokens, hidden in node_states(
-            reader, row["prompt_ids"], row["response_ids"], branches_of(row, settings["max_tokens"])
-        ):
+        for tokens, hidden in node_states(reader, row["prompt_ids"], row["response_ids"], branches):
             parts += [of_nodes(tokens[piece], hidden[piece]) for piece in slices(len(tokens), lm.vocab_size, SLICE_ELEMENTS)]
         return [torch.cat(values) for values in zip(*parts, strict=True)]
 
@@ -119,8 +112,8 @@ def _ground_truth(pair: Pair, warp: Warp) -> _Values:
     """Return what computes the chance that token verification accepts each node after all nodes before it were accepted."""
     reader = TextReader(pair.target_lm)
 
-    def of_row(row: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Tensor]:
-        draft_prob, branches = torch.tensor(row["law_prob"]), branches_of(row, settings["max_tokens"])
+    def of_row(row: Mapping[str, Any], branches: Branches) -> list[Tensor]:
+        draft_prob = torch.tensor(row["law_prob"])
         probs = target_probs(reader, warp, row["prompt_ids"], row["response_ids"], branches, draft_prob)
         check_numbers(pair.target_id, probs)
         return [accept_prob(probs, draft_prob.to(probs))]

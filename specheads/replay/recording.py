@@ -1,8 +1,4 @@
-"""Recordings on disk and in memory: Parquet shards of `record_responses`' rows in `recordings/<fingerprint>/` of the data folder.
-
-The predictions of heads for every node are next to them in `predictions/` (see head_scores.py). Complete shards are renamed into
-place and have checksums; a restart makes the missing ones.
-"""
+"""Recordings on disk and in memory: Parquet shards of `record_responses` in `recordings/<fingerprint>/` of the data folder."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,8 +52,7 @@ GROUND_TRUTH = "ground_truth"  # the predictor that knows the acceptance probabi
 class Recording:
     """Recorded responses, flat: P of them with N tokens in all, which are the first N nodes; then the nodes of all branches.
 
-    Q acceptance samples. Each sample has at each position either an accepted token or a branch of some nodes (none where
-    decoding would not have drafted).
+    Each of Q samples has at each position an accepted token or a branch of nodes, none where decoding would not have drafted.
     """
 
     prompts: list[list[int]]
@@ -81,7 +76,6 @@ class Recording:
         return len(self.prompts)
 
     def response(self, number: int) -> list[int]:
-        """Return the tokens of one response."""
         start = int(self.first[number])
         return self.tokens[start : start + int(self.lengths[number])].tolist()
 
@@ -94,8 +88,8 @@ class Recording:
     def labels(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the draft's token at every position of every sample, drafted after the tokens that were emitted before it.
 
-        Returns, (n,) each: the nodes of the tokens; the nodes of the tokens that the draft proposes after them (-1: none
-        recorded); whether the tokens are accepted; and the largest index, from 0, that each can have in any round.
+        Returns, (n,) each: their nodes; those of the tokens that the draft proposes after them (-1: none recorded); whether they
+        are accepted; and the largest index, from 0, that each can have in any round.
         """
         branched = self.branch_length > 0
         position = torch.arange(self.accepted.shape[1]).expand_as(self.accepted)
@@ -121,8 +115,6 @@ def _accepted_before(accepted: Tensor, first: Tensor) -> Tensor:
 
 
 class _Work(NamedTuple):
-    """What is missing of the recording of a set of prompts."""
-
     store: ShardStore
     prompts: Sequence[EncodedPrompt]
     shards: Mapping[str, range]  # the numbers of their prompts
@@ -130,7 +122,6 @@ class _Work(NamedTuple):
 
     @property
     def open(self) -> list[int]:
-        """The numbers of the prompts that are not recorded."""
         return [number for name in self.missing for number in self.shards[name]]
 
 
@@ -146,10 +137,7 @@ class Recorder:
     folder: Path  # it holds all recordings
 
     def record(self, sets: Sequence[Sequence[EncodedPrompt]]) -> list[Path]:
-        """Return the folder of the complete recording of each set of prompts, which is made or finished first if necessary.
-
-        The responses of all sets come first: how many tokens they have tells how long recording them takes.
-        """
+        """Return the folder of the complete recording of each set of prompts, which is made or finished first if necessary."""
         stores = [(self._store(prompts), prompts) for prompts in sets]
         work: list[_Work] = []
         with ExitStack() as stack:
@@ -157,10 +145,8 @@ class Recorder:
             for folder, (store, prompts) in sorted({store.folder: (store, prompts) for store, prompts in stores}.items()):
                 if store.is_complete():
                     continue
-                starts = range(0, len(prompts), ROWS_PER_SHARD)
-                shards = {
-                    f"{start:06d}-{ROWS_PER_SHARD}.parquet": range(len(prompts))[start:][:ROWS_PER_SHARD] for start in starts
-                }
+                numbers, size = range(len(prompts)), ROWS_PER_SHARD
+                shards = {f"{start:06d}-{size}.parquet": numbers[start : start + size] for start in numbers[::size]}
                 logger.info("recording: %d prompts, %d samples each, in %s", len(prompts), self._settings.num_samples, folder)
                 work.append(_Work(store, prompts, shards, stack.enter_context(store.missing(list(shards)))))
             if work:
@@ -180,7 +166,7 @@ class Recorder:
         return replace(self.settings, num_samples=1) if self.warp.greedy else self.settings
 
     def _make(self, work: "Sequence[_Work]") -> None:
-        """Record what is missing of some sets."""
+        """Record what is missing of some sets; responses come first, as their tokens tell how long recording takes."""
         settings, most, draft = self._settings, self.limits.max_new_tokens, self.pair.draft_lm
         responder = Responder(self.pair, [len(ids) for each in work for _, ids in each.prompts], self.limits)
         # As much memory as a batch of branches of the longest text takes.
@@ -272,9 +258,6 @@ def _lists(table: pa.Table, name: str) -> list[np.ndarray]:
 
 
 def _trunks_first(parts: Sequence[np.ndarray], lengths: np.ndarray) -> Tensor:
-    """Return the values of all nodes in a recording's order.
-
-    `parts` are by response: the values of its tokens (`lengths` of them), then those of its branches.
-    """
+    """Return values in a recording's order from `parts` by response: those of its tokens (`lengths`), then of its branches."""
     cut = list(zip(parts, lengths, strict=True))
     return torch.from_numpy(np.concatenate([part[:n] for part, n in cut] + [part[n:] for part, n in cut]).astype(np.float32))

@@ -1,9 +1,7 @@
 """Walk stopping rules through a recording: the rounds that decoding would have had with them, without a model.
 
-A draft follows the response while its tokens are accepted, and enters the branch at the first rejected token; it stops where the
-rule stops it. The token after the last accepted one is the target's. This is exact for token verification, because its output
-does not depend on the length of drafts. All prompts, samples and rules with equal compile keys are walked at once, one drafted
-token per step.
+A draft follows the response while its tokens are accepted, and enters the branch at the first rejected token. This is exact for
+token verification, because its output does not depend on the length of drafts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +33,6 @@ class Replayed:
     tokens: np.ndarray  # emitted
 
     def per_prompt(self, num_prompts: int) -> "Counts":
-        """Return the sums over each prompt's samples."""
         columns = (self.tokens, self.drafted, self.accepted)
         tokens, drafted, accepted = (np.bincount(self.prompt, weights=column, minlength=num_prompts) for column in columns)
         return Counts(tokens, drafted, accepted, rounds_by_length(self.prompt, self.drafted, num_prompts))
@@ -60,10 +57,7 @@ class Counts:
 
 
 def rounds_by_length(prompt: np.ndarray, drafted: np.ndarray, num_prompts: int) -> np.ndarray:
-    """Return how many rounds of each prompt drafted 0 to n tokens, (P, n + 1).
-
-    Rounds are given by their prompts (rounds,) and their numbers of drafted tokens (rounds,).
-    """
+    """Return how many rounds of each prompt drafted 0 to n tokens, (P, n + 1), from `prompt` and `drafted` (rounds,)."""
     longest = int(drafted.max(initial=0))
     place = prompt.astype(int) * (longest + 1) + drafted
     return np.bincount(place, minlength=num_prompts * (longest + 1)).reshape(num_prompts, longest + 1)
@@ -112,23 +106,17 @@ class Ceiling(HeadThreshold):
 def head_logits(recording: Recording, head: RecordedHead) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return a head's predictions, before calibration, for the draft's token at every position and sample.
 
-    Returns, (n,) each: logits; whether each token was accepted; its largest index in a round; and the nodes at which the head
-    predicts. One that predicts for its input token does so one node later, after it has read the token, which no round does with
-    its last one.
+    Returns, (n,) each: logits; whether each token was accepted; its largest index in a round; and the nodes of the predictions.
     """
     node, after, accepted, furthest = recording.labels()
-    if head.config.predicts == "input_token":
+    if head.config.predicts == "input_token":  # it predicts after it has read the token, which no round does with its last one
         read = after >= 0
         node, accepted, furthest = after[read], accepted[read], furthest[read]
     return recording.features[head.name][node].double(), accepted, furthest, node
 
 
 def replay(recording: Recording, rules: Sequence[StoppingRule]) -> list[Replayed]:
-    """Return the rounds of every rule, in the order of `rules`.
-
-    Raises:
-        UserError: a rule that drafts more tokens than were recorded, or that needs a feature that was not.
-    """
+    """Return the rounds of every rule, in order; raises UserError for one that needs more than was recorded."""
     for rule in rules:
         if rule.max_tokens > recording.max_tokens:
             raise UserError(
@@ -150,10 +138,7 @@ def replay(recording: Recording, rules: Sequence[StoppingRule]) -> list[Replayed
 
 
 class _Walk:
-    """A walk of rules with one compile key over all responses and samples.
-
-    Rows are (rule, sample, prompt); a row is dropped when its response is done.
-    """
+    """A walk of rules with one compile key over all responses and samples; a row (rule, sample, prompt) is dropped once done."""
 
     def __init__(self, recording: Recording, rules: Sequence[StoppingRule]) -> None:
         self.recording, self.rules, self.rule, self.num_rules = recording, rules, rules[0], len(rules)
@@ -172,7 +157,6 @@ class _Walk:
 
     @torch.no_grad()
     def run(self) -> list[Replayed]:
-        """Return the rounds of each rule."""
         self._skip_last_tokens()
         while len(self.start):
             self._step()
@@ -254,11 +238,7 @@ class _Walk:
 
 
 def oracle(recording: Recording) -> Replayed:
-    """Return the rounds of the rule that stops exactly before the first rejection, without a longest draft.
-
-    In greedy mode it is the oracle of SpecDec++ (Lemma 2.1): nothing is discarded, and the target is called once for every
-    difference between the models and once for the end.
-    """
+    """Return the rounds of the rule that stops exactly before the first rejection, without a longest draft (Lemma 2.1)."""
     parts = []
     for number in range(recording.num_prompts):
         first, length = int(recording.first[number]), int(recording.lengths[number])

@@ -16,14 +16,10 @@ from specheads.pair.sampling import Warp, check_finite, check_numbers, overlap
 
 @dataclass(frozen=True)
 class ResponseBatch:
-    """B texts, each a prompt and the response to it, with N response tokens in all.
+    """B texts, each a prompt and the response to it, with N response tokens in all."""
 
-    `tokens` (B, T) long has zeros after the texts' ends. `predicting` (B, T) bool marks the N positions whose states predict the
-    response tokens: the position before each of them.
-    """
-
-    tokens: Tensor
-    predicting: Tensor
+    tokens: Tensor  # (B, T) long, zeros after the texts' ends
+    predicting: Tensor  # (B, T) bool, the N positions before the response tokens, whose states predict them
 
     @classmethod
     def of(cls, prompts: Sequence[np.ndarray], responses: Sequence[np.ndarray], device: torch.device) -> "ResponseBatch":
@@ -35,15 +31,10 @@ class ResponseBatch:
         return cls(tokens.to(device), predicting.to(device))
 
     def states(self, lm: LanguageModel, together: bool = False) -> Tensor:
-        """Return the states (N, H) that a model predicts the response tokens from, on its device.
-
-        `together`: it reads all texts in one forward pass, however many tokens they have.
-        """
+        """Return the states (N, H) that a model predicts response tokens from, on its device; `together`: in one pass."""
         tokens, predicting = self.tokens.to(lm.device), self.predicting.to(lm.device)
         # Nothing follows a text's last position. Texts of similar length are read together, so that few positions are padding.
-        ends = (
-            (self.predicting * torch.arange(1, self.predicting.shape[1] + 1, device=self.predicting.device)).amax(dim=1).tolist()
-        )
+        ends = (predicting * torch.arange(1, predicting.shape[1] + 1, device=lm.device)).amax(dim=1).tolist()
         pieces = [list(range(len(ends)))] if together else batches_of_tokens(ends, BATCH_TOKENS)
         states: dict[int, Tensor] = {}
         for rows in pieces:

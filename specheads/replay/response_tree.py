@@ -1,11 +1,8 @@
 """Record every token that a stopping rule can draft along a target's response, so that rules can be replayed without models.
 
-The output of token verification has the target's distribution for drafts of any length, so decoding could have emitted a response
-that the target sampled. At each position two things are sampled once, as verification would have sampled them given the response:
-whether the emitted token came from an accepted draft token, with probability `min(1, d(x) / t(x))`; and if not, the token that
-was rejected there, from `norm((d - t)+)`, and how the draft continues after it. These continuations are the *branches*.
-
-A *node* is a drafted token with its features: first the response's tokens in order, then those of one branch after another.
+At each position of a response that the target sampled, it is sampled once whether its token came from an accepted draft token,
+with probability `min(1, d(x) / t(x))`, and if not, which was rejected there, from `norm((d - t)+)`, and how the draft continues
+after it: a *branch*. A *node* is a drafted token: first the response's in order, then those of one branch after another.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,14 +37,11 @@ class RecordSettings:
 
 @dataclass(frozen=True)
 class ResponseToRecord:
-    """A response to a prompt, ids of both, with its uniform numbers.
-
-    `limit` is the number of tokens at which it would have ended; decoding drafts no further than the one before.
-    """
+    """A response to a prompt, ids of both, with its uniform numbers."""
 
     prompt: Sequence[int]
     response: Sequence[int]
-    limit: int
+    limit: int  # the number of tokens at which it would have ended; decoding drafts no further than the one before
     accept: Tensor  # (Q, N), the numbers for the acceptance of its tokens
     reject: Tensor  # (Q, N), for the tokens that are rejected in their place
     branch: Tensor  # (Q, N, K), for the branches
@@ -73,9 +67,7 @@ def record_responses(
 ) -> list[dict[str, Any]]:
     """Return the columns of each response; see `recording.SCHEMA`. Their branches are drafted together.
 
-    Args:
-        num_positions: of the draft's memory for branches that are drafted together.
-        advance: called with how much is done, in tokens of the responses.
+    The draft's memory for these has about `num_positions`; `advance` is called with how much is done, in tokens of the responses.
     """
     read = right_padded([text.read for text in texts])
     draft_read = ReadTexts.of(pair.draft_lm, read)
@@ -175,10 +167,8 @@ def node_states(
     """Yield tokens (n,) of all nodes of a response in order, and the hidden states (n, H) that a model predicts them from."""
     device, longest = reader.lm.device, branches.tokens.shape[1]
     yield torch.tensor(list(response), device=device), reader.read([*prompt, *response][:-1])[len(prompt) - 1 :]
-    branches = branches.to(device)
-    for rows in (
-        torch.arange(len(branches.lengths), device=device).split(NODES_AT_ONCE // longest) if len(branches.lengths) else ()
-    ):
+    branches, all_rows = branches.to(device), torch.arange(len(branches.lengths), device=device)
+    for rows in all_rows.split(NODES_AT_ONCE // longest) if len(all_rows) else ():
         number, depth = branches.used[rows].nonzero(as_tuple=True)
         reader.forget_branches()
         yield branches.tokens[rows[number], depth], reader.states(branches, rows[number], depth)
@@ -190,11 +180,8 @@ def target_probs(
 ) -> Tensor:
     """Return the target's probability (nodes,) of the token of each node of a response.
 
-    It is zero for the nodes of a branch from where on the tokens before them survive with less than LEAST_SURVIVAL.
-
-    Args:
-        reader: of the target.
-        draft_prob: (nodes,), the draft's, which decides with the target's how likely a token survives.
+    It is zero for the nodes of a branch from where on the tokens before them survive with less than LEAST_SURVIVAL, by the
+    draft's `draft_prob` (nodes,) and the target's. `reader` reads the target.
     """
     lm, device = reader.lm, reader.lm.device
 

@@ -16,9 +16,9 @@ def filled(most=3, vocab=4):
 
 def test_a_chain_shows_what_was_written():
     memory = filled()
-    assert memory.start(3).tolist() == [[9, 1, 2]] and memory.drafted(1).tolist() == [[2]]
+    assert memory.read_from(0, 3)[0].tolist() == [[9, 1, 2]] and memory.drafted(1).tolist() == [[2]]
     assert memory.probs[0, :3, 0].tolist() == [0.5, 1.5, 2.5]
-    start = memory.start(3)
+    start = memory.read_from(0, 3)[0]
     memory.write(memory.indices[0], torch.tensor([3]), torch.zeros(1, 4).double())
     assert start.tolist() == [[9, 3, 2]]
 

@@ -7,9 +7,7 @@ Probabilities are the draft's plain softmax, whatever the decoder's warping, so 
 y_j itself is always submitted: a rule says whether the draft ends with it.
 
 A rule's numbers (a length, a threshold) are part of its state: a step that an engine compiled for one rule serves all with the
-same compile key. So is what it learns from one round to the next; every prompt starts with a new state.
-
-A new rule is a subclass of StoppingRule in a new file and a config in conf/stopping/ whose `_target_` names that file.
+same compile key. A new rule is a subclass of StoppingRule and a config in conf/stopping/ whose `_target_` names it.
 """
 
 from specheads.decoding.step_costs import StepCosts

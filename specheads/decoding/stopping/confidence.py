@@ -15,8 +15,6 @@ FEWEST_OUTCOMES = 6  # before a threshold is chosen
 
 
 class _ConfidenceState(NamedTuple):
-    """The state of these rules."""
-
     num_drafted: Tensor  # (B,) long, in this round so far
     threshold: Tensor  # (B,) float64
     max_tokens: Tensor  # (B,) long
@@ -45,10 +43,7 @@ class _ConfidenceRule(StoppingRule):
 
 @dataclass(eq=False)
 class MaxProbability(_ConfidenceRule):
-    """Stop at the first token whose distribution has no probability of at least `threshold`.
-
-    Source: BiLD's fallback (Kim et al. 2023, section 3.2).
-    """
+    """Stop at the first token whose distribution has no probability of at least `threshold` (BiLD, Kim et al. 2023)."""
 
     needs = frozenset({"max_prob"})
     compile_key = "max_probability"
@@ -60,8 +55,6 @@ class MaxProbability(_ConfidenceRule):
 
 
 class _Outcomes(NamedTuple):
-    """What `Confidence` remembers."""
-
     drafted: Tensor  # (B, max_tokens) float64, the draft's probabilities of this round's tokens
     probs: Tensor  # (B, NUM_REMEMBERED) float64, those of tokens whose outcome is known, the newest last
     accepted: Tensor  # (B, NUM_REMEMBERED) long, 1 or 0, and -1 where nothing is remembered yet
@@ -71,10 +64,8 @@ class _Outcomes(NamedTuple):
 class Confidence(_ConfidenceRule):
     """Stop at the first token that the draft gave a probability below `threshold`, which adapts to the outcomes so far.
 
-    After each round the threshold becomes the one that separates accepted from rejected tokens of this prompt at the least cost
-    (false positive rate + 3 x false negative rate), once six outcomes are known and both kinds have occurred; of equal costs the
-    largest threshold. Only the last NUM_REMEMBERED outcomes count.
-
+    After each round the threshold becomes the one that separates accepted from rejected tokens of this prompt at the least cost,
+    see `best_threshold`, once six outcomes are known and both kinds have occurred. Only the last NUM_REMEMBERED outcomes count.
     Source: `assistant_confidence_threshold` of assisted generation in transformers, which needs scikit-learn to retune.
     """
 
@@ -116,12 +107,9 @@ class Confidence(_ConfidenceRule):
 def best_threshold(scores: Tensor, labels: Tensor) -> Tensor:
     """Return the score (B,) from which on to predict 1 at the least false positive rate + 3 x false negative rate.
 
-    The candidates are the scores, of equal costs the largest wins: the first minimum on a ROC curve from its strict end. Costs
-    are compared as integers, multiplied by the number of ones and the number of zeros. A threshold above all scores costs 3.
-
-    Args:
-        scores: (B, N).
-        labels: (B, N) long, 1 or 0, or -1 where there is none; rows without a one or a zero get a score without meaning.
+    The candidates are the `scores` (B, N), of equal costs the largest wins: the first minimum on a ROC curve from its strict end.
+    Costs are compared as integers, multiplied by the number of ones and the number of zeros. `labels` (B, N) long are 1 or 0, or
+    -1 where there is none; rows without a one or a zero get a score without meaning.
     """
     scores = torch.where(labels >= 0, scores, -torch.inf)
     scores, order = scores.sort(dim=1, descending=True)

@@ -12,8 +12,6 @@ from specheads.settings import PositiveCount
 
 
 class _LengthState(NamedTuple):
-    """The state of this rule."""
-
     num_drafted: Tensor  # (B,) long, in this round so far
     num_tokens: Tensor  # (B,) long, to draft
 

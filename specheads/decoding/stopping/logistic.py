@@ -1,8 +1,4 @@
-"""Rules on survival by a logistic: of the draft's confidence, fixed or learned within a prompt, and of a head's logit.
-
-Rules that learn update the logistic after every round. The outcomes of a round are known before the next one begins, so this
-supervision is free.
-"""
+"""Rules on survival by a logistic: of the draft's confidence, fixed or learned within a prompt, and of a head's logit."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,9 +39,8 @@ def logistic_inputs(names: Sequence[str], features: Mapping[str, Tensor]) -> Ten
 class Logistic(SurvivalRule):
     """Stop once the probability that some drafted token is rejected exceeds `threshold`, by a logistic of the draft's confidence.
 
-    Its `weights` are of names in LOGISTIC_INPUTS, and `bias`; they are fitted on dev prompts.
-
-    Source: stopping as in SpecDec++ (Huang et al. 2024, section 3.3), with a calibrated confidence in place of the head.
+    Its `weights` are of names in LOGISTIC_INPUTS, and `bias`; they are fitted on dev prompts. Source: stopping as in SpecDec++
+    (Huang et al. 2024, section 3.3), with a calibrated confidence in place of the head.
     """
 
     weights: Any = None
@@ -72,7 +67,6 @@ class Logistic(SurvivalRule):
         return fitted
 
     def initial_memory(self, batch: int, device: torch.device) -> Tensor:
-        """Return the weights (B, n) float64, in the order of LOGISTIC_INPUTS, the bias last."""
         return torch.tensor([list(self.weights.values())], dtype=torch.float64, device=device).repeat(batch, 1)
 
     def acceptance(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
@@ -110,9 +104,7 @@ class _OnlineNewton(SurvivalRule):
     """How these rules learn: after a round the weights of a logistic move by an online Newton step `A^-1 sum (y - p) x`.
 
     The sum runs over the tokens whose outcome is known (accepted, y = 1, and the first rejected one, y = 0); their information
-    p (1 - p) x x^T is added to A first.
-
-    Source: online Newton step (Hazan et al. 2007) on the logistic loss.
+    p (1 - p) x x^T is added to A first. Source: online Newton step (Hazan et al. 2007) on the logistic loss.
     """
 
     def inputs(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
@@ -127,14 +119,12 @@ class _OnlineNewton(SurvivalRule):
         return _OnlineMemory(torch.stack([filled(batch, w, device) for w in weights], dim=1), information, inputs)
 
     def assess(self, state: SurvivalState, features: Mapping[str, Tensor]) -> tuple[Any, Tensor]:
-        """Return the state's `memory` after this step, and the acceptance probability (B,); see SurvivalRule."""
         inputs, index = self.inputs(state, features), state.num_drafted - self.lag
         acceptance = (state.memory.weights * inputs).sum(dim=-1).sigmoid()
         memory = state.memory._replace(inputs=write_at(state.memory.inputs, index, inputs))
         return memory, torch.where(index >= 0, acceptance, 1.0)
 
     def learn(self, state: SurvivalState, num_drafted: Tensor, num_accepted: Tensor) -> SurvivalState:
-        """Return the state after the Newton step; see StoppingRule."""
         memory, inputs = state.memory, state.memory.inputs
         accepted, decided, _ = outcomes(self.max_tokens, num_drafted - self.lag, num_accepted)
         probs = (inputs * memory.weights[:, None]).sum(dim=-1).sigmoid()
@@ -150,9 +140,7 @@ class OnlineLogistic(_OnlineNewton):
     """Stop once a rejection is likely according to a logistic that learns after every round.
 
     Its inputs are the logit of the distribution's largest probability and a constant. A starts at `prior` times the identity: the
-    larger it is, the slower `slope` and `intercept` move at first.
-
-    Source: _OnlineNewton's; vLLM has a two-parameter logistic of this kind.
+    larger it is, the slower `slope` and `intercept` move at first. vLLM has a two-parameter logistic of this kind.
     """
 
     needs = frozenset({"max_prob"})
@@ -180,11 +168,8 @@ class OnlineHead(_OnlineNewton, HeadThreshold):
     """Stop once a rejection is likely according to a head that is corrected after every round.
 
     A logistic weighs the head's (calibrated) logit and the logit of the largest probability of the distribution that the newest
-    token was sampled from. It equals the head at the start of a prompt and is updated after each round. So a head is corrected on
-    text unlike its training text, and a head that is right stays as it is. A starts at `prior` times the identity: the larger it
-    is, the longer the head is trusted.
-
-    Source: SpecDec++ (Huang et al. 2024, section 3.3) for the head and _OnlineNewton's for the updates; the combination is ours.
+    token was sampled from. It equals the head at the start of a prompt. So a head is corrected on text unlike its training text,
+    and one that is right stays as it is. A starts at `prior` times the identity: the larger, the longer the head is trusted.
     """
 
     def __init__(

@@ -21,21 +21,12 @@ def argument(default: Any, meaning: str, *kinds: Any) -> Any:
     return field(default=default, metadata={"kinds": kinds, "meaning": meaning})
 
 
-def check_arguments(rule: object) -> None:
-    """Raise UserError for an `argument` of a dataclass that is of another type; other objects have none."""
-    for name, each in getattr(rule, "__dataclass_fields__", {}).items():
-        for kind in each.metadata.get("kinds", ()):
-            check(name, getattr(rule, name), kind, each.metadata["meaning"])
-
-
 class StoppingRule:
     """Decides after each drafted token whether the draft ends: a state machine on batched tensors.
 
     The same class runs inside a draft step (B = 1) and over many recorded responses at once (B = all). A prompt runs through
     `start_prompt`, then for each round `start_round`, one `step` per drafted token, and `end_round`. A state is a NamedTuple of
-    tensors (B, ...); its field `num_drafted` (B,) counts the tokens drafted so far in the round.
-
-    Only `start_prompt` and `step` have no default. A rule may be a dataclass, whose `argument` fields are checked.
+    tensors (B, ...); its field `num_drafted` (B,) counts the tokens drafted so far in the round. A rule may be a dataclass.
     """
 
     needs: frozenset[str]  # the features that `step` reads
@@ -46,8 +37,10 @@ class StoppingRule:
     fitted_to_costs: ClassVar[frozenset[str]] = frozenset()  # those open parameters whose values depend on what steps cost
 
     def __post_init__(self) -> None:
-        """Check the arguments of a dataclass."""
-        check_arguments(self)
+        """Raise UserError for an `argument` of a dataclass that is of another type; other objects have none."""
+        for name, each in getattr(self, "__dataclass_fields__", {}).items():
+            for kind in each.metadata.get("kinds", ()):
+                check(name, getattr(self, name), kind, each.metadata["meaning"])
 
     @property
     def learns(self) -> bool:
@@ -59,7 +52,6 @@ class StoppingRule:
         """Prepare for drafting with a pair on the draft's device; raises UserError if the rule does not fit this pair."""
 
     def start_prompt(self, batch: int, device: torch.device) -> Any:
-        """Return the state at the start of a prompt."""
         raise NotImplementedError
 
     def initial_memory(self, batch: int, device: torch.device) -> Any:
@@ -71,10 +63,7 @@ class StoppingRule:
         return state._replace(num_drafted=constants(0, state.num_drafted))
 
     def num_expected(self, state: Any) -> Tensor | None:
-        """Return how many drafted tokens of the prompt so far the rule expected token verification to accept, (B,).
-
-        None for a rule that does not predict every token that it lets go to verification.
-        """
+        """Return how many tokens of the prompt's drafts it expected to be accepted, (B,); None if it does not predict each."""
         return None
 
     def step(self, state: Any, features: Mapping[str, Tensor]) -> tuple[Any, Tensor]:
@@ -104,10 +93,8 @@ class StoppingRule:
     def fit(cls, arguments: Mapping[str, Any], fitting: Any, head: Any, costs: StepCosts | None) -> dict[str, Any]:
         """Return the constructor's arguments with the open ones fitted.
 
-        Args:
-            fitting: fits to the recorded drafts of dev prompts, by the methods of `specheads.evaluation.rule_costs.Tuning`.
-            head: the recorded head that the rule will ask; None for rules without one.
-            costs: of the rule's steps; None if no open parameter is in `fitted_to_costs`.
+        `fitting` fits to recorded drafts of dev prompts, by the methods of `specheads.evaluation.rule_costs.Tuning`; `head` is a
+        recorded one; `costs` are those of the rule's steps, None if no open parameter is in `fitted_to_costs`.
         """
         return dict(arguments)
 
@@ -140,11 +127,8 @@ def write_at(buffer: Tensor, place: Tensor, value: Tensor) -> Tensor:
 
 
 def outcomes(num_places: int, num_drafted: Tensor, num_accepted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return which of a round's tokens were accepted and which have a known outcome, and how many have one.
-
-    Verification decides the accepted tokens and the first rejected one; whether later ones would have been accepted is unknown.
-    Shapes: (B, num_places) bool twice, and (B,) long.
-    """
+    """Return which tokens were accepted and which have a known outcome, (B, num_places) bool, and how many have, (B,) long."""
+    # Verification decides the accepted tokens and the first rejected one; whether later ones would be accepted is unknown.
     places = torch.arange(num_places, device=num_drafted.device)
     num_decided = torch.minimum(num_accepted + 1, num_drafted)
     return places < num_accepted[:, None], places < num_decided[:, None], num_decided

@@ -16,7 +16,6 @@ from specheads.pair.pair import Pair
 from specheads.settings import Probability
 
 REJECTION = "a probability of rejection, for example 0.7"
-OR_AUTO = f"{REJECTION}, or auto"
 
 
 class SurvivalState(NamedTuple):
@@ -33,18 +32,11 @@ class SurvivalState(NamedTuple):
 
 
 class SurvivalRule(StoppingRule):
-    """The base of these rules: stop once the probability that some drafted token is rejected exceeds `threshold`.
-
-    A `threshold` of 1 never stops before `max_tokens`; a round has at least `min_tokens`.
-    """
+    """The base of rules that stop once the probability of a rejection exceeds `threshold`, after `min_tokens` at the earliest."""
 
     threshold: float
     min_tokens: int
-
-    @property
-    def lag(self) -> int:
-        """How many drafted tokens the one that a step assesses comes before the one that the step drafts."""
-        return 0
+    lag = 0  # how many drafted tokens the one that a step assesses comes before the one that the step drafts
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,10 +75,7 @@ class SurvivalRule(StoppingRule):
 
 @dataclass(eq=False)
 class DraftProduct(SurvivalRule):
-    """Stop once the product of the draft's probabilities of this round's tokens is below `1 - threshold`.
-
-    Source: the cumulative confidence of EAGLE-2's draft trees (Li et al. 2024), on a chain.
-    """
+    """Stop once the product of the draft's probabilities in a round is below `1 - threshold` (EAGLE-2, Li et al. 2024)."""
 
     needs = frozenset({"draft_prob"})
     compile_key = "draft_product"
@@ -108,20 +97,30 @@ class _HeadMemory(NamedTuple):
     intercept: Tensor  # (B, indices)
 
 
+@dataclass(eq=False)
 class HeadRule(SurvivalRule):
-    """The base of rules that ask a head.
+    """The base of rules that ask a head: acceptance is the sigmoid of its logit, calibrated by the token's index in the round.
 
-    A token's acceptance probability is the sigmoid of the head's logit, calibrated by the token's index in the round. The
-    calibration is part of the state, so that compiled code serves every head of one shape.
+    The calibration is part of the state, so that compiled code serves every head of one shape.
     """
 
     uses_head = True
-
-    def __init__(self, head: AcceptanceHead, threshold: float, min_tokens: int, max_tokens: int) -> None:
-        self.head, self.threshold, self.min_tokens, self.max_tokens = head, threshold, min_tokens, max_tokens
-        self.__post_init__()
+    head: AcceptanceHead  # a head that was trained for the draft in use
+    threshold: Any = argument(0.7, f"{REJECTION}, or auto", Probability)  # noqa: RUF009 - auto: what the head's config recommends
+    min_tokens: Any = None  # None: 2 for `input_token` heads, 1 for `next_token` heads
+    max_tokens: int = MAX_TOKENS
 
     def __post_init__(self) -> None:
+        self.lag = int(self.head.config.predicts == "input_token")
+        if self.threshold == "auto":
+            self.threshold = (self.head.config.recommended or {}).get("threshold")
+            if self.threshold is None:
+                raise UserError(
+                    "threshold=auto, but the head recommends none; run specheads evaluate head=<folder>, which stores it, or "
+                    "give a number, for example 0.7."
+                )
+        if self.min_tokens is None:
+            self.min_tokens = 1 + self.lag
         super().__post_init__()
         self.needs = frozenset(self.head.config.inputs)
 
@@ -131,15 +130,10 @@ class HeadRule(SurvivalRule):
         self.head.to(device)
 
     def initial_memory(self, batch: int, device: torch.device) -> Any:
-        """Return the state's `memory` at the start of a prompt, which has the fields of _HeadMemory."""
         return _HeadMemory(*IndexCalibration.from_dict(self.head.config.calibration).rows(batch, device))
 
     def num_expected(self, state: SurvivalState) -> Tensor | None:
         return None if self.lag else state.num_expected  # the last token of a draft has no prediction then
-
-    @property
-    def lag(self) -> int:
-        return int(self.head.config.predicts == "input_token")
 
     def head_logit(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
         """Return the head's calibrated logit (B,)."""
@@ -149,7 +143,6 @@ class HeadRule(SurvivalRule):
         return torch.where(state.num_drafted >= self.lag, self.head_logit(state, features).sigmoid(), 1.0)
 
 
-@dataclass(eq=False)
 class HeadThreshold(HeadRule):
     """Stop once the probability that some drafted token is rejected exceeds `threshold` (SpecDec++, section 3.2).
 
@@ -158,16 +151,8 @@ class HeadThreshold(HeadRule):
     """
 
     fitted_to_costs = frozenset({"threshold"})
-    head: AcceptanceHead  # a head that was trained for the draft in use
-    threshold: Any = argument(0.7, OR_AUTO, Probability)  # noqa: RUF009 - auto: what the head's config recommends
-    min_tokens: Any = None  # None: 2 for `input_token` heads, 1 for `next_token` heads
-    max_tokens: int = MAX_TOKENS
 
     def __post_init__(self) -> None:
-        if self.threshold == "auto":
-            self.threshold = _recommended_threshold(self.head)
-        if self.min_tokens is None:
-            self.min_tokens = 1 + self.lag
         super().__post_init__()
         self.compile_key = ("head_threshold", self.head)
 
@@ -181,14 +166,3 @@ class HeadThreshold(HeadRule):
         if costs is not None and "threshold" in cls.open_parameters(arguments):
             fitted["threshold"] = fitting.auto_threshold(head, fitted.get("max_tokens", MAX_TOKENS), costs)
         return fitted
-
-
-def _recommended_threshold(head: AcceptanceHead) -> float:
-    """Return the threshold in a head's config; raises UserError if nothing has stored one."""
-    recommended = getattr(head.config, "recommended", None) or {}
-    if "threshold" not in recommended:
-        raise UserError(
-            "threshold=auto, but the head recommends none; run specheads evaluate head=<folder>, which stores it, or give a "
-            "number, for example 0.7."
-        )
-    return recommended["threshold"]

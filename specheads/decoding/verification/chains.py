@@ -1,12 +1,7 @@
 """Rules for chains: token verification, block verification, and acceptance at a given rate.
 
-Token verification (Leviathan et al. 2023; Chen et al. 2023): each drafted token is tested separately, in order. The output
-distribution is exactly the target's, whatever the draft proposes. With point masses (temperature 0) the rule is the comparison of
-the drafted prefix with the target's argmax.
-
-Block verification (Sun et al. 2024): a block is verified as a whole, so a likely token makes up for an unlikely one. Lossless,
-and never fewer tokens than token verification on average. Both rules test every prefix of the block separately and accept the
-longest that passes. They differ in the running ratio of target and draft, which block verification never lets pass 1.
+The first two are lossless, and at temperature 0 they compare the drafted prefix with the target's argmax. Both accept the longest
+prefix that passes its test; they differ in the running ratio of target and draft, which block verification never lets pass 1.
 """
 
 import torch
@@ -18,10 +13,7 @@ from specheads.settings import Probability, check
 
 
 def token_distribution(block: Block) -> AcceptanceDistribution:
-    """Accept each drafted token with `min(1, t / d)`, up to the first rejection.
-
-    Source: Leviathan et al. 2023, algorithm 1.
-    """
+    """Accept each drafted token with `min(1, t / d)`, up to the first rejection (Leviathan et al. 2023, algorithm 1)."""
     draft_prob, target_prob = block.drafted_probs()
     passes = torch.where(block.within, accept_prob(target_prob, draft_prob), 0.0)
     return AcceptanceDistribution(survival=passes.cumprod(dim=1), weights=torch.ones_like(passes), block=block)
@@ -32,16 +24,11 @@ class TokenVerification(VerificationRule):
 
     name = compile_key = "token"
     label = "token verification"
-
-    def distribution(self, block: Block) -> AcceptanceDistribution:
-        return token_distribution(block)
+    distribution = staticmethod(token_distribution)
 
 
 def block_distribution(block: Block) -> AcceptanceDistribution:
-    """Accept the longest prefix of each block that passes its test.
-
-    Source: Sun et al. 2024, algorithm 2.
-    """
+    """Accept the longest prefix of each block that passes its test (Sun et al. 2024, algorithm 2)."""
     return prefix_distribution(block, reflected(block.log_ratios()))
 
 
@@ -57,11 +44,8 @@ def reflected(log_ratios: Tensor) -> Tensor:
 def prefix_distribution(block: Block, log_weights: Tensor) -> AcceptanceDistribution:
     """Return the acceptance distribution of the rule that accepts the longest prefix of a block that passes its test.
 
-    Args:
-        log_weights: (B, K) float64, log p_i, the running ratio of target and draft after i tokens.
-
     A prefix of i < K tokens passes with probability `E / (E + 1 - p_i)`, `E = sum (p_i t - d)+` over the token after it, and with
-    certainty where p_i >= 1; all K tokens pass with `min(1, p_K)`.
+    certainty where p_i >= 1; all K tokens pass with `min(1, p_K)`. `log_weights` (B, K) float64 are log p_i, the running ratio.
     """
     weights = log_weights.clamp_max(LARGEST_LOG_WEIGHT).exp()
     before = torch.nn.functional.pad(weights, (1, 0), value=1.0)[:, : weights.shape[1]]  # p_0 .. p_{K-1}
@@ -83,16 +67,11 @@ class BlockVerification(VerificationRule):
 
     name = compile_key = "block"
     label = "block verification"
-
-    def distribution(self, block: Block) -> AcceptanceDistribution:
-        return block_distribution(block)
+    distribution = staticmethod(block_distribution)
 
 
 class SyntheticVerification(VerificationRule):
-    """`verification=synthetic`: each drafted token is accepted with probability `rate` up to the first rejection.
-
-    The output does not follow the target; reports say so.
-    """
+    """`verification=synthetic`: tokens are accepted with probability `rate` up to a rejection; not the target's output."""
 
     name = "synthetic"
     lossless = False

@@ -1,7 +1,6 @@
-"""The base of every verification rule, and what verification of a chain computes.
+"""The base of every verification rule, and what one for chains computes: the joint distribution of accepted and next tokens.
 
-That is the joint distribution of the number of accepted tokens and of the next token, and one sample of it. A rule computes the
-distribution without randomness; tests enumerate the same distribution that decoding samples from.
+It is computed without randomness; tests enumerate the same distribution that decoding samples from.
 """
 
 from collections.abc import Hashable
@@ -19,10 +18,7 @@ LARGEST_LOG_WEIGHT = 46.0  # e^46 = 1e20: beyond it the draft's distribution no 
 
 @dataclass(frozen=True)
 class Block:
-    """Drafted chains and both models' distributions along them: B rows of K tokens, fewer where `lengths` is smaller.
-
-    Probabilities are float32 or wider, already warped.
-    """
+    """Drafted chains of B rows of up to K tokens, and both models' warped distributions along them, in float32 or wider."""
 
     tokens: Tensor  # (B, K) long
     draft_probs: Tensor  # (B, K, V), which each token was sampled from
@@ -31,11 +27,7 @@ class Block:
 
     @classmethod
     def of(cls, tokens: Tensor, draft_probs: Tensor, target_probs: Tensor, lengths: Tensor | None = None) -> "Block":
-        """Return the block of these tensors; `lengths` default to K.
-
-        Raises:
-            ValueError: shapes that do not fit together.
-        """
+        """Return the block of these tensors; `lengths` default to K. Raises ValueError for shapes that do not fit together."""
         batch, num_drafted = tokens.shape
         if draft_probs.shape[1] != num_drafted or target_probs.shape[1] != num_drafted + 1:
             raise ValueError(
@@ -67,11 +59,9 @@ class Block:
         return self.draft_probs.gather(-1, index).squeeze(-1), self.target_probs[:, :-1].gather(-1, index).squeeze(-1)
 
     def log_ratios(self) -> Tensor:
-        """Return log t(y_i) / d(y_i) (B, K) in float64, 0 beyond a row's length.
-
-        A token that the draft cannot have sampled has minus infinity, and so is rejected.
-        """
+        """Return log t(y_i) / d(y_i) (B, K) in float64, 0 beyond a row's length."""
         draft_prob, target_prob = (probs.double() for probs in self.drafted_probs())
+        # A token that the draft cannot have sampled has minus infinity, and so is rejected.
         ratio = torch.where(draft_prob > 0, target_prob.log() - draft_prob.log(), -torch.inf)
         return torch.where(self.within, ratio, 0.0)
 
@@ -130,5 +120,4 @@ class VerificationRule(Verification):
     takes = frozenset({CHAIN})
 
     def distribution(self, block: Block) -> AcceptanceDistribution:
-        """Return the distribution of the outcome."""
         raise NotImplementedError

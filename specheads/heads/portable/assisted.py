@@ -50,10 +50,7 @@ def _tapped(model: PreTrainedModel, temperature: float = 1.0) -> Iterator[dict[s
 
 
 class HeadCandidates(AssistedCandidateGenerator):
-    """The drafts of one generation; a head decides where each of them ends.
-
-    Source: the classes of transformers' generation/candidate_generator.py, which are not part of its public interface.
-    """
+    """The drafts of one generation; a head decides where each ends. The base class is not public in transformers."""
 
     num_assistant_tokens: int  # the base class sets it
 
@@ -143,24 +140,14 @@ class Assisted:
 
     `rounds` belong to the generation that began last: the numbers of drafted and of accepted tokens. Where several objects serve
     one draft, the latest is used; with `this_thread` an object serves only the thread that made it. Generations in different
-    threads do not disturb each other.
+    threads do not disturb each other. Raises ValueError for `bounds` of bounds_of or models that do not fit the head.
     """
 
     rounds: list[tuple[int, int]]
 
     def __init__(
-        self,
-        target: PreTrainedModel,
-        draft: PreTrainedModel,
-        head: StandaloneHead,
-        this_thread: bool = False,
-        **bounds: Any,
+        self, target: PreTrainedModel, draft: PreTrainedModel, head: StandaloneHead, this_thread: bool = False, **bounds: Any
     ) -> None:
-        """Put the head into the target's assisted generation. `bounds` are arguments of bounds_of.
-
-        Raises:
-            ValueError: bounds that are not allowed, models that do not fit the head, or models with different vocabularies.
-        """
         self.target, self.draft, self.bounds, self.rounds = target, draft, bounds, []
         self._thread = threading.get_ident() if this_thread else None
         self._num_generations = 0
@@ -198,7 +185,6 @@ class Assisted:
             )
 
     def new_round(self) -> DraftRound:
-        """Return a new object that decides when the next draft ends."""
         return DraftRound(self.head, **self.bounds)
 
     def serves(self, assistant_model: PreTrainedModel | None) -> bool:
@@ -206,7 +192,6 @@ class Assisted:
         return assistant_model is self.draft and self._thread in (None, threading.get_ident())
 
     def candidates(self, target_tokenizer: Any = None, assistant_tokenizer: Any = None, **arguments: Any) -> HeadCandidates:
-        """Return the generator of drafts for a new generation."""
         if target_tokenizer is not None and assistant_tokenizer is not None:
             raise ValueError(
                 "the head reads the draft's tokens, so draft and target must share a tokenizer; leave out assistant_tokenizer=."
@@ -232,10 +217,7 @@ class _Dispatcher:
 
 
 def _check(target: PreTrainedModel, draft: PreTrainedModel, head: StandaloneHead) -> None:
-    """Raise ValueError for models that do not fit the head, or for vocabularies of different sizes.
-
-    With different sizes, transformers assumes different tokenizers.
-    """
+    """Raise ValueError for models that do not fit the head, or for vocabularies of different sizes."""
     size, actual = head.config["hidden_size"], draft.get_output_embeddings().weight.shape[1]
     if actual != size:
         trained = (head.config.get("draft") or {}).get("id", "another draft")

@@ -33,11 +33,7 @@ def generate(
     assistant_model: PreTrainedModel | None = None,
     **arguments: Any,
 ) -> Any:
-    """Return what `model.generate` returns.
-
-    Raises:
-        ValueError: no draft model, or a head that does not fit it.
-    """
+    """Return what `model.generate` returns; raises ValueError without a draft model, or for a head that does not fit it."""
     draft_model = assistant_model if draft_model is None else draft_model
     if draft_model is None:
         raise ValueError("draft_model= is missing: give the draft that the head was trained for, as its config.json names it.")
@@ -60,9 +56,8 @@ def generate(
 def _head(location: str, draft: PreTrainedModel, hub: dict[str, Any]) -> StandaloneHead:
     folder = Path(location)
     if not folder.is_dir():
-        folder = Path(
-            snapshot_download(location, allow_patterns=["config.json", "model.safetensors", "golden.safetensors"], **hub)
-        )
+        files = ["config.json", "model.safetensors", "golden.safetensors"]
+        folder = Path(snapshot_download(location, allow_patterns=files, **hub))
     device = draft.get_input_embeddings().weight.device
     key = str(folder.resolve()), (folder / "model.safetensors").stat().st_mtime, str(device)
     if key not in _LOADED:

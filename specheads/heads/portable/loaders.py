@@ -1,7 +1,4 @@
-"""Python files in a head's folder that decode with it where this project is not installed.
-
-Each is put together from sources of this project, so the computation of a head and the decision to stop a draft are written once.
-"""
+"""Python files in a head's folder that decode with it where this project is not installed, put together from its sources."""
 
 import ast
 import inspect

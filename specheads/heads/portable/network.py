@@ -22,16 +22,10 @@ def assemble(inputs: Sequence[str], features: Mapping[str, Tensor], dtype: torch
 
 
 def load_tensors(make: Callable[[], Head], config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Head:
-    """Return the head that `make` returns for `config`, with these tensors in float32, for inference.
-
-    It is made without memory first: what a damaged config asks for may not fit.
-
-    Raises:
-        ValueError: a tensor that is missing, extra or of another shape than the config says.
-    """
+    """Return the head that `make` returns for `config`, with these tensors in float32; ValueError if they do not fit it."""
     if config["depth"] > len(tensors):
         raise ValueError(f"there are {len(tensors)} tensors, too few for depth={config['depth']} in config.json")
-    with torch.device("meta"):
+    with torch.device("meta"):  # what a damaged config asks for may not fit into memory
         head = make()
     shapes = [{name: tuple(tensor.shape) for name, tensor in each.items()} for each in (head.state_dict(), tensors)]
     for name in sorted(shapes[0].keys() | shapes[1].keys()):
@@ -62,7 +56,6 @@ class Network(nn.Module):
     input_scale: Tensor  # (input_size,)
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        """Make a network with random weights from the keys of a head's config.json."""
         super().__init__()
         self.inputs, width = tuple(config["inputs"]), config["width"]
         size = input_size(self.inputs, {**config, "embedding_size": config.get("embedding_size") or config["hidden_size"]})
@@ -74,7 +67,6 @@ class Network(nn.Module):
         self.readout = nn.Linear(width, 1)
 
     def assemble(self, features: Mapping[str, Tensor]) -> Tensor:
-        """Return the network's input (..., input_size) from named features, each (..., size) or (...)."""
         return assemble(self.inputs, features, self.readout.weight.dtype)
 
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:

@@ -36,12 +36,7 @@ class StandaloneHead(Network):
 
     @classmethod
     def load(cls, folder: str | Path) -> "StandaloneHead":
-        """Return the head of a folder, on the CPU in float32.
-
-        Raises:
-            ValueError: another format; a file that is damaged; a tensor that is missing, extra or of another shape; golden logits
-                that the head does not compute.
-        """
+        """Return the head of a folder, on the CPU in float32; raises ValueError for another format, or damaged files."""
         try:
             config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
             tensors, golden = (read_tensors(Path(folder) / f"{name}.safetensors") for name in ("model", "golden"))
@@ -79,10 +74,7 @@ def bounds_of(
 ) -> dict[str, Any]:
     """Return the bounds of drafts by name: the arguments, or else what the head's config recommends, or else the usual bounds.
 
-    The usual bounds are 0.7, 1 (2 for predicts=input_token) and 20. A `min_tokens` that is not given is never above `max_tokens`.
-
-    Raises:
-        ValueError: a threshold outside [0, 1], or lengths that bound no draft.
+    A `min_tokens` that is not given is never above `max_tokens`. Raises ValueError for bounds that are not possible.
     """
     usual = {"threshold": 0.7, "min_tokens": 2 if config["predicts"] == "input_token" else 1, "max_tokens": 20}
     known = {name: value for name, value in (config.get("recommended") or {}).items() if name in usual}

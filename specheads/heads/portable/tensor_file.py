@@ -26,17 +26,12 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file, whose checksum is compared if it has one: files of earlier versions do not.
-
-    Raises:
-        ValueError: a file that is truncated, is no safetensors file, or was changed since it was written.
-        OSError: a file that cannot be read.
-    """
+    """Return the tensors of a file; raises ValueError if it is no safetensors file, or was changed since it was written."""
     try:
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             known = (file.metadata() or {}).get("sha256")
-        if known is not None and known != checksum_of(tensors):
+        if known is not None and known != checksum_of(tensors):  # files of earlier versions have none
             raise ValueError("its tensors are not those that were written, as their checksum differs")
     except (SafetensorError, ValueError, TypeError, RuntimeError) as error:  # all of these happen with damaged headers
         raise ValueError(f"{path} cannot be read ({error}); it is damaged or not a safetensors file.") from None

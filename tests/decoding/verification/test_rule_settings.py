@@ -6,9 +6,9 @@ import yaml
 from draftings import RULES
 
 from specheads import UserError, Warp
+from specheads.decoding.rounds import VerifyStep
 from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.verification import Block, SyntheticVerification
-from specheads.decoding.verifier import VerifyStep
 from specheads.pair.config import config_folder
 from specheads.papers import BiasedVerification, BigLittle, JointVerification
 from specheads.papers.trees.verification import Draft, TreeBlock, TreeVerification

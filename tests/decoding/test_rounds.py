@@ -6,9 +6,9 @@ import torch
 from specheads import Warp
 from specheads.decoding.engine import ForwardOutput
 from specheads.decoding.records import Verdict
+from specheads.decoding.rounds import StepResult, VerifyStep
 from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.verification import TokenVerification, VerificationRule
-from specheads.decoding.verifier import StepResult, VerifyStep
 
 NUM_ROWS, NUM_DRAFTED, VOCAB_SIZE = 3, 4, 5
 LENGTHS = torch.tensor([4, 1, 0])
