@@ -86,11 +86,7 @@ def is_first_process() -> bool:
 
 
 def from_first(call: Callable[[], T]) -> T:
-    """Return what `call` returns in the first process that a launcher has started, as plain data, in all of them.
-
-    Raises:
-        SystemExit: in the others, if it fails in the first one, which says why.
-    """
+    """Return what `call` returns in the launcher's first process, plain data, in all of them; SystemExit if it fails there."""
     processes = Processes.this()
     if processes.launcher is None or processes.count == 1:
         return call()

@@ -145,10 +145,7 @@ class Settings(BaseModel, metaclass=_Checked):
 
 
 def fields_of(cls: type, prefix: str = "") -> dict[str, str]:
-    """Return the keys of a class of settings with their sentences of help, those of nested settings after that of their group.
-
-    The help for the fields of a plain dataclass (`Built`) is in the `Args:` of its docstring.
-    """
+    """Return the keys of a class of settings with their sentences of help; a plain dataclass (`Built`) has its in its `Args:`."""
     if not issubclass(cls, Settings):
         sentences = _documented_arguments(inspect.getdoc(cls) or "")
         return {_joined(prefix, each.name): sentences.get(each.name, "") for each in dataclasses.fields(cast(Any, cls))}
@@ -161,10 +158,7 @@ def fields_of(cls: type, prefix: str = "") -> dict[str, str]:
 
 
 def _documented_arguments(docstring: str) -> dict[str, str]:
-    """Return the sentences in the `Args:` of a docstring by the names of the arguments, with the words of the command line.
-
-    Its lines are indented as in the first line: `inspect.getdoc` does what Python 3.13 does itself.
-    """
+    """Return the sentences in the `Args:` of `inspect.getdoc` by the names of arguments, with the words of the command line."""
     section = docstring.partition("Args:\n")[2].partition("\n\n")[0]
     entries = re.findall(r"^ {4}(\w+): (.+(?:\n {5,}.+)*)", section, re.MULTILINE)
     words = {"None": "null", "True": "true", "False": "false", "`": ""}
@@ -173,10 +167,7 @@ def _documented_arguments(docstring: str) -> dict[str, str]:
 
 
 def config_of(settings: "type[Settings] | Settings") -> dict[str, Any]:
-    """Return the defaults of a class of settings, or the values of an instance, by their keys, nested as in a config.
-
-    Fields that hold other objects, such as strategies, are left out: their keys are those of a group of configs.
-    """
+    """Return the defaults of a class of settings, or an instance's values, nested as in a config, without strategies' objects."""
     values: dict[str, Any] = {}
     for name, field in (settings if isinstance(settings, type) else type(settings)).model_fields.items():
         value = _extra(field)["config"]

@@ -1,8 +1,4 @@
-"""Entry points: compose a Hydra config, run, and turn a user's mistakes into one message and exit code 2.
-
-A failure of the machine (no space, no memory, a folder that cannot be written) is reported in the same way. Ctrl-C and SIGTERM
-end a run in order, and the same command resumes it.
-"""
+"""Entry points: compose a Hydra config, run, and turn mistakes and failures of the machine into one message and exit code 2."""
 
 import contextlib
 import os
@@ -59,10 +55,7 @@ class Command:
         self.hydra_entry = compose_and_run(update_wrapper(lambda cfg: self.job(cfg), run))
 
     def __call__(self) -> None:
-        """Run the command line of this process, or print the help that it asks for.
-
-        Raises SystemExit if it fails or is interrupted.
-        """
+        """Run the command line of this process, or print the help that it asks for; SystemExit if it fails or is interrupted."""
         self.failed = False
         run_folders.taken.clear()
         os.environ["HYDRA_FULL_ERROR"] = "1"  # lets composition errors through to here
@@ -141,10 +134,9 @@ class Command:
 def command(
     name: str, *classes: type[Settings], folder: str | None = None, shared: bool = False
 ) -> Callable[[Callable[..., Any]], Command]:
-    """Return a decorator that makes a function of a config the command line whose config is conf/<name>.yaml.
+    """Return a decorator that makes a function of a config the command line of conf/<name>.yaml, with the fields of `classes`.
 
-    Its keys are the fields of `classes`. Its runs have the folder `folder` (by default `name`) in paths.outputs. With `shared`,
-    torchrun and srun may start it several times.
+    Its runs have the folder `folder` (by default `name`) in paths.outputs. With `shared`, torchrun and srun may start it.
     """
     return lambda run: Command(name, run, classes, folder or name, shared)
 

@@ -1,7 +1,4 @@
-"""`specheads evaluate model=llama2-7b head=latest`: record once, replay every stopping rule, decode the best, and report.
-
-`specheads probe model=...` says what speculation would be worth for a pair on this machine, before anything is trained.
-"""
+"""`specheads evaluate` records once, replays every rule, decodes the best, reports; `specheads probe` says what to expect."""
 
 import logging
 import sys
@@ -74,11 +71,7 @@ def main(cfg: DictConfig) -> Report:
 def _calibrate_again(
     heads: Sequence[str], pair: Pair, settings: Evaluation, data: PromptData, data_folder: Path
 ) -> dict[str, Calibrated]:
-    """Fit the calibration of the heads in these folders to dev prompts; print and return the errors by head (see `calibrate`).
-
-    Raises:
-        UserError: no head, a head on the hub, or no dev prompts that the heads did not learn from.
-    """
+    """Fit the calibration of heads in local folders to dev prompts that are new to them; print and return their errors."""
     folders = [Path(where) for where in heads]
     if not folders:
         raise UserError("calibrate=true needs a head, but head=null; name one, or leave out calibrate=true.")

@@ -1,8 +1,4 @@
-"""The folder of a run: that of the interrupted run with the same configuration, or a new one.
-
-Hydra asks the resolver `${run_folder:}` of conf/base.yaml where a run goes. The jobs of a sweep run one after another, each in a
-folder in that of the sweep.
-"""
+"""The folder of a run, `${run_folder:}` in conf/base.yaml: that of the interrupted run with the same config, or a new one."""
 
 import hashlib
 import json
@@ -25,10 +21,7 @@ taken: set[Path] = set()  # folders of runs and sweeps that this process works i
 
 
 class NoteRunKey(Callback):
-    """Hydra callback that notes the key of the configuration, or of the whole sweep, before this process runs anything.
-
-    It also leaves the user's home folder out of the files that Hydra writes, and lets the first process alone write files.
-    """
+    """Hydra callback that notes the key of the configuration, or of the whole sweep, before this process runs anything."""
 
     key = ""
     resume = True
@@ -93,8 +86,7 @@ def _take(folder: Path) -> None:
 def begin() -> bool:
     """Take the folder of the run; return whether there is something to do: a finished job of a sweep is not repeated.
 
-    Raises:
-        UserError: another process works in the folder.
+    Raises UserError if another process works in the folder.
     """
     hydra_cfg = HydraConfig.get()
     folder, is_sweep = Path(hydra_cfg.runtime.output_dir), hydra_cfg.mode == RunMode.MULTIRUN

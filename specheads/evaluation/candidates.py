@@ -1,8 +1,4 @@
-"""The stopping rules of conf/stopping, and every rule with every value that is to be tried.
-
-A list in a rule's config is a choice of values. Each rule fits the arguments that its config leaves open (null, auto) on the
-recording of dev prompts.
-"""
+"""The stopping rules of conf/stopping, and every rule with every value that is to be tried: a list is a choice of values."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,8 +20,7 @@ TARGET = "target"
 OF_VERIFICATION = "of_verification"  # the family of a verification rule's own stopping rule
 CEILING_THRESHOLDS = [round(0.05 * step, 2) for step in range(1, 20)]
 MADE_UP_FIT = SimpleNamespace(  # acceptable values in place of those that are fitted, while nothing is recorded
-    logistic=lambda names: dict.fromkeys(names, 0.0),
-    auto_threshold=lambda head, max_tokens, costs: 0.5,
+    logistic=lambda names: dict.fromkeys(names, 0.0), auto_threshold=lambda head, max_tokens, costs: 0.5
 )
 
 
@@ -130,15 +125,9 @@ def under_block(settings: Sequence[Candidate]) -> list[Candidate]:
 
 
 def candidates(rules: Rules, heads: Mapping[str, AcceptanceHead], tuning: Tuning | None) -> list[Candidate]:
-    """Return all rules with all their values, and the ceiling if the recording has the ground truth.
+    """Return all rules with all their values and with each head, and the ceiling if the recording has the ground truth.
 
-    Args:
-        rules: by name.
-        heads: by name; a rule that takes a head comes with each of them.
-        tuning: None where nothing was recorded: then only rules without open parameters are possible.
-
-    Raises:
-        UserError: values that a rule refuses; open parameters without `tuning`.
+    Without `tuning` nothing was recorded. Raises UserError for values that a rule refuses, and for open parameters without it.
     """
     tried: list[Candidate] = []
     for name, choice in rules.items():
@@ -183,11 +172,7 @@ def _family(
 
 
 def _fitted(
-    cls: type[StoppingRule],
-    arguments: Mapping[str, Any],
-    tuning: Tuning | None,
-    head_name: str | None,
-    head: RecordedHead | None,
+    cls: type[StoppingRule], arguments: Mapping[str, Any], tuning: Tuning | None, head_name: str | None, head: RecordedHead | None
 ) -> Iterator[tuple[str | None, dict[str, Any]]]:
     """Yield a rule's arguments with everything open fitted, for each ratio of costs if they matter (else for None)."""
     open_names = cls.open_parameters(arguments)

@@ -16,15 +16,7 @@ from specheads.decoding.engine import resolve_engine
 from specheads.decoding.step_costs import RuleCosts, StepCosts
 from specheads.decoding.step_times import Ends, StepTimes, counted_ratios, step_time_ends, step_times
 from specheads.decoding.stopping import HeadThreshold
-from specheads.evaluation.candidates import (
-    FIXED,
-    TARGET_ALONE,
-    Candidate,
-    candidates,
-    fixed_length,
-    sweep_settings,
-    under_block,
-)
+from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate, candidates, fixed_length, sweep_settings, under_block
 from specheads.evaluation.intervals import resample_counts, sums
 from specheads.evaluation.replayed_sets import A_TIE, Outcome, replay_all
 from specheads.evaluation.report import MEASURED
@@ -67,10 +59,7 @@ def measured_costs(setup: Setup, measured: Sequence[Measured]) -> CostTable:
 
 
 def _timed_shares(setup: Setup, measured: Sequence[Measured]) -> dict[str, float]:
-    """Return by kind what the decoded rules add to a draft step, as a share of the step; each is timed once in a run.
-
-    Nothing where drafts are no chains of the draft's own tokens, whose steps are those of the decoder's measurer.
-    """
+    """Return by kind what the decoded rules add to a draft step, as a share of it; none for drafts that are no plain chains."""
     evaluation, shares = setup.settings, setup.step_shares
     settings = [each.setting for each in measured if each.setting.rule_name != FIXED]
     rules = {each.kind: (each.step_kind, each.live) for each in settings if each.live is not None}
@@ -91,9 +80,8 @@ def _decoder(setup: Setup) -> SpeculativeDecoder:
 def settle(setup: Setup, outcome: Outcome, tuning: Tuning, few: Sequence[Measured]) -> Outcome:
     """Decode the chosen rules, fit the costs to their rounds, and choose again, until every chosen rule was decoded.
 
-    All settings of a turn are decoded side by side, so that a slow minute slows all of them. Values that rules take from the
-    measured costs, such as automatic thresholds, are fitted again after the first turn, which has many more rounds than the
-    few prompts. On a busy machine these costs never settle: there the choice stands on steps that are timed by themselves.
+    Values that rules take from the measured costs, such as automatic thresholds, are fitted again after the first turn, which
+    has many more rounds than the few prompts. On a busy machine the choice stands on steps that are timed by themselves.
     """
     evaluation = setup.settings
     settings = _chosen_settings(evaluation, outcome)
@@ -124,10 +112,9 @@ def settle(setup: Setup, outcome: Outcome, tuning: Tuning, few: Sequence[Measure
 
 
 def settle_by_steps(setup: Setup, outcome: Outcome, tuning: Tuning) -> Outcome:
-    """Return the outcome with the costs of steps that are timed by themselves in place of those of rounds.
+    """Return the outcome with the costs of steps timed by themselves, until one setting is the best over their whole range.
 
-    They are timed until one setting is the best over the whole range of their costs. Where they tell little of the ratio after
-    MOST_SECONDS, costs are counted.
+    Where they tell little of the ratio after MOST_SECONDS, costs are counted.
     """
     settings = [each.setting for each in outcome.measured if each.setting.live is not None]
     rules = {each.step_kind: each.live for each in settings if each.rule_name != FIXED and each.live is not None}
@@ -177,10 +164,7 @@ def _tuned_again(setup: Setup, outcome: Outcome, tuning: Tuning) -> Outcome:
 def _chosen_settings(
     evaluation: Evaluation, outcome: Outcome, decoded: Mapping[str, Candidate] = MappingProxyType({})
 ) -> list[Candidate]:
-    """Return the settings to decode: the best of each kind at the measured costs.
-
-    Those that were `decoded` stay as they are: a rule may have been fitted again since then without another name.
-    """
+    """Return the best setting of each kind at the measured costs, as it was decoded: rules may have been fitted again since."""
     settings = [decoded.get(setting.name, setting) for setting in sweep_settings(best_of_kinds(outcome, decoded))]
     return settings + under_block(settings) if evaluation.tries_block else settings
 
@@ -188,8 +172,7 @@ def _chosen_settings(
 def best_of_kinds(outcome: Outcome, decoded: Collection[str] = ()) -> list[Candidate]:
     """Return the best fixed length at the measured costs, the best rule with a head, and the best other one, where there are.
 
-    One of those that were `decoded` (names) stands for its kind where it is predicted to be as fast as the best, up to A_TIE:
-    noise would let another one win in each turn.
+    One of those `decoded` (names) that is as fast up to A_TIE stands for its kind: noise would let another win in each turn.
     """
     rules, speeds = outcome.candidates, outcome.speeds[MEASURED]
 
@@ -253,10 +236,9 @@ def open_journal(setup: Setup, name: str, settings: Mapping[str, Any], prompts: 
 
 
 def tried_on_dev(setup: Setup, outcome: Outcome) -> dict[str, np.ndarray]:
-    """Return the tokens per second (1 + R,) of the decoded settings on dev prompts, the target alone among them.
+    """Return the tokens per second (1 + R,) of the decoded settings on dev prompts, under the same resamples after the estimate.
 
-    The first entry is the estimate, the others are resamples of the prompts, the same for all settings. Nothing is tried where
-    the dev prompts are too few, or too much alike, to choose by.
+    Nothing is tried where the dev prompts are too few, or too much alike, to choose by.
     """
     dev = setup.prompts.dev.spread(min(NUM_TRIED, max(FEWEST_GROUPS, setup.settings.num_live_prompts // 2)))
     if len(set(dev.groups)) < FEWEST_GROUPS:

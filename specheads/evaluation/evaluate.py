@@ -1,7 +1,6 @@
 """An evaluation: record prompts, tune stopping rules on dev prompts, decode the best of them, and report.
 
-Each step is a function over records. Results that take long are stored as soon as they are known: recordings in the data folder,
-decoded prompts in journals in the run's folder.
+Results that take long are stored as soon as they are known: recordings for all runs, decoded prompts in the run's journals.
 """
 
 import logging
@@ -38,8 +37,7 @@ def evaluate(
 ) -> Report:
     """Evaluate stopping rules, with every head, on the prompts of `data`; return the report.
 
-    Thresholds that were best on dev prompts are stored in the heads' local folders. On a busy machine that is the choice by the
-    recording, if it is the same over the range of costs that the machine leaves.
+    Thresholds that were best on dev prompts are stored in the heads' local folders.
 
     Args:
         heads: by name, from `find_heads` or as they are; none: rules without a head.

@@ -1,9 +1,7 @@
 """What can be known about the acceptance of a drafted token, and how much of it a predictor explains, in nats per token.
 
-Who knows only the mean acceptance is left with its entropy. Whether one token is accepted is drawn with its own probability
-min(1, p/q), so the mean entropy of that is noise, which nobody can predict. The rest is knowable; what a predictor explains of it
-is the entropy less its log loss. A head can gain speed only by what it knows, so this says without a sweep whether one is worth
-its costs.
+Whether a token is accepted is drawn with its own probability min(1, p/q): the mean entropy of that is noise. The rest of the
+entropy of the mean acceptance is knowable; a predictor explains the entropy less its log loss.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,21 +27,13 @@ _MARGIN, _RIDGE = 1e-9, 1e-5
 
 
 def information(
-    recordings: Sequence[Recording],
-    heads: Mapping[str, RecordedHead],
-    groups: Groups,
-    overlaps: Sequence[Tensor] | None = None,
+    recordings: Sequence[Recording], heads: Mapping[str, RecordedHead], groups: Groups, overlaps: Sequence[Tensor] | None = None
 ) -> Information | None:
     """Return what is knowable about the drafted tokens of recordings, and what heads and a logistic explain; None if nothing is.
 
-    Each predictor gets the slope and offset that fit the other half of the prompts, so that none is punished for a calibration
-    that another would have got. An `input_token` head is measured on the tokens that it reads.
-
-    Args:
-        recordings: of different prompts, with the true acceptance probabilities and the predictions of `heads`.
-        groups: the group of each prompt of all recordings; prompts of one group are in the same half.
-        overlaps: before each token of a recording's responses (N,) the overlap of both distributions: the chance that a token is
-            accepted before it is drafted. Who knows it is a predictor, too.
+    Each predictor gets the slope and offset that fit the other half of the prompts. `overlaps` (N,), before each token of a
+    recording's responses that of both distributions, are another predictor: the chance that a token is accepted before it is
+    drafted.
     """
     firsts = np.cumsum([0, *(recording.num_prompts for recording in recordings)])
     first, resamples = torch.from_numpy(halves(groups)), resample_counts(groups)

@@ -31,11 +31,7 @@ def live_rows(
 ) -> list[LiveRow]:
     """Return a row for every setting that was decoded; the first setting is the target alone.
 
-    Args:
-        cost_table: the costs of rules at every ratio, the measured one among them.
-        lossless: whether the sweep's verification rule is lossless.
-        replayed: by setting, tokens per second from replayed counts of the same prompts.
-        groups: the group of each prompt; None: each prompt is a group by itself.
+    `lossless` is said of the sweep's verification; `replayed` are tokens per second from counts of the same prompts, by setting.
     """
     resamples = resample_counts(groups or len(measured[0].stats))
     totals = [sums(each.stats, resamples) for each in measured]
@@ -79,10 +75,7 @@ def _predicted_speed(measured: Measured, costs: Sequence[StepCosts]) -> float:
 
 
 def gain_over_fixed(measured: Sequence[Measured], costs_of: Callable[[Candidate], StepCosts], groups: Groups) -> Interval | None:
-    """Return the head's predicted throughput over that of the best fixed length, as a ratio; None without settings of both kinds.
-
-    `costs_of` returns the costs of a setting's rule.
-    """
+    """Return the predicted throughput with a head over that of the best fixed length, a ratio; None unless both were decoded."""
     families: list[list[Any]] = [[], []]  # fixed lengths and heads: the tokens and seconds of each prompt
     for each in measured:
         setting = each.setting

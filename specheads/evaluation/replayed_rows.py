@@ -44,11 +44,7 @@ def data_set(replayed: RecordedSet, outcome: Outcome) -> DataSet:
 
 
 def _winners(replayed: RecordedSet, outcome: Outcome, ratio: str, speeds: Sequence[np.ndarray]) -> list[Winner]:
-    """Return the best of each family at one ratio, and the best fixed length in hindsight: the one that is fastest on this set.
-
-    Args:
-        speeds: every candidate's speed-ups (1 + R,) on this set.
-    """
+    """Return the best of each family at one ratio, and the fixed length that is best on this set, by `speeds` (1 + R,) of all."""
     choice, resamples = outcome.best[ratio], replayed.resamples
     ceiling, oracle = (speeds[choice[family]] if family in choice else None for family in (CEILING, ORACLE))
     fixed, chosen = speeds[choice[FIXED]], list(choice.items())
@@ -116,10 +112,7 @@ def bank(heads: Mapping[str, RecordedHead], reported: Sequence[RecordedSet], out
 
 
 def reliability(recording: Recording, heads: Mapping[str, RecordedHead]) -> list[Reliability]:
-    """Return how well heads and the draft's probabilities predict acceptance, at every index that a token can have in a round.
-
-    A calibrated head has two rows: with its raw predictions and with the calibrated ones that rules use.
-    """
+    """Return how well heads, raw and calibrated, and the draft's probabilities predict acceptance, at every index in a round."""
     rows = []
     for name, head in heads.items():
         raw, calibrated, labels = _logits_in_rounds(recording, head)
@@ -134,10 +127,7 @@ def reliability(recording: Recording, heads: Mapping[str, RecordedHead]) -> list
 
 
 def _logits_in_rounds(recording: Recording, head: RecordedHead) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return a head's predictions for every drafted token at every index that the token can have in a round.
-
-    Returns, (n,) each: raw logits; calibrated logits, which rules use; and whether the token was accepted, 0 or 1.
-    """
+    """Return raw and calibrated logits (n,) of all tokens at every index in a round, and whether (n,) they were accepted."""
     logits, accepted, furthest, _ = head_logits(recording, head)
     token, index = in_rounds(furthest)
     raw = logits[token]

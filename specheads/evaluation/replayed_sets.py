@@ -45,10 +45,7 @@ class RecordedSet:
 def record_sets(
     recorder: Recorder, sets: Mapping[str, Sequence[EncodedPrompt]], heads: Sequence[AcceptanceHead], ground_truth: bool
 ) -> dict[str, Recording]:
-    """Return the recording of each set of prompts by name.
-
-    It has the predictions of `heads`, all made in one forward pass, and with `ground_truth` the true acceptance probabilities.
-    """
+    """Return the recording of each set by name, with predictions of `heads`, and with `ground_truth` the true probabilities."""
     named, total = {head_fingerprint(head): head for head in heads}, sum(map(len, sets.values()))
     with computing_with(bulk_operations(recorder.pair.draft_lm.device)):
         folders = recorder.record(list(sets.values()))
@@ -107,10 +104,7 @@ def replay_all(sets: Sequence[RecordedSet], candidates: Sequence[Candidate]) -> 
 
 @dataclass(frozen=True)
 class Outcome:
-    """All candidates and their costs, what was replayed and decoded of them, and which are best.
-
-    The recorded sets begin with that of dev prompts; where nothing was replayed there are no sets and no best candidates.
-    """
+    """All candidates and their costs, what was replayed and decoded of them, and which are best; sets begin with dev prompts."""
 
     candidates: Sequence[Candidate]
     cost_table: CostTable
@@ -182,10 +176,7 @@ class Outcome:
 
     @property
     def recommended(self) -> str | None:
-        """The name of the best setting on dev prompts, the target alone where none is clearly faster.
-
-        None where none was tried there, or with doubts none is always best.
-        """
+        """The name of the best setting on dev prompts, the target alone where none is clearly faster; None: it is not known."""
         if self.doubts:
             return self.choices[0] if len(set(self.choices)) == 1 else None
         best, alone = max(self.tried, key=lambda name: self.tried[name][0], default=None), self.tried.get(TARGET_ALONE.name)

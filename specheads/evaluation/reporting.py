@@ -51,9 +51,7 @@ def report_of(setup: Setup, outcome: Outcome, config: str | None = None) -> Repo
         gains=gains,
         data_sets=[
             replace(
-                data_set(each, outcome),
-                reliability=reliability(each.recording, heads),
-                information=information_of(each, heads),
+                data_set(each, outcome), reliability=reliability(each.recording, heads), information=information_of(each, heads)
             )
             for each in sets
         ],
@@ -78,10 +76,7 @@ def basis_of(outcome: Outcome) -> Basis | None:
 
 
 def _replayed_speeds(setup: Setup, outcome: Outcome) -> dict[str, float]:
-    """Return by setting its tokens per second on the decoded prompts, from replayed counts and measured costs.
-
-    Nothing where more prompts were decoded than replayed.
-    """
+    """Return by setting its tokens per second on the decoded prompts, from replayed counts; none where fewer were replayed."""
     first, speeds, measured = slice(0, setup.settings.num_live_prompts), dict[str, float](), outcome.measured
     if not outcome.sets or len(measured[0].stats) > outcome.sets[1].recording.num_prompts:
         return speeds
@@ -137,10 +132,7 @@ def context_of(setup: Setup, config: str | None = None, num_decoded: int = 0) ->
 
 
 def recommend(setup: Setup, outcome: Outcome, report: Report) -> None:
-    """Store the best setting in each local head, or None where something else was clearly faster.
-
-    Nothing is stored where the best setting is not known.
-    """
+    """Store the best setting in each local head, None where something else was clearly faster, and nothing if none is known."""
     for folder, values in recommendations(setup, outcome, report).items():
         if values == {}:
             logger.warning("no threshold was stored in %s, because the costs are not known well enough to choose one", folder)
@@ -160,9 +152,7 @@ def recommend(setup: Setup, outcome: Outcome, report: Report) -> None:
 def recommendations(setup: Setup, outcome: Outcome, report: Report) -> dict[Path, dict[str, Any] | None]:
     """Return by local folder the best setting of each head: threshold, lengths, verification, and how fast it is.
 
-    Of a head that was tried on dev prompts it is the fastest setting there, of another one the threshold that is predicted to be
-    best. The value is None where another setting was clearly faster on dev prompts, or is predicted to be faster, and empty where
-    that depends on costs that are not known.
+    None: another setting was clearly faster on dev prompts, or is predicted to be; empty: that depends on unknown costs.
     """
     if not outcome.best:
         return {}
@@ -196,10 +186,7 @@ def _tried(outcome: Outcome, report: Report, of_head: Sequence[Candidate], other
 
 
 def _replayed(outcome: Outcome, report: Report, number: int) -> dict[str, Any] | None:
-    """Return a candidate's threshold with its predicted speed-up; None if the best fixed length or the target alone is faster.
-
-    With doubts, None if another setting is faster over the whole range of costs, and empty if that depends on them.
-    """
+    """Return a candidate's threshold with its predicted speed-up; None if another setting is faster, empty if that is open."""
     ratio, rule = _ratio(outcome), outcome.candidates[number].live
     assert isinstance(rule, HeadThreshold)
     speeds, speedup = outcome.speeds[ratio], report.data_sets[1].rules[number].speedup[ratio].value

@@ -1,7 +1,4 @@
-"""The costs of every rule at every cost ratio, and the fits of rules' open parameters on recorded dev prompts.
-
-Fitted are the weights of a logistic, and automatic thresholds.
-"""
+"""The costs of every rule at every cost ratio, and the fits of rules' open parameters on recorded dev prompts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,10 +30,7 @@ class _Costed(Protocol):
 
 @dataclass(frozen=True)
 class CostTable:
-    """StepCosts by the name of their ratio, and the costs that heads and rules add.
-
-    Bounds, which no decoder can reach, pay nothing for their knowledge.
-    """
+    """StepCosts by the name of their ratio, and the costs that heads and rules add; bounds pay nothing for their knowledge."""
 
     costs: Mapping[str, StepCosts]
     head_shares: Mapping[str, float] = field(default_factory=dict)  # each head's cost as a share of a draft step, at the ratios
@@ -88,10 +82,7 @@ class CostTable:
         return (resamples @ counts.tokens) / seconds / (self.alone if ratio == MEASURED else 1.0)
 
     def break_even(self, counts: Counts, resamples: np.ndarray, rule: _Costed, ratio: str, fixed: np.ndarray) -> Interval | None:
-        """Return the share of a draft step at which a head's rule would be as fast as the best fixed length.
-
-        `fixed` (R,) are the speed-ups of the best fixed length. None for a rule without a head, or without draft steps.
-        """
+        """Return the share of a draft step at which a head's rule would be as fast as `fixed` (R,), the best length's speed-up."""
         drafted, uncharged = resamples @ counts.drafted, self.speedup_uncharged(counts, resamples, rule, ratio)
         if uncharged is None or not drafted.all():
             return None
@@ -135,8 +126,8 @@ class Tuning:
     def auto_threshold(self, head: RecordedHead, max_tokens: int, costs: StepCosts) -> float:
         """Return the threshold at which one more draft step yields no more than the throughput.
 
-        The threshold is `1 - lambda t_d / m`, where m is the mean acceptance of the tokens without a prediction and lambda t_d
-        the throughput at this threshold: a fixed point (SpecDec++, theorem 3.1, in renewal-reward form).
+        It is `1 - lambda t_d / m`, with the mean acceptance m of tokens without a prediction and lambda t_d the throughput at it: a
+        fixed point (SpecDec++, theorem 3.1, in renewal-reward form).
         """
         if (head, max_tokens) not in self._curves:
             rules = [recorded_threshold(head, float(threshold), max_tokens) for threshold in GRID]

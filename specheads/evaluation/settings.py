@@ -44,8 +44,7 @@ class Evaluation(Warped):
 
     seed: Seed = setting(0, "seed of everything that is sampled")
     stopping: SkipValidation[Mapping[str, RuleChoice]] | None = setting(
-        None,
-        "the stopping rules, by name; null: fixed lengths and head thresholds, with the values of the two keys below",
+        None, "the stopping rules, by name; null: fixed lengths and head thresholds, with the values of the two keys below"
     )
     fixed_lengths: tuple[PositiveCount, ...] = setting((1, 2, 3, 4, 5, 6, 8, 10, 12, 14), "fixed draft lengths to try, in tokens")
     thresholds: tuple[Threshold, ...] = setting(
@@ -65,8 +64,7 @@ class Evaluation(Warped):
     )
     record: RecordingSettings = setting(RecordingSettings(), "how much of each response is recorded")
     ratios: tuple[Ratio, ...] = setting(
-        (5, 10, 20),
-        "predict speed-ups also for targets whose forward pass costs this many draft steps, for example 10",
+        (5, 10, 20), "predict speed-ups also for targets whose forward pass costs this many draft steps, for example 10"
     )
     max_new_tokens: PositiveCount = setting(512, "longest response, in tokens", config="${data.max_new_tokens}")
     head: Text | None = setting(
@@ -157,10 +155,7 @@ class Evaluation(Warped):
             )
 
     def _check_decoded(self) -> None:
-        """Raise UserError if `live_rules` drafts nothing, or the same number of tokens in every round.
-
-        Only rounds that draft different numbers of tokens separate the costs of draft and target.
-        """
+        """Raise UserError unless `live_rules` drafts different numbers of tokens, which alone separate the models' costs."""
         chosen = [choice for name, choice in self.rules.items() if name in self.live_rules]
         rules = [rule for each in chosen if self.head or not each.cls.uses_head for rule in each.without_auto().samples()]
         lengths = {rule.max_tokens if isinstance(rule, FixedLength) else None for rule in rules}

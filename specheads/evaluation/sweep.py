@@ -33,8 +33,7 @@ Decoder = SpeculativeDecoder | Baseline
 class Measured:
     """The results of one setting: per prompt its totals over repeats, and all of its rounds.
 
-    Of a round there are its tokens, its drafted tokens, the draft's forward passes, the seconds of drafting, and those of the
-    steps after it.
+    Of a round: its tokens, drafted tokens, the draft's forward passes, the seconds of drafting, and those of the steps after it.
     """
 
     setting: Candidate
@@ -86,11 +85,8 @@ class Sweep:
     ) -> list[Measured]:
         """Decode every prompt `repeats` times with every setting; return the results of each setting.
 
-        The order of settings rotates from prompt to prompt and from repeat to repeat. Every setting first decodes one prompt
-        that is not counted. Prompts that are in the journal are not decoded again.
-
-        Args:
-            on_generation: called with the number of responses that are done.
+        The order of settings rotates from prompt to prompt. Prompts that are in the journal are not decoded again.
+        `on_generation` is called with the number of responses that are done.
         """
         decoders, start = self._decoders(settings, prompts), time.perf_counter()
         compile_ahead(decoder.prepare for decoder in decoders)
@@ -154,12 +150,7 @@ REMEDY = "live figures need a quiet machine"
 
 
 def doubts_of(measured: Sequence[Measured], fit: CostFit, groups: Groups) -> Iterator[str]:
-    """Yield the reasons why the times of all rounds, and the costs and speeds from them, are not to be trusted.
-
-    Args:
-        measured: the decoded settings; the target alone comes first.
-        groups: the groups of prompts (files, where prompts come from files) that intervals are over.
-    """
+    """Yield why the times of all rounds, those of the target alone first, and what follows from them are not to be trusted."""
     alone, num_groups = measured[0], len(set(numbered(groups)))
     busy, more = "The machine was busy", "decode more (num_live_prompts=)"
     if alone.cores_taken > NOTABLE:
@@ -175,11 +166,9 @@ def doubts_of(measured: Sequence[Measured], fit: CostFit, groups: Groups) -> Ite
 
 
 def round_times(measured: Sequence[Measured]) -> tuple[RoundTimes, dict[str, bool]]:
-    """Return the times of the rounds of all settings that draft, and the kinds of their rules in the order of their numbers.
+    """Return the times of the rounds of all settings that draft, and by kind of their rules whether it is a plain fixed length.
 
-    The rounds of the target alone say nothing about a round's costs. A kind is True if it is a fixed length under the sweep's
-    verification rule. Responses to the same prompt have numbers of the same parity, so that both halves of the responses have
-    every setting.
+    Responses to the same prompt have numbers of the same parity, so that both halves of the responses have every setting.
     """
     drafting = [decoded for decoded in measured if decoded.setting.live is not None]
     kinds = {each.setting.kind: each.setting.family == FIXED and each.setting.verification is None for each in drafting}
@@ -205,13 +194,9 @@ def with_measured(
     """Return a table with the measured costs of the decoded rules.
 
     Args:
-        table: of the cost ratios.
-        measured: the decoded settings, the target alone among them.
-        sizes: by head, its counted share of a draft step; a head that was not decoded gets the cost of decoded heads of similar
-            sizes.
+        sizes: by head, its counted share of a draft step, by which heads that were not decoded get costs of others.
         shares: by the kind of a rule, what it adds to a draft step as a share of the step, where steps were timed.
-        ends: times of steps, in place of those of rounds, at the low end of their range, in the middle, and at the high end;
-            of a round's overhead they have what its first draft step takes more than others.
+        ends: times of steps, in place of those of rounds, at the low end of their range, in the middle, and at the high end.
     """
     times, kinds = round_times(measured)
     # Untimed rules are replayed under the sweep's verification, so what was decoded under another one says nothing of them.
@@ -247,10 +232,7 @@ def _head_seconds(fit: CostFit, heads: Mapping[str, str | None], sizes: Mapping[
 
 
 def _untimed(fit: CostFit, kinds: Mapping[str, bool], heads: Mapping[str, str | None]) -> dict[bool, RuleCosts]:
-    """Return the median of the costs that timed kinds of rules add, by whether they have a head.
-
-    The costs per step of rules with a head are left out, because those of heads are known separately.
-    """
+    """Return the median costs that timed kinds of rules add, by whether they have a head, whose own step is known separately."""
     timed: dict[bool, list[RuleCosts]] = {}
     for kind, is_fixed in kinds.items():
         if not is_fixed and kind in heads:

@@ -28,10 +28,7 @@ class _StoredWeights(NamedTuple):
 
 
 def pair_needs(config: PairConfig, only_draft: bool = False) -> list[str]:
-    """Return lines about a pair for its user: models and memory; none for an embedded pair.
-
-    Sizes are those of the models' configs, where these can be read. With `only_draft` the target's weights are not loaded.
-    """
+    """Return lines about a pair, its models and the memory of weights that are loaded; none for an embedded pair."""
     if str(config.target).startswith(EMBEDDED) or not config.target:
         return []
     models, loaded = [], list[_StoredWeights | None]()
@@ -66,12 +63,9 @@ def _weights_of(source: ModelSource) -> _StoredWeights | None:
 def memory_parts(
     lm: LanguageModel, positions: float = 0, tokens: float = BATCH_TOKENS, rows: float = BATCH_TOKENS, most: int = SLICE_ELEMENTS
 ) -> dict[str, float]:
-    """Return the bytes by name that work with a model allocates.
+    """Return the bytes that work with a model allocates, by name.
 
-    Args:
-        positions: of texts whose keys and values are kept.
-        tokens: that it reads at once, without gradients.
-        rows: of distributions (V,) that are held at once, of which `most` numbers at a time.
+    It keeps keys and values of `positions`, reads `tokens` at once, and holds `rows` of distributions, `most` of their numbers.
     """
     itemsize, hidden, keys, width = lm.output_embedding.weight.itemsize, lm.hidden_size, 0, 0
     for config in lm.layer_configs:
@@ -91,9 +85,7 @@ def memory_parts(
 def memory_of(stage: str, lm: LanguageModel, *parts: Mapping[str, float]) -> str:
     """Return how much memory a stage takes at its peak, for the log, and warn where less is available.
 
-    Args:
-        lm: a model that it runs, on whose device the memory is.
-        parts: the bytes that it allocates, by name; what this process has already is added to them.
+    It is what is in use on the device of `lm`, and the bytes that `parts` allocate, by name.
     """
     if lm.device.type == "cuda":
         used, free = torch.cuda.memory_allocated(lm.device), float(torch.cuda.mem_get_info(lm.device)[0])

@@ -1,7 +1,4 @@
-"""Rows of different lengths in batches: which rows are read together, how they are padded, and how much is computed at once.
-
-Everything here depends on lengths alone, so the same rows always make the same batches, and the same numbers to the last bit.
-"""
+"""Rows of different lengths in batches; all depends on lengths alone, so the same rows always make the same numbers."""
 
 from collections.abc import Sequence
 
@@ -21,9 +18,7 @@ def by_length(lengths: Sequence[int]) -> list[int]:
 def batches_of_tokens(lengths: Sequence[int], max_tokens: int, num_texts: Sequence[int] | None = None) -> list[list[int]]:
     """Return batches of rows of similar length whose padded size is at most `max_tokens`, unless a single row is larger.
 
-    Args:
-        lengths: tokens of each row, or of its longest text.
-        num_texts: how many texts each row has, all padded to the longest; None: one.
+    A row may have `num_texts` texts, all padded to its longest, which `lengths` are of.
     """
     batches: list[list[int]] = []
     total = 0  # texts in the last batch
@@ -38,10 +33,7 @@ def batches_of_tokens(lengths: Sequence[int], max_tokens: int, num_texts: Sequen
 
 
 def slices(num_rows: int, row_size: int, max_elements: int) -> list[slice]:
-    """Return consecutive slices of `num_rows` rows, each with at most `max_elements` numbers or a single row.
-
-    No rows make one empty slice, so that results computed from it keep their shape.
-    """
+    """Return consecutive slices of rows, each of at most `max_elements` numbers or one row; at least one, even if it is empty."""
     size = max(1, max_elements // row_size)
     return [slice(start, min(start + size, num_rows)) for start in range(0, max(1, num_rows), size)]
 

@@ -118,11 +118,7 @@ class Pair:
         return origin if commit is None else origin | {"commit": commit}
 
     def encode(self, prompt: str | Sequence[dict[str, str]] | Sequence[int] | Tensor) -> Tensor:
-        """Return the ids (T,) long of a prompt: a string, chat messages or ids.
-
-        Raises:
-            UserError: the prompt is empty, too long, a batch, or has ids outside the vocabulary.
-        """
+        """Return the ids (T,) long of a prompt: a string, chat messages or ids. Raises UserError unless they fit the target."""
         if isinstance(prompt, Tensor) and (prompt.ndim > 2 or (prompt.ndim == 2 and len(prompt) != 1)):
             raise UserError(
                 f"the prompt has shape {tuple(prompt.shape)}, but one prompt is decoded at a time; give ids of shape (T,)."
@@ -175,11 +171,7 @@ class Pair:
         return hashlib.sha256(f"{rules} {template} {self.chat}{given}".encode()).hexdigest()[:16]
 
     def _ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return ids with a single begin token if text and tokenizer both write it, without the end that a tokenizer adds.
-
-        Raises:
-            UserError: the text holds an added token that the models do not know.
-        """
+        """Return ids with one begin token, and without an end that a tokenizer adds. Raises UserError for an unknown token."""
         ids = self.tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]  # says nothing of lengths
         ids = ids[:-1] if add_special_tokens and self.appends_end else ids
         if (last := max(ids, default=0)) >= self.vocab_size:
@@ -189,11 +181,7 @@ class Pair:
         return ids[1:] if begin is not None and ids[:2] == [begin, begin] else ids
 
     def render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None) -> str:
-        """Return chat messages as text with the begin token, which the template writes itself.
-
-        Raises:
-            UserError: there is no chat template, or it refuses the messages.
-        """
+        """Return chat messages as text with the begin token. Raises UserError if the template is missing or refuses them."""
         if not self.tokenizer.chat_template:
             raise UserError(
                 f"the tokenizer of {self.target_id} has no chat template, which chat messages need; "
@@ -309,11 +297,7 @@ def _num_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> i
 
 
 def _tokenizer(config: PairConfig, new_draft: NewDraft | None) -> tuple[PreTrainedTokenizerBase, Tensor | None]:
-    """Return the pair's tokenizer, and which of its tokens the draft knows, None for all.
-
-    Raises:
-        UserError: tokenizers that come with the models and do not agree with it.
-    """
+    """Return the pair's tokenizer, and which tokens the draft knows, None for all. Raises UserError if models have others."""
     location, source = config.tokenizer or config.target, config.source("target")
     tokenizer = load_tokenizer(location, None if config.tokenizer else source.revision, source.trust_remote_code)
 
@@ -363,11 +347,7 @@ def load_draft(location: str | Path, pair: Pair, dtype: str | torch.dtype = "aut
 
 
 def _check_spread(device_map: Mapping[str, Any], target_id: str) -> None:
-    """Log what it costs if `device_map` (module -> device) spreads the target over devices.
-
-    Raises:
-        UserError: it puts parts of the target outside the GPUs.
-    """
+    """Log what it costs if `device_map` spreads the target over devices. Raises UserError for parts outside the GPUs."""
     outside = [name for name, place in device_map.items() if str(place) in ("cpu", "disk")]
     if outside:
         raise UserError(
@@ -422,11 +402,7 @@ def _check_vocabulary(pair: Pair) -> None:
 def known_tokens(draft: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase, draft_id: str, target_id: str) -> Tensor | None:
     """Return which tokens of the target's vocabulary the draft knows, (V,) bool; None where it knows all.
 
-    Vocabularies may differ in added tokens that only one of the two knows. A draft never proposes a token that it does not know,
-    so the output's distribution stays the target's. Sizes of embeddings do not matter.
-
-    Raises:
-        UserError: tokenizers that differ in more than added tokens.
+    A draft never proposes an added token that it lacks. Raises UserError for tokenizers that differ in more than added tokens.
     """
     of_draft, of_target = draft.get_vocab(), target.get_vocab()
     moved = sorted((token for token in of_draft.keys() & of_target.keys() if of_draft[token] != of_target[token]), key=str)
@@ -449,14 +425,7 @@ def known_tokens(draft: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase
 
 @torch.no_grad()
 def _fit_to_vocabulary(draft: PreTrainedModel, known: Tensor) -> None:
-    """Give a draft in memory embeddings of all tokens of the target: the mean of its own for those that it does not know.
-
-    Args:
-        known: (V,) bool, of `known_tokens`.
-
-    Raises:
-        UserError: a quantized draft, whose embeddings cannot grow.
-    """
+    """Give a draft in memory embeddings of all tokens of the target: the mean of its own for those not `known` (V,) bool."""
     if borrows_embedding(draft):
         return  # the target's own embeddings, which must not change
     if draft.get_input_embeddings().weight.shape[0] < len(known):

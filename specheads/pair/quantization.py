@@ -1,7 +1,6 @@
-"""Models whose weights are stored in fewer bits, and models whose weights are rounded to numbers of few bits.
+"""Models whose weights are stored in fewer bits, on a GPU by packages, or rounded to numbers of few bits on a CPU.
 
-On a GPU packages store the weights of linear layers; embeddings and the output embedding keep their type. On a CPU weights are
-rounded as GGUF files have them, those of the output embedding, too, and stay ordinary tensors, which steps store in few bits.
+Rounded weights are as in GGUF files, the output embedding's too, and stay ordinary tensors, which steps store in few bits.
 """
 
 from collections.abc import Mapping
@@ -140,10 +139,7 @@ def rounded_form(quantization: str | None, device: str, device_map: str | None) 
 
 @torch.no_grad()
 def round_weights(model: "PreTrainedModel", form: str) -> float:
-    """Round the linear maps of a model, the output embedding to Q8_0, and return their share of all weights.
-
-    Maps whose number of inputs is no multiple of 32 stay as they are; an input embedding with the output's weights follows.
-    """
+    """Round the linear maps of a model with whole groups, the output embedding to Q8_0, and return their share of all weights."""
     output, rounded = model.get_output_embeddings(), 0
     for module in model.modules():
         if isinstance(module, torch.nn.Linear) and module.in_features % _GROUP == 0:

@@ -28,12 +28,9 @@ _MOST_REASON = 300  # characters of another library's message
 
 
 def resolve(location: str | Path) -> str:
-    """Return the folder that a location stands for, or a hub id as it is.
+    """Return the folder of a location, which may begin with `~`, `embedded:` or `package:`, or a hub id as it is.
 
-    A location may begin with `~`, `embedded:` or `package:`, and a GGUF file is converted into a folder on the first call.
-
-    Raises:
-        UserError: a package that is not installed; as of `gguf_file` and `converted`.
+    A GGUF file is converted into a folder. Raises UserError for a package that is not installed, and as `converted`.
     """
     location = unabbreviated(location)
     file = gguf_file(location)
@@ -191,13 +188,9 @@ _OF_NO_NUMBER = {"_name_or_path", "transformers_version", "torch_dtype", "dtype"
 
 
 def content_of(location: str | Path, commit: str | None = None) -> str:
-    """Return a hash of a model's weights and config, the same wherever the model lies.
+    """Return a hash of a model's weights and config, the same wherever it lies, of a hub id at a commit.
 
-    Args:
-        commit: that of a hub id, whose files are in the hub's cache.
-
-    Raises:
-        UserError: the folder has no weights, or does not exist.
+    Raises UserError for a folder without weights.
     """
     folder = Path(resolve(location))
     if commit and not folder.is_dir():

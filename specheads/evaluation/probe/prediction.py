@@ -29,8 +29,7 @@ THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(2, 20))
 RULES = {
     FIXED: RuleChoice(FixedLength, {"num_tokens": list(LENGTHS)}),
     LOGISTIC: RuleChoice(
-        Logistic,
-        {"threshold": list(THRESHOLDS), "weights": {"logit_max_prob": None, "bias": None}, "max_tokens": MAX_TOKENS},
+        Logistic, {"threshold": list(THRESHOLDS), "weights": {"logit_max_prob": None, "bias": None}, "max_tokens": MAX_TOKENS}
     ),
 }
 # Of the way from the best fixed length to the informed ceiling, what trained heads closed on mini at ratios 5 to 20, with less
@@ -82,14 +81,12 @@ class Cut:
 
 
 def missing_tokens(pair: Pair, recording: Recording) -> list[Tensor]:
-    """Return for each of CUT_SIZES which tokens (V,) bool are not kept; none for a draft whose output lacks tokens already.
-
-    Among tokens that do not occur, a tokenizer's first ones are kept, which are the most frequent in the text that made it.
-    """
+    """Return for each of CUT_SIZES which tokens (V,) bool are not kept; none for a draft whose output lacks tokens already."""
     if pair.draft_lm.lacking is not None:
         return []
     counts = torch.bincount(recording.tokens[: int(recording.lengths.sum())], minlength=pair.vocab_size)
     counts[list(pair.stop_tokens)] = counts.sum()
+    # Of those that do not occur a tokenizer's first ones are kept, the most frequent in the text that made it.
     rank = counts.argsort(descending=True, stable=True).argsort()
     return [rank >= size for size in CUT_SIZES if size < pair.vocab_size]
 
@@ -109,10 +106,7 @@ def cuts_of(
 
 
 def better_draft(recording: Recording, gain: float, seed: int = 0) -> Recording:
-    """Return the recording of a draft whose tokens are accepted more often by a share `gain`, for fixed lengths only.
-
-    Rejections become acceptances at random, equally likely everywhere.
-    """
+    """Return the recording of a draft whose tokens are accepted more often by a share `gain`, for fixed lengths only."""
     share = recording.accepted.double().mean().item()
     flipped = min(1.0, share * gain / max(1e-9, 1 - share))
     uniform = torch.rand(recording.accepted.shape, generator=torch.Generator().manual_seed(seed))
@@ -156,10 +150,7 @@ class Option:
 
 
 def predict(halves: Sequence[RecordedSet], times: StepTimes, greedy: bool, overheads: Overheads = Overheads()) -> list[Option]:
-    """Return every option, the target alone first.
-
-    Lengths and thresholds are chosen on one half of the prompts and counted on the other, both ways.
-    """
+    """Return every option, the target alone first; what one half of the prompts chooses is counted on the other, both ways."""
     table = _cost_table(times, overheads)
     resamples = resample_counts([group for half in halves for group in half.groups or ()])
     counted: dict[str, list[tuple[Candidate, Counts]]] = {}  # by option what each half chose, with its counts on the other
@@ -215,12 +206,7 @@ def best_rules(recording: Recording, rules: Sequence[Candidate], table: CostTabl
 
 
 def _head_option(name: str, fixed: np.ndarray, ceiling: np.ndarray, slowed: float, shares: Sequence[float]) -> Option:
-    """Return a head at the shares of the gap that heads have closed elsewhere: the least, a typical one, the most.
-
-    Args:
-        fixed, ceiling: speed-ups (1 + R,).
-        slowed: what the head adds to each emitted token, in tokens of the target alone.
-    """
+    """Return a head at the shares of the gap that heads have closed elsewhere, `slowed` by its cost for each emitted token."""
     least, typical, most = (1 / (1 / (fixed + share * (ceiling - fixed)) + slowed) for share in shares)
     speedup = Interval(float(typical[0]), interval(least).low, interval(most).high)
     gain = Interval(float((typical / fixed)[0]), interval(least / fixed).low, interval(most / fixed).high)

@@ -128,10 +128,7 @@ def _times(speedup: Interval) -> str:
 
 
 def live_check(pair: Pair, prompts: Sequence[Sequence[int]], costs: StepCosts, length: int, how: Evaluation) -> LiveCheck:
-    """Decode prompts (ids) with the target alone and with a fixed length, and return what it took.
-
-    Overheads are medians over rounds of what they took more than their steps.
-    """
+    """Decode prompts (ids) with the target alone and with a fixed length, and return what it took, overheads by medians."""
     with progress("decoding", 2 * len(prompts)) as advance:
         sweep = Sweep(pair, how, checked_window(pair, None))  # the memory of the steps that were timed, which are compiled
         measured = sweep.run([TARGET_ALONE, fixed_length(length)], prompts, on_generation=advance)

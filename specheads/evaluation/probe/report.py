@@ -51,10 +51,7 @@ def _measured(probed: Probed) -> list[tuple[str, str]]:
         *(_cut(cut, probed) for cut in probed.cuts),
         ("verifying drafted tokens, over such a step", verified),
         ("what a head adds to a draft step", heads),
-        (
-            f"decoded as a check ({live.what}, K={live.length})",
-            f"{speed} ({live.alone_tokens_per_second:,.0f})",
-        ),
+        (f"decoded as a check ({live.what}, K={live.length})", f"{speed} ({live.alone_tokens_per_second:,.0f})"),
     ]
 
 
