@@ -66,14 +66,12 @@ def deferred() -> Iterator[Request]:
     """Let the block finish before a signal ends the run; it may check the yielded request. `Interrupted` is raised at its end."""
     global _deferred
     request = _deferred = Request()
-    ended: SystemExit | None = None
     try:
         yield request
-    except SystemExit as error:  # a library ends the process itself; ours names the signal
-        ended = error
+    except SystemExit:  # a library ends the process itself; ours names the signal
+        if request.number is None:
+            raise
     finally:
         _deferred = None
     if request.number is not None:
         raise Interrupted(request.number)
-    if ended is not None:
-        raise ended

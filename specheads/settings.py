@@ -38,7 +38,7 @@ _LARGEST_COUNT = 2**31 - 1  # more objects in memory, or numbered files, are a m
 _LARGEST_SEED = 2**32 - 1  # the largest that every random generator takes
 
 
-def _number(expected: str, holds: Callable[[float], bool] = lambda value: True, kind: Any = int | float) -> PlainValidator:
+def number(expected: str, holds: Callable[[float], bool] = lambda value: True, kind: Any = int | float) -> PlainValidator:
     """Return a check that keeps the value as it is: 0 and 0.0 are written differently into cache keys."""
 
     def check(value: Any) -> Any:
@@ -58,13 +58,13 @@ def count(least: int = 0, most: int = _LARGEST_COUNT) -> PlainValidator:
             raise ValueError(f"must be at most {most}")
         return value >= least
 
-    return _number(expected, holds, int)
+    return number(expected, holds, int)
 
 
-Number = Annotated[float, _number("a finite number")]
-PositiveNumber = Annotated[float, _number("a finite number above 0", lambda value: value > 0)]
-NonNegativeNumber = Annotated[float, _number("a finite number of at least 0", lambda value: value >= 0)]
-Probability = Annotated[float, _number("a number from 0 to 1", lambda value: 0 <= value <= 1)]
+Number = Annotated[float, number("a finite number")]
+PositiveNumber = Annotated[float, number("a finite number above 0", lambda value: value > 0)]
+NonNegativeNumber = Annotated[float, number("a finite number of at least 0", lambda value: value >= 0)]
+Probability = Annotated[float, number("a number from 0 to 1", lambda value: 0 <= value <= 1)]
 Count = Annotated[int, count(0)]
 PositiveCount = Annotated[int, count(1)]
 Seed = Annotated[int, count(0, _LARGEST_SEED)]

@@ -16,14 +16,14 @@ from specheads.decoding.engine import resolve_engine
 from specheads.decoding.step_costs import RuleCosts, StepCosts
 from specheads.decoding.step_times import Ends, StepTimes, counted_ratios, step_time_ends, step_times
 from specheads.decoding.stopping import HeadThreshold
-from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate, candidates, fixed_length, sweep_settings, under_block
+from specheads.decoding.verification import BlockVerification
+from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate, CostTable, Tuning, candidates, fixed_length
 from specheads.evaluation.intervals import resample_counts, sums
 from specheads.evaluation.replayed_sets import A_TIE, Outcome, replay_all
 from specheads.evaluation.report import MEASURED
-from specheads.evaluation.rule_costs import CostTable, Tuning
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import STEP_SHARES, Setup, device_name
-from specheads.evaluation.sweep import FEWEST_GROUPS, REMEDY, Measured, Sweep, doubts_of, with_measured
+from specheads.evaluation.sweep import FEWEST_GROUPS, REMEDY, Measured, Sweep, doubts_of, sweep_settings, with_measured
 from specheads.forecast import progress
 from specheads.prompts.prompt import EncodedPrompt
 from specheads.replay.head_scores import head_fingerprint
@@ -86,7 +86,8 @@ def settle(setup: Setup, outcome: Outcome, tuning: Tuning, few: Sequence[Measure
     evaluation = setup.settings
     settings = _chosen_settings(evaluation, outcome)
     for turn in range(1, MOST_TURNS + 1):
-        measured = decode(setup, settings, "generations" if turn == 1 else f"generations-turn-{turn}")
+        name = "generations" if turn == 1 else f"generations-turn-{turn}"
+        measured = sweep(setup, name, settings, setup.prompts.decoded.prompts)
         counts = decoded_counts(outcome, settings)
         costs = measured_costs(setup, [*few, *measured])
         doubts = [] if costs.fit is None else [*doubts_of(measured, costs.fit, setup.prompts.decoded.groups)]
@@ -107,7 +108,7 @@ def settle(setup: Setup, outcome: Outcome, tuning: Tuning, few: Sequence[Measure
     else:
         names = ", ".join(setting.name for setting in missing)
         outcome = replace(outcome, doubts=[f"The measured costs did not settle, so {names} were not decoded; {REMEDY}."])
-    has_enough = len(set(outcome.sets[0].groups or ())) >= FEWEST_GROUPS
+    has_enough = len(set(outcome.sets[0].groups)) >= FEWEST_GROUPS
     return settle_by_steps(setup, outcome, tuning) if outcome.doubts and has_enough else outcome
 
 
@@ -169,6 +170,16 @@ def _chosen_settings(
     return settings + under_block(settings) if evaluation.tries_block else settings
 
 
+def under_block(settings: Sequence[Candidate]) -> list[Candidate]:
+    """Return the settings that draft, under block verification."""
+    rule = BlockVerification()
+    return [
+        replace(setting, family=rule.name, name=f"{setting.name}, {rule.label}", verification=rule)
+        for setting in settings
+        if setting.live is not None
+    ]
+
+
 def best_of_kinds(outcome: Outcome, decoded: Collection[str] = ()) -> list[Candidate]:
     """Return the best fixed length at the measured costs, the best rule with a head, and the best other one, where there are.
 
@@ -188,11 +199,6 @@ def best_of_kinds(outcome: Outcome, decoded: Collection[str] = ()) -> list[Candi
             as_fast = [n for n in known if kind_of(n) == kind and speeds[n] >= (1 - A_TIE) * speeds[first]]
             chosen.append(rules[max(as_fast, key=speeds.__getitem__, default=first)])
     return chosen
-
-
-def decode(setup: Setup, settings: Sequence[Candidate], name: str = "generations") -> list[Measured]:
-    """Decode the reported prompts with every setting, and by the chosen baseline; `name` is that of the journal."""
-    return sweep(setup, name, settings, setup.prompts.decoded.prompts)
 
 
 def sweep(setup: Setup, name: str, settings: Sequence[Candidate], prompts: Sequence[EncodedPrompt]) -> list[Measured]:

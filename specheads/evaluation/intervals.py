@@ -52,39 +52,40 @@ class Sums:
         }
 
 
-Groups = Sequence[Hashable] | int  # the group of each prompt, or the number of prompts that are each a group by themselves
+Groups = Sequence[Hashable]  # the group of each prompt
 
 
 def halves(groups: Groups) -> np.ndarray:
-    """Return for each prompt (P,) whether it is in the first of two halves of about equal size, which share no group."""
-    members = np.bincount(numbered(groups))
+    """Return for each prompt (P,) whether it is in the first of two halves of about equal size, which share no group.
+
+    Groups are assigned in their order, each to the half with fewer prompts; prompts without a group alternate.
+    """
+    number = _numbered(groups)
+    members = np.bincount(number)
     first, sizes = np.zeros(len(members), dtype=bool), [0, 0]
     for group, size in enumerate(members):
         first[group] = sizes[0] <= sizes[1]
         sizes[0 if first[group] else 1] += size
-    return first[numbered(groups)]
+    return first[number]
 
 
-def numbered(groups: Groups) -> np.ndarray:
+def _numbered(groups: Groups) -> np.ndarray:
     """Return the number of each prompt's group (P,), in the order in which groups come."""
-    if isinstance(groups, int):
-        return np.arange(groups)
     numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
     return np.array([numbers[group] for group in groups], dtype=np.int64)
 
 
-def resample_counts(groups: Groups, seed: int = 0) -> np.ndarray:
+def resample_counts(groups: Groups) -> np.ndarray:
     """Return (1 + R, P): how often each prompt is in each resample; row 0 is the sample itself.
 
     Prompts of a group are in a resample equally often. Both `halves` are resampled separately, so that neither is ever empty.
     """
-    rng = np.random.default_rng(seed)
-    number, first = numbered(groups), halves(groups)
+    rng = np.random.default_rng(0)
+    number, first = _numbered(groups), halves(groups)
     resampled = np.zeros((NUM_RESAMPLES, number.max(initial=-1) + 1))
     for half in (first, ~first):
         members = np.unique(number[half])
-        if len(members):
-            size = len(members)
+        if size := len(members):
             resampled[:, members] = rng.multinomial(size, np.full(size, 1 / size), size=NUM_RESAMPLES)
     return np.concatenate([np.ones((1, len(number))), resampled[:, number]])
 

@@ -1,16 +1,15 @@
 """The recorded sets of prompts, the counts of each candidate on them, and the best of each family on dev prompts."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from specheads.decoding.engine import bulk_operations
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold
-from specheads.evaluation.candidates import TARGET_ALONE, Candidate
-from specheads.evaluation.intervals import resample_counts
+from specheads.evaluation.candidates import TARGET_ALONE, Candidate, CostTable
+from specheads.evaluation.intervals import Groups, resample_counts
 from specheads.evaluation.report import MEASURED, BatchTable
-from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.sweep import Measured
 from specheads.forecast import progress
@@ -33,13 +32,13 @@ class RecordedSet:
     name: str
     role: str  # dev: rules are tuned on it; test: they are not
     recording: Recording
+    groups: Groups
     counts: list[Counts] = field(default_factory=list)
-    groups: Sequence[Hashable] | None = None  # the group of each prompt; None: each prompt is a group by itself
 
     @property
     def resamples(self) -> np.ndarray:
         """The number of times that each prompt is in each resample; see `resample_counts`."""
-        return resample_counts(self.groups or self.recording.num_prompts)
+        return resample_counts(self.groups)
 
 
 def record_sets(
@@ -68,7 +67,7 @@ def record(setup: Setup) -> list[RecordedSet]:
     recorder = Recorder(setup.pair, settings.warp, limits, amounts, settings.seed, setup.data_folder)
     prompts = {name: prompt_set.prompts for name, prompt_set in sets.items()}
     recordings = record_sets(recorder, prompts, list(setup.heads.values()), settings.record.ground_truth)
-    return [RecordedSet(name, sets[name].role, recording, groups=sets[name].groups) for name, recording in recordings.items()]
+    return [RecordedSet(name, sets[name].role, recording, sets[name].groups) for name, recording in recordings.items()]
 
 
 def counts_of(

@@ -15,12 +15,11 @@ from specheads.decoding.stopping import HeadThreshold
 from specheads.decoding.verification import TokenVerification
 from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate
 from specheads.evaluation.head_folders import store_in_config
-from specheads.evaluation.information import information_of
+from specheads.evaluation.information import information
 from specheads.evaluation.intervals import Interval, interval
-from specheads.evaluation.live_rows import gain_over_fixed, live_rows
-from specheads.evaluation.replayed_rows import bank, data_set, reliability, text_samples
 from specheads.evaluation.replayed_sets import Outcome
 from specheads.evaluation.report import COUNTED, MEASURED, ROUNDS, STEPS, Basis, LiveRow, Report, TextSample
+from specheads.evaluation.rows import bank, data_set, gain_over_fixed, live_rows, reliability, text_samples
 from specheads.evaluation.setup import Setup, device_name, load_average, versions
 from specheads.pair.pair import Pair
 from specheads.replay.replay import recorded_head, replay
@@ -37,7 +36,7 @@ def report_of(setup: Setup, outcome: Outcome, config: str | None = None) -> Repo
     live, gains = list[LiveRow](), dict[str, Interval | None]()
     if measured:
         groups = setup.prompts.decoded.groups
-        live = live_rows(measured, cost_table, setup.settings.verification.lossless, _replayed_speeds(setup, outcome), groups)
+        live = live_rows(measured, cost_table, setup.settings.verification.lossless, groups, _replayed_speeds(setup, outcome))
         ratios = [MEASURED] if outcome.best else cost_table.costs  # the winners at the measured ratio are not those of others
         gains = {ratio: gain_over_fixed(measured, partial(cost_table.of, ratio=ratio), groups) for ratio in ratios}
     heads = {name: recorded_head(head) for name, head in setup.heads.items()}
@@ -51,7 +50,9 @@ def report_of(setup: Setup, outcome: Outcome, config: str | None = None) -> Repo
         gains=gains,
         data_sets=[
             replace(
-                data_set(each, outcome), reliability=reliability(each.recording, heads), information=information_of(each, heads)
+                data_set(each, outcome),
+                reliability=reliability(each.recording, heads),
+                information=information([each.recording], heads, each.groups),
             )
             for each in sets
         ],

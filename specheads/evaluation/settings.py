@@ -12,7 +12,7 @@ from specheads.decoding.verification import TokenVerification, VerificationRule
 from specheads.errors import UserError, is_number
 from specheads.evaluation.candidates import FIXED, RuleChoice, Rules, check_rules
 from specheads.pair.generation_config import Warped
-from specheads.settings import Flag, Number, PositiveCount, Seed, Settings, Text, setting
+from specheads.settings import Flag, PositiveCount, Seed, Settings, Text, number, setting
 
 
 def _threshold(value: Any) -> Any:
@@ -21,14 +21,8 @@ def _threshold(value: Any) -> Any:
     return value
 
 
-def _ratio(value: float) -> float:
-    if value <= 1:
-        raise ValueError("must be a finite number above 1")
-    return value
-
-
 Threshold = Annotated[Any, AfterValidator(_threshold)]
-Ratio = Annotated[Number, AfterValidator(_ratio)]
+Ratio = Annotated[float, number("a finite number above 1", lambda value: value > 1)]
 EngineName = Annotated[Text, AfterValidator(lambda name: resolve_engine(name) and name)]
 
 

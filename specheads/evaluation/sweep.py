@@ -13,10 +13,10 @@ from specheads.decoding.engine import compile_ahead
 from specheads.decoding.records import DecodeStats, Generation
 from specheads.decoding.step_costs import RuleCosts, StepCosts
 from specheads.decoding.step_times import StepTimes
-from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate
-from specheads.evaluation.intervals import Groups, numbered
+from specheads.decoding.stopping import StoppingRule
+from specheads.evaluation.candidates import FIXED, OF_VERIFICATION, TARGET_ALONE, Candidate, CostTable
+from specheads.evaluation.intervals import Groups
 from specheads.evaluation.report import MEASURED
-from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.settings import Evaluation
 from specheads.load import NOTABLE, OthersLoad
 from specheads.pair.pair import Pair
@@ -144,6 +144,15 @@ def response_seed(seed: int, number: int, repeat: int) -> int:
     return int(np.random.SeedSequence([seed, number, repeat]).generate_state(1)[0])
 
 
+def sweep_settings(rules: Sequence[Candidate], of_verification: StoppingRule | None = None) -> list[Candidate]:
+    """Return the target alone, every candidate that can decode, and the verification rule's own stopping rule."""
+    settings = [TARGET_ALONE, *(rule for rule in rules if rule.live is not None)]
+    if of_verification is not None:
+        name = str(of_verification.compile_key).replace("_", " ")
+        settings.append(Candidate(OF_VERIFICATION, name, of_verification, of_verification, {"num_tokens": 0}))
+    return settings
+
+
 LARGEST_SPREAD = 1.2  # mean over median of the target's steps
 FEWEST_GROUPS = 8  # an interval over fewer groups of prompts means nothing
 REMEDY = "live figures need a quiet machine"
@@ -151,7 +160,7 @@ REMEDY = "live figures need a quiet machine"
 
 def doubts_of(measured: Sequence[Measured], fit: CostFit, groups: Groups) -> Iterator[str]:
     """Yield why the times of all rounds, those of the target alone first, and what follows from them are not to be trusted."""
-    alone, num_groups = measured[0], len(set(numbered(groups)))
+    alone, num_groups = measured[0], len(set(groups))
     busy, more = "The machine was busy", "decode more (num_live_prompts=)"
     if alone.cores_taken > NOTABLE:
         yield f"{busy}: other processes took {alone.cores_taken:.1f} of its cores while it decoded; {REMEDY}."

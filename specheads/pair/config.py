@@ -12,7 +12,7 @@ import yaml
 from pydantic import BeforeValidator, InstanceOf
 
 from specheads.errors import UserError
-from specheads.pair.quantization import check_quantization, rounded_form
+from specheads.pair.quantization import FORMS, check_quantization
 from specheads.settings import Flag, PositiveNumber, Settings, Text, setting
 
 INSTRUCTION = "{instruction}"  # an instruction format takes the text there
@@ -125,7 +125,8 @@ class ModelSource:
     @property
     def rounded_form(self) -> str | None:
         """The GGUF name of the form to which weights are rounded, in place of a package that stores them."""
-        return rounded_form(self.quantization, self.device, self.device_map)
+        on_cpu = torch.device(self.device).type == "cpu" and not (self.device_map and torch.cuda.is_available())
+        return FORMS.get(self.quantization or "") if on_cpu else None
 
 
 def checked_device(device: str | None) -> str:

@@ -75,10 +75,6 @@ class _Checkpoint:
             return self._file.get_tensor(name)
         return lattice_from(self._file.get_tensor(name + _BYTES), self._file.get_tensor(name + _STEPS)).weight()
 
-    def weights_in_bytes(self) -> dict[str, Tensor]:
-        """Return the weights that are stored in 8 bits."""
-        return {name: self[name] for name in (each.removesuffix(_BYTES) for each in self.names if each.endswith(_BYTES))}
-
 
 @torch.no_grad()
 def restore(model: PreTrainedModel, location: str | Path, revision: str | None) -> None:
@@ -89,9 +85,9 @@ def restore(model: PreTrainedModel, location: str | Path, revision: str | None) 
     """
     stored, size = _Checkpoint(location, revision), getattr(model.config, SIZE, None)
     weights = model.state_dict()
-    for name, weight in stored.weights_in_bytes().items():
+    for name in (each.removesuffix(_BYTES) for each in stored.names if each.endswith(_BYTES)):
         if name != OUTPUT or size is None:
-            weights[name].copy_(weight)
+            weights[name].copy_(stored[name])
     if size is None:
         return
     if missing := [name for name in (OUTPUT, OFFSETS) if name not in stored]:

@@ -2,14 +2,12 @@
 
 import logging
 from collections.abc import Mapping
-from contextlib import suppress
-from typing import NamedTuple
 
 import torch
 
 from specheads.errors import UserError
 from specheads.load import available_memory, memory_in_use
-from specheads.pair.config import ModelSource, PairConfig
+from specheads.pair.config import PairConfig
 from specheads.pair.language_model import LanguageModel, short_name, weightless_model
 from specheads.pair.padding import BATCH_TOKENS, SLICE_ELEMENTS
 from specheads.pair.quantization import QUANTIZATIONS
@@ -19,45 +17,34 @@ from specheads.storage.files import amount
 logger = logging.getLogger(__name__)
 
 
-class _StoredWeights(NamedTuple):
-    """The weights of a model: their number, bytes and type."""
-
-    number: int
-    num_bytes: float
-    dtype: str
-
-
 def pair_needs(config: PairConfig, only_draft: bool = False) -> list[str]:
     """Return lines about a pair, its models and the memory of weights that are loaded; none for an embedded pair."""
     if str(config.target).startswith(EMBEDDED) or not config.target:
         return []
-    models, loaded = [], list[_StoredWeights | None]()
+    models, sizes, types, is_known = [], list[float](), list[str](), True
     for role in ("draft", "target") if config.draft else ("target",):
-        source = config.source(role)
-        weights = _weights_of(source)
-        number = f" ({amount(weights.number, 'billion', 'million')} parameters)" if weights else ""
+        source, number, is_loaded = config.source(role), "", role == "draft" or not only_draft
+        try:
+            model = weightless_model(source)
+        except UserError:  # loading it says why, in a moment
+            is_known = is_known and not is_loaded
+        else:
+            number = f" ({amount(model.num_parameters(), 'billion', 'million')} parameters)"
+            per_weight, stored = float(model.dtype.itemsize), short_name(model.dtype)
+            if source.quantization and not source.rounded_form:
+                per_weight, stored = QUANTIZATIONS[source.quantization].num_bytes, source.quantization
+            if is_loaded:
+                sizes.append(model.num_parameters() * per_weight)
+                types.append(stored)
         models.append(f"{role} {source.location}{number}")
-        loaded += [] if only_draft and role == "target" else [weights]
     lines = [f"pair {config.name or 'without a name'}: {' for '.join(models)}"]
-    if loaded and (known := [each for each in loaded if each]) == loaded:
-        sizes = [amount(each.num_bytes) for each in known]
-        parts = f" ({' + '.join(sizes)})" if len(sizes) > 1 else ""
+    if sizes and is_known:
+        parts = f" ({' + '.join(map(amount, sizes))})" if len(sizes) > 1 else ""
         lines.append(
-            f"it needs {amount(sum(each.num_bytes for each in known), 'GB', 'MB')} of memory{parts} for weights in "
-            f"{' and '.join(dict.fromkeys(each.dtype for each in known))}, and more for the keys and values of texts"
+            f"it needs {amount(sum(sizes))} of memory{parts} for weights in {' and '.join(dict.fromkeys(types))}, and more for "
+            "the keys and values of texts"
         )
     return lines
-
-
-def _weights_of(source: ModelSource) -> _StoredWeights | None:
-    """Return the weights of a model; None where its config cannot be read yet: loading it says why, in a moment."""
-    with suppress(UserError):
-        model = weightless_model(source)
-        number, per_weight, stored = model.num_parameters(), float(model.dtype.itemsize), short_name(model.dtype)
-        if source.quantization and not source.rounded_form:
-            per_weight, stored = QUANTIZATIONS[source.quantization].num_bytes, source.quantization
-        return _StoredWeights(number, number * per_weight, stored)
-    return None
 
 
 def memory_parts(

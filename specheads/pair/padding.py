@@ -15,20 +15,13 @@ def by_length(lengths: Sequence[int]) -> list[int]:
     return sorted(range(len(lengths)), key=lengths.__getitem__)
 
 
-def batches_of_tokens(lengths: Sequence[int], max_tokens: int, num_texts: Sequence[int] | None = None) -> list[list[int]]:
-    """Return batches of rows of similar length whose padded size is at most `max_tokens`, unless a single row is larger.
-
-    A row may have `num_texts` texts, all padded to its longest, which `lengths` are of.
-    """
+def batches_of_tokens(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Return batches of rows of similar length whose padded size is at most `max_tokens`, unless a single row is larger."""
     batches: list[list[int]] = []
-    total = 0  # texts in the last batch
     for row in by_length(lengths):
-        count = 1 if num_texts is None else num_texts[row]
-        if not batches or (total + count) * lengths[row] > max_tokens:
+        if not batches or (len(batches[-1]) + 1) * lengths[row] > max_tokens:
             batches.append([])
-            total = 0
         batches[-1].append(row)
-        total += count
     return batches
 
 

@@ -164,9 +164,8 @@ class Pair:
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         rules = backend.to_str() if backend is not None else json.dumps(sorted(self.tokenizer.get_vocab().items()))
         template = self.instruction_format or (None if self.chat is False else self.chat_template)
-        given = (
-            json.dumps(dict(self.chat_template_kwargs), sort_keys=True) if self.reads_chats and self.chat_template_kwargs else ""
-        )
+        keys = dict(self.chat_template_kwargs) if self.reads_chats else {}
+        given = json.dumps(keys, sort_keys=True) if keys else ""
         given += " without end" if self.appends_end else ""
         return hashlib.sha256(f"{rules} {template} {self.chat}{given}".encode()).hexdigest()[:16]
 
@@ -315,10 +314,7 @@ def _tokenizer(config: PairConfig, new_draft: NewDraft | None) -> tuple[PreTrain
         lacking = tokenizer.convert_ids_to_tokens((~known).nonzero().squeeze(1).tolist())
         logger.warning(
             "the draft %s does not know %d of %d tokens (%s), so never proposes them; specheads probe says how likely they are",
-            config.draft,
-            len(lacking),
-            len(known),
-            ", ".join(map(str, lacking[:3])),
+            *(config.draft, len(lacking), len(known), ", ".join(map(str, lacking[:3]))),
         )
     return tokenizer, known
 
@@ -361,9 +357,7 @@ def _check_spread(device_map: Mapping[str, Any], target_id: str) -> None:
             "the target %s is spread over %d devices (%s): it runs without compilation, layer by layer, with one device busy at "
             "a time. Faster are a target that fits one of them (model.quantization=fp8 model.device_map=null) and vLLM, which "
             "computes each layer on all of them.",
-            target_id,
-            len(devices),
-            ", ".join(devices),
+            *(target_id, len(devices), ", ".join(devices)),
         )
 
 
@@ -386,16 +380,12 @@ def _check_vocabulary(pair: Pair) -> None:
     for role, model in (("draft", pair.draft), ("target", pair.target)):
         size, kept = model.get_output_embeddings().weight.shape[0], kept_tokens(model)
         if kept is not None and role == "draft":
-            if kept[-1] >= pair.vocab_size:
-                raise UserError(
-                    f"the draft has logits for token {kept[-1]}, but the tokenizer knows {pair.vocab_size} tokens; choose models "
-                    "with the same tokenizer."
-                )
-            continue
-        if size < pair.vocab_size:
+            fits, has = kept[-1] < pair.vocab_size, f"logits for token {kept[-1]}"
+        else:
+            fits, has = size >= pair.vocab_size, f"{size} logits"
+        if not fits:
             raise UserError(
-                f"the {role} has {size} logits, but the tokenizer knows {pair.vocab_size} tokens; "
-                "choose models with the same tokenizer."
+                f"the {role} has {has}, but the tokenizer knows {pair.vocab_size} tokens; choose models with the same tokenizer."
             )
 
 

@@ -36,7 +36,7 @@ class _Quantization:
 
 
 _NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.bfloat16}
-_FORMS = {"int8": "Q8_0", "int4": "Q4_1"}  # of linear layers on a CPU
+FORMS = {"int8": "Q8_0", "int4": "Q4_1"}  # of linear layers on a CPU
 QUANTIZATIONS = {
     "int8": _Quantization("torchao", 1, "Int8WeightOnlyConfig"),
     "fp8": _Quantization("torchao", 1, "Float8WeightOnlyConfig"),
@@ -57,7 +57,7 @@ def check_quantization(name: Any) -> Any:
     """Return `name`. Raises ValueError unless it is None or a known quantization that is possible with what is installed."""
     if name not in [None, *QUANTIZATIONS]:
         raise ValueError(f"is not known; expected {', '.join(QUANTIZATIONS)}, or null for the weights as they are")
-    if name in _FORMS and not torch.cuda.is_available():
+    if name in FORMS and not torch.cuda.is_available():
         return name
     if name == "fp8" and not torch.cuda.is_available():
         raise ValueError("is for GPUs; on a CPU use int8 or int4")
@@ -129,12 +129,6 @@ def on_lattice(weight: Tensor, *forms: str) -> Lattice | None:
                 *(torch.cat(each).view(*weight.shape[:-1], -1, each[0].shape[-1]) for each in zip(*parts, strict=True))
             )
     return None
-
-
-def rounded_form(quantization: str | None, device: str, device_map: str | None) -> str | None:
-    """Return the GGUF name of the rounding that a quantization is where models run on a CPU; None where it is none."""
-    on_cpu = torch.device(device).type == "cpu" and not (device_map and torch.cuda.is_available())
-    return _FORMS.get(quantization or "") if on_cpu else None
 
 
 @torch.no_grad()

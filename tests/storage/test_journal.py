@@ -4,9 +4,9 @@ import pytest
 
 from specheads import Warp
 from specheads.decoding.stopping import FixedLength
-from specheads.evaluation.candidates import RuleChoice, candidates, sweep_settings
+from specheads.evaluation.candidates import RuleChoice, candidates
 from specheads.evaluation.settings import Evaluation
-from specheads.evaluation.sweep import Sweep
+from specheads.evaluation.sweep import Sweep, sweep_settings
 from specheads.storage.journal import Journal
 
 PROVENANCE = {"settings": [("a", None)], "seed": 0}

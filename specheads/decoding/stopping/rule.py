@@ -105,7 +105,7 @@ class StoppingRule:
         """Return the constructor's arguments with the open ones fitted.
 
         Args:
-            fitting: fits to the recorded drafts of dev prompts, by the methods of `specheads.evaluation.rule_costs.Tuning`.
+            fitting: fits to the recorded drafts of dev prompts, by the methods of `specheads.evaluation.candidates.Tuning`.
             head: the recorded head that the rule will ask; None for rules without one.
             costs: of the rule's steps; None if no open parameter is in `fitted_to_costs`.
         """

@@ -9,11 +9,21 @@ from torch import Tensor
 
 from specheads.decoding.step_times import StepTimes, bytes_of_step
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, Logistic
-from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, ORACLE_BOUND, Candidate, RuleChoice, candidates, fixed_length
+from specheads.evaluation.candidates import (
+    CEILING,
+    FIXED,
+    ORACLE,
+    ORACLE_BOUND,
+    Candidate,
+    CostTable,
+    RuleChoice,
+    Tuning,
+    candidates,
+    fixed_length,
+)
 from specheads.evaluation.intervals import Interval, interval, resample_counts
 from specheads.evaluation.replayed_sets import Outcome, RecordedSet, counts_of
 from specheads.evaluation.report import MEASURED
-from specheads.evaluation.rule_costs import CostTable, Tuning
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, check_finite, overlap
 from specheads.replay.cost import CostFit
@@ -152,7 +162,7 @@ class Option:
 def predict(halves: Sequence[RecordedSet], times: StepTimes, greedy: bool, overheads: Overheads = Overheads()) -> list[Option]:
     """Return every option, the target alone first; what one half of the prompts chooses is counted on the other, both ways."""
     table = _cost_table(times, overheads)
-    resamples = resample_counts([group for half in halves for group in half.groups or ()])
+    resamples = resample_counts([group for half in halves for group in half.groups])
     counted: dict[str, list[tuple[Candidate, Counts]]] = {}  # by option what each half chose, with its counts on the other
 
     def count(name: str, rule: Candidate, recording: Recording) -> None:
@@ -201,7 +211,8 @@ def best_length(half: RecordedSet, times: StepTimes) -> int:
 
 def best_rules(recording: Recording, rules: Sequence[Candidate], table: CostTable) -> dict[str, Candidate]:
     """Return the fastest rule of each family on a recording at the measured costs."""
-    outcome = Outcome(rules, table, [RecordedSet("", "dev", recording, counts_of(recording, rules))]).chosen()
+    dev = RecordedSet("", "dev", recording, range(recording.num_prompts), counts_of(recording, rules))
+    outcome = Outcome(rules, table, [dev]).chosen()
     return {family: rules[number] for family, number in outcome.best[MEASURED].items()}
 
 

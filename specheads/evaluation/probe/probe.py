@@ -213,7 +213,7 @@ def probe(
         how = {name: getattr(settings, name) for name in ("warp", "max_new_tokens", "engine", "seed")}
         live = live_check(pair, checked, times.costs, best_length(recorded[0], times), Evaluation(**how))
     options = predict(recorded, times, settings.warp.greedy, live.overheads)
-    groups, agreed = [group for half in recorded for group in half.groups or ()], [rows for part in by_half for rows in part]
+    groups, agreed = [group for half in recorded for group in half.groups], [rows for part in by_half for rows in part]
     overlaps = [torch.from_numpy(np.concatenate([rows[0] for rows in part])) for part in by_half]
     resamples = resample_counts(groups)
     sums, lengths = np.array([[rows[0].sum(), rows.shape[1]] for rows in agreed]).T
@@ -283,6 +283,6 @@ def _recorded(pair: Pair, settings: Probe, data: PromptData, folder: Path, promp
     parts = {name: np.flatnonzero(half).tolist() for name, half in (("first", first), ("second", ~first))}
     sets = {name: [prompts[number] for number in part] for name, part in parts.items()}
     return [
-        RecordedSet(name, "dev", recording, groups=[groups[number] for number in parts[name]])
+        RecordedSet(name, "dev", recording, [groups[number] for number in parts[name]])
         for name, recording in record_sets(recorder, sets, [], ground_truth=True).items()
     ]

@@ -1,14 +1,18 @@
-"""Rows of a report from replayed prompts: the best rule of each family with intervals, heads compared, and rounds in detail."""
+"""The rows of a report: what was decoded, the best replayed rule of each family, heads compared, and rounds in detail."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
 
-from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, Candidate
-from specheads.evaluation.intervals import Interval, interval, sums
+from specheads.decoding.step_costs import StepCosts
+from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, Candidate, CostTable
+from specheads.evaluation.intervals import Groups, Interval, cross_fitted_gain, interval, milliseconds, resample_counts, sums
 from specheads.evaluation.replayed_sets import Outcome, RecordedSet
-from specheads.evaluation.report import BankRow, DataSet, Reliability, RuleRow, TextSample, Winner, rule_fields
+from specheads.evaluation.report import BankRow, DataSet, LiveRow, Reliability, RuleRow, TextSample, Winner, rule_fields
+from specheads.evaluation.sweep import Measured
 from specheads.heads.calibration import IndexCalibration, in_rounds
 from specheads.heads.metrics import auroc, binary_kl, calibration
 from specheads.pair.pair import Pair
@@ -17,6 +21,77 @@ from specheads.replay.replay import RecordedHead, Replayed, head_logits
 
 LEAST_GAP = 0.01  # of the speed of the best fixed length: shares of less mean nothing
 NUM_TEXTS = 3  # responses whose rounds are shown in color
+
+
+def live_rows(
+    measured: Sequence[Measured],
+    cost_table: CostTable,
+    lossless: bool,
+    groups: Groups,
+    replayed: Mapping[str, float] = MappingProxyType({}),
+) -> list[LiveRow]:
+    """Return a row for every setting that was decoded; the first setting is the target alone.
+
+    `lossless` is said of the sweep's verification; `replayed` are tokens per second from counts of the same prompts, by setting.
+    """
+    resamples = resample_counts(groups)
+    totals = [sums(each.stats, resamples) for each in measured]
+    alone = totals[0].tokens_per_second
+    plain = {
+        id(each.setting.live): total for each, total in zip(measured, totals, strict=True) if each.setting.verification is None
+    }
+    rows = []
+    for each, total in zip(measured, totals, strict=True):
+        setting, other, predicted = each.setting, each.setting.verification, None
+        if setting.live is not None:
+            halves = cost_table.for_prompts(setting, len(each.stats))
+            predicted = _predicted_speed(each, halves)
+        expected = [part.num_expected for part in each.stats]
+        known = None not in expected and any(expected)
+        row = LiveRow(
+            name=setting.name,
+            family=setting.family,
+            value=setting.value,
+            tokens_per_second=interval(total.tokens_per_second),
+            speedup=interval(total.tokens_per_second / alone),
+            **total.rates(),
+            milliseconds=milliseconds(each.token_seconds),
+            predicted_tokens_per_second=predicted,
+            replayed_tokens_per_second=replayed.get(setting.name),
+            lossless=setting.live is None or (other.lossless if other else lossless),
+            efficiency_gain=interval(plain[id(setting.live)].verification_rate / total.verification_rate) if other else None,
+            verification=other.name if other else None,
+            **rule_fields(setting),
+            accepted_over_expected=_ratio([part.num_accepted for part in each.stats], expected, resamples) if known else None,
+        )
+        rows.append(row)
+    return rows
+
+
+def _predicted_speed(measured: Measured, costs: Sequence[StepCosts]) -> float:
+    """Return the tokens per second that costs, one for each prompt, predict from a decoded setting's counts."""
+    seconds = {cost: measured.predicted_seconds(cost) for cost in dict.fromkeys(costs)}
+    by_prompt = [float(seconds[cost][prompt]) for prompt, cost in enumerate(costs)]
+    return sum(part.num_tokens for part in measured.stats) / sum(by_prompt)
+
+
+def gain_over_fixed(measured: Sequence[Measured], costs_of: Callable[[Candidate], StepCosts], groups: Groups) -> Interval | None:
+    """Return the predicted throughput with a head over that of the best fixed length, a ratio; None unless both were decoded."""
+    families: list[list[Any]] = [[], []]  # fixed lengths and heads: the tokens and seconds of each prompt
+    for each in measured:
+        setting = each.setting
+        if setting.verification is None and (setting.rule_name == FIXED or setting.head is not None):
+            numbers = [part.num_tokens for part in each.stats], each.predicted_seconds(costs_of(setting))
+            families[setting.head is not None].append(numbers)
+    if not all(families) or len(set(groups)) < 4:
+        return None
+    fixed, head = (np.array(family, dtype=float) for family in families)
+    return cross_fitted_gain(head, fixed, groups)
+
+
+def _ratio(over: Sequence[float] | np.ndarray, under: Any, resamples: np.ndarray) -> Interval:
+    """Return a ratio of sums over prompts, of columns (P,); 0 in resamples where both are 0."""
+    return interval((resamples @ np.asarray(over)) / np.maximum(resamples @ np.asarray(under), 1e-12))
 
 
 def data_set(replayed: RecordedSet, outcome: Outcome) -> DataSet:
