@@ -1,7 +1,4 @@
-"""The processes of a run, and which of them this one is, from the variables of whatever has started it.
-
-torchrun and srun start all processes of a command; otherwise the command is one process, which may start others for training.
-"""
+"""The processes of a run that torchrun, srun or the command itself started, and which of them this one is."""
 
 import json
 import os

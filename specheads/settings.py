@@ -1,8 +1,4 @@
-"""The base of all settings: frozen classes whose fields state a default, a constraint and a sentence of help in one place.
-
-The first mistake in a set of settings raises one UserError with the key as the command line has it, its value, and the expected
-value.
-"""
+"""The base of all settings: frozen classes whose fields state a default, a constraint and a sentence of help in one place."""
 
 import dataclasses
 import inspect

@@ -123,7 +123,6 @@ class Command:
         return True
 
     def _end(self, interruption: interrupts.Interrupted) -> NoReturn:
-        """Say how an interrupted run is resumed, and exit."""
         if not is_first_process():
             raise SystemExit(0) from None  # the first one speaks for all
         again = "the same command" if may_resume() else "the same command without resume=false"

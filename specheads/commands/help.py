@@ -1,7 +1,4 @@
-"""The text of `--help`: every key of a command, its value, and its sentence from the classes of settings.
-
-Keys of a choice, such as those of conf/stopping/confidence.yaml, are explained by the comments of its file.
-"""
+"""The text of `--help`: every key of a command, its value, and its sentence from the classes of settings or a choice's file."""
 
 import re
 import shlex
@@ -86,7 +83,11 @@ def help_text(
 
 def _choice_sections(command: str, chosen: Mapping[str, str | None]) -> list[Section]:
     """Return the config groups with what may be chosen in each, and for `reproduce` what its experiments are."""
-    groups = [(f"{group}=", _choices(command, group, choice)) for group, choice in chosen.items()]
+    groups = []
+    for group, choice in chosen.items():
+        marked = _names_in(choice)
+        names = dict.fromkeys([*marked, *_choices_of(command, group)])
+        groups.append((f"{group}=", " | ".join(f"[{name}]" if name in marked else name for name in names)))
     about = experiments(command) if command == REPRODUCE else {}
     repeated = [(name, text.partition("\n")[0]) for name, text in about.items()]
     return [Section("config groups, [what is chosen here]", "", groups), Section("experiments", "", repeated)]
@@ -197,13 +198,6 @@ def _comments(text: str, group: str) -> dict[str, str]:
         elif (match := re.match(r" +# (.*)", line)) and comments:
             comments[".".join(path)] += f" {match[1]}"
     return comments
-
-
-def _choices(command: str, group: str, chosen: str | None) -> str:
-    """Return the names of a config group, the chosen ones marked and first."""
-    marked = _names_in(chosen)
-    names = dict.fromkeys([*marked, *_choices_of(command, group)])
-    return " | ".join(f"[{name}]" if name in marked else name for name in names)
 
 
 def _names_in(choice: str | None) -> list[str]:

@@ -65,7 +65,12 @@ def distill_draft(cfg: DictConfig, pair: Pair | None = None) -> "DistilledDraft"
             pair = replace(load_configured_pair(cfg, new_draft=settings.initial_draft), known_to_draft=None)
         distilled = distill(pair, partial(_responses_of, cfg, pair, settings), settings, run, loggers)
     if is_first_process():
-        _print_draft(distilled)
+        rows = []
+        for name, after in distilled.after.items():
+            before = distilled.before[name]
+            rows.append([name, f"{before:.4f}", f"{after:.4f}", f"{after / before - 1:+.1%}" if before else "-"])
+        _print_table(["on test prompts", "before", "after", "change"], rows)
+        print("\n".join(f"{name}: {meaning}" for name, meaning in MEANINGS.items()), f"draft: {distilled.folder}", sep="\n")
         print(f"next: {next_command('train', f'model.draft={distilled.folder}')}")
     return distilled
 
@@ -129,15 +134,6 @@ def _information(known: "Information") -> Iterator[str]:
             "no head clearly knows more than the free logistic: train on more prompts (data.num_train=) or for more epochs "
             "(trainer.max_epochs=), or decode without a head (specheads evaluate head=null)"
         )
-
-
-def _print_draft(distilled: "DistilledDraft") -> None:
-    rows = []
-    for name, after in distilled.after.items():
-        before = distilled.before[name]
-        rows.append([name, f"{before:.4f}", f"{after:.4f}", f"{after / before - 1:+.1%}" if before else "-"])
-    _print_table(["on test prompts", "before", "after", "change"], rows)
-    print("\n".join(f"{name}: {meaning}" for name, meaning in MEANINGS.items()), f"draft: {distilled.folder}", sep="\n")
 
 
 def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

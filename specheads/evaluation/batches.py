@@ -1,7 +1,4 @@
-"""The batches of an evaluation: the reported prompts, decoded in as many rows at once as `concurrency` says.
-
-Settings take turns, so that a slow minute slows all of them.
-"""
+"""The batches of an evaluation: the reported prompts, decoded in as many rows at once as `concurrency` says, in turns."""
 
 import logging
 import time
@@ -146,7 +143,6 @@ def _decoded(
     repeat: int,
     on_generation: _Advance = lambda count: None,
 ) -> Entry:
-    """Return a run as a journal holds it."""
     seeds = [response_seed(sweep.settings.seed, number, repeat) for number in range(len(requests))]
     made: dict[int, Generation] = {}
     start = time.perf_counter()

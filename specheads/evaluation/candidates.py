@@ -304,7 +304,6 @@ def _made(cls: type[StoppingRule], arguments: Mapping[str, Any], head: Acceptanc
 
 
 def _combinations(choices: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Yield every choice of one value per name."""
     for values in itertools.product(*choices.values()):
         yield dict(zip(choices, values, strict=True))
 

@@ -78,11 +78,7 @@ def _decoder(setup: Setup) -> SpeculativeDecoder:
 
 
 def settle(setup: Setup, outcome: Outcome, tuning: Tuning, few: Sequence[Measured]) -> Outcome:
-    """Decode the chosen rules, fit the costs to their rounds, and choose again, until every chosen rule was decoded.
-
-    Values that rules take from the measured costs, such as automatic thresholds, are fitted again after the first turn, which
-    has many more rounds than the few prompts. On a busy machine the choice stands on steps that are timed by themselves.
-    """
+    """Decode the chosen rules, fit the costs to their rounds, and choose again, until every chosen rule was decoded."""
     evaluation = setup.settings
     settings = _chosen_settings(evaluation, outcome)
     for turn in range(1, MOST_TURNS + 1):
@@ -92,7 +88,7 @@ def settle(setup: Setup, outcome: Outcome, tuning: Tuning, few: Sequence[Measure
         costs = measured_costs(setup, [*few, *measured])
         doubts = [] if costs.fit is None else [*doubts_of(measured, costs.fit, setup.prompts.decoded.groups)]
         outcome = replace(outcome, cost_table=costs, measured=measured, decoded_counts=counts, doubts=doubts)
-        if turn == 1:
+        if turn == 1:  # these are many more rounds than those of the few prompts
             outcome = _tuned_again(setup, outcome, tuning)
         outcome = outcome.chosen()
         decoded = {setting.name: setting for setting in settings}
@@ -113,10 +109,7 @@ def settle(setup: Setup, outcome: Outcome, tuning: Tuning, few: Sequence[Measure
 
 
 def settle_by_steps(setup: Setup, outcome: Outcome, tuning: Tuning) -> Outcome:
-    """Return the outcome with the costs of steps timed by themselves, until one setting is the best over their whole range.
-
-    Where they tell little of the ratio after MOST_SECONDS, costs are counted.
-    """
+    """Return the outcome with the costs of steps timed by themselves; they are counted if MOST_SECONDS tell little of them."""
     settings = [each.setting for each in outcome.measured if each.setting.live is not None]
     rules = {each.step_kind: each.live for each in settings if each.rule_name != FIXED and each.live is not None}
 

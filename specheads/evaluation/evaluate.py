@@ -1,7 +1,4 @@
-"""An evaluation: record prompts, tune stopping rules on dev prompts, decode the best of them, and report.
-
-Results that take long are stored as soon as they are known: recordings for all runs, decoded prompts in the run's journals.
-"""
+"""An evaluation: record prompts, tune stopping rules on dev prompts, decode the best of them, and report."""
 
 import logging
 from collections.abc import Mapping
@@ -34,9 +31,7 @@ def evaluate(
     folders: tuple[Path, Path],
     config: str | None = None,
 ) -> Report:
-    """Evaluate stopping rules, with every head, on the prompts of `data`; return the report.
-
-    Thresholds that were best on dev prompts are stored in the heads' local folders.
+    """Evaluate stopping rules on the prompts of `data`; return the report, and store the best thresholds in the heads' folders.
 
     Args:
         heads: by name, from `find_heads` or as they are; none: rules without a head.

@@ -56,10 +56,7 @@ Groups = Sequence[Hashable]  # the group of each prompt
 
 
 def halves(groups: Groups) -> np.ndarray:
-    """Return for each prompt (P,) whether it is in the first of two halves of about equal size, which share no group.
-
-    Groups are assigned in their order, each to the half with fewer prompts; prompts without a group alternate.
-    """
+    """Return for each prompt (P,) whether it is in the first of two halves of about equal size, which share no group."""
     number = _numbered(groups)
     members = np.bincount(number)
     first, sizes = np.zeros(len(members), dtype=bool), [0, 0]

@@ -95,10 +95,8 @@ class PromptSet:
 class PromptSets:
     """All sets of prompts of one evaluation of `heads`; each is loaded when it is first needed."""
 
-    def __init__(
-        self, data: PromptData, pair: Pair, heads: Mapping[str, LocatedHead], settings: Evaluation | None = None
-    ) -> None:
-        self.data, self.pair, self.settings = data, pair, settings or Evaluation()
+    def __init__(self, data: PromptData, pair: Pair, heads: Mapping[str, LocatedHead], settings: Evaluation) -> None:
+        self.data, self.pair, self.settings = data, pair, settings
         self.name = data.name or Path(pair.name).stem
         self.learned = {
             name: located.head.train_prompts for name, located in heads.items() if located.head.train_prompts is not None

@@ -48,7 +48,7 @@ def print_report(report: Report, console: Console | None = None) -> None:
 
 def log_report(report: Report, loggers: Sequence[Any]) -> None:
     """Log the page to every W&B logger of Lightning; others have no place for it."""
-    from lightning.pytorch.loggers import WandbLogger
+    from lightning.pytorch.loggers import WandbLogger  # slow to import
 
     for logger in loggers:
         if isinstance(logger, WandbLogger):

@@ -44,8 +44,10 @@ def live_rows(
     for each, total in zip(measured, totals, strict=True):
         setting, other, predicted = each.setting, each.setting.verification, None
         if setting.live is not None:
-            halves = cost_table.for_prompts(setting, len(each.stats))
-            predicted = _predicted_speed(each, halves)
+            costs = cost_table.for_prompts(setting, len(each.stats))
+            seconds = {cost: each.predicted_seconds(cost) for cost in dict.fromkeys(costs)}
+            by_prompt = [float(seconds[cost][prompt]) for prompt, cost in enumerate(costs)]
+            predicted = sum(part.num_tokens for part in each.stats) / sum(by_prompt)
         expected = [part.num_expected for part in each.stats]
         known = None not in expected and any(expected)
         row = LiveRow(
@@ -66,13 +68,6 @@ def live_rows(
         )
         rows.append(row)
     return rows
-
-
-def _predicted_speed(measured: Measured, costs: Sequence[StepCosts]) -> float:
-    """Return the tokens per second that costs, one for each prompt, predict from a decoded setting's counts."""
-    seconds = {cost: measured.predicted_seconds(cost) for cost in dict.fromkeys(costs)}
-    by_prompt = [float(seconds[cost][prompt]) for prompt, cost in enumerate(costs)]
-    return sum(part.num_tokens for part in measured.stats) / sum(by_prompt)
 
 
 def gain_over_fixed(measured: Sequence[Measured], costs_of: Callable[[Candidate], StepCosts], groups: Groups) -> Interval | None:

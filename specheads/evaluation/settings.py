@@ -91,7 +91,6 @@ class Evaluation(Warped):
 
     @model_validator(mode="after")
     def _something_can_be_compared(self) -> Self:
-        """Raise UserError for values that do not fit together."""
         if FIXED not in self.rules:
             raise UserError(
                 "stopping leaves out fixed_length, over which every gain is stated; add it, for example "

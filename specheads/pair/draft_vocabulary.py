@@ -78,10 +78,9 @@ class _Checkpoint:
 
 @torch.no_grad()
 def restore(model: PreTrainedModel, location: str | Path, revision: str | None) -> None:
-    """Give a model what transformers could not read in its folder, an output over some tokens and weights in 8 bits.
+    """Give a model what transformers could not read in its folder: an output over some tokens, and weights in 8 bits.
 
-    Raises:
-        UserError: the tensors of such an output are missing or do not fit.
+    Raises UserError for tensors of such an output that are missing or do not fit.
     """
     stored, size = _Checkpoint(location, revision), getattr(model.config, SIZE, None)
     weights = model.state_dict()

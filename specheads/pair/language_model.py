@@ -55,7 +55,9 @@ class LanguageModel:
     def __init__(
         self, model: PreTrainedModel, vocab_size: int | None = None, temperature: float = 1.0, known: Tensor | None = None
     ) -> None:
-        _avoid_cudnn_attention()
+        # On Hopper and later cuDNN's attention is torch's first choice. It builds a plan for each new shape, which takes a good
+        # part of a second, and its gradients under masks have been NaN (pytorch issue 196678).
+        torch.backends.cuda.enable_cudnn_sdp(False)  # a flag of the process, which touches no device
         self.model, self.temperature = model, temperature
         self.config = model.config.get_text_config()
         self.input_embedding, self.output_embedding = model.get_input_embeddings(), model.get_output_embeddings()
@@ -193,14 +195,6 @@ def place_of_layers(model: PreTrainedModel) -> str:
     raise UserError(f"the layers of {type(model).__name__} are not found.")
 
 
-def _avoid_cudnn_attention() -> None:
-    """Have torch's attention choose among its other kernels: on Hopper cuDNN's builds a plan, slowly, for each new shape.
-
-    Its gradients under masks have been NaN, too (pytorch issue 196678).
-    """
-    torch.backends.cuda.enable_cudnn_sdp(False)  # a flag of the process, which touches no device
-
-
 def load_tokenizer(location: str | Path, revision: str | None, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a folder or hub id. Raises UserError if it cannot be loaded."""
     if is_synthetic(location):
@@ -248,7 +242,11 @@ def load_model(source: ModelSource) -> PreTrainedModel:
             f"{type(model).__name__}, which would be random; expected the checkpoint of a whole causal language model."
         )
     if source.rounded_form:
-        _round(model, source)
+        if is_quantized(model):
+            raise UserError(f"{location} is quantized already; leave out quantization={quantization}.")
+        share = round_weights(model, source.rounded_form)
+        how = "quantization=%s: %s is another model from here on, with %.0f %% of its weights rounded to %s"
+        logger.info(how, quantization, location, 100 * share, source.rounded_form)
     return _for_inference(model if "device_map" in keys else model.to(source.device))
 
 
@@ -262,16 +260,6 @@ def _check_stored(config: PreTrainedConfig, location: str | Path) -> None:
         f"{location} stores its weights by the method {stored.get('quant_method')}, which transformers does not read; give the "
         "checkpoint without quantization, with model.quantization=int8 where memory is short, or one in GGUF, GPTQ, AWQ or "
         "compressed-tensors."
-    )
-
-
-def _round(model: PreTrainedModel, source: ModelSource) -> None:
-    if is_quantized(model):
-        raise UserError(f"{source.location} is quantized already; leave out quantization={source.quantization}.")
-    share = round_weights(model, str(source.rounded_form))
-    logger.info(
-        "quantization=%s: %s is another model from here on, with %.0f %% of its weights rounded to %s",
-        *(source.quantization, source.location, 100 * share, source.rounded_form),
     )
 
 

@@ -50,10 +50,7 @@ def pair_needs(config: PairConfig, only_draft: bool = False) -> list[str]:
 def memory_parts(
     lm: LanguageModel, positions: float = 0, tokens: float = BATCH_TOKENS, rows: float = BATCH_TOKENS, most: int = SLICE_ELEMENTS
 ) -> dict[str, float]:
-    """Return the bytes that work with a model allocates, by name.
-
-    It keeps keys and values of `positions`, reads `tokens` at once, and holds `rows` of distributions, `most` of their numbers.
-    """
+    """Return the bytes by name that reading `tokens`, keeping keys of `positions` and `rows` of distributions (V,) allocate."""
     itemsize, hidden, keys, width = lm.output_embedding.weight.itemsize, lm.hidden_size, 0, 0
     for config in lm.layer_configs:
         num_queries = getattr(config, "num_attention_heads", None) or hidden  # without attention: about as for a head of one
@@ -70,10 +67,7 @@ def memory_parts(
 
 
 def memory_of(stage: str, lm: LanguageModel, *parts: Mapping[str, float]) -> str:
-    """Return how much memory a stage takes at its peak, for the log, and warn where less is available.
-
-    It is what is in use on the device of `lm`, and the bytes that `parts` allocate, by name.
-    """
+    """Return the memory of a stage at its peak, in use and the bytes of `parts` by name, and warn where less is available."""
     if lm.device.type == "cuda":
         used, free = torch.cuda.memory_allocated(lm.device), float(torch.cuda.mem_get_info(lm.device)[0])
     else:

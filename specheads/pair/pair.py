@@ -320,7 +320,6 @@ def _tokenizer(config: PairConfig, new_draft: NewDraft | None) -> tuple[PreTrain
 
 
 def _models(config: PairConfig, only_draft: bool, new_draft: NewDraft | None) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """Return the draft and the target of a config, for inference."""
     # The draft first: a target that may be spread over devices takes what is left.
     draft, source = None if new_draft else load_model(config.source("draft")), config.source("target")
     target = weightless_model(source) if only_draft else load_model(source)

@@ -1,7 +1,4 @@
-"""Models whose weights are stored in fewer bits, on a GPU by packages, or rounded to numbers of few bits on a CPU.
-
-Rounded weights are as in GGUF files, the output embedding's too, and stay ordinary tensors, which steps store in few bits.
-"""
+"""Models whose weights are stored in fewer bits (on a GPU, by packages), or rounded as in GGUF files (on a CPU)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -185,10 +185,7 @@ _OF_NO_NUMBER = {"_name_or_path", "transformers_version", "torch_dtype", "dtype"
 
 
 def content_of(location: str | Path, commit: str | None = None) -> str:
-    """Return a hash of a model's weights and config, the same wherever it lies, of a hub id at a commit.
-
-    Raises UserError for a folder without weights.
-    """
+    """Return a hash of a model's weights and config, the same wherever it lies. Raises UserError for a folder without weights."""
     folder = Path(resolve(location))
     if commit and not folder.is_dir():
         cached = None if is_synthetic(location) else try_to_load_from_cache(str(location), "config.json", revision=commit)

@@ -176,16 +176,13 @@ def probe(
     command_line: CommandLine,
     context: Mapping[str, Any],
 ) -> Probed:
-    """Return what speculation would be worth for a pair on prompts like those of `data`.
+    """Return what speculation would be worth for a pair on prompts like those of `data`. Raises UserError for too few prompts.
 
     Args:
         server: where vLLM is, for serving=vllm.
         data_folder: where recordings are kept, which a second probe or an evaluation of the same prompts reads again.
         command_line: writes the command that comes next, from a verb and its words besides the pair.
         context: more that the result shall say of itself.
-
-    Raises:
-        UserError: too few prompts.
     """
     settings, prompts = settings.for_pair(pair), _prompts(pair, settings, data)
     logger.info("probe: %d prompts; recording their responses, then timing steps", len(prompts))
@@ -275,7 +272,6 @@ def _prompts(pair: Pair, settings: Probe, data: PromptData) -> list[EncodedPromp
 
 
 def _recorded(pair: Pair, settings: Probe, data: PromptData, folder: Path, prompts: Sequence[EncodedPrompt]) -> list[RecordedSet]:
-    """Return the recordings of the two halves of the prompts."""
     limits = replace(data.limits, max_new_tokens=settings.max_new_tokens)
     recorder = Recorder(pair, settings.warp, limits, RecordSettings(), settings.seed, folder)
     groups = groups_of([prompt for prompt, _ in prompts])

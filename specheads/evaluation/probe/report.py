@@ -27,7 +27,6 @@ def print_probe(probed: Probed, console: Console | None = None) -> None:
 
 
 def _measured(probed: Probed) -> list[tuple[str, str]]:
-    """Return what was measured, as names with texts."""
     costs, live = probed.times.costs, probed.live
     verified = ", ".join(f"{count} {costs.verification[count] / costs.target_seconds:.2f}x" for count in VERIFIED)
     widths = sorted(option.width for option in probed.options if option.width is not None)
@@ -64,7 +63,6 @@ def _cut(cut: Cut, probed: Probed) -> tuple[str, str]:
 
 
 def _options(probed: Probed) -> Table:
-    """Return the table of what each way to decode is predicted to be worth."""
 
     def title(option: Option) -> Cell:
         more = f" ({MORE_OVERLAP:+.0%} overlap)" if option.name == BETTER else ""
