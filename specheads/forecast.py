@@ -16,10 +16,7 @@ Advance = Callable[..., None]  # takes how much more is done, and where that is 
 
 
 class Forecast:
-    """Logs what is done, the pace and the remaining time after `first` seconds of the work, and then every `every` seconds.
-
-    The clock starts with the first update, after compilation. The pace is that of the last half of the time.
-    """
+    """Logs what is done, the pace of the last half of the time, and the rest, after `first` seconds and every `every` seconds."""
 
     def __init__(self, what: str, first: float = 10.0, every: float = 30.0) -> None:
         self.what, self.due, self.every = what, first, every

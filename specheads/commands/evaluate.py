@@ -24,7 +24,7 @@ from specheads.evaluation.probe.report import print_probe, write_probe
 from specheads.evaluation.probe.served import Server
 from specheads.evaluation.prompt_sets import PromptData, TestSet, file_source
 from specheads.evaluation.report import Report
-from specheads.evaluation.report_files import log_report, print_report, write_report
+from specheads.evaluation.reporting import log_report, print_report, write_report
 from specheads.evaluation.settings import Evaluation
 from specheads.pair.pair import Pair
 from specheads.prompts.data_set_source import DatasetSource

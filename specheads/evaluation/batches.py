@@ -99,11 +99,7 @@ def run_batches(
     journal: Journal,
     on_generation: _Advance = lambda count: None,
 ) -> list[list[BatchRun]]:
-    """Decode all requests in `size` rows, as often as the sweep repeats, with every setting; return the runs of each setting.
-
-    The order of settings rotates from repeat to repeat, and runs that are in the journal are not made again. `on_generation` is
-    called with the number of responses that are done.
-    """
+    """Decode all requests in `size` rows with every setting in turns, as often as the sweep repeats; journalled runs are kept."""
     done = journal.entries
     on_generation(len(done) * len(requests))
     decoders = _ready(sweep, settings, requests, size) if len(done) < sweep.settings.repeats * len(settings) else []

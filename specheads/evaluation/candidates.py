@@ -1,7 +1,4 @@
-"""The stopping rules of conf/stopping, every rule with every value that is to be tried, and what each of them costs.
-
-A list in a rule's config is a choice of values. Arguments that it leaves open (null, auto) are fitted to recorded dev prompts.
-"""
+"""The stopping rules of conf/stopping with every value that is to be tried (a list is a choice), and what each of them costs."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -234,10 +231,7 @@ class Tuning:
 
 
 def candidates(rules: Rules, heads: Mapping[str, AcceptanceHead], tuning: Tuning | None) -> list[Candidate]:
-    """Return all rules with all their values and with each head, and the ceiling if the recording has the ground truth.
-
-    Without `tuning` nothing was recorded. Raises UserError for values that a rule refuses, and for open parameters without it.
-    """
+    """Return all rules with all values and each head, and the ceiling if it is recorded. Raises UserError for refused values."""
     tried: list[Candidate] = []
     for name, choice in rules.items():
         for head in list(heads) if choice.cls.uses_head else [None]:

@@ -174,10 +174,7 @@ def under_block(settings: Sequence[Candidate]) -> list[Candidate]:
 
 
 def best_of_kinds(outcome: Outcome, decoded: Collection[str] = ()) -> list[Candidate]:
-    """Return the best fixed length at the measured costs, the best rule with a head, and the best other one, where there are.
-
-    One of those `decoded` (names) that is as fast up to A_TIE stands for its kind: noise would let another win in each turn.
-    """
+    """Return the best fixed length at the measured costs, the best rule with a head, and the best other one, where there are."""
     rules, speeds = outcome.candidates, outcome.speeds[MEASURED]
 
     def kind_of(number: int) -> tuple[bool, bool]:
@@ -189,6 +186,7 @@ def best_of_kinds(outcome: Outcome, decoded: Collection[str] = ()) -> list[Candi
     for kind in ((False, True), (True, False), (True, True)):  # fixed lengths, rules with a head, others
         first = next((number for number in best if kind_of(number) == kind), None)
         if first is not None:
+            # One that was decoded stands for its kind up to a tie: noise would let another one win in each turn.
             as_fast = [n for n in known if kind_of(n) == kind and speeds[n] >= (1 - A_TIE) * speeds[first]]
             chosen.append(rules[max(as_fast, key=speeds.__getitem__, default=first)])
     return chosen
@@ -235,10 +233,7 @@ def open_journal(setup: Setup, name: str, settings: Mapping[str, Any], prompts: 
 
 
 def tried_on_dev(setup: Setup, outcome: Outcome) -> dict[str, np.ndarray]:
-    """Return the tokens per second (1 + R,) of the decoded settings on dev prompts, under the same resamples after the estimate.
-
-    Nothing is tried where the dev prompts are too few, or too much alike, to choose by.
-    """
+    """Return the tokens per second (1 + R,) of decoded settings on dev prompts, resampled alike; none if these are too few."""
     dev = setup.prompts.dev.spread(min(NUM_TRIED, max(FEWEST_GROUPS, setup.settings.num_live_prompts // 2)))
     if len(set(dev.groups)) < FEWEST_GROUPS:
         logger.warning(

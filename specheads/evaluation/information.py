@@ -1,7 +1,6 @@
 """What can be known about the acceptance of a drafted token, and how much of it a predictor explains, in nats per token.
 
-Whether a token is accepted is drawn with its own probability min(1, p/q): the mean entropy of that is noise. The rest of the
-entropy of the mean acceptance is knowable; a predictor explains the entropy less its log loss.
+A token is accepted with its own chance min(1, p/q): the mean entropy of that is noise, the rest of the entropy is knowable.
 """
 
 from collections.abc import Callable, Mapping, Sequence

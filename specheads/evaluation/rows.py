@@ -1,7 +1,6 @@
 """The rows of a report: what was decoded, the best replayed rule of each family, heads compared, and rounds in detail."""
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,16 +23,9 @@ NUM_TEXTS = 3  # responses whose rounds are shown in color
 
 
 def live_rows(
-    measured: Sequence[Measured],
-    cost_table: CostTable,
-    lossless: bool,
-    groups: Groups,
-    replayed: Mapping[str, float] = MappingProxyType({}),
+    measured: Sequence[Measured], cost_table: CostTable, lossless: bool, groups: Groups, replayed: Mapping[str, float]
 ) -> list[LiveRow]:
-    """Return a row for every setting that was decoded; the first setting is the target alone.
-
-    `lossless` is said of the sweep's verification; `replayed` are tokens per second from counts of the same prompts, by setting.
-    """
+    """Return a row for every setting that was decoded, the target alone first; `replayed` are tokens per second by setting."""
     resamples = resample_counts(groups)
     totals = [sums(each.stats, resamples) for each in measured]
     alone = totals[0].tokens_per_second
@@ -49,7 +41,10 @@ def live_rows(
             by_prompt = [float(seconds[cost][prompt]) for prompt, cost in enumerate(costs)]
             predicted = sum(part.num_tokens for part in each.stats) / sum(by_prompt)
         expected = [part.num_expected for part in each.stats]
-        known = None not in expected and any(expected)
+        accepted = None
+        if None not in expected and any(expected):
+            number = resamples @ np.array([part.num_accepted for part in each.stats])
+            accepted = interval(number / np.maximum(resamples @ np.array(expected, dtype=float), 1e-12))
         row = LiveRow(
             name=setting.name,
             family=setting.family,
@@ -64,7 +59,7 @@ def live_rows(
             efficiency_gain=interval(plain[id(setting.live)].verification_rate / total.verification_rate) if other else None,
             verification=other.name if other else None,
             **rule_fields(setting),
-            accepted_over_expected=_ratio([part.num_accepted for part in each.stats], expected, resamples) if known else None,
+            accepted_over_expected=accepted,
         )
         rows.append(row)
     return rows
@@ -82,11 +77,6 @@ def gain_over_fixed(measured: Sequence[Measured], costs_of: Callable[[Candidate]
         return None
     fixed, head = (np.array(family, dtype=float) for family in families)
     return cross_fitted_gain(head, fixed, groups)
-
-
-def _ratio(over: Sequence[float] | np.ndarray, under: Any, resamples: np.ndarray) -> Interval:
-    """Return a ratio of sums over prompts, of columns (P,); 0 in resamples where both are 0."""
-    return interval((resamples @ np.asarray(over)) / np.maximum(resamples @ np.asarray(under), 1e-12))
 
 
 def data_set(replayed: RecordedSet, outcome: Outcome) -> DataSet:

@@ -102,7 +102,17 @@ class Evaluation(Warped):
                 "live=none with ratios=[] leaves no costs to predict speeds with; give some, for example ratios=[5,10,20]."
             )
         check_pairing(self.drafting, self.verification)
-        self._check_concurrency()
+        asked = f"concurrency={list(self.concurrency)}"
+        if self.concurrency and not self.can_replay:
+            raise UserError(
+                f"{asked}, but {self.method} cannot be replayed: settings of batches are chosen by replaying chains under token "
+                "verification; use drafting=autoregressive and verification=token, or concurrency=[]."
+            )
+        if self.concurrency and self.live == "none":
+            raise UserError(
+                f"{asked} decodes with the best rules of the live evaluation, but live=none leaves that out; use live=winners, "
+                "or concurrency=[]."
+            )
         if not self.can_replay:
             self._check_decoded()
         return self
@@ -132,20 +142,6 @@ class Evaluation(Warped):
     def tries_block(self) -> bool:
         """Whether the chosen rules are decoded under block verification, too: it accepts more of sampled drafts than token's."""
         return self.warp.temperature > 0 and type(self.verification) is TokenVerification and self.can_replay
-
-    def _check_concurrency(self) -> None:
-        """Raise UserError for batches that cannot be decoded, or whose settings cannot be chosen."""
-        asked = f"concurrency={list(self.concurrency)}"
-        if self.concurrency and not self.can_replay:
-            raise UserError(
-                f"{asked}, but {self.method} cannot be replayed: settings of batches are chosen by replaying chains under token "
-                "verification; use drafting=autoregressive and verification=token, or concurrency=[]."
-            )
-        if self.concurrency and self.live == "none":
-            raise UserError(
-                f"{asked} decodes with the best rules of the live evaluation, but live=none leaves that out; use live=winners, "
-                "or concurrency=[]."
-            )
 
     def _check_decoded(self) -> None:
         """Raise UserError unless `live_rules` drafts different numbers of tokens, which alone separate the models' costs."""

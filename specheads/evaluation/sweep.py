@@ -72,9 +72,7 @@ class Sweep:
 
     pair: Pair
     settings: Evaluation  # repeats decode each prompt again with another seed, which all settings share
-    # The memory's positions, enough for every prompt and its response; compiled steps depend on it, so sweeps with the same
-    # window share them. None: as few as are enough.
-    window: int | None = None
+    window: int  # the memory's positions, enough for every prompt and its response; sweeps with the same share compiled steps
 
     def run(
         self,
@@ -83,12 +81,8 @@ class Sweep:
         journal: Journal | None = None,
         on_generation: Callable[[int], None] = lambda count: None,
     ) -> list[Measured]:
-        """Decode every prompt `repeats` times with every setting; return the results of each setting.
-
-        The order of settings rotates from prompt to prompt. Prompts that are in the journal are not decoded again.
-        `on_generation` is called with the number of responses that are done.
-        """
-        decoders, start = self._decoders(settings, prompts), time.perf_counter()
+        """Decode every prompt `repeats` times with every setting in turns; journalled prompts are not decoded again."""
+        decoders, start = self._decoders(settings), time.perf_counter()
         compile_ahead(decoder.prepare for decoder in decoders)
         for decoder in decoders:
             decoder.warm_up()
@@ -129,12 +123,11 @@ class Sweep:
                 on_generation(1)
         return kept | {"load": (load.taken(torch.get_num_threads()), time.perf_counter() - start)}
 
-    def _decoders(self, settings: Sequence[Candidate], prompts: Sequence[Sequence[int]]) -> list[Decoder]:
+    def _decoders(self, settings: Sequence[Candidate]) -> list[Decoder]:
         """Return one decoder per setting; all share memory that is large enough for the longest drafts."""
-        window = self.window or min(self.pair.window, max(map(len, prompts)) + self.settings.max_new_tokens)
         longest = max((each.live for each in settings if each.live), key=lambda rule: rule.max_tokens, default=None)
         how = self.settings
-        shared = SpeculativeDecoder(self.pair, how.drafting, longest, how.verification, how.warp, how.engine, window)
+        shared = SpeculativeDecoder(self.pair, how.drafting, longest, how.verification, how.warp, how.engine, self.window)
         baseline = Baseline(self.pair, how.warp, shared.target_engine)
         return [shared.with_stopping(each.live, each.verification) if each.live else baseline for each in settings]
 
@@ -175,12 +168,10 @@ def doubts_of(measured: Sequence[Measured], fit: CostFit, groups: Groups) -> Ite
 
 
 def round_times(measured: Sequence[Measured]) -> tuple[RoundTimes, dict[str, bool]]:
-    """Return the times of the rounds of all settings that draft, and by kind of their rules whether it is a plain fixed length.
-
-    Responses to the same prompt have numbers of the same parity, so that both halves of the responses have every setting.
-    """
+    """Return the times of the rounds of all settings that draft, and by the kind of their rules whether it is a plain length."""
     drafting = [decoded for decoded in measured if decoded.setting.live is not None]
     kinds = {each.setting.kind: each.setting.family == FIXED and each.setting.verification is None for each in drafting}
+    # Responses to a prompt have numbers of the same parity, so that both halves of the responses have every setting.
     numbered, most = list(kinds), 2 * max(len(decoded.rounds) for decoded in drafting)
     rows = [
         (*numbers[1:], numbered.index(decoded.setting.kind), number * most + place)

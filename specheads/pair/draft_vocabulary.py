@@ -1,7 +1,6 @@
 """A draft with an output over some of the tokens (FR-Spec, Zhao et al. 2025), in memory and in its folder.
 
-A token without a row is never proposed, so the output's distribution stays the target's. Folders are as EAGLE-3's: `d2t` is
-what makes a token of a row's number, by addition, and a draft without input embeddings takes the target's.
+In a folder it is as EAGLE-3's: `d2t` makes a token of a row's number, by addition; without embeddings it takes the target's.
 """
 
 from collections.abc import Mapping
@@ -78,10 +77,7 @@ class _Checkpoint:
 
 @torch.no_grad()
 def restore(model: PreTrainedModel, location: str | Path, revision: str | None) -> None:
-    """Give a model what transformers could not read in its folder: an output over some tokens, and weights in 8 bits.
-
-    Raises UserError for tensors of such an output that are missing or do not fit.
-    """
+    """Give a model the kept tokens and weights in 8 bits of its folder. Raises UserError if they are missing or do not fit."""
     stored, size = _Checkpoint(location, revision), getattr(model.config, SIZE, None)
     weights = model.state_dict()
     for name in (each.removesuffix(_BYTES) for each in stored.names if each.endswith(_BYTES)):
@@ -136,15 +132,15 @@ def _embedding_name(model: PreTrainedModel) -> str:
     return next(f"{name}.weight" for name, module in model.named_modules() if module is embedding)
 
 
-def check_embedding(draft: PreTrainedModel, target: PreTrainedModel) -> None:
-    """Raise UserError for a draft whose input embeddings have another size than its target's."""
-    mine: Any = draft.get_input_embeddings()
-    theirs: Any = target.get_input_embeddings()
+def check_embedding(draft: PreTrainedModel, target: PreTrainedModel) -> tuple[Any, Any]:
+    """Return the input embeddings of a draft and of its target. Raises UserError if they are of different sizes."""
+    mine, theirs = draft.get_input_embeddings(), target.get_input_embeddings()
     if theirs.weight.shape != mine.weight.shape:
         raise UserError(
             f"the draft uses its target's input embeddings, but those are {tuple(theirs.weight.shape)}, and it needs "
             f"{tuple(mine.weight.shape)}; use the target that it was distilled for, or distil it with embedding=own."
         )
+    return mine, theirs
 
 
 def borrow_embedding(
@@ -154,9 +150,7 @@ def borrow_embedding(
 
     A target without weights has them at its `location`. Raises UserError for embeddings of another size, or unreadable ones.
     """
-    check_embedding(draft, target)
-    mine: Any = draft.get_input_embeddings()
-    theirs: Any = target.get_input_embeddings()
+    mine, theirs = check_embedding(draft, target)
     weight = theirs.weight.detach()
     if weight.is_meta:
         stored, name = _Checkpoint(location, revision), _embedding_name(target)

@@ -212,13 +212,11 @@ class NewDraft(Protocol):
 
 
 def load_pair(name: str | None = None, *, only_draft: bool = False, new_draft: NewDraft | None = None, **keys: Any) -> Pair:
-    """Load a pair by config name (`"mini"`), or by `draft=` and `target=`.
+    """Load a pair by config name (`"mini"`), with `keys` of PairConfig in place of its own, or by `draft=` and `target=`.
 
     Args:
-        name: a file of conf/model, whose values are the defaults of `keys`.
         only_draft: leave the target without weights, for a process that only needs its shape.
         new_draft: makes the draft from the target, in place of one that is loaded.
-        keys: those of `PairConfig`, as in the files of conf/model.
 
     Raises:
         UserError: an unknown name or key, a folder or id that cannot be loaded, models that do not fit together.
@@ -252,9 +250,9 @@ def load_pair(name: str | None = None, *, only_draft: bool = False, new_draft: N
         tokenizer=tokenizer,
         name=config.name or f"{Path(draft_id).name}-to-{Path(config.target).name}",
         target_id=without_home(str(config.target)),
-        target_revision=revision_of(target, config.target, stored["target"]),
+        target_revision=revision_of(target.config, config.target, stored["target"]),
         draft_id=without_home(draft_id),
-        draft_revision=f"{draft_id}, not saved" if new_draft else revision_of(draft, draft_id, stored["draft"]),
+        draft_revision=f"{draft_id}, not saved" if new_draft else revision_of(draft.config, draft_id, stored["draft"]),
         chat=config.chat,
         instruction_format=config.instruction_format,
         known_to_draft=known,

@@ -57,8 +57,7 @@ def unabbreviated(location: str | Path) -> str:
 def from_pretrained(loader: Any, location: str | Path, revision: str | None = None, what: str = "model", **kwargs: Any) -> Any:
     """Return what a transformers `loader` class reads from a folder or the hub; a config, or that of a model, knows its commit.
 
-    Raises:
-        UserError: `what` (a model, a tokenizer) is missing, gated, brings code that is not trusted, or cannot be read.
+    Raises UserError where `what` (a model, a tokenizer) is missing, gated, brings code that is not trusted, or cannot be read.
     """
     try:
         with without_bars():
@@ -160,20 +159,16 @@ def set_draft_temperature(draft: PreTrainedModel, temperature: float) -> None:
     setattr(draft.config.get_text_config(), _DRAFT_TEMPERATURE, float(temperature))
 
 
-def revision_of(model: PreTrainedModel, location: str | Path, quantization: str | None = None) -> str:
-    """Return the version of a loaded model: `content_of` its files, its temperature, how its weights are stored."""
-    revision = _revision(model.config, location)
+def revision_of(config: PreTrainedConfig, location: str | Path, quantization: str | None = None) -> str:
+    """Return the version of a model by its config: `content_of` its files, its temperature, how its weights are stored."""
+    revision, temperature = content_of(location, commit_of(config)), draft_temperature(config)
+    revision = revision if temperature == 1 else f"{revision} at temperature {temperature:g}"
     return revision if quantization is None else f"{revision}-{quantization}"
 
 
 def revision_at(location: str | Path) -> str:
     """Return `revision_of` a model that is not loaded. Raises UserError if it cannot be found."""
-    return _revision(from_pretrained(AutoConfig, location), location)
-
-
-def _revision(config: PreTrainedConfig, location: str | Path) -> str:
-    revision, temperature = content_of(location, commit_of(config)), draft_temperature(config)
-    return revision if temperature == 1 else f"{revision} at temperature {temperature:g}"
+    return revision_of(from_pretrained(AutoConfig, location), location)
 
 
 def commit_of(config: PreTrainedConfig) -> str | None:

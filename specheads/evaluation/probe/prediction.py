@@ -9,18 +9,7 @@ from torch import Tensor
 
 from specheads.decoding.step_times import StepTimes, bytes_of_step
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, Logistic
-from specheads.evaluation.candidates import (
-    CEILING,
-    FIXED,
-    ORACLE,
-    ORACLE_BOUND,
-    Candidate,
-    CostTable,
-    RuleChoice,
-    Tuning,
-    candidates,
-    fixed_length,
-)
+from specheads.evaluation.candidates import CEILING, FIXED, ORACLE_BOUND, Candidate, CostTable, RuleChoice, Tuning, candidates
 from specheads.evaluation.intervals import Interval, interval, resample_counts
 from specheads.evaluation.replayed_sets import Outcome, RecordedSet, counts_of
 from specheads.evaluation.report import MEASURED
@@ -34,7 +23,6 @@ from specheads.replay.response_batch import ResponseBatch
 PLAIN, FIXED_NAME, LOGISTIC = "the target alone", "fixed length", "logistic"
 BETTER, HEAD = "a better draft", "head of width "  # the last is followed by the width
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
-FIXED_LENGTHS = [fixed_length(length) for length in LENGTHS]
 THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(2, 20))
 RULES = {
     FIXED: RuleChoice(FixedLength, {"num_tokens": list(LENGTHS)}),
@@ -42,6 +30,7 @@ RULES = {
         Logistic, {"threshold": list(THRESHOLDS), "weights": {"logit_max_prob": None, "bias": None}, "max_tokens": MAX_TOKENS}
     ),
 }
+FIXED_LENGTHS = candidates({FIXED: RULES[FIXED]}, {}, None)
 # Of the way from the best fixed length to the informed ceiling, what trained heads closed on mini at ratios 5 to 20, with less
 # than 1 % of a draft step for their cost: the least and the most on two sets of prompts, and a value between them
 # (docs/measurements/rules.md, rules_sampled and rules_greedy). A probe of mini itself is therefore no test of them.
@@ -182,7 +171,7 @@ def predict(halves: Sequence[RecordedSet], times: StepTimes, greedy: bool, overh
     options = [Option(PLAIN, Interval(1.0, 1.0, 1.0), interval(1 / speeds[FIXED]))]
     for name, samples in speeds.items():
         value, bound = " or ".join(dict.fromkeys(rule.name for rule, _ in counted[name])), counted[name][0][0].bound
-        value = "" if name == ORACLE else value
+        value = "" if name == ORACLE_BOUND.family else value
         options.append(Option(name.replace("_", " "), interval(samples), interval(samples / speeds[FIXED]), value, bound))
     ceiling = [counts for _, counts in counted[CEILING]]
     # A head's rule takes about as many steps and rounds for each emitted token as the ceiling's.

@@ -8,8 +8,9 @@ from specheads.decoding.step_times import VERIFIED
 from specheads.evaluation.conclusions import change, information_text, percent, times
 from specheads.evaluation.probe.prediction import BETTER, HEAD, MORE_OVERLAP, Cut, Option
 from specheads.evaluation.probe.probe import Probed
+from specheads.evaluation.reporting import write_page
 from specheads.evaluation.tables import Cell, Table, estimate_cell, terminal
-from specheads.storage.files import amount, write_json, write_whole
+from specheads.storage.files import amount
 
 MICRO, MILLI = 1e6, 1e-3
 
@@ -99,7 +100,4 @@ def html_of(probed: Probed) -> str:
 
 def write_probe(probed: Probed, folder: Path) -> list[Path]:
     """Write the probe as a page and as JSON; return the paths."""
-    written = [folder / "probe.html", folder / "probe.json"]
-    write_whole(written[0], lambda path: path.write_text(html_of(probed), encoding="utf-8"))
-    write_json(written[1], probed.to_dict())
-    return written
+    return write_page(folder, "probe", html_of(probed), probed.to_dict())

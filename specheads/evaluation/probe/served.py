@@ -95,10 +95,9 @@ def served_rounds(
     server: Server,
     folder: Path,
 ) -> Trial:
-    """Time rounds of vLLM while it answers prompts (ids), `at_once` of them at a time; its log goes to `folder`.
+    """Time rounds of vLLM while it answers prompts (ids), `at_once` at a time; UserError if it has several processes.
 
-    On a CPU all is greedy: vLLM 0.32 cannot sample with a draft there. A head of random weights, `width` wide, watches every
-    other turn, if specheads is installed next to vLLM. Raises UserError where vLLM cannot load a model, or has several processes.
+    On a CPU all is greedy: vLLM 0.32 cannot sample with a draft there. A head `width` wide watches if specheads is installed there.
     """
     greedy = warp.greedy or not torch.cuda.is_available()
     law = {"temperature": 0.0} if greedy else {"temperature": warp.temperature, "top_k": warp.top_k, "top_p": warp.top_p}
