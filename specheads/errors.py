@@ -31,11 +31,7 @@ class UserError(ValueError):
 
 
 def user_error(error: BaseException | None) -> UserError | None:
-    """Return the message for the user about an exception, or None if only a traceback helps.
-
-    It follows the causes of an exception, because hydra.utils.instantiate and other libraries wrap what a constructor or a
-    system call raises. A system call that failed on a file or folder is always a message that names it.
-    """
+    """Return the message for the user about an exception or one of its causes, or None if only a traceback helps."""
     while error is not None:
         if isinstance(error, UserError):
             return error

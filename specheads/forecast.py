@@ -16,11 +16,7 @@ Advance = Callable[..., None]  # takes how much more is done, and where that is 
 
 
 class Forecast:
-    """Logs what is done, the pace and the remaining time after `first` seconds of the work, and then every `every` seconds.
-
-    The first update only starts the clock: what comes before it, such as compilation, does not repeat. The pace is that of the
-    last half of the time, as steps may become slower or faster.
-    """
+    """Logs what is done, the pace of the last half of the time, and the rest, after `first` seconds and every `every` seconds."""
 
     def __init__(self, what: str, first: float = 10.0, every: float = 30.0) -> None:
         self.what, self.due, self.every = what, first, every
@@ -66,8 +62,7 @@ class Forecast:
 def progress(what: str, total: float) -> Iterator[Advance]:
     """Show a progress bar while the block runs and log the remaining time; yield a function that advances the bar.
 
-    It takes how much more is done, and where `total` is only the most, how much is left. A thread sees to it that the log has a
-    line every half minute.
+    It takes how much more is done, and where `total` is only the most, how much is left.
     """
     with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as bar:
         task, forecast, lock, ended = bar.add_task(what, total=total), Forecast(what), threading.Lock(), threading.Event()

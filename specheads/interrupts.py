@@ -1,7 +1,6 @@
 """Ctrl-C and SIGTERM: the first ends a run cleanly, the second ends it immediately.
 
-Most code may stop anywhere, because a half-written file does not have its final name yet. Code that has something to save
-runs under `deferred`: it checks the request, saves, and then lets `Interrupted` be raised.
+Most code may stop anywhere, because a half-written file does not have its final name yet; what must save runs under `deferred`.
 """
 
 import contextlib
@@ -38,10 +37,7 @@ def listen(handler: Callable[[int, FrameType | None], None] | None = None) -> No
 
 
 def end_at_once() -> None:
-    """Let a signal end the process with a message while there is nothing to save: before the imports, and after a run.
-
-    An exception would not do there: modules that are being imported catch some, or print a traceback of their own.
-    """
+    """Let a signal end the process where an exception would be caught or traced: before the imports, and after a run."""
 
     def end(number: int, frame: FrameType | None) -> None:
         interruption = Interrupted(number)
@@ -70,14 +66,12 @@ def deferred() -> Iterator[Request]:
     """Let the block finish before a signal ends the run; it may check the yielded request. `Interrupted` is raised at its end."""
     global _deferred
     request = _deferred = Request()
-    ended: SystemExit | None = None
     try:
         yield request
-    except SystemExit as error:  # a library ends the process itself; ours names the signal
-        ended = error
+    except SystemExit:  # a library ends the process itself; ours names the signal
+        if request.number is None:
+            raise
     finally:
         _deferred = None
     if request.number is not None:
         raise Interrupted(request.number)
-    if ended is not None:
-        raise ended

@@ -1,7 +1,4 @@
-"""The processes of a run, and which of them this one is, from the variables of whatever has started it.
-
-torchrun and srun start all processes of a command; otherwise the command is one process, which may start others for training.
-"""
+"""The processes of a run that torchrun, srun or the command itself started, and which of them this one is."""
 
 import json
 import os
@@ -86,11 +83,7 @@ def is_first_process() -> bool:
 
 
 def from_first(call: Callable[[], T]) -> T:
-    """Return what `call` returns in the first process that a launcher has started, as plain data, in all of them.
-
-    Raises:
-        SystemExit: in the others, if it fails in the first one, which says why.
-    """
+    """Return what `call` returns in the launcher's first process, plain data, in all of them; SystemExit if it fails there."""
     processes = Processes.this()
     if processes.launcher is None or processes.count == 1:
         return call()

@@ -1,8 +1,4 @@
-"""The base of all settings: frozen classes whose fields state a default, a constraint and a sentence of help in one place.
-
-The first mistake in a set of settings raises one UserError with the key as the command line has it, its value, and the expected
-value.
-"""
+"""The base of all settings: frozen classes whose fields state a default, a constraint and a sentence of help in one place."""
 
 import dataclasses
 import inspect
@@ -38,7 +34,7 @@ _LARGEST_COUNT = 2**31 - 1  # more objects in memory, or numbered files, are a m
 _LARGEST_SEED = 2**32 - 1  # the largest that every random generator takes
 
 
-def _number(expected: str, holds: Callable[[float], bool] = lambda value: True, kind: Any = int | float) -> PlainValidator:
+def number(expected: str, holds: Callable[[float], bool] = lambda value: True, kind: Any = int | float) -> PlainValidator:
     """Return a check that keeps the value as it is: 0 and 0.0 are written differently into cache keys."""
 
     def check(value: Any) -> Any:
@@ -58,13 +54,13 @@ def count(least: int = 0, most: int = _LARGEST_COUNT) -> PlainValidator:
             raise ValueError(f"must be at most {most}")
         return value >= least
 
-    return _number(expected, holds, int)
+    return number(expected, holds, int)
 
 
-Number = Annotated[float, _number("a finite number")]
-PositiveNumber = Annotated[float, _number("a finite number above 0", lambda value: value > 0)]
-NonNegativeNumber = Annotated[float, _number("a finite number of at least 0", lambda value: value >= 0)]
-Probability = Annotated[float, _number("a number from 0 to 1", lambda value: 0 <= value <= 1)]
+Number = Annotated[float, number("a finite number")]
+PositiveNumber = Annotated[float, number("a finite number above 0", lambda value: value > 0)]
+NonNegativeNumber = Annotated[float, number("a finite number of at least 0", lambda value: value >= 0)]
+Probability = Annotated[float, number("a number from 0 to 1", lambda value: 0 <= value <= 1)]
 Count = Annotated[int, count(0)]
 PositiveCount = Annotated[int, count(1)]
 Seed = Annotated[int, count(0, _LARGEST_SEED)]
@@ -145,10 +141,7 @@ class Settings(BaseModel, metaclass=_Checked):
 
 
 def fields_of(cls: type, prefix: str = "") -> dict[str, str]:
-    """Return the keys of a class of settings with their sentences of help, those of nested settings after that of their group.
-
-    The help for the fields of a plain dataclass (`Built`) is in the `Args:` of its docstring.
-    """
+    """Return the keys of a class of settings with their sentences of help; a plain dataclass (`Built`) has its in its `Args:`."""
     if not issubclass(cls, Settings):
         sentences = _documented_arguments(inspect.getdoc(cls) or "")
         return {_joined(prefix, each.name): sentences.get(each.name, "") for each in dataclasses.fields(cast(Any, cls))}
@@ -161,10 +154,7 @@ def fields_of(cls: type, prefix: str = "") -> dict[str, str]:
 
 
 def _documented_arguments(docstring: str) -> dict[str, str]:
-    """Return the sentences in the `Args:` of a docstring by the names of the arguments, with the words of the command line.
-
-    Its lines are indented as in the first line: `inspect.getdoc` does what Python 3.13 does itself.
-    """
+    """Return the sentences in the `Args:` of `inspect.getdoc` by the names of arguments, with the words of the command line."""
     section = docstring.partition("Args:\n")[2].partition("\n\n")[0]
     entries = re.findall(r"^ {4}(\w+): (.+(?:\n {5,}.+)*)", section, re.MULTILINE)
     words = {"None": "null", "True": "true", "False": "false", "`": ""}
@@ -173,10 +163,7 @@ def _documented_arguments(docstring: str) -> dict[str, str]:
 
 
 def config_of(settings: "type[Settings] | Settings") -> dict[str, Any]:
-    """Return the defaults of a class of settings, or the values of an instance, by their keys, nested as in a config.
-
-    Fields that hold other objects, such as strategies, are left out: their keys are those of a group of configs.
-    """
+    """Return the defaults of a class of settings, or an instance's values, nested as in a config, without strategies' objects."""
     values: dict[str, Any] = {}
     for name, field in (settings if isinstance(settings, type) else type(settings)).model_fields.items():
         value = _extra(field)["config"]

@@ -25,3 +25,8 @@ def chi_square_p_value(counts: Tensor, probs: Tensor, min_expected: float = 8.0)
     statistic = sum((o - e) ** 2 / e for o, e in cells)
     half = torch.tensor([(len(cells) - 1) / 2, statistic / 2], dtype=torch.float64)
     return torch.special.gammaincc(half[0], half[1]).item()
+
+
+def uniforms(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Return float64 uniform numbers in [0, 1)."""
+    return torch.rand(shape, generator=generator, dtype=torch.float64)

@@ -1,8 +1,4 @@
-"""Entry points: compose a Hydra config, run, and turn a user's mistakes into one message and exit code 2.
-
-A failure of the machine (no space, no memory, a folder that cannot be written) is reported in the same way. Ctrl-C and SIGTERM
-end a run in order, and the same command resumes it.
-"""
+"""Entry points: compose a Hydra config, run, and turn mistakes and failures of the machine into one message and exit code 2."""
 
 import contextlib
 import os
@@ -16,7 +12,7 @@ from dataclasses import MISSING, fields
 from functools import update_wrapper
 from io import StringIO
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -44,14 +40,18 @@ _SHARED_KEYS = ("model", "data", "warp", "generation", "runner", "vllm", "server
 
 
 class Command:
-    """A command line whose config is conf/<name>.yaml: calling it runs the command line of this process.
-
-    A sweep has several jobs in one folder; if one of them fails, the others still run, and the exit code is 2.
-    """
+    """A command line whose config is conf/<name>.yaml: calling it runs that of this process; a failed job ends no sweep."""
 
     def __init__(self, name: str, run: Callable[..., Any], classes: Sequence[type[Settings]], folder: str, shared: bool) -> None:
         self.name, self.run, self.classes, self.shared = name, run, classes, shared
-        ConfigStore.instance().store(f"{name}_settings", _defaults(classes, folder))
+        pair = config_of(PairConfig) | {"draft": "???", "target": "???"}
+        all_classes: list[type[Settings]] = [RunSettings, *classes]
+        nodes = [OmegaConf.create(config_of(cls)) for cls in all_classes]
+        defaults = cast(DictConfig, OmegaConf.merge({"model": pair}, *nodes, {"command": folder}))
+        for key in _FREE_KEYS:
+            if (node := OmegaConf.select(defaults, key)) is not None:
+                OmegaConf.set_struct(node, False)
+        ConfigStore.instance().store(f"{name}_settings", defaults)
         data_set = {each.name: "???" if each.default is MISSING else each.default for each in fields(DatasetSource)}
         ConfigStore.instance().store("data_set", data_set, group="data")  # files of conf/data name it
         update_wrapper(self, run)  # Hydra looks up where the function was defined
@@ -59,10 +59,7 @@ class Command:
         self.hydra_entry = compose_and_run(update_wrapper(lambda cfg: self.job(cfg), run))
 
     def __call__(self) -> None:
-        """Run the command line of this process, or print the help that it asks for.
-
-        Raises SystemExit if it fails or is interrupted.
-        """
+        """Run the command line of this process, or print the help that it asks for; SystemExit if it fails or is interrupted."""
         self.failed = False
         run_folders.taken.clear()
         os.environ["HYDRA_FULL_ERROR"] = "1"  # lets composition errors through to here
@@ -83,7 +80,11 @@ class Command:
                     interrupts.listen()
                     self.hydra_entry()
         except interrupts.Interrupted as interruption:
-            self._end(interruption)
+            if not is_first_process():
+                raise SystemExit(0) from None  # the first one speaks for all
+            again = "the same command" if may_resume() else "the same command without resume=false"
+            print(f"{interruption}; {again} resumes it" if run_folders.taken else str(interruption), file=sys.stderr)
+            raise SystemExit(interruption.exit_code) from None
         except Exception as error:
             if not self._tell(error):
                 raise
@@ -129,36 +130,15 @@ class Command:
         print(f"error{where}: {message}", file=sys.stderr)
         return True
 
-    def _end(self, interruption: interrupts.Interrupted) -> NoReturn:
-        """Say how an interrupted run is resumed, and exit."""
-        if not is_first_process():
-            raise SystemExit(0) from None  # the first one speaks for all
-        again = "the same command" if may_resume() else "the same command without resume=false"
-        print(f"{interruption}; {again} resumes it" if run_folders.taken else str(interruption), file=sys.stderr)
-        raise SystemExit(interruption.exit_code) from None
-
 
 def command(
     name: str, *classes: type[Settings], folder: str | None = None, shared: bool = False
 ) -> Callable[[Callable[..., Any]], Command]:
-    """Return a decorator that makes a function of a config the command line whose config is conf/<name>.yaml.
+    """Return a decorator that makes a function of a config the command line of conf/<name>.yaml, with the fields of `classes`.
 
-    Its keys are the fields of `classes`. Its runs have the folder `folder` (by default `name`) in paths.outputs. With `shared`,
-    torchrun and srun may start it several times.
+    Its runs have the folder `folder` (by default `name`) in paths.outputs. With `shared`, torchrun and srun may start it.
     """
     return lambda run: Command(name, run, classes, folder or name, shared)
-
-
-def _defaults(classes: Sequence[type[Settings]], folder: str) -> DictConfig:
-    """Return the keys of a command with its classes of settings, and their defaults."""
-    pair = config_of(PairConfig) | {"draft": "???", "target": "???"}
-    all_classes: list[type[Settings]] = [RunSettings, *classes]
-    nodes = [OmegaConf.create(config_of(cls)) for cls in all_classes]
-    defaults = cast(DictConfig, OmegaConf.merge({"model": pair}, *nodes, {"command": folder}))
-    for key in _FREE_KEYS:
-        if (node := OmegaConf.select(defaults, key)) is not None:
-            OmegaConf.set_struct(node, False)
-    return defaults
 
 
 def next_command(verb: str, *overrides: str) -> str:

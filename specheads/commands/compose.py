@@ -63,11 +63,7 @@ def names_of(group: str) -> list[str]:
 
 
 def keys_of_choice(where: str, group: str, name: object, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of conf/<group>/<name>.yaml, with those that are `given` in place of its own.
-
-    Raises:
-        UserError: a name that is not there, or a key that the file does not have; the message begins with `where`.
-    """
+    """Return the keys of conf/<group>/<name>.yaml with `given` in place of its own; UserError, after `where`, if unknown."""
     names = [each for each in names_of(group) if each != "all"]
     if name not in names:
         raise UserError(f"{where} names {name!r}, which is not in conf/{group}; use one of {', '.join(names)}.")
@@ -80,10 +76,7 @@ def keys_of_choice(where: str, group: str, name: object, given: Mapping[str, Any
 
 
 def settings_of(cls: type[S], cfg: DictConfig, **objects: Any) -> S:
-    """Return the settings of a class, with the keys of a composed config that it has; nested `_target_`s are instantiated.
-
-    `objects` are the fields that are not taken from the config. Raises UserError for a wrong value.
-    """
+    """Return settings with the keys that a composed config has, but `objects` as they are. Raises UserError for a wrong value."""
     values = dict(objects)
     for name, field in cls.model_fields.items():
         if name not in objects:
@@ -120,10 +113,7 @@ def source_of(cfg: DictConfig) -> PromptSource:
 
 
 def load_configured_pair(cfg: DictConfig, only_draft: bool = False, new_draft: NewDraft | None = None) -> Pair:
-    """Return the pair of `cfg.model`, without the target's weights if `only_draft`, with `new_draft` in place of its draft.
-
-    What the pair is and needs is logged first.
-    """
+    """Return the pair of `cfg.model`, as `load_pair` does, after logging what it is and needs."""
     if is_first_process():
         for line in pair_needs(model_config(cfg), only_draft):
             logger.info(line)
@@ -155,11 +145,7 @@ def open_loggers(cfg: DictConfig, run: Path) -> Iterator[list["Logger"]]:
 
 
 def _new_logger(cfg: DictConfig, run: Path) -> "Logger":
-    """Return a logger; a W&B run without an id gets the id of its folder, so that an interrupted run is resumed.
-
-    Raises:
-        UserError: TensorBoard is not installed; W&B cannot be reached or does not know the user.
-    """
+    """Return a logger; a W&B run without an id gets the id of its folder, so that an interrupted run is resumed."""
     if cfg._target_.endswith("TensorBoardLogger") and not (find_spec("tensorboard") or find_spec("tensorboardX")):
         raise UserError("logger=tensorboard needs its package: pip install tensorboard; or use logger=csv.")
     if not cfg._target_.endswith("WandbLogger"):

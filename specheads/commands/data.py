@@ -22,11 +22,7 @@ from specheads.prompts.prompt import SPLITS, GeneratedData, Prompt, unique
 def data_cache(
     cfg: DictConfig, pair: Pair, splits: Collection[str] = SPLITS, prompts: Sequence[Prompt] | None = None, labelled: bool = True
 ) -> GeneratedData:
-    """Return the data set of a composed config, with its prompts in `splits`; missing shards are made first.
-
-    The first process of a launcher makes it, and the others wait. `prompts` are those of its source, if they are loaded already;
-    see generate_data for `labelled`.
-    """
+    """Return the data set of a composed config; the first process of a launcher makes missing shards (see generate_data)."""
     settings, root = settings_of(Generation, cfg), Path(cfg.paths.data)
     prompts = unique(source_of(cfg).load(pair.chats)) if prompts is None else prompts
 

@@ -1,7 +1,4 @@
-"""`specheads evaluate model=llama2-7b head=latest`: record once, replay every stopping rule, decode the best, and report.
-
-`specheads probe model=...` says what speculation would be worth for a pair on this machine, before anything is trained.
-"""
+"""`specheads evaluate` records once, replays every rule, decodes the best, reports; `specheads probe` says what to expect."""
 
 import logging
 import sys
@@ -21,13 +18,13 @@ from specheads.commands.compose import keys_of_choice, load_configured_pair, ope
 from specheads.errors import UserError
 from specheads.evaluation.candidates import RuleChoice
 from specheads.evaluation.evaluate import evaluate
-from specheads.evaluation.head_folders import LocatedHead, find_heads
+from specheads.evaluation.head_folders import find_heads
 from specheads.evaluation.probe.probe import Probe, Probed, probe
 from specheads.evaluation.probe.report import print_probe, write_probe
 from specheads.evaluation.probe.served import Server
 from specheads.evaluation.prompt_sets import PromptData, TestSet, file_source
 from specheads.evaluation.report import Report
-from specheads.evaluation.report_files import print_report, write_report
+from specheads.evaluation.reporting import log_report, print_report, write_report
 from specheads.evaluation.settings import Evaluation
 from specheads.pair.pair import Pair
 from specheads.prompts.data_set_source import DatasetSource
@@ -51,10 +48,7 @@ def main(cfg: DictConfig) -> Report:
     with open_loggers(cfg, run) as loggers:
         pair = load_configured_pair(cfg)
         settings, drafting_pair = settings.for_pair(pair), settings.drafting.pair(pair)
-
-        def located() -> dict[str, LocatedHead]:
-            return find_heads(settings.head, drafting_pair, Path(cfg.paths.outputs), settings.warp, settings.any_draft)
-
+        located = partial(find_heads, settings.head, drafting_pair, Path(cfg.paths.outputs), settings.warp, settings.any_draft)
         heads = located()
         logger.info("heads: %s", ", ".join(head.where for head in heads.values()) or "none")
         if settings.calibrate:
@@ -65,8 +59,6 @@ def main(cfg: DictConfig) -> Report:
         paths = write_report(report, run)
         print(*paths, f"next: open {paths[0]} in a browser", sep="\n")
         if loggers:
-            from specheads.evaluation.report_files import log_report  # imports lightning and wandb
-
             log_report(report, loggers)
     return report
 
@@ -74,11 +66,7 @@ def main(cfg: DictConfig) -> Report:
 def _calibrate_again(
     heads: Sequence[str], pair: Pair, settings: Evaluation, data: PromptData, data_folder: Path
 ) -> dict[str, Calibrated]:
-    """Fit the calibration of the heads in these folders to dev prompts; print and return the errors by head (see `calibrate`).
-
-    Raises:
-        UserError: no head, a head on the hub, or no dev prompts that the heads did not learn from.
-    """
+    """Fit the calibration of heads in local folders to dev prompts that are new to them; print and return their errors."""
     folders = [Path(where) for where in heads]
     if not folders:
         raise UserError("calibrate=true needs a head, but head=null; name one, or leave out calibrate=true.")
@@ -100,7 +88,10 @@ def _calibrate_again(
 
 def evaluation_settings(cfg: DictConfig) -> Evaluation:
     """Return the settings of `specheads evaluate`. Raises UserError for a value that does not fit, or an unknown name."""
-    _check_names("live_rules", cfg.live_rules, "stopping")
+    if not isinstance(cfg.live_rules, list | ListConfig):
+        raise UserError(f"live_rules={cfg.live_rules} must be a list; write for example 'live_rules=[{cfg.live_rules}]'.")
+    for name in cfg.live_rules:
+        keys_of_choice("live_rules", "stopping", name, {})
     settings = settings_of(
         Evaluation,
         cfg,
@@ -139,14 +130,6 @@ def named_test_sets(named: Any, num_prompts: int) -> dict[str, TestSet] | None:
             raise UserError(f"test_sets={{{name}: {path}}}: {name} reads no file; leave it out: test_sets={{{name}: null}}.")
         sets[name] = TestSet(source) if path is None else file_source(cast(DatasetSource, source), path, num_prompts)
     return sets
-
-
-def _check_names(key: str, names: Any, group: str) -> None:
-    """Raise UserError unless `names` is a list of names of a config group."""
-    if not isinstance(names, list | ListConfig):
-        raise UserError(f"{key}={names} must be a list; write for example '{key}=[{names}]'.")
-    for name in names:
-        keys_of_choice(key, group, name, {})
 
 
 def prompt_data(cfg: DictConfig) -> PromptData:

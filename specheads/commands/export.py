@@ -87,7 +87,6 @@ def help_text() -> str:
 
 
 def _description(head: AcceptanceHead) -> str:
-    """Return a description of a head that is intact, one property per line."""
     config, learned = head.config, head.train_prompts
     rows = properties(config) | {
         "parameters": f"{sum(weight.numel() for weight in head.parameters()):,}",

@@ -1,8 +1,4 @@
-"""The text of `--help`: every key of a command, its value, and its sentence from the classes of settings.
-
-Keys of a choice, such as those of conf/stopping/confidence.yaml, are explained by the comments of its file. A word that does not
-compose gets the closest known spelling.
-"""
+"""The text of `--help`: every key of a command, its value, and its sentence from the classes of settings or a choice's file."""
 
 import re
 import shlex
@@ -55,13 +51,8 @@ def help_text(
 ) -> str:
     """Return the help of conf/<command>.yaml with the values that `overrides` lead to, for a terminal `width` columns wide.
 
-    Args:
-        classes: the command's classes of settings.
-        of: every key; an empty text for a screen with the keys of the first level; or a key, with those in its group.
-
-    Raises:
-        HydraException, OmegaConfBaseException: `overrides` do not compose.
-        UserError: no key is called `of`.
+    `of` is a key, with those in its group, or "all"; an empty text is for a screen with the keys of the first level. Raises
+    UserError for an unknown key, and Hydra's errors for `overrides` that do not compose.
     """
     cfg, chosen = composed(command, overrides)
     console = Console(file=(output := StringIO()), width=width, markup=False, emoji=False, highlight=False)
@@ -92,7 +83,11 @@ def help_text(
 
 def _choice_sections(command: str, chosen: Mapping[str, str | None]) -> list[Section]:
     """Return the config groups with what may be chosen in each, and for `reproduce` what its experiments are."""
-    groups = [(f"{group}=", _choices(command, group, choice)) for group, choice in chosen.items()]
+    groups = []
+    for group, choice in chosen.items():
+        marked = _names_in(choice)
+        names = dict.fromkeys([*marked, *_choices_of(command, group)])
+        groups.append((f"{group}=", " | ".join(f"[{name}]" if name in marked else name for name in names)))
     about = experiments(command) if command == REPRODUCE else {}
     repeated = [(name, text.partition("\n")[0]) for name, text in about.items()]
     return [Section("config groups, [what is chosen here]", "", groups), Section("experiments", "", repeated)]
@@ -126,10 +121,7 @@ def _head_of(command: str) -> list[str]:
 
 
 def composed(command: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, dict[str, str | None]]:
-    """Return a command's config without Hydra's node, and the choice of each config group.
-
-    A key that is swept (`head.depth=0,1`) has many values, so it keeps its default.
-    """
+    """Return a command's config without Hydra's node, and the choice of each group; a swept key (`a=0,1`) keeps its default."""
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     single = [str(override.input_line) for override in parsed if not override.is_sweep_override()]
     cfg = command_config(command, single, with_hydra=True)
@@ -170,10 +162,7 @@ def _sentences(classes: Sequence[type], *sources: type) -> dict[str, str]:
 
 
 def experiments(command: str) -> dict[str, str]:
-    """Return the files of conf/experiment that a command takes: by name the comment at the head of each.
-
-    They are recipes of training, or experiments of papers, whose runs have folders of their own: `command: reproduce/<name>`.
-    """
+    """Return the files of conf/experiment that a command takes, by name, with the comment at the head of each."""
     files = {path.stem: path.read_text("utf-8") for path in sorted((config_folder() / GROUP).glob("*.yaml"))}
     fitting = {name: text for name, text in files.items() if bool(_REPRODUCES.search(text)) == (command == REPRODUCE)}
     return {name: read_head(text) for name, text in fitting.items()}
@@ -209,13 +198,6 @@ def _comments(text: str, group: str) -> dict[str, str]:
         elif (match := re.match(r" +# (.*)", line)) and comments:
             comments[".".join(path)] += f" {match[1]}"
     return comments
-
-
-def _choices(command: str, group: str, chosen: str | None) -> str:
-    """Return the names of a config group, the chosen ones marked and first."""
-    marked = _names_in(chosen)
-    names = dict.fromkeys([*marked, *_choices_of(command, group)])
-    return " | ".join(f"[{name}]" if name in marked else name for name in names)
 
 
 def _names_in(choice: str | None) -> list[str]:

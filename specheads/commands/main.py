@@ -1,7 +1,4 @@
-"""The `specheads` command: its verbs, and what runs each of them. Only the module of the given verb is imported.
-
-This imports nothing large, so that `specheads --help` answers at once.
-"""
+"""The `specheads` command: its verbs, and what runs each; it imports nothing large, so that `--help` answers at once."""
 
 import os
 import sys

@@ -1,8 +1,4 @@
-"""The folder of a run: that of the interrupted run with the same configuration, or a new one.
-
-Hydra asks the resolver `${run_folder:}` of conf/base.yaml where a run goes. The jobs of a sweep run one after another, each in a
-folder in that of the sweep.
-"""
+"""The folder of a run, `${run_folder:}` in conf/base.yaml: that of the interrupted run with the same config, or a new one."""
 
 import hashlib
 import json
@@ -25,10 +21,7 @@ taken: set[Path] = set()  # folders of runs and sweeps that this process works i
 
 
 class NoteRunKey(Callback):
-    """Hydra callback that notes the key of the configuration, or of the whole sweep, before this process runs anything.
-
-    It also leaves the user's home folder out of the files that Hydra writes, and lets the first process alone write files.
-    """
+    """Hydra callback that notes the key of the configuration, or of the whole sweep, before this process runs anything."""
 
     key = ""
     resume = True
@@ -83,25 +76,16 @@ def _run_key(config: DictConfig) -> str:
     return hashlib.sha256(json.dumps([settings, kept], sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _take(folder: Path) -> None:
-    """Begin a run or a sweep in its folder, or resume it. Raises UserError if another process works there."""
-    if folder not in taken:
-        runs.begin(folder, NoteRunKey.key, may_resume())
-        taken.add(folder)
-
-
 def begin() -> bool:
-    """Take the folder of the run; return whether there is something to do: a finished job of a sweep is not repeated.
-
-    Raises:
-        UserError: another process works in the folder.
-    """
+    """Take the run's folder, UserError if another process has it; return whether there is work: a sweep's finished job is not."""
     hydra_cfg = HydraConfig.get()
     folder, is_sweep = Path(hydra_cfg.runtime.output_dir), hydra_cfg.mode == RunMode.MULTIRUN
     top = Path(hydra_cfg.sweep.dir) if is_sweep else folder
 
     def begin_first() -> bool:
-        _take(top)
+        if top not in taken:
+            runs.begin(top, NoteRunKey.key, may_resume())
+            taken.add(top)
         return not is_sweep or runs.begin_job(top, folder)
 
     begun_by_another = not is_first_process() and Processes.this().launcher is None

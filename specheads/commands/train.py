@@ -1,7 +1,4 @@
-"""`specheads train model=llama2-7b` trains acceptance heads, `specheads distill model=llama2-7b` the draft itself.
-
-Missing data is generated first. `--help` lists every key, and `-m head.depth=0,1,2,3,4 loss.reject_weight=1,3,6,12` sweeps.
-"""
+"""`specheads train model=...` trains acceptance heads, `specheads distill` the draft itself; missing data is made first."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -40,10 +37,7 @@ MOST_SHOWN = 20  # heads; a bank may have thousands
 
 @command("train", Generation, HeadTraining, folder="head", shared=True)
 def train_head(cfg: DictConfig, pair: Pair | None = None) -> "TrainedHeads":
-    """Train the heads of a composed config for its pair, which may be loaded already; print how good they are, and return them.
-
-    Raises UserError for a mistake in the config, its prompts or data, and as `train_heads`.
-    """
+    """Train the heads of a config, for `pair` or its own; print how good they are. Raises UserError as `train_heads`."""
     settings, run = _checked_settings(HeadTraining, cfg), Path(cfg.paths.run)
     with open_loggers(cfg, run) as loggers:  # a failed login is reported before the models are loaded
         from specheads.training.heads.head_training import train_heads  # slow: imports lightning
@@ -59,10 +53,7 @@ def train_head(cfg: DictConfig, pair: Pair | None = None) -> "TrainedHeads":
 
 @command("distill", Generation, Distillation, shared=True)
 def distill_draft(cfg: DictConfig, pair: Pair | None = None) -> "DistilledDraft":
-    """Distil the draft of a composed config's pair, which may be loaded already; print how good it is, and return it.
-
-    Raises UserError for a mistake in the config or its prompts, a draft whose training does not fit the GPU, and as `distill`.
-    """
+    """Distil the draft of a config's pair; print how good it is, and return it. Raises UserError as `distill`."""
     settings, run = _checked_settings(Distillation, cfg), Path(cfg.paths.run)
     with open_loggers(cfg, run) as loggers:
         from specheads.training.distill.distillation import distill
@@ -74,7 +65,12 @@ def distill_draft(cfg: DictConfig, pair: Pair | None = None) -> "DistilledDraft"
             pair = replace(load_configured_pair(cfg, new_draft=settings.initial_draft), known_to_draft=None)
         distilled = distill(pair, partial(_responses_of, cfg, pair, settings), settings, run, loggers)
     if is_first_process():
-        _print_draft(distilled)
+        rows = []
+        for name, after in distilled.after.items():
+            before = distilled.before[name]
+            rows.append([name, f"{before:.4f}", f"{after:.4f}", f"{after / before - 1:+.1%}" if before else "-"])
+        _print_table(["on test prompts", "before", "after", "change"], rows)
+        print("\n".join(f"{name}: {meaning}" for name, meaning in MEANINGS.items()), f"draft: {distilled.folder}", sep="\n")
         print(f"next: {next_command('train', f'model.draft={distilled.folder}')}")
     return distilled
 
@@ -93,20 +89,14 @@ def _checked_settings(cls: type[T], cfg: DictConfig) -> T:
 
 
 def _responses_of(cfg: DictConfig, pair: Pair, settings: Distillation) -> GeneratedData:
-    """Return the data set of a distillation: the target's responses without labels, and the prompts.
-
-    The prompts have the responses of their source if the draft learns from these.
-    """
+    """Return the data set of a distillation: the target's responses without labels, and the prompts, with responses to learn."""
     prompts = unique(source_of(cfg).load(pair.chats, responses="text" in settings.shares))
     splits = SPLITS if "target" in settings.shares else ("dev", "test")  # a draft is measured on the last two
     return data_cache(cfg, pair, splits=splits, prompts=prompts, labelled=False)
 
 
 def _print_heads(trained: "TrainedHeads") -> None:
-    """Print how the heads compare with rules without a head, how well they are calibrated in rounds, and their folder.
-
-    Of more than MOST_SHOWN heads, those of the lowest KL are shown, the lowest first.
-    """
+    """Print how heads compare with rules without one, and their calibration; of many those of the lowest KL, the lowest first."""
     names = list(trained.names)
     if len(names) > MOST_SHOWN:
         names = sorted(names, key=lambda name: trained.test[name]["kl"])[:MOST_SHOWN]
@@ -144,15 +134,6 @@ def _information(known: "Information") -> Iterator[str]:
             "no head clearly knows more than the free logistic: train on more prompts (data.num_train=) or for more epochs "
             "(trainer.max_epochs=), or decode without a head (specheads evaluate head=null)"
         )
-
-
-def _print_draft(distilled: "DistilledDraft") -> None:
-    rows = []
-    for name, after in distilled.after.items():
-        before = distilled.before[name]
-        rows.append([name, f"{before:.4f}", f"{after:.4f}", f"{after / before - 1:+.1%}" if before else "-"])
-    _print_table(["on test prompts", "before", "after", "change"], rows)
-    print("\n".join(f"{name}: {meaning}" for name, meaning in MEANINGS.items()), f"draft: {distilled.folder}", sep="\n")
 
 
 def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

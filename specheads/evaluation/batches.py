@@ -1,8 +1,4 @@
-"""The batches of an evaluation: the reported prompts, decoded in as many rows at once as `concurrency` says.
-
-The fixed length of a size is the one that decodes dev prompts fastest. Settings take turns, so that a slow minute slows all of
-them.
-"""
+"""The batches of an evaluation: the reported prompts, decoded in as many rows at once as `concurrency` says, in turns."""
 
 import logging
 import time
@@ -60,10 +56,7 @@ class BatchRun:
 
 
 def decode_batches(setup: Setup, outcome: Outcome) -> list[BatchTable]:
-    """Return a table for every number of rows.
-
-    Each has the target alone, the best fixed length for this size, and the best rules with and without a head.
-    """
+    """Return for each number of rows the target alone, its best fixed length, and the best rules with and without a head."""
     evaluation = setup.settings
     decoded = setup.prompts.decoded
     prompts = [ids for _, ids in decoded.prompts]
@@ -106,15 +99,7 @@ def run_batches(
     journal: Journal,
     on_generation: _Advance = lambda count: None,
 ) -> list[list[BatchRun]]:
-    """Decode all requests in `size` rows, as often as the sweep repeats, with every setting; return the runs of each setting.
-
-    The order of settings rotates from repeat to repeat. Every setting first decodes the requests of a full batch that are
-    not counted, for compilation; where steps are captured for each combination of sizes, it decodes all requests once. Runs
-    that are in the journal are not made again.
-
-    Args:
-        on_generation: called with the number of responses that are done.
-    """
+    """Decode all requests in `size` rows with every setting in turns, as often as the sweep repeats; journalled runs are kept."""
     done = journal.entries
     on_generation(len(done) * len(requests))
     decoders = _ready(sweep, settings, requests, size) if len(done) < sweep.settings.repeats * len(settings) else []
@@ -139,7 +124,7 @@ def _ready(sweep: Sweep, settings: Sequence[Candidate], requests: Sequence[Seque
     decoders: list[_DecodeBatch] = []
     for setting in settings:
         decoders.append((shared.with_stopping(setting.live) if setting.live else alone).generate_batch)
-    captures = isinstance(shared.target_engine, GraphEngine)
+    captures = isinstance(shared.target_engine, GraphEngine)  # steps for each combination of sizes that occurs
     for decode in decoders:
         _decoded(sweep, decode, requests if captures else requests[:size], size, 0)
     logger.info("batches of %d: ready after %.1f s, which no figure contains", size, time.perf_counter() - start)
@@ -154,7 +139,6 @@ def _decoded(
     repeat: int,
     on_generation: _Advance = lambda count: None,
 ) -> Entry:
-    """Return a run as a journal holds it."""
     seeds = [response_seed(sweep.settings.seed, number, repeat) for number in range(len(requests))]
     made: dict[int, Generation] = {}
     start = time.perf_counter()
@@ -167,12 +151,7 @@ def _decoded(
 
 
 def batch_rows(settings: Sequence[Candidate], runs: Sequence[Sequence[BatchRun]], groups: Sequence[Hashable]) -> list[BatchRow]:
-    """Return a row for every setting; the first is the target alone.
-
-    Args:
-        runs: of each setting, one for each repeat.
-        groups: the group of each prompt; requests beyond the last prompt begin again with the first.
-    """
+    """Return a row for every setting, the target alone first, of the runs of its repeats; requests repeat prompts' groups."""
     resamples = resample_counts([groups[number % len(groups)] for number in range(len(runs[0][0].stats))])
 
     def row_speed(made: Sequence[BatchRun]) -> np.ndarray:

@@ -1,31 +1,32 @@
-"""The stopping rules of conf/stopping, and every rule with every value that is to be tried.
-
-A list in a rule's config is a choice of values. Each rule fits the arguments that its config leaves open (null, auto) on the
-recording of dev prompts.
-"""
+"""The stopping rules of conf/stopping with every value that is to be tried (a list is a choice), and what each of them costs."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
-from specheads.decoding.step_costs import StepCosts
-from specheads.decoding.stopping import FixedLength, StoppingRule
-from specheads.decoding.verification import BlockVerification, VerificationRule
+import numpy as np
+
+from specheads.decoding.step_costs import RuleCosts, StepCosts
+from specheads.decoding.stopping import FixedLength, StoppingRule, logistic_inputs
+from specheads.decoding.verification import VerificationRule
 from specheads.errors import UserError, is_number
-from specheads.evaluation.report import RuleFields
-from specheads.evaluation.rule_costs import Tuning
+from specheads.evaluation.intervals import Interval, interval
+from specheads.evaluation.report import MEASURED, RuleFields
 from specheads.heads.head import AcceptanceHead
-from specheads.replay.replay import GROUND_TRUTH, Ceiling, RecordedHead, recorded_head
+from specheads.heads.metrics import fit_logistic
+from specheads.replay.cost import CostFit
+from specheads.replay.recording import Recording
+from specheads.replay.replay import GROUND_TRUTH, Ceiling, Counts, RecordedHead, recorded_head, recorded_threshold, replay
 
 FIXED, CEILING, ORACLE = "fixed_length", "ceiling", "oracle"
 TARGET = "target"
 OF_VERIFICATION = "of_verification"  # the family of a verification rule's own stopping rule
 CEILING_THRESHOLDS = [round(0.05 * step, 2) for step in range(1, 20)]
 MADE_UP_FIT = SimpleNamespace(  # acceptable values in place of those that are fitted, while nothing is recorded
-    logistic=lambda names: dict.fromkeys(names, 0.0),
-    auto_threshold=lambda head, max_tokens, costs: 0.5,
+    logistic=lambda names: dict.fromkeys(names, 0.0), auto_threshold=lambda head, max_tokens, costs: 0.5
 )
 
 
@@ -110,36 +111,127 @@ def fixed_length(length: int) -> Candidate:
     return Candidate(FIXED, f"fixed K={length}", rule, rule, {"num_tokens": length}, rule_name=FIXED)
 
 
-def sweep_settings(rules: Sequence[Candidate], of_verification: StoppingRule | None = None) -> list[Candidate]:
-    """Return the target alone, every candidate that can decode, and the verification rule's own stopping rule."""
-    settings = [TARGET_ALONE, *(rule for rule in rules if rule.live is not None)]
-    if of_verification is not None:
-        name = str(of_verification.compile_key).replace("_", " ")
-        settings.append(Candidate(OF_VERIFICATION, name, of_verification, of_verification, {"num_tokens": 0}))
-    return settings
+@dataclass(frozen=True)
+class CostTable:
+    """StepCosts by the name of their ratio, and the costs that heads and rules add; bounds pay nothing for their knowledge."""
+
+    costs: Mapping[str, StepCosts]
+    head_shares: Mapping[str, float] = field(default_factory=dict)  # each head's cost as a share of a draft step, at the ratios
+    fit: CostFit | None = None  # what was fitted to decoded rounds
+    measured_heads: Mapping[str, float] = field(default_factory=dict)  # the seconds that each head adds to a draft step here
+    # The costs that kinds of rules without timed rounds add, by whether they have a head: the median of those of timed kinds. If
+    # they were taken to add nothing, rules without timed rounds would look best.
+    untimed: Mapping[bool, RuleCosts] = field(default_factory=dict)
+    alone: float | None = None  # tokens per second of the target alone, by the median of its steps
+    halves: Sequence["CostTable"] = ()  # measured costs for the even and the odd prompts, each from the rounds of the others
+    ends: Sequence["CostTable"] = ()  # where steps were timed by themselves: the low end of their range, the middle, the high end
+
+    def of_head(self, head: str | None, ratio: str) -> StepCosts:
+        """Return the costs at a ratio of a rule with a head, given by name, or without one."""
+        costs = self.costs[ratio]
+        if head is None:
+            return costs
+        step = self.head_shares.get(head, 0.0) * costs.draft_seconds
+        if ratio == MEASURED:
+            step = self.measured_heads.get(head, step)
+        return costs.with_rule(RuleCosts(step_seconds=step))
+
+    def of(self, rule: Candidate, ratio: str) -> StepCosts:
+        """Return the costs of a rule at a ratio."""
+        if rule.rule is None:  # the oracle
+            return self.costs[ratio]
+        if ratio == MEASURED and self.fit is not None and rule.kind in self.fit.rules:
+            return self.costs[ratio].with_rule(self.fit.rules[rule.kind])
+        costs = self.of_head(rule.head, ratio)
+        return costs.with_rule(self.untimed.get(rule.head is not None, RuleCosts())) if ratio == MEASURED else costs
+
+    def head_share(self, rule: Candidate, ratio: str) -> float | None:
+        """Return a head's cost at a ratio, as a share of a draft step; None without a head or a draft step."""
+        if rule.head is None or not self.costs[ratio].draft_seconds:
+            return None
+        return self.of(rule, ratio).draft_seconds / self.costs[ratio].draft_seconds - 1
+
+    def speedup(self, counts: Counts, resamples: np.ndarray, rule: Candidate, ratio: str) -> np.ndarray:
+        """Return the speed-up over the target alone (R,) under each row of `resamples` (R, P)."""
+        seconds = self.of(rule, ratio).seconds(counts.drafted, counts.rounds)
+        return (resamples @ counts.tokens) / (resamples @ seconds) / (self.alone if ratio == MEASURED else 1.0)
+
+    def speedup_uncharged(self, counts: Counts, resamples: np.ndarray, rule: Candidate, ratio: str) -> np.ndarray | None:
+        """Return the speed-up (R,) if the rule's head cost nothing, as SpecDec++ counts; None where `head_share` is None."""
+        if self.head_share(rule, ratio) is None:
+            return None
+        costs = replace(self.costs[ratio], round_seconds=self.of(rule, ratio).round_seconds)
+        seconds = resamples @ costs.seconds(counts.drafted, counts.rounds)
+        return (resamples @ counts.tokens) / seconds / (self.alone if ratio == MEASURED else 1.0)
+
+    def break_even(
+        self, counts: Counts, resamples: np.ndarray, rule: Candidate, ratio: str, fixed: np.ndarray
+    ) -> Interval | None:
+        """Return the share of a draft step at which a head's rule would be as fast as the best fixed length, `fixed` (R,)."""
+        drafted, uncharged = resamples @ counts.drafted, self.speedup_uncharged(counts, resamples, rule, ratio)
+        if uncharged is None or not drafted.all():
+            return None
+        # What the fixed length takes for as many tokens, less what the rule takes without its head.
+        spare = (resamples @ counts.tokens) / (self.alone if ratio == MEASURED else 1.0) * (1 / fixed - 1 / uncharged)
+        return interval(spare / drafted / self.costs[ratio].draft_seconds)
+
+    def for_prompts(self, rule: Candidate, num_prompts: int) -> list[StepCosts]:
+        """Return the measured costs of a rule on each of the first prompts, from rounds of other prompts if there are enough."""
+        halves = self.halves or (self, self)
+        return [halves[number % 2].of(rule, MEASURED) for number in range(num_prompts)]
 
 
-def under_block(settings: Sequence[Candidate]) -> list[Candidate]:
-    """Return the settings that draft, under block verification."""
-    rule = BlockVerification()
-    return [
-        replace(setting, family=rule.name, name=f"{setting.name}, {rule.label}", verification=rule)
-        for setting in settings
-        if setting.live is not None
-    ]
+GRID = np.linspace(0.02, 0.98, 25)  # thresholds between which the automatic one of a head is interpolated
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The fits (see `StoppingRule.fit`) of rules' open parameters to a recording of dev prompts, with the costs at each ratio."""
+
+    recording: Recording
+    cost_table: CostTable
+    _curves: dict[tuple[RecordedHead, int], list[Counts]] = field(default_factory=dict)
+    _fits: dict[Any, dict[str, float]] = field(default_factory=dict)  # kept, because every value of a rule asks for them again
+
+    def logistic(self, names: Sequence[str]) -> dict[str, float]:
+        """Return the weights of a logistic of the draft's confidence; for `names` see `logistic_inputs`."""
+        if tuple(names) not in self._fits:
+            node, _, accepted, _ = self.recording.labels()
+            features = {name: self.recording.features[name][node] for name in ("draft_prob", "max_prob", "entropy")}
+            inputs = [name for name in names if name != "bias"]
+            weights = fit_logistic(logistic_inputs(inputs, features), accepted.double()).tolist()
+            self._fits[tuple(names)] = dict(zip([*inputs, "bias"], weights, strict=True))
+        return self._fits[tuple(names)]
+
+    @cached_property
+    def mean_acceptance(self) -> float:
+        """The share of proposed tokens that are accepted."""
+        return self.recording.labels()[2].double().mean().item()
+
+    def auto_threshold(self, head: RecordedHead, max_tokens: int, costs: StepCosts) -> float:
+        """Return the threshold at which one more draft step yields no more than the throughput.
+
+        It is `1 - lambda t_d / m`, a fixed point (SpecDec++, theorem 3.1, in renewal-reward form): m is the mean acceptance of
+        the tokens without a prediction, and lambda t_d the throughput at this threshold.
+        """
+        if (head, max_tokens) not in self._curves:
+            rules = [recorded_threshold(head, float(threshold), max_tokens) for threshold in GRID]
+            rounds = replay(self.recording, rules)
+            self._curves[head, max_tokens] = [replayed.per_prompt(self.recording.num_prompts) for replayed in rounds]
+        curve = self._curves[head, max_tokens]
+        tokens, seconds = np.array([(each.tokens.sum(), costs.seconds(each.drafted, each.rounds).sum()) for each in curve]).T
+        throughputs = tokens * (costs.draft_seconds + costs.verified_seconds) / seconds  # at GRID, per draft step
+        worth = self.mean_acceptance ** (2 if head.config.predicts == "input_token" else 1)
+        if not worth:  # the target accepts nothing: drafting never pays
+            return float(GRID[0])
+        excess = 1 - throughputs / worth - GRID  # positive where going on would pay
+        last = int(np.flatnonzero(excess > 0).max(initial=0))
+        part = np.clip(excess[last] / (excess[last] - excess[last + 1]), 0, 1) if last + 1 < len(GRID) else 0.0
+        return round(float(GRID[last] + part * (GRID[1] - GRID[0])), 3)
 
 
 def candidates(rules: Rules, heads: Mapping[str, AcceptanceHead], tuning: Tuning | None) -> list[Candidate]:
-    """Return all rules with all their values, and the ceiling if the recording has the ground truth.
-
-    Args:
-        rules: by name.
-        heads: by name; a rule that takes a head comes with each of them.
-        tuning: None where nothing was recorded: then only rules without open parameters are possible.
-
-    Raises:
-        UserError: values that a rule refuses; open parameters without `tuning`.
-    """
+    """Return all rules with all values and each head, and the ceiling if it is recorded. Raises UserError for refused values."""
     tried: list[Candidate] = []
     for name, choice in rules.items():
         for head in list(heads) if choice.cls.uses_head else [None]:
@@ -183,11 +275,7 @@ def _family(
 
 
 def _fitted(
-    cls: type[StoppingRule],
-    arguments: Mapping[str, Any],
-    tuning: Tuning | None,
-    head_name: str | None,
-    head: RecordedHead | None,
+    cls: type[StoppingRule], arguments: Mapping[str, Any], tuning: Tuning | None, head_name: str | None, head: RecordedHead | None
 ) -> Iterator[tuple[str | None, dict[str, Any]]]:
     """Yield a rule's arguments with everything open fitted, for each ratio of costs if they matter (else for None)."""
     open_names = cls.open_parameters(arguments)
@@ -210,7 +298,6 @@ def _made(cls: type[StoppingRule], arguments: Mapping[str, Any], head: Acceptanc
 
 
 def _combinations(choices: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Yield every choice of one value per name."""
     for values in itertools.product(*choices.values()):
         yield dict(zip(choices, values, strict=True))
 

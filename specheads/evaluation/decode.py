@@ -16,22 +16,14 @@ from specheads.decoding.engine import resolve_engine
 from specheads.decoding.step_costs import RuleCosts, StepCosts
 from specheads.decoding.step_times import Ends, StepTimes, counted_ratios, step_time_ends, step_times
 from specheads.decoding.stopping import HeadThreshold
-from specheads.evaluation.candidates import (
-    FIXED,
-    TARGET_ALONE,
-    Candidate,
-    candidates,
-    fixed_length,
-    sweep_settings,
-    under_block,
-)
+from specheads.decoding.verification import BlockVerification
+from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate, CostTable, Tuning, candidates, fixed_length
 from specheads.evaluation.intervals import resample_counts, sums
 from specheads.evaluation.replayed_sets import A_TIE, Outcome, replay_all
 from specheads.evaluation.report import MEASURED
-from specheads.evaluation.rule_costs import CostTable, Tuning
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import STEP_SHARES, Setup, device_name
-from specheads.evaluation.sweep import FEWEST_GROUPS, REMEDY, Measured, Sweep, doubts_of, with_measured
+from specheads.evaluation.sweep import FEWEST_GROUPS, REMEDY, Measured, Sweep, doubts_of, sweep_settings, with_measured
 from specheads.forecast import progress
 from specheads.prompts.prompt import EncodedPrompt
 from specheads.replay.head_scores import head_fingerprint
@@ -67,10 +59,7 @@ def measured_costs(setup: Setup, measured: Sequence[Measured]) -> CostTable:
 
 
 def _timed_shares(setup: Setup, measured: Sequence[Measured]) -> dict[str, float]:
-    """Return by kind what the decoded rules add to a draft step, as a share of the step; each is timed once in a run.
-
-    Nothing where drafts are no chains of the draft's own tokens, whose steps are those of the decoder's measurer.
-    """
+    """Return by kind what the decoded rules add to a draft step, as a share of it; none for drafts that are no plain chains."""
     evaluation, shares = setup.settings, setup.step_shares
     settings = [each.setting for each in measured if each.setting.rule_name != FIXED]
     rules = {each.kind: (each.step_kind, each.live) for each in settings if each.live is not None}
@@ -89,21 +78,17 @@ def _decoder(setup: Setup) -> SpeculativeDecoder:
 
 
 def settle(setup: Setup, outcome: Outcome, tuning: Tuning, few: Sequence[Measured]) -> Outcome:
-    """Decode the chosen rules, fit the costs to their rounds, and choose again, until every chosen rule was decoded.
-
-    All settings of a turn are decoded side by side, so that a slow minute slows all of them. Values that rules take from the
-    measured costs, such as automatic thresholds, are fitted again after the first turn, which has many more rounds than the
-    few prompts. On a busy machine these costs never settle: there the choice stands on steps that are timed by themselves.
-    """
+    """Decode the chosen rules, fit the costs to their rounds, and choose again, until every chosen rule was decoded."""
     evaluation = setup.settings
     settings = _chosen_settings(evaluation, outcome)
     for turn in range(1, MOST_TURNS + 1):
-        measured = decode(setup, settings, "generations" if turn == 1 else f"generations-turn-{turn}")
+        name = "generations" if turn == 1 else f"generations-turn-{turn}"
+        measured = sweep(setup, name, settings, setup.prompts.decoded.prompts)
         counts = decoded_counts(outcome, settings)
         costs = measured_costs(setup, [*few, *measured])
         doubts = [] if costs.fit is None else [*doubts_of(measured, costs.fit, setup.prompts.decoded.groups)]
         outcome = replace(outcome, cost_table=costs, measured=measured, decoded_counts=counts, doubts=doubts)
-        if turn == 1:
+        if turn == 1:  # these are many more rounds than those of the few prompts
             outcome = _tuned_again(setup, outcome, tuning)
         outcome = outcome.chosen()
         decoded = {setting.name: setting for setting in settings}
@@ -119,16 +104,12 @@ def settle(setup: Setup, outcome: Outcome, tuning: Tuning, few: Sequence[Measure
     else:
         names = ", ".join(setting.name for setting in missing)
         outcome = replace(outcome, doubts=[f"The measured costs did not settle, so {names} were not decoded; {REMEDY}."])
-    has_enough = len(set(outcome.sets[0].groups or ())) >= FEWEST_GROUPS
+    has_enough = len(set(outcome.sets[0].groups)) >= FEWEST_GROUPS
     return settle_by_steps(setup, outcome, tuning) if outcome.doubts and has_enough else outcome
 
 
 def settle_by_steps(setup: Setup, outcome: Outcome, tuning: Tuning) -> Outcome:
-    """Return the outcome with the costs of steps that are timed by themselves in place of those of rounds.
-
-    They are timed until one setting is the best over the whole range of their costs. Where they tell little of the ratio after
-    MOST_SECONDS, costs are counted.
-    """
+    """Return the outcome with the costs of steps timed by themselves; they are counted if MOST_SECONDS tell little of them."""
     settings = [each.setting for each in outcome.measured if each.setting.live is not None]
     rules = {each.step_kind: each.live for each in settings if each.rule_name != FIXED and each.live is not None}
 
@@ -177,20 +158,23 @@ def _tuned_again(setup: Setup, outcome: Outcome, tuning: Tuning) -> Outcome:
 def _chosen_settings(
     evaluation: Evaluation, outcome: Outcome, decoded: Mapping[str, Candidate] = MappingProxyType({})
 ) -> list[Candidate]:
-    """Return the settings to decode: the best of each kind at the measured costs.
-
-    Those that were `decoded` stay as they are: a rule may have been fitted again since then without another name.
-    """
+    """Return the best setting of each kind at the measured costs, as it was decoded: rules may have been fitted again since."""
     settings = [decoded.get(setting.name, setting) for setting in sweep_settings(best_of_kinds(outcome, decoded))]
     return settings + under_block(settings) if evaluation.tries_block else settings
 
 
-def best_of_kinds(outcome: Outcome, decoded: Collection[str] = ()) -> list[Candidate]:
-    """Return the best fixed length at the measured costs, the best rule with a head, and the best other one, where there are.
+def under_block(settings: Sequence[Candidate]) -> list[Candidate]:
+    """Return the settings that draft, under block verification."""
+    rule = BlockVerification()
+    return [
+        replace(setting, family=rule.name, name=f"{setting.name}, {rule.label}", verification=rule)
+        for setting in settings
+        if setting.live is not None
+    ]
 
-    One of those that were `decoded` (names) stands for its kind where it is predicted to be as fast as the best, up to A_TIE:
-    noise would let another one win in each turn.
-    """
+
+def best_of_kinds(outcome: Outcome, decoded: Collection[str] = ()) -> list[Candidate]:
+    """Return the best fixed length at the measured costs, the best rule with a head, and the best other one, where there are."""
     rules, speeds = outcome.candidates, outcome.speeds[MEASURED]
 
     def kind_of(number: int) -> tuple[bool, bool]:
@@ -202,14 +186,10 @@ def best_of_kinds(outcome: Outcome, decoded: Collection[str] = ()) -> list[Candi
     for kind in ((False, True), (True, False), (True, True)):  # fixed lengths, rules with a head, others
         first = next((number for number in best if kind_of(number) == kind), None)
         if first is not None:
+            # One that was decoded stands for its kind up to a tie: noise would let another one win in each turn.
             as_fast = [n for n in known if kind_of(n) == kind and speeds[n] >= (1 - A_TIE) * speeds[first]]
             chosen.append(rules[max(as_fast, key=speeds.__getitem__, default=first)])
     return chosen
-
-
-def decode(setup: Setup, settings: Sequence[Candidate], name: str = "generations") -> list[Measured]:
-    """Decode the reported prompts with every setting, and by the chosen baseline; `name` is that of the journal."""
-    return sweep(setup, name, settings, setup.prompts.decoded.prompts)
 
 
 def sweep(setup: Setup, name: str, settings: Sequence[Candidate], prompts: Sequence[EncodedPrompt]) -> list[Measured]:
@@ -253,11 +233,7 @@ def open_journal(setup: Setup, name: str, settings: Mapping[str, Any], prompts: 
 
 
 def tried_on_dev(setup: Setup, outcome: Outcome) -> dict[str, np.ndarray]:
-    """Return the tokens per second (1 + R,) of the decoded settings on dev prompts, the target alone among them.
-
-    The first entry is the estimate, the others are resamples of the prompts, the same for all settings. Nothing is tried where
-    the dev prompts are too few, or too much alike, to choose by.
-    """
+    """Return the tokens per second (1 + R,) of decoded settings on dev prompts, resampled alike; none if these are too few."""
     dev = setup.prompts.dev.spread(min(NUM_TRIED, max(FEWEST_GROUPS, setup.settings.num_live_prompts // 2)))
     if len(set(dev.groups)) < FEWEST_GROUPS:
         logger.warning(

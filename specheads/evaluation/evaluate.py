@@ -1,8 +1,4 @@
-"""An evaluation: record prompts, tune stopping rules on dev prompts, decode the best of them, and report.
-
-Each step is a function over records. Results that take long are stored as soon as they are known: recordings in the data folder,
-decoded prompts in journals in the run's folder.
-"""
+"""An evaluation: record prompts, tune stopping rules on dev prompts, decode the best of them, and report."""
 
 import logging
 from collections.abc import Mapping
@@ -11,17 +7,16 @@ from pathlib import Path
 
 from specheads.errors import UserError
 from specheads.evaluation.batches import decode_batches
-from specheads.evaluation.candidates import ORACLE_BOUND, candidates, sweep_settings
-from specheads.evaluation.decode import decode, decode_few, measured_costs, settle, tried_on_dev
+from specheads.evaluation.candidates import ORACLE_BOUND, Tuning, candidates
+from specheads.evaluation.decode import decode_few, measured_costs, settle, sweep, tried_on_dev
 from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.replayed_sets import Outcome, record, replay_all
 from specheads.evaluation.report import Report
 from specheads.evaluation.reporting import recommend, report_of
-from specheads.evaluation.rule_costs import Tuning
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup
-from specheads.evaluation.sweep import doubts_of
+from specheads.evaluation.sweep import doubts_of, sweep_settings
 from specheads.heads.head import AcceptanceHead
 from specheads.pair.pair import Pair
 
@@ -36,10 +31,7 @@ def evaluate(
     folders: tuple[Path, Path],
     config: str | None = None,
 ) -> Report:
-    """Evaluate stopping rules, with every head, on the prompts of `data`; return the report.
-
-    Thresholds that were best on dev prompts are stored in the heads' local folders. On a busy machine that is the choice by the
-    recording, if it is the same over the range of costs that the machine leaves.
+    """Evaluate stopping rules on the prompts of `data`; return the report, and store the best thresholds in the heads' folders.
 
     Args:
         heads: by name, from `find_heads` or as they are; none: rules without a head.
@@ -91,6 +83,7 @@ def _decode_only(setup: Setup) -> Outcome:
         raise UserError(f"live=none, but {settings.method} can only be decoded; use live=winners.")
     chosen = {name: choice.without_auto() for name, choice in setup.rules.items() if name in settings.live_rules}
     rules = candidates(chosen, setup.heads, None)
-    measured = decode(setup, sweep_settings(rules, settings.verification.stopping))
-    costs, groups = measured_costs(setup, measured), setup.prompts.decoded.groups
-    return Outcome(rules, costs, measured=measured, doubts=[*doubts_of(measured, costs.fit, groups)] if costs.fit else [])
+    decoded = setup.prompts.decoded
+    measured = sweep(setup, "generations", sweep_settings(rules, settings.verification.stopping), decoded.prompts)
+    costs = measured_costs(setup, measured)
+    return Outcome(rules, costs, measured=measured, doubts=[*doubts_of(measured, costs.fit, decoded.groups)] if costs.fit else [])

@@ -27,15 +27,9 @@ class LocatedHead:
 
 
 def find_heads(head: str | None, pair: Pair, outputs: Path, warp: Warp, any_draft: bool = False) -> dict[str, LocatedHead]:
-    """Return the heads of a folder or hub id by name: one, or all heads of a bank's folder; none for None.
+    """Return the heads of a folder or hub id by name: one, or all of a bank's folder; none for None, the newest for `latest`.
 
-    Args:
-        head: `latest` are the heads of the newest training for this pair under `outputs`.
-        warp: that of decoding; a head that was trained under another one is named in the log.
-        any_draft: whether a head may have been trained for another draft.
-
-    Raises:
-        UserError: no such head; a head that does not fit the pair.
+    With `any_draft`, heads for another draft are taken. Raises UserError for no such head, or one that does not fit the pair.
     """
     if head is None:
         return {}
@@ -67,11 +61,7 @@ def store_dev_prompts(folder: Path, head: AcceptanceHead, texts: Sequence[str]) 
 
 
 def store_in_config(folder: Path, **values: Mapping[str, Any] | None) -> None:
-    """Write values that were measured after a head's training into its config and its card.
-
-    Raises:
-        UserError: the config cannot be read any more, or takes no such values.
-    """
+    """Write values that were measured after a head's training into its config and card. Raises UserError for damaged ones."""
     path = folder / "config.json"
     try:
         before = read_json(path)

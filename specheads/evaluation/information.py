@@ -1,9 +1,6 @@
 """What can be known about the acceptance of a drafted token, and how much of it a predictor explains, in nats per token.
 
-Who knows only the mean acceptance is left with its entropy. Whether one token is accepted is drawn with its own probability
-min(1, p/q), so the mean entropy of that is noise, which nobody can predict. The rest is knowable; what a predictor explains of it
-is the entropy less its log loss. A head can gain speed only by what it knows, so this says without a sweep whether one is worth
-its costs.
+A token is accepted with its own chance min(1, p/q): the mean entropy of that is noise, the rest of the entropy is knowable.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +14,6 @@ from torch.special import entr
 
 from specheads.decoding.stopping.logistic import logistic_inputs
 from specheads.evaluation.intervals import Groups, halves, interval, resample_counts
-from specheads.evaluation.replayed_sets import RecordedSet
 from specheads.evaluation.report import Information
 from specheads.heads.metrics import fit_logistic
 from specheads.replay.recording import GROUND_TRUTH, Recording
@@ -29,22 +25,16 @@ _MARGIN, _RIDGE = 1e-9, 1e-5
 
 
 def information(
-    recordings: Sequence[Recording],
-    heads: Mapping[str, RecordedHead],
-    groups: Groups,
-    overlaps: Sequence[Tensor] | None = None,
+    recordings: Sequence[Recording], heads: Mapping[str, RecordedHead], groups: Groups, overlaps: Sequence[Tensor] | None = None
 ) -> Information | None:
-    """Return what is knowable about the drafted tokens of recordings, and what heads and a logistic explain; None if nothing is.
+    """Return what is knowable about the drafted tokens of recordings, and what predictors explain; None if nothing is known.
 
-    Each predictor gets the slope and offset that fit the other half of the prompts, so that none is punished for a calibration
-    that another would have got. An `input_token` head is measured on the tokens that it reads.
-
-    Args:
-        recordings: of different prompts, with the true acceptance probabilities and the predictions of `heads`.
-        groups: the group of each prompt of all recordings; prompts of one group are in the same half.
-        overlaps: before each token of a recording's responses (N,) the overlap of both distributions: the chance that a token is
-            accepted before it is drafted. Who knows it is a predictor, too.
+    Each predictor gets the slope and offset that fit the other half of the prompts. `overlaps` (N,), before each token of a
+    recording's responses that of both distributions, are another predictor: the chance that a token is accepted before it is
+    drafted.
     """
+    if any(GROUND_TRUTH not in recording.features for recording in recordings):
+        return None
     firsts = np.cumsum([0, *(recording.num_prompts for recording in recordings)])
     first, resamples = torch.from_numpy(halves(groups)), resample_counts(groups)
 
@@ -89,13 +79,6 @@ def information(
     over_logistic = {name: interval(share - shares[LOGISTIC]) for name, share in shares.items() if name != LOGISTIC}
     nats = [interval(each[known]) for each in (entropy, noise, entropy - noise)]
     return Information(count, nats[0], nats[1], nats[2], explained, over_logistic)
-
-
-def information_of(recorded: RecordedSet, heads: Mapping[str, RecordedHead]) -> Information | None:
-    """Return the information about one set of prompts; None where the true acceptance probabilities are not recorded."""
-    if GROUND_TRUTH not in recorded.recording.features:
-        return None
-    return information([recorded.recording], heads, recorded.groups or recorded.recording.num_prompts)
 
 
 _Tokens = Callable[[int, Recording], tuple[Tensor, Tensor]]  # inputs (n, k) and nodes (n,) of a recording's tokens, by its number

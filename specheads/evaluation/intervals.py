@@ -1,8 +1,4 @@
-"""Intervals over prompts by the bootstrap: whole groups of prompts are resampled, with the same resamples for every setting.
-
-Prompts of one group, such as functions of one file, resemble each other: if they counted as independent, intervals would be too
-narrow.
-"""
+"""Intervals over prompts by the bootstrap; whole groups of prompts, such as those of one file, which are alike, are resampled."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -29,10 +25,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums of one setting's counts and seconds over prompts: arrays (R,), one entry per resample.
-
-    The seconds leave out reading the prompts.
-    """
+    """Sums of one setting's counts, and of seconds without the reading of prompts, over prompts: (R,), one for each resample."""
 
     tokens: np.ndarray
     drafted: np.ndarray
@@ -59,43 +52,37 @@ class Sums:
         }
 
 
-Groups = Sequence[Hashable] | int  # the group of each prompt, or the number of prompts that are each a group by themselves
+Groups = Sequence[Hashable]  # the group of each prompt
 
 
 def halves(groups: Groups) -> np.ndarray:
-    """Return for each prompt (P,) whether it is in the first of two halves of about equal size, which share no group.
-
-    Groups are assigned in their order, each to the half with fewer prompts; prompts without a group alternate.
-    """
-    members = np.bincount(numbered(groups))
+    """Return for each prompt (P,) whether it is in the first of two halves of about equal size, which share no group."""
+    number = _numbered(groups)
+    members = np.bincount(number)
     first, sizes = np.zeros(len(members), dtype=bool), [0, 0]
     for group, size in enumerate(members):
         first[group] = sizes[0] <= sizes[1]
         sizes[0 if first[group] else 1] += size
-    return first[numbered(groups)]
+    return first[number]
 
 
-def numbered(groups: Groups) -> np.ndarray:
+def _numbered(groups: Groups) -> np.ndarray:
     """Return the number of each prompt's group (P,), in the order in which groups come."""
-    if isinstance(groups, int):
-        return np.arange(groups)
     numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
     return np.array([numbers[group] for group in groups], dtype=np.int64)
 
 
-def resample_counts(groups: Groups, seed: int = 0) -> np.ndarray:
+def resample_counts(groups: Groups) -> np.ndarray:
     """Return (1 + R, P): how often each prompt is in each resample; row 0 is the sample itself.
 
-    Prompts of a group are in a resample equally often. The groups of the two `halves` are resampled separately, so that with two
-    groups neither half is ever empty.
+    Prompts of a group are in a resample equally often. Both `halves` are resampled separately, so that neither is ever empty.
     """
-    rng = np.random.default_rng(seed)
-    number, first = numbered(groups), halves(groups)
+    rng = np.random.default_rng(0)
+    number, first = _numbered(groups), halves(groups)
     resampled = np.zeros((NUM_RESAMPLES, number.max(initial=-1) + 1))
     for half in (first, ~first):
         members = np.unique(number[half])
-        if len(members):
-            size = len(members)
+        if size := len(members):
             resampled[:, members] = rng.multinomial(size, np.full(size, 1 / size), size=NUM_RESAMPLES)
     return np.concatenate([np.ones((1, len(number))), resampled[:, number]])
 
@@ -117,14 +104,9 @@ def interval(values: np.ndarray) -> Interval:
 
 
 def cross_fitted_gain(ours: np.ndarray, theirs: np.ndarray, groups: Groups) -> Interval:
-    """Return how much faster the best setting of one family is than the best of another, as a ratio of throughputs.
+    """Return how much faster our best setting is than their best, as a ratio of throughputs, from tokens and seconds (S, 2, P).
 
-    The best is chosen on one half of the prompts and compared on the other, and then the halves are swapped, so that the larger
-    family has no advantage from being searched.
-
-    Args:
-        ours, theirs: (settings, 2, P): tokens and seconds of each prompt.
-        groups: the groups of the prompts, so that no prompt of one half resembles one of the other.
+    The best is chosen on one half of the prompts and compared on the other, both ways, so that a larger family has no advantage.
     """
     counts, first = resample_counts(groups), halves(groups)
     seconds_per_token = []

@@ -1,8 +1,4 @@
-"""The sets of prompts of an evaluation: dev prompts, on which rules are tuned, and others, on which nothing was learned or tuned.
-
-Heads name the prompts that they learned from and those that they were calibrated on (heads/train_prompts.py). Both are left out
-of the reported prompts, and the prompts that a head learned from are left out of the dev prompts, too.
-"""
+"""The sets of prompts of an evaluation: dev prompts, on which rules are tuned, and others, of which nothing is known."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,16 +13,7 @@ from specheads.evaluation.settings import Evaluation
 from specheads.heads.train_prompts import text_hash
 from specheads.pair.pair import Pair
 from specheads.prompts.data_set_source import DatasetSource
-from specheads.prompts.prompt import (
-    FINAL,
-    EncodedPrompt,
-    Prompt,
-    ResponseLimits,
-    encode_prompts,
-    groups_of,
-    ids_hash,
-    unique,
-)
+from specheads.prompts.prompt import FINAL, EncodedPrompt, Prompt, ResponseLimits, encode_prompts, groups_of, ids_hash, unique
 from specheads.prompts.sources import PromptSource
 
 
@@ -108,10 +95,8 @@ class PromptSet:
 class PromptSets:
     """All sets of prompts of one evaluation of `heads`; each is loaded when it is first needed."""
 
-    def __init__(
-        self, data: PromptData, pair: Pair, heads: Mapping[str, LocatedHead], settings: Evaluation | None = None
-    ) -> None:
-        self.data, self.pair, self.settings = data, pair, settings or Evaluation()
+    def __init__(self, data: PromptData, pair: Pair, heads: Mapping[str, LocatedHead], settings: Evaluation) -> None:
+        self.data, self.pair, self.settings = data, pair, settings
         self.name = data.name or Path(pair.name).stem
         self.learned = {
             name: located.head.train_prompts for name, located in heads.items() if located.head.train_prompts is not None

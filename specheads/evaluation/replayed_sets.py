@@ -1,16 +1,15 @@
 """The recorded sets of prompts, the counts of each candidate on them, and the best of each family on dev prompts."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from specheads.decoding.engine import bulk_operations
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold
-from specheads.evaluation.candidates import TARGET_ALONE, Candidate
-from specheads.evaluation.intervals import resample_counts
+from specheads.evaluation.candidates import TARGET_ALONE, Candidate, CostTable
+from specheads.evaluation.intervals import Groups, resample_counts
 from specheads.evaluation.report import MEASURED, BatchTable
-from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.sweep import Measured
 from specheads.forecast import progress
@@ -33,22 +32,19 @@ class RecordedSet:
     name: str
     role: str  # dev: rules are tuned on it; test: they are not
     recording: Recording
+    groups: Groups
     counts: list[Counts] = field(default_factory=list)
-    groups: Sequence[Hashable] | None = None  # the group of each prompt; None: each prompt is a group by itself
 
     @property
     def resamples(self) -> np.ndarray:
         """The number of times that each prompt is in each resample; see `resample_counts`."""
-        return resample_counts(self.groups or self.recording.num_prompts)
+        return resample_counts(self.groups)
 
 
 def record_sets(
     recorder: Recorder, sets: Mapping[str, Sequence[EncodedPrompt]], heads: Sequence[AcceptanceHead], ground_truth: bool
 ) -> dict[str, Recording]:
-    """Return the recording of each set of prompts by name.
-
-    It has the predictions of `heads`, all made in one forward pass, and with `ground_truth` the true acceptance probabilities.
-    """
+    """Return the recording of each set by name, with predictions of `heads`, and with `ground_truth` the true probabilities."""
     named, total = {head_fingerprint(head): head for head in heads}, sum(map(len, sets.values()))
     with computing_with(bulk_operations(recorder.pair.draft_lm.device)):
         folders = recorder.record(list(sets.values()))
@@ -71,7 +67,7 @@ def record(setup: Setup) -> list[RecordedSet]:
     recorder = Recorder(setup.pair, settings.warp, limits, amounts, settings.seed, setup.data_folder)
     prompts = {name: prompt_set.prompts for name, prompt_set in sets.items()}
     recordings = record_sets(recorder, prompts, list(setup.heads.values()), settings.record.ground_truth)
-    return [RecordedSet(name, sets[name].role, recording, groups=sets[name].groups) for name, recording in recordings.items()]
+    return [RecordedSet(name, sets[name].role, recording, sets[name].groups) for name, recording in recordings.items()]
 
 
 def counts_of(
@@ -107,10 +103,7 @@ def replay_all(sets: Sequence[RecordedSet], candidates: Sequence[Candidate]) -> 
 
 @dataclass(frozen=True)
 class Outcome:
-    """All candidates and their costs, what was replayed and decoded of them, and which are best.
-
-    The recorded sets begin with that of dev prompts; where nothing was replayed there are no sets and no best candidates.
-    """
+    """All candidates and their costs, what was replayed and decoded of them, and which are best; sets begin with dev prompts."""
 
     candidates: Sequence[Candidate]
     cost_table: CostTable
@@ -182,10 +175,7 @@ class Outcome:
 
     @property
     def recommended(self) -> str | None:
-        """The name of the best setting on dev prompts, the target alone where none is clearly faster.
-
-        None where none was tried there, or with doubts none is always best.
-        """
+        """The name of the best setting on dev prompts, the target alone where none is clearly faster; None: it is not known."""
         if self.doubts:
             return self.choices[0] if len(set(self.choices)) == 1 else None
         best, alone = max(self.tried, key=lambda name: self.tried[name][0], default=None), self.tried.get(TARGET_ALONE.name)

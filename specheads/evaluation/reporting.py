@@ -1,30 +1,32 @@
-"""The report of an evaluation, from the outcome of its steps."""
+"""The report of an evaluation: made of the outcome of its steps, as files, on the console, and on Weights & Biases."""
 
 import json
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from rich.console import Console
 
 from specheads.decoding.stopping import HeadThreshold
 from specheads.decoding.verification import TokenVerification
 from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate
+from specheads.evaluation.conclusions import key_findings, live_texts, preferred, ratios_of, winners_at
 from specheads.evaluation.head_folders import store_in_config
-from specheads.evaluation.information import information_of
+from specheads.evaluation.information import information
 from specheads.evaluation.intervals import Interval, interval
-from specheads.evaluation.live_rows import gain_over_fixed, live_rows
-from specheads.evaluation.replayed_rows import bank, data_set, reliability, text_samples
 from specheads.evaluation.replayed_sets import Outcome
 from specheads.evaluation.report import COUNTED, MEASURED, ROUNDS, STEPS, Basis, LiveRow, Report, TextSample
+from specheads.evaluation.rows import bank, data_set, gain_over_fixed, live_rows, reliability, text_samples
 from specheads.evaluation.setup import Setup, device_name, load_average, versions
+from specheads.evaluation.tables import bank_table, batch_table, live_table, terminal, winners_table
 from specheads.pair.pair import Pair
 from specheads.replay.replay import recorded_head, replay
-from specheads.storage.files import without_home
+from specheads.storage.files import without_home, write_json, write_whole
 
 NUM_OTHERS = 2  # rules without a head whose drafts are shown in detail
 
@@ -37,7 +39,7 @@ def report_of(setup: Setup, outcome: Outcome, config: str | None = None) -> Repo
     live, gains = list[LiveRow](), dict[str, Interval | None]()
     if measured:
         groups = setup.prompts.decoded.groups
-        live = live_rows(measured, cost_table, setup.settings.verification.lossless, _replayed_speeds(setup, outcome), groups)
+        live = live_rows(measured, cost_table, setup.settings.verification.lossless, groups, _replayed_speeds(setup, outcome))
         ratios = [MEASURED] if outcome.best else cost_table.costs  # the winners at the measured ratio are not those of others
         gains = {ratio: gain_over_fixed(measured, partial(cost_table.of, ratio=ratio), groups) for ratio in ratios}
     heads = {name: recorded_head(head) for name, head in setup.heads.items()}
@@ -53,7 +55,7 @@ def report_of(setup: Setup, outcome: Outcome, config: str | None = None) -> Repo
             replace(
                 data_set(each, outcome),
                 reliability=reliability(each.recording, heads),
-                information=information_of(each, heads),
+                information=information([each.recording], heads, each.groups),
             )
             for each in sets
         ],
@@ -78,10 +80,7 @@ def basis_of(outcome: Outcome) -> Basis | None:
 
 
 def _replayed_speeds(setup: Setup, outcome: Outcome) -> dict[str, float]:
-    """Return by setting its tokens per second on the decoded prompts, from replayed counts and measured costs.
-
-    Nothing where more prompts were decoded than replayed.
-    """
+    """Return by setting its tokens per second on the decoded prompts, from replayed counts; none where fewer were replayed."""
     first, speeds, measured = slice(0, setup.settings.num_live_prompts), dict[str, float](), outcome.measured
     if not outcome.sets or len(measured[0].stats) > outcome.sets[1].recording.num_prompts:
         return speeds
@@ -137,10 +136,7 @@ def context_of(setup: Setup, config: str | None = None, num_decoded: int = 0) ->
 
 
 def recommend(setup: Setup, outcome: Outcome, report: Report) -> None:
-    """Store the best setting in each local head, or None where something else was clearly faster.
-
-    Nothing is stored where the best setting is not known.
-    """
+    """Store the best setting in each local head, None where something else was clearly faster, and nothing if none is known."""
     for folder, values in recommendations(setup, outcome, report).items():
         if values == {}:
             logger.warning("no threshold was stored in %s, because the costs are not known well enough to choose one", folder)
@@ -160,9 +156,7 @@ def recommend(setup: Setup, outcome: Outcome, report: Report) -> None:
 def recommendations(setup: Setup, outcome: Outcome, report: Report) -> dict[Path, dict[str, Any] | None]:
     """Return by local folder the best setting of each head: threshold, lengths, verification, and how fast it is.
 
-    Of a head that was tried on dev prompts it is the fastest setting there, of another one the threshold that is predicted to be
-    best. The value is None where another setting was clearly faster on dev prompts, or is predicted to be faster, and empty where
-    that depends on costs that are not known.
+    None: another setting was clearly faster on dev prompts, or is predicted to be; empty: that depends on unknown costs.
     """
     if not outcome.best:
         return {}
@@ -196,10 +190,7 @@ def _tried(outcome: Outcome, report: Report, of_head: Sequence[Candidate], other
 
 
 def _replayed(outcome: Outcome, report: Report, number: int) -> dict[str, Any] | None:
-    """Return a candidate's threshold with its predicted speed-up; None if the best fixed length or the target alone is faster.
-
-    With doubts, None if another setting is faster over the whole range of costs, and empty if that depends on them.
-    """
+    """Return a candidate's threshold with its predicted speed-up; None if another setting is faster, empty if that is open."""
     ratio, rule = _ratio(outcome), outcome.candidates[number].live
     assert isinstance(rule, HeadThreshold)
     speeds, speedup = outcome.speeds[ratio], report.data_sets[1].rules[number].speedup[ratio].value
@@ -217,3 +208,56 @@ def _ratio(outcome: Outcome) -> str:
 
 def _values(rule: HeadThreshold) -> dict[str, Any]:
     return {"threshold": rule.threshold, "min_tokens": rule.min_tokens, "max_tokens": rule.max_tokens}
+
+
+def write_report(report: Report, folder: Path) -> list[Path]:
+    """Write report.html and report.json; return their paths."""
+    from specheads.evaluation.page.document import html_of  # imports plotly
+
+    return write_page(folder, "report", html_of(report), asdict(report))
+
+
+def write_page(folder: Path, name: str, html: str, content: Any) -> list[Path]:
+    """Write a page as <name>.html and its content as <name>.json; return their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = [folder / f"{name}.html", folder / f"{name}.json"]
+    write_whole(written[0], lambda path: path.write_text(html, encoding="utf-8"))
+    write_json(written[1], content)
+    return written
+
+
+def print_report(report: Report, console: Console | None = None) -> None:
+    """Print the tables of a report, at the measured costs and at the ratio that the page shows first, and what it found."""
+    console, every = console or Console(), ratios_of(report)
+    ratios = [ratio for ratio in every if ratio in (MEASURED, preferred(every))]
+    tests = [data for data in report.data_sets if data.role == "test"]
+    tables = [winners_table(report, data, ratio) for data in tests for ratio in ratios if winners_at(data, ratio)]
+    tables += [bank_table(report, ratio) for ratio in ratios if report.bank]
+    tables += [live_table(report)] if report.live else []
+    tables += [batch_table(report, batches) for batches in report.batches]
+
+    def say(texts: Iterable[str], style: str = "") -> None:
+        for text in texts:
+            console.print(text, highlight=False, markup=False, style=style)
+
+    say(report.doubts, "bold")
+    for table in tables:
+        for part in terminal(table, console.width, "dim" if table.doubtful else ""):
+            console.print(part)
+    say(live_texts(report), "dim" if report.doubts else "")
+    say([*key_findings(report), *report.notes])
+
+
+def log_report(report: Report, loggers: Sequence[Any]) -> None:
+    """Log the page to every W&B logger of Lightning; others have no place for it."""
+    from lightning.pytorch.loggers import WandbLogger  # slow to import
+
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            import wandb
+
+            from specheads.evaluation.page.document import html_of  # imports plotly
+
+            context = {key: value for key, value in report.context.items() if key != "config"}
+            logger.log_hyperparams(context | {"doubts": list(report.doubts)})
+            logger.experiment.log({"report": wandb.Html(html_of(report), inject=False)})

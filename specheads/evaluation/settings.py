@@ -12,7 +12,7 @@ from specheads.decoding.verification import TokenVerification, VerificationRule
 from specheads.errors import UserError, is_number
 from specheads.evaluation.candidates import FIXED, RuleChoice, Rules, check_rules
 from specheads.pair.generation_config import Warped
-from specheads.settings import Flag, Number, PositiveCount, Seed, Settings, Text, setting
+from specheads.settings import Flag, PositiveCount, Seed, Settings, Text, number, setting
 
 
 def _threshold(value: Any) -> Any:
@@ -21,14 +21,8 @@ def _threshold(value: Any) -> Any:
     return value
 
 
-def _ratio(value: float) -> float:
-    if value <= 1:
-        raise ValueError("must be a finite number above 1")
-    return value
-
-
 Threshold = Annotated[Any, AfterValidator(_threshold)]
-Ratio = Annotated[Number, AfterValidator(_ratio)]
+Ratio = Annotated[float, number("a finite number above 1", lambda value: value > 1)]
 EngineName = Annotated[Text, AfterValidator(lambda name: resolve_engine(name) and name)]
 
 
@@ -44,8 +38,7 @@ class Evaluation(Warped):
 
     seed: Seed = setting(0, "seed of everything that is sampled")
     stopping: SkipValidation[Mapping[str, RuleChoice]] | None = setting(
-        None,
-        "the stopping rules, by name; null: fixed lengths and head thresholds, with the values of the two keys below",
+        None, "the stopping rules, by name; null: fixed lengths and head thresholds, with the values of the two keys below"
     )
     fixed_lengths: tuple[PositiveCount, ...] = setting((1, 2, 3, 4, 5, 6, 8, 10, 12, 14), "fixed draft lengths to try, in tokens")
     thresholds: tuple[Threshold, ...] = setting(
@@ -65,8 +58,7 @@ class Evaluation(Warped):
     )
     record: RecordingSettings = setting(RecordingSettings(), "how much of each response is recorded")
     ratios: tuple[Ratio, ...] = setting(
-        (5, 10, 20),
-        "predict speed-ups also for targets whose forward pass costs this many draft steps, for example 10",
+        (5, 10, 20), "predict speed-ups also for targets whose forward pass costs this many draft steps, for example 10"
     )
     max_new_tokens: PositiveCount = setting(512, "longest response, in tokens", config="${data.max_new_tokens}")
     head: Text | None = setting(
@@ -99,7 +91,6 @@ class Evaluation(Warped):
 
     @model_validator(mode="after")
     def _something_can_be_compared(self) -> Self:
-        """Raise UserError for values that do not fit together."""
         if FIXED not in self.rules:
             raise UserError(
                 "stopping leaves out fixed_length, over which every gain is stated; add it, for example "
@@ -111,7 +102,17 @@ class Evaluation(Warped):
                 "live=none with ratios=[] leaves no costs to predict speeds with; give some, for example ratios=[5,10,20]."
             )
         check_pairing(self.drafting, self.verification)
-        self._check_concurrency()
+        asked = f"concurrency={list(self.concurrency)}"
+        if self.concurrency and not self.can_replay:
+            raise UserError(
+                f"{asked}, but {self.method} cannot be replayed: settings of batches are chosen by replaying chains under token "
+                "verification; use drafting=autoregressive and verification=token, or concurrency=[]."
+            )
+        if self.concurrency and self.live == "none":
+            raise UserError(
+                f"{asked} decodes with the best rules of the live evaluation, but live=none leaves that out; use live=winners, "
+                "or concurrency=[]."
+            )
         if not self.can_replay:
             self._check_decoded()
         return self
@@ -142,25 +143,8 @@ class Evaluation(Warped):
         """Whether the chosen rules are decoded under block verification, too: it accepts more of sampled drafts than token's."""
         return self.warp.temperature > 0 and type(self.verification) is TokenVerification and self.can_replay
 
-    def _check_concurrency(self) -> None:
-        """Raise UserError for batches that cannot be decoded, or whose settings cannot be chosen."""
-        asked = f"concurrency={list(self.concurrency)}"
-        if self.concurrency and not self.can_replay:
-            raise UserError(
-                f"{asked}, but {self.method} cannot be replayed: settings of batches are chosen by replaying chains under token "
-                "verification; use drafting=autoregressive and verification=token, or concurrency=[]."
-            )
-        if self.concurrency and self.live == "none":
-            raise UserError(
-                f"{asked} decodes with the best rules of the live evaluation, but live=none leaves that out; use live=winners, "
-                "or concurrency=[]."
-            )
-
     def _check_decoded(self) -> None:
-        """Raise UserError if `live_rules` drafts nothing, or the same number of tokens in every round.
-
-        Only rounds that draft different numbers of tokens separate the costs of draft and target.
-        """
+        """Raise UserError unless `live_rules` drafts different numbers of tokens, which alone separate the models' costs."""
         chosen = [choice for name, choice in self.rules.items() if name in self.live_rules]
         rules = [rule for each in chosen if self.head or not each.cls.uses_head for rule in each.without_auto().samples()]
         lengths = {rule.max_tokens if isinstance(rule, FixedLength) else None for rule in rules}

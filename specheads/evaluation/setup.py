@@ -12,10 +12,9 @@ import torch
 
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.step_times import counted_share
-from specheads.evaluation.candidates import Rules
+from specheads.evaluation.candidates import CostTable, Rules
 from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.prompt_sets import PromptData, PromptSets
-from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.settings import Evaluation
 from specheads.heads.head import AcceptanceHead
 from specheads.pair.pair import Pair
@@ -45,10 +44,7 @@ def load_average() -> float | None:
 
 @dataclass(frozen=True)
 class Setup:
-    """The heads, the pair, the settings and the prompts of one evaluation.
-
-    `data_folder` holds recordings, which other commands read again; `run_folder` holds journals of decoding.
-    """
+    """The heads, the pair, the settings, the prompts and the folders (of recordings, and of this run) of one evaluation."""
 
     pair: Pair
     located_heads: Mapping[str, LocatedHead]
@@ -80,10 +76,7 @@ class Setup:
 
     @cached_property
     def step_shares(self) -> dict[str, float]:
-        """By the kind of a rule what it adds to a draft step, as a share of the step: those that this run timed so far.
-
-        They are kept in a file, so that a resumed run does not choose other settings.
-        """
+        """By the kind of a rule what it adds to a draft step, a share of it; a resumed run chooses by the same ones."""
         path = self.run_folder / STEP_SHARES
         return read_json(path) if is_resumed(self.run_folder) and path.is_file() else {}
 

@@ -13,10 +13,10 @@ from specheads.decoding.engine import compile_ahead
 from specheads.decoding.records import DecodeStats, Generation
 from specheads.decoding.step_costs import RuleCosts, StepCosts
 from specheads.decoding.step_times import StepTimes
-from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate
-from specheads.evaluation.intervals import Groups, numbered
+from specheads.decoding.stopping import StoppingRule
+from specheads.evaluation.candidates import FIXED, OF_VERIFICATION, TARGET_ALONE, Candidate, CostTable
+from specheads.evaluation.intervals import Groups
 from specheads.evaluation.report import MEASURED
-from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.settings import Evaluation
 from specheads.load import NOTABLE, OthersLoad
 from specheads.pair.pair import Pair
@@ -33,8 +33,7 @@ Decoder = SpeculativeDecoder | Baseline
 class Measured:
     """The results of one setting: per prompt its totals over repeats, and all of its rounds.
 
-    Of a round there are its tokens, its drafted tokens, the draft's forward passes, the seconds of drafting, and those of the
-    steps after it.
+    Of a round: its tokens, drafted tokens, the draft's forward passes, the seconds of drafting, and those of the steps after it.
     """
 
     setting: Candidate
@@ -73,9 +72,7 @@ class Sweep:
 
     pair: Pair
     settings: Evaluation  # repeats decode each prompt again with another seed, which all settings share
-    # The memory's positions, enough for every prompt and its response; compiled steps depend on it, so sweeps with the same
-    # window share them. None: as few as are enough.
-    window: int | None = None
+    window: int  # the memory's positions, enough for every prompt and its response; sweeps with the same share compiled steps
 
     def run(
         self,
@@ -84,15 +81,8 @@ class Sweep:
         journal: Journal | None = None,
         on_generation: Callable[[int], None] = lambda count: None,
     ) -> list[Measured]:
-        """Decode every prompt `repeats` times with every setting; return the results of each setting.
-
-        The order of settings rotates from prompt to prompt and from repeat to repeat. Every setting first decodes one prompt
-        that is not counted. Prompts that are in the journal are not decoded again.
-
-        Args:
-            on_generation: called with the number of responses that are done.
-        """
-        decoders, start = self._decoders(settings, prompts), time.perf_counter()
+        """Decode every prompt `repeats` times with every setting in turns; journalled prompts are not decoded again."""
+        decoders, start = self._decoders(settings), time.perf_counter()
         compile_ahead(decoder.prepare for decoder in decoders)
         for decoder in decoders:
             decoder.warm_up()
@@ -133,12 +123,11 @@ class Sweep:
                 on_generation(1)
         return kept | {"load": (load.taken(torch.get_num_threads()), time.perf_counter() - start)}
 
-    def _decoders(self, settings: Sequence[Candidate], prompts: Sequence[Sequence[int]]) -> list[Decoder]:
+    def _decoders(self, settings: Sequence[Candidate]) -> list[Decoder]:
         """Return one decoder per setting; all share memory that is large enough for the longest drafts."""
-        window = self.window or min(self.pair.window, max(map(len, prompts)) + self.settings.max_new_tokens)
         longest = max((each.live for each in settings if each.live), key=lambda rule: rule.max_tokens, default=None)
         how = self.settings
-        shared = SpeculativeDecoder(self.pair, how.drafting, longest, how.verification, how.warp, how.engine, window)
+        shared = SpeculativeDecoder(self.pair, how.drafting, longest, how.verification, how.warp, how.engine, self.window)
         baseline = Baseline(self.pair, how.warp, shared.target_engine)
         return [shared.with_stopping(each.live, each.verification) if each.live else baseline for each in settings]
 
@@ -148,19 +137,23 @@ def response_seed(seed: int, number: int, repeat: int) -> int:
     return int(np.random.SeedSequence([seed, number, repeat]).generate_state(1)[0])
 
 
+def sweep_settings(rules: Sequence[Candidate], of_verification: StoppingRule | None = None) -> list[Candidate]:
+    """Return the target alone, every candidate that can decode, and the verification rule's own stopping rule."""
+    settings = [TARGET_ALONE, *(rule for rule in rules if rule.live is not None)]
+    if of_verification is not None:
+        name = str(of_verification.compile_key).replace("_", " ")
+        settings.append(Candidate(OF_VERIFICATION, name, of_verification, of_verification, {"num_tokens": 0}))
+    return settings
+
+
 LARGEST_SPREAD = 1.2  # mean over median of the target's steps
 FEWEST_GROUPS = 8  # an interval over fewer groups of prompts means nothing
 REMEDY = "live figures need a quiet machine"
 
 
 def doubts_of(measured: Sequence[Measured], fit: CostFit, groups: Groups) -> Iterator[str]:
-    """Yield the reasons why the times of all rounds, and the costs and speeds from them, are not to be trusted.
-
-    Args:
-        measured: the decoded settings; the target alone comes first.
-        groups: the groups of prompts (files, where prompts come from files) that intervals are over.
-    """
-    alone, num_groups = measured[0], len(set(numbered(groups)))
+    """Yield why the times of all rounds, those of the target alone first, and what follows from them are not to be trusted."""
+    alone, num_groups = measured[0], len(set(groups))
     busy, more = "The machine was busy", "decode more (num_live_prompts=)"
     if alone.cores_taken > NOTABLE:
         yield f"{busy}: other processes took {alone.cores_taken:.1f} of its cores while it decoded; {REMEDY}."
@@ -175,14 +168,10 @@ def doubts_of(measured: Sequence[Measured], fit: CostFit, groups: Groups) -> Ite
 
 
 def round_times(measured: Sequence[Measured]) -> tuple[RoundTimes, dict[str, bool]]:
-    """Return the times of the rounds of all settings that draft, and the kinds of their rules in the order of their numbers.
-
-    The rounds of the target alone say nothing about a round's costs. A kind is True if it is a fixed length under the sweep's
-    verification rule. Responses to the same prompt have numbers of the same parity, so that both halves of the responses have
-    every setting.
-    """
+    """Return the times of the rounds of all settings that draft, and by the kind of their rules whether it is a plain length."""
     drafting = [decoded for decoded in measured if decoded.setting.live is not None]
     kinds = {each.setting.kind: each.setting.family == FIXED and each.setting.verification is None for each in drafting}
+    # Responses to a prompt have numbers of the same parity, so that both halves of the responses have every setting.
     numbered, most = list(kinds), 2 * max(len(decoded.rounds) for decoded in drafting)
     rows = [
         (*numbers[1:], numbered.index(decoded.setting.kind), number * most + place)
@@ -205,13 +194,9 @@ def with_measured(
     """Return a table with the measured costs of the decoded rules.
 
     Args:
-        table: of the cost ratios.
-        measured: the decoded settings, the target alone among them.
-        sizes: by head, its counted share of a draft step; a head that was not decoded gets the cost of decoded heads of similar
-            sizes.
+        sizes: by head, its counted share of a draft step, by which heads that were not decoded get costs of others.
         shares: by the kind of a rule, what it adds to a draft step as a share of the step, where steps were timed.
-        ends: times of steps, in place of those of rounds, at the low end of their range, in the middle, and at the high end;
-            of a round's overhead they have what its first draft step takes more than others.
+        ends: times of steps, in place of those of rounds, at the low end of their range, in the middle, and at the high end.
     """
     times, kinds = round_times(measured)
     # Untimed rules are replayed under the sweep's verification, so what was decoded under another one says nothing of them.
@@ -247,10 +232,7 @@ def _head_seconds(fit: CostFit, heads: Mapping[str, str | None], sizes: Mapping[
 
 
 def _untimed(fit: CostFit, kinds: Mapping[str, bool], heads: Mapping[str, str | None]) -> dict[bool, RuleCosts]:
-    """Return the median of the costs that timed kinds of rules add, by whether they have a head.
-
-    The costs per step of rules with a head are left out, because those of heads are known separately.
-    """
+    """Return the median costs that timed kinds of rules add, by whether they have a head, whose own step is known separately."""
     timed: dict[bool, list[RuleCosts]] = {}
     for kind, is_fixed in kinds.items():
         if not is_fixed and kind in heads:

@@ -38,7 +38,7 @@ def assist(
                 "the draft was not loaded from a folder or hub id, so its revision is not known; any_draft=True accepts it "
                 "without this check."
             )
-        head.check_trained_for(draft.name_or_path, revision_of(draft, draft.name_or_path))
+        head.check_trained_for(draft.name_or_path, revision_of(draft.config, draft.name_or_path))
     standalone = StandaloneHead(head.config.to_dict())
     standalone.load_state_dict(head.state_dict())
     standalone.requires_grad_(False).eval()

@@ -12,7 +12,7 @@ import yaml
 from pydantic import BeforeValidator, InstanceOf
 
 from specheads.errors import UserError
-from specheads.pair.quantization import check_quantization, rounded_form
+from specheads.pair.quantization import FORMS, check_quantization
 from specheads.settings import Flag, PositiveNumber, Settings, Text, setting
 
 INSTRUCTION = "{instruction}"  # an instruction format takes the text there
@@ -91,11 +91,7 @@ class PairConfig(Settings):
     )
 
     def source(self, role: str) -> "ModelSource":
-        """Return the draft or the target as it is to be loaded; only a target is spread over devices.
-
-        Raises:
-            UserError: a device that does not exist here.
-        """
+        """Return the draft or the target as it is to be loaded. Raises UserError for a device that does not exist here."""
         is_draft = role == "draft"
         return ModelSource(
             self.draft if is_draft else self.target,
@@ -129,15 +125,12 @@ class ModelSource:
     @property
     def rounded_form(self) -> str | None:
         """The GGUF name of the form to which weights are rounded, in place of a package that stores them."""
-        return rounded_form(self.quantization, self.device, self.device_map)
+        on_cpu = torch.device(self.device).type == "cpu" and not (self.device_map and torch.cuda.is_available())
+        return FORMS.get(self.quantization or "") if on_cpu else None
 
 
 def checked_device(device: str | None) -> str:
-    """Return the device for models; None is cuda if there is one, and each process of a training run takes its own.
-
-    Raises:
-        UserError: the device does not exist here.
-    """
+    """Return the device for models; None is cuda if there is one, and each process's own. Raises UserError for an unknown one."""
     if device is None:
         rank = os.environ.get("LOCAL_RANK")
         return ("cuda" if rank is None else f"cuda:{rank}") if torch.cuda.is_available() else "cpu"
@@ -158,12 +151,9 @@ def config_folder() -> Path:
 
 
 def pair_config(name: str | None = None, **keys: Any) -> PairConfig:
-    """Return the config of conf/model/<name>.yaml with `keys` in place of its own, or of `keys` alone.
+    """Return the config of conf/model/<name>.yaml with `keys` in place of its own, or of `keys` alone; null is a key's default.
 
-    A name without a file is what reports call a pair whose target is given. A key that is null has its default.
-
-    Raises:
-        UserError: an unknown name or key.
+    A name without a file is what reports call a pair whose target is given. Raises UserError for an unknown name or key.
     """
     path = config_folder() / "model" / f"{name}.yaml"
     if name is None or (not path.is_file() and keys.get("target") is not None):

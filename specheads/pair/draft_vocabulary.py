@@ -1,9 +1,6 @@
-"""A draft with an output over some of the tokens: which they are, in memory and in its folder, and embeddings of the target.
+"""A draft with an output over some of the tokens (FR-Spec, Zhao et al. 2025), in memory and in its folder.
 
-Most of a small draft's bytes are its output embedding, whose rows for rare tokens are hardly ever used (FR-Spec, Zhao et al.
-2025). A token without a row has probability zero, so the draft never proposes it, and the output's distribution stays the
-target's. In a folder such a draft is as EAGLE-3's and speculators': `lm_head.weight` has the kept rows, and `d2t` what makes a
-token of a row's number, by addition. A draft without input embeddings, as theirs, takes the target's.
+In a folder it is as EAGLE-3's: `d2t` makes a token of a row's number, by addition; without embeddings it takes the target's.
 """
 
 from collections.abc import Mapping
@@ -35,11 +32,7 @@ def kept_tokens(model: nn.Module) -> Tensor | None:
 
 @torch.no_grad()
 def keep_tokens(model: PreTrainedModel, tokens: Tensor) -> None:
-    """Reduce a draft's output to the rows of some tokens, (n,) long, with weights of its own. Repeated calls reduce it further.
-
-    Raises:
-        UserError: the output has no row for some of them, or a quantized or biased one.
-    """
+    """Reduce a draft's output to the rows of some tokens (n,) long. Raises UserError if it lacks some or has no plain weights."""
     output: Any = model.get_output_embeddings()
     if type(output) is not nn.Linear or output.bias is not None:
         raise UserError(f"the output of {type(model).__name__} is a {type(output).__name__}, of which no rows can be taken.")
@@ -81,23 +74,15 @@ class _Checkpoint:
             return self._file.get_tensor(name)
         return lattice_from(self._file.get_tensor(name + _BYTES), self._file.get_tensor(name + _STEPS)).weight()
 
-    def weights_in_bytes(self) -> dict[str, Tensor]:
-        """Return the weights that are stored in 8 bits."""
-        return {name: self[name] for name in (each.removesuffix(_BYTES) for each in self.names if each.endswith(_BYTES))}
-
 
 @torch.no_grad()
 def restore(model: PreTrainedModel, location: str | Path, revision: str | None) -> None:
-    """Give a model that transformers loaded from a folder with `draft_vocab_size` or `stored_form` what it could not read there.
-
-    Raises:
-        UserError: the tensors of such an output are missing or do not fit.
-    """
+    """Give a model the kept tokens and weights in 8 bits of its folder. Raises UserError if they are missing or do not fit."""
     stored, size = _Checkpoint(location, revision), getattr(model.config, SIZE, None)
     weights = model.state_dict()
-    for name, weight in stored.weights_in_bytes().items():
+    for name in (each.removesuffix(_BYTES) for each in stored.names if each.endswith(_BYTES)):
         if name != OUTPUT or size is None:
-            weights[name].copy_(weight)
+            weights[name].copy_(stored[name])
     if size is None:
         return
     if missing := [name for name in (OUTPUT, OFFSETS) if name not in stored]:
@@ -121,10 +106,7 @@ def restore(model: PreTrainedModel, location: str | Path, revision: str | None) 
 def stored_as(
     model: PreTrainedModel, weights: Mapping[str, Tensor], dtype: torch.dtype, form: str | None = None
 ) -> dict[str, Tensor]:
-    """Return `weights` of a draft as they are stored: in `dtype`, with kept tokens, and without embeddings of the target.
-
-    With the form Q8_0 those of linear maps are in 8 bits, see `lattice_of`.
-    """
+    """Return `weights` of a draft as they are stored: in `dtype`, linear maps in 8 bits with the form Q8_0, and kept tokens."""
     kept, stored = kept_tokens(model), {name: weight.to(dtype) for name, weight in weights.items()}
     if borrows_embedding(model):
         del stored[_embedding_name(model)]
@@ -150,15 +132,15 @@ def _embedding_name(model: PreTrainedModel) -> str:
     return next(f"{name}.weight" for name, module in model.named_modules() if module is embedding)
 
 
-def check_embedding(draft: PreTrainedModel, target: PreTrainedModel) -> None:
-    """Raise UserError for a draft whose input embeddings have another size than its target's."""
-    mine: Any = draft.get_input_embeddings()
-    theirs: Any = target.get_input_embeddings()
+def check_embedding(draft: PreTrainedModel, target: PreTrainedModel) -> tuple[Any, Any]:
+    """Return the input embeddings of a draft and of its target. Raises UserError if they are of different sizes."""
+    mine, theirs = draft.get_input_embeddings(), target.get_input_embeddings()
     if theirs.weight.shape != mine.weight.shape:
         raise UserError(
             f"the draft uses its target's input embeddings, but those are {tuple(theirs.weight.shape)}, and it needs "
             f"{tuple(mine.weight.shape)}; use the target that it was distilled for, or distil it with embedding=own."
         )
+    return mine, theirs
 
 
 def borrow_embedding(
@@ -166,15 +148,9 @@ def borrow_embedding(
 ) -> None:
     """Give a draft the target's input embeddings, in the same memory where type and device are the same.
 
-    Args:
-        location, revision: of the target, from which they are read where it has no weights.
-
-    Raises:
-        UserError: embeddings of another size, or none that can be read.
+    A target without weights has them at its `location`. Raises UserError for embeddings of another size, or unreadable ones.
     """
-    check_embedding(draft, target)
-    mine: Any = draft.get_input_embeddings()
-    theirs: Any = target.get_input_embeddings()
+    mine, theirs = check_embedding(draft, target)
     weight = theirs.weight.detach()
     if weight.is_meta:
         stored, name = _Checkpoint(location, revision), _embedding_name(target)

@@ -29,8 +29,7 @@ class TargetWarp(Warp):
     def of(self, pair: "Pair") -> Warp:
         """Return the warp for a pair, and log once where its values are from. Raises UserError for values that no warp has.
 
-        What a generation config leaves out is as `generate` has it. `do_sample` is not read: false is what nearly all have, and
-        says whether `generate` samples, not how; from greedy data heads would learn 0 and 1 only.
+        `do_sample` is not read: false is what nearly all have, and from greedy data heads would learn 0 and 1 only.
         """
         config = getattr(pair.target, "generation_config", None)
         said = {name: value for name in NAMES if (value := getattr(config, name, None)) is not None}

@@ -1,7 +1,4 @@
-"""Models in GGUF, llama.cpp's file format: converted once into an ordinary folder, which everything else reads.
-
-The folder has the file's weights in float32, as they are after dequantisation, and is kept with the files that can be made again.
-"""
+"""Models in GGUF, llama.cpp's file format: converted once into a kept folder of float32, which everything else reads."""
 
 import logging
 import os
@@ -17,11 +14,7 @@ SUFFIX = ".gguf"
 
 
 def gguf_file(location: str) -> Path | None:
-    """Return the GGUF file that a location is, or that is the only model in its folder; None for any other location.
-
-    Raises:
-        UserError: the folder has several.
-    """
+    """Return the GGUF file that a location is, or the only model in its folder, else None. Raises UserError for several."""
     path = Path(location)
     if path.suffix.lower() == SUFFIX:
         return path
@@ -35,11 +28,7 @@ def gguf_file(location: str) -> Path | None:
 
 
 def converted(file: Path) -> Path:
-    """Return the folder of a GGUF file's model and tokenizer in float32, made on the first call.
-
-    Raises:
-        UserError: there is no such file, transformers cannot read it, or the package gguf is missing.
-    """
+    """Return the folder of a GGUF file's model and tokenizer, made on the first call. Raises UserError if it cannot be read."""
     if not file.is_file():
         raise UserError(f"there is no GGUF file {file}; give the path of one, or a model's folder.")
     parent = cache_folder() / "gguf"

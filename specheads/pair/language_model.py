@@ -1,7 +1,6 @@
 """A causal language model as decoding and training use it, and how it is loaded.
 
-The *tap* is the input of a model's output embedding, which `model.base_model` returns. Training and decoding both read it
-through `LanguageModel`, so a head sees the same vector in both.
+The *tap*, which heads read, is the input of a model's output embedding, which `model.base_model` returns.
 """
 
 import logging
@@ -47,21 +46,18 @@ _CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 class LanguageModel:
     """A causal language model as two steps: tokens -> hidden states (the tap) -> logits over the shared vocabulary.
 
-    A model may be spread over devices; inputs and outputs are on the device of its input embedding. `temperature` divides its
-    logits wherever they are used, before any warp. Tokens that it does not know (`known`, (V,) bool; None: it knows all), or that
-    its output lacks, have a logit of minus infinity.
+    Inputs and outputs are on the device of its input embedding. `temperature` divides its logits wherever they are used. Tokens
+    that it does not know (`known`, (V,) bool; None: all), or that its output lacks, have a logit of minus infinity.
     """
 
     explicit_masks = False  # whether forward passes must be given masks that say everything, padding and order included
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        vocab_size: int | None = None,
-        temperature: float = 1.0,
-        known: Tensor | None = None,
+        self, model: PreTrainedModel, vocab_size: int | None = None, temperature: float = 1.0, known: Tensor | None = None
     ) -> None:
-        _avoid_cudnn_attention()
+        # On Hopper and later cuDNN's attention is torch's first choice. It builds a plan for each new shape, which takes a good
+        # part of a second, and its gradients under masks have been NaN (pytorch issue 196678).
+        torch.backends.cuda.enable_cudnn_sdp(False)  # a flag of the process, which touches no device
         self.model, self.temperature = model, temperature
         self.config = model.config.get_text_config()
         self.input_embedding, self.output_embedding = model.get_input_embeddings(), model.get_output_embeddings()
@@ -87,10 +83,7 @@ class LanguageModel:
 
     @property
     def window(self) -> int:
-        """Number of positions that the model was made for, and reads by one set of frequencies.
-
-        LongRoPE turns all positions of a text by others once it is longer than those of pretraining.
-        """
+        """Number of positions that the model was made for, and reads by one set of LongRoPE's frequencies."""
         names = ("max_position_embeddings", "seq_length", "max_seq_len")
         most = next((most for name in names if (most := getattr(self.config, name, None))), 2**31)
         return min([most, *_lengths_of_longrope(getattr(self.config, "rope_parameters", None) or {})])
@@ -202,15 +195,6 @@ def place_of_layers(model: PreTrainedModel) -> str:
     raise UserError(f"the layers of {type(model).__name__} are not found.")
 
 
-def _avoid_cudnn_attention() -> None:
-    """Have torch's attention choose among its other kernels; every model is read through a LanguageModel, which calls this.
-
-    On Hopper and later cuDNN's attention is torch's first choice. It builds a plan for each new shape, which takes a good part of
-    a second, and texts have a new length at every step. Its gradients under masks have been NaN (pytorch issue 196678).
-    """
-    torch.backends.cuda.enable_cudnn_sdp(False)  # a flag of the process, which touches no device
-
-
 def load_tokenizer(location: str | Path, revision: str | None, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a folder or hub id. Raises UserError if it cannot be loaded."""
     if is_synthetic(location):
@@ -219,11 +203,7 @@ def load_tokenizer(location: str | Path, revision: str | None, trust_remote_code
 
 
 def load_model(source: ModelSource) -> PreTrainedModel:
-    """Return a model for inference, on its device or where its `device_map` spreads it; see `chosen_dtype`.
-
-    Raises:
-        UserError: the model cannot be loaded.
-    """
+    """Return a model for inference, on its device or spread by its `device_map`. Raises UserError if it cannot be loaded."""
     location, quantization = source.location, source.quantization
     dtype, stored = chosen_dtype(source)
     if source.dtype != dtype:
@@ -262,7 +242,11 @@ def load_model(source: ModelSource) -> PreTrainedModel:
             f"{type(model).__name__}, which would be random; expected the checkpoint of a whole causal language model."
         )
     if source.rounded_form:
-        _round(model, source)
+        if is_quantized(model):
+            raise UserError(f"{location} is quantized already; leave out quantization={quantization}.")
+        share = round_weights(model, source.rounded_form)
+        how = "quantization=%s: %s is another model from here on, with %.0f %% of its weights rounded to %s"
+        logger.info(how, quantization, location, 100 * share, source.rounded_form)
     return _for_inference(model if "device_map" in keys else model.to(source.device))
 
 
@@ -276,16 +260,6 @@ def _check_stored(config: PreTrainedConfig, location: str | Path) -> None:
         f"{location} stores its weights by the method {stored.get('quant_method')}, which transformers does not read; give the "
         "checkpoint without quantization, with model.quantization=int8 where memory is short, or one in GGUF, GPTQ, AWQ or "
         "compressed-tensors."
-    )
-
-
-def _round(model: PreTrainedModel, source: ModelSource) -> None:
-    if is_quantized(model):
-        raise UserError(f"{source.location} is quantized already; leave out quantization={source.quantization}.")
-    share = round_weights(model, str(source.rounded_form))
-    logger.info(
-        "quantization=%s: %s is another model from here on, with %.0f %% of its weights rounded to %s",
-        *(source.quantization, source.location, 100 * share, source.rounded_form),
     )
 
 
@@ -316,12 +290,9 @@ def _config_of(source: ModelSource) -> PreTrainedConfig:
 def chosen_dtype(source: ModelSource) -> tuple[Any, torch.dtype | None]:
     """Return the type to load a model in, "auto" where transformers shall take the checkpoint's, and the checkpoint's if known.
 
-    On a CPU, "auto" becomes bfloat16 if the CPU has instructions for products of matrices in it, or else float32: what is faster,
-    whether the checkpoint is in 16 or 32 bit. With instructions for vectors alone only a checkpoint in bfloat16 keeps that type,
-    for its memory. Checkpoints in float64 and quantized ones keep their type, as all do on a GPU; weights that are rounded run in
-    float32, the type in which steps store them in few bits.
-
-    Source: docs/measurements/archive.md, bfloat16 on a CPU.
+    On a CPU, "auto" is bfloat16 if it has instructions for products of matrices in it (or only of vectors, for checkpoints in it)
+    and else float32. Float64 and quantized checkpoints keep their type, as all do on a GPU; weights that are rounded run in
+    float32, the type in which steps store them in few bits. Source: docs/measurements/archive.md, bfloat16 on a CPU.
     """
     if torch.device(source.device).type != "cpu" or (source.device_map and torch.cuda.is_available()):
         return source.dtype, None

@@ -2,14 +2,12 @@
 
 import logging
 from collections.abc import Mapping
-from contextlib import suppress
-from typing import NamedTuple
 
 import torch
 
 from specheads.errors import UserError
 from specheads.load import available_memory, memory_in_use
-from specheads.pair.config import ModelSource, PairConfig
+from specheads.pair.config import PairConfig
 from specheads.pair.language_model import LanguageModel, short_name, weightless_model
 from specheads.pair.padding import BATCH_TOKENS, SLICE_ELEMENTS
 from specheads.pair.quantization import QUANTIZATIONS
@@ -19,60 +17,40 @@ from specheads.storage.files import amount
 logger = logging.getLogger(__name__)
 
 
-class _StoredWeights(NamedTuple):
-    """The weights of a model: their number, bytes and type."""
-
-    number: int
-    num_bytes: float
-    dtype: str
-
-
 def pair_needs(config: PairConfig, only_draft: bool = False) -> list[str]:
-    """Return lines about a pair for its user: models and memory; none for an embedded pair.
-
-    Sizes are those of the models' configs, where these can be read. With `only_draft` the target's weights are not loaded.
-    """
+    """Return lines about a pair, its models and the memory of weights that are loaded; none for an embedded pair."""
     if str(config.target).startswith(EMBEDDED) or not config.target:
         return []
-    models, loaded = [], list[_StoredWeights | None]()
+    models, sizes, types, is_known = [], list[float](), list[str](), True
     for role in ("draft", "target") if config.draft else ("target",):
-        source = config.source(role)
-        weights = _weights_of(source)
-        number = f" ({amount(weights.number, 'billion', 'million')} parameters)" if weights else ""
+        source, number, is_loaded = config.source(role), "", role == "draft" or not only_draft
+        try:
+            model = weightless_model(source)
+        except UserError:  # loading it says why, in a moment
+            is_known = is_known and not is_loaded
+        else:
+            number = f" ({amount(model.num_parameters(), 'billion', 'million')} parameters)"
+            per_weight, stored = float(model.dtype.itemsize), short_name(model.dtype)
+            if source.quantization and not source.rounded_form:
+                per_weight, stored = QUANTIZATIONS[source.quantization].num_bytes, source.quantization
+            if is_loaded:
+                sizes.append(model.num_parameters() * per_weight)
+                types.append(stored)
         models.append(f"{role} {source.location}{number}")
-        loaded += [] if only_draft and role == "target" else [weights]
     lines = [f"pair {config.name or 'without a name'}: {' for '.join(models)}"]
-    if loaded and (known := [each for each in loaded if each]) == loaded:
-        sizes = [amount(each.num_bytes) for each in known]
-        parts = f" ({' + '.join(sizes)})" if len(sizes) > 1 else ""
+    if sizes and is_known:
+        parts = f" ({' + '.join(map(amount, sizes))})" if len(sizes) > 1 else ""
         lines.append(
-            f"it needs {amount(sum(each.num_bytes for each in known), 'GB', 'MB')} of memory{parts} for weights in "
-            f"{' and '.join(dict.fromkeys(each.dtype for each in known))}, and more for the keys and values of texts"
+            f"it needs {amount(sum(sizes))} of memory{parts} for weights in {' and '.join(dict.fromkeys(types))}, and more for "
+            "the keys and values of texts"
         )
     return lines
-
-
-def _weights_of(source: ModelSource) -> _StoredWeights | None:
-    """Return the weights of a model; None where its config cannot be read yet: loading it says why, in a moment."""
-    with suppress(UserError):
-        model = weightless_model(source)
-        number, per_weight, stored = model.num_parameters(), float(model.dtype.itemsize), short_name(model.dtype)
-        if source.quantization and not source.rounded_form:
-            per_weight, stored = QUANTIZATIONS[source.quantization].num_bytes, source.quantization
-        return _StoredWeights(number, number * per_weight, stored)
-    return None
 
 
 def memory_parts(
     lm: LanguageModel, positions: float = 0, tokens: float = BATCH_TOKENS, rows: float = BATCH_TOKENS, most: int = SLICE_ELEMENTS
 ) -> dict[str, float]:
-    """Return the bytes by name that work with a model allocates.
-
-    Args:
-        positions: of texts whose keys and values are kept.
-        tokens: that it reads at once, without gradients.
-        rows: of distributions (V,) that are held at once, of which `most` numbers at a time.
-    """
+    """Return the bytes by name that reading `tokens`, keeping keys of `positions` and `rows` of distributions (V,) allocate."""
     itemsize, hidden, keys, width = lm.output_embedding.weight.itemsize, lm.hidden_size, 0, 0
     for config in lm.layer_configs:
         num_queries = getattr(config, "num_attention_heads", None) or hidden  # without attention: about as for a head of one
@@ -89,12 +67,7 @@ def memory_parts(
 
 
 def memory_of(stage: str, lm: LanguageModel, *parts: Mapping[str, float]) -> str:
-    """Return how much memory a stage takes at its peak, for the log, and warn where less is available.
-
-    Args:
-        lm: a model that it runs, on whose device the memory is.
-        parts: the bytes that it allocates, by name; what this process has already is added to them.
-    """
+    """Return the memory of a stage at its peak, in use and the bytes of `parts` by name, and warn where less is available."""
     if lm.device.type == "cuda":
         used, free = torch.cuda.memory_allocated(lm.device), float(torch.cuda.mem_get_info(lm.device)[0])
     else:

@@ -1,7 +1,4 @@
-"""Rows of different lengths in batches: which rows are read together, how they are padded, and how much is computed at once.
-
-Everything here depends on lengths alone, so the same rows always make the same batches, and the same numbers to the last bit.
-"""
+"""Rows of different lengths in batches; all depends on lengths alone, so the same rows always make the same numbers."""
 
 from collections.abc import Sequence
 
@@ -18,30 +15,18 @@ def by_length(lengths: Sequence[int]) -> list[int]:
     return sorted(range(len(lengths)), key=lengths.__getitem__)
 
 
-def batches_of_tokens(lengths: Sequence[int], max_tokens: int, num_texts: Sequence[int] | None = None) -> list[list[int]]:
-    """Return batches of rows of similar length whose padded size is at most `max_tokens`, unless a single row is larger.
-
-    Args:
-        lengths: tokens of each row, or of its longest text.
-        num_texts: how many texts each row has, all padded to the longest; None: one.
-    """
+def batches_of_tokens(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Return batches of rows of similar length whose padded size is at most `max_tokens`, unless a single row is larger."""
     batches: list[list[int]] = []
-    total = 0  # texts in the last batch
     for row in by_length(lengths):
-        count = 1 if num_texts is None else num_texts[row]
-        if not batches or (total + count) * lengths[row] > max_tokens:
+        if not batches or (len(batches[-1]) + 1) * lengths[row] > max_tokens:
             batches.append([])
-            total = 0
         batches[-1].append(row)
-        total += count
     return batches
 
 
 def slices(num_rows: int, row_size: int, max_elements: int) -> list[slice]:
-    """Return consecutive slices of `num_rows` rows, each with at most `max_elements` numbers or a single row.
-
-    No rows make one empty slice, so that results computed from it keep their shape.
-    """
+    """Return consecutive slices of rows, each of at most `max_elements` numbers or one row; at least one, even if it is empty."""
     size = max(1, max_elements // row_size)
     return [slice(start, min(start + size, num_rows)) for start in range(0, max(1, num_rows), size)]
 

@@ -118,11 +118,7 @@ class Pair:
         return origin if commit is None else origin | {"commit": commit}
 
     def encode(self, prompt: str | Sequence[dict[str, str]] | Sequence[int] | Tensor) -> Tensor:
-        """Return the ids (T,) long of a prompt: a string, chat messages or ids.
-
-        Raises:
-            UserError: the prompt is empty, too long, a batch, or has ids outside the vocabulary.
-        """
+        """Return the ids (T,) long of a prompt: a string, chat messages or ids. Raises UserError unless they fit the target."""
         if isinstance(prompt, Tensor) and (prompt.ndim > 2 or (prompt.ndim == 2 and len(prompt) != 1)):
             raise UserError(
                 f"the prompt has shape {tuple(prompt.shape)}, but one prompt is decoded at a time; give ids of shape (T,)."
@@ -168,18 +164,13 @@ class Pair:
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         rules = backend.to_str() if backend is not None else json.dumps(sorted(self.tokenizer.get_vocab().items()))
         template = self.instruction_format or (None if self.chat is False else self.chat_template)
-        given = (
-            json.dumps(dict(self.chat_template_kwargs), sort_keys=True) if self.reads_chats and self.chat_template_kwargs else ""
-        )
+        keys = dict(self.chat_template_kwargs) if self.reads_chats else {}
+        given = json.dumps(keys, sort_keys=True) if keys else ""
         given += " without end" if self.appends_end else ""
         return hashlib.sha256(f"{rules} {template} {self.chat}{given}".encode()).hexdigest()[:16]
 
     def _ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return ids with a single begin token if text and tokenizer both write it, without the end that a tokenizer adds.
-
-        Raises:
-            UserError: the text holds an added token that the models do not know.
-        """
+        """Return ids with one begin token, and without an end that a tokenizer adds. Raises UserError for an unknown token."""
         ids = self.tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]  # says nothing of lengths
         ids = ids[:-1] if add_special_tokens and self.appends_end else ids
         if (last := max(ids, default=0)) >= self.vocab_size:
@@ -189,11 +180,7 @@ class Pair:
         return ids[1:] if begin is not None and ids[:2] == [begin, begin] else ids
 
     def render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None) -> str:
-        """Return chat messages as text with the begin token, which the template writes itself.
-
-        Raises:
-            UserError: there is no chat template, or it refuses the messages.
-        """
+        """Return chat messages as text with the begin token. Raises UserError if the template is missing or refuses them."""
         if not self.tokenizer.chat_template:
             raise UserError(
                 f"the tokenizer of {self.target_id} has no chat template, which chat messages need; "
@@ -225,13 +212,11 @@ class NewDraft(Protocol):
 
 
 def load_pair(name: str | None = None, *, only_draft: bool = False, new_draft: NewDraft | None = None, **keys: Any) -> Pair:
-    """Load a pair by config name (`"mini"`), or by `draft=` and `target=`.
+    """Load a pair by config name (`"mini"`), with `keys` of PairConfig in place of its own, or by `draft=` and `target=`.
 
     Args:
-        name: a file of conf/model, whose values are the defaults of `keys`.
         only_draft: leave the target without weights, for a process that only needs its shape.
         new_draft: makes the draft from the target, in place of one that is loaded.
-        keys: those of `PairConfig`, as in the files of conf/model.
 
     Raises:
         UserError: an unknown name or key, a folder or id that cannot be loaded, models that do not fit together.
@@ -265,9 +250,9 @@ def load_pair(name: str | None = None, *, only_draft: bool = False, new_draft: N
         tokenizer=tokenizer,
         name=config.name or f"{Path(draft_id).name}-to-{Path(config.target).name}",
         target_id=without_home(str(config.target)),
-        target_revision=revision_of(target, config.target, stored["target"]),
+        target_revision=revision_of(target.config, config.target, stored["target"]),
         draft_id=without_home(draft_id),
-        draft_revision=f"{draft_id}, not saved" if new_draft else revision_of(draft, draft_id, stored["draft"]),
+        draft_revision=f"{draft_id}, not saved" if new_draft else revision_of(draft.config, draft_id, stored["draft"]),
         chat=config.chat,
         instruction_format=config.instruction_format,
         known_to_draft=known,
@@ -309,11 +294,7 @@ def _num_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> i
 
 
 def _tokenizer(config: PairConfig, new_draft: NewDraft | None) -> tuple[PreTrainedTokenizerBase, Tensor | None]:
-    """Return the pair's tokenizer, and which of its tokens the draft knows, None for all.
-
-    Raises:
-        UserError: tokenizers that come with the models and do not agree with it.
-    """
+    """Return the pair's tokenizer, and which tokens the draft knows, None for all. Raises UserError if models have others."""
     location, source = config.tokenizer or config.target, config.source("target")
     tokenizer = load_tokenizer(location, None if config.tokenizer else source.revision, source.trust_remote_code)
 
@@ -331,16 +312,12 @@ def _tokenizer(config: PairConfig, new_draft: NewDraft | None) -> tuple[PreTrain
         lacking = tokenizer.convert_ids_to_tokens((~known).nonzero().squeeze(1).tolist())
         logger.warning(
             "the draft %s does not know %d of %d tokens (%s), so never proposes them; specheads probe says how likely they are",
-            config.draft,
-            len(lacking),
-            len(known),
-            ", ".join(map(str, lacking[:3])),
+            *(config.draft, len(lacking), len(known), ", ".join(map(str, lacking[:3]))),
         )
     return tokenizer, known
 
 
 def _models(config: PairConfig, only_draft: bool, new_draft: NewDraft | None) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """Return the draft and the target of a config, for inference."""
     # The draft first: a target that may be spread over devices takes what is left.
     draft, source = None if new_draft else load_model(config.source("draft")), config.source("target")
     target = weightless_model(source) if only_draft else load_model(source)
@@ -363,11 +340,7 @@ def load_draft(location: str | Path, pair: Pair, dtype: str | torch.dtype = "aut
 
 
 def _check_spread(device_map: Mapping[str, Any], target_id: str) -> None:
-    """Log what it costs if `device_map` (module -> device) spreads the target over devices.
-
-    Raises:
-        UserError: it puts parts of the target outside the GPUs.
-    """
+    """Log what it costs if `device_map` spreads the target over devices. Raises UserError for parts outside the GPUs."""
     outside = [name for name, place in device_map.items() if str(place) in ("cpu", "disk")]
     if outside:
         raise UserError(
@@ -381,9 +354,7 @@ def _check_spread(device_map: Mapping[str, Any], target_id: str) -> None:
             "the target %s is spread over %d devices (%s): it runs without compilation, layer by layer, with one device busy at "
             "a time. Faster are a target that fits one of them (model.quantization=fp8 model.device_map=null) and vLLM, which "
             "computes each layer on all of them.",
-            target_id,
-            len(devices),
-            ", ".join(devices),
+            *(target_id, len(devices), ", ".join(devices)),
         )
 
 
@@ -406,27 +377,19 @@ def _check_vocabulary(pair: Pair) -> None:
     for role, model in (("draft", pair.draft), ("target", pair.target)):
         size, kept = model.get_output_embeddings().weight.shape[0], kept_tokens(model)
         if kept is not None and role == "draft":
-            if kept[-1] >= pair.vocab_size:
-                raise UserError(
-                    f"the draft has logits for token {kept[-1]}, but the tokenizer knows {pair.vocab_size} tokens; choose models "
-                    "with the same tokenizer."
-                )
-            continue
-        if size < pair.vocab_size:
+            fits, has = kept[-1] < pair.vocab_size, f"logits for token {kept[-1]}"
+        else:
+            fits, has = size >= pair.vocab_size, f"{size} logits"
+        if not fits:
             raise UserError(
-                f"the {role} has {size} logits, but the tokenizer knows {pair.vocab_size} tokens; "
-                "choose models with the same tokenizer."
+                f"the {role} has {has}, but the tokenizer knows {pair.vocab_size} tokens; choose models with the same tokenizer."
             )
 
 
 def known_tokens(draft: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase, draft_id: str, target_id: str) -> Tensor | None:
     """Return which tokens of the target's vocabulary the draft knows, (V,) bool; None where it knows all.
 
-    Vocabularies may differ in added tokens that only one of the two knows. A draft never proposes a token that it does not know,
-    so the output's distribution stays the target's. Sizes of embeddings do not matter.
-
-    Raises:
-        UserError: tokenizers that differ in more than added tokens.
+    A draft never proposes an added token that it lacks. Raises UserError for tokenizers that differ in more than added tokens.
     """
     of_draft, of_target = draft.get_vocab(), target.get_vocab()
     moved = sorted((token for token in of_draft.keys() & of_target.keys() if of_draft[token] != of_target[token]), key=str)
@@ -449,14 +412,7 @@ def known_tokens(draft: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase
 
 @torch.no_grad()
 def _fit_to_vocabulary(draft: PreTrainedModel, known: Tensor) -> None:
-    """Give a draft in memory embeddings of all tokens of the target: the mean of its own for those that it does not know.
-
-    Args:
-        known: (V,) bool, of `known_tokens`.
-
-    Raises:
-        UserError: a quantized draft, whose embeddings cannot grow.
-    """
+    """Give a draft in memory embeddings of all tokens of the target: the mean of its own for those not `known` (V,) bool."""
     if borrows_embedding(draft):
         return  # the target's own embeddings, which must not change
     if draft.get_input_embeddings().weight.shape[0] < len(known):

@@ -1,8 +1,4 @@
-"""Models whose weights are stored in fewer bits, and models whose weights are rounded to numbers of few bits.
-
-On a GPU packages store the weights of linear layers; embeddings and the output embedding keep their type. On a CPU weights are
-rounded as GGUF files have them, those of the output embedding, too, and stay ordinary tensors, which steps store in few bits.
-"""
+"""Models whose weights are stored in fewer bits (on a GPU, by packages), or rounded as in GGUF files (on a CPU)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,7 +33,7 @@ class _Quantization:
 
 
 _NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.bfloat16}
-_FORMS = {"int8": "Q8_0", "int4": "Q4_1"}  # of linear layers on a CPU
+FORMS = {"int8": "Q8_0", "int4": "Q4_1"}  # of linear layers on a CPU
 QUANTIZATIONS = {
     "int8": _Quantization("torchao", 1, "Int8WeightOnlyConfig"),
     "fp8": _Quantization("torchao", 1, "Float8WeightOnlyConfig"),
@@ -58,7 +54,7 @@ def check_quantization(name: Any) -> Any:
     """Return `name`. Raises ValueError unless it is None or a known quantization that is possible with what is installed."""
     if name not in [None, *QUANTIZATIONS]:
         raise ValueError(f"is not known; expected {', '.join(QUANTIZATIONS)}, or null for the weights as they are")
-    if name in _FORMS and not torch.cuda.is_available():
+    if name in FORMS and not torch.cuda.is_available():
         return name
     if name == "fp8" and not torch.cuda.is_available():
         raise ValueError("is for GPUs; on a CPU use int8 or int4")
@@ -132,18 +128,9 @@ def on_lattice(weight: Tensor, *forms: str) -> Lattice | None:
     return None
 
 
-def rounded_form(quantization: str | None, device: str, device_map: str | None) -> str | None:
-    """Return the GGUF name of the rounding that a quantization is where models run on a CPU; None where it is none."""
-    on_cpu = torch.device(device).type == "cpu" and not (device_map and torch.cuda.is_available())
-    return _FORMS.get(quantization or "") if on_cpu else None
-
-
 @torch.no_grad()
 def round_weights(model: "PreTrainedModel", form: str) -> float:
-    """Round the linear maps of a model, the output embedding to Q8_0, and return their share of all weights.
-
-    Maps whose number of inputs is no multiple of 32 stay as they are; an input embedding with the output's weights follows.
-    """
+    """Round the linear maps of a model with whole groups, the output embedding to Q8_0, and return their share of all weights."""
     output, rounded = model.get_output_embeddings(), 0
     for module in model.modules():
         if isinstance(module, torch.nn.Linear) and module.in_features % _GROUP == 0:

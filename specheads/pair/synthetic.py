@@ -1,8 +1,4 @@
-"""Models of real shapes with random weights, made when they are loaded, to time engines without any download.
-
-Their text is noise and a draft's tokens are almost never accepted, so time them with `verification=synthetic`, which accepts
-at a given rate.
-"""
+"""Models of real shapes with random weights, made when they are loaded, to time engines (by `verification=synthetic`)."""
 
 from pathlib import Path
 from typing import Any

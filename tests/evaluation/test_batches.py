@@ -10,12 +10,12 @@ from jsonschema import Draft202012Validator
 from rich.console import Console
 
 from specheads import AcceptanceHead, HeadConfig, UserError, papers, verification
-from specheads.evaluation import batches, report_files
+from specheads.evaluation import batches, reporting
 from specheads.evaluation.batches import best_fixed
 from specheads.evaluation.candidates import fixed_length
 from specheads.evaluation.evaluate import evaluate
 from specheads.evaluation.prompt_sets import PromptData
-from specheads.evaluation.report_files import print_report
+from specheads.evaluation.reporting import print_report
 from specheads.evaluation.settings import Evaluation, RecordingSettings
 
 SMALL = {"num_prompts": 4, "num_dev_prompts": 3, "max_new_tokens": 8, "fixed_lengths": (1, 3), "thresholds": (0.4,)}
@@ -50,9 +50,9 @@ def test_batches_of_every_size_are_decoded_reported_and_kept(call, tmp_path, mon
     assert "3 prompts are too few for them: they are repeated, each time with another seed" in caplog.text
     assert f"batches: {2 * 3 * (3 + 4)} responses of at most 8 tokens" in caplog.text
 
-    paths = {path.name: path for path in report_files.write_report(report, tmp_path / "written")}
+    paths = {path.name: path for path in reporting.write_report(report, tmp_path / "written")}
     content = json.loads(paths["report.json"].read_text())
-    schema = json.loads((report_files.Path(report_files.__file__).parent / "report.schema.json").read_text())
+    schema = json.loads((reporting.Path(reporting.__file__).parent / "report.schema.json").read_text())
     Draft202012Validator(schema).validate(content)
     assert len(content["batches"][1]["rows"]) == 3
     console = Console(record=True, width=80)

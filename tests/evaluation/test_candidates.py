@@ -11,8 +11,7 @@ from specheads import AcceptanceHead, HeadConfig, UserError, Warp, stopping
 from specheads.commands.compose import command_config
 from specheads.commands.evaluate import rule_choices
 from specheads.decoding.step_costs import StepCosts
-from specheads.evaluation.candidates import FIXED, Candidate, RuleChoice, candidates, check_rules
-from specheads.evaluation.rule_costs import CostTable, Tuning
+from specheads.evaluation.candidates import FIXED, Candidate, CostTable, RuleChoice, Tuning, candidates, check_rules
 from specheads.pair.config import config_folder
 from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay.head_scores import add_predictions, head_fingerprint

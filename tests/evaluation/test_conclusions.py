@@ -9,7 +9,7 @@ from specheads.evaluation.candidates import FIXED
 from specheads.evaluation.conclusions import key_findings
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.report import BatchRow, BatchTable, DataSet, LiveRow, Report, Winner
-from specheads.evaluation.report_files import print_report
+from specheads.evaluation.reporting import print_report
 
 LEVELS = {"p50": 1.0, "p90": 1.0, "p99": 1.0}
 

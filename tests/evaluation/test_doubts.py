@@ -13,13 +13,12 @@ from specheads.decoding.step_costs import RuleCosts, StepCosts
 from specheads.decoding.step_times import StepTimes
 from specheads.decoding.stopping import HeadThreshold
 from specheads.evaluation import decode, reporting
-from specheads.evaluation.candidates import TARGET_ALONE, Candidate, fixed_length
+from specheads.evaluation.candidates import TARGET_ALONE, Candidate, CostTable, fixed_length
 from specheads.evaluation.conclusions import key_findings
 from specheads.evaluation.intervals import Interval
-from specheads.evaluation.replayed_rows import data_set
 from specheads.evaluation.replayed_sets import Outcome, RecordedSet
 from specheads.evaluation.report import COUNTED, MEASURED, ROUNDS, STEPS, Basis, Report
-from specheads.evaluation.rule_costs import CostTable
+from specheads.evaluation.rows import data_set
 from specheads.evaluation.sweep import Measured, doubts_of, round_times, with_measured
 from specheads.replay.cost import fit_costs
 from specheads.replay.replay import Counts
@@ -54,7 +53,7 @@ def fit_of(measured):
     return fit_costs(*round_times(measured))[0]
 
 
-def doubts(slow, groups=NUM_PROMPTS):
+def doubts(slow, groups=range(NUM_PROMPTS)):
     measured = sweep(slow)
     return list(doubts_of(measured, fit_of(measured), groups))
 
@@ -72,7 +71,7 @@ def test_other_processes_are_noticed():
     measured = sweep(0.0)
 
     def under(load):
-        return list(doubts_of([replace(measured[0], load=load), *measured[1:]], fit_of(measured), NUM_PROMPTS))
+        return list(doubts_of([replace(measured[0], load=load), *measured[1:]], fit_of(measured), range(NUM_PROMPTS)))
 
     (reason,) = under([(1.8, 3.0), (0.0, 1.0)])
     assert "other processes took 1.4 of its cores" in reason
@@ -89,7 +88,7 @@ def test_prompts_whose_speeds_differ_are_no_doubt():
     measured = sweep(0.0)
     slow = [replace(part, seconds=part.seconds * (1 + number % 2 * 3)) for number, part in enumerate(measured[2].stats)]
     measured[2] = replace(measured[2], stats=slow)
-    assert not list(doubts_of(measured, fit_of(measured), NUM_PROMPTS))
+    assert not list(doubts_of(measured, fit_of(measured), range(NUM_PROMPTS)))
 
 
 def test_prompts_of_few_files_are_a_doubt():
@@ -137,7 +136,7 @@ def answer(monkeypatch, tmp_path):
             return ends
 
         monkeypatch.setattr(decode, "step_time_ends", timed)
-        sets = [RecordedSet("set", role, recording, counts) for role in ("dev", "test")]
+        sets = [RecordedSet("set", role, recording, range(recording.num_prompts), counts) for role in ("dev", "test")]
         measured = [*sweep(0.0)[:2], replace(sweep(0.0)[2], setting=HEAD)]
         outcome = Outcome([rule for rule, *_ in RULES], setup.counted_costs(), sets, measured=measured, doubts=["It was busy."])
         outcome = decode.settle_by_steps(setup, outcome, None)

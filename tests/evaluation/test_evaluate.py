@@ -16,14 +16,15 @@ from specheads.commands.evaluate import rule_choices
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping import FixedLength
 from specheads.decoding.verification import BlockVerification
-from specheads.evaluation import conclusions, decode, report_files
+from specheads.evaluation import conclusions, decode, reporting
 from specheads.evaluation import evaluate as evaluation
-from specheads.evaluation.candidates import Candidate, sweep_settings
+from specheads.evaluation.candidates import Candidate
 from specheads.evaluation.page import figures
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.replayed_sets import Outcome
 from specheads.evaluation.report import COUNTED, MEASURED, STEPS
 from specheads.evaluation.settings import Evaluation, RecordingSettings
+from specheads.evaluation.sweep import sweep_settings
 from specheads.pair.sampling import Warp
 
 SMALL = {"num_prompts": 4, "num_dev_prompts": 3, "max_new_tokens": 8, "fixed_lengths": (1, 3), "thresholds": (0.4, "auto")}
@@ -54,8 +55,8 @@ def test_rules_are_replayed_without_a_config(call, tmp_path):
     families = {row.family for row in report.data_sets[1].rules}
     assert families == {"fixed_length", "head_threshold", "head_threshold auto", "ceiling", "oracle"}
     assert report.context["heads"] == ["<mine>"] and "num_prompts: 4" in report.context["config"]
-    (*_, written) = report_files.write_report(report, tmp_path / "written")
-    schema = json.loads((report_files.Path(report_files.__file__).parent / "report.schema.json").read_text())
+    (*_, written) = reporting.write_report(report, tmp_path / "written")
+    schema = json.loads((reporting.Path(reporting.__file__).parent / "report.schema.json").read_text())
     Draft202012Validator(schema).validate(json.loads((written.parent / "report.json").read_text()))
     assert call(live="none").data_sets == report.data_sets
 
@@ -172,8 +173,8 @@ def test_with_doubts_the_answer_stands_on_steps_that_were_timed_and_nothing_is_t
     assert report.basis.costs in (STEPS, COUNTED) and len(report.basis.choices) == 3 and report.fit.num_rounds == 0
     assert report.basis.ratio.low <= report.basis.ratio.value == report.costs.ratio <= report.basis.ratio.high
     assert any(f"stands on {report.basis.costs}" in text for text in conclusions.key_findings(report))
-    (*_, written) = report_files.write_report(report, tmp_path / "written")
-    schema = json.loads((report_files.Path(report_files.__file__).parent / "report.schema.json").read_text())
+    (*_, written) = reporting.write_report(report, tmp_path / "written")
+    schema = json.loads((reporting.Path(reporting.__file__).parent / "report.schema.json").read_text())
     Draft202012Validator(schema).validate(json.loads((written.parent / "report.json").read_text()))
 
 

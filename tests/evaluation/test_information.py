@@ -34,7 +34,7 @@ def recording():
 @pytest.fixture(scope="module")
 def found(recording):
     heads = {name: RecordedHead(name, "next_token") for name in ("knows", "blind", "half", "too sure")}
-    return information([recording], heads, PROMPTS)
+    return information([recording], heads, range(PROMPTS))
 
 
 def test_entropy_and_noise_are_those_of_the_true_probabilities(recording, found):
@@ -62,24 +62,24 @@ def test_who_knows_the_overlap_knows_what_depends_on_the_place(recording):
     for here, node in ((recording.accepted, places), (recording.branch_length > 0, recording.branch_first)):
         truth[node[here]] = by_place[places[here]]
     changed = replace(recording, features=recording.features | {GROUND_TRUTH: truth})
-    found = information([changed], {}, PROMPTS, [by_place])
+    found = information([changed], {}, range(PROMPTS), [by_place])
     assert found.explained[OVERLAP].value == pytest.approx(1, abs=1e-3)
 
 
 def test_recordings_are_taken_together(recording):
     heads = {"knows": RecordedHead("knows", "next_token")}
-    twice = information([recording, recording], heads, 2 * PROMPTS)
-    once = information([recording], heads, PROMPTS)
+    twice = information([recording, recording], heads, range(2 * PROMPTS))
+    once = information([recording], heads, range(PROMPTS))
     assert twice.num_tokens == 2 * once.num_tokens and twice.noise.value == pytest.approx(once.noise.value)
     assert twice.knowable.high - twice.knowable.low < once.knowable.high - once.knowable.low
 
 
 def test_a_head_that_reads_the_token_is_measured_on_what_it_reads(recording):
-    found = information([recording], {"knows": RecordedHead("knows", "input_token")}, PROMPTS)
+    found = information([recording], {"knows": RecordedHead("knows", "input_token")}, range(PROMPTS))
     # It predicts one node later, where what it "knows" is another token's chance.
     assert found.explained["knows"].value == pytest.approx(0, abs=0.02)
 
 
 def test_where_nothing_can_be_known_there_is_no_information(recording):
     sure = replace(recording, features=recording.features | {GROUND_TRUTH: torch.full_like(recording.features["knows"], 0.7)})
-    assert information([sure], {}, PROMPTS) is None
+    assert information([sure], {}, range(PROMPTS)) is None

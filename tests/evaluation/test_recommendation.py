@@ -7,7 +7,8 @@ import pytest
 
 from specheads import AcceptanceHead, HeadConfig
 from specheads.decoding.stopping import FixedLength, HeadThreshold
-from specheads.evaluation.candidates import TARGET_ALONE, Candidate, fixed_length, under_block
+from specheads.evaluation.candidates import TARGET_ALONE, Candidate, fixed_length
+from specheads.evaluation.decode import under_block
 from specheads.evaluation.replayed_sets import Outcome
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.reporting import recommendations

@@ -10,11 +10,10 @@ from fakes import tiny_pair
 
 from specheads import Warp, stopping
 from specheads.decoding.step_costs import RuleCosts, StepCosts
-from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, ORACLE_BOUND, Candidate
-from specheads.evaluation.replayed_rows import _gap, data_set, reliability, text_samples
+from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, ORACLE_BOUND, Candidate, CostTable
 from specheads.evaluation.replayed_sets import Outcome, RecordedSet, survival
 from specheads.evaluation.report import MEASURED
-from specheads.evaluation.rule_costs import CostTable
+from specheads.evaluation.rows import _gap, data_set, reliability, text_samples
 from specheads.heads.metrics import calibration
 from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay.cost import CostFit
@@ -57,7 +56,7 @@ def recorded(table, role="dev", noise=0.0):
     counts = [
         Counts(np.full(NUM_PROMPTS, float(t)), d * scale, float(a) * scale, (c * scale)[:, None]) for t, d, a, c in [*table, LAST]
     ]
-    return RecordedSet("set", role, recording, counts)
+    return RecordedSet("set", role, recording, range(NUM_PROMPTS), counts)
 
 
 def speed(row, ratio, head=False):
@@ -165,7 +164,7 @@ def test_intervals_resample_groups():
         **vars(once.recording) | {"num_prompts": 2 * NUM_PROMPTS, "lengths": torch.full((2 * NUM_PROMPTS,), 100)}
     )
     counts = [Counts(*(np.repeat(column, 2, axis=0) for column in vars(counts).values())) for counts in once.counts]
-    twice = replace(once, recording=recording, counts=counts)
+    twice = replace(once, recording=recording, groups=range(2 * NUM_PROMPTS), counts=counts)
     grouped = replace(twice, groups=[f"file{number // 2}" for number in range(2 * NUM_PROMPTS)])
 
     def width(some):

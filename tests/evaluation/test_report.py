@@ -13,16 +13,15 @@ from rich.console import Console
 
 from specheads import AcceptanceHead, HeadConfig, Warp, papers, stopping, verification
 from specheads.decoding.step_costs import StepCosts
-from specheads.evaluation import report_files as module
-from specheads.evaluation.candidates import RuleChoice, candidates, sweep_settings
+from specheads.evaluation import reporting as module
+from specheads.evaluation.candidates import CostTable, RuleChoice, candidates
 from specheads.evaluation.conclusions import key_findings
 from specheads.evaluation.intervals import Interval
-from specheads.evaluation.live_rows import gain_over_fixed, live_rows
 from specheads.evaluation.report import Report
-from specheads.evaluation.report_files import print_report, write_report
-from specheads.evaluation.rule_costs import CostTable
+from specheads.evaluation.reporting import print_report, write_report
+from specheads.evaluation.rows import gain_over_fixed, live_rows
 from specheads.evaluation.settings import Evaluation
-from specheads.evaluation.sweep import Sweep, round_times, with_measured
+from specheads.evaluation.sweep import Sweep, round_times, sweep_settings, with_measured
 
 ALONE = 900.0  # tokens per second
 SCHEMA = json.loads((Path(module.__file__).parent / "report.schema.json").read_text())
@@ -45,16 +44,17 @@ def small_head():
 @pytest.fixture(scope="module")
 def measured():
     settings = sweep_settings(rules([1, 3], [0.3, 0.6]))
-    return Sweep(tiny_pair(5), Evaluation(warp=Warp(), max_new_tokens=12, repeats=2)).run(settings, [[0], [1, 2], [3], [4, 4]])
+    how = Evaluation(warp=Warp(), max_new_tokens=12, repeats=2)
+    return Sweep(tiny_pair(5), how, 14).run(settings, [[0], [1, 2], [3], [4, 4]])
 
 
 @pytest.fixture(scope="module")
 def report(measured):
     table = with_measured(CostTable({"10": StepCosts.at_ratio(10)}, {"mine": 0.1}), measured, {"mine": 0.1})
     cost_table = replace(table, alone=ALONE, halves=())
-    live = live_rows(measured, cost_table, True, {"head 0.6": 123.0})
+    live = live_rows(measured, cost_table, True, range(4), {"head 0.6": 123.0})
     context = {"model": "tiny", "num_live_prompts": 4, "verification": "token verification", "lossless": True}
-    gains = {ratio: gain_over_fixed(measured, partial(cost_table.of, ratio=ratio), 4) for ratio in cost_table.costs}
+    gains = {ratio: gain_over_fixed(measured, partial(cost_table.of, ratio=ratio), range(4)) for ratio in cost_table.costs}
     return Report(context, cost_table.fit, ["The machine was busy."], live, gains)
 
 
@@ -69,7 +69,7 @@ def test_every_setting_decoded_every_prompt_as_often_as_asked(measured):
 
 
 def test_the_counts_do_not_depend_on_the_other_settings_of_a_sweep(measured):
-    alone = Sweep(tiny_pair(5), Evaluation(warp=Warp(), max_new_tokens=12, repeats=2)).run(
+    alone = Sweep(tiny_pair(5), Evaluation(warp=Warp(), max_new_tokens=12, repeats=2), 14).run(
         [measured[2].setting], [[0], [1, 2], [3], [4, 4]]
     )[0]
     names = ("num_tokens", "num_drafted", "num_accepted", "num_target_calls")
@@ -109,7 +109,7 @@ def test_the_files_hold_the_report(report, tmp_path):
 def test_live_rows_resample_groups(measured):
     """Where all prompts are of one file there is nothing to resample; where each has its file, speeds vary."""
     cost_table = with_measured(CostTable({}), measured, {"mine": 0.1})
-    rows, one_file = (live_rows(measured, cost_table, True, groups=groups) for groups in (None, ["a.py"] * 4))
+    rows, one_file = (live_rows(measured, cost_table, True, groups, {}) for groups in (range(4), ["a.py"] * 4))
     assert all(row.tokens_per_second.low < row.tokens_per_second.high for row in rows)
     assert all(row.tokens_per_second.low == row.tokens_per_second.value == row.tokens_per_second.high for row in one_file)
 
@@ -212,9 +212,9 @@ def test_other_verification_rules_are_compared_at_equal_lengths():
     for name, rule in (("block", verification.BlockVerification()), ("biased", papers.BiasedVerification(0.5))):
         settings += [replace(each, name=f"{name} K={each.value}", verification=rule) for each in settings[1:3]]
     prompts = [[0], [1, 2], [3], [4, 4], [2, 2], [1, 1]]
-    measured = Sweep(tiny_pair(5), Evaluation(warp=Warp(), max_new_tokens=40, repeats=1)).run(settings, prompts)
+    measured = Sweep(tiny_pair(5), Evaluation(warp=Warp(), max_new_tokens=40, repeats=1), 42).run(settings, prompts)
     cost_table = with_measured(CostTable({}), measured, {})
-    live = live_rows(measured, cost_table, True)
+    live = live_rows(measured, cost_table, True, range(6), {})
     rows = {row.name: row for row in live}
     assert [row.lossless for row in live] == [True] * 6 + [False] * 2
     gain = rows["block K=4"].efficiency_gain

@@ -6,9 +6,8 @@ import pytest
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping import Confidence, DraftProduct, FixedLength
-from specheads.evaluation.candidates import TARGET_ALONE, Candidate
+from specheads.evaluation.candidates import TARGET_ALONE, Candidate, CostTable
 from specheads.evaluation.report import MEASURED
-from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.sweep import Measured, with_measured
 
 STEP, PASS, NUM_PROMPTS = 0.001, 0.004, 8

@@ -14,18 +14,14 @@ def test_rows_of_equal_length_keep_their_order():
 
 
 @pytest.mark.parametrize("max_tokens", [1, 9, 20, 1000])
-@pytest.mark.parametrize("counted", [False, True])
-def test_batches_of_tokens_are_as_large_as_the_limit_allows(max_tokens, counted):
-    random = np.random.default_rng(max_tokens)
-    lengths = random.integers(1, 12, size=15).tolist()
-    num_texts = random.integers(1, 4, size=15).tolist() if counted else None
-    batches = batches_of_tokens(lengths, max_tokens, num_texts)
-    texts = num_texts or [1] * 15
+def test_batches_of_tokens_are_as_large_as_the_limit_allows(max_tokens):
+    lengths = np.random.default_rng(max_tokens).integers(1, 12, size=15).tolist()
+    batches = batches_of_tokens(lengths, max_tokens)
     assert [row for batch in batches for row in batch] == by_length(lengths)
-    sizes = [sum(texts[row] for row in batch) * max(lengths[row] for row in batch) for batch in batches]
+    sizes = [len(batch) * max(lengths[row] for row in batch) for batch in batches]
     assert all(size <= max_tokens or len(batch) == 1 for size, batch in zip(sizes, batches, strict=True))
     for batch, after in itertools.pairwise(batches):  # the next row would have been too much
-        assert (sum(texts[row] for row in batch) + texts[after[0]]) * lengths[after[0]] > max_tokens
+        assert (len(batch) + 1) * lengths[after[0]] > max_tokens
 
 
 def test_no_rows_make_no_batches():

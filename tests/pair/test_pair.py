@@ -71,7 +71,7 @@ def test_each_training_process_uses_a_different_gpu(monkeypatch):
 
 def test_a_folder_without_weights_has_no_version(nano, tmp_path):
     with pytest.raises(UserError, match="holds no .safetensors"):
-        revision_of(nano.draft, tmp_path)
+        revision_of(nano.draft.config, tmp_path)
 
 
 def test_every_named_pair_has_keys_of_the_description_of_a_pair():

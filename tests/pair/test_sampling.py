@@ -1,10 +1,10 @@
 import pytest
 import torch
-from statistics_helper import chi_square_p_value
+from statistics_helper import chi_square_p_value, uniforms
 from transformers import LogitsProcessorList, MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from specheads import UserError, Warp
-from specheads.pair.sampling import Uniforms, accept_prob, check_finite, has_nan, overlap, sample, uniforms
+from specheads.pair.sampling import Uniforms, accept_prob, check_finite, has_nan, overlap, sample
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])

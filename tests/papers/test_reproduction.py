@@ -81,14 +81,14 @@ EVEN, UNEVEN = [8] * 20, [4, 4, 12, 12] * 5
 )
 def test_a_claim_of_exact_counts_holds_or_not(values, outcome, ours):
     tallies = {"a": tally(EVEN, [2] * 20), "b": tally(EVEN, [4] * 20, nats=2.0)}
-    result = checked(claim(**values), tallies, 20)
+    result = checked(claim(**values), tallies, range(20))
     assert (result.outcome, result.ours, result.ratio) == (outcome, ours, None)
     assert bool(result.why) == (outcome != "held")
 
 
 def test_a_claim_holds_weakly_where_the_interval_includes_the_opposite():
     tallies = {"a": tally(UNEVEN, [2] * 20), "b": tally([7, 8] * 10, [2] * 20)}
-    result = checked(claim(over="b", published=1.0, note="few prompts"), tallies, 20)
+    result = checked(claim(over="b", published=1.0, note="few prompts"), tallies, range(20))
     low, high = map(float, re.findall(r"[\d.]+", result.ours)[1:])
     assert result.outcome == "held weakly" and low < 1 < high
     assert result.ratio == pytest.approx(16 / 15) and result.published == "1"
@@ -98,7 +98,7 @@ def test_a_claim_holds_weakly_where_the_interval_includes_the_opposite():
 def test_prompts_of_a_group_are_resampled_together():
     tallies = {"a": tally(UNEVEN, [2] * 20), "b": tally(EVEN, [2] * 20)}
     together = checked(claim(over="b"), tallies, [(number // 4, number % 2) for number in range(20)])
-    apart = checked(claim(over="b"), tallies, 20)
+    apart = checked(claim(over="b"), tallies, range(20))
     assert together.ours == "1.000 [1.000, 1.000]" and apart.ours != together.ours
 
 
@@ -139,7 +139,7 @@ def test_a_claim_has_a_ratio_of_its_own():
 
 def test_a_claim_on_what_a_method_does_not_have_is_a_message():
     with pytest.raises(UserError, match="acceptance_rate of a is not defined"):
-        checked(claim(metric="acceptance_rate"), {"a": tally([8], [2])}, 1)
+        checked(claim(metric="acceptance_rate"), {"a": tally([8], [2])}, range(1))
 
 
 # --- settings
@@ -370,6 +370,6 @@ def test_the_command_does_not_name_folders(monkeypatch):
 
 def test_tables_leave_out_what_nothing_has(capsys):
     tallies = {"a": tally(EVEN, [2] * 20), "b [x]": tally(UNEVEN, [2] * 20)}
-    print_result(measured(tallies, list(METRICS), 20), [checked(claim(over="b [x]"), tallies, 20)])
+    print_result(measured(tallies, list(METRICS), range(20)), [checked(claim(over="b [x]"), tallies, range(20))])
     printed = capsys.readouterr().out
     assert "b [x]" in printed and "rounds with a copy" not in printed and "did not" in printed

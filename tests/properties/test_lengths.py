@@ -17,15 +17,14 @@ lengths = st.lists(st.integers(0, 40), max_size=30)
 
 
 @tries(5)
-@given(lengths, st.integers(1, 200), st.data())
-def test_batches_of_tokens_hold_every_row_once_and_are_as_large_as_the_limit_allows(sizes, limit, data):
-    counts = data.draw(st.none() | st.lists(st.integers(1, 4), min_size=len(sizes), max_size=len(sizes)))
-    batches = batches_of_tokens(sizes, limit, counts)
+@given(lengths, st.integers(1, 200))
+def test_batches_of_tokens_hold_every_row_once_and_are_as_large_as_the_limit_allows(sizes, limit):
+    batches = batches_of_tokens(sizes, limit)
     order = [row for batch in batches for row in batch]
     assert order == by_length(sizes) == sorted(range(len(sizes)), key=lambda row: (sizes[row], row))
 
     def padded(batch):
-        return sum(1 if counts is None else counts[row] for row in batch) * max(sizes[row] for row in batch)
+        return len(batch) * max(sizes[row] for row in batch)
 
     for number, batch in enumerate(batches):
         assert batch and (len(batch) == 1 or padded(batch) <= limit)

@@ -4,9 +4,9 @@ import pytest
 
 from specheads import Warp
 from specheads.decoding.stopping import FixedLength
-from specheads.evaluation.candidates import RuleChoice, candidates, sweep_settings
+from specheads.evaluation.candidates import RuleChoice, candidates
 from specheads.evaluation.settings import Evaluation
-from specheads.evaluation.sweep import Sweep
+from specheads.evaluation.sweep import Sweep, sweep_settings
 from specheads.storage.journal import Journal
 
 PROVENANCE = {"settings": [("a", None)], "seed": 0}
@@ -71,7 +71,8 @@ def test_an_interrupted_sweep_resumes_to_the_same_counts(nano, prompts, tmp_path
 
         rules = {"fixed_length": RuleChoice(FixedLength, {"num_tokens": [1, 3]})}
         settings = sweep_settings(candidates(rules, {}, None))
-        measured = Sweep(nano, Evaluation(warp=Warp(), max_new_tokens=6, repeats=2)).run(settings, prompts[:4], journal, count)
+        how = Evaluation(warp=Warp(), max_new_tokens=6, repeats=2)
+        measured = Sweep(nano, how, nano.window).run(settings, prompts[:4], journal, count)
         counts = [[(s.num_tokens, s.num_drafted, s.num_accepted, s.num_target_calls) for s in m.stats] for m in measured]
         return counts, [len(m.token_seconds) for m in measured], done
 

@@ -93,7 +93,7 @@ class StoppingRule:
     def fit(cls, arguments: Mapping[str, Any], fitting: Any, head: Any, costs: StepCosts | None) -> dict[str, Any]:
         """Return the constructor's arguments with the open ones fitted.
 
-        `fitting` fits to recorded drafts of dev prompts, by the methods of `specheads.evaluation.rule_costs.Tuning`; `head` is a
+        `fitting` fits to recorded drafts of dev prompts, by the methods of `specheads.evaluation.candidates.Tuning`; `head` is a
         recorded one; `costs` are those of the rule's steps, None if no open parameter is in `fitted_to_costs`.
         """
         return dict(arguments)

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from specheads.decoding.step_times import StepTimes, bytes_of_step
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, Logistic
-from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, ORACLE_BOUND, Candidate, RuleChoice, candidates, fixed_length
+from specheads.evaluation.candidates import CEILING, FIXED, ORACLE_BOUND, Candidate, CostTable, RuleChoice, Tuning, candidates
 from specheads.evaluation.intervals import Interval, interval, resample_counts
 from specheads.evaluation.replayed_sets import Outcome, RecordedSet, counts_of
 from specheads.evaluation.report import MEASURED
-from specheads.evaluation.rule_costs import CostTable, Tuning
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, check_finite, overlap
 from specheads.replay.cost import CostFit
@@ -24,15 +23,14 @@ from specheads.replay.response_batch import ResponseBatch
 PLAIN, FIXED_NAME, LOGISTIC = "the target alone", "fixed length", "logistic"
 BETTER, HEAD = "a better draft", "head of width "  # the last is followed by the width
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
-FIXED_LENGTHS = [fixed_length(length) for length in LENGTHS]
 THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(2, 20))
 RULES = {
     FIXED: RuleChoice(FixedLength, {"num_tokens": list(LENGTHS)}),
     LOGISTIC: RuleChoice(
-        Logistic,
-        {"threshold": list(THRESHOLDS), "weights": {"logit_max_prob": None, "bias": None}, "max_tokens": MAX_TOKENS},
+        Logistic, {"threshold": list(THRESHOLDS), "weights": {"logit_max_prob": None, "bias": None}, "max_tokens": MAX_TOKENS}
     ),
 }
+FIXED_LENGTHS = candidates({FIXED: RULES[FIXED]}, {}, None)
 # Of the way from the best fixed length to the informed ceiling, what trained heads closed on mini at ratios 5 to 20, with less
 # than 1 % of a draft step for their cost: the least and the most on two sets of prompts, and a value between them
 # (docs/measurements/archive.md, what rules are worth). A probe of mini itself is therefore no test of them.
@@ -82,14 +80,12 @@ class Cut:
 
 
 def missing_tokens(pair: Pair, recording: Recording) -> list[Tensor]:
-    """Return for each of CUT_SIZES which tokens (V,) bool are not kept; none for a draft whose output lacks tokens already.
-
-    Among tokens that do not occur, a tokenizer's first ones are kept, which are the most frequent in the text that made it.
-    """
+    """Return for each of CUT_SIZES which tokens (V,) bool are not kept; none for a draft whose output lacks tokens already."""
     if pair.draft_lm.lacking is not None:
         return []
     counts = torch.bincount(recording.tokens[: int(recording.lengths.sum())], minlength=pair.vocab_size)
     counts[list(pair.stop_tokens)] = counts.sum()
+    # Of those that do not occur a tokenizer's first ones are kept, the most frequent in the text that made it.
     rank = counts.argsort(descending=True, stable=True).argsort()
     return [rank >= size for size in CUT_SIZES if size < pair.vocab_size]
 
@@ -109,10 +105,7 @@ def cuts_of(
 
 
 def better_draft(recording: Recording, gain: float, seed: int = 0) -> Recording:
-    """Return the recording of a draft whose tokens are accepted more often by a share `gain`, for fixed lengths only.
-
-    Rejections become acceptances at random, equally likely everywhere.
-    """
+    """Return the recording of a draft whose tokens are accepted more often by a share `gain`, for fixed lengths only."""
     share = recording.accepted.double().mean().item()
     flipped = min(1.0, share * gain / max(1e-9, 1 - share))
     uniform = torch.rand(recording.accepted.shape, generator=torch.Generator().manual_seed(seed))
@@ -156,12 +149,9 @@ class Option:
 
 
 def predict(halves: Sequence[RecordedSet], times: StepTimes, greedy: bool, overheads: Overheads = Overheads()) -> list[Option]:
-    """Return every option, the target alone first.
-
-    Lengths and thresholds are chosen on one half of the prompts and counted on the other, both ways.
-    """
+    """Return every option, the target alone first; what one half of the prompts chooses is counted on the other, both ways."""
     table = _cost_table(times, overheads)
-    resamples = resample_counts([group for half in halves for group in half.groups or ()])
+    resamples = resample_counts([group for half in halves for group in half.groups])
     counted: dict[str, list[tuple[Candidate, Counts]]] = {}  # by option what each half chose, with its counts on the other
 
     def count(name: str, rule: Candidate, recording: Recording) -> None:
@@ -181,7 +171,7 @@ def predict(halves: Sequence[RecordedSet], times: StepTimes, greedy: bool, overh
     options = [Option(PLAIN, Interval(1.0, 1.0, 1.0), interval(1 / speeds[FIXED]))]
     for name, samples in speeds.items():
         value, bound = " or ".join(dict.fromkeys(rule.name for rule, _ in counted[name])), counted[name][0][0].bound
-        value = "" if name == ORACLE else value
+        value = "" if name == ORACLE_BOUND.family else value
         options.append(Option(name.replace("_", " "), interval(samples), interval(samples / speeds[FIXED]), value, bound))
     ceiling = [counts for _, counts in counted[CEILING]]
     # A head's rule takes about as many steps and rounds for each emitted token as the ceiling's.
@@ -210,17 +200,13 @@ def best_length(half: RecordedSet, times: StepTimes) -> int:
 
 def best_rules(recording: Recording, rules: Sequence[Candidate], table: CostTable) -> dict[str, Candidate]:
     """Return the fastest rule of each family on a recording at the measured costs."""
-    outcome = Outcome(rules, table, [RecordedSet("", "dev", recording, counts_of(recording, rules))]).chosen()
+    dev = RecordedSet("", "dev", recording, range(recording.num_prompts), counts_of(recording, rules))
+    outcome = Outcome(rules, table, [dev]).chosen()
     return {family: rules[number] for family, number in outcome.best[MEASURED].items()}
 
 
 def _head_option(name: str, fixed: np.ndarray, ceiling: np.ndarray, slowed: float, shares: Sequence[float]) -> Option:
-    """Return a head at the shares of the gap that heads have closed elsewhere: the least, a typical one, the most.
-
-    Args:
-        fixed, ceiling: speed-ups (1 + R,).
-        slowed: what the head adds to each emitted token, in tokens of the target alone.
-    """
+    """Return a head at the shares of the gap that heads have closed elsewhere, `slowed` by its cost for each emitted token."""
     least, typical, most = (1 / (1 / (fixed + share * (ceiling - fixed)) + slowed) for share in shares)
     speedup = Interval(float(typical[0]), interval(least).low, interval(most).high)
     gain = Interval(float((typical / fixed)[0]), interval(least / fixed).low, interval(most / fixed).high)

@@ -128,10 +128,7 @@ def _times(speedup: Interval) -> str:
 
 
 def live_check(pair: Pair, prompts: Sequence[Sequence[int]], costs: StepCosts, length: int, how: Evaluation) -> LiveCheck:
-    """Decode prompts (ids) with the target alone and with a fixed length, and return what it took.
-
-    Overheads are medians over rounds of what they took more than their steps.
-    """
+    """Decode prompts (ids) with the target alone and with a fixed length, and return what it took, overheads by medians."""
     with progress("decoding", 2 * len(prompts)) as advance:
         sweep = Sweep(pair, how, checked_window(pair, None))  # the memory of the steps that were timed, which are compiled
         measured = sweep.run([TARGET_ALONE, fixed_length(length)], prompts, on_generation=advance)
@@ -179,16 +176,13 @@ def probe(
     command_line: CommandLine,
     context: Mapping[str, Any],
 ) -> Probed:
-    """Return what speculation would be worth for a pair on prompts like those of `data`.
+    """Return what speculation would be worth for a pair on prompts like those of `data`. Raises UserError for too few prompts.
 
     Args:
         server: where vLLM is, for serving=vllm.
         data_folder: where recordings are kept, which a second probe or an evaluation of the same prompts reads again.
         command_line: writes the command that comes next, from a verb and its words besides the pair.
         context: more that the result shall say of itself.
-
-    Raises:
-        UserError: too few prompts.
     """
     settings, prompts = settings.for_pair(pair), _prompts(pair, settings, data)
     logger.info("probe: %d prompts; recording their responses, then timing steps", len(prompts))
@@ -216,7 +210,7 @@ def probe(
         how = {name: getattr(settings, name) for name in ("warp", "max_new_tokens", "engine", "seed")}
         live = live_check(pair, checked, times.costs, best_length(recorded[0], times), Evaluation(**how))
     options = predict(recorded, times, settings.warp.greedy, live.overheads)
-    groups, agreed = [group for half in recorded for group in half.groups or ()], [rows for part in by_half for rows in part]
+    groups, agreed = [group for half in recorded for group in half.groups], [rows for part in by_half for rows in part]
     overlaps = [torch.from_numpy(np.concatenate([rows[0] for rows in part])) for part in by_half]
     resamples = resample_counts(groups)
     sums, lengths = np.array([[rows[0].sum(), rows.shape[1]] for rows in agreed]).T
@@ -278,7 +272,6 @@ def _prompts(pair: Pair, settings: Probe, data: PromptData) -> list[EncodedPromp
 
 
 def _recorded(pair: Pair, settings: Probe, data: PromptData, folder: Path, prompts: Sequence[EncodedPrompt]) -> list[RecordedSet]:
-    """Return the recordings of the two halves of the prompts."""
     limits = replace(data.limits, max_new_tokens=settings.max_new_tokens)
     recorder = Recorder(pair, settings.warp, limits, RecordSettings(), settings.seed, folder)
     groups = groups_of([prompt for prompt, _ in prompts])
@@ -286,6 +279,6 @@ def _recorded(pair: Pair, settings: Probe, data: PromptData, folder: Path, promp
     parts = {name: np.flatnonzero(half).tolist() for name, half in (("first", first), ("second", ~first))}
     sets = {name: [prompts[number] for number in part] for name, part in parts.items()}
     return [
-        RecordedSet(name, "dev", recording, groups=[groups[number] for number in parts[name]])
+        RecordedSet(name, "dev", recording, [groups[number] for number in parts[name]])
         for name, recording in record_sets(recorder, sets, [], ground_truth=True).items()
     ]

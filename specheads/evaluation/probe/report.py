@@ -8,8 +8,9 @@ from specheads.decoding.step_times import VERIFIED
 from specheads.evaluation.conclusions import change, information_text, percent, times
 from specheads.evaluation.probe.prediction import BETTER, HEAD, MORE_OVERLAP, Cut, Option
 from specheads.evaluation.probe.probe import Probed
+from specheads.evaluation.reporting import write_page
 from specheads.evaluation.tables import Cell, Table, estimate_cell, terminal
-from specheads.storage.files import amount, write_json, write_whole
+from specheads.storage.files import amount
 
 MICRO, MILLI = 1e6, 1e-3
 
@@ -27,7 +28,6 @@ def print_probe(probed: Probed, console: Console | None = None) -> None:
 
 
 def _measured(probed: Probed) -> list[tuple[str, str]]:
-    """Return what was measured, as names with texts."""
     costs, live = probed.times.costs, probed.live
     verified = ", ".join(f"{count} {costs.verification[count] / costs.target_seconds:.2f}x" for count in VERIFIED)
     widths = sorted(option.width for option in probed.options if option.width is not None)
@@ -51,10 +51,7 @@ def _measured(probed: Probed) -> list[tuple[str, str]]:
         *(_cut(cut, probed) for cut in probed.cuts),
         ("verifying drafted tokens, over such a step", verified),
         ("what a head adds to a draft step", heads),
-        (
-            f"decoded as a check ({live.what}, K={live.length})",
-            f"{speed} ({live.alone_tokens_per_second:,.0f})",
-        ),
+        (f"decoded as a check ({live.what}, K={live.length})", f"{speed} ({live.alone_tokens_per_second:,.0f})"),
     ]
 
 
@@ -67,7 +64,6 @@ def _cut(cut: Cut, probed: Probed) -> tuple[str, str]:
 
 
 def _options(probed: Probed) -> Table:
-    """Return the table of what each way to decode is predicted to be worth."""
 
     def title(option: Option) -> Cell:
         more = f" ({MORE_OVERLAP:+.0%} overlap)" if option.name == BETTER else ""
@@ -104,7 +100,4 @@ def html_of(probed: Probed) -> str:
 
 def write_probe(probed: Probed, folder: Path) -> list[Path]:
     """Write the probe as a page and as JSON; return the paths."""
-    written = [folder / "probe.html", folder / "probe.json"]
-    write_whole(written[0], lambda path: path.write_text(html_of(probed), encoding="utf-8"))
-    write_json(written[1], probed.to_dict())
-    return written
+    return write_page(folder, "probe", html_of(probed), probed.to_dict())

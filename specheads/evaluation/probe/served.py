@@ -1,7 +1,6 @@
 """What rounds of vLLM take, by one short trial of a pair: costs for a probe's predictions.
 
-A process of vLLM answers the probe's prompts, so many at once; draft lengths take turns every few rounds, so that a slow moment
-slows all of them; a head of random weights watches every other turn. A second process has no draft.
+Draft lengths take turns every few rounds, so that a slow moment slows all of them; a second process has no draft.
 """
 
 import statistics
@@ -61,10 +60,7 @@ class Trial:
         return statistics.median(seconds[way]) / statistics.mean(self.requests[way])
 
     def times(self, here: StepTimes) -> StepTimes:
-        """Return the times of steps for each request.
-
-        Where vLLM has no head, heads add what they add `here`, as a logistic always does.
-        """
+        """Return the times of steps for each request; where vLLM has no head, heads add what they add `here`."""
         step, first = self._drafting(False)
         ways = {length: (length, False) for length in SERVED}
         rest = {length: self._median(self.seconds, way) - self._median(self.drafting, way) for length, way in ways.items()}
@@ -99,13 +95,9 @@ def served_rounds(
     server: Server,
     folder: Path,
 ) -> Trial:
-    """Time rounds of vLLM while it answers prompts (ids), `at_once` of them at a time; its log goes to `folder`.
+    """Time rounds of vLLM while it answers prompts (ids), `at_once` at a time; UserError if it has several processes.
 
-    Drafts are sampled where responses are. On a CPU both are greedy: vLLM 0.32 cannot sample with a draft there. A head of random
-    weights, `width` wide, watches every other turn, if specheads is installed next to vLLM.
-
-    Raises:
-        UserError: vLLM would run in several processes, or cannot load a model of the pair.
+    On a CPU all is greedy: vLLM 0.32 cannot sample with a draft there. A head `width` wide watches if specheads is installed there.
     """
     greedy = warp.greedy or not torch.cuda.is_available()
     law = {"temperature": 0.0} if greedy else {"temperature": warp.temperature, "top_k": warp.top_k, "top_p": warp.top_p}

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from statistics_helper import chi_square_p_value
+from statistics_helper import chi_square_p_value, uniforms
 
 from specheads import Warp
 from specheads.decoding.verification import (
@@ -14,7 +14,6 @@ from specheads.decoding.verification import (
     token_distribution,
 )
 from specheads.decoding.verification.chains import reflected
-from specheads.pair.sampling import uniforms
 from specheads.papers import BiasedVerification, BigLittle
 
 RULES = [TokenVerification(), BlockVerification(), BiasedVerification(0.2), BiasedVerification(0.2, "uno"), BigLittle()]

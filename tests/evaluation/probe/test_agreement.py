@@ -69,7 +69,7 @@ def test_what_a_cut_would_bring_is_exact_but_for_the_step(monkeypatch, halves):
                 expected.append([overlaps[0], 0.0, *overlaps[1:]])
     found = np.concatenate([each for half in rows for each in half], axis=1)
     assert np.allclose(found.T, np.array(expected), rtol=0, atol=1e-6)
-    times, sets = StepTimes(StepCosts(0.01, 0.1), {}), [RecordedSet("", "dev", half) for half in halves]
+    times, sets = StepTimes(StepCosts(0.01, 0.1), {}), [RecordedSet("", "dev", half, range(2)) for half in halves]
     cuts = cuts_of(pair, times, sets, missing, found[2:].mean(axis=1))
     assert [cut.size for cut in cuts] == [2, 5] and [cut.overlap for cut in cuts] == found[2:].mean(axis=1).tolist()
     kept = [[~mask[half.tokens[:5]] for half, mask in zip(halves, masks, strict=True)] for masks in zip(*missing, strict=True)]

@@ -1,14 +1,17 @@
-"""Rows of a report from replayed prompts: the best rule of each family with intervals, heads compared, and rounds in detail."""
+"""The rows of a report: what was decoded, the best replayed rule of each family, heads compared, and rounds in detail."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
-from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, Candidate
-from specheads.evaluation.intervals import Interval, interval, sums
+from specheads.decoding.step_costs import StepCosts
+from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, Candidate, CostTable
+from specheads.evaluation.intervals import Groups, Interval, cross_fitted_gain, interval, milliseconds, resample_counts, sums
 from specheads.evaluation.replayed_sets import Outcome, RecordedSet
-from specheads.evaluation.report import BankRow, DataSet, Reliability, RuleRow, TextSample, Winner, rule_fields
+from specheads.evaluation.report import BankRow, DataSet, LiveRow, Reliability, RuleRow, TextSample, Winner, rule_fields
+from specheads.evaluation.sweep import Measured
 from specheads.heads.calibration import IndexCalibration, in_rounds
 from specheads.heads.metrics import auroc, binary_kl, calibration
 from specheads.pair.pair import Pair
@@ -17,6 +20,63 @@ from specheads.replay.replay import RecordedHead, Replayed, head_logits
 
 LEAST_GAP = 0.01  # of the speed of the best fixed length: shares of less mean nothing
 NUM_TEXTS = 3  # responses whose rounds are shown in color
+
+
+def live_rows(
+    measured: Sequence[Measured], cost_table: CostTable, lossless: bool, groups: Groups, replayed: Mapping[str, float]
+) -> list[LiveRow]:
+    """Return a row for every setting that was decoded, the target alone first; `replayed` are tokens per second by setting."""
+    resamples = resample_counts(groups)
+    totals = [sums(each.stats, resamples) for each in measured]
+    alone = totals[0].tokens_per_second
+    plain = {
+        id(each.setting.live): total for each, total in zip(measured, totals, strict=True) if each.setting.verification is None
+    }
+    rows = []
+    for each, total in zip(measured, totals, strict=True):
+        setting, other, predicted = each.setting, each.setting.verification, None
+        if setting.live is not None:
+            costs = cost_table.for_prompts(setting, len(each.stats))
+            seconds = {cost: each.predicted_seconds(cost) for cost in dict.fromkeys(costs)}
+            by_prompt = [float(seconds[cost][prompt]) for prompt, cost in enumerate(costs)]
+            predicted = sum(part.num_tokens for part in each.stats) / sum(by_prompt)
+        expected = [part.num_expected for part in each.stats]
+        accepted = None
+        if None not in expected and any(expected):
+            number = resamples @ np.array([part.num_accepted for part in each.stats])
+            accepted = interval(number / np.maximum(resamples @ np.array(expected, dtype=float), 1e-12))
+        row = LiveRow(
+            name=setting.name,
+            family=setting.family,
+            value=setting.value,
+            tokens_per_second=interval(total.tokens_per_second),
+            speedup=interval(total.tokens_per_second / alone),
+            **total.rates(),
+            milliseconds=milliseconds(each.token_seconds),
+            predicted_tokens_per_second=predicted,
+            replayed_tokens_per_second=replayed.get(setting.name),
+            lossless=setting.live is None or (other.lossless if other else lossless),
+            efficiency_gain=interval(plain[id(setting.live)].verification_rate / total.verification_rate) if other else None,
+            verification=other.name if other else None,
+            **rule_fields(setting),
+            accepted_over_expected=accepted,
+        )
+        rows.append(row)
+    return rows
+
+
+def gain_over_fixed(measured: Sequence[Measured], costs_of: Callable[[Candidate], StepCosts], groups: Groups) -> Interval | None:
+    """Return the predicted throughput with a head over that of the best fixed length, a ratio; None unless both were decoded."""
+    families: list[list[Any]] = [[], []]  # fixed lengths and heads: the tokens and seconds of each prompt
+    for each in measured:
+        setting = each.setting
+        if setting.verification is None and (setting.rule_name == FIXED or setting.head is not None):
+            numbers = [part.num_tokens for part in each.stats], each.predicted_seconds(costs_of(setting))
+            families[setting.head is not None].append(numbers)
+    if not all(families) or len(set(groups)) < 4:
+        return None
+    fixed, head = (np.array(family, dtype=float) for family in families)
+    return cross_fitted_gain(head, fixed, groups)
 
 
 def data_set(replayed: RecordedSet, outcome: Outcome) -> DataSet:
@@ -44,11 +104,7 @@ def data_set(replayed: RecordedSet, outcome: Outcome) -> DataSet:
 
 
 def _winners(replayed: RecordedSet, outcome: Outcome, ratio: str, speeds: Sequence[np.ndarray]) -> list[Winner]:
-    """Return the best of each family at one ratio, and the best fixed length in hindsight: the one that is fastest on this set.
-
-    Args:
-        speeds: every candidate's speed-ups (1 + R,) on this set.
-    """
+    """Return the best of each family at one ratio, and the fixed length that is best on this set, by `speeds` (1 + R,) of all."""
     choice, resamples = outcome.best[ratio], replayed.resamples
     ceiling, oracle = (speeds[choice[family]] if family in choice else None for family in (CEILING, ORACLE))
     fixed, chosen = speeds[choice[FIXED]], list(choice.items())
@@ -116,10 +172,7 @@ def bank(heads: Mapping[str, RecordedHead], reported: Sequence[RecordedSet], out
 
 
 def reliability(recording: Recording, heads: Mapping[str, RecordedHead]) -> list[Reliability]:
-    """Return how well heads and the draft's probabilities predict acceptance, at every index that a token can have in a round.
-
-    A calibrated head has two rows: with its raw predictions and with the calibrated ones that rules use.
-    """
+    """Return how well heads, raw and calibrated, and the draft's probabilities predict acceptance, at every index in a round."""
     rows = []
     for name, head in heads.items():
         raw, calibrated, labels = _logits_in_rounds(recording, head)
@@ -134,10 +187,7 @@ def reliability(recording: Recording, heads: Mapping[str, RecordedHead]) -> list
 
 
 def _logits_in_rounds(recording: Recording, head: RecordedHead) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return a head's predictions for every drafted token at every index that the token can have in a round.
-
-    Returns, (n,) each: raw logits; calibrated logits, which rules use; and whether the token was accepted, 0 or 1.
-    """
+    """Return raw and calibrated logits (n,) of all tokens at every index in a round, and whether (n,) they were accepted."""
     logits, accepted, furthest, _ = head_logits(recording, head)
     token, index = in_rounds(furthest)
     raw = logits[token]
