@@ -3,8 +3,8 @@
     specheads train warp.temperature=0.5 seed=0 && specheads evaluate warp.temperature=0.5 live=none
     python benchmarks/gains.py outputs/evaluate/*/report.json [--keep gains] [--figure docs/information.png]
 
-Reads reports of `specheads evaluate`. Those with the same pair and warp are seeds of one setting: values are means over seeds, and
-intervals reach from the lowest end of a seed's interval over prompts to the highest. Rules were chosen on dev prompts.
+Reads reports of `specheads evaluate`. Those with the same pair and warp are seeds of one setting: values are means over seeds,
+and intervals reach from the lowest end of a seed's interval over prompts to the highest. Rules were chosen on dev prompts.
 """
 
 import argparse
