@@ -31,13 +31,27 @@ ORDER = ("held", "held weakly", "did not hold", NOT_RUN, LARGE, UNAVAILABLE, NOT
 
 
 def _checked_claims() -> list[dict[str, Any]]:
-    """Return all claims that were checked, with the `command` that did it: the fields of papers.claims.CheckedClaim."""
+    """Return all claims that were checked or left out, with the `command` that did it, and `where`: on which pair and prompts.
+
+    The other fields are those of papers.claims.CheckedClaim; a claim that was left out has no `ours`.
+    """
     checked = yaml.safe_load(MEASURED.read_text())
     for path in sorted(FOLDER.glob("*.json"), reverse=True):
         content = json.loads(path.read_text())
         claims = content.get("claims") or [claim for section in content.get("sections", ()) for claim in section["claims"]]
-        checked = [claim | {"command": content["command"]} for claim in claims] + checked
+        left_out = [claim | {"outcome": NOT_RUN} for claim in content.get("not_run", ())]
+        checked = [claim | {"command": content["command"], "where": _where(content)} for claim in claims + left_out] + checked
     return checked
+
+
+def _where(content: Mapping[str, Any]) -> str:
+    """Return the pair and the prompts of a run as text; nothing of the theory, which has none."""
+    if "prompts" not in content:
+        return ""
+    prompts = content["prompts"]
+    data = "" if prompts["name"].startswith(content["model"]["name"]) else f" of {prompts['name'].partition(',')[0]}"
+    split = f"{prompts['split']} " if not data else ""
+    return f"{content['model']['name']}, {prompts['num_prompts']} {split}prompts{data}"
 
 
 def _gpu_hours(cost: Mapping[str, Any]) -> tuple[float, int]:
@@ -75,9 +89,10 @@ def page() -> str:
 
 
 def _state(item: Mapping[str, Any], checked: Sequence[Claim]) -> str:
-    """Return the outcome of an item: of several, the one that held least."""
+    """Return the outcome of an item: of several that were checked, the one that held least."""
     if checked:
-        return max((claim["outcome"] for claim in checked), key=ORDER.index)
+        outcomes = {claim["outcome"] for claim in checked}
+        return max(outcomes - {NOT_RUN} or outcomes, key=ORDER.index)
     return {"text": NOTHING, "large": LARGE, "unavailable": UNAVAILABLE}.get(item["how"], NOT_RUN)
 
 
@@ -91,9 +106,10 @@ def _head(states: Mapping[str, str]) -> Iterator[str]:
         "Every table, figure and theorem of the five papers, the numbers in their texts, and what became of each here. *Held*: "
         "the interval lies on the claimed side, or the equality holds to rounding. *Held weakly*: the estimate does, and the "
         "interval includes the opposite, or only some of the cases do. The embedded pairs are small (targets of 5 and 13 million "
-        "parameters), so directions are compared, not digits; where a claim is about speed, tokens per round or "
-        "costs at a stated ratio are compared, unless it says otherwise. A cost is that of decoding token by token on H100s at "
-        "60 % of their memory bandwidth."
+        "parameters), so directions are compared, not digits. Brackets are 95 % intervals over prompts, of a ratio over the same "
+        "prompts on both sides; every prompt is decoded once, greedily or with one seed. Where a claim is about speed, tokens per "
+        "draft step are compared at a stated cost of the target's forward pass; speeds need a quiet machine, and what needs them "
+        "is *not run*. A cost is that of decoding token by token on H100s at 60 % of their memory bandwidth."
     )
     yield ""
     yield "| outcome | claims |"
@@ -103,15 +119,16 @@ def _head(states: Mapping[str, str]) -> Iterator[str]:
 
 def _row(item: Mapping[str, Any], state: str, checked: Sequence[Claim]) -> str:
     """Return the row of an item."""
-    texts = []
-    for claim in checked:
-        words = dict(word.partition("=")[::2] for word in claim["command"].split())
-        where = ", ".join(words[key] for key in ("model", "data") if key in words)
-        model = f"{where}: " if where else ""
+    texts, last = [], ""
+    for claim in sorted(checked, key=lambda claim: claim["outcome"] == NOT_RUN):
+        where = claim.get("where", "")
+        if where and where != last:  # said once for the claims of one run
+            texts.append(f"*{where}:*")
+        last = where
         ratio = f" ({claim['ratio']:.2f} of it)" if claim.get("ratio") is not None else ""
-        what, outcome = (f"{claim['says']} ", f", {claim['outcome']}") if len(checked) > 1 else ("", "")
+        what, outcome = (f"{claim['says']} ", f" {claim['outcome']}") if len(checked) > 1 else ("", "")
         why = f". {claim['why']}" if claim.get("why") else ""
-        texts.append(f"{model}{what}{claim['ours']}{ratio}{outcome}{why}")
+        texts.append(f"{what}{claim['ours']}{ratio}{outcome}{why}" if "ours" in claim else f"{claim['says']} *not run*")
     if not checked and "cost" in item:
         hours, gpus = _gpu_hours(item["cost"])
         size = "under an hour" if hours < 1 else f"{hours:,.0f} GPU-hours"

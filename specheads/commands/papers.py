@@ -66,7 +66,8 @@ def reproduce(cfg: DictConfig) -> None:
     folder = Path(cfg.paths.data) if settings.replay else run
     tallies = (replayed if settings.replay else decode)(pair, settings, prompts.prompts, folder, heads)
     methods = measured(tallies, settings.metrics, prompts.groups)
-    claims = [checked(claim, tallies, prompts.groups) for claim in settings.reported_claims if is_measured(claim, tallies)]
+    measurable = [claim for claim in settings.reported_claims if is_measured(claim, tallies)]
+    claims = [checked(claim, tallies, prompts.groups) for claim in measurable]
     print_result(methods, claims)
     outcomes = Counter(claim.outcome for claim in claims)
     counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()) or "none"
@@ -89,6 +90,7 @@ def reproduce(cfg: DictConfig) -> None:
         "versions": {"specheads": specheads.__version__},
         "methods": {name: {metric: asdict(value) for metric, value in row.items()} for name, row in methods.items()},
         "claims": [asdict(claim) for claim in claims],
+        "not_run": [{"claims": each.claims, "says": each.says} for each in settings.claims if each not in measurable],
     }
     run.mkdir(parents=True, exist_ok=True)
     write_json(run / "reproduction.json", result)
