@@ -126,13 +126,16 @@ def test_runs_and_features_of_another_type_are_told_apart(nano, tmp_path):
 class NoTexts:
     """A split without texts."""
 
-    response_share, seed, num_samples = None, 0, 0
+    response_share, seed = None, 0
 
     def __len__(self):
         return 0
 
     def lengths(self):
         return np.zeros(0, dtype=np.int64)
+
+    def sampled_tokens(self, number):
+        return []
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [("float32", "32-true"), ("bfloat16", "bf16-mixed")])
