@@ -53,7 +53,7 @@ def sample_features(
     """
     # A `next_token` head reads at the position before the token, from which it was sampled.
     tokens, position = batch.tokens, batch.index if predicts == "input_token" else batch.index - 1
-    texts = slices(len(tokens), tokens.shape[1], BATCH_TOKENS)
+    texts = slices(tokens.shape[0], tokens.shape[1], BATCH_TOKENS)
     hidden = torch.cat([lm.hidden_states(tokens[piece].to(lm.device), use_cache=False) for piece in texts])
     hidden = hidden.to(tokens.device)[batch.row, position]
     of_token = {name for name in needs if FEATURES[name].of_token}

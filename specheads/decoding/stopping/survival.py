@@ -113,7 +113,7 @@ class HeadRule(SurvivalRule):
     def __post_init__(self) -> None:
         self.lag = int(self.head.config.predicts == "input_token")
         if self.threshold == "auto":
-            self.threshold = (self.head.config.recommended or {}).get("threshold")
+            self.threshold = (getattr(self.head.config, "recommended", None) or {}).get("threshold")
             if self.threshold is None:
                 raise UserError(
                     "threshold=auto, but the head recommends none; run specheads evaluate head=<folder>, which stores it, or "
