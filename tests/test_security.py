@@ -178,7 +178,7 @@ def from_hub(tmp_path, monkeypatch):
 def test_exports_name_the_commits_of_both_models(from_hub, tmp_path):
     revisions = {role: content_of(f"embedded:nano/{role}") for role in COMMITS}
     assert (from_hub.draft_revision, from_hub.target_revision) == (revisions["draft"], revisions["target"])
-    assert revision_of(from_hub.draft, "somebody/draft") == revision_at("somebody/draft") == revisions["draft"]
+    assert revision_of(from_hub.draft.config, "somebody/draft") == revision_at("somebody/draft") == revisions["draft"]
     expected = {
         role: {"id": f"somebody/{role}", "revision": revisions[role], "commit": commit} for role, commit in COMMITS.items()
     }

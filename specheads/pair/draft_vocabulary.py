@@ -119,9 +119,6 @@ def stored_as(
     return stored
 
 
-# --- embeddings of the target
-
-
 def borrows_embedding(draft: nn.Module) -> bool:
     """Whether a draft's input embeddings are its target's: they are not trained, and not stored with it."""
     return getattr(draft, _BORROWS, False)

@@ -68,8 +68,6 @@ def is_quantized(model: "PreTrainedModel") -> bool:
     return getattr(model.config, "quantization_config", None) is not None
 
 
-# --- weights rounded on a CPU
-
 _GROUP = 32  # neighbouring inputs of an output that share numbers
 _CHUNK = 4096  # groups that a processor's cache holds
 _LEVELS, _ZEROS = {"Q4_1": 15, "Q4_0": 15, "Q8_0": 255}, {"Q4_0": 8, "Q8_0": 128}

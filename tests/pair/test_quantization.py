@@ -50,7 +50,7 @@ def test_a_quantization_of_gpus_is_refused_on_a_cpu(monkeypatch):
 
 
 def test_a_revision_names_the_quantization(nano):
-    assert revision_of(nano.draft, nano.draft_id, "int8") == f"{nano.draft_revision}-int8"
+    assert revision_of(nano.draft.config, nano.draft_id, "int8") == f"{nano.draft_revision}-int8"
 
 
 def test_a_draft_is_not_made_of_a_quantized_target():

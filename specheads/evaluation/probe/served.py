@@ -97,7 +97,7 @@ def served_rounds(
 ) -> Trial:
     """Time rounds of vLLM while it answers prompts (ids), `at_once` at a time; UserError if it has several processes.
 
-    On a CPU all is greedy, as vLLM 0.32 cannot sample with a draft there. A head `width` wide watches if specheads is installed.
+    On a CPU all is greedy: vLLM 0.32 cannot sample with a draft there. A head `width` wide watches if specheads is there, too.
     """
     greedy = warp.greedy or not torch.cuda.is_available()
     law = {"temperature": 0.0} if greedy else {"temperature": warp.temperature, "top_k": warp.top_k, "top_p": warp.top_p}
