@@ -107,8 +107,8 @@ def _head(states: Mapping[str, str]) -> Iterator[str]:
         "the interval lies on the claimed side, or the equality holds to rounding. *Held weakly*: the estimate does, and the "
         "interval includes the opposite, or only some of the cases do. The embedded pairs are small (targets of 5 and 13 million "
         "parameters), so directions are compared, not digits. Brackets are 95 % intervals over prompts, of a ratio over the same "
-        "prompts on both sides; every prompt is decoded once, greedily or with one seed. Where a claim is about speed, tokens per "
-        "draft step are compared at a stated cost of the target's forward pass; speeds need a quiet machine, and what needs them "
+        "prompts on both sides; every prompt is decoded once, greedily or with one seed. Where a claim is about speed, tokens "
+        "per draft step are compared at a stated cost of the target's forward pass; speeds need a quiet machine, and what needs them "
         "is *not run*. A cost is that of decoding token by token on H100s at 60 % of their memory bandwidth."
     )
     yield ""
