@@ -63,7 +63,7 @@ def names_of(group: str) -> list[str]:
 
 
 def keys_of_choice(where: str, group: str, name: object, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of conf/<group>/<name>.yaml with `given` in place of its own; an unknown one is a UserError about `where`."""
+    """Return the keys of conf/<group>/<name>.yaml with `given` in place of its own; unknown: a UserError about `where`."""
     names = [each for each in names_of(group) if each != "all"]
     if name not in names:
         raise UserError(f"{where} names {name!r}, which is not in conf/{group}; use one of {', '.join(names)}.")
