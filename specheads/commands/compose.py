@@ -63,7 +63,7 @@ def names_of(group: str) -> list[str]:
 
 
 def keys_of_choice(where: str, group: str, name: object, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of conf/<group>/<name>.yaml with `given` in place of its own; UserError, after `where`, if unknown."""
+    """Return the keys of conf/<group>/<name>.yaml with `given` in place of its own; unknown: a UserError about `where`."""
     names = [each for each in names_of(group) if each != "all"]
     if name not in names:
         raise UserError(f"{where} names {name!r}, which is not in conf/{group}; use one of {', '.join(names)}.")
@@ -76,7 +76,7 @@ def keys_of_choice(where: str, group: str, name: object, given: Mapping[str, Any
 
 
 def settings_of(cls: type[S], cfg: DictConfig, **objects: Any) -> S:
-    """Return settings with the keys that a composed config has, but `objects` as they are. Raises UserError for a wrong value."""
+    """Return settings with the keys that a composed config has, and `objects` as they are. Raises UserError for a wrong value."""
     values = dict(objects)
     for name, field in cls.model_fields.items():
         if name not in objects:

@@ -1,4 +1,4 @@
-"""The text of `--help`: every key of a command, its value, and its sentence from the classes of settings or a choice's file."""
+"""The text of `--help`: every key of a command, its value, and its sentence from the classes of settings or choices' files."""
 
 import re
 import shlex

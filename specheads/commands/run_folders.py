@@ -77,7 +77,7 @@ def _run_key(config: DictConfig) -> str:
 
 
 def begin() -> bool:
-    """Take the run's folder, UserError if another process has it; return whether there is work: a sweep's finished job is not."""
+    """Take the run's folder; return False for a finished job of a sweep. Raises UserError if another process works there."""
     hydra_cfg = HydraConfig.get()
     folder, is_sweep = Path(hydra_cfg.runtime.output_dir), hydra_cfg.mode == RunMode.MULTIRUN
     top = Path(hydra_cfg.sweep.dir) if is_sweep else folder

@@ -95,7 +95,7 @@ def served_rounds(
     server: Server,
     folder: Path,
 ) -> Trial:
-    """Time rounds of vLLM while it answers prompts (ids), `at_once` at a time; UserError if it has several processes.
+    """Time rounds of vLLM while it answers prompts (ids), `at_once` at a time. Raises UserError if it has several processes.
 
     On a CPU all is greedy: vLLM 0.32 cannot sample with a draft there. A head `width` wide watches if specheads is there, too.
     """

@@ -34,14 +34,14 @@ def ece(fitted, logits, accepted, furthest):
 def test_a_head_that_is_noise_looks_calibrated_on_its_own_prompts_alone(seed):
     *given, prompt = tokens(seed)
     raw, within = (ece(each, *given) for each in (IndexCalibration.neutral(), IndexCalibration.fit(*given)))
-    found = compared(*given, prompt, NUM_PROMPTS)
+    found = compared(*given, prompt, range(NUM_PROMPTS))
     assert within < 0.03 and raw > 0.15 and found.ece["raw"] == pytest.approx(raw)
     assert within < found.ece["cross_fitted"] < raw and found.used
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_head_that_is_right_stays_as_it_is(seed):
-    found = compared(*tokens(seed, true=lambda logits, furthest: logits), NUM_PROMPTS)
+    found = compared(*tokens(seed, true=lambda logits, furthest: logits), range(NUM_PROMPTS))
     assert not found.used and found.log_loss["cross_fitted"] == pytest.approx(found.log_loss["raw"], abs=3e-3)
 
 
@@ -53,16 +53,16 @@ def test_a_head_that_is_right_stays_as_it_is(seed):
     ],
 )
 def test_the_form_of_the_lowest_loss_on_other_prompts_is_taken(true, best):
-    found = compared(*tokens(true=true), NUM_PROMPTS)
+    found = compared(*tokens(true=true), range(NUM_PROMPTS))
     assert found.used and found.best in best and found.log_loss["cross_fitted"] < found.log_loss["raw"]
 
 
 def test_a_calibration_that_is_right_is_not_replaced():
     given = tokens(true=lambda logits, furthest: 0.4 * logits)
     earlier = {"slope": [0.4], "intercept": [0.0]}
-    found = compared(*given, NUM_PROMPTS, earlier)
+    found = compared(*given, range(NUM_PROMPTS), earlier)
     assert not found.used and found.ece["before"] < found.ece["raw"] and found.log_loss["before"] < found.log_loss["raw"]
-    assert compared(*given, NUM_PROMPTS, {"slope": [3.0], "intercept": [0.0]}).used
+    assert compared(*given, range(NUM_PROMPTS), {"slope": [3.0], "intercept": [0.0]}).used
 
 
 def test_opposite_errors_of_the_halves_do_not_cancel():
@@ -70,7 +70,7 @@ def test_opposite_errors_of_the_halves_do_not_cancel():
     logits, _, furthest, prompt = tokens()
     place = torch.arange(len(prompt)) % 10
     accepted = torch.where(prompt % 2 == 0, place < 6, place < 4)
-    found = compared(torch.zeros_like(logits), accepted, torch.zeros_like(furthest), prompt, NUM_PROMPTS)
+    found = compared(torch.zeros_like(logits), accepted, torch.zeros_like(furthest), prompt, range(NUM_PROMPTS))
     # Without intercepts zero stays zero, and a half; with them the other half's rates would do worse.
     assert found.best.startswith("temperature") and not found.used
     assert found.ece["raw"] == pytest.approx(0, abs=1e-6) and found.ece["cross_fitted"] == pytest.approx(0.1, abs=1e-6)
@@ -78,7 +78,7 @@ def test_opposite_errors_of_the_halves_do_not_cancel():
 
 def test_losses_are_those_of_the_other_halfs_calibration():
     *given, prompt = tokens(true=lambda logits, furthest: logits - 1)
-    even, found, total, count = prompt % 2 == 0, compared(*given, prompt, NUM_PROMPTS), 0.0, 0
+    even, found, total, count = prompt % 2 == 0, compared(*given, prompt, range(NUM_PROMPTS)), 0.0, 0
     for half in (even, ~even):
         fitted = IndexCalibration.fit(*(part[~half] for part in given), *FORMS[found.best])
         logits, accepted, furthest = (part[half] for part in given)
