@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from specheads.errors import UserError
-from specheads.heads.calibration import IndexCalibration
+from specheads.heads.calibration import IndexCalibration, calibrated
 from specheads.heads.features import FEATURES, input_size
 from specheads.heads.head import AcceptanceHead
 from specheads.heads.portable import loaders
@@ -54,13 +54,20 @@ def write_onnx(head: AcceptanceHead, folder: Path) -> Path:
 class _CalibratedHead(nn.Module):
     """Features (B, size) or (B,) -> `logit` (B,) and `acceptance` (B,), calibrated by the token's `index` (B,) in its draft."""
 
+    slope: Tensor  # (1, indices)
+    intercept: Tensor  # (1, indices)
+
     def __init__(self, head: AcceptanceHead) -> None:
         super().__init__()
-        self.head, self.calibration = head, IndexCalibration.from_dict(head.config.calibration)
+        self.head = head
+        slope, intercept = IndexCalibration.from_dict(head.config.calibration).rows(1, torch.device("cpu"))
+        self.register_buffer("slope", slope.clone())
+        self.register_buffer("intercept", intercept.clone())
 
     def forward(self, features: Mapping[str, Tensor], index: Tensor) -> tuple[Tensor, Tensor]:
         logit = self.head(features)
-        return logit, self.calibration(logit, index).sigmoid()
+        rows = (row.expand(index.shape[0], -1) for row in (self.slope, self.intercept))  # views: a copy would fix the batch
+        return logit, calibrated(logit, index, *rows).sigmoid()
 
 
 def _example_inputs(head: AcceptanceHead, batch: int) -> tuple[dict[str, Tensor], Tensor]:

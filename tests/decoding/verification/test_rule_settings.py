@@ -90,9 +90,9 @@ def test_reports_name_rules_and_their_settings(name, settings, label, lossless):
         ),
         (lambda: BigLittle(max_tokens=0), "verification.max_tokens=0 must be a positive integer."),
         (
-            lambda: JointVerification(1),
-            "verification.threshold=1 must be at least 0 and below 1; "
-            + "it is what the ratio of joint probabilities must exceed, for example 0.1.",
+            lambda: JointVerification(1.5),
+            "verification.threshold=1.5 must be a number from 0 to 1; "
+            + "it is what the joint ratio must exceed, for example 0.1.",
         ),
         (
             lambda: SyntheticVerification(2),
