@@ -132,7 +132,8 @@ def test_a_target_that_drafts_for_itself_is_charged_for_its_layers():
 def test_a_claim_has_a_ratio_of_its_own():
     tallies = {"a": tally(EVEN, [2] * 20, drafted=8), "b": tally(EVEN, [8] * 20)}
     values = [
-        checked(claim(metric="tokens_per_draft_step", over="b", ratio=ratio), tallies, range(20)).ours[:5] for ratio in (None, 1, 10)
+        checked(claim(metric="tokens_per_draft_step", over="b", ratio=ratio), tallies, range(20)).ours[:5]
+        for ratio in (None, 1, 10)
     ]
     assert values == ["2.000", "0.800", "2.857"]  # 8 * ratio over 8 + 2 * ratio, at 4 if not said
 
