@@ -24,7 +24,7 @@ from specheads.decoding.engine.compiled_program import (
     OPTIONS,
     BoundProgram,
     CompiledProgram,
-    Native,
+    MakeRepeat,
     Weights,
     add_leaves,
     modules_in,
@@ -83,8 +83,8 @@ class StepOperations(nn.Module):
         return Operations()
 
     @property
-    def native(self) -> Native | None:
-        """What makes calls of compiled steps that are faster than Python's, if anything does."""
+    def make_repeat(self) -> MakeRepeat | None:
+        """What repeats compiled steps without Python, if anything does."""
         return None
 
 
@@ -345,7 +345,7 @@ class CompiledEngine(EagerEngine):
             job, module = self._job(epilogue, kind, args)
             compiled_program, was_kept = load_or_compile(job.name, job.compile_program)
             logger.info("%s %s in %.1f s", "loaded" if was_kept else "compiled", job.what, time.perf_counter() - start)
-            runner: Runner = compiled_program.bind(module, self._memory, module.operations.native)
+            runner: Runner = compiled_program.bind(module, self._memory, module.operations.make_repeat)
         except Exception as error:  # a compiler has many ways to fail, all with the same remedy
             reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
             if self.strict:

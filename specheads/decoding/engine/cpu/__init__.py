@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from specheads.decoding.engine.compiled import StepOperations
-from specheads.decoding.engine.compiled_program import Native
-from specheads.decoding.engine.cpu.library import declarations, load_operators, native_call
+from specheads.decoding.engine.compiled_program import MakeRepeat
+from specheads.decoding.engine.cpu.library import declarations, load_operators, make_repeat
 from specheads.decoding.engine.cpu.packed import PackedModel, has_packed_layers, packed_model
 from specheads.decoding.engine.reading import RowPlaces, has_other_options
 from specheads.pair.language_model import LanguageModel
@@ -41,8 +41,8 @@ class CpuStep(StepOperations):
         return lm.config._attn_implementation == "sdpa" and load_operators()
 
     @property
-    def native(self) -> Native | None:
-        return native_call if self.has_operators else None
+    def make_repeat(self) -> MakeRepeat | None:
+        return make_repeat if self.has_operators else None
 
     def operations(self, places: RowPlaces | None) -> Operations:
         if not self.has_operators:

@@ -11,24 +11,11 @@
 namespace specheads_kernels __attribute__((visibility("hidden"))) {
 template <typename Value, typename Weight>
 void linear_into(const at::TensorBase& x, const at::TensorBase& panels, const Value* bias, at::TensorBase& result) {
-  using Sum = SumOf<Value>;
   const int64_t num_rows = result.size(-1), size = x.size(-1), tokens = x.numel() / std::max<int64_t>(1, size);
   const auto rows = converted<InputOf<Weight>, 0>(x.const_data_ptr<Value>(), size, tokens, size, panels.size(1)).first;
-  Value* to = result.mutable_data_ptr<Value>();
+  const auto put = putting<SumOf<Value>>(result.mutable_data_ptr<Value>(), num_rows, bias, 0);
   const int64_t bytes = panels.numel() * sizeof(Weight) * ((tokens + kMostTokens<Weight> - 1) / kMostTokens<Weight>);
-  Team::run(bytes > 2 * kGrainBytes, [&](Team& team) {
-    for_panels<Weight>(team, panels, 1, rows, tokens, [&](int64_t number, int64_t first, int64_t several, const Sum* block) {
-      const int64_t row = number * kPair<Value>, exist = std::min<int64_t>(kPair<Value>, num_rows - row);
-      for (int64_t t = 0; t < several; t++, block += kPair<Value>) {
-        Value* into = to + (first + t) * num_rows + row;
-        if (bias) {
-          for (int64_t j = 0; j < exist; j++) into[j] = static_cast<Value>(block[j] + static_cast<Sum>(bias[row + j]));
-        } else {
-          for (int64_t j = 0; j < exist; j++) into[j] = static_cast<Value>(block[j]);
-        }
-      }
-    });
-  });
+  Team::run(bytes > 2 * kGrainBytes, [&](Team& team) { for_panels<Weight>(team, panels, 1, rows, tokens, put); });
 }
 
 // x W^T + b (..., O) of x (..., I), W in panels (ceil(O / P), I, P), b (O); an odd I is padded in panels of pairs. Panels may have
@@ -66,12 +53,8 @@ struct Network {
 // to[j] = from[j] + silu(block[j] + bias[j]), for the numbers j < exist; `block` is overwritten.
 template <typename Sum>
 void residual_into(Sum* block, const Sum* bias, const Sum* from, int64_t exist, Sum* to) {
-  using Vector = Vectorized<Sum>;
   for (int64_t j = 0; j < exist; j++) block[j] += bias[j];
-  for (int64_t j = 0; j < kPair<Sum>; j += Vector::size()) {
-    const Vector x = Vector::loadu(block + j);
-    (x / (Vector(1) + x.neg().exp())).store(block + j);
-  }
+  for (int64_t j = 0; j < kPair<Sum>; j += kLanes<Sum>) silu(block + j).store(block + j);
   for (int64_t j = 0; j < exist; j++) to[j] = from[j] + block[j];
 }
 
@@ -96,12 +79,7 @@ void network_into(const at::TensorBase& inputs, const Network& network, at::Tens
       for (int64_t i = 0; i < size; i++) to[t * size + i] = (x[t * size + i] - mean[i]) * scale[i];
     }
   };
-  const auto project = [&](int64_t number, int64_t first, int64_t several, const Value* block) {
-    const int64_t row = number * kPair<Value>, exist = std::min<int64_t>(kPair<Value>, width - row);
-    for (int64_t t = 0; t < several; t++, block += kPair<Value>) {
-      for (int64_t j = 0; j < exist; j++) state[(first + t) * width + row + j] = block[j] + first_bias[row + j];
-    }
-  };
+  const auto project = putting<Value>(state, width, first_bias, 0);
   const auto read_out = [&](const Value* from) {
     for (int64_t t = 0; t < tokens; t++) logits[t] = std::inner_product(readout, readout + width, from + t * width, *last_bias);
   };
