@@ -244,7 +244,8 @@ def test_steps_over_few_tokens_are_made_of_the_operators(traced):
 def test_steps_in_rows_are_packed_for_any_number_of_tokens_in_float32(dtype):
     lm = LanguageModel(tiny_pair().target.to(dtype))
     engine = compiled.CompiledEngine(lm, 32, num_rows=2, operations=CpuStep)
-    few, many = (engine._rows_shape(count, 32, ()) for count in (MOST_TOKENS, MOST_TOKENS + 1))
+    in_rows = compiled.StepKind(all_logits=True, rows=True)
+    few, many = (engine._shape(count, 32, in_rows) for count in (MOST_TOKENS, MOST_TOKENS + 1))
     assert (few == many) is (dtype == torch.float32)
     assert engine._shape(MOST_TOKENS, 32, compiled.StepKind()) != engine._shape(MOST_TOKENS + 1, 32, compiled.StepKind())
 

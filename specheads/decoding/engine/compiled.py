@@ -42,6 +42,7 @@ _WIDTHS = ("one token", "a few tokens", "many tokens", "two tokens")
 _FEW = 5  # example tokens for "a few": sizes of 1, and those next to them, would be compiled as constants
 
 Runner = Callable[[Tensor, Tensor, Tensor, tuple[Any, ...]], Any]  # it takes tokens, start, places and inputs; see StepModule
+_Runners = dict[tuple[Any, ...], Runner]  # by shape
 
 
 class StepKind(NamedTuple):
@@ -128,6 +129,7 @@ class CompiledEngine(EagerEngine):
     """
 
     bucket = 64  # memory is read in multiples of this, so that cost follows the context and loops have no remainder
+    example_buckets = 1  # that a step reads while it is traced
 
     def __init__(
         self,
@@ -143,8 +145,8 @@ class CompiledEngine(EagerEngine):
         self._reach = whole - self.bucket  # the most that a step reads: code compiled for a part may not fit the whole
         self.strict, self.operations = strict, operations
         self._compiled: dict[Hashable, Runner] = {}
-        self._runners: dict[Hashable, dict[tuple[Any, ...], Runner]] = {}  # by step, its runners by shape
-        self._prepared: dict[CompiledStep, dict[tuple[Any, ...], Runner]] = {}  # the same by the function that runs it
+        self._runners: dict[Hashable, _Runners] = {}  # by step
+        self._prepared: dict[CompiledStep, _Runners] = {}  # the same by the function that runs it
         self._watched: list[tuple[nn.Module, Weights]] = []
         self._watch(lm.model)
         if num_rows == 1:
@@ -163,9 +165,8 @@ class CompiledEngine(EagerEngine):
 
         def step(tokens: Tensor, *inputs: Any) -> Any:
             start, count = self.length, tokens.shape[1]
-            out = self._run(epilogue, kind, runners, tokens, start, count, start + count, inputs)
-            for layer in self._layers:
-                layer.length = start + count
+            out = self._run((epilogue, kind, runners), tokens, start, start + count, inputs)
+            self.pretend(start + count)
             return out
 
         self._prepared[step] = runners
@@ -184,8 +185,7 @@ class CompiledEngine(EagerEngine):
         runner: Any = self._prepared[step][self._shape(1, self.bucket, StepKind())]
         given = add_leaves(inputs, [tokens, self._start, self._places, *columns])
         count, out = runner.repeat(given, len(columns), start, self.bucket, least, most)
-        for layer in self._layers:
-            layer.length = start + count
+        self.pretend(start + count)
         return count, out
 
     @property
@@ -199,30 +199,22 @@ class CompiledEngine(EagerEngine):
         runners = self._runners.setdefault((epilogue.compile_key, kind), {})
 
         def step(tokens: Tensor, end: int, *inputs: Any) -> Any:
-            return self._run(epilogue, kind, runners, tokens, 0, len(tokens), end, inputs)
+            return self._run((epilogue, kind, runners), tokens, 0, end, inputs)
 
         return step
 
     def _run(
-        self,
-        epilogue: Epilogue,
-        kind: StepKind,
-        runners: dict[tuple[Any, ...], Runner],
-        tokens: Tensor,
-        start: int,
-        count: int,
-        end: int,
-        inputs: tuple[Any, ...],
+        self, step: tuple[Epilogue, StepKind, _Runners], tokens: Tensor, start: int, end: int, inputs: tuple[Any, ...]
     ) -> Any:
-        """Run a step over `count` tokens that writes from `start` on, and reads as far as `end`."""
+        """Run a step that writes from `start` on, and reads as far as `end`."""
+        (epilogue, kind, runners), size = step, self._size(end)
         self._check_fits(end)
         self._set_start(start)
-        size = self._size(end)
         places = self._places_to.get(size)
         if places is None:
             places = self._places_to[size] = self._places[:size]
         args = (tokens, self._start, places, inputs)
-        shape = self._rows_shape(count, size, inputs) if kind.rows else self._shape(count, size, kind)
+        shape = self._shape(tokens.numel(), size, kind, inputs)
         runner = runners.get(shape)
         if runner is None:
             if artefacts.planned is not None:
@@ -250,8 +242,7 @@ class CompiledEngine(EagerEngine):
                 if shape in warmed_up or size < count:
                     continue
                 warmed_up.add(shape)
-                for layer in self._layers:
-                    layer.length = size - count
+                self.pretend(size - count)
                 compiled_step(torch.zeros((1, count), dtype=torch.long, device=self.lm.device), *inputs)
         self.rewind(0)
 
@@ -298,13 +289,9 @@ class CompiledEngine(EagerEngine):
         """Return how much memory a forward pass reads that writes as far as `end`."""
         return -(-end // self.bucket) * self.bucket
 
-    def _shape(self, count: int, size: int, kind: StepKind) -> tuple[int, ...]:
+    def _shape(self, count: int, size: int, kind: StepKind, inputs: tuple[Any, ...] = ()) -> tuple[Any, ...]:
         """Return the key of the step that serves forward passes over `count` tokens that read `size` positions of memory."""
         return (self._width(count, kind),)
-
-    def _rows_shape(self, count: int, size: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the key of the step in rows that serves such a call."""
-        return (self._width(count, StepKind(all_logits=True, rows=True)),)
 
     def _width(self, count: int, kind: StepKind) -> int:
         """Return which of _WIDTHS a forward pass over `count` tokens is compiled for.
@@ -320,11 +307,6 @@ class CompiledEngine(EagerEngine):
         if count == 2 and kind.all_logits and not kind.rows:
             return 3
         return 0 if count == 1 else 1 if count <= MOST_TOKENS else 2
-
-    @property
-    def _example_size(self) -> int:
-        """The positions that a step reads while it is traced."""
-        return self.bucket
 
     def _key(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> tuple[Hashable, ...]:
         return epilogue.compile_key, kind, self._width(args[0].numel(), kind)
@@ -364,7 +346,10 @@ class CompiledEngine(EagerEngine):
         """Return how a step is compiled, and the module that is traced."""
         tokens, first, _, inputs = args
         width = self._width(tokens.numel(), kind)
-        tokens, places = tokens.new_zeros(1, _FEW) if width == 1 and not kind.rows else tokens, self._places[: self._example_size]
+        tokens, places = (
+            tokens.new_zeros(1, _FEW) if width == 1 and not kind.rows else tokens,
+            self._places[: self.example_buckets * self.bucket],
+        )
         operations = self.operations(self.lm, modules_in(epilogue.compile_key), width != 2, kind.rows)
         module = StepModule(operations, epilogue, kind)
         options = dict(operations.compiler_options)
@@ -374,13 +359,12 @@ class CompiledEngine(EagerEngine):
 
         def compile_program() -> CompiledProgram:
             logger.info("compiling %s", what)
-            example = (tokens, first, places, self._memory, inputs)
-            if kind.rows:
-                of_rows: Any = epilogue
-                return CompiledProgram.compile(
-                    module, example, {0: 0, 2: 0}, options, [(0,), *of_rows.open_inputs]
-                )  # and places'
-            return CompiledProgram.compile(module, example, {0: 1, 2: 0} if width in (1, 2) else {2: 0}, options)
+            of_step: Any = epilogue
+            open_inputs = [(0,), *of_step.open_inputs] if kind.rows else []  # first those of the tokens' places
+            open_sizes = {0: 0, 2: 0} if kind.rows else {0: 1, 2: 0} if width in (1, 2) else {2: 0}
+            return CompiledProgram.compile(
+                module, (tokens, first, places, self._memory, inputs), open_sizes, options, open_inputs
+            )
 
         size = len(self._memory) * (1 + width)  # its layers, and sizes that are open
         return Job(what, name, compile_program, size), module

@@ -193,6 +193,7 @@ class GraphEngine(CompiledEngine):
     """`engine=cuda_graph`: captures compiled steps where Triton can compile them, and plain ones elsewhere."""
 
     bucket = PART  # memory grows by the parts of attention in groups
+    example_buckets = 2  # a compiler takes the number of parts for a constant if it is 1
 
     def __init__(self, lm: LanguageModel, capacity: int, strict: bool = True, spare_capacity: int = 0, num_rows: int = 1) -> None:
         super().__init__(lm, capacity, strict, spare_capacity, num_rows, _GroupedStep)
@@ -227,15 +228,8 @@ class GraphEngine(CompiledEngine):
     def _sizes(self) -> list[int]:
         return sorted({self._size(end) for end in range(self.bucket, self._reach + 1, self.bucket)})
 
-    @property
-    def _example_size(self) -> int:
-        return 2 * self.bucket  # a compiler takes the number of parts of attention for a constant if it is 1
-
-    def _shape(self, count: int, size: int, kind: StepKind) -> tuple[int, ...]:
-        return (count, size)
-
-    def _rows_shape(self, count: int, size: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (count, size, *(leaf.shape for leaf in tree_leaves(inputs)))
+    def _shape(self, count: int, size: int, kind: StepKind, inputs: tuple[Any, ...] = ()) -> tuple[Any, ...]:
+        return (count, size, *(leaf.shape for leaf in tree_leaves(inputs))) if kind.rows else (count, size)
 
     def _prepare(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> Runner:
         compiled_step = (

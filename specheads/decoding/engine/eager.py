@@ -159,8 +159,9 @@ class EagerEngine:
     @torch.no_grad()
     def _allocate(self) -> None:
         """Allocate and zero the memory, which `forward` would do."""
-        self._forward(self.lm, torch.zeros((self.num_rows, 1), dtype=torch.long, device=self.lm.device))
-        EagerEngine.rewind(self, 0)
+        tokens = torch.zeros((self.num_rows, 1), dtype=torch.long, device=self.lm.device)
+        self.forward(tokens, num_logits=0, lm=self.lm)
+        self.pretend(0)
         self._zero()
 
     @property
@@ -173,6 +174,7 @@ class EagerEngine:
         """The model as forward passes run it that are not compiled."""
         return self.lm
 
+    @torch.no_grad()
     def forward(
         self,
         tokens: Tensor,
@@ -180,29 +182,19 @@ class EagerEngine:
         tree_slots: TreeSlots | None = None,
         num_logits: int = 1,
         attention_mask: Tensor | None = None,
+        lm: LanguageModel | None = None,
     ) -> ForwardOutput:
-        """Append `tokens` (B, T) to the memory and run the model over them.
+        """Append `tokens` (B, T) long to the memory and run the model over them.
 
         Args:
-            tokens: (B, T) long.
             positions: (B, T) long; default: the next ones.
             tree_slots: the tree that these tokens are nodes of, after those already in memory; decides positions. Default:
                 causal.
             num_logits: compute logits for that many of the last positions.
             attention_mask: (B, length + T), 0 at padding; for left-padded rows.
+            lm: the model as it reads; default: `reader`.
         """
-        return self._forward(self.reader, tokens, positions, tree_slots, num_logits, attention_mask)
-
-    @torch.no_grad()
-    def _forward(
-        self,
-        lm: LanguageModel,
-        tokens: Tensor,
-        positions: Tensor | None = None,
-        tree_slots: TreeSlots | None = None,
-        num_logits: int = 0,
-        attention_mask: Tensor | None = None,
-    ) -> ForwardOutput:
+        lm = self.reader if lm is None else lm
         start, end = self.length, self.length + tokens.shape[1]
         self._check_fits(end)
         if positions is None:
@@ -214,13 +206,12 @@ class EagerEngine:
         else:
             reading = Reading({"position_ids": positions, "attention_mask": attention_mask})
         hidden = reading.hidden_states(lm, tokens, self._cache)
-        for layer in self._layers:  # a layer that the model skips has a length, but no memory
-            layer.length = end
+        self.pretend(end)  # also of a layer that the model skips, which has a length, but no memory
         return ForwardOutput(tokens, hidden, logits=lm.logits(hidden[:, hidden.shape[1] - num_logits :]))
 
     def read_prompt(self, tokens: Tensor) -> Tensor:
         """Append the prompt `tokens` (1, T) to the memory of one text; return the states (1, H) at its end."""
-        return self._forward(self._reader_of(tokens.shape[1]), tokens).hidden[:, -1]
+        return self.forward(tokens, num_logits=0, lm=self._reader_of(tokens.shape[1])).hidden[:, -1]
 
     def _reader_of(self, count: int) -> LanguageModel:
         """Return the model as it reads so many tokens of a prompt fastest."""
@@ -321,11 +312,10 @@ class EagerEngine:
         """Forget every position from `length` on."""
         if not 0 <= length <= self.length:
             raise RuntimeError(f"cannot rewind from {self.length} to {length} positions")
-        for layer in self._layers:
-            layer.length = length
+        self.pretend(length)
 
     def pretend(self, length: int) -> None:
-        """Let memory count as holding `length` positions, whatever they are; for measurements."""
+        """Let memory count as holding `length` positions, whatever they are."""
         for layer in self._layers:
             layer.length = length
 

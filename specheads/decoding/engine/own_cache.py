@@ -139,8 +139,7 @@ def _is_right_statically(lm: LanguageModel, tokens: Tensor, expected: Tensor) ->
     states.append(chain_reading(lm, start, 2, size).hidden_states(lm, tokens[:, 6:8], cache)[0])
     places = RowPlaces(torch.zeros(2, dtype=torch.long, device=device), torch.arange(8, 10, device=device))
     states.append(read_rows(lm, _States(), memory, tokens[0, 8:10, None], places, size, (), None))
-    for layer in engine._layers:
-        layer.length = 9
+    engine.pretend(9)
     seen = torch.eye(4, dtype=torch.bool, device=device)  # a root, a token that branches off, and two that continue the text
     seen[:, 0], seen[3, 2] = True, True
     tree = TreeSlots(9, torch.tensor([0, 1, 1, 2], device=device), seen)
@@ -196,21 +195,15 @@ class OwnCacheEngine(EagerEngine):
         return self._text.shape[1]
 
     @torch.no_grad()
-    def _forward(
-        self,
-        lm: LanguageModel,
-        tokens: Tensor,
-        positions: Tensor | None = None,
-        tree_slots: TreeSlots | None = None,
-        num_logits: int = 0,
-        attention_mask: Tensor | None = None,
+    def forward(
+        self, tokens: Tensor, *_: Any, tree_slots: TreeSlots | None = None, num_logits: int = 1, **__: Any
     ) -> ForwardOutput:
         if tree_slots is not None:
             raise RuntimeError("there are no trees on a model's own cache")
         self._check_fits(self.length + tokens.shape[1])
         before, self._text = self.length, torch.cat([self._text, tokens], dim=1)
         hidden = torch.cat([self._read_to(end) for end in self._ends(before)], dim=1)[:, -tokens.shape[1] :]
-        return ForwardOutput(tokens, hidden, lm.logits(hidden[:, hidden.shape[1] - num_logits :]))
+        return ForwardOutput(tokens, hidden, self.lm.logits(hidden[:, hidden.shape[1] - num_logits :]))
 
     def _ends(self, before: int) -> list[int]:
         """Return where the forward passes end that read the text, of which `before` tokens were there before this call."""

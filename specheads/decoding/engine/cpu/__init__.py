@@ -55,8 +55,7 @@ def packed_reader(lm: LanguageModel) -> LanguageModel:
     is_right = lm.device.type == "cpu" and lm.output_embedding.weight.dtype == torch.float32  # 16 bits gain nothing
     if not is_right or lm.config._attn_implementation != "sdpa" or not has_packed_layers(lm.model) or not load_operators():
         return lm
-    packed = packed_model(lm, ())
-    if packed is None:
+    if (packed := packed_model(lm, ())) is None:
         return lm
     packed.lm.explicit_masks = True
     return packed.lm
@@ -68,10 +67,13 @@ class CpuOperations(Operations):
     Args:
         networks: packed copies by network.
         places: of the tokens, where keys and values are those of all rows of a memory.
+        in_bulk: whether many distributions are warped at once, uncompiled, in code of its own.
     """
 
-    def __init__(self, networks: Mapping[nn.Module, Any] | None = None, places: RowPlaces | None = None) -> None:
-        self._networks, self._places = networks or {}, places
+    def __init__(
+        self, networks: Mapping[nn.Module, Any] | None = None, places: RowPlaces | None = None, in_bulk: bool = False
+    ) -> None:
+        self._networks, self._places, self._in_bulk = networks or {}, places, in_bulk
 
     def most_likely(self, x: Tensor) -> Tensor:
         return torch.ops.specheads.most_likely(x)
@@ -82,14 +84,16 @@ class CpuOperations(Operations):
     def token_at(self, probs: Tensor, uniform: Tensor) -> Tensor:
         return torch.ops.specheads.token_at(probs, uniform)
 
-    # Compiled code rounds sums in another order anyway; what runs uncompiled keeps its bits.
+    @property
+    def _may_round(self) -> bool:
+        """Compiled code rounds sums in another order anyway; what runs uncompiled keeps its bits."""
+        return self._in_bulk or torch.compiler.is_compiling()
 
     def kept_softmax(self, logits: Tensor, least: Tensor) -> Tensor:
-        compiling = torch.compiler.is_compiling()
-        return torch.ops.specheads.kept_softmax(logits, least) if compiling else super().kept_softmax(logits, least)
+        return torch.ops.specheads.kept_softmax(logits, least) if self._may_round else super().kept_softmax(logits, least)
 
     def nucleus(self, probs: Tensor, top_p: float) -> Tensor:
-        return torch.ops.specheads.nucleus(probs, top_p) if torch.compiler.is_compiling() else super().nucleus(probs, top_p)
+        return torch.ops.specheads.nucleus(probs, top_p) if self._may_round else super().nucleus(probs, top_p)
 
     def head_logits(self, network: Any, features: Mapping[str, Tensor]) -> Tensor:
         copied = self._networks.get(network)
@@ -108,16 +112,6 @@ class CpuOperations(Operations):
         return torch.ops.specheads.masked_attention(query, key, value, mask, *of_rows, scale), None
 
 
-class BulkOperations(CpuOperations):
-    """The same for code that warps many distributions at once, uncompiled."""
-
-    def kept_softmax(self, logits: Tensor, least: Tensor) -> Tensor:
-        return torch.ops.specheads.kept_softmax(logits, least)
-
-    def nucleus(self, probs: Tensor, top_p: float) -> Tensor:
-        return torch.ops.specheads.nucleus(probs, top_p)
-
-
 def bulk_operations(device: torch.device) -> Operations:
     """Return what to compute with where a device warps many distributions at once, uncompiled."""
-    return BulkOperations() if device.type == "cpu" and load_operators() else Operations()
+    return CpuOperations(in_bulk=True) if device.type == "cpu" and load_operators() else Operations()
