@@ -13,7 +13,7 @@ from specheads.decoding.engine.compiled import CompiledEngine, StepOperations
 from specheads.decoding.engine.cpu import CpuStep, bulk_operations, packed_reader
 from specheads.decoding.engine.cpu.packed import bytes_to_pack
 from specheads.decoding.engine.cuda_graph import GraphEngine
-from specheads.decoding.engine.eager import CompiledStep, EagerEngine, Engine, Epilogue, ForwardOutput, StepMemory
+from specheads.decoding.engine.eager import EagerEngine, Engine, ForwardOutput, StepMemory
 from specheads.decoding.engine.own_cache import OwnCacheEngine, Way, WholeTexts, way_of, whole_states
 from specheads.decoding.engine.reading import RowPlaces, TreeSlots
 from specheads.errors import UserError
@@ -21,10 +21,8 @@ from specheads.pair.language_model import LanguageModel
 
 __all__ = [
     "CompiledEngine",
-    "CompiledStep",
     "EagerEngine",
     "Engine",
-    "Epilogue",
     "ForwardOutput",
     "OwnCacheEngine",
     "RowPlaces",

@@ -84,12 +84,7 @@ def load_compiler() -> None:
 
     Headers depend on the options, so these are the steps' options.
     """
-    CompiledProgram.compile(_Doubled(), (torch.zeros(1, 3), torch.zeros(2)), {0: 1}, CPU_OPTIONS)
-
-
-class _Doubled(nn.Module):
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        return 2 * x, y.exp().sum()
+    CompiledProgram.compile(nn.Softmax(dim=-1), (torch.zeros(1, 3),), {0: 1}, CPU_OPTIONS)
 
 
 def _run_in_processes(jobs: Sequence[Job], most: int) -> None:
@@ -180,19 +175,20 @@ def _is_usable(path: Path) -> bool:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         status = path.lstat()
     except OSError as error:
-        _warn(f"compiled steps are not kept for later runs: {error}")
+        warn_once(f"compiled steps are not kept for later runs: {error}")
         return False
     if status.st_uid == os.getuid() and stat.S_ISDIR(status.st_mode) and stat.S_IMODE(status.st_mode) == 0o700:
         return True
-    _warn(
+    warn_once(
         f"compiled steps are neither read from {path} nor kept there, because it is not a folder that only you can access, and "
         f"loading them runs code; remove it, or if you trust its content run chmod 700 {path}"
     )
     return False
 
 
-@cache  # a decoder compiles several steps, and one warning is enough
-def _warn(message: str) -> None:
+@cache  # every step of every engine may ask, and one warning is enough
+def warn_once(message: str) -> None:
+    """Log a warning that was not logged before."""
     logger.warning("%s", message)
 
 

@@ -46,10 +46,10 @@ _Runners = dict[tuple[Any, ...], Runner]  # by shape
 
 
 class StepKind(NamedTuple):
-    """How a step is called; see `Engine.compiled_step`."""
+    """How a step is called; see `Engine.compiled_step` and `Engine.rows_step`."""
 
     all_logits: bool = False
-    rows: bool = False  # see `Engine.rows_step`
+    rows: bool = False
 
 
 class StepOperations(nn.Module):
@@ -64,6 +64,7 @@ class StepOperations(nn.Module):
     compiler_options: Mapping[str, Any] = {}
     reads_all_rows = False  # a step in rows gives attention the memory of all rows, not a copy for each token
     name: Hashable = "torch"  # compiled code depends on it
+    make_repeat: MakeRepeat | None = None  # what repeats compiled steps without Python, if anything does
 
     def __init__(self, lm: LanguageModel, modules: Sequence[nn.Module], few: bool, rows: bool) -> None:
         super().__init__()
@@ -82,11 +83,6 @@ class StepOperations(nn.Module):
     def operations(self, places: RowPlaces | None) -> Operations:
         """Return what a forward pass and the epilogue compute with; `places` of the tokens of a step in rows."""
         return Operations()
-
-    @property
-    def make_repeat(self) -> MakeRepeat | None:
-        """What repeats compiled steps without Python, if anything does."""
-        return None
 
 
 class StepModule(nn.Module):
@@ -210,10 +206,9 @@ class CompiledEngine(EagerEngine):
         (epilogue, kind, runners), size = step, self._size(end)
         self._check_fits(end)
         self._set_start(start)
-        places = self._places_to.get(size)
-        if places is None:
-            places = self._places_to[size] = self._places[:size]
-        args = (tokens, self._start, places, inputs)
+        if size not in self._places_to:
+            self._places_to[size] = self._places[:size]
+        args = (tokens, self._start, self._places_to[size], inputs)
         shape = self._shape(tokens.numel(), size, kind, inputs)
         runner = runners.get(shape)
         if runner is None:

@@ -111,20 +111,25 @@ class _HeldInputs:
 
     def fill(self, given: Sequence[Tensor]) -> None:
         """Copy a call's tensors, in the order of these, except for those that are there already."""
-        held = self._tensors
-        sources = {number: self._apart(given[number]) for number, old in enumerate(held) if not is_same(old, given[number])}
+        held, sources = self._tensors, {}
+        for number, (old, new) in enumerate(zip(self._tensors, given, strict=True)):
+            if not is_same(old, new):  # one in the place of another would be overwritten first
+                sources[number] = new.clone() if _storage(new) in self._storages else new
         for numbers in self._groups.values():
-            new = [number for number in numbers if number in sources]
-            if new:
-                torch._foreach_copy_([held[number] for number in new], [sources[number] for number in new], non_blocking=True)
-
-    def _apart(self, tensor: Tensor) -> Tensor:
-        """Return a copy of a tensor that lies in the place of another one, which would be overwritten first."""
-        return tensor.clone() if _storage(tensor) in self._storages else tensor
+            if moved := [number for number in numbers if number in sources]:
+                torch._foreach_copy_([held[number] for number in moved], [sources[number] for number in moved], non_blocking=True)
 
 
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
+
+
+def _update(step: _Step, state: Any) -> Any:
+    """Run a step and write its result, the new state, where it reads the old one: the next call copies nothing."""
+    for old, new in zip(add_leaves(state, []), add_leaves(step(), []), strict=True):
+        if new is not old:
+            old.copy_(new)
+    return state
 
 
 def _recorder_for(device: torch.device) -> _GraphRecorder | _ImitatingRecorder:
@@ -246,10 +251,8 @@ class GraphEngine(CompiledEngine):
         held.fill(given)  # warm-ups write memory, too: at the places of this call, not at those of an earlier one
         step = partial(compiled_step, tokens, start, places, inputs)
         try:
-            if getattr(epilogue, "updates_last_input", False):
-                replay, out = self._capture_update(step, inputs[-1])
-            else:
-                replay, out = self._recorder.capture(step)
+            updates = getattr(epilogue, "updates_last_input", False)
+            replay, out = self._recorder.capture(partial(_update, step, inputs[-1]) if updates else step)
         except RuntimeError as error:  # a forward pass that waits for the device cannot be captured
             self._recorder = _recorder_for(self.lm.device)  # a capture that failed may leave its pool unusable
             if is_out_of_memory(error):
@@ -270,18 +273,6 @@ class GraphEngine(CompiledEngine):
             return out
 
         return run
-
-    def _capture_update(self, step: _Step, state: Any) -> tuple[_Replay, Any]:
-        """Capture a step that writes its result, the new state, where it reads the old one: the next call copies nothing."""
-        held = add_leaves((state,), [])
-
-        def update() -> Any:
-            for old, new in zip(held, add_leaves((step(),), []), strict=True):
-                if new is not old:
-                    old.copy_(new)
-            return state
-
-        return self._recorder.capture(update)
 
     def _forget(self) -> None:
         super()._forget()

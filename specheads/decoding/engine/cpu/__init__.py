@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from specheads.decoding.engine.compiled import StepOperations
-from specheads.decoding.engine.compiled_program import MakeRepeat
 from specheads.decoding.engine.cpu.library import declarations, load_operators, make_repeat
 from specheads.decoding.engine.cpu.packed import PackedModel, has_packed_layers, packed_model
 from specheads.decoding.engine.reading import RowPlaces, has_other_options
@@ -24,9 +23,9 @@ class CpuStep(StepOperations):
         self.has_operators = (few or rows) and load_operators()
         if not self.has_operators:
             return
-        if few:
-            self.packed = packed_model(lm, modules)
+        self.packed = packed_model(lm, modules) if few else None
         self.lm = lm if self.packed is None else self.packed.lm
+        self.make_repeat = make_repeat
         self.reads_all_rows = rows and lm.config._attn_implementation == "sdpa"
         self.compiler_options = {"aot_inductor.custom_ops_to_c_shims": declarations()}
         panels = () if self.packed is None else self.packed.copies.buffers()
@@ -39,10 +38,6 @@ class CpuStep(StepOperations):
     @classmethod
     def reads_rows_in_place(cls, lm: LanguageModel) -> bool:
         return lm.config._attn_implementation == "sdpa" and load_operators()
-
-    @property
-    def make_repeat(self) -> MakeRepeat | None:
-        return make_repeat if self.has_operators else None
 
     def operations(self, places: RowPlaces | None) -> Operations:
         if not self.has_operators:

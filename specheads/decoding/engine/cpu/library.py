@@ -33,15 +33,10 @@ _MOST_CHARACTERS = 200  # more of a compiler's error is not shown
 _C_TYPES = {"Tensor": "AtenTensorHandle", "Optional[Tensor]": "AtenTensorHandle*", "int": "int64_t", "float": "double"}
 
 
-def _shape_of_attention(query: Tensor, key: Tensor, value: Tensor, *others: Any) -> Tensor:
-    batch, heads, tokens, _ = query.shape
-    return query.new_empty(batch, tokens, heads, value.shape[-1])
-
-
 # The shapes of results, by operator.
 _RESULTS: dict[str, Callable[..., Tensor]] = {
     "packed_linear": lambda x, panels, bias, num_rows: x.new_empty(*x.shape[:-1], num_rows),
-    "masked_attention": _shape_of_attention,
+    "masked_attention": lambda query, key, value, *others: query.new_empty(*query.transpose(1, 2).shape[:3], value.shape[-1]),
     "decoder_layer": lambda hidden, *others: torch.empty_like(hidden),
     "head_network": lambda inputs, *others: inputs.new_empty(inputs.shape[:-1]),
     "kth_largest": lambda x, k: x.new_empty(*x.shape[:-1], 1),
