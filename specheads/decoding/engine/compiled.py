@@ -1,6 +1,4 @@
-"""Steps compiled by Inductor: once for one token, once for a few and once for many; in rows, in float32, once for all.
-
-The verification of a single drafted token is compiled once more.
+"""Steps compiled by Inductor, for few numbers of tokens; see `CompiledEngine._width`.
 
 Everything that changes from call to call is a tensor: where to write, how much memory to read, a stopping rule's state. Prompts
 and trees are read by the eager engine's code, into the same memory.
@@ -99,7 +97,7 @@ class StepModule(nn.Module):
         with computing(self.operations.operations(inputs[0] if kind.rows else None)):
             if kind.rows:
                 chosen = slice(None) if self.operations.reads_all_rows else None
-                return read_rows(lm, epilogue, memory, tokens, inputs[0], size, inputs[1:], chosen)
+                return epilogue(read_rows(lm, memory, tokens, inputs[0], size, chosen), *inputs[1:])
             cache = Cache(layers=[ChainLayer(keys, values, size, start) for keys, values in memory])
             hidden = chain_reading(lm, start, count, size).hidden_states(lm, tokens, cache)
             return epilogue(ForwardOutput(tokens, hidden, lm.logits(hidden if kind.all_logits else hidden[:, -1:])), *inputs)

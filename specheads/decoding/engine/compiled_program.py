@@ -1,8 +1,7 @@
-"""A step as one compiled function of a flat list of tensors.
+"""A step as one compiled function of a flat list of tensors, which can be kept on disk, without weights.
 
 torch.export traces forward pass and epilogue once, with sizes left open; Inductor compiles the trace. A call then needs no
-look-ups: weights and memory are bound beforehand, and the call's tensors are appended. A compiled program can be kept on disk,
-without weights.
+look-ups: weights and memory are bound beforehand, and the call's tensors are appended.
 """
 
 import pickle
@@ -56,16 +55,12 @@ class CompiledProgram:
         options: Mapping[str, Any],
         open_inputs: Sequence[tuple[int, ...]] = (),
     ) -> "CompiledProgram":
-        """Compile a call of `module`.
+        """Compile a call of `module` with example tensors, in tuples and lists; raises exceptions of many kinds if it cannot.
 
         Args:
-            args: example tensors, in tuples and lists.
             open_sizes: by i, the dimension of the tensor `args[i]` whose size may change from call to call.
             options: Inductor's.
             open_inputs: the dimensions whose sizes may change of the first entries of the last argument.
-
-        Raises:
-            Exception: of many kinds, if it can be neither traced nor compiled.
         """
         shapes = tree_map(lambda leaf: None, args)
         shapes = [{open_sizes[i]: Dim.DYNAMIC} if i in open_sizes else shape for i, shape in enumerate(shapes)]
@@ -142,12 +137,7 @@ class BoundProgram:
     def repeat(self, given: list[Tensor], num_columns: int, start: int, bucket: int, least: int, most: int) -> tuple[int, Any]:
         """Run a `native` step over one token after another until its first output is true; return how often, and the last result.
 
-        Args:
-            given: tokens (1, n), the tensor of the position, places of the whole memory, `num_columns` tensors (n,) of which each
-                run gets one number, other inputs, and a state, which each run gets from the one before.
-            start: the first position.
-            bucket: memory is read in multiples of it.
-            least, most: runs.
+        The arguments are those of `specheads_repeat` in calls.h; `bucket`: memory is read in multiples of it.
         """
         assert self.native is not None
         count, results = self.native(given, num_columns, start, bucket, least, most)

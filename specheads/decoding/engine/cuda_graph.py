@@ -1,7 +1,4 @@
-"""Steps captured as CUDA graphs, for padded numbers of tokens and doubling sizes of memory.
-
-A replay is one launch where the step has hundreds. It reads and writes the tensors of its capture, so a call's tensors are copied
-in first. Without CUDA the captured step is run again on the same tensors, which is slow but the same code.
+"""Steps captured as CUDA graphs, for padded numbers of tokens and doubling sizes of memory: one launch in place of hundreds.
 
 Static memory needs a mask, which torch's flash attention does not take. For the kernel that takes one, transformers copies keys
 and values once for every query head that shares them, and that kernel has one block of threads for a head, however long the
