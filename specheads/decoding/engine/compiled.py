@@ -22,7 +22,7 @@ from specheads.decoding.engine.compiled_program import (
     OPTIONS,
     BoundProgram,
     CompiledProgram,
-    MakeRepeat,
+    Native,
     Weights,
     add_leaves,
     modules_in,
@@ -62,7 +62,7 @@ class StepOperations(nn.Module):
     compiler_options: Mapping[str, Any] = {}
     reads_all_rows = False  # a step in rows gives attention the memory of all rows, not a copy for each token
     name: Hashable = "torch"  # compiled code depends on it
-    make_repeat: MakeRepeat | None = None  # what repeats compiled steps without Python, if anything does
+    native: Native | None = None  # what makes calls of compiled steps that are faster than Python's, if anything does
 
     def __init__(self, lm: LanguageModel, modules: Sequence[nn.Module], few: bool, rows: bool) -> None:
         super().__init__()
@@ -320,7 +320,7 @@ class CompiledEngine(EagerEngine):
             job, module = self._job(epilogue, kind, args)
             compiled_program, was_kept = load_or_compile(job.name, job.compile_program)
             logger.info("%s %s in %.1f s", "loaded" if was_kept else "compiled", job.what, time.perf_counter() - start)
-            runner: Runner = compiled_program.bind(module, self._memory, module.operations.make_repeat)
+            runner: Runner = compiled_program.bind(module, self._memory, module.operations.native)
         except Exception as error:  # a compiler has many ways to fail, all with the same remedy
             reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
             if self.strict:

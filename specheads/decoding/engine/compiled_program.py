@@ -8,7 +8,7 @@ import pickle
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -30,11 +30,16 @@ _NUM_SAMPLED = 8  # numbers of each tensor that `Weights` compares: writing thro
 _Build = Callable[[Iterator[Tensor]], Any]
 
 
-# Repeats a compiled function: the tensors that are not bound, and numbers, to the number of calls and the last results; see
-# `BoundProgram.repeat`.
-Repeat = Callable[..., tuple[int, list[Tensor]]]
+class NativeCall(Protocol):
+    """A compiled function with some of its tensors bound, to be called with the others."""
+
+    def __call__(self, given: list[Tensor]) -> list[Tensor]: ...
+
+    def repeat(self, given: list[Tensor], *numbers: int) -> tuple[int, list[Tensor]]: ...  # see BoundProgram
+
+
 # Makes one of a compiled function, its tensors with None for those that are not bound, and the number of its results.
-MakeRepeat = Callable[[Callable[..., Any], Sequence[Tensor | None], int], Repeat | None]
+Native = Callable[[Callable[..., Any], Sequence[Tensor | None], int], NativeCall | None]
 
 
 @dataclass(frozen=True)
@@ -88,11 +93,11 @@ class CompiledProgram:
         constants = [source for source in self.sources if isinstance(source, Tensor)]
         return all(constant.numel() <= _LARGEST_CONSTANT and not constant.requires_grad for constant in constants)
 
-    def bind(self, module: nn.Module, memory: Sequence[Any], make_repeat: MakeRepeat | None = None) -> "BoundProgram":
+    def bind(self, module: nn.Module, memory: Sequence[Any], native: Native | None = None) -> "BoundProgram":
         """Return the call of `module`; see BoundProgram."""
         tensors = _tensors(module)
         weights = [tensors[source] if isinstance(source, str) else source for source in self.sources]
-        return BoundProgram(self.artifact, weights, tree_leaves(memory), _builder(self.outputs), make_repeat)
+        return BoundProgram(self.artifact, weights, tree_leaves(memory), _builder(self.outputs), native)
 
     def to_bytes(self) -> bytes:
         """Return the program as bytes, for `from_bytes`."""
@@ -116,22 +121,22 @@ class CompiledProgram:
 class BoundProgram:
     """A compiled step as a function of `(tokens, start, places, inputs)`, tensors and tuples of them; see StepModule."""
 
-    def __init__(
-        self, artifact: Any, weights: list[Tensor], memory: list[Tensor], build: _Build, make_repeat: MakeRepeat | None
-    ) -> None:
-        self._artifact, self._weights, self._memory, self._build, self._make = artifact, weights, memory, build, make_repeat
+    def __init__(self, artifact: Any, weights: list[Tensor], memory: list[Tensor], build: _Build, native: Native | None) -> None:
+        self._artifact, self._weights, self._memory, self._build, self._make_native = artifact, weights, memory, build, native
         self._run: Callable[[list[Tensor]], Any] | None = None
-        self.native: Repeat | None = None  # once it was called, if it can be repeated
+        self.native: NativeCall | None = None
 
     def __call__(self, tokens: Tensor, start: Tensor, places: Tensor, inputs: tuple[Any, ...]) -> Any:
+        if self.native is not None:
+            return self._build(iter(self.native(add_leaves(inputs, [tokens, start, places]))))
         args = add_leaves(inputs, [*self._weights, tokens, start, places, *self._memory])
         if self._run is not None:
             return self._build(iter(self._run(args)))
         num_inputs = len(args) - len(self._weights) - 3 - len(self._memory)  # before the call, which empties its list
         results, self._run = _first_call(self._artifact, args)
-        if self._make is not None:
+        if self._make_native is not None:
             bound = [*self._weights, None, None, None, *self._memory, *[None] * num_inputs]
-            self.native = self._make(self._run, bound, len(results))
+            self.native = self._make_native(self._run, bound, len(results))
         return self._build(iter(results))
 
     def repeat(self, given: list[Tensor], num_columns: int, start: int, bucket: int, least: int, most: int) -> tuple[int, Any]:
@@ -140,7 +145,7 @@ class BoundProgram:
         The arguments are those of `specheads_repeat` in calls.h; `bucket`: memory is read in multiples of it.
         """
         assert self.native is not None
-        count, results = self.native(given, num_columns, start, bucket, least, most)
+        count, results = self.native.repeat(given, num_columns, start, bucket, least, most)
         return count, self._build(iter(results))
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from specheads.decoding.engine.compiled import StepOperations
-from specheads.decoding.engine.cpu.library import declarations, load_operators, make_repeat
+from specheads.decoding.engine.cpu.library import declarations, load_operators, native_call
 from specheads.decoding.engine.cpu.packed import PackedModel, has_packed_layers, packed_model
 from specheads.decoding.engine.reading import RowPlaces, has_other_options
 from specheads.pair.language_model import LanguageModel
@@ -25,7 +25,7 @@ class CpuStep(StepOperations):
             return
         self.packed = packed_model(lm, modules) if few else None
         self.lm = lm if self.packed is None else self.packed.lm
-        self.make_repeat = make_repeat
+        self.native = native_call
         self.reads_all_rows = rows and lm.config._attn_implementation == "sdpa"
         self.compiler_options = {"aot_inductor.custom_ops_to_c_shims": declarations()}
         panels = () if self.packed is None else self.packed.copies.buffers()

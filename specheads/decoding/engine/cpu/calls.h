@@ -1,5 +1,5 @@
-// A draft's compiled steps in a row without Python, which takes longer for a call's forty tensors than a small draft model computes.
-// Tensors that stay the same are bound once.
+// Calls of compiled steps from C++: tensors that stay the same from call to call are bound once, and a draft's steps follow each
+// other without Python, which takes longer for a call's forty tensors than a small draft model computes.
 //
 // Python calls these functions itself, with its lock held: a step releases it. Lists hold handles as capsules, as torch's own
 // calls of compiled steps pass them.
@@ -55,11 +55,37 @@ inline Handles handles_in(PyObject* list) {
   return handles;
 }
 
+inline PyObject* list_of(const Handles& handles) {
+  PyObject* list = PyList_New(handles.size());
+  for (size_t i = 0; i < handles.size(); i++) PyList_SetItem(list, i, PyCapsule_New(handles[i], nullptr, nullptr));
+  return list;
+}
+
 struct Bound {
   Entry entry;
   Handles inputs;  // those that are bound, and null for those that each call brings
   size_t num_outputs;
+
+  // Run the step; the handles `given` are used up.
+  Handles run(const Handles& given) const {
+    Handles all = inputs, outputs(num_outputs);
+    auto next = given.begin();
+    for (AtenTensorHandle& handle : all) handle = handle ? another(handle) : *next++;
+    entry(all.data(), outputs.data());
+    return outputs;
+  }
 };
+
+// The result of `compute`, or null with Python's error set.
+template <typename Compute>
+PyObject* for_python(const Compute& compute) {
+  try {
+    return compute();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return nullptr;
+  }
+}
 
 }  // namespace specheads_kernels
 
@@ -76,12 +102,18 @@ void specheads_unbind(void* bound) {
   specheads_kernels::delete_all(owned->inputs);
 }
 
+// The outputs of a step for the inputs `given`, which are used up.
+PyObject* specheads_call(void* bound, PyObject* given) {
+  using namespace specheads_kernels;
+  return for_python([&] { return list_of(static_cast<Bound*>(bound)->run(handles_in(given))); });
+}
+
 // Run a step over one token after another until its first output is true, `least` to `most` times; return the number of runs and the
 // last outputs. `given`, which is used up, is: tokens (1, n), the position () that is written to, places (size of memory), then
 // `num_columns` tensors (n,) of which each run gets one number, other inputs, and a state, which each run gets from the one before.
 PyObject* specheads_repeat(void* bound, PyObject* given, int64_t num_columns, int64_t start, int64_t bucket, int64_t least, int64_t most) {
   using namespace specheads_kernels;
-  try {
+  return for_python([&] {
     const Bound& step = *static_cast<Bound*>(bound);
     const Handles whole = handles_in(given);
     const size_t first_state = whole.size() - step.num_outputs;
@@ -96,20 +128,12 @@ PyObject* specheads_repeat(void* bound, PyObject* given, int64_t num_columns, in
         own.push_back(static_cast<int64_t>(i) < 3 + num_columns ? part_of(whole[i], {1}, count) : another(whole[i]));
       }
       own.insert(own.end(), state.begin(), state.end());
-      Handles all = step.inputs;
-      auto next = own.begin();
-      for (AtenTensorHandle& handle : all) handle = handle ? another(handle) : *next++;
-      step.entry(all.data(), state.data());
+      state = step.run(own);
       stopped = *reinterpret_cast<at::TensorBase*>(state[0])->const_data_ptr<bool>();
     }
     delete_all(Handles(whole.begin(), whole.begin() + first_state));
-    PyObject* outputs = PyList_New(state.size());
-    for (size_t i = 0; i < state.size(); i++) PyList_SetItem(outputs, i, PyCapsule_New(state[i], nullptr, nullptr));
-    return Py_BuildValue("LN", static_cast<long long>(count), outputs);
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-    return nullptr;
-  }
+    return Py_BuildValue("LN", static_cast<long long>(count), list_of(state));
+  });
 }
 
 }  // extern "C"

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.engine import artefacts
-from specheads.decoding.engine.compiled_program import Repeat
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +47,7 @@ _RESULTS: dict[str, Callable[..., Tensor]] = {
 
 
 _HANDLES = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
+_TENSORS = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
 _loaded: list[ctypes.PyDLL] = []  # the library, once it is
 _ENTRY = "_Z19inductor_entry_implPP16AtenTensorOpaqueS1_"  # the compiled function in the files of Inductor's C++ wrapper
 
@@ -128,13 +128,32 @@ def _declare(library: ctypes.PyDLL) -> ctypes.PyDLL:
     library.specheads_bind.restype = ctypes.c_void_p
     library.specheads_bind.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_int64]
     library.specheads_unbind.argtypes, library.specheads_unbind.restype = [ctypes.c_void_p], None
-    library.specheads_repeat.argtypes = [ctypes.c_void_p, ctypes.py_object, *[ctypes.c_int64] * 5]
-    library.specheads_repeat.restype = ctypes.py_object
+    for function, numbers in ((library.specheads_call, 0), (library.specheads_repeat, 5)):
+        function.restype = ctypes.py_object
+        function.argtypes = [ctypes.c_void_p, ctypes.py_object, *[ctypes.c_int64] * numbers]
     return library
 
 
-def make_repeat(compiled: Callable[..., Any], tensors: Sequence[Tensor | None], num_results: int) -> Repeat | None:
-    """Return the repetition of compiled code by calls.h, with the `tensors` bound; None where the code has another form."""
+class BoundCall:
+    """A NativeCall of the C++ in calls.h."""
+
+    def __init__(self, entry: ctypes.c_void_p, tensors: Sequence[Tensor | None], num_results: int) -> None:
+        (library,) = _loaded
+        stay = iter(_HANDLES([tensor for tensor in tensors if tensor is not None]))
+        self._bound = library.specheads_bind(entry, [None if each is None else next(stay) for each in tensors], num_results)
+        self._call, self._repeat = library.specheads_call, library.specheads_repeat
+        weakref.finalize(self, library.specheads_unbind, self._bound)
+
+    def __call__(self, given: list[Tensor]) -> list[Tensor]:
+        return _TENSORS(self._call(self._bound, _HANDLES(given)))
+
+    def repeat(self, given: list[Tensor], *numbers: int) -> tuple[int, list[Tensor]]:
+        count, results = self._repeat(self._bound, _HANDLES(given), *numbers)
+        return count, _TENSORS(results)
+
+
+def native_call(compiled: Callable[..., Any], tensors: Sequence[Tensor | None], num_results: int) -> BoundCall | None:
+    """Return a call of compiled code from C++ with the `tensors` bound; None where the code has another form."""
     held = [cell.cell_contents for cell in getattr(compiled, "__closure__", None) or ()]
     files = [getattr(getattr(each, "__self__", None), "__file__", None) for each in held]
     if len(files) != 1 or files[0] is None or not _loaded:
@@ -143,16 +162,7 @@ def make_repeat(compiled: Callable[..., Any], tensors: Sequence[Tensor | None], 
         entry = ctypes.cast(getattr(ctypes.PyDLL(files[0]), _ENTRY), ctypes.c_void_p)
     except (OSError, AttributeError):
         return None
-    (library,) = _loaded
-    stay = iter(_HANDLES([tensor for tensor in tensors if tensor is not None]))
-    bound = library.specheads_bind(entry, [None if tensor is None else next(stay) for tensor in tensors], num_results)
-
-    def repeat(given: list[Tensor], *numbers: int) -> tuple[int, list[Tensor]]:
-        count, results = library.specheads_repeat(bound, _HANDLES(given), *numbers)
-        return count, torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(results)
-
-    weakref.finalize(repeat, library.specheads_unbind, bound)
-    return repeat
+    return BoundCall(entry, tensors, num_results)
 
 
 def _build(path: Path) -> None:
