@@ -141,8 +141,7 @@ class CompiledEngine(EagerEngine):
         self._compiled: dict[Hashable, Runner] = {}
         self._runners: dict[Hashable, _Runners] = {}  # by step
         self._prepared: dict[CompiledStep, _Runners] = {}  # the same by the function that runs it
-        self._watched: list[tuple[nn.Module, Weights]] = []
-        self._watch(lm.model)
+        self._watched = {lm.model: Weights(lm.model)}  # prepared steps may read weights where they are
         if num_rows == 1:
             self._allocate()
         self._memory = self._keys_and_values()
@@ -213,8 +212,8 @@ class CompiledEngine(EagerEngine):
             if artefacts.planned is not None:
                 return self._plan(artefacts.planned, epilogue, kind, args)
             for module in modules_in(epilogue.compile_key):
-                if not isinstance(module, StepMemory):
-                    self._watch(module)
+                if module not in self._watched and not isinstance(module, StepMemory):
+                    self._watched[module] = Weights(module)
             runner = runners[shape] = self._prepare(epilogue, kind, args)
             self.num_prepared += 1
             self._set_start(start)
@@ -248,14 +247,9 @@ class CompiledEngine(EagerEngine):
     def rewind(self, length: int) -> None:
         super().rewind(length)
         # A new text begins, and a model or a head was moved, cast or changed.
-        if length == 0 and not all(weights.are_those_of(module) for module, weights in self._watched):
-            self._watched = [(module, Weights(module)) for module, _ in self._watched]
+        if length == 0 and not all(weights.are_those_of(module) for module, weights in self._watched.items()):
+            self._watched = {module: Weights(module) for module in self._watched}
             self._forget()
-
-    def _watch(self, module: nn.Module) -> None:
-        """Remember where a module's tensors are: prepared steps may read them there."""
-        if all(module is not watched for watched, _ in self._watched):
-            self._watched.append((module, Weights(module)))
 
     def _forget(self) -> None:
         """Drop all prepared steps."""

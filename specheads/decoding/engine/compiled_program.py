@@ -95,9 +95,7 @@ class CompiledProgram:
 
     def bind(self, module: nn.Module, memory: Sequence[Any], native: Native | None = None) -> "BoundProgram":
         """Return the call of `module`; see BoundProgram."""
-        tensors = _tensors(module)
-        weights = [tensors[source] if isinstance(source, str) else source for source in self.sources]
-        return BoundProgram(self.artifact, weights, tree_leaves(memory), _builder(self.outputs), native)
+        return BoundProgram(self, module, memory, native)
 
     def to_bytes(self) -> bytes:
         """Return the program as bytes, for `from_bytes`."""
@@ -105,10 +103,7 @@ class CompiledProgram:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "CompiledProgram":
-        """Return the program of `to_bytes`; raises exceptions of many kinds for other bytes.
-
-        Loading runs code, so `content` must be trusted.
-        """
+        """Return the program of `to_bytes`, running code in it; raises exceptions of many kinds for other bytes."""
         from torch._inductor import config  # takes seconds to import
         from torch._inductor.standalone_compile import AOTCompiledArtifact
 
@@ -121,8 +116,10 @@ class CompiledProgram:
 class BoundProgram:
     """A compiled step as a function of `(tokens, start, places, inputs)`, tensors and tuples of them; see StepModule."""
 
-    def __init__(self, artifact: Any, weights: list[Tensor], memory: list[Tensor], build: _Build, native: Native | None) -> None:
-        self._artifact, self._weights, self._memory, self._build, self._make_native = artifact, weights, memory, build, native
+    def __init__(self, program: CompiledProgram, module: nn.Module, memory: Sequence[Any], native: Native | None) -> None:
+        tensors, self._memory, self._make_native = _tensors(module), tree_leaves(memory), native
+        self._weights = [tensors[source] if isinstance(source, str) else source for source in program.sources]
+        self._artifact, self._build = program.artifact, _builder(program.outputs)
         self._run: Callable[[list[Tensor]], Any] | None = None
         self.native: NativeCall | None = None
 
@@ -218,10 +215,7 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _sources(exported: ExportedProgram, module: nn.Module) -> list[str | Tensor]:
-    """Return what a traced call reads before its arguments: names of the module's tensors, and other tensors.
-
-    Tensors that it does not read are no longer inputs of the traced call.
-    """
+    """Return the names of the module's tensors, and the other tensors, that a traced call reads; drop its other such inputs."""
     tensors, sources = _tensors(module), list[str | Tensor]()
     specs = exported.graph_signature.input_specs
     first = [spec.kind for spec in specs].index(InputKind.USER_INPUT)

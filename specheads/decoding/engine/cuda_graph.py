@@ -137,9 +137,7 @@ def _recorder_for(device: torch.device) -> _GraphRecorder | _ImitatingRecorder:
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None = None) -> Tensor:
     """Return the attention (B, T, H, D) of `query` (B, H, T, D) over `key` and `value` (B, G, S, D), S a multiple of PART.
 
-    Args:
-        mask: (B or 1, 1, T, S) bool, which keys a token attends to, one at least.
-        scale: of scores; default 1 / sqrt(D).
+    `mask`: (B or 1, 1, T, S) bool, which keys a token attends to, one at least; the scale is 1 / sqrt(D) by default.
     """
     batch, heads, tokens, _ = query.shape
     groups, num_parts, share = key.shape[1], key.shape[2] // PART, heads // key.shape[1]

@@ -160,11 +160,7 @@ def _is_right_on_own_cache(lm: LanguageModel, tokens: Tensor, expected: Tensor, 
 
 
 class OwnCacheEngine(EagerEngine):
-    """`engine=eager` for such models. With several rows, one text after another.
-
-    Args:
-        together: whether several tokens may be read at once after others; otherwise one by one.
-    """
+    """`engine=eager` for such models, one text after another; `together`: whether it reads several tokens at once."""
 
     def __init__(self, lm: LanguageModel, capacity: int, num_rows: int = 1, together: bool = True) -> None:
         self.lm, self.num_rows, self.capacity, self._reach = lm, num_rows, capacity, capacity

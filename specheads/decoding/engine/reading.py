@@ -60,13 +60,10 @@ def tree_reading(lm: LanguageModel, tree_slots: TreeSlots, start: int, count: in
 
 
 def branches_reading(lm: LanguageModel, length: int, branch: Tensor, prefix: Tensor, depth: Tensor, count: int) -> Reading:
-    """Return how the last `count` of W tokens are read, of drafts that branch off from a text of `length` tokens.
+    """Return how the last `count` of W tokens are read, which come after a text of `length` tokens and branch off from it.
 
-    In memory the text comes first, and then these tokens in order.
-
-    Args:
-        branch, prefix, depth: (W,) long, of each token: the number of its branch, how many of the text's tokens come before the
-            branch, and how many of the branch's.
+    `branch`, `prefix`, `depth`: (W,) long, of each token: the number of its branch, how many of the text's tokens come before the
+    branch, and how many of the branch's.
     """
     before, positions = torch.arange(length, device=branch.device), prefix + depth
     reads = slice(len(branch) - count, None)

@@ -21,16 +21,6 @@ namespace specheads_kernels __attribute__((visibility("hidden"))) {
 using Entry = void (*)(AtenTensorHandle* inputs, AtenTensorHandle* outputs);
 using Handles = std::vector<AtenTensorHandle>;
 
-inline void check(AOTITorchError error) {
-  TORCH_CHECK(error == AOTI_TORCH_SUCCESS, "a compiled step cannot be called");
-}
-
-inline AtenTensorHandle another(AtenTensorHandle tensor) {
-  AtenTensorHandle handle;
-  check(aoti_torch_new_tensor_handle(tensor, &handle));
-  return handle;
-}
-
 inline void delete_all(const Handles& handles) {
   for (AtenTensorHandle handle : handles) {
     if (handle) aoti_torch_delete_tensor_object(handle);

@@ -32,12 +32,19 @@ inline at::TensorBase empty(at::IntArrayRef sizes, at::ScalarType type) {
   return at::detail::empty_cpu(sizes, at::TensorOptions().dtype(type));
 }
 
-// A new handle of a tensor, which its receiver deletes.
-inline AtenTensorHandle handle_of(at::TensorBase& tensor) {
+inline void check(AOTITorchError error) {
+  TORCH_CHECK(error == AOTI_TORCH_SUCCESS, "there is no handle of a tensor");
+}
+
+// Another handle of a tensor, which its receiver deletes.
+inline AtenTensorHandle another(AtenTensorHandle tensor) {
   AtenTensorHandle handle;
-  const auto error = aoti_torch_new_tensor_handle(reinterpret_cast<AtenTensorHandle>(&tensor), &handle);
-  TORCH_CHECK(error == AOTI_TORCH_SUCCESS, "no handle for a result");
+  check(aoti_torch_new_tensor_handle(tensor, &handle));
   return handle;
+}
+
+inline AtenTensorHandle handle_of(at::TensorBase& tensor) {
+  return another(reinterpret_cast<AtenTensorHandle>(&tensor));
 }
 
 // Call `function(value)` where `value` has the type of a tensor's numbers.

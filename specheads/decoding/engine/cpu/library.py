@@ -82,10 +82,7 @@ class _Declarations(dict[str, list[str]]):
 
 
 def declarations() -> dict[str, list[str]]:
-    """Return one of the compiler's options: the pointers to C functions by which compiled steps call operators.
-
-    A look-up by name would take longer. The operators must have been loaded.
-    """
+    """Return one of the compiler's options: pointers to C functions, as looking operators up by their names takes longer."""
     declared = _Declarations()
     for name in _RESULTS:
         operator = getattr(torch.ops.specheads, name).default
@@ -105,17 +102,10 @@ def _library_path() -> Path:
 
 
 def _load_library(path: Path) -> ctypes.PyDLL:
-    """Return the library, built if it is not there or cannot be loaded; its symbols are visible to compiled steps.
-
-    Its functions are called with Python's lock held.
-
-    Raises:
-        RuntimeError: a source cannot be compiled.
-        OSError: there is no compiler, or the library cannot be written or loaded.
-    """
+    """Return the library, built if it is not there or cannot be loaded; its symbols are visible to compiled steps."""
     _build(path)
     try:
-        return ctypes.PyDLL(str(path), ctypes.RTLD_GLOBAL)
+        return ctypes.PyDLL(str(path), ctypes.RTLD_GLOBAL)  # whose functions are called with Python's lock held
     except OSError as error:
         logger.warning("the operators in %s cannot be loaded and are built again: %s", path, error)
         path.unlink(missing_ok=True)

@@ -9,28 +9,26 @@
 #include <numeric>
 
 namespace specheads_kernels __attribute__((visibility("hidden"))) {
-template <typename Value, typename Weight>
-void linear_into(const at::TensorBase& x, const at::TensorBase& panels, const Value* bias, at::TensorBase& result) {
-  const int64_t num_rows = result.size(-1), size = x.size(-1), tokens = x.numel() / std::max<int64_t>(1, size);
-  const auto rows = converted<InputOf<Weight>, 0>(x.const_data_ptr<Value>(), size, tokens, size, panels.size(1)).first;
-  const auto put = putting<SumOf<Value>>(result.mutable_data_ptr<Value>(), num_rows, bias, 0);
-  const int64_t bytes = panels.numel() * sizeof(Weight) * ((tokens + kMostTokens<Weight> - 1) / kMostTokens<Weight>);
-  Team::run(bytes > 2 * kGrainBytes, [&](Team& team) { for_panels<Weight>(team, panels, 1, rows, tokens, put); });
-}
-
 // x W^T + b (..., O) of x (..., I), W in panels (ceil(O / P), I, P), b (O); an odd I is padded in panels of pairs. Panels may have
 // 16 bits where x has 32.
 AtenTensorHandle packed_linear(
     const at::TensorBase& x, const at::TensorBase& panels, const at::TensorBase* bias, int64_t num_rows) {
   const bool in_pairs = kMultipliesPairs<at::BFloat16> && x.scalar_type() == at::kBFloat16;
   TORCH_CHECK(
-      x.size(-1) + (in_pairs ? x.size(-1) % 2 : 0) == panels.size(1) && panels.is_contiguous(), "x is ", x.scalar_type(), " ", x.sizes(), ", panels are ", panels.scalar_type(), " ", panels.sizes());
+      x.size(-1) + (in_pairs ? x.size(-1) % 2 : 0) == panels.size(1) && panels.is_contiguous(), "x is ", x.scalar_type(), " ",
+      x.sizes(), ", panels are ", panels.scalar_type(), " ", panels.sizes());
   auto shape = x.sizes().vec();
   shape.back() = num_rows;
   at::TensorBase result = empty(shape, x.scalar_type()), rows = x.contiguous();
   with_types(x.scalar_type(), panels.scalar_type(), [&](auto value, auto weight) {
     using Value = decltype(value);
-    linear_into<Value, decltype(weight)>(rows, panels, bias ? bias->const_data_ptr<Value>() : nullptr, result);
+    using Weight = decltype(weight);
+    const int64_t size = x.size(-1), tokens = x.numel() / std::max<int64_t>(1, size);
+    const auto inputs = converted<InputOf<Weight>, 0>(rows.const_data_ptr<Value>(), size, tokens, size, panels.size(1)).first;
+    const Value* added = bias ? bias->const_data_ptr<Value>() : nullptr;
+    const auto put = putting<SumOf<Value>>(result.mutable_data_ptr<Value>(), num_rows, added, 0);
+    const int64_t bytes = panels.numel() * sizeof(Weight) * ((tokens + kMostTokens<Weight> - 1) / kMostTokens<Weight>);
+    Team::run(bytes > 2 * kGrainBytes, [&](Team& team) { for_panels<Weight>(team, panels, 1, inputs, tokens, put); });
   });
   return handle_of(result);
 }

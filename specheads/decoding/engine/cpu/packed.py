@@ -1,8 +1,7 @@
 """Packed copies of weights, with which a forward pass over few tokens costs hardly more than one over one token.
 
-A weight is copied once, into the order in which the operators read it. A decoder layer that is built as Llama's are is one
-operator, and so is a head's network: small models spend more time between operations than in them. Outside of such layers linear
-maps that read the same input are one map. Copies are shared by all engines of a model and made again when a weight changes.
+A decoder layer as Llama's is one operator, and so is a head's network: small models spend more time between operations than in
+them. Copies are shared by all engines of a model and made again when a weight changes.
 """
 
 import copy
@@ -100,7 +99,7 @@ class _Packed(nn.Module):
 
 
 class _PackedLinear(_Packed):
-    """Linear maps that read the same input, as one packed map."""
+    """Linear maps outside of such layers that read the same input, as one packed map."""
 
     def __init__(self, *members: Any) -> None:
         weights = [member.weight for member in members]
