@@ -18,6 +18,8 @@ from specheads.pair.sampling import Operations, computing_with
 
 Memory = list[tuple[Tensor, Tensor]]  # keys and values (R, heads, capacity, head size) of each layer
 
+# Without a mask these make one of as many places as the text is long, for which the host would wait for the device.
+_MAKES_MASKS = ("opt", "bloom")  # BLOOM up to transformers 5.20
 _OTHER_ATTENTION = ("dropout", "is_causal", "position_bias", "softcap", "cache")  # options that only transformers' attention has
 
 
@@ -89,7 +91,10 @@ def padded_reading(lm: LanguageModel, positions: Tensor, start: int, padding: Te
 
 def chain_reading(lm: LanguageModel, start: Tensor, count: int, size: int) -> Reading:
     """Return how `count` tokens from position `start`, () long, are read that follow each other; see `tree_reading`."""
-    positions = (start + torch.arange(count, device=start.device))[None]
+    # Padding at the end of the window shares the last position.
+    positions = (start + torch.arange(count, device=start.device)).clamp_max(lm.window - 1)[None]
+    if lm.config.model_type not in _MAKES_MASKS:
+        return Reading({"position_ids": positions})
     key_position = torch.arange(size, device=start.device)
     return _masked(lm, positions, key_position <= positions[..., None], key_position)
 
@@ -137,7 +142,6 @@ def _masked(lm: LanguageModel, positions: Tensor, seen: Tensor, key_position: Te
         near = seen & (key_position > positions[..., None] - window)
         # Without kinds, the window slides over every layer, as in Mistral.
         masks = {"full_attention": formed(seen), "sliding_attention": formed(near)} if kinds else formed(near)
-    # Padding at the end of the window shares the last position.
     return Reading({"position_ids": positions.clamp_max(lm.window - 1), "attention_mask": masks}, key_position)
 
 
