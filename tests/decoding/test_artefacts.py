@@ -35,7 +35,7 @@ class Step:
 def cache(monkeypatch, tmp_path):
     monkeypatch.setenv("SPECHEADS_CACHE", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    artefacts._warn.cache_clear()
+    artefacts.warn_once.cache_clear()
 
 
 def plant(path):

@@ -10,7 +10,7 @@ from families import CONFIGS, VOCAB_SIZE, family_pair
 from torch import nn
 
 from specheads import SpeculativeDecoder, Warp, generate_baseline, stopping
-from specheads.decoding.engine import compiled, cpu
+from specheads.decoding.engine import artefacts, compiled, cpu
 from specheads.decoding.engine.compiled import MOST_TOKENS
 from specheads.decoding.engine.compiled_program import CompiledProgram, Weights
 from specheads.decoding.engine.cpu import CpuStep, library, packed
@@ -174,7 +174,7 @@ def test_copies_go_with_their_model():
 
 
 def test_too_little_memory(lm, monkeypatch, caplog):
-    packed._warn_of_memory.cache_clear()
+    artefacts.warn_once.cache_clear()
     needed = sum(module.weight.nbytes for module in lm.model.modules() if type(module) is nn.Linear)
     monkeypatch.setattr(packed, "available_memory", lambda: 1.2 * needed)
     assert packed_model(lm, []) is None and packed_model(lm, []) is None
@@ -186,7 +186,7 @@ def test_too_little_memory(lm, monkeypatch, caplog):
 
 def test_too_little_memory_is_said_once(lm, monkeypatch, caplog):
     """Every step asks, and the available memory is never the same twice."""
-    packed._warn_of_memory.cache_clear()
+    artefacts.warn_once.cache_clear()
     for available in (0.0, 3e6, 6e6):
         monkeypatch.setattr(packed, "_SPARE_MEMORY", 1e-6)
         monkeypatch.setattr(packed, "available_memory", lambda available=available: available)
@@ -205,7 +205,7 @@ def traced(monkeypatch):
     """The names of the operations of every step that is traced, by the class of its epilogue; steps then run uncompiled."""
     names = {}
 
-    def compile_program(module, args, open_sizes, options):
+    def compile_program(module, args, open_sizes, options, open_inputs):
         shapes = tuple({open_sizes[i]: torch.export.Dim.DYNAMIC} if i in open_sizes else None for i in range(len(args)))
         shapes = (*shapes[:3], [(None, None)] * len(args[3]), torch.utils._pytree.tree_map(lambda leaf: None, args[4]))
         exported = torch.export.export(module, args, dynamic_shapes=shapes, strict=False)
@@ -244,7 +244,8 @@ def test_steps_over_few_tokens_are_made_of_the_operators(traced):
 def test_steps_in_rows_are_packed_for_any_number_of_tokens_in_float32(dtype):
     lm = LanguageModel(tiny_pair().target.to(dtype))
     engine = compiled.CompiledEngine(lm, 32, num_rows=2, operations=CpuStep)
-    few, many = (engine._rows_shape(count, 32, ()) for count in (MOST_TOKENS, MOST_TOKENS + 1))
+    in_rows = compiled.StepKind(all_logits=True, rows=True)
+    few, many = (engine._shape(count, 32, in_rows) for count in (MOST_TOKENS, MOST_TOKENS + 1))
     assert (few == many) is (dtype == torch.float32)
     assert engine._shape(MOST_TOKENS, 32, compiled.StepKind()) != engine._shape(MOST_TOKENS + 1, 32, compiled.StepKind())
 
@@ -260,7 +261,7 @@ def tokens_of(engine):
 
 @pytest.mark.full
 def test_decoding_without_memory_for_copies(monkeypatch, caplog):
-    packed._warn_of_memory.cache_clear()
+    artefacts.warn_once.cache_clear()
     monkeypatch.setattr(packed, "available_memory", lambda: 0.0)
     assert tokens_of("compiled") == tokens_of("eager")
     assert ["not packed" in record.message for record in caplog.records].count(True) == 1

@@ -1,7 +1,6 @@
 """How a model is run: one interface, and engines from plain PyTorch to captured graphs.
 
-`auto` is the engine in the environment variable SPECHEADS_ENGINE, or else for the fastest one that this machine and model
-allow; a warning says why if that is plain PyTorch.
+`auto` is the fastest one that this machine and model allow; a warning says why if that is plain PyTorch.
 """
 
 import logging
@@ -13,18 +12,16 @@ from specheads.decoding.engine.compiled import CompiledEngine, StepOperations
 from specheads.decoding.engine.cpu import CpuStep, bulk_operations, packed_reader
 from specheads.decoding.engine.cpu.packed import bytes_to_pack
 from specheads.decoding.engine.cuda_graph import GraphEngine
-from specheads.decoding.engine.eager import CompiledStep, EagerEngine, Engine, Epilogue, ForwardOutput, StepMemory
-from specheads.decoding.engine.own_cache import OwnCacheEngine, Way, WholeTexts, way_of, whole_states
+from specheads.decoding.engine.eager import EagerEngine, Engine, ForwardOutput, StepMemory
+from specheads.decoding.engine.own_cache import OwnCacheEngine, WholeTexts, way_of, whole_states
 from specheads.decoding.engine.reading import RowPlaces, TreeSlots
 from specheads.errors import UserError
 from specheads.pair.language_model import LanguageModel
 
 __all__ = [
     "CompiledEngine",
-    "CompiledStep",
     "EagerEngine",
     "Engine",
-    "Epilogue",
     "ForwardOutput",
     "OwnCacheEngine",
     "RowPlaces",
@@ -65,9 +62,16 @@ def make_engine(name: str, lm: LanguageModel, capacity: int, spare_capacity: int
     Raises:
         UserError: an unknown name, an engine that cannot run this model here, or a model that none can.
     """
-    name = resolve_engine(name)
-    if (way := way_of(lm)).obstacle is not None:
-        return _own_cache_engine(name, lm, capacity, spare_capacity, num_rows, way)
+    name, way, model = resolve_engine(name), way_of(lm), type(lm.model).__name__
+    if way.obstacle is not None:  # to static memory
+        if name not in ("auto", "eager"):
+            raise UserError(f"engine={name} cannot run {model}: {way.obstacle}. Use engine=eager.")
+        if spare_capacity:
+            raise UserError(f"{model} decodes no trees: {way.obstacle}. Use drafting=autoregressive.")
+        if name == "auto":
+            speed = "" if way.together else ", and reads tokens one by one, so that drafts save no time"
+            logger.warning("%s runs eagerly on its own cache, one text at a time%s: %s", model, speed, way.obstacle)
+        return OwnCacheEngine(lm, capacity, num_rows, way.together)
     if name == "eager":
         return EagerEngine(lm, capacity, spare_capacity, num_rows)
     if name == "cuda_graph" and lm.device.type == "cpu":
@@ -75,27 +79,14 @@ def make_engine(name: str, lm: LanguageModel, capacity: int, spare_capacity: int
         return GraphEngine(lm, capacity, spare_capacity=spare_capacity, num_rows=num_rows)
     obstacle = _obstacle_to_compiling(lm)
     if name == "auto" and obstacle:
-        logger.warning("%s runs eagerly: %s", type(lm.model).__name__, obstacle)
+        logger.warning("%s runs eagerly: %s", model, obstacle)
         return EagerEngine(lm, capacity, spare_capacity, num_rows)
     if obstacle:
-        raise UserError(f"engine={name} cannot run {type(lm.model).__name__}: {obstacle}. Use engine=eager.")
+        raise UserError(f"engine={name} cannot run {model}: {obstacle}. Use engine=eager.")
     settings: dict[str, Any] = {"strict": name != "auto", "spare_capacity": spare_capacity, "num_rows": num_rows}
     if name == "cuda_graph" or (name == "auto" and lm.device.type == "cuda"):
         return GraphEngine(lm, capacity, **settings)
     return CompiledEngine(lm, capacity, **settings, operations=CpuStep if lm.device.type == "cpu" else StepOperations)
-
-
-def _own_cache_engine(name: str, lm: LanguageModel, capacity: int, spare_capacity: int, num_rows: int, way: Way) -> Engine:
-    """Return the engine for a model that static memory does not suit; see `make_engine`."""
-    model = type(lm.model).__name__
-    if name not in ("auto", "eager"):
-        raise UserError(f"engine={name} cannot run {model}: {way.obstacle}. Use engine=eager.")
-    if spare_capacity:
-        raise UserError(f"{model} decodes no trees: {way.obstacle}. Use drafting=autoregressive.")
-    if name == "auto":
-        speed = "" if way.together else ", and reads tokens one by one, so that drafts save no time"
-        logger.warning("%s runs eagerly on its own cache, one text at a time%s: %s", model, speed, way.obstacle)
-    return OwnCacheEngine(lm, capacity, num_rows, way.together)
 
 
 def _obstacle_to_compiling(lm: LanguageModel) -> str | None:

@@ -1,11 +1,7 @@
-"""Compiled steps on disk, so that a step is compiled once per machine and loaded in every later run.
-
-They are in the folder `compiled` of the cache folder, one file per step, named by a hash of all that they depend on. The folder
-may be removed at any time. Loading a file runs code, so only a folder that nobody else can access is read.
+"""Compiled steps on disk, one file per step, named by a hash of all that it depends on; loading a file runs code.
 
 A compiler uses one core, and most of its time is Python's. `compile_ahead` therefore compiles several steps at a time, in forks,
-which neither load nor copy models; the process that needs the steps loads them from disk afterwards. What cannot be compiled
-there is compiled later, where it is needed, and errors are reported there.
+which neither load nor copy models. What cannot be compiled there is compiled, and its errors are reported, where it is needed.
 """
 
 import hashlib
@@ -73,23 +69,15 @@ def compile_ahead(warm_ups: Iterable[Callable[[], Any]]) -> None:
         return
     jobs = {job.name: job for job in found.values() if job.name is not None and not (folder() / job.name).is_file()}
     if len(jobs) > 1:
-        with suppress(Exception):  # what fails here fails again where it is needed, and is reported there
+        with suppress(Exception):
             load_compiler()
             _run_in_processes(sorted(jobs.values(), key=lambda job: -job.size), min(_MOST_PROCESSES, os.cpu_count() or 1))
 
 
 @cache
 def load_compiler() -> None:
-    """Compile a small step, after which all modules and headers are there that each fork would load or build for itself.
-
-    Headers depend on the options, so these are the steps' options.
-    """
-    CompiledProgram.compile(_Doubled(), (torch.zeros(1, 3), torch.zeros(2)), {0: 1}, CPU_OPTIONS)
-
-
-class _Doubled(nn.Module):
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        return 2 * x, y.exp().sum()
+    """Compile a small step with the steps' options: each fork would load or build its modules and headers for itself."""
+    CompiledProgram.compile(nn.Softmax(dim=-1), (torch.zeros(1, 3),), {0: 1}, CPU_OPTIONS)
 
 
 def _run_in_processes(jobs: Sequence[Job], most: int) -> None:
@@ -122,7 +110,7 @@ def _compile_in_fork(jobs: Sequence[Job], taken: Any) -> NoReturn:
             number, taken.value = taken.value, taken.value + 1
         if number >= len(jobs):
             os._exit(0)
-        with suppress(Exception):  # what fails here fails again where it is needed, and is reported there
+        with suppress(Exception):
             load_or_compile(jobs[number].name, jobs[number].compile_program)
 
 
@@ -143,11 +131,7 @@ def keep_kernels_private() -> None:
 
 
 def load_or_compile(name: str | None, compile_program: Callable[[], CompiledProgram]) -> tuple[CompiledProgram, bool]:
-    """Return the program called `name` and whether it was on disk; one that was not is kept there.
-
-    Args:
-        name: None for a program that must not be kept.
-    """
+    """Return the program called `name` and whether it was on disk; one that was not is kept there, if it has a name."""
     if name is None or not _is_usable(folder()):
         return compile_program(), False
     keep_kernels_private()
@@ -180,30 +164,28 @@ def _is_usable(path: Path) -> bool:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         status = path.lstat()
     except OSError as error:
-        _warn(f"compiled steps are not kept for later runs: {error}")
+        warn_once(f"compiled steps are not kept for later runs: {error}")
         return False
     if status.st_uid == os.getuid() and stat.S_ISDIR(status.st_mode) and stat.S_IMODE(status.st_mode) == 0o700:
         return True
-    _warn(
+    warn_once(
         f"compiled steps are neither read from {path} nor kept there, because it is not a folder that only you can access, and "
         f"loading them runs code; remove it, or if you trust its content run chmod 700 {path}"
     )
     return False
 
 
-@cache  # a decoder compiles several steps, and one warning is enough
-def _warn(message: str) -> None:
+@cache  # every step of every engine may ask, and one warning is enough
+def warn_once(message: str) -> None:
+    """Log a warning that was not logged before."""
     logger.warning("%s", message)
 
 
 def name_of(lm: LanguageModel, epilogue: Epilogue, *settings: Any) -> str | None:
-    """Return a hash of all that the compiled code of a model and an epilogue depends on.
+    """Return a hash of all that the compiled code of a model and an epilogue depends on, also numbers and example tensors.
 
     None: it cannot be described (a description that is an address, a class whose source cannot be read, a hook), so the code must
     not be kept.
-
-    Args:
-        settings: numbers and example tensors that it depends on too.
     """
     modules = [lm.model, *modules_in(epilogue.compile_key)]
     parts = [(name, part) for module in modules for name, part in module.named_modules()]
@@ -242,10 +224,7 @@ def sources_of(*rooms: str) -> str:
 
 
 def _source(kind: type) -> str | None:
-    """Return a hash of the file that defines a class, such as a user's rule or a model's code, or of its room in this package.
-
-    None: there is no such file.
-    """
+    """Return a hash of the file that defines a class (a user's rule, a model) if there is one, or of its room in this package."""
     package, *room = kind.__module__.split(".")[:2]
     if package in ("builtins", _PACKAGE.name):
         return sources_of(*room)

@@ -1,6 +1,4 @@
-"""Steps compiled by Inductor: once for one token, once for a few and once for many; in rows, in float32, once for all.
-
-The verification of a single drafted token is compiled once more.
+"""Steps compiled by Inductor, for few numbers of tokens; see `CompiledEngine._width`.
 
 Everything that changes from call to call is a tensor: where to write, how much memory to read, a stopping rule's state. Prompts
 and trees are read by the eager engine's code, into the same memory.
@@ -42,13 +40,14 @@ _WIDTHS = ("one token", "a few tokens", "many tokens", "two tokens")
 _FEW = 5  # example tokens for "a few": sizes of 1, and those next to them, would be compiled as constants
 
 Runner = Callable[[Tensor, Tensor, Tensor, tuple[Any, ...]], Any]  # it takes tokens, start, places and inputs; see StepModule
+_Runners = dict[tuple[Any, ...], Runner]  # by shape
 
 
 class StepKind(NamedTuple):
-    """How a step is called; see `Engine.compiled_step`."""
+    """How a step is called; see `Engine.compiled_step` and `Engine.rows_step`."""
 
     all_logits: bool = False
-    rows: bool = False  # see `Engine.rows_step`
+    rows: bool = False
 
 
 class StepOperations(nn.Module):
@@ -63,6 +62,7 @@ class StepOperations(nn.Module):
     compiler_options: Mapping[str, Any] = {}
     reads_all_rows = False  # a step in rows gives attention the memory of all rows, not a copy for each token
     name: Hashable = "torch"  # compiled code depends on it
+    native: Native | None = None  # what makes calls of compiled steps that are faster than Python's, if anything does
 
     def __init__(self, lm: LanguageModel, modules: Sequence[nn.Module], few: bool, rows: bool) -> None:
         super().__init__()
@@ -82,11 +82,6 @@ class StepOperations(nn.Module):
         """Return what a forward pass and the epilogue compute with; `places` of the tokens of a step in rows."""
         return Operations()
 
-    @property
-    def native(self) -> Native | None:
-        """What makes calls of compiled steps that are faster than Python's, if anything does."""
-        return None
-
 
 class StepModule(nn.Module):
     """A forward pass on static memory and the epilogue after it, as a module that owns the weights it reads."""
@@ -102,7 +97,7 @@ class StepModule(nn.Module):
         with computing(self.operations.operations(inputs[0] if kind.rows else None)):
             if kind.rows:
                 chosen = slice(None) if self.operations.reads_all_rows else None
-                return read_rows(lm, epilogue, memory, tokens, inputs[0], size, inputs[1:], chosen)
+                return epilogue(read_rows(lm, memory, tokens, inputs[0], size, chosen), *inputs[1:])
             cache = Cache(layers=[ChainLayer(keys, values, size, start) for keys, values in memory])
             hidden = chain_reading(lm, start, count, size).hidden_states(lm, tokens, cache)
             return epilogue(ForwardOutput(tokens, hidden, lm.logits(hidden if kind.all_logits else hidden[:, -1:])), *inputs)
@@ -128,6 +123,7 @@ class CompiledEngine(EagerEngine):
     """
 
     bucket = 64  # memory is read in multiples of this, so that cost follows the context and loops have no remainder
+    example_buckets = 1  # that a step reads while it is traced
 
     def __init__(
         self,
@@ -143,10 +139,9 @@ class CompiledEngine(EagerEngine):
         self._reach = whole - self.bucket  # the most that a step reads: code compiled for a part may not fit the whole
         self.strict, self.operations = strict, operations
         self._compiled: dict[Hashable, Runner] = {}
-        self._runners: dict[Hashable, dict[tuple[Any, ...], Runner]] = {}  # by step, its runners by shape
-        self._prepared: dict[CompiledStep, dict[tuple[Any, ...], Runner]] = {}  # the same by the function that runs it
-        self._watched: list[tuple[nn.Module, Weights]] = []
-        self._watch(lm.model)
+        self._runners: dict[Hashable, _Runners] = {}  # by step
+        self._prepared: dict[CompiledStep, _Runners] = {}  # the same by the function that runs it
+        self._watched = {lm.model: Weights(lm.model)}  # prepared steps may read weights where they are
         if num_rows == 1:
             self._allocate()
         self._memory = self._keys_and_values()
@@ -163,9 +158,8 @@ class CompiledEngine(EagerEngine):
 
         def step(tokens: Tensor, *inputs: Any) -> Any:
             start, count = self.length, tokens.shape[1]
-            out = self._run(epilogue, kind, runners, tokens, start, count, start + count, inputs)
-            for layer in self._layers:
-                layer.length = start + count
+            out = self._run((epilogue, kind, runners), tokens, start, start + count, inputs)
+            self.pretend(start + count)
             return out
 
         self._prepared[step] = runners
@@ -184,8 +178,7 @@ class CompiledEngine(EagerEngine):
         runner: Any = self._prepared[step][self._shape(1, self.bucket, StepKind())]
         given = add_leaves(inputs, [tokens, self._start, self._places, *columns])
         count, out = runner.repeat(given, len(columns), start, self.bucket, least, most)
-        for layer in self._layers:
-            layer.length = start + count
+        self.pretend(start + count)
         return count, out
 
     @property
@@ -199,37 +192,28 @@ class CompiledEngine(EagerEngine):
         runners = self._runners.setdefault((epilogue.compile_key, kind), {})
 
         def step(tokens: Tensor, end: int, *inputs: Any) -> Any:
-            return self._run(epilogue, kind, runners, tokens, 0, len(tokens), end, inputs)
+            return self._run((epilogue, kind, runners), tokens, 0, end, inputs)
 
         return step
 
     def _run(
-        self,
-        epilogue: Epilogue,
-        kind: StepKind,
-        runners: dict[tuple[Any, ...], Runner],
-        tokens: Tensor,
-        start: int,
-        count: int,
-        end: int,
-        inputs: tuple[Any, ...],
+        self, step: tuple[Epilogue, StepKind, _Runners], tokens: Tensor, start: int, end: int, inputs: tuple[Any, ...]
     ) -> Any:
-        """Run a step over `count` tokens that writes from `start` on, and reads as far as `end`."""
+        """Run a step that writes from `start` on, and reads as far as `end`."""
+        (epilogue, kind, runners), size = step, self._size(end)
         self._check_fits(end)
         self._set_start(start)
-        size = self._size(end)
-        places = self._places_to.get(size)
-        if places is None:
-            places = self._places_to[size] = self._places[:size]
-        args = (tokens, self._start, places, inputs)
-        shape = self._rows_shape(count, size, inputs) if kind.rows else self._shape(count, size, kind)
+        if size not in self._places_to:
+            self._places_to[size] = self._places[:size]
+        args = (tokens, self._start, self._places_to[size], inputs)
+        shape = self._shape(tokens.numel(), size, kind, inputs)
         runner = runners.get(shape)
         if runner is None:
             if artefacts.planned is not None:
                 return self._plan(artefacts.planned, epilogue, kind, args)
             for module in modules_in(epilogue.compile_key):
-                if not isinstance(module, StepMemory):
-                    self._watch(module)
+                if module not in self._watched and not isinstance(module, StepMemory):
+                    self._watched[module] = Weights(module)
             runner = runners[shape] = self._prepare(epilogue, kind, args)
             self.num_prepared += 1
             self._set_start(start)
@@ -250,8 +234,7 @@ class CompiledEngine(EagerEngine):
                 if shape in warmed_up or size < count:
                     continue
                 warmed_up.add(shape)
-                for layer in self._layers:
-                    layer.length = size - count
+                self.pretend(size - count)
                 compiled_step(torch.zeros((1, count), dtype=torch.long, device=self.lm.device), *inputs)
         self.rewind(0)
 
@@ -264,14 +247,9 @@ class CompiledEngine(EagerEngine):
     def rewind(self, length: int) -> None:
         super().rewind(length)
         # A new text begins, and a model or a head was moved, cast or changed.
-        if length == 0 and not all(weights.are_those_of(module) for module, weights in self._watched):
-            self._watched = [(module, Weights(module)) for module, _ in self._watched]
+        if length == 0 and not all(weights.are_those_of(module) for module, weights in self._watched.items()):
+            self._watched = {module: Weights(module) for module in self._watched}
             self._forget()
-
-    def _watch(self, module: nn.Module) -> None:
-        """Remember where a module's tensors are: prepared steps may read them there."""
-        if all(module is not watched for watched, _ in self._watched):
-            self._watched.append((module, Weights(module)))
 
     def _forget(self) -> None:
         """Drop all prepared steps."""
@@ -298,13 +276,9 @@ class CompiledEngine(EagerEngine):
         """Return how much memory a forward pass reads that writes as far as `end`."""
         return -(-end // self.bucket) * self.bucket
 
-    def _shape(self, count: int, size: int, kind: StepKind) -> tuple[int, ...]:
+    def _shape(self, count: int, size: int, kind: StepKind, inputs: tuple[Any, ...] = ()) -> tuple[Any, ...]:
         """Return the key of the step that serves forward passes over `count` tokens that read `size` positions of memory."""
         return (self._width(count, kind),)
-
-    def _rows_shape(self, count: int, size: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the key of the step in rows that serves such a call."""
-        return (self._width(count, StepKind(all_logits=True, rows=True)),)
 
     def _width(self, count: int, kind: StepKind) -> int:
         """Return which of _WIDTHS a forward pass over `count` tokens is compiled for.
@@ -320,11 +294,6 @@ class CompiledEngine(EagerEngine):
         if count == 2 and kind.all_logits and not kind.rows:
             return 3
         return 0 if count == 1 else 1 if count <= MOST_TOKENS else 2
-
-    @property
-    def _example_size(self) -> int:
-        """The positions that a step reads while it is traced."""
-        return self.bucket
 
     def _key(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> tuple[Hashable, ...]:
         return epilogue.compile_key, kind, self._width(args[0].numel(), kind)
@@ -364,7 +333,10 @@ class CompiledEngine(EagerEngine):
         """Return how a step is compiled, and the module that is traced."""
         tokens, first, _, inputs = args
         width = self._width(tokens.numel(), kind)
-        tokens, places = tokens.new_zeros(1, _FEW) if width == 1 and not kind.rows else tokens, self._places[: self._example_size]
+        tokens, places = (
+            tokens.new_zeros(1, _FEW) if width == 1 and not kind.rows else tokens,
+            self._places[: self.example_buckets * self.bucket],
+        )
         operations = self.operations(self.lm, modules_in(epilogue.compile_key), width != 2, kind.rows)
         module = StepModule(operations, epilogue, kind)
         options = dict(operations.compiler_options)
@@ -374,13 +346,12 @@ class CompiledEngine(EagerEngine):
 
         def compile_program() -> CompiledProgram:
             logger.info("compiling %s", what)
-            example = (tokens, first, places, self._memory, inputs)
-            if kind.rows:
-                of_rows: Any = epilogue
-                return CompiledProgram.compile(
-                    module, example, {0: 0, 2: 0}, options, [(0,), *of_rows.open_inputs]
-                )  # and places'
-            return CompiledProgram.compile(module, example, {0: 1, 2: 0} if width in (1, 2) else {2: 0}, options)
+            of_step: Any = epilogue
+            open_inputs = [(0,), *of_step.open_inputs] if kind.rows else []  # first those of the tokens' places
+            open_sizes = {0: 0, 2: 0} if kind.rows else {0: 1, 2: 0} if width in (1, 2) else {2: 0}
+            return CompiledProgram.compile(
+                module, (tokens, first, places, self._memory, inputs), open_sizes, options, open_inputs
+            )
 
         size = len(self._memory) * (1 + width)  # its layers, and sizes that are open
         return Job(what, name, compile_program, size), module

@@ -1,8 +1,7 @@
-"""A step as one compiled function of a flat list of tensors.
+"""A step as one compiled function of a flat list of tensors, which can be kept on disk, without weights.
 
 torch.export traces forward pass and epilogue once, with sizes left open; Inductor compiles the trace. A call then needs no
-look-ups: weights and memory are bound beforehand, and the call's tensors are appended. A compiled program can be kept on disk,
-without weights.
+look-ups: weights and memory are bound beforehand, and the call's tensors are appended.
 """
 
 import pickle
@@ -32,17 +31,15 @@ _Build = Callable[[Iterator[Tensor]], Any]
 
 
 class NativeCall(Protocol):
-    """A compiled function with some of its tensors bound; see `StepOperations.native`."""
+    """A compiled function with some of its tensors bound, to be called with the others."""
 
-    def __call__(self, given: list[Tensor]) -> list[Tensor]:
-        """Return the results for the tensors that are not bound, in order."""
+    def __call__(self, given: list[Tensor]) -> list[Tensor]: ...
 
-    def repeat(self, given: list[Tensor], *numbers: int) -> tuple[int, list[Tensor]]:
-        """Return the number of calls and the last one's results; see `BoundProgram.repeat`."""
+    def repeat(self, given: list[Tensor], *numbers: int) -> tuple[int, list[Tensor]]: ...  # see BoundProgram
 
 
-# It makes such a call of a compiled function, its tensors, which of them stay the same, and the number of its results.
-Native = Callable[[Callable[..., Any], Sequence[Tensor], Sequence[bool], int], NativeCall | None]
+# Makes one of a compiled function, its tensors with None for those that are not bound, and the number of its results.
+Native = Callable[[Callable[..., Any], Sequence[Tensor | None], int], NativeCall | None]
 
 
 @dataclass(frozen=True)
@@ -63,16 +60,12 @@ class CompiledProgram:
         options: Mapping[str, Any],
         open_inputs: Sequence[tuple[int, ...]] = (),
     ) -> "CompiledProgram":
-        """Compile a call of `module`.
+        """Compile a call of `module` with example tensors, in tuples and lists; raises exceptions of many kinds if it cannot.
 
         Args:
-            args: example tensors, in tuples and lists.
             open_sizes: by i, the dimension of the tensor `args[i]` whose size may change from call to call.
             options: Inductor's.
             open_inputs: the dimensions whose sizes may change of the first entries of the last argument.
-
-        Raises:
-            Exception: of many kinds, if it can be neither traced nor compiled.
         """
         shapes = tree_map(lambda leaf: None, args)
         shapes = [{open_sizes[i]: Dim.DYNAMIC} if i in open_sizes else shape for i, shape in enumerate(shapes)]
@@ -100,11 +93,9 @@ class CompiledProgram:
         constants = [source for source in self.sources if isinstance(source, Tensor)]
         return all(constant.numel() <= _LARGEST_CONSTANT and not constant.requires_grad for constant in constants)
 
-    def bind(self, module: nn.Module, memory: Sequence[Any], native: "Native | None" = None) -> "BoundProgram":
+    def bind(self, module: nn.Module, memory: Sequence[Any], native: Native | None = None) -> "BoundProgram":
         """Return the call of `module`; see BoundProgram."""
-        tensors = _tensors(module)
-        weights = [tensors[source] if isinstance(source, str) else source for source in self.sources]
-        return BoundProgram(self.artifact, weights, tree_leaves(memory), _builder(self.outputs), native)
+        return BoundProgram(self, module, memory, native)
 
     def to_bytes(self) -> bytes:
         """Return the program as bytes, for `from_bytes`."""
@@ -112,10 +103,7 @@ class CompiledProgram:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "CompiledProgram":
-        """Return the program of `to_bytes`; raises exceptions of many kinds for other bytes.
-
-        Loading runs code, so `content` must be trusted.
-        """
+        """Return the program of `to_bytes`, running code in it; raises exceptions of many kinds for other bytes."""
         from torch._inductor import config  # takes seconds to import
         from torch._inductor.standalone_compile import AOTCompiledArtifact
 
@@ -128,10 +116,10 @@ class CompiledProgram:
 class BoundProgram:
     """A compiled step as a function of `(tokens, start, places, inputs)`, tensors and tuples of them; see StepModule."""
 
-    def __init__(
-        self, artifact: Any, weights: list[Tensor], memory: list[Tensor], build: "_Build", native: Native | None
-    ) -> None:
-        self._artifact, self._weights, self._memory, self._build, self._make_native = artifact, weights, memory, build, native
+    def __init__(self, program: CompiledProgram, module: nn.Module, memory: Sequence[Any], native: Native | None) -> None:
+        tensors, self._memory, self._make_native = _tensors(module), tree_leaves(memory), native
+        self._weights = [tensors[source] if isinstance(source, str) else source for source in program.sources]
+        self._artifact, self._build = program.artifact, _builder(program.outputs)
         self._run: Callable[[list[Tensor]], Any] | None = None
         self.native: NativeCall | None = None
 
@@ -141,22 +129,17 @@ class BoundProgram:
         args = add_leaves(inputs, [*self._weights, tokens, start, places, *self._memory])
         if self._run is not None:
             return self._build(iter(self._run(args)))
+        num_inputs = len(args) - len(self._weights) - 3 - len(self._memory)  # before the call, which empties its list
         results, self._run = _first_call(self._artifact, args)
         if self._make_native is not None:
-            fixed = [True] * len(self._weights) + [False] * 3 + [True] * len(self._memory)
-            args = add_leaves(inputs, [*self._weights, tokens, start, places, *self._memory])  # a call empties its list
-            self.native = self._make_native(self._run, args, [*fixed, *[False] * (len(args) - len(fixed))], len(results))
+            bound = [*self._weights, None, None, None, *self._memory, *[None] * num_inputs]
+            self.native = self._make_native(self._run, bound, len(results))
         return self._build(iter(results))
 
     def repeat(self, given: list[Tensor], num_columns: int, start: int, bucket: int, least: int, most: int) -> tuple[int, Any]:
         """Run a `native` step over one token after another until its first output is true; return how often, and the last result.
 
-        Args:
-            given: tokens (1, n), the tensor of the position, places of the whole memory, `num_columns` tensors (n,) of which each
-                run gets one number, other inputs, and a state, which each run gets from the one before.
-            start: the first position.
-            bucket: memory is read in multiples of it.
-            least, most: runs.
+        The arguments are those of `specheads_repeat` in calls.h; `bucket`: memory is read in multiples of it.
         """
         assert self.native is not None
         count, results = self.native.repeat(given, num_columns, start, bucket, least, most)
@@ -232,10 +215,7 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _sources(exported: ExportedProgram, module: nn.Module) -> list[str | Tensor]:
-    """Return what a traced call reads before its arguments: names of the module's tensors, and other tensors.
-
-    Tensors that it does not read are no longer inputs of the traced call.
-    """
+    """Return the names of the module's tensors, and the other tensors, that a traced call reads; drop its other such inputs."""
     tensors, sources = _tensors(module), list[str | Tensor]()
     specs = exported.graph_signature.input_specs
     first = [spec.kind for spec in specs].index(InputKind.USER_INPUT)

@@ -1,7 +1,4 @@
-"""Steps captured as CUDA graphs, for padded numbers of tokens and doubling sizes of memory.
-
-A replay is one launch where the step has hundreds. It reads and writes the tensors of its capture, so a call's tensors are copied
-in first. Without CUDA the captured step is run again on the same tensors, which is slow but the same code.
+"""Steps captured as CUDA graphs, for padded numbers of tokens and doubling sizes of memory: one launch in place of hundreds.
 
 Static memory needs a mask, which torch's flash attention does not take. For the kernel that takes one, transformers copies keys
 and values once for every query head that shares them, and that kernel has one block of threads for a head, however long the
@@ -111,20 +108,25 @@ class _HeldInputs:
 
     def fill(self, given: Sequence[Tensor]) -> None:
         """Copy a call's tensors, in the order of these, except for those that are there already."""
-        held = self._tensors
-        sources = {number: self._apart(given[number]) for number, old in enumerate(held) if not is_same(old, given[number])}
+        held, sources = self._tensors, {}
+        for number, (old, new) in enumerate(zip(self._tensors, given, strict=True)):
+            if not is_same(old, new):  # one in the place of another would be overwritten first
+                sources[number] = new.clone() if _storage(new) in self._storages else new
         for numbers in self._groups.values():
-            new = [number for number in numbers if number in sources]
-            if new:
-                torch._foreach_copy_([held[number] for number in new], [sources[number] for number in new], non_blocking=True)
-
-    def _apart(self, tensor: Tensor) -> Tensor:
-        """Return a copy of a tensor that lies in the place of another one, which would be overwritten first."""
-        return tensor.clone() if _storage(tensor) in self._storages else tensor
+            if moved := [number for number in numbers if number in sources]:
+                torch._foreach_copy_([held[number] for number in moved], [sources[number] for number in moved], non_blocking=True)
 
 
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
+
+
+def _update(step: _Step, state: Any) -> Any:
+    """Run a step and write its result, the new state, where it reads the old one: the next call copies nothing."""
+    for old, new in zip(add_leaves(state, []), add_leaves(step(), []), strict=True):
+        if new is not old:
+            old.copy_(new)
+    return state
 
 
 def _recorder_for(device: torch.device) -> _GraphRecorder | _ImitatingRecorder:
@@ -135,9 +137,7 @@ def _recorder_for(device: torch.device) -> _GraphRecorder | _ImitatingRecorder:
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None = None) -> Tensor:
     """Return the attention (B, T, H, D) of `query` (B, H, T, D) over `key` and `value` (B, G, S, D), S a multiple of PART.
 
-    Args:
-        mask: (B or 1, 1, T, S) bool, which keys a token attends to, one at least.
-        scale: of scores; default 1 / sqrt(D).
+    `mask`: (B or 1, 1, T, S) bool, which keys a token attends to, one at least; the scale is 1 / sqrt(D) by default.
     """
     batch, heads, tokens, _ = query.shape
     groups, num_parts, share = key.shape[1], key.shape[2] // PART, heads // key.shape[1]
@@ -193,6 +193,7 @@ class GraphEngine(CompiledEngine):
     """`engine=cuda_graph`: captures compiled steps where Triton can compile them, and plain ones elsewhere."""
 
     bucket = PART  # memory grows by the parts of attention in groups
+    example_buckets = 2  # a compiler takes the number of parts for a constant if it is 1
 
     def __init__(self, lm: LanguageModel, capacity: int, strict: bool = True, spare_capacity: int = 0, num_rows: int = 1) -> None:
         super().__init__(lm, capacity, strict, spare_capacity, num_rows, _GroupedStep)
@@ -227,15 +228,8 @@ class GraphEngine(CompiledEngine):
     def _sizes(self) -> list[int]:
         return sorted({self._size(end) for end in range(self.bucket, self._reach + 1, self.bucket)})
 
-    @property
-    def _example_size(self) -> int:
-        return 2 * self.bucket  # a compiler takes the number of parts of attention for a constant if it is 1
-
-    def _shape(self, count: int, size: int, kind: StepKind) -> tuple[int, ...]:
-        return (count, size)
-
-    def _rows_shape(self, count: int, size: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (count, size, *(leaf.shape for leaf in tree_leaves(inputs)))
+    def _shape(self, count: int, size: int, kind: StepKind, inputs: tuple[Any, ...] = ()) -> tuple[Any, ...]:
+        return (count, size, *(leaf.shape for leaf in tree_leaves(inputs))) if kind.rows else (count, size)
 
     def _prepare(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> Runner:
         compiled_step = (
@@ -252,10 +246,8 @@ class GraphEngine(CompiledEngine):
         held.fill(given)  # warm-ups write memory, too: at the places of this call, not at those of an earlier one
         step = partial(compiled_step, tokens, start, places, inputs)
         try:
-            if getattr(epilogue, "updates_last_input", False):
-                replay, out = self._capture_update(step, inputs[-1])
-            else:
-                replay, out = self._recorder.capture(step)
+            updates = getattr(epilogue, "updates_last_input", False)
+            replay, out = self._recorder.capture(partial(_update, step, inputs[-1]) if updates else step)
         except RuntimeError as error:  # a forward pass that waits for the device cannot be captured
             self._recorder = _recorder_for(self.lm.device)  # a capture that failed may leave its pool unusable
             if is_out_of_memory(error):
@@ -276,18 +268,6 @@ class GraphEngine(CompiledEngine):
             return out
 
         return run
-
-    def _capture_update(self, step: _Step, state: Any) -> tuple[_Replay, Any]:
-        """Capture a step that writes its result, the new state, where it reads the old one: the next call copies nothing."""
-        held = add_leaves((state,), [])
-
-        def update() -> Any:
-            for old, new in zip(held, add_leaves((step(),), []), strict=True):
-                if new is not old:
-                    old.copy_(new)
-            return state
-
-        return self._recorder.capture(update)
 
     def _forget(self) -> None:
         super()._forget()

@@ -4,6 +4,7 @@ Memory is allocated once, at the first forward, for `capacity` positions. A forw
 attends to a view of the written part; rewinding only moves the length. `EagerEngine` runs plain PyTorch: the reference.
 """
 
+import copy
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -96,10 +97,9 @@ class _KVLayer(CacheLayerMixin):
 
     def row(self, row: int, length: int) -> "_KVLayer":
         """Return the memory of one row with `length` positions, which shares this one's tensors."""
-        other = _KVLayer(self.capacity)
+        other = copy.copy(self)
         other.length = length
         if self.is_initialized:
-            other.lazy_initialization(self.keys[:0], self.values[:0])
             other.keys, other.values = self.keys[row : row + 1], self.values[row : row + 1]
         return other
 
@@ -114,23 +114,12 @@ class _KVLayer(CacheLayerMixin):
 
 
 def read_rows(
-    lm: LanguageModel,
-    epilogue: Epilogue,
-    memory: Memory,
-    tokens: Tensor,
-    places: RowPlaces,
-    size: int,
-    inputs: Sequence[Any],
-    chosen: slice | None,
-) -> Any:
-    """Run a forward pass over `tokens` (N, 1) at `places` that reads `size` positions of memory, and then the epilogue.
-
-    Args:
-        chosen: see RowsLayer.
-    """
+    lm: LanguageModel, memory: Memory, tokens: Tensor, places: RowPlaces, size: int, chosen: slice | None
+) -> ForwardOutput:
+    """Run a forward pass over `tokens` (N, 1) at `places` that reads `size` positions of memory; `chosen`: see RowsLayer."""
     cache = Cache(layers=[RowsLayer(keys, values, size, places, chosen) for keys, values in memory])
     hidden = rows_reading(lm, places, size).hidden_states(lm, tokens, cache)
-    return epilogue(ForwardOutput(tokens, hidden, lm.logits(hidden)), *inputs)
+    return ForwardOutput(tokens, hidden, lm.logits(hidden))
 
 
 def _slice_of(rows: Tensor) -> slice | None:
@@ -154,13 +143,14 @@ class EagerEngine:
         self._layers = [_KVLayer(self._reach) for _ in range(lm.config.num_hidden_layers)]
         self._cache = Cache(layers=self._layers)
         if num_rows > 1 or lm.explicit_masks:
-            EagerEngine._allocate(self)
+            self._allocate()
 
     @torch.no_grad()
     def _allocate(self) -> None:
         """Allocate and zero the memory, which `forward` would do."""
-        self._forward(self.lm, torch.zeros((self.num_rows, 1), dtype=torch.long, device=self.lm.device))
-        EagerEngine.rewind(self, 0)
+        tokens = torch.zeros((self.num_rows, 1), dtype=torch.long, device=self.lm.device)
+        self.forward(tokens, num_logits=0, lm=self.lm)
+        self.pretend(0)
         self._zero()
 
     @property
@@ -173,6 +163,7 @@ class EagerEngine:
         """The model as forward passes run it that are not compiled."""
         return self.lm
 
+    @torch.no_grad()
     def forward(
         self,
         tokens: Tensor,
@@ -180,29 +171,19 @@ class EagerEngine:
         tree_slots: TreeSlots | None = None,
         num_logits: int = 1,
         attention_mask: Tensor | None = None,
+        lm: LanguageModel | None = None,
     ) -> ForwardOutput:
-        """Append `tokens` (B, T) to the memory and run the model over them.
+        """Append `tokens` (B, T) long to the memory and run the model over them.
 
         Args:
-            tokens: (B, T) long.
             positions: (B, T) long; default: the next ones.
             tree_slots: the tree that these tokens are nodes of, after those already in memory; decides positions. Default:
                 causal.
             num_logits: compute logits for that many of the last positions.
             attention_mask: (B, length + T), 0 at padding; for left-padded rows.
+            lm: the model as it reads; default: `reader`.
         """
-        return self._forward(self.reader, tokens, positions, tree_slots, num_logits, attention_mask)
-
-    @torch.no_grad()
-    def _forward(
-        self,
-        lm: LanguageModel,
-        tokens: Tensor,
-        positions: Tensor | None = None,
-        tree_slots: TreeSlots | None = None,
-        num_logits: int = 0,
-        attention_mask: Tensor | None = None,
-    ) -> ForwardOutput:
+        lm = self.reader if lm is None else lm
         start, end = self.length, self.length + tokens.shape[1]
         self._check_fits(end)
         if positions is None:
@@ -214,13 +195,12 @@ class EagerEngine:
         else:
             reading = Reading({"position_ids": positions, "attention_mask": attention_mask})
         hidden = reading.hidden_states(lm, tokens, self._cache)
-        for layer in self._layers:  # a layer that the model skips has a length, but no memory
-            layer.length = end
+        self.pretend(end)  # also of a layer that the model skips, which has a length, but no memory
         return ForwardOutput(tokens, hidden, logits=lm.logits(hidden[:, hidden.shape[1] - num_logits :]))
 
-    def read_prompt(self, tokens: Tensor) -> Tensor:
-        """Append the prompt `tokens` (1, T) to the memory of one text; return the states (1, H) at its end."""
-        return self._forward(self._reader_of(tokens.shape[1]), tokens).hidden[:, -1]
+    def read_prompt(self, tokens: Tensor) -> None:
+        """Append the prompt `tokens` (1, T) to the memory of one text."""
+        self.forward(tokens, num_logits=0, lm=self._reader_of(tokens.shape[1]))
 
     def _reader_of(self, count: int) -> LanguageModel:
         """Return the model as it reads so many tokens of a prompt fastest."""
@@ -229,10 +209,8 @@ class EagerEngine:
     def compiled_step(self, epilogue: Epilogue, all_logits: bool = False) -> CompiledStep:
         """Return a function of `(tokens, *inputs)`: a forward pass over `tokens` (1, T) and then `epilogue(output, *inputs)`.
 
-        Its result is valid until it runs again, and every call must pass inputs of the same shapes.
-
-        Args:
-            all_logits: whether the epilogue gets the logits of every token instead of the last one's.
+        Its result is valid until it runs again, and every call must pass inputs of the same shapes. With `all_logits` the
+        epilogue gets the logits of every token instead of the last one's.
         """
 
         def run(tokens: Tensor, *inputs: Any) -> Any:
@@ -250,8 +228,7 @@ class EagerEngine:
         """Run a compiled step over one of `tokens` (1, n) after another until its result begins with a true number.
 
         A step gets a number of each of the `columns` (n,), and then the `inputs`, the last of which is the result of the step
-        before; it may write the next token. At least so many steps are run, whatever they say. Returns how many were run, and the
-        last one's result.
+        before; it may write the next token. At least `least` steps are run. Returns how many were run, and the last one's result.
         """
         raise NotImplementedError
 
@@ -266,7 +243,7 @@ class EagerEngine:
         def run(tokens: Tensor, end: int, places: RowPlaces, *inputs: Any) -> Any:
             # A token of each of all rows: what it attends to lies in memory as attention wants it.
             chosen = _slice_of(places.rows) if places.rows.device.type == "cpu" else None
-            return read_rows(self.lm, epilogue, self._keys_and_values(), tokens, places, end, inputs, chosen)
+            return epilogue(read_rows(self.lm, self._keys_and_values(), tokens, places, end, chosen), *inputs)
 
         return run
 
@@ -296,7 +273,7 @@ class EagerEngine:
         """
         self._check_fits(length + tokens.shape[1])
         if not self._written():
-            EagerEngine._allocate(self)
+            self._allocate()
         lm = self._reader_of(tokens.shape[1]) if reading is None else self.reader
         positions = length + torch.arange(tokens.shape[1], device=tokens.device)[None]
         plain = padded_reading(lm, positions, length) if lm.explicit_masks else Reading({"position_ids": positions})
@@ -321,11 +298,10 @@ class EagerEngine:
         """Forget every position from `length` on."""
         if not 0 <= length <= self.length:
             raise RuntimeError(f"cannot rewind from {self.length} to {length} positions")
-        for layer in self._layers:
-            layer.length = length
+        self.pretend(length)
 
     def pretend(self, length: int) -> None:
-        """Let memory count as holding `length` positions, whatever they are; for measurements."""
+        """Let memory count as holding `length` positions, whatever they are."""
         for layer in self._layers:
             layer.length = length
 
@@ -371,14 +347,14 @@ class EagerEngine:
         width = int(lengths.max())
         index = torch.arange(width, device=lengths.device) - (width - lengths)[:, None]
         other = EagerEngine(self.lm, width + spare_capacity)
-        for source, copy in zip(self._layers, other._layers, strict=True):
-            copy.length = width
+        other.pretend(width)
+        for source, copied in zip(self._layers, other._layers, strict=True):
             if not source.is_initialized:
                 continue
             row, place = rows.to(source.keys.device)[:, None], index.clamp_min(0).to(source.keys.device)
-            copy.lazy_initialization(*(memory[:1].expand(len(rows), -1, -1, -1) for memory in (source.keys, source.values)))
-            copy.keys[:, :, :width] = source.keys[row, :, place].transpose(1, 2)
-            copy.values[:, :, :width] = source.values[row, :, place].transpose(1, 2)
+            copied.lazy_initialization(*(memory[:1].expand(len(rows), -1, -1, -1) for memory in (source.keys, source.values)))
+            copied.keys[:, :, :width] = source.keys[row, :, place].transpose(1, 2)
+            copied.values[:, :, :width] = source.values[row, :, place].transpose(1, 2)
         return other, (index >= 0).long()
 
 

@@ -1,7 +1,6 @@
 """Models that keep more than keys and values, or attend by rules of their own: each text on the cache that the model makes.
 
-Recurrent and convolution states cannot be cut back, so copies of the cache are kept by length. Going back takes the last copy
-that is not too long, and the next forward pass reads the tokens after it together with the new ones.
+Recurrent and convolution states cannot be cut back, so copies of the cache are kept; going back takes one that is short enough.
 """
 
 import copy
@@ -47,11 +46,7 @@ _ways: WeakKeyDictionary[nn.Module, Way] = WeakKeyDictionary()
 
 
 def way_of(lm: LanguageModel) -> Way:
-    """Return how a model is read, after a check of a few tokens: read in parts, their states must be those of one pass.
-
-    Raises:
-        UserError: a model that no way is right for.
-    """
+    """Return how a model is read, after a check of a few tokens; raises UserError for one that no way is right for."""
     if lm.model not in _ways:
         _ways[lm.model] = _checked_way(lm)
     return _ways[lm.model]
@@ -59,6 +54,7 @@ def way_of(lm: LanguageModel) -> Way:
 
 @torch.no_grad()
 def _checked_way(lm: LanguageModel) -> Way:
+    """Check that tokens which are read in parts get the states of one pass."""
     # Their long texts are not those of their own generation, however they are read; see tests/decoding/test_architectures.py.
     if getattr(lm.config, "index_topk", None) or lm.config.model_type in ("moshi", "reformer"):
         raise _undecodable(lm)
@@ -138,9 +134,8 @@ def _is_right_statically(lm: LanguageModel, tokens: Tensor, expected: Tensor) ->
     cache = Cache(layers=[ChainLayer(keys, values, size, start) for keys, values in memory])
     states.append(chain_reading(lm, start, 2, size).hidden_states(lm, tokens[:, 6:8], cache)[0])
     places = RowPlaces(torch.zeros(2, dtype=torch.long, device=device), torch.arange(8, 10, device=device))
-    states.append(read_rows(lm, _States(), memory, tokens[0, 8:10, None], places, size, (), None))
-    for layer in engine._layers:
-        layer.length = 9
+    states.append(read_rows(lm, memory, tokens[0, 8:10, None], places, size, None).hidden[:, 0])
+    engine.pretend(9)
     seen = torch.eye(4, dtype=torch.bool, device=device)  # a root, a token that branches off, and two that continue the text
     seen[:, 0], seen[3, 2] = True, True
     tree = TreeSlots(9, torch.tensor([0, 1, 1, 2], device=device), seen)
@@ -150,15 +145,6 @@ def _is_right_statically(lm: LanguageModel, tokens: Tensor, expected: Tensor) ->
     mask = nn.functional.pad(mask, (0, 1), value=1)
     states.append(other.forward(tokens[0, lengths, None], lengths[:, None], attention_mask=mask).hidden[:, 0])
     return _is_right(lm, expected, [0, 1, 2, 3, 4, 3, 4, 5, 6, 7, 8, 9, 9, 10, 11, 6, 8], torch.cat(states))
-
-
-class _States:
-    """The epilogue of a forward pass over rows that takes its states (N, H) alone."""
-
-    compile_key = ("states",)
-
-    def __call__(self, output: ForwardOutput) -> Tensor:
-        return output.hidden[:, 0]
 
 
 def _is_right_on_own_cache(lm: LanguageModel, tokens: Tensor, expected: Tensor, together: bool) -> bool:
@@ -174,11 +160,7 @@ def _is_right_on_own_cache(lm: LanguageModel, tokens: Tensor, expected: Tensor, 
 
 
 class OwnCacheEngine(EagerEngine):
-    """`engine=eager` for such models. With several rows, one text after another.
-
-    Args:
-        together: whether several tokens may be read at once after others; otherwise one by one.
-    """
+    """`engine=eager` for such models, one text after another; `together`: whether it reads several tokens at once."""
 
     def __init__(self, lm: LanguageModel, capacity: int, num_rows: int = 1, together: bool = True) -> None:
         self.lm, self.num_rows, self.capacity, self._reach = lm, num_rows, capacity, capacity
@@ -196,21 +178,15 @@ class OwnCacheEngine(EagerEngine):
         return self._text.shape[1]
 
     @torch.no_grad()
-    def _forward(
-        self,
-        lm: LanguageModel,
-        tokens: Tensor,
-        positions: Tensor | None = None,
-        tree_slots: TreeSlots | None = None,
-        num_logits: int = 0,
-        attention_mask: Tensor | None = None,
+    def forward(
+        self, tokens: Tensor, *_: Any, tree_slots: TreeSlots | None = None, num_logits: int = 1, **__: Any
     ) -> ForwardOutput:
         if tree_slots is not None:
             raise RuntimeError("there are no trees on a model's own cache")
         self._check_fits(self.length + tokens.shape[1])
         before, self._text = self.length, torch.cat([self._text, tokens], dim=1)
         hidden = torch.cat([self._read_to(end) for end in self._ends(before)], dim=1)[:, -tokens.shape[1] :]
-        return ForwardOutput(tokens, hidden, lm.logits(hidden[:, hidden.shape[1] - num_logits :]))
+        return ForwardOutput(tokens, hidden, self.lm.logits(hidden[:, hidden.shape[1] - num_logits :]))
 
     def _ends(self, before: int) -> list[int]:
         """Return where the forward passes end that read the text, of which `before` tokens were there before this call."""

@@ -1,10 +1,7 @@
 """Forward passes over trees of tokens and over tokens of several texts: the position and the attention of each token.
 
-A tree lies at the end of a model's memory, its root first. Every node attends to all positions before the root, and within the
-tree to those in its row. Positions follow depth, so that a node is read like the last token of its path.
-
-In rows, a token is a row of the batch, with its place in memory: texts of different lengths, and different numbers of tokens of
-each, need no padding. All are written before any of them attends, so tokens of one text may be read together.
+In a tree, positions follow depth, so that a node is read like the last token of its path. In rows, a token is a row of the batch,
+with its place in memory: all are written before any of them attends, so tokens of one text may be read together, without padding.
 """
 
 from collections.abc import Iterator, Mapping
@@ -65,13 +62,10 @@ def tree_reading(lm: LanguageModel, tree_slots: TreeSlots, start: int, count: in
 
 
 def branches_reading(lm: LanguageModel, length: int, branch: Tensor, prefix: Tensor, depth: Tensor, count: int) -> Reading:
-    """Return how the last `count` of W tokens are read, of drafts that branch off from a text of `length` tokens.
+    """Return how the last `count` of W tokens are read, which come after a text of `length` tokens and branch off from it.
 
-    In memory the text comes first, and then these tokens in order.
-
-    Args:
-        branch, prefix, depth: (W,) long, of each token: the number of its branch, how many of the text's tokens come before the
-            branch, and how many of the branch's.
+    `branch`, `prefix`, `depth`: (W,) long, of each token: the number of its branch, how many of the text's tokens come before the
+    branch, and how many of the branch's.
     """
     before, positions = torch.arange(length, device=branch.device), prefix + depth
     reads = slice(len(branch) - count, None)

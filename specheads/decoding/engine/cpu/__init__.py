@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from specheads.decoding.engine.compiled import StepOperations
-from specheads.decoding.engine.compiled_program import Native
 from specheads.decoding.engine.cpu.library import declarations, load_operators, native_call
 from specheads.decoding.engine.cpu.packed import PackedModel, has_packed_layers, packed_model
 from specheads.decoding.engine.reading import RowPlaces, has_other_options
@@ -24,9 +23,9 @@ class CpuStep(StepOperations):
         self.has_operators = (few or rows) and load_operators()
         if not self.has_operators:
             return
-        if few:
-            self.packed = packed_model(lm, modules)
+        self.packed = packed_model(lm, modules) if few else None
         self.lm = lm if self.packed is None else self.packed.lm
+        self.native = native_call
         self.reads_all_rows = rows and lm.config._attn_implementation == "sdpa"
         self.compiler_options = {"aot_inductor.custom_ops_to_c_shims": declarations()}
         panels = () if self.packed is None else self.packed.copies.buffers()
@@ -40,10 +39,6 @@ class CpuStep(StepOperations):
     def reads_rows_in_place(cls, lm: LanguageModel) -> bool:
         return lm.config._attn_implementation == "sdpa" and load_operators()
 
-    @property
-    def native(self) -> Native | None:
-        return native_call if self.has_operators else None
-
     def operations(self, places: RowPlaces | None) -> Operations:
         if not self.has_operators:
             return Operations()
@@ -55,8 +50,7 @@ def packed_reader(lm: LanguageModel) -> LanguageModel:
     is_right = lm.device.type == "cpu" and lm.output_embedding.weight.dtype == torch.float32  # 16 bits gain nothing
     if not is_right or lm.config._attn_implementation != "sdpa" or not has_packed_layers(lm.model) or not load_operators():
         return lm
-    packed = packed_model(lm, ())
-    if packed is None:
+    if (packed := packed_model(lm, ())) is None:
         return lm
     packed.lm.explicit_masks = True
     return packed.lm
@@ -68,10 +62,13 @@ class CpuOperations(Operations):
     Args:
         networks: packed copies by network.
         places: of the tokens, where keys and values are those of all rows of a memory.
+        in_bulk: whether many distributions are warped at once, uncompiled, in code of its own.
     """
 
-    def __init__(self, networks: Mapping[nn.Module, Any] | None = None, places: RowPlaces | None = None) -> None:
-        self._networks, self._places = networks or {}, places
+    def __init__(
+        self, networks: Mapping[nn.Module, Any] | None = None, places: RowPlaces | None = None, in_bulk: bool = False
+    ) -> None:
+        self._networks, self._places, self._in_bulk = networks or {}, places, in_bulk
 
     def most_likely(self, x: Tensor) -> Tensor:
         return torch.ops.specheads.most_likely(x)
@@ -82,14 +79,16 @@ class CpuOperations(Operations):
     def token_at(self, probs: Tensor, uniform: Tensor) -> Tensor:
         return torch.ops.specheads.token_at(probs, uniform)
 
-    # Compiled code rounds sums in another order anyway; what runs uncompiled keeps its bits.
+    @property
+    def _may_round(self) -> bool:
+        """Compiled code rounds sums in another order anyway; what runs uncompiled keeps its bits."""
+        return self._in_bulk or torch.compiler.is_compiling()
 
     def kept_softmax(self, logits: Tensor, least: Tensor) -> Tensor:
-        compiling = torch.compiler.is_compiling()
-        return torch.ops.specheads.kept_softmax(logits, least) if compiling else super().kept_softmax(logits, least)
+        return torch.ops.specheads.kept_softmax(logits, least) if self._may_round else super().kept_softmax(logits, least)
 
     def nucleus(self, probs: Tensor, top_p: float) -> Tensor:
-        return torch.ops.specheads.nucleus(probs, top_p) if torch.compiler.is_compiling() else super().nucleus(probs, top_p)
+        return torch.ops.specheads.nucleus(probs, top_p) if self._may_round else super().nucleus(probs, top_p)
 
     def head_logits(self, network: Any, features: Mapping[str, Tensor]) -> Tensor:
         copied = self._networks.get(network)
@@ -108,16 +107,6 @@ class CpuOperations(Operations):
         return torch.ops.specheads.masked_attention(query, key, value, mask, *of_rows, scale), None
 
 
-class BulkOperations(CpuOperations):
-    """The same for code that warps many distributions at once, uncompiled."""
-
-    def kept_softmax(self, logits: Tensor, least: Tensor) -> Tensor:
-        return torch.ops.specheads.kept_softmax(logits, least)
-
-    def nucleus(self, probs: Tensor, top_p: float) -> Tensor:
-        return torch.ops.specheads.nucleus(probs, top_p)
-
-
 def bulk_operations(device: torch.device) -> Operations:
     """Return what to compute with where a device warps many distributions at once, uncompiled."""
-    return BulkOperations() if device.type == "cpu" and load_operators() else Operations()
+    return CpuOperations(in_bulk=True) if device.type == "cpu" and load_operators() else Operations()

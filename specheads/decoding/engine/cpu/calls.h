@@ -21,18 +21,10 @@ namespace specheads_kernels __attribute__((visibility("hidden"))) {
 using Entry = void (*)(AtenTensorHandle* inputs, AtenTensorHandle* outputs);
 using Handles = std::vector<AtenTensorHandle>;
 
-inline void check(AOTITorchError error) {
-  TORCH_CHECK(error == AOTI_TORCH_SUCCESS, "a compiled step cannot be called");
-}
-
-inline AtenTensorHandle another(AtenTensorHandle tensor) {
-  AtenTensorHandle handle;
-  check(aoti_torch_new_tensor_handle(tensor, &handle));
-  return handle;
-}
-
 inline void delete_all(const Handles& handles) {
-  for (AtenTensorHandle handle : handles) aoti_torch_delete_tensor_object(handle);
+  for (AtenTensorHandle handle : handles) {
+    if (handle) aoti_torch_delete_tensor_object(handle);
+  }
 }
 
 // A view of a contiguous tensor's numbers from `first` on.
@@ -43,10 +35,12 @@ inline AtenTensorHandle part_of(AtenTensorHandle tensor, std::vector<int64_t> si
   return handle;
 }
 
+// The handles in a list of capsules, null for None.
 inline Handles handles_in(PyObject* list) {
   Handles handles(PyList_Size(list));
   for (size_t i = 0; i < handles.size(); i++) {
-    handles[i] = static_cast<AtenTensorHandle>(PyCapsule_GetPointer(PyList_GetItem(list, i), nullptr));
+    PyObject* each = PyList_GetItem(list, i);
+    handles[i] = each == Py_None ? nullptr : static_cast<AtenTensorHandle>(PyCapsule_GetPointer(each, nullptr));
   }
   return handles;
 }
@@ -64,9 +58,9 @@ struct Bound {
 
   // Run the step; the handles `given` are used up.
   Handles run(const Handles& given) const {
-    Handles all(inputs.size()), outputs(num_outputs);
-    size_t next = 0;
-    for (size_t i = 0; i < all.size(); i++) all[i] = inputs[i] ? another(inputs[i]) : given[next++];
+    Handles all = inputs, outputs(num_outputs);
+    auto next = given.begin();
+    for (AtenTensorHandle& handle : all) handle = handle ? another(handle) : *next++;
     entry(all.data(), outputs.data());
     return outputs;
   }
@@ -90,19 +84,12 @@ extern "C" {
 // A step with inputs bound: `fixed` has a capsule for each input that stays, which is used up, and None for the others.
 void* specheads_bind(void* entry, PyObject* fixed, int64_t num_outputs) {
   using namespace specheads_kernels;
-  Handles inputs(PyList_Size(fixed));
-  for (size_t i = 0; i < inputs.size(); i++) {
-    PyObject* each = PyList_GetItem(fixed, i);
-    inputs[i] = each == Py_None ? nullptr : static_cast<AtenTensorHandle>(PyCapsule_GetPointer(each, nullptr));
-  }
-  return new Bound{reinterpret_cast<Entry>(entry), inputs, static_cast<size_t>(num_outputs)};
+  return new Bound{reinterpret_cast<Entry>(entry), handles_in(fixed), static_cast<size_t>(num_outputs)};
 }
 
 void specheads_unbind(void* bound) {
   std::unique_ptr<specheads_kernels::Bound> owned(static_cast<specheads_kernels::Bound*>(bound));
-  for (AtenTensorHandle handle : owned->inputs) {
-    if (handle) aoti_torch_delete_tensor_object(handle);
-  }
+  specheads_kernels::delete_all(owned->inputs);
 }
 
 // The outputs of a step for the inputs `given`, which are used up.
@@ -121,22 +108,21 @@ PyObject* specheads_repeat(void* bound, PyObject* given, int64_t num_columns, in
     const Handles whole = handles_in(given);
     const size_t first_state = whole.size() - step.num_outputs;
     int64_t* position = reinterpret_cast<at::TensorBase*>(whole[1])->mutable_data_ptr<int64_t>();
-    Handles state(whole.begin() + first_state, whole.end()), inputs;
+    Handles state(whole.begin() + first_state, whole.end());
     int64_t count = 0;
     for (bool stopped = false; count < most && (count < least || !stopped); count++) {
       *position = start + count;
       const int64_t size = (start + count + bucket) / bucket * bucket;
-      inputs = {part_of(whole[0], {1, 1}, count), another(whole[1]), part_of(whole[2], {size}, 0)};
+      Handles own = {part_of(whole[0], {1, 1}, count), another(whole[1]), part_of(whole[2], {size}, 0)};
       for (size_t i = 3; i < first_state; i++) {
-        inputs.push_back(static_cast<int64_t>(i) < 3 + num_columns ? part_of(whole[i], {1}, count) : another(whole[i]));
+        own.push_back(static_cast<int64_t>(i) < 3 + num_columns ? part_of(whole[i], {1}, count) : another(whole[i]));
       }
-      inputs.insert(inputs.end(), state.begin(), state.end());
-      state = step.run(inputs);
+      own.insert(own.end(), state.begin(), state.end());
+      state = step.run(own);
       stopped = *reinterpret_cast<at::TensorBase*>(state[0])->const_data_ptr<bool>();
     }
     delete_all(Handles(whole.begin(), whole.begin() + first_state));
-    PyObject* outputs = list_of(state);
-    return Py_BuildValue("LN", static_cast<long long>(count), outputs);
+    return Py_BuildValue("LN", static_cast<long long>(count), list_of(state));
   });
 }
 

@@ -32,12 +32,19 @@ inline at::TensorBase empty(at::IntArrayRef sizes, at::ScalarType type) {
   return at::detail::empty_cpu(sizes, at::TensorOptions().dtype(type));
 }
 
-// A new handle of a tensor, which its receiver deletes.
-inline AtenTensorHandle handle_of(at::TensorBase& tensor) {
+inline void check(AOTITorchError error) {
+  TORCH_CHECK(error == AOTI_TORCH_SUCCESS, "there is no handle of a tensor");
+}
+
+// Another handle of a tensor, which its receiver deletes.
+inline AtenTensorHandle another(AtenTensorHandle tensor) {
   AtenTensorHandle handle;
-  const auto error = aoti_torch_new_tensor_handle(reinterpret_cast<AtenTensorHandle>(&tensor), &handle);
-  TORCH_CHECK(error == AOTI_TORCH_SUCCESS, "no handle for a result");
+  check(aoti_torch_new_tensor_handle(tensor, &handle));
   return handle;
+}
+
+inline AtenTensorHandle handle_of(at::TensorBase& tensor) {
+  return another(reinterpret_cast<AtenTensorHandle>(&tensor));
 }
 
 // Call `function(value)` where `value` has the type of a tensor's numbers.
@@ -236,6 +243,28 @@ struct Sums {
     if constexpr (count > 1) others.add(left, right, factors + stride, stride);
   }
 
+#if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__)
+  // The same for pairs: sums[r] += factors[r * stride] left[., 0] + factors[r * stride + 1] left[., 1], and so for right.
+  C10_ALWAYS_INLINE void add_pairs(__m512i left, __m512i right, const at::BFloat16* factors, int64_t stride) {
+    int32_t both;
+    std::memcpy(&both, factors, sizeof(both));
+    const __m512i factor = _mm512_set1_epi32(both);
+    first = _mm512_dpbf16_ps(first, reinterpret_cast<__m512bh>(left), reinterpret_cast<__m512bh>(factor));
+    second = _mm512_dpbf16_ps(second, reinterpret_cast<__m512bh>(right), reinterpret_cast<__m512bh>(factor));
+    if constexpr (count > 1) others.add_pairs(left, right, factors + stride, stride);
+  }
+#endif
+
+  // sums[p] += factor * the column of panel p; panels are `apart` numbers from each other.
+  C10_ALWAYS_INLINE void add_column(const Value* column, int64_t apart, const Vector& factor) {
+    Vector left, right;
+    __builtin_prefetch(reinterpret_cast<const char*>(column) + kPrefetchBytes);
+    load_pair(column, left, right);
+    first = at::vec::fmadd(left, factor, first);
+    second = at::vec::fmadd(right, factor, second);
+    if constexpr (count > 1) others.add_column(column + apart, apart, factor);
+  }
+
   C10_ALWAYS_INLINE void store(SumOf<Value>* to, int64_t stride) const {
     first.store(to);
     second.store(to + kLanes<Value>);
@@ -253,38 +282,14 @@ struct Sums {
 template <typename Value>
 struct Sums<Value, 0> {};
 
-#if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__)
-// The same for numbers of bfloat16, two columns at a time.
-template <int count>
-struct PairSums {
-  __m512 first = _mm512_setzero_ps(), second = _mm512_setzero_ps();
-  PairSums<count - 1> others;
-
-  C10_ALWAYS_INLINE void load(const float* from, int64_t stride) {
-    first = _mm512_loadu_ps(from);
-    second = _mm512_loadu_ps(from + 16);
-    if constexpr (count > 1) others.load(from + stride, stride);
+// Call compute(n) where n is `count`, from 1 to `most`, as a constant.
+template <int most, typename Compute>
+C10_ALWAYS_INLINE void with_count(int64_t count, const Compute& compute) {
+  if constexpr (most > 1) {
+    if (count < most) return with_count<most - 1>(count, compute);
   }
-
-  // sums[r] += factors[r * stride] left[., 0] + factors[r * stride + 1] left[., 1], and the same for right
-  C10_ALWAYS_INLINE void add(__m512i left, __m512i right, const at::BFloat16* factors, int64_t stride) {
-    int32_t both;
-    std::memcpy(&both, factors, sizeof(both));
-    const __m512i factor = _mm512_set1_epi32(both);
-    first = _mm512_dpbf16_ps(first, reinterpret_cast<__m512bh>(left), reinterpret_cast<__m512bh>(factor));
-    second = _mm512_dpbf16_ps(second, reinterpret_cast<__m512bh>(right), reinterpret_cast<__m512bh>(factor));
-    if constexpr (count > 1) others.add(left, right, factors + stride, stride);
-  }
-
-  C10_ALWAYS_INLINE void store(float* to, int64_t stride) const {
-    _mm512_storeu_ps(to, first);
-    _mm512_storeu_ps(to + 16, second);
-    if constexpr (count > 1) others.store(to + stride, stride);
-  }
-};
-template <>
-struct PairSums<0> {};
-#endif
+  compute(std::integral_constant<int, most>());
+}
 
 template <typename Sum>
 inline Sum total_of(const Vectorized<Sum>& sums) {

@@ -255,25 +255,6 @@ void attend(
   });
 }
 
-template <typename Value>
-void attention_into(
-    const at::TensorBase& query, const at::TensorBase& key, const at::TensorBase& value, const Mask& mask,
-    const Places& places, double scale, at::TensorBase& result) {
-  using Sum = SumOf<Value>;
-  const int64_t heads = query.size(1), tokens = query.size(2), size = query.size(3), value_size = value.size(3);
-  const Value* queries = query.const_data_ptr<Value>();
-  Value* results = result.mutable_data_ptr<Value>();
-  const auto read = [&](int64_t batch, int64_t head, int64_t token, Sum* to) {
-    const Value* from = queries + batch * query.stride(0) + head * query.stride(1) + token * query.stride(2);
-    for (int64_t i = 0; i < size; i++) to[i] = static_cast<Sum>(from[i]) * static_cast<Sum>(scale);
-  };
-  const auto store = [&](int64_t batch, int64_t head, int64_t token, const Sum* from) {
-    Value* to = results + ((batch * tokens + token) * heads + head) * value_size;
-    for (int64_t i = 0; i < value_size; i++) to[i] = static_cast<Value>(from[i]);
-  };
-  Team::run(true, [&](Team& team) { attend<Value>(team, key, value, mask, places, read, store); });
-}
-
 // The attention (B, T, heads, D) of query (B, heads, T, D) to key and value (R, shared, S, D), to rows (B) of them if there are some;
 // those see no position after their tokens, which begin at `positions` (B). The mask broadcasts to (B, heads, T, S).
 AtenTensorHandle masked_attention(
@@ -289,8 +270,21 @@ AtenTensorHandle masked_attention(
   const int64_t batch = query.size(0), heads = query.size(1), tokens = query.size(2);
   const Mask expanded(mask, query.scalar_type(), {batch, heads, tokens, key.size(2)});
   at::TensorBase result = empty({batch, tokens, heads, value.size(3)}, query.scalar_type());
-  with_type(query.scalar_type(), [&](auto type) { 
-    attention_into<decltype(type)>(queries, keys, values, expanded, places, scale, result);
+  with_type(query.scalar_type(), [&](auto type) {
+    using Value = decltype(type);
+    using Sum = SumOf<Value>;
+    const int64_t size = query.size(3), value_size = value.size(3);
+    Value* results = result.mutable_data_ptr<Value>();
+    const auto read = [&](int64_t b, int64_t head, int64_t token, Sum* to) {
+      const Value* from =
+          queries.const_data_ptr<Value>() + b * queries.stride(0) + head * queries.stride(1) + token * queries.stride(2);
+      for (int64_t i = 0; i < size; i++) to[i] = static_cast<Sum>(from[i]) * static_cast<Sum>(scale);
+    };
+    const auto store = [&](int64_t b, int64_t head, int64_t token, const Sum* from) {
+      Value* to = results + ((b * tokens + token) * heads + head) * value_size;
+      for (int64_t i = 0; i < value_size; i++) to[i] = static_cast<Value>(from[i]);
+    };
+    Team::run(true, [&](Team& team) { attend<Value>(team, keys, values, expanded, places, read, store); });
   });
   return handle_of(result);
 }
@@ -334,26 +328,6 @@ void rotate(const SumOf<Value>* from, const Value* cosine, const Value* sine, in
   }
 }
 
-// to = silu(gate) * up, for blocks of `size` numbers, a multiple of the lanes.
-template <typename Sum>
-void gated(const Sum* gate, const Sum* up, int64_t size, Sum* to) {
-  using Vector = Vectorized<Sum>;
-  for (int64_t i = 0; i < size; i += Vector::size()) {
-    const Vector x = Vector::loadu(gate + i);
-    (x / (Vector(1) + x.neg().exp()) * Vector::loadu(up + i)).store(to + i);
-  }
-}
-
-// to[t][j] = blocks[t][j] + added[t][j], for those of a panel's numbers j that exist; `stride`: of to and added.
-template <typename Sum, typename Added, typename To>
-void add_block(const Sum* block, int64_t width, int64_t tokens, const Added* added, To* to, int64_t stride, int64_t exist) {
-  for (int64_t t = 0; t < tokens; t++) {
-    for (int64_t j = 0; j < exist; j++) {
-      to[t * stride + j] = static_cast<To>(block[t * width + j] + static_cast<Sum>(added[t * stride + j]));
-    }
-  }
-}
-
 template <typename Value, typename Weight>
 void decoder_layer_into(
     const at::TensorBase& hidden, const at::TensorBase& cosine, const at::TensorBase& sine, const Mask& mask,
@@ -377,13 +351,6 @@ void decoder_layer_into(
     return memory + places.row(b) * shape.stride(0) + head * shape.stride(1) + (places.position(b) + t) * shape.stride(2);
   };
 
-  const auto project = [&](int64_t number, int64_t first, int64_t several, const Sum* block) {
-    const int64_t row = number * kPair<Value>, exist = std::min<int64_t>(kPair<Value>, width - row);
-    for (int64_t t = 0; t < several; t++, block += kPair<Value>) {
-      Sum* to = projected + (first + t) * width + row;
-      for (int64_t j = 0; j < exist; j++) to[j] = bias ? block[j] + static_cast<Sum>(bias[row + j]) : block[j];
-    }
-  };
   const auto rotate_and_keep = [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; token++) {
       const int64_t b = token / count, t = token % count;
@@ -416,27 +383,24 @@ void decoder_layer_into(
   };
   const auto activate = [&](int64_t number, int64_t first, int64_t several, Sum* blocks) {
     const int64_t row = number / 2 * kPair<Value>, exist = std::min<int64_t>(kPair<Value>, inner - row);
-    gated(blocks, blocks + several * kPair<Value>, several * kPair<Value>, blocks);
+    const Sum* up = blocks + several * kPair<Value>;
+    for (int64_t i = 0; i < several * kPair<Value>; i += kLanes<Value>) {
+      (silu(blocks + i) * Vectorized<Sum>::loadu(up + i)).store(blocks + i);
+    }
     for (int64_t t = 0; t < several; t++) {
       Input* to = activated + (first + t) * inner + row;
       for (int64_t j = 0; j < exist; j++) to[j] = static_cast<Input>(static_cast<Value>(blocks[t * kPair<Value> + j]));
     }
   };
-  const auto adding = [&](const auto* added, auto* to) {
-    return [=](int64_t number, int64_t first, int64_t several, const Sum* block) {
-      const int64_t row = number * kPair<Value>, place = first * size + row;
-      add_block(block, kPair<Value>, several, added + place, to + place, size, std::min<int64_t>(kPair<Value>, size - row));
-    };
-  };
   Team::run(true, [&](Team& team) {
     team.each(tokens, kTokenGrain, normed_by(residual, norm));
-    for_panels<Weight>(team, layer.queries_keys_values, 1, normed, tokens, project);
+    for_panels<Weight>(team, layer.queries_keys_values, 1, normed, tokens, putting<Sum>(projected, width, bias, 0));
     team.each(tokens, kTokenGrain, rotate_and_keep);
     attend<Value>(team, keys, values, mask, places, query, store);
-    for_panels<Weight>(team, layer.output, 1, attended, tokens, adding(residual, middle));
+    for_panels<Weight>(team, layer.output, 1, attended, tokens, putting<Sum>(middle, size, residual, size));
     team.each(tokens, kTokenGrain, normed_by(middle, mlp_norm));
     for_panels<Weight>(team, layer.gate_up, 2, normed, tokens, activate);
-    for_panels<Weight>(team, layer.down, 1, activated, tokens, adding(middle, results));
+    for_panels<Weight>(team, layer.down, 1, activated, tokens, putting<Sum>(results, size, middle, size));
   });
 }
 

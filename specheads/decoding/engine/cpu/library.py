@@ -32,15 +32,10 @@ _MOST_CHARACTERS = 200  # more of a compiler's error is not shown
 _C_TYPES = {"Tensor": "AtenTensorHandle", "Optional[Tensor]": "AtenTensorHandle*", "int": "int64_t", "float": "double"}
 
 
-def _shape_of_attention(query: Tensor, key: Tensor, value: Tensor, *others: Any) -> Tensor:
-    batch, heads, tokens, _ = query.shape
-    return query.new_empty(batch, tokens, heads, value.shape[-1])
-
-
 # The shapes of results, by operator.
 _RESULTS: dict[str, Callable[..., Tensor]] = {
     "packed_linear": lambda x, panels, bias, num_rows: x.new_empty(*x.shape[:-1], num_rows),
-    "masked_attention": _shape_of_attention,
+    "masked_attention": lambda query, key, value, *others: query.new_empty(*query.transpose(1, 2).shape[:3], value.shape[-1]),
     "decoder_layer": lambda hidden, *others: torch.empty_like(hidden),
     "head_network": lambda inputs, *others: inputs.new_empty(inputs.shape[:-1]),
     "kth_largest": lambda x, k: x.new_empty(*x.shape[:-1], 1),
@@ -51,6 +46,8 @@ _RESULTS: dict[str, Callable[..., Tensor]] = {
 }
 
 
+_HANDLES = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
+_TENSORS = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
 _loaded: list[ctypes.PyDLL] = []  # the library, once it is
 _ENTRY = "_Z19inductor_entry_implPP16AtenTensorOpaqueS1_"  # the compiled function in the files of Inductor's C++ wrapper
 
@@ -85,10 +82,7 @@ class _Declarations(dict[str, list[str]]):
 
 
 def declarations() -> dict[str, list[str]]:
-    """Return one of the compiler's options: the pointers to C functions by which compiled steps call operators.
-
-    A look-up by name would take longer. The operators must have been loaded.
-    """
+    """Return one of the compiler's options: pointers to C functions, as looking operators up by their names takes longer."""
     declared = _Declarations()
     for name in _RESULTS:
         operator = getattr(torch.ops.specheads, name).default
@@ -108,17 +102,10 @@ def _library_path() -> Path:
 
 
 def _load_library(path: Path) -> ctypes.PyDLL:
-    """Return the library, built if it is not there or cannot be loaded; its symbols are visible to compiled steps.
-
-    Its functions are called with Python's lock held.
-
-    Raises:
-        RuntimeError: a source cannot be compiled.
-        OSError: there is no compiler, or the library cannot be written or loaded.
-    """
+    """Return the library, built if it is not there or cannot be loaded; its symbols are visible to compiled steps."""
     _build(path)
     try:
-        return ctypes.PyDLL(str(path), ctypes.RTLD_GLOBAL)
+        return ctypes.PyDLL(str(path), ctypes.RTLD_GLOBAL)  # whose functions are called with Python's lock held
     except OSError as error:
         logger.warning("the operators in %s cannot be loaded and are built again: %s", path, error)
         path.unlink(missing_ok=True)
@@ -140,10 +127,10 @@ def _declare(library: ctypes.PyDLL) -> ctypes.PyDLL:
 class BoundCall:
     """A NativeCall of the C++ in calls.h."""
 
-    def __init__(self, entry: int, tensors: Sequence[Tensor], fixed: Sequence[bool], num_results: int) -> None:
+    def __init__(self, entry: ctypes.c_void_p, tensors: Sequence[Tensor | None], num_results: int) -> None:
         (library,) = _loaded
-        stay = iter(_HANDLES([tensor for tensor, stays in zip(tensors, fixed, strict=True) if stays]))
-        self._bound = library.specheads_bind(entry, [next(stay) if stays else None for stays in fixed], num_results)
+        stay = iter(_HANDLES([tensor for tensor in tensors if tensor is not None]))
+        self._bound = library.specheads_bind(entry, [None if each is None else next(stay) for each in tensors], num_results)
         self._call, self._repeat = library.specheads_call, library.specheads_repeat
         weakref.finalize(self, library.specheads_unbind, self._bound)
 
@@ -155,23 +142,17 @@ class BoundCall:
         return count, _TENSORS(results)
 
 
-_HANDLES = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
-_TENSORS = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
-
-
-def native_call(
-    compiled: Callable[..., Any], tensors: Sequence[Tensor], fixed: Sequence[bool], num_results: int
-) -> BoundCall | None:
-    """Return a call of compiled code from C++ with the `tensors` bound that are `fixed`; None where the code has another form."""
+def native_call(compiled: Callable[..., Any], tensors: Sequence[Tensor | None], num_results: int) -> BoundCall | None:
+    """Return a call of compiled code from C++ with the `tensors` bound; None where the code has another form."""
     held = [cell.cell_contents for cell in getattr(compiled, "__closure__", None) or ()]
     files = [getattr(getattr(each, "__self__", None), "__file__", None) for each in held]
     if len(files) != 1 or files[0] is None or not _loaded:
         return None
     try:
-        entry = getattr(ctypes.PyDLL(files[0]), _ENTRY)
+        entry = ctypes.cast(getattr(ctypes.PyDLL(files[0]), _ENTRY), ctypes.c_void_p)
     except (OSError, AttributeError):
         return None
-    return BoundCall(ctypes.cast(entry, ctypes.c_void_p).value or 0, tensors, fixed, num_results)
+    return BoundCall(entry, tensors, num_results)
 
 
 def _build(path: Path) -> None:

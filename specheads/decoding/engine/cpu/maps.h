@@ -9,41 +9,26 @@
 #include <numeric>
 
 namespace specheads_kernels __attribute__((visibility("hidden"))) {
-template <typename Value, typename Weight>
-void linear_into(const at::TensorBase& x, const at::TensorBase& panels, const Value* bias, at::TensorBase& result) {
-  using Sum = SumOf<Value>;
-  const int64_t num_rows = result.size(-1), size = x.size(-1), tokens = x.numel() / std::max<int64_t>(1, size);
-  const auto rows = converted<InputOf<Weight>, 0>(x.const_data_ptr<Value>(), size, tokens, size, panels.size(1)).first;
-  Value* to = result.mutable_data_ptr<Value>();
-  const int64_t bytes = panels.numel() * sizeof(Weight) * ((tokens + kMostTokens<Weight> - 1) / kMostTokens<Weight>);
-  Team::run(bytes > 2 * kGrainBytes, [&](Team& team) {
-    for_panels<Weight>(team, panels, 1, rows, tokens, [&](int64_t number, int64_t first, int64_t several, const Sum* block) {
-      const int64_t row = number * kPair<Value>, exist = std::min<int64_t>(kPair<Value>, num_rows - row);
-      for (int64_t t = 0; t < several; t++, block += kPair<Value>) {
-        Value* into = to + (first + t) * num_rows + row;
-        if (bias) {
-          for (int64_t j = 0; j < exist; j++) into[j] = static_cast<Value>(block[j] + static_cast<Sum>(bias[row + j]));
-        } else {
-          for (int64_t j = 0; j < exist; j++) into[j] = static_cast<Value>(block[j]);
-        }
-      }
-    });
-  });
-}
-
 // x W^T + b (..., O) of x (..., I), W in panels (ceil(O / P), I, P), b (O); an odd I is padded in panels of pairs. Panels may have
 // 16 bits where x has 32.
 AtenTensorHandle packed_linear(
     const at::TensorBase& x, const at::TensorBase& panels, const at::TensorBase* bias, int64_t num_rows) {
   const bool in_pairs = kMultipliesPairs<at::BFloat16> && x.scalar_type() == at::kBFloat16;
   TORCH_CHECK(
-      x.size(-1) + (in_pairs ? x.size(-1) % 2 : 0) == panels.size(1) && panels.is_contiguous(), "x is ", x.scalar_type(), " ", x.sizes(), ", panels are ", panels.scalar_type(), " ", panels.sizes());
+      x.size(-1) + (in_pairs ? x.size(-1) % 2 : 0) == panels.size(1) && panels.is_contiguous(), "x is ", x.scalar_type(), " ",
+      x.sizes(), ", panels are ", panels.scalar_type(), " ", panels.sizes());
   auto shape = x.sizes().vec();
   shape.back() = num_rows;
   at::TensorBase result = empty(shape, x.scalar_type()), rows = x.contiguous();
   with_types(x.scalar_type(), panels.scalar_type(), [&](auto value, auto weight) {
     using Value = decltype(value);
-    linear_into<Value, decltype(weight)>(rows, panels, bias ? bias->const_data_ptr<Value>() : nullptr, result);
+    using Weight = decltype(weight);
+    const int64_t size = x.size(-1), tokens = x.numel() / std::max<int64_t>(1, size);
+    const auto inputs = converted<InputOf<Weight>, 0>(rows.const_data_ptr<Value>(), size, tokens, size, panels.size(1)).first;
+    const Value* added = bias ? bias->const_data_ptr<Value>() : nullptr;
+    const auto put = putting<SumOf<Value>>(result.mutable_data_ptr<Value>(), num_rows, added, 0);
+    const int64_t bytes = panels.numel() * sizeof(Weight) * ((tokens + kMostTokens<Weight> - 1) / kMostTokens<Weight>);
+    Team::run(bytes > 2 * kGrainBytes, [&](Team& team) { for_panels<Weight>(team, panels, 1, inputs, tokens, put); });
   });
   return handle_of(result);
 }
@@ -66,12 +51,8 @@ struct Network {
 // to[j] = from[j] + silu(block[j] + bias[j]), for the numbers j < exist; `block` is overwritten.
 template <typename Sum>
 void residual_into(Sum* block, const Sum* bias, const Sum* from, int64_t exist, Sum* to) {
-  using Vector = Vectorized<Sum>;
   for (int64_t j = 0; j < exist; j++) block[j] += bias[j];
-  for (int64_t j = 0; j < kPair<Sum>; j += Vector::size()) {
-    const Vector x = Vector::loadu(block + j);
-    (x / (Vector(1) + x.neg().exp())).store(block + j);
-  }
+  for (int64_t j = 0; j < kPair<Sum>; j += kLanes<Sum>) silu(block + j).store(block + j);
   for (int64_t j = 0; j < exist; j++) to[j] = from[j] + block[j];
 }
 
@@ -96,12 +77,7 @@ void network_into(const at::TensorBase& inputs, const Network& network, at::Tens
       for (int64_t i = 0; i < size; i++) to[t * size + i] = (x[t * size + i] - mean[i]) * scale[i];
     }
   };
-  const auto project = [&](int64_t number, int64_t first, int64_t several, const Value* block) {
-    const int64_t row = number * kPair<Value>, exist = std::min<int64_t>(kPair<Value>, width - row);
-    for (int64_t t = 0; t < several; t++, block += kPair<Value>) {
-      for (int64_t j = 0; j < exist; j++) state[(first + t) * width + row + j] = block[j] + first_bias[row + j];
-    }
-  };
+  const auto project = putting<Value>(state, width, first_bias, 0);
   const auto read_out = [&](const Value* from) {
     for (int64_t t = 0; t < tokens; t++) logits[t] = std::inner_product(readout, readout + width, from + t * width, *last_bias);
   };

@@ -1,14 +1,13 @@
 """Packed copies of weights, with which a forward pass over few tokens costs hardly more than one over one token.
 
-A weight is copied once, into the order in which the operators read it. A decoder layer that is built as Llama's are is one
-operator, and so is a head's network: small models spend more time between operations than in them. Outside of such layers linear
-maps that read the same input are one map. Copies are shared by all engines of a model and made again when a weight changes.
+A decoder layer as Llama's is one operator, and so is a head's network: small models spend more time between operations than in
+them. Copies are shared by all engines of a model and made again when a weight changes.
 """
 
 import copy
 import logging
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,6 +17,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_mad
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 
+from specheads.decoding.engine.artefacts import warn_once
 from specheads.decoding.engine.compiled_program import Weights
 from specheads.decoding.engine.reading import RowsLayer
 from specheads.heads.portable.network import Network, ResidualBlock
@@ -99,7 +99,7 @@ class _Packed(nn.Module):
 
 
 class _PackedLinear(_Packed):
-    """Linear maps that read the same input, as one packed map."""
+    """Linear maps outside of such layers that read the same input, as one packed map."""
 
     def __init__(self, *members: Any) -> None:
         weights = [member.weight for member in members]
@@ -126,7 +126,8 @@ def _is_layer(module: nn.Module) -> bool:
         return False
     layer: Any = module
     attention, mlp = layer.self_attn, layer.mlp
-    inputs, others = (attention.q_proj, attention.k_proj, attention.v_proj), (attention.o_proj, *_maps_of(mlp))
+    inputs = (attention.q_proj, attention.k_proj, attention.v_proj)
+    others = (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
     dtypes = {weight.dtype for weight in layer.parameters()}
     return (
         all(type(each) is nn.Linear and each.in_features % 2 == 0 for each in (*inputs, *others))  # no row needs padding
@@ -140,16 +141,13 @@ def _is_layer(module: nn.Module) -> bool:
     )
 
 
-def _maps_of(mlp: Any) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
-    return mlp.gate_proj, mlp.up_proj, mlp.down_proj
-
-
 class _PackedLayer(_Packed):
     """One decoder layer whose maps are packed for the operator."""
 
     def __init__(self, layer: Any) -> None:
-        attention, (gate, up, down) = layer.self_attn, _maps_of(layer.mlp)
+        attention, mlp = layer.self_attn, layer.mlp
         inputs, output = [attention.q_proj, attention.k_proj, attention.v_proj], attention.o_proj
+        gate, up, down = mlp.gate_proj, mlp.up_proj, mlp.down_proj
         storage = _storage(*(each.weight for each in (*inputs, output, gate, up, down)))
         super().__init__(
             queries_keys_values=_pack(torch.cat([each.weight for each in inputs]), storage),
@@ -243,8 +241,9 @@ def _is_packable(module: nn.Module) -> bool:
     return module.weight.dtype.is_floating_point and module.weight.dtype.itemsize > 1
 
 
-def _linear_groups(model: nn.Module, layers: Sequence[nn.Module]) -> list[list[Any]]:
-    """Return the linear maps outside of some layers, those together that read the same input and all have a bias or none."""
+def _groups_of(model: nn.Module) -> list[list[Any]]:
+    """Return a model's layers, and linear maps outside of them, together if they read one input and all have a bias or none."""
+    layers = [module for module in model.modules() if _is_layer(module)]
     taken = {module for layer in layers for module in layer.modules()}
     groups: dict[Any, list[Any]] = {}
     for parent in model.modules():
@@ -253,18 +252,18 @@ def _linear_groups(model: nn.Module, layers: Sequence[nn.Module]) -> list[list[A
                 taken.add(child)
                 together = next((names for names in _READ_TOGETHER if name in names), name)
                 groups.setdefault((parent, together, child.bias is None, child.weight.dtype), []).append(child)
-    return list(groups.values())
+    return [*([layer] for layer in layers), *groups.values()]
 
 
 # By the first of some modules, the weights that their copy was made of, and the copy.
 _copies: WeakKeyDictionary[nn.Module, tuple[Weights, nn.Module]] = WeakKeyDictionary()
 
 
+@torch.no_grad()
 def _copy_of(group: Sequence[nn.Module]) -> Any:
     if not _is_current(group):
         kind = _PackedLayer if _is_layer(group[0]) else _PackedNetwork if _is_network(group[0]) else _PackedLinear
-        with torch.no_grad():
-            _copies[group[0]] = Weights(*group), kind(*group)
+        _copies[group[0]] = Weights(*group), kind(*group)
     return _copies[group[0]][1]
 
 
@@ -304,18 +303,12 @@ def _sharing(module: Any, packed: dict[nn.Module, tuple[Any, int]], made: dict[n
 
 def has_packed_layers(model: Any) -> bool:
     """Whether every layer of a model is one operator on packed copies."""
-    num_layers = model.config.get_text_config().num_hidden_layers
-    return sum(map(_is_layer, model.modules())) == num_layers
-
-
-def _groups_of(lm: LanguageModel) -> list[list[Any]]:
-    layers = [module for module in lm.model.modules() if _is_layer(module)]
-    return [*([layer] for layer in layers), *_linear_groups(lm.model, layers)]
+    return sum(map(_is_layer, model.modules())) == model.config.get_text_config().num_hidden_layers
 
 
 def bytes_to_pack(lm: LanguageModel, networks: Sequence[nn.Module] = ()) -> int:
     """Return about how many bytes the packed copies take that a model and some networks do not have yet."""
-    groups = [*_groups_of(lm), *([network] for network in networks)]
+    groups = [*_groups_of(lm.model), *([network] for network in networks)]
     weights = [weight for group in groups if not _is_current(group) for module in group for weight in module.parameters()]
     storages = [_storage(weight[: -(-_NUM_SAMPLED * len(weight) // weight.numel())]) for weight in weights]
     return sum(round(weight.numel() * _BYTES.get(each, each.itemsize)) for weight, each in zip(weights, storages, strict=True))
@@ -324,18 +317,13 @@ def bytes_to_pack(lm: LanguageModel, networks: Sequence[nn.Module] = ()) -> int:
 def packed_model(lm: LanguageModel, others: Sequence[nn.Module]) -> PackedModel | None:
     """Return packed copies of a model on a CPU and of the networks in other modules, or None if memory is too small."""
     networks = [module for other in others for module in other.modules() if _is_network(module)]
-    groups, needed = _groups_of(lm), bytes_to_pack(lm, networks)
+    groups, needed = _groups_of(lm.model), bytes_to_pack(lm, networks)
     if needed > _SPARE_MEMORY * available_memory():
-        _warn_of_memory()
+        warn_once(
+            "linear maps are not packed, and verification is slower: copies would take more than "
+            f"{100 * _SPARE_MEMORY:.0f} % of the available memory"
+        )
         return None
     if needed > 2**20:
         logger.info("packing the linear maps of %s: %.0f MiB", type(lm.model).__name__, needed / 2**20)
     return PackedModel(lm, groups, networks)
-
-
-@cache  # every step of every engine asks, and one warning is enough
-def _warn_of_memory() -> None:
-    logger.warning(
-        "linear maps are not packed, and verification is slower: copies would take more than %.0f %% of the available memory",
-        _SPARE_MEMORY * 100,
-    )

@@ -13,78 +13,40 @@
 
 namespace specheads_kernels __attribute__((visibility("hidden"))) {
 
+// block[t][j] += sum_i x[t][i] panel[i][j] for kTokens rows t, which are `apart` numbers from each other; columns i of the panel are
+// `stride` apart. Not inlined: there is code for every number of tokens.
 template <typename Value, int kTokens>
-void product_of(
+__attribute__((noinline)) void product_of(
     const Value* panel, int64_t stride, Ahead ahead, const InputOf<Value>* x, int64_t apart, int64_t size, SumOf<Value>* block) {
-#if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__)
-  if constexpr (kMultipliesPairs<Value>) {
-    PairSums<kTokens> sums;
-    sums.load(block, kPair<Value>);
-    for (int64_t i = 0; i < size; i += 2) {
-      const Value* columns = panel + i * stride;
-      ahead.fetch<Value>(i);
-      ahead.fetch<Value>(i + 1);
-      sums.add(_mm512_loadu_si512(columns), _mm512_loadu_si512(columns + kPair<Value>), x + i, apart);
-    }
-    sums.store(block, kPair<Value>);
-    return;
-  }
-#endif
-  using Vector = Vectorized<SumOf<Value>>;
   Sums<Value, kTokens> sums;
   sums.load(block, kPair<Value>);
   for (int64_t i = 0; i < size; i++) {
     const Value* column = panel + i * stride;
     ahead.fetch<Value>(i);
-    Vector first, second;
-    load_pair(column, first, second);
-    if constexpr (!kMultipliesPairs<Value>) sums.add(first, second, x + i, apart);
+#if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__)
+    if constexpr (kMultipliesPairs<Value>) {
+      ahead.fetch<Value>(i + 1);
+      sums.add_pairs(_mm512_loadu_si512(column), _mm512_loadu_si512(column + kPair<Value>), x + i++, apart);
+    }
+#endif
+    if constexpr (!kMultipliesPairs<Value>) {
+      Vectorized<SumOf<Value>> first, second;
+      load_pair(column, first, second);
+      sums.add(first, second, x + i, apart);
+    }
   }
   sums.store(block, kPair<Value>);
 }
 
-template <typename Value, int kTokens = kMostTokens<Value>, typename... Arguments>
-void product_of_several(int64_t tokens, Arguments... arguments) {
-  if constexpr (kTokens > 1) {
-    if (tokens < kTokens) return product_of_several<Value, kTokens - 1>(tokens, arguments...);
-  }
-  product_of<Value, kTokens>(arguments...);
-}
-
-// block[t][j] += sum_i x[t][i] panel[i][j] for `tokens` rows t, at most kMostTokens, which are `apart` numbers from each other; columns
-// i of the panel are `stride` apart. Not inlined: there is code for every number of tokens.
+// The same for `tokens` rows, at most kMostTokens.
 template <typename Value>
-__attribute__((noinline)) void panel_product(
+void panel_product(
     int64_t tokens, const Value* panel, int64_t stride, Ahead ahead, const InputOf<Value>* x, int64_t apart, int64_t size,
     SumOf<Value>* block) {
-  product_of_several<Value>(tokens, panel, stride, ahead, x, apart, size, block);
+  with_count<kMostTokens<Value>>(tokens, [&](auto count) {
+    product_of<Value, decltype(count)::value>(panel, stride, ahead, x, apart, size, block);
+  });
 }
-
-// Sums of one row with `count` panels at a time: a sum waits for its last addition, so that a panel alone leaves the processor idle.
-template <typename Value, int count>
-struct PanelSums {
-  using Vector = Vectorized<SumOf<Value>>;
-  Vector first{SumOf<Value>(0)}, second{SumOf<Value>(0)};
-  PanelSums<Value, count - 1> others;
-
-  // Add the product of a number and a column of each panel; panels are `apart` numbers from each other.
-  C10_ALWAYS_INLINE void add(const Value* column, int64_t apart, const Vector& factor) {
-    Vector left, right;
-    __builtin_prefetch(reinterpret_cast<const char*>(column) + kPrefetchBytes);
-    load_pair(column, left, right);
-    first = at::vec::fmadd(left, factor, first);
-    second = at::vec::fmadd(right, factor, second);
-    if constexpr (count > 1) others.add(column + apart, apart, factor);
-  }
-
-  C10_ALWAYS_INLINE void store(SumOf<Value>* to) const {
-    first.store(to);
-    second.store(to + kLanes<Value>);
-    if constexpr (count > 1) others.store(to + kPair<Value>);
-  }
-};
-template <typename Value>
-struct PanelSums<Value, 0> {};
 
 // Rows of numbers as products with weights of few bits read them. Such a weight is d q + m, so that a group of columns adds
 // d sum_i x_i q_i + m sum_i x_i. The q of several columns stay where they are in a word, times a power of two by which `x` is divided:
@@ -104,10 +66,10 @@ struct LatticeInputs {
   }
 };
 
-// block[t][j] = sum_i x[first + t][i] panel[i][j]. In memory a group of columns is its rows' d, their m, and words of 32 bits, each
-// with the q of a row and several columns.
+// block[t][j] = sum_i x[first + t][i] panel[i][j] for `count` rows t. In memory a group of columns is its rows' d, their m, and words
+// of 32 bits, each with the q of a row and several columns.
 template <int bits, int count>
-void lattice_product(const Lattice<bits>* panel, const LatticeInputs<bits>& inputs, int64_t first_row, float* block) {
+__attribute__((noinline)) void lattice_product(const Lattice<bits>* panel, const LatticeInputs<bits>& inputs, int64_t first_row, float* block) {
   using Vector = Vectorized<float>;
   using Words = Vectorized<int32_t>;
   const int64_t size = inputs.size, groups = size / kGroup;
@@ -138,22 +100,15 @@ void lattice_product(const Lattice<bits>* panel, const LatticeInputs<bits>& inpu
   }
 }
 
-// blocks[p][j] = sum_i x[i] panels[p][i][j] for `count` panels that follow each other.
+// blocks[p][j] = sum_i x[i] panels[p][i][j] for `count` panels that follow each other: a sum waits for its last addition, so that a
+// panel alone leaves the processor idle.
 template <typename Value, int count>
 __attribute__((noinline)) void row_product(const Value* panels, const SumOf<Value>* x, int64_t size, SumOf<Value>* blocks) {
-  PanelSums<Value, count> sums;
-  for (int64_t i = 0; i < size; i++) sums.add(panels + i * kPair<Value>, size * kPair<Value>, Vectorized<SumOf<Value>>(x[i]));
-  sums.store(blocks);
-}
-
-// The same for `tokens` rows, at most kMostTokens. Not inlined: there is code for every number of tokens.
-template <int bits, int kTokens = kMostTokens<float>>
-__attribute__((noinline)) void lattice_product_of_several(
-    int64_t tokens, const Lattice<bits>* panel, const LatticeInputs<bits>& inputs, int64_t first, float* block) {
-  if constexpr (kTokens > 1) {
-    if (tokens < kTokens) return lattice_product_of_several<bits, kTokens - 1>(tokens, panel, inputs, first, block);
+  Sums<Value, count> sums;
+  for (int64_t i = 0; i < size; i++) {
+    sums.add_column(panels + i * kPair<Value>, size * kPair<Value>, Vectorized<SumOf<Value>>(x[i]));
   }
-  lattice_product<bits, kTokens>(panel, inputs, first, block);
+  sums.store(blocks, kPair<Value>);
 }
 
 // What a product fetches that reads its panel for the first time.
@@ -189,7 +144,9 @@ struct Multiplier<Lattice<bits>> {
 
   void multiply(
       const Lattice<bits>* panel, const Lattice<bits>*, int64_t, int64_t first, int64_t several, float* block) const {
-    lattice_product_of_several(several, panel, inputs, first, block);
+    with_count<kMostTokens<float>>(several, [&](auto count) {
+      lattice_product<bits, decltype(count)::value>(panel, inputs, first, block);
+    });
   }
 };
 
@@ -239,6 +196,31 @@ void for_panels(
       }
     }
   });
+}
+
+// What `for_panels` calls to put products into rows of `width` numbers: to[t][j] = sum + added[t][j], or the sum alone. Rows of
+// `added` are `apart` numbers from each other, 0 where it is one row for all.
+template <typename Sum, typename Added, typename To>
+auto putting(To* to, int64_t width, const Added* added, int64_t apart) {
+  return [=](int64_t number, int64_t first, int64_t several, const Sum* block) {
+    const int64_t row = number * kPair<Sum>, exist = std::min<int64_t>(kPair<Sum>, width - row);
+    for (int64_t t = first; t < first + several; t++, block += kPair<Sum>) {
+      To* into = to + t * width + row;
+      const Added* more = added ? added + t * apart + row : nullptr;
+      if (more) {
+        for (int64_t j = 0; j < exist; j++) into[j] = static_cast<To>(block[j] + static_cast<Sum>(more[j]));
+      } else {
+        for (int64_t j = 0; j < exist; j++) into[j] = static_cast<To>(block[j]);
+      }
+    }
+  };
+}
+
+// to = x / (1 + exp(-x))
+template <typename Sum>
+Vectorized<Sum> silu(const Sum* from) {
+  const auto x = Vectorized<Sum>::loadu(from);
+  return x / (Vectorized<Sum>(1) + x.neg().exp());
 }
 
 // Rows of `size` numbers, `stride` apart, as rows of `width` numbers of another type, and how far apart those are: where they lie,
