@@ -86,6 +86,7 @@ def best_fixed(setup: Setup, lengths: Sequence[Candidate], size: int) -> Candida
     dev = setup.prompts.dev.prompts
     requests = [dev[number % len(dev)][1] for number in range(REQUESTS_PER_ROW * size)]
     journal = open_journal(setup, f"batches-{size}-dev", {"settings": [each.name for each in lengths], "rows": size}, dev)
+    logger.info("batches of %d: %d responses to dev prompts choose a fixed length", size, len(lengths) * len(requests))
     once = Sweep(setup.pair, setup.settings.but(repeats=1), setup.window)
     speeds = [runs[0].tokens_per_second for runs in run_batches(once, lengths, requests, size, journal)]
     return lengths[int(np.argmax(speeds))]
