@@ -143,13 +143,8 @@ def _draw(points: Sequence[Point], path: Path) -> None:
     axes = figure.add_subplot()
     for name, marker in ((LOOK_AHEAD, "o"), (PAPER, "s"), (LOGISTIC, "^")):
         some = [point for point in points if point.predictor == name and point.gap is not None]
-        axes.scatter(
-            *zip(*((100 * each.explained["value"], 100 * each.gap["value"]) for each in some), strict=True),
-            s=18,
-            marker=marker,
-            label=name,
-            alpha=0.7,
-        )
+        known, gap = ([100 * each["value"] for each in values] for values in ([p.explained for p in some], [p.gap for p in some]))
+        axes.scatter(known, gap, s=18, marker=marker, label=name, alpha=0.7)
     axes.axline((0, 0), slope=1, color="grey", linewidth=0.8, linestyle="--")
     axes.set_xlabel("explained of what can be known about acceptance, %")
     axes.set_ylabel(f"of the gap from the best fixed length\nto the informed ceiling, % (ratio {RATIO})")
