@@ -23,17 +23,21 @@ from specheads.evaluation.candidates import FIXED
 from specheads.evaluation.information import LOGISTIC
 
 Json = Mapping[str, Any]
+Places = Mapping[tuple[str, str, str], Sequence[Json]]  # the sets of prompts of all seeds, by pair, warp and name
 RATIO, OTHERS = "10", ("5", "20")
 LOOK_AHEAD, PAPER = "look-ahead head", "paper's head"
 KINDS = {"next_token": LOOK_AHEAD, "input_token": PAPER}  # by the beginning of a head's name
-COLUMNS = [Column(name) for name in ("pair", "warp", "prompts")] + [
+PLACE = [Column(name) for name in ("pair", "warp", "prompts")]
+GAINS = [
+    *PLACE,
+    *(Column(f"{LOOK_AHEAD} at {ratio}", "signed_percent") for ratio in (RATIO, *OTHERS)),
+    *(Column(f"were it free, at {RATIO}", "signed_percent"), Column(f"{LOGISTIC} at {RATIO}", "signed_percent")),
+    *(Column(f"{PAPER} at {RATIO}", "signed_percent"), Column(f"were that free, at {RATIO}", "signed_percent")),
+]
+KNOWN = [
+    *PLACE,
     *(Column(f"{name}, nats", "fixed:3") for name in ("knowable", "noise")),
     *(Column(f"{name} knows", "percent") for name in (LOOK_AHEAD, LOGISTIC, PAPER)),
-    *(Column(f"{LOOK_AHEAD} gains at {ratio}", "signed_percent") for ratio in (RATIO, *OTHERS)),
-    Column("were it free", "signed_percent"),
-    Column(f"{LOGISTIC} gains", "signed_percent"),
-    Column(f"{PAPER} gains", "signed_percent"),
-    Column("were it free ", "signed_percent"),
 ]
 
 
@@ -43,7 +47,7 @@ class Point(NamedTuple):
     place: tuple[str, str, str]  # pair, warp, set of prompts
     predictor: str
     explained: Json  # of what is knowable
-    gap: Json | None
+    gap: Json
 
 
 def main() -> None:
@@ -58,16 +62,17 @@ def main() -> None:
         for data in report["data_sets"]:
             if data["role"] == "test" and data["information"]:
                 places.setdefault((report["context"]["model"], _warp(report["context"]["warp"]), data["name"]), []).append(data)
-    gains = Table("gains", f"Gains over the best fixed length; target steps of {RATIO} draft steps", COLUMNS, list(_rows(places)))
-    points = [point for place, sets in places.items() for data in sets for point in _points(place, data)]
-    known = [(point.explained["value"], point.gap["value"]) for point in points if point.gap is not None]
-    relation = Table("relation", "What is known and the gap that it closes", *_relation(np.array(known)))
-    for table in (gains, relation):
+    gains = Table("gains", "Gains over the best fixed length, by ratio", GAINS, list(_gains(places)))
+    known = Table("known", "What can be known about a drafted token's acceptance", KNOWN, list(_known(places)))
+    points = [point for place, sets in places.items() for point in _points(place, sets)]
+    values = np.array([(point.explained["value"], point.gap["value"]) for point in points])
+    tables = [gains, known, Table("relation", "What is known and the gap that it closes", *_relation(values))]
+    for table in tables:
         print(f"\n{table.title}\n\n{text_of(table)}")
     if given.figure:
-        _draw([point for point in points if point.gap is not None], given.figure)
+        _draw(points, given.figure)
     seeds = sorted({report["context"]["seed"] for report in reports})
-    write_result("gains", [gains, relation], split=reports[0]["context"]["split"], seeds=seeds, keep=given.keep)
+    write_result("gains", tables, split=reports[0]["context"]["split"], seeds=seeds, keep=given.keep)
 
 
 def _warp(warp: Json) -> str:
@@ -97,13 +102,8 @@ def _mean(values: Sequence[Json | None]) -> Json | None:
     return {"value": mean, "low": min(value["low"] for value in known), "high": max(value["high"] for value in known)}
 
 
-def _rows(places: Mapping[tuple[str, str, str], Sequence[Json]]) -> Iterator[list[Any]]:
+def _gains(places: Places) -> Iterator[list[Any]]:
     for place, sets in places.items():
-        known = [data["information"] for data in sets]
-
-        def explained(kind: str, known: Sequence[Json] = known) -> Json | None:
-            named = [{_kind(name) or name: share for name, share in each["explained"].items()} for each in known]
-            return _mean([shares.get(kind) for shares in named])
 
         def gain(kind: str, ratio: str = RATIO, key: str = "gain", sets: Sequence[Json] = sets) -> Json | None:
             found = _mean([None if (row := _best(data, kind, ratio)) is None else row[key] for data in sets])
@@ -111,8 +111,6 @@ def _rows(places: Mapping[tuple[str, str, str], Sequence[Json]]) -> Iterator[lis
 
         yield [
             *place,
-            *(_mean([each[key] for each in known]) for key in ("knowable", "noise")),
-            *map(explained, (LOOK_AHEAD, LOGISTIC, PAPER)),
             *(gain(LOOK_AHEAD, ratio) for ratio in (RATIO, *OTHERS)),
             gain(LOOK_AHEAD, key="gain_uncharged"),
             gain(LOGISTIC),
@@ -121,10 +119,23 @@ def _rows(places: Mapping[tuple[str, str, str], Sequence[Json]]) -> Iterator[lis
         ]
 
 
-def _points(place: tuple[str, str, str], data: Json) -> Iterator[Point]:
-    for name, share in data["information"]["explained"].items():
-        if (row := _best(data, _kind(name) or name, RATIO)) is not None:
-            yield Point(place, _kind(name) or name, share, row["gap_ceiling"])
+def _known(places: Places) -> Iterator[list[Any]]:
+    for place, sets in places.items():
+        nats = (_mean([data["information"][key] for data in sets]) for key in ("knowable", "noise"))
+        yield [*place, *nats, *(_explained(sets, kind) for kind in (LOOK_AHEAD, LOGISTIC, PAPER))]
+
+
+def _explained(sets: Sequence[Json], kind: str) -> Json | None:
+    """Return the share of what is knowable that a kind of head, or another predictor, explains."""
+    named = [{_kind(name) or name: share for name, share in data["information"]["explained"].items()} for data in sets]
+    return _mean([shares.get(kind) for shares in named])
+
+
+def _points(place: tuple[str, str, str], sets: Sequence[Json]) -> Iterator[Point]:
+    for kind in (LOOK_AHEAD, LOGISTIC, PAPER):
+        gap = _mean([row["gap_ceiling"] for data in sets if (row := _best(data, kind, RATIO)) is not None])
+        if (explained := _explained(sets, kind)) is not None and gap is not None:
+            yield Point(place, kind, explained, gap)
 
 
 def _relation(known: np.ndarray) -> tuple[list[Column], list[list[Any]]]:
@@ -142,7 +153,7 @@ def _draw(points: Sequence[Point], path: Path) -> None:
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.add_subplot()
     for name, marker in ((LOOK_AHEAD, "o"), (PAPER, "s"), (LOGISTIC, "^")):
-        some = [point for point in points if point.predictor == name and point.gap is not None]
+        some = [point for point in points if point.predictor == name]
         known, gap = ([100 * each["value"] for each in values] for values in ([p.explained for p in some], [p.gap for p in some]))
         axes.scatter(known, gap, s=18, marker=marker, label=name, alpha=0.7)
     axes.axline((0, 0), slope=1, color="grey", linewidth=0.8, linestyle="--")
