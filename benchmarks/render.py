@@ -16,13 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = "docs/measurements"
-DOCUMENTS = (
-    "CONTRIBUTING.md",
-    "docs/compatibility.md",
-    *sorted(f"{PAGES}/{path.name}" for path in (ROOT / PAGES).glob("*.md") if path.stem != "archive"),
-    "benchmarks/gpu/README.md",
-)
+DOCUMENTS = ("CONTRIBUTING.md", "docs/compatibility.md", "docs/measurements/index.md", "benchmarks/gpu/README.md")
 BLOCK = re.compile(r"(<!-- table: ([\w-]+)/([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 # By name: (factor of the number, format of its sign, unit after it, default number of digits); `name:digits` sets the digits.
 FORMATS = {
