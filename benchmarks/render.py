@@ -1,4 +1,4 @@
-"""Write every table of docs/measurements and of benchmarks/gpu/README.md from `benchmarks/results/*.json`.
+"""Write the measured tables of the documentation from `benchmarks/results/*.json`.
 
     python benchmarks/render.py [--check]
 
@@ -16,13 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = "docs/measurements"
-DOCUMENTS = (
-    "docs/compatibility.md",
-    "docs/tests.md",
-    *sorted(f"{PAGES}/{path.name}" for path in (ROOT / PAGES).glob("*.md") if path.stem != "archive"),
-    "benchmarks/gpu/README.md",
-)
+DOCUMENTS = ("CONTRIBUTING.md", "docs/compatibility.md", "docs/measurements/index.md", "benchmarks/gpu/README.md")
 BLOCK = re.compile(r"(<!-- table: ([\w-]+)/([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 # By name: (factor of the number, format of its sign, unit after it, default number of digits); `name:digits` sets the digits.
 FORMATS = {
@@ -129,22 +123,9 @@ def cell(value: Any, form: str | None) -> str:
 
 
 def source(result: Mapping[str, Any]) -> str:
-    """Return one line that says where a result comes from."""
-    parts = [f"`{result['command']}`", result["date"]]
-    parts.append(f"commit {result['commit']}" if result["commit"] else "commit not recorded")
-    parts.append(_machine_text(result["machine"]))
-    if load := result["load"]:
-        loads = [f"{load[name]:g}" for name in ("start", "end") if load.get(name) is not None]
-        parts.append(f"{'quiet' if load['quiet'] else 'busy with other work, too'} (load {' to '.join(loads)})")
-    parts.append(f"prompts: {result['split'] or 'none'}")
-    if prompts := result["prompts"]:
-        sets = {"": prompts} if "hash" in prompts else {f"{name}: ": each for name, each in prompts.items()}
-        parts.append(", ".join(f"{name}{each['number']} prompts of hash {each['hash']}" for name, each in sets.items()))
-    if seeds := result["seeds"]:
-        in_a_row = len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1))
-        text = f"{seeds[0]} to {seeds[-1]}" if in_a_row else ", ".join(map(str, seeds))
-        parts.append(f"seed{'s' * (len(seeds) > 1)} {text}")
-    return f"<sub>{'; '.join(parts)}.{''.join(f' {note}' for note in result['notes'])}</sub>"
+    """Return one line that says how a result was made; its file has the rest."""
+    told = "; ".join([f"`{result['command']}`", result["date"], _machine_text(result["machine"])])
+    return f"<sub>{told}.{''.join(f' {note}' for note in result['notes'])}</sub>"
 
 
 def _machine_text(machine: Mapping[str, Any]) -> str:
@@ -155,7 +136,6 @@ def _machine_text(machine: Mapping[str, Any]) -> str:
         f"{cores} cores of {machine['cpu']}" if cores else machine["cpu"],
         f"{threads} thread{'s' * (threads > 1)}" if threads else None,
         f"torch {machine['torch']}" if machine.get("torch") else None,
-        f"Python {machine['python']}" if machine.get("python") else None,
     ]
     return ", ".join(text for text in texts if text)
 

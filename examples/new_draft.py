@@ -1,7 +1,7 @@
 """A way to draft of your own: copy what followed the text's last tokens before, in the text itself or in one that is known.
 
 Where responses repeat their prompt, a licence or a template, that costs no draft model (prompt lookup, Saxena 2023). See
-docs/extend/draft.md.
+docs/extend.md.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""An input of heads of your own: the ratio of the two largest probabilities. See docs/extend/head_input.md.
+"""An input of heads of your own: the ratio of the two largest probabilities. See docs/extend.md.
 
 Run it to train a head that reads the new input on the small embedded pair, with few prompts, and to decode with that head.
 """

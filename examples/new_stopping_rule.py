@@ -1,7 +1,7 @@
 """A stopping rule of your own: stop after some tokens in a row to which the draft gave less than a probability.
 
 Decode with it (`python examples/new_stopping_rule.py`), or have `specheads evaluate` tune it and compare it with the others: see
-docs/extend/rule.md.
+docs/extend.md.
 """
 
 from collections.abc import Mapping
