@@ -27,7 +27,6 @@ class EpochSampler(Sampler):
         self.batch_size = batch_size or world_size
         self.epoch = 0
         self.start = 0  # rows of this process to skip, because the interrupted run has used them
-        self._known: dict[int, list[Key]] = {}  # the keys of the last epoch that was asked for
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch  # as Lightning does before each
@@ -38,12 +37,9 @@ class EpochSampler(Sampler):
 
     def keys(self, epoch: int) -> list[Key]:
         """Return the keys of an epoch for all processes."""
-        epoch = epoch if self.shuffle else 0
-        if epoch not in self._known:
-            random = np.random.default_rng([self.seed, epoch])
-            order = random.permutation(self.num_rows) if self.shuffle else np.arange(self.num_rows)
-            self._known = {epoch: [(epoch, int(row)) for row in order]}
-        return self._known[epoch]
+        if not self.shuffle:
+            return [(0, row) for row in range(self.num_rows)]
+        return [(epoch, int(row)) for row in np.random.default_rng([self.seed, epoch]).permutation(self.num_rows)]
 
     def part(self, keys: Sequence[Key]) -> list[Key]:
         """Return this process's part of `keys`, which begin at a batch."""
@@ -118,16 +114,6 @@ class ResumableData(L.LightningDataModule):
     def has_rows(self, split: str, batch_index: int) -> bool:
         """Return whether this process's part of a batch is its own; a row of another process must not count twice."""
         return batch_index * self.batch_size + self._place_among_processes()[0] < len(self.splits[split])
-
-    def upcoming(self, key: Key, num_batches: int) -> tuple[list[Key], list[Key]]:
-        """Return the keys of training's next batches of an epoch, from that with `key`: of all processes, and of this one."""
-        if self._train is None:
-            raise RuntimeError("training has not begun, so no keys are upcoming")
-        sampler = self._train.sampler
-        keys = sampler.keys(key[0])
-        first = keys.index((key[0], key[1])) // self.batch_size * self.batch_size
-        everywhere = keys[first : first + num_batches * self.batch_size]
-        return everywhere, sampler.part(everywhere)
 
     def train_dataloader(self) -> ResumableLoader:
         self._train = self.loader("train", shuffle=True)

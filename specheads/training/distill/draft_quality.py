@@ -78,7 +78,7 @@ def draft_quality(pair: Pair, samples: Samples, warp: Warp, batch_size: int) -> 
 
 def with_fitted_temperature(pair: Pair, samples: Samples, warp: Warp, batch_size: int) -> Pair:
     """Write the best temperature into the config of the pair's draft; return the pair that drafts at it."""
-    responses = [response for (response,) in samples.answers["target"]]
+    responses = [response for (response,) in samples.answers]
     overlaps = overlaps_at(pair, list(zip(samples.prompts, responses, strict=True)), warp, batch_size)
     best = best_temperature(overlaps)
     set_draft_temperature(pair.draft, best)

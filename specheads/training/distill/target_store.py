@@ -23,13 +23,11 @@ FOLDER = "target_probs"
 Answers = Sequence[Sequence[np.ndarray]]  # the responses to each prompt, ids (R,) each
 
 
-def texts_fingerprint(prompts: Sequence[np.ndarray], answers: Mapping[str, Answers]) -> str:
-    """Return a hash of prompts and their responses from before training, by kind."""
-    digest = hashlib.sha256(_bytes_of(prompts))
-    for kind, rows in answers.items():
-        numbers = iter(range(sum(map(len, rows))))
-        digest.update(f"{kind} {[[next(numbers) for _ in row] for row in rows]}".encode())
-        digest.update(_bytes_of([response for row in rows for response in row]))
+def _fingerprint(prompts: Sequence[np.ndarray], answers: Answers) -> str:
+    """Return a hash of prompts and the responses to each."""
+    digest, numbers = hashlib.sha256(_bytes_of(prompts)), iter(range(sum(map(len, answers))))
+    digest.update(f" {[[next(numbers) for _ in row] for row in answers]}".encode())
+    digest.update(_bytes_of([response for row in answers for response in row]))
     return digest.hexdigest()[:16]
 
 
@@ -40,7 +38,7 @@ def _bytes_of(texts: Sequence[np.ndarray]) -> bytes:
 
 
 class TargetStore(RowStore):
-    """The distributions along all responses of one kind."""
+    """The distributions along all responses."""
 
     def __init__(self, root: Path, pair: Pair, prompts: Sequence[np.ndarray], answers: Answers, num_kept: int = NUM_KEPT) -> None:
         self.target: Any = pair.target_lm
@@ -49,7 +47,7 @@ class TargetStore(RowStore):
         self.firsts = np.cumsum([0, *map(len, answers)])  # the number of each prompt's first response
         provenance = {
             "target": [pair.target_revision, str(pair.target.dtype)],
-            "texts": texts_fingerprint(prompts, {"": answers}),
+            "texts": _fingerprint(prompts, answers),
             "distribution": [1.0, self.num_kept],  # the temperature, which earlier versions had
         }
         # For each token an id and a log-probability for each that is kept, and the log-probability of the rest.
