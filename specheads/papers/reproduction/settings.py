@@ -47,7 +47,6 @@ METRICS = {
     "tokens_per_charged_step": _Metric("tokens per draft step, heads charged", "num_tokens", "charged_steps"),
     "divergence": _Metric("divergence of the head", "divergence", "num_predicted"),  # SpecDec++, appendix C.3, in nats
     "auroc": _Metric("AUROC of the head", "num_in_order", "num_pairs"),  # of tokens of the same prompt
-    "joules_per_token": _Metric("joules per token", "joules", "num_tokens", timed=True),
     "tokens_per_second": _Metric("tokens per second", "num_tokens", "decode_seconds", timed=True),
 }
 
@@ -59,12 +58,12 @@ def tally(entries: Iterable[Sequence[Any]], ratio: float, share: float = 0.0) ->
     """Return the columns of a method.
 
     Args:
-        entries: of each response its counts, its negative log-likelihood under the target, and its joules.
+        entries: of each response its counts and its negative log-likelihood under the target.
         ratio: the steps of the pair's draft that a pass of the target takes.
         share: of a pass of the target that a draft step takes; 0: it is one of the pair's draft.
     """
     rows = []
-    for counts, nats, joules in entries:
+    for counts, nats, *_ in entries:  # earlier versions measured joules
         stats = DecodeStats(**counts)
         more = {
             "decode_seconds": stats.decode_seconds,
@@ -73,7 +72,7 @@ def tally(entries: Iterable[Sequence[Any]], ratio: float, share: float = 0.0) ->
             "target_passes": stats.num_target_calls + share * stats.num_draft_calls,
             **dict.fromkeys(("head_steps", "divergence", "num_predicted", "num_in_order", "num_pairs"), math.nan),
         }
-        rows.append({**counts, **stats.marks, **more, "nats": nats, "joules": joules})
+        rows.append({**counts, **stats.marks, **more, "nats": nats})
     names = set().union(*rows) - {"marks"}
     return priced({name: np.array([row.get(name, 0) for row in rows], dtype=float) for name in names}, ratio)
 
