@@ -61,11 +61,7 @@ class _Skipped(nn.Module):
 
 
 def without_layers(model: PreTrainedModel, skipped: Sequence[int]) -> PreTrainedModel:
-    """Return `model` with some layers skipped: another model object on the same weights.
-
-    Raises:
-        UserError: layers that the model does not have, or a model without a list of layers.
-    """
+    """Return `model` with some layers skipped, on the same weights. Raises UserError for layers that it does not have."""
     count = model.config.get_text_config().num_hidden_layers
     if wrong := [layer for layer in skipped if layer >= count]:
         raise UserError(f"drafting.skipped names layer {wrong[0]}, but {type(model).__name__} has layers 0 to {count - 1}.")

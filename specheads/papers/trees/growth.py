@@ -55,11 +55,7 @@ class TreeReader:
         return self.read(tree, range(len(tree)), [last])[0]
 
     def read(self, tree: Draft, new: Sequence[int], before: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
-        """Read the nodes `new`, whose parents were read; return logits (n, V) and hidden states (n, H) after each.
-
-        Args:
-            before: committed tokens that come before them.
-        """
+        """Read committed tokens `before` and nodes `new`, whose parents were read; return logits (n, V), hidden states (n, H)."""
         for node in new:
             slot = self._slots[node] = len(self._slots)
             self._depth[slot] = tree.depth[node] + 1
