@@ -82,7 +82,7 @@ def curve(folder, name, settings, stops=False, resumes=None):
         module.configure_optimizers = lambda: torch.optim.SGD(module.draft.parameters(), lr=0.1)
     others = held_out(PROMPTS, ANSWERS)
     splits = {"train": Samples(PROMPTS, RESPONSES), "dev": others, "test": others}
-    data = ResumableData(splits, BATCH, 0, seed=0, collate=list)
+    data = ResumableData(splits, BATCH, seed=0, collate=list)
     trainer, checkpoints = new_trainer(settings, folder / name, [], "cpu", provenance={})
     checkpoints.request = Request()
     if stops:

@@ -29,7 +29,7 @@ SHARD_BYTES = 2**28  # while a shard is made, twice as much is held in memory
 
 
 class RowStore:
-    """The tensors of rows, in `folder`/<fingerprint of their provenance>; it can be sent to the processes of a loader."""
+    """The tensors of rows, in `folder`/<fingerprint of their provenance>."""
 
     def __init__(self, folder: Path, provenance: Mapping[str, Any], sizes: Mapping[str, np.ndarray], what: str) -> None:
         """Plan a store of rows with `sizes`, the most bytes of each, by the beginning of the names of their shards."""
@@ -44,9 +44,6 @@ class RowStore:
             for first, end in zip(firsts.tolist(), [*firsts[1:].tolist(), len(rows)], strict=False):
                 self.parts[_name(start, first)] = start, range(first, end)
         self._open: dict[str, tuple[Any, Tensor]] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_open": {}}  # each process opens the files itself
 
     @property
     def num_bytes(self) -> int:

@@ -1,15 +1,11 @@
 """Batches for training, in an order that a resumed run continues."""
 
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import lightning as L
 import numpy as np
 from torch.utils.data import DataLoader, Sampler
-
-from specheads import interrupts
-from specheads.storage import runs
 
 Key = tuple[int, int]  # epoch and row
 
@@ -73,23 +69,13 @@ class ResumableLoader(DataLoader):
         self.skip = state["position"]
 
 
-def _begin_worker(worker: int) -> None:
-    """Let the main process alone handle signals and run folders; a loader's process ends with it."""
-    runs.release()
-    for number in interrupts.SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-
-
 class ResumableData(L.LightningDataModule):
     """Batches from the rows of the splits `train`, `dev` and `test`."""
 
-    def __init__(
-        self, splits: Mapping[str, Any], batch_size: int, num_workers: int, seed: int, collate: Callable[[list], Any]
-    ) -> None:
+    def __init__(self, splits: Mapping[str, Any], batch_size: int, seed: int, collate: Callable[[list], Any]) -> None:
         """Load the rows of `splits`, whose keys are (epoch, row); `batch_size` is that of all processes together."""
         super().__init__()
-        self.splits, self.batch_size, self.num_workers, self.seed = splits, batch_size, num_workers, seed
-        self.collate = collate
+        self.splits, self.batch_size, self.seed, self.collate = splits, batch_size, seed, collate
         self._train: ResumableLoader | None = None
         self._place: dict[str, int] = {}
 
@@ -98,15 +84,7 @@ class ResumableData(L.LightningDataModule):
         rank, world_size = self._place_among_processes() if shared else (0, 1)
         data = self.splits[split]
         sampler = EpochSampler(len(data), self.seed, shuffle, rank, world_size, self.batch_size)
-        return ResumableLoader(
-            data,
-            batch_size=self.batch_size // world_size,
-            sampler=sampler,
-            collate_fn=self.collate,
-            num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,
-            worker_init_fn=_begin_worker,
-        )
+        return ResumableLoader(data, batch_size=self.batch_size // world_size, sampler=sampler, collate_fn=self.collate)
 
     def _place_among_processes(self) -> tuple[int, int]:
         return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)

@@ -11,7 +11,7 @@ import datasets
 import numpy as np
 import torch
 import yaml
-from fakes import tiny_pair
+from fakes import release_runs, tiny_pair
 from hydra.core.global_hydra import GlobalHydra
 from safetensors.torch import save_file
 from torch import Tensor
@@ -244,7 +244,7 @@ def make_run(folder: Path) -> None:
     runs.run_folder(folder, "key")
     (run,) = folder.iterdir()
     runs.begin(run, "key")
-    runs.release()
+    release_runs()
 
 
 def read_run(folder: Path) -> Any:
@@ -252,7 +252,7 @@ def read_run(folder: Path) -> Any:
     runs.begin(run, "key")
     runs.is_resumed(run), runs.has_ended(run / "head", folder)
     runs.finish(run)
-    runs.release()
+    release_runs()
     return runs._read_state(run)["key"]
 
 

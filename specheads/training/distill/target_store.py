@@ -54,9 +54,6 @@ class TargetStore(RowStore):
         sizes = np.array([len(response) for _, response in self.texts], dtype=np.int64) * (6 * self.num_kept + 2)
         super().__init__(root / FOLDER, provenance, {"": sizes}, "the target's distributions")
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"target": None}  # a loader's process reads the store, and does not make it
-
     def __getitem__(self, key: tuple[int, int]) -> Mapping[str, Tensor]:
         """Return `ids` (R, k) int32 and `log_probs` (R, k + 1) half of a prompt's response, by the numbers of both."""
         prompt, response = key

@@ -96,7 +96,7 @@ def test_quality_is_that_of_the_distributions(pair, batch_size):
 @pytest.mark.parametrize("divergence", ["total_variation", "forward_kl"])
 def test_training_brings_the_draft_closer(pair, tmp_path, divergence):
     settings = SETTINGS.but(divergence=divergence, optimizer={"lr": 3e-2})
-    data = ResumableData(splits(), 4, 0, seed=0, collate=list)
+    data = ResumableData(splits(), 4, seed=0, collate=list)
     module = new_module(pair, settings)
     before = copy.deepcopy(pair.target.state_dict())
     fit(module, data, tmp_path, epochs=12)
@@ -120,7 +120,7 @@ def test_stored_and_recomputed_distributions_train_alike(pair, tmp_path):
 
 
 def test_accumulated_batches_make_one_step(pair, tmp_path):
-    data = ResumableData(splits(), 2, 0, seed=0, collate=list)
+    data = ResumableData(splits(), 2, seed=0, collate=list)
     module = new_module(pair)
     trainer = fit(module, data, tmp_path, epochs=2, accumulate_grad_batches=2)
     assert trainer.global_step == 4
@@ -136,7 +136,7 @@ def test_a_step_is_that_of_all_its_tokens_in_one_batch(pair, tmp_path, monkeypat
     """Two steps of plain gradient descent, the second with fewer batches, against the mean over the tokens of each step."""
     monkeypatch.setattr(LlamaRMSNorm, "forward", norm_in_float64)
     same_pair = tiny_pair(VOCAB, scale=2.0)
-    data = ResumableData(splits(), 2, 0, seed=0, collate=list)
+    data = ResumableData(splits(), 2, seed=0, collate=list)
     module = new_module(pair)
     module.configure_optimizers = lambda: torch.optim.SGD(module.draft.parameters(), lr=0.1)
     fit(module, data, tmp_path, epochs=1, accumulate_grad_batches=3, gradient_clip_val=None)
@@ -178,7 +178,7 @@ class KillAt(L.Callback):
 def attempt(folder, moment=None, **changes):
     """One start of the same command; returns curves, weights and log file, or None if it was killed."""
     pair = tiny_pair(VOCAB, scale=2.0)
-    module, data = new_module(pair), ResumableData(splits(), 2, 0, seed=0, collate=list)
+    module, data = new_module(pair), ResumableData(splits(), 2, seed=0, collate=list)
     checkpoints = Checkpoints(folder / "last.ckpt", EVERY, {})
     checkpoints.request = Request()
     earlier = folder / "last.ckpt"
@@ -213,7 +213,7 @@ def test_the_same_with_accumulated_batches(tmp_path):
 
 def test_curves_of_a_finished_training_are_written_again(pair, tmp_path):
     """A run that was killed after its last step takes none when it is resumed, and its curves are in its checkpoint."""
-    data = ResumableData(splits(), 4, 0, seed=0, collate=list)
+    data = ResumableData(splits(), 4, seed=0, collate=list)
     fit(new_module(pair), data, tmp_path / "whole", epochs=2).save_checkpoint(tmp_path / "last.ckpt")
     whole = (tmp_path / "whole" / "csv" / "metrics.csv").read_bytes()
     assert fit(new_module(pair), data, tmp_path / "resumed", epochs=2, earlier=tmp_path / "last.ckpt").global_step == 4

@@ -48,7 +48,6 @@ def test_layers_decide_the_initial_draft():
         {"checkpoint_steps": 3},
         {"gradient_checkpointing": True},
         {"target_probs_budget": 0},
-        {"loader": {"num_workers": 3}},
     ],
     ids=str,
 )

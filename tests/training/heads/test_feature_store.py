@@ -1,7 +1,6 @@
 """Stored features are those that the draft computes, whatever epoch, order and process asks for them."""
 
 import logging
-import pickle
 
 import numpy as np
 import pytest
@@ -75,13 +74,6 @@ def test_each_epoch_has_the_probability_of_its_sample(nano64, rows, tmp_path):
     assert not torch.equal(probs[0], probs[1]) and not torch.equal(probs[1], probs[2]) and torch.equal(probs[0], probs[3])
     hidden = [data[epoch, 4]["features"]["hidden"] for epoch in range(2)]
     assert torch.equal(*hidden)
-
-
-def test_a_copy_for_a_loaders_process_reads_the_same(nano64, rows, tmp_path):
-    data = stored(tmp_path, nano64, rows)["train"]
-    expected = data[1, 3]
-    copy = pickle.loads(pickle.dumps(data))
-    assert torch.equal(copy[1, 3]["features"]["hidden"], expected["features"]["hidden"])
 
 
 def count_forward_passes(monkeypatch, nano64):
