@@ -14,9 +14,8 @@ from specheads import Warp
 from specheads.interrupts import Request
 from specheads.training.distill.distill_module import DistillModule
 from specheads.training.distill.draft_quality import block_efficiency, draft_quality
-from specheads.training.distill.samples import Samples, held_out
+from specheads.training.distill.samples import Samples, TargetStore, held_out
 from specheads.training.distill.settings import Distillation
-from specheads.training.distill.target_store import TargetStore
 from specheads.training.loaders import EpochSampler, ResumableData
 from specheads.training.trainer import Checkpoints
 

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from specheads.heads.batch import collate, head_features
-from specheads.training.heads import feature_store as store_module
-from specheads.training.heads.feature_store import FeatureStore
-from specheads.training.heads.mixed_responses import MixedResponses
+from specheads.training.heads import mixed_responses as store_module
+from specheads.training.heads.mixed_responses import FeatureStore, MixedResponses
 
 NEEDS = frozenset({"hidden", "embedding", "draft_prob", "max_prob", "entropy", "second_prob"})
 NUM_EPOCHS = 3
