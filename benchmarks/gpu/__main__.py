@@ -28,11 +28,10 @@ from data_gen.rows import label_responses
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, load_pair
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.responses import Responder
-from specheads.decoding.step_times import now, step_times
+from specheads.decoding.step_times import bytes_of_step, now, step_times
 from specheads.decoding.stopping import FixedLength, HeadThreshold, StoppingRule
 from specheads.decoding.verification import SyntheticVerification
 from specheads.pair.config import checked_device
-from specheads.pair.language_model import LanguageModel
 from specheads.pair.pair import Pair
 from specheads.prompts.prompt import ResponseLimits
 
@@ -108,7 +107,7 @@ def round_tables(setup: Machine, goals: dict[str, float]) -> Iterator[Table]:
     for mode in WARPS:
         decoder = _decoder(setup, pair, HeadThreshold(head), mode)
         seconds = by_mode[mode] = seconds_of(decoder, context, setup.repeats, (8, 9) if setup.tiny else VERIFIED)
-        read = {name: weight_bytes(pair.draft_lm if name.startswith(DRAFT) else pair.target_lm) for name in seconds}
+        read = {name: bytes_of_step(pair.draft_lm if name.startswith(DRAFT) else pair.target_lm)[0] for name in seconds}
         shares = {name: read[name] / taken / setup.bandwidth for name, taken in seconds.items()}
         rows += [[mode, name, taken, shares[name], taken / seconds[ALONE]] for name, taken in seconds.items()]
         goals["target_alone"], goals["verification_of_8"] = shares[ALONE], seconds[VERIFICATION] / seconds[ALONE]
@@ -179,13 +178,6 @@ def timed(run: Callable[[], object], device: torch.device, repeats: int) -> floa
         run()
         taken.append(now(device) - start)
     return statistics.median(taken[2:])
-
-
-def weight_bytes(lm: LanguageModel) -> int:
-    """Return the bytes of weights that a forward pass over one token reads."""
-    table = lm.model.get_input_embeddings().weight
-    tied = table is lm.output_embedding.weight
-    return sum(weight.nbytes for weight in lm.model.parameters()) - (0 if tied else table.nbytes)
 
 
 def seconds_of(decoder: SpeculativeDecoder, context: int, repeats: int, verified: Sequence[int]) -> dict[str, float]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specheads.decoding.drafting import Autoregressive
+from specheads.decoding.step_times import bytes_of_step
 from specheads.errors import UserError, is_count
 from specheads.pair.language_model import place_of_layers
 from specheads.pair.pair import Pair
@@ -40,11 +41,8 @@ class LayerSkip(Autoregressive):
         return replace(pair, draft=without_layers(pair.target, self.skipped), draft_id=name, draft_revision=revision)
 
     def share(self, pair: Pair) -> float:
-        """Return the share of the target's parameters that a draft step reads: not skipped layers, nor input embeddings."""
-        inputs, outputs = pair.target.get_input_embeddings().weight, pair.target.get_output_embeddings().weight
-        unread = 0 if inputs is outputs else inputs.numel()
-        drafting, whole = (sum(map(torch.numel, lm.parameters())) - unread for lm in (self.pair(pair).draft, pair.target))
-        return drafting / whole
+        """Return the share of a step's weights that a draft step reads: not those of skipped layers."""
+        return bytes_of_step(self.pair(pair).draft_lm)[0] / bytes_of_step(pair.target_lm)[0]
 
 
 class _Skipped(nn.Module):

@@ -16,15 +16,15 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specheads.forecast import Advance, progress
+from specheads.forecast import progress
 from specheads.storage.files import space_of
 from specheads.storage.shards import ShardStore, fingerprint
 
 logger = logging.getLogger(__name__)
 
 GIB = 2**30
-Done = Callable[[Sequence[int]], object]
-Compute = Callable[[str, range, Done], Sequence[Mapping[str, Tensor]]]
+Compute = Callable[[str, Sequence[int]], Sequence[Mapping[str, Tensor]]]
+Batches = Callable[[str, range], Sequence[Sequence[int]]]
 SHARD_BYTES = 2**28  # while a shard is made, twice as much is held in memory
 
 
@@ -55,10 +55,11 @@ class RowStore:
         present = sum(path.stat().st_size for path in self.folder.glob("*.safetensors"))
         return self.num_bytes <= budget * GIB and self.num_bytes - present <= shutil.disk_usage(self.folder.parent).free
 
-    def fill(self, compute: Compute, memory: str) -> None:
+    def fill(self, compute: Compute, memory: str, batches: Batches = lambda start, rows: [rows]) -> None:
         """Make the shards that are missing or damaged; another process that needs them, too, waits.
 
-        `compute` returns the tensors (n, ...) of each of some rows, and tells `Done` which are; `memory` is for the log.
+        `compute` returns the tensors (n, ...) of each of some rows, `batches` which rows of a shard it gets together; `memory` is
+        for the log.
         """
         store, names = ShardStore(self.folder, self.provenance), list(self.parts)
         # An earlier training run may have completed the store with fewer shards.
@@ -71,13 +72,12 @@ class RowStore:
             logger.info("%s: %d of %d shards to do, %s, %s", self.what, len(missing), len(names), space, memory)
             with progress(f"{self.what}, in MB", to_do / 1e6) as advance:
                 for name in missing:
-                    start, rows = self.parts[name]
-                    done = partial(self._advance, advance, start)
-                    store.put(name, len(rows), partial(save_file, _packed(compute(start, rows, done))))
+                    (start, rows), made = self.parts[name], dict[int, Mapping[str, Tensor]]()
+                    for some in batches(start, rows):
+                        made |= zip(some, compute(start, some), strict=True)
+                        advance(float(self.sizes[start][some].sum()) / 1e6)
+                    store.put(name, len(rows), partial(save_file, _packed([made[row] for row in rows])))
             store.complete(names)
-
-    def _advance(self, advance: Advance, start: str, done: Sequence[int]) -> None:
-        advance(float(self.sizes[start][done].sum()) / 1e6)
 
     def row(self, start: str, number: int) -> dict[str, Tensor]:
         """Return the tensors of a row among those whose shards' names begin with `start`."""

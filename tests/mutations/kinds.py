@@ -1,7 +1,7 @@
 """The kinds of files that this project reads: how a small one is made, and all that reads it."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -37,7 +37,7 @@ from specheads.replay.response_tree import RecordSettings
 from specheads.storage import runs
 from specheads.storage.data_set import SCHEMA, load_split
 from specheads.storage.journal import Journal
-from specheads.storage.row_store import Done, RowStore
+from specheads.storage.row_store import RowStore
 from specheads.storage.shards import ShardStore
 from specheads.training.trainer import differences
 
@@ -172,7 +172,7 @@ def read_data_set(folder: Path) -> Any:
 
 
 def make_tensors(folder: Path) -> RowStore:
-    def compute(start: str, rows: range, done: Done) -> list[dict[str, Tensor]]:
+    def compute(start: str, rows: Sequence[int]) -> list[dict[str, Tensor]]:
         return [{"hidden": torch.full((length, 4), float(length)), "ids": torch.arange(length)} for length in (2, 3)]
 
     store = RowStore(folder / "features", {"seed": 0}, {name: np.array([1, 1]) for name in "ab"}, "features")

@@ -106,19 +106,14 @@ class RowDrafter:
     def draft(self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor) -> Draft:
         """Return a draft after the committed tokens. The draft model has not read the last of them, and maybe more.
 
-        Args:
-            state: of the stopping rule, B = 1.
-            limit: the longest useful path.
-            uniforms: the numbers at which tokens are sampled.
-            ends: (V,) bool, the tokens that end a response and therefore a path.
+        `state` is the stopping rule's, B = 1, `limit` the longest useful path; `ends` (V,) bool are the tokens that end a path.
         """
         raise NotImplementedError
 
     def after(self, path: Sequence[int]) -> tuple[Any, int, int]:
-        """Return the stopping rule's state along a path of the last draft, and the numbers of its tokens and of accepted ones.
+        """Return the stopping rule's state along the path of the last draft that begins with the accepted nodes `path`.
 
-        Args:
-            path: the accepted nodes, with which that path begins.
+        With it the numbers of that path's tokens, and of accepted ones.
         """
         raise NotImplementedError
 

@@ -23,7 +23,7 @@ from specheads.pair.sampling import check_numbers
 from specheads.prompts.prompt import GeneratedData, encode_prompts
 from specheads.replay.response_batch import ResponseBatch
 from specheads.storage.data_set import load_split
-from specheads.storage.row_store import SHARD_BYTES, Done, RowStore
+from specheads.storage.row_store import SHARD_BYTES, RowStore
 from specheads.training.distill.distill_loss import most_likely
 from specheads.training.distill.settings import Distillation
 
@@ -84,20 +84,15 @@ class TargetStore(RowStore):
 
     def make(self) -> None:
         parts = memory_parts(self.target) | {"a shard": 2 * min(self.num_bytes, SHARD_BYTES)}
-        self.fill(self._computed, memory_of(self.what, self.target, parts))
+        self.fill(self._computed, memory_of(self.what, self.target, parts), self._batches)
 
-    def _computed(self, start: str, numbers: range, done: Done) -> list[dict[str, Tensor]]:
-        rows: list[dict[str, Tensor]] = [{} for _ in numbers]
-        texts = [self.texts[number] for number in numbers]
-        for batch in batches_of_tokens([len(prompt) + len(response) for prompt, response in texts], BATCH_TOKENS):
-            for row, tensors in zip(batch, self._distributions([texts[row] for row in batch]), strict=True):
-                rows[row] = tensors
-            done([numbers[row] for row in batch])
-        return rows
+    def _batches(self, start: str, rows: range) -> list[list[int]]:
+        lengths = [sum(map(len, self.texts[row])) for row in rows]
+        return [[rows[place] for place in places] for places in batches_of_tokens(lengths, BATCH_TOKENS)]
 
     @torch.no_grad()
-    def _distributions(self, texts: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[dict[str, Tensor]]:
-        prompts, responses = zip(*texts, strict=True)
+    def _computed(self, start: str, rows: Sequence[int]) -> list[dict[str, Tensor]]:
+        prompts, responses = zip(*(self.texts[row] for row in rows), strict=True)
         hidden = ResponseBatch.of(prompts, responses, self.target.device).states(self.target)
         distributions = [
             most_likely(self.target.logits(hidden[piece]).log_softmax(dim=-1), self.num_kept)

@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from specheads.decoding.engine import bulk_operations
-from specheads.heads.batch import HeadBatch, collate, sample_features
+from specheads.heads.batch import collate, sample_features
 from specheads.heads.features import FEATURES, RECORDED
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.padding import BATCH_TOKENS, batches_of_tokens
 from specheads.pair.sampling import check_numbers, computing_with
-from specheads.storage.row_store import SHARD_BYTES, Done, RowStore
+from specheads.storage.row_store import SHARD_BYTES, RowStore
 from specheads.training.heads.settings import checked_share
 
 COLUMNS = ("prompt_ids", "response_ids", "draft_ids", "accept_prob", "more_draft_ids", "more_accept_prob")
@@ -114,7 +114,7 @@ class FeatureStore:
             return self.splits
         with computing_with(bulk_operations(self.draft.device)):
             parts = memory_parts(self.draft) | {"a shard": 2 * min(self.rows.num_bytes, SHARD_BYTES)}
-            self.rows.fill(self._computed, memory_of("features", self.draft, parts))
+            self.rows.fill(self._computed, memory_of("features", self.draft, parts), self._batches)
         for name, data in self.splits.items():
             data.features = partial(self.rows.row, _start(name))
         return self.splits
@@ -124,31 +124,27 @@ class FeatureStore:
             return self.draft.hidden_size * self.draft.output_embedding.weight.element_size()
         return 4 * (max(len(data.sampled_tokens(0)) for data in self.splits.values()) if FEATURES[name].of_token else 1)
 
-    def _computed(self, start: str, numbers: range, done: Done) -> list[dict[str, Tensor]]:
-        """Return the features (n, ...) of some rows of a split, those that depend on the token (n, samples)."""
-        data = next(data for name, data in self.splits.items() if _start(name) == start)
-        items = [data[0, number] for number in numbers]
-        rows: list[dict[str, Tensor]] = [{} for _ in items]
-        # Rows of similar length are read together; their features are put back in order.
-        for places in batches_of_tokens([len(item["tokens"]) for item in items], BATCH_TOKENS):
-            batch = collate([items[place] for place in places]).to(self.draft.device)
-            samples = [[torch.from_numpy(ids) for ids in data.sampled_tokens(numbers[place])] for place in places]
-            merged = [torch.cat(ids).to(self.draft.device) for ids in zip(*samples, strict=True)]
-            counts = [len(items[place]["index"]) for place in places]
-            for name, values in self._features(batch, merged).items():
-                check_numbers(self.draft.name, values)
-                for place, value in zip(places, values.cpu().split(counts), strict=True):
-                    rows[place][name] = value
-            done([numbers[place] for place in places])
-        return rows
+    def _batches(self, start: str, rows: range) -> list[list[int]]:
+        lengths = [len(self._data(start)[0, row]["tokens"]) for row in rows]
+        return [[rows[place] for place in places] for places in batches_of_tokens(lengths, BATCH_TOKENS)]
 
-    def _features(self, batch: HeadBatch, samples: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Return the features of a batch to store, with `samples` of its drafted tokens (n,)."""
+    def _data(self, start: str) -> MixedResponses:
+        return next(data for name, data in self.splits.items() if _start(name) == start)
+
+    def _computed(self, start: str, rows: Sequence[int]) -> list[dict[str, Tensor]]:
+        """Return the features (n, ...) of some rows of a split, those that depend on the token (n, samples)."""
+        data = self._data(start)
+        items, sampled = [data[0, row] for row in rows], [data.sampled_tokens(row) for row in rows]
+        batch = collate(items).to(self.draft.device)
+        samples = [torch.from_numpy(np.concatenate(ids)).to(self.draft.device) for ids in zip(*sampled, strict=True)]
         features, *others = sample_features(self.draft, batch, "next_token", self.needs, samples)
         for name in features:
             if FEATURES[name].of_token:
                 features[name] = torch.stack([features[name], *(other[name] for other in others)], dim=1)
-        return features
+        check_numbers(self.draft.name, *features.values())
+        counts = [len(item["index"]) for item in items]
+        columns = {name: values.cpu().split(counts) for name, values in features.items()}
+        return [{name: values[place] for name, values in columns.items()} for place in range(len(rows))]
 
 
 def _start(split: str) -> str:

@@ -99,9 +99,7 @@ def test_an_interrupted_store_keeps_its_shards(nano64, rows, tmp_path, monkeypat
     monkeypatch.setattr("specheads.storage.row_store.SHARD_BYTES", 1)
     calls = count_forward_passes(monkeypatch, nano64)
     real = FeatureStore._computed
-    monkeypatch.setattr(
-        FeatureStore, "_computed", lambda self, start, rows, done: 1 / 0 if rows[0] == 4 else real(self, start, rows, done)
-    )
+    monkeypatch.setattr(FeatureStore, "_computed", lambda self, start, rows: 1 / 0 if rows[0] == 4 else real(self, start, rows))
     with pytest.raises(ZeroDivisionError):
         stored(tmp_path, nano64, rows)
     assert len(calls) == 4
