@@ -105,7 +105,9 @@ class FeatureStore:
             "texts": {name: [data.response_share, data.seed, len(data)] for name, data in splits.items()},
         }
         bytes_per_token = sum(map(self._bytes_of_feature, self.needs))
-        sizes = {_start(name): data.lengths() * bytes_per_token for name, data in splits.items()}
+        # By how the names of a split's shards begin; the number is an epoch's, of earlier versions.
+        self.by_start = {f"{name}-000-": data for name, data in splits.items()}
+        sizes = {start: data.lengths() * bytes_per_token for start, data in self.by_start.items()}
         self.rows = RowStore(folder / "features", provenance, sizes, "features")
 
     def stored(self, budget: float) -> Mapping[str, MixedResponses]:
@@ -115,8 +117,8 @@ class FeatureStore:
         with computing_with(bulk_operations(self.draft.device)):
             parts = memory_parts(self.draft) | {"a shard": 2 * min(self.rows.num_bytes, SHARD_BYTES)}
             self.rows.fill(self._computed, memory_of("features", self.draft, parts), self._batches)
-        for name, data in self.splits.items():
-            data.features = partial(self.rows.row, _start(name))
+        for start, data in self.by_start.items():
+            data.features = partial(self.rows.row, start)
         return self.splits
 
     def _bytes_of_feature(self, name: str) -> int:
@@ -125,15 +127,12 @@ class FeatureStore:
         return 4 * (max(len(data.sampled_tokens(0)) for data in self.splits.values()) if FEATURES[name].of_token else 1)
 
     def _batches(self, start: str, rows: range) -> list[list[int]]:
-        lengths = [len(self._data(start)[0, row]["tokens"]) for row in rows]
+        lengths = [len(self.by_start[start][0, row]["tokens"]) for row in rows]
         return [[rows[place] for place in places] for places in batches_of_tokens(lengths, BATCH_TOKENS)]
-
-    def _data(self, start: str) -> MixedResponses:
-        return next(data for name, data in self.splits.items() if _start(name) == start)
 
     def _computed(self, start: str, rows: Sequence[int]) -> list[dict[str, Tensor]]:
         """Return the features (n, ...) of some rows of a split, those that depend on the token (n, samples)."""
-        data = self._data(start)
+        data = self.by_start[start]
         items, sampled = [data[0, row] for row in rows], [data.sampled_tokens(row) for row in rows]
         batch = collate(items).to(self.draft.device)
         samples = [torch.from_numpy(np.concatenate(ids)).to(self.draft.device) for ids in zip(*sampled, strict=True)]
@@ -145,8 +144,3 @@ class FeatureStore:
         counts = [len(item["index"]) for item in items]
         columns = {name: values.cpu().split(counts) for name, values in features.items()}
         return [{name: values[place] for name, values in columns.items()} for place in range(len(rows))]
-
-
-def _start(split: str) -> str:
-    """Return how the names of a split's shards begin; the number is an epoch's, of earlier versions."""
-    return f"{split}-000-"
