@@ -36,6 +36,7 @@ from specheads.training.trainer import checkpoint_to_resume, fast_products, new_
 
 logger = logging.getLogger(__name__)
 
+WHOSE = {"text": "the data set's", "target": "the target's"}
 # What dropout is called in transformers' modules.
 DROPOUT = ("p", "dropout", "attention_dropout", "activation_dropout", "hidden_dropout", "layerdrop")
 
@@ -76,11 +77,11 @@ def distill(
     checkpoints.provenance |= provenance
     earlier = checkpoint_to_resume(checkpoints)
     logger.info(
-        "distilling %s for %s: %d prompts, responses of the %s, %d epochs, into %s, %s",
+        "distilling %s for %s: %d prompts, %s responses, %d epochs, into %s, %s",
         pair.draft_id,
         pair.target_id,
         len(train),
-        {"text": "data set"}.get(settings.samples, settings.samples),
+        WHOSE[settings.samples],
         settings.trainer.max_epochs,
         run,
         _needs(pair, train, settings, trainer, run),
@@ -271,7 +272,7 @@ def _model_card(description: Mapping[str, Any]) -> str:
     rows = {
         "target": f"{target['id']} (revision {target['revision']})",
         "initial draft": f"{draft['id']} (revision {draft['revision']})",
-        "trained on": f"responses to {description['num_prompts']:,} prompts: {description['samples']}",
+        "trained on": f"{WHOSE[description['samples']]} responses to {description['num_prompts']:,} prompts",
         "loss": ", ".join(f"{name} {value}" for name, value in loss.items()),
         "steps": f"{description['steps']:,} in {description['seconds']:,} s",
         "draft temperature": f"{description['temperature']:g}, fitted on dev prompts",
