@@ -48,7 +48,7 @@ def tally(tokens, calls, drafted=0, nats=1.0, share=0.0, **marks):
     entries = []
     for number, call in zip(tokens, calls, strict=True):
         stats = DecodeStats(number, drafted, drafted // 2, drafted - drafted // 2, call, drafted, 2.0, 1.0, marks=marks)
-        entries.append([asdict(stats), nats * number])
+        entries.append([asdict(stats), nats * number, None])
     return tally_of(entries, 4.0, share)
 
 
@@ -109,6 +109,7 @@ def test_metrics_are_those_of_the_counts():
         [DecodeStats(number, 8, 4, 4, call, 8, 2.0, 1.0, marks={"copy_rounds": 1}) for number, call in ((6, 2), (10, 3))]
     )
     values = {name: samples(made, name, counts) for name in METRICS}
+    assert values["joules_per_token"] is None  # of a meter
     assert {values[name][0] for name in ("tokens_per_round",)} == {total.block_efficiency}
     assert values["acceptance_rate"][0] == total.acceptance_rate and values["discard_rate"][0] == total.discard_rate
     assert values["verification_rate"][0] == total.verification_rate and values["drafted_per_round"][0] == total.drafted_per_round
@@ -119,7 +120,7 @@ def test_metrics_are_those_of_the_counts():
     assert values["perplexity"] == pytest.approx([np.e, np.e]) and values["tokens_per_round"][1] == 10 / 3
     assert values["tokens_per_draft_step"][0] == 16 / (16 + 4 * 5)
     assert samples(tally([6], [2]), "acceptance_rate", np.ones((1, 1))) is None
-    assert is_measured(claim(), {"a": made}) and not is_measured(claim(metric="divergence"), {"a": made})
+    assert is_measured(claim(), {"a": made}) and not is_measured(claim(metric="joules_per_token"), {"a": made})
 
 
 def test_a_target_that_drafts_for_itself_is_charged_for_its_layers():

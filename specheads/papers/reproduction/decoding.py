@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 Decoder = SpeculativeDecoder | Baseline | BlockSearch
 Heads = Mapping[str, LocatedHead]  # by name
 REPLAYED = ("target", "oracle")  # baselines
+Meter = Callable[[], float]  # returns joules since an arbitrary moment
 
 
 def decode(pair: Pair, settings: Reproduction, prompts: Sequence[EncodedPrompt], run: Path, heads: Heads) -> dict[str, Tally]:
@@ -50,7 +51,7 @@ def decode(pair: Pair, settings: Reproduction, prompts: Sequence[EncodedPrompt],
     """
     journal, ids = _open_journal(pair, settings, prompts, run, heads), [tokens for _, tokens in prompts]
     window = min(pair.window, max(map(len, ids)) + settings.max_new_tokens)
-    total = len(settings.methods) * len(prompts)
+    total, meter = len(settings.methods) * len(prompts), energy_meter(pair)
     logger.info("%d methods x %d prompts = %d responses, into %s", len(settings.methods), len(prompts), total, run)
     with progress("decoding", total) as advance:
         decoders: dict[str, Decoder] = {}
@@ -63,7 +64,7 @@ def decode(pair: Pair, settings: Reproduction, prompts: Sequence[EncodedPrompt],
         advance(len(journal.entries) * len(settings.methods))
         for number, prompt in enumerate(ids):
             if number not in journal.entries:
-                journal.add(number, _decoded(pair, decoders, number, prompt, settings))
+                journal.add(number, _decoded(pair, decoders, number, prompt, settings, meter))
                 advance(len(decoders))
     entries = [journal.entries[number] for number in range(len(ids))]
     shares = {method.name: method.drafting.share(pair) for method in settings.methods if isinstance(method.drafting, LayerSkip)}
@@ -93,7 +94,7 @@ def replayed(pair: Pair, settings: Reproduction, prompts: Sequence[EncodedPrompt
             counts = (next(walked) if method.stopping else oracle(recording)).per_prompt(recording.num_prompts)
         spent = (counts.drafted, counts.accepted, counts.discarded, counts.target_calls, counts.drafted)
         rows = np.stack([counts.tokens, *spent, seconds, seconds], axis=1).tolist()
-        entries = [[asdict(DecodeStats(*row)), math.nan] for row in rows]
+        entries = [[asdict(DecodeStats(*row)), math.nan, math.nan] for row in rows]
         share, quality = of_heads[_head(method, known)] if method.needs_head else (0.0, {})
         made = tally(entries, settings.ratio)
         tallies[method.name] = priced({**made, **quality, "head_steps": share * counts.drafted}, settings.ratio)
@@ -138,13 +139,22 @@ def decoder_of(method: Method, pair: Pair, settings: Reproduction, heads: Heads,
     return SpeculativeDecoder(pair, method.drafting, rule, method.verification, warp, settings.engine, window)
 
 
-def _decoded(pair: Pair, decoders: Mapping[str, Decoder], number: int, prompt: Sequence[int], settings: Reproduction) -> Entry:
-    """Return by method, of its response to a prompt: the counts of its rounds, and its nats."""
+def _decoded(
+    pair: Pair,
+    decoders: Mapping[str, Decoder],
+    number: int,
+    prompt: Sequence[int],
+    settings: Reproduction,
+    meter: Meter | None,
+) -> Entry:
+    """Return by method, of its response to a prompt: the counts of its rounds, its nats, its joules."""
     names, entry = list(decoders), {}
     first, seed = number % len(names), response_seed(settings.seed, number, 0)
     for name in names[first:] + names[:first]:
+        before = meter() if meter else None
         out = decoders[name].generate(prompt, settings.max_new_tokens, seed)
-        entry[name] = [asdict(out.stats), response_nats(pair.target_lm, prompt, out.tokens.tolist())]
+        joules = None if meter is None or before is None else meter() - before
+        entry[name] = [asdict(out.stats), response_nats(pair.target_lm, prompt, out.tokens.tolist()), joules]
     return entry
 
 
@@ -181,3 +191,35 @@ def _open_journal(pair: Pair, settings: Reproduction, prompts: Sequence[EncodedP
         "heads": {name: [head_fingerprint(each.head), each.head.config.calibration] for name, each in heads.items()},
     }
     return Journal(path, provenance)
+
+
+def energy_meter(pair: Pair) -> Meter | None:
+    """Return the meter of the GPUs that hold a pair, or None, with the reason in the log, where there is none.
+
+    NVML's counter is of whole NVIDIA boards, without the host. It moves about ten times a second, so that only sums over many
+    responses say something.
+    """
+    devices = {weight.device for lm in (pair.target_lm, pair.draft_lm) for weight in lm.model.parameters()}
+    gpus = sorted((device for device in devices if device.type == "cuda"), key=str)
+    if not gpus or torch.version.hip:
+        logger.info("energy is not measured: it is that of NVIDIA's GPUs")
+        return None
+    try:
+        import pynvml
+    except ImportError:
+        logger.info("energy is not measured: pip install 'specheads[energy]' for nvidia-ml-py, which reads NVIDIA's counter")
+        return None
+    try:
+        pynvml.nvmlInit()
+        # By their ids, because CUDA_VISIBLE_DEVICES changes numbers and order.
+        ids = [f"GPU-{torch.cuda.get_device_properties(device).uuid}" for device in gpus]
+        handles = [pynvml.nvmlDeviceGetHandleByUUID(each) for each in ids]
+
+        def joules() -> float:
+            return 1e-3 * sum(map(pynvml.nvmlDeviceGetTotalEnergyConsumption, handles))
+
+        joules()
+    except pynvml.NVMLError as error:
+        logger.info("energy is not measured: %s; NVML counts whole GPUs since Volta, not their parts (MIG)", error)
+        return None
+    return joules

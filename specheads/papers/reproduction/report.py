@@ -43,7 +43,7 @@ def checked(claim: Claim, tallies: Tallies, groups: Groups) -> CheckedClaim:
 
 
 def is_measured(claim: Claim, tallies: Tallies) -> bool:
-    """Return whether what a claim is about was measured: a replayed method has no times and no perplexity."""
+    """Return whether what a claim is about was measured: energy is not everywhere."""
     return not any(np.isnan(sums(tallies[name], claim.metric)).any() for name in claim.methods)
 
 

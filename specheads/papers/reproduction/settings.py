@@ -47,6 +47,7 @@ METRICS = {
     "tokens_per_charged_step": _Metric("tokens per draft step, heads charged", "num_tokens", "charged_steps"),
     "divergence": _Metric("divergence of the head", "divergence", "num_predicted"),  # SpecDec++, appendix C.3, in nats
     "auroc": _Metric("AUROC of the head", "num_in_order", "num_pairs"),  # of tokens of the same prompt
+    "joules_per_token": _Metric("joules per token", "joules", "num_tokens", timed=True),
     "tokens_per_second": _Metric("tokens per second", "num_tokens", "decode_seconds", timed=True),
 }
 
@@ -60,7 +61,7 @@ def tally(entries: Iterable[Sequence[Any]], ratio: float, share: float = 0.0) ->
     A pass of the target takes `ratio` steps of the pair's draft. A draft step takes a `share` of such a pass; 0: a step of it.
     """
     rows = []
-    for counts, nats, *_ in entries:  # earlier versions measured joules
+    for counts, nats, joules in entries:
         stats = DecodeStats(**counts)
         more = {
             "decode_seconds": stats.decode_seconds,
@@ -69,7 +70,7 @@ def tally(entries: Iterable[Sequence[Any]], ratio: float, share: float = 0.0) ->
             "target_passes": stats.num_target_calls + share * stats.num_draft_calls,
             **dict.fromkeys(("head_steps", "divergence", "num_predicted", "num_in_order", "num_pairs"), math.nan),
         }
-        rows.append({**counts, **stats.marks, **more, "nats": nats})
+        rows.append({**counts, **stats.marks, **more, "nats": nats, "joules": joules})
     names = set().union(*rows) - {"marks"}
     return priced({name: np.array([row.get(name, 0) for row in rows], dtype=float) for name in names}, ratio)
 
