@@ -15,7 +15,7 @@ quantised tensors with the draft in 8 bits. A draft's output over some tokens is
 
 With `--at-once` as many prompts are under way, and one that ends makes room for the next, in this decoder and vLLM alone.
 With `--rate` drafted tokens are accepted at that rate, independent of the models, and no other engine has a draft. A peer that is
-not installed is left out, with a line that says how to get it. The steps of which decoding consists are timed by steps.py.
+not installed is left out, with a line that says how to get it. The steps of which decoding consists are timed by benchmarks.gpu.
 """
 
 import argparse

@@ -49,11 +49,9 @@ def complete_output(draft: PreTrainedModel) -> None:
 
 
 def write_gguf(model: PreTrainedModel, path: Path, stored: str | None = None, source: Path | None = None) -> None:
-    """Write `model`, which must have no obstacle, to `path`.
+    """Write `model`, which must have no obstacle, to `path`, its matrices as `stored`, such as F16 or Q8_0; None: their type.
 
-    Args:
-        stored: the type of the matrices, such as F16 or Q8_0; None: their own.
-        source: a GGUF file of the model, whose tensors are written as they are in place of the model's.
+    The tensors of `source`, a GGUF file of the model, are written as they are in place of the model's.
     """
     import gguf
 

@@ -17,6 +17,7 @@ from specheads.errors import UserError
 from specheads.pair.draft_vocabulary import keep_tokens
 from specheads.pair.pair import Pair
 from specheads.prompts.prompt import Prompt, text_id
+from specheads.storage import runs
 
 needs_compiler = pytest.mark.skipif(
     not (shutil.which("g++") and Path(sysconfig.get_path("include"), "Python.h").is_file()),
@@ -137,3 +138,10 @@ class FewPrompts:
     def load(self, chats, responses=False):
         texts = {(split, i): f"def {split}_{i}(x):\n" for split in ("dev", "test") for i in range(6)}
         return [Prompt(text_id(text), split, text) for (split, _), text in texts.items()]
+
+
+def release_runs():
+    """Release the locks of run folders, as the end of a process does."""
+    for stream in runs._locks.values():
+        stream.close()
+    runs._locks.clear()

@@ -30,12 +30,7 @@ PAIR = ["model=nano", "data=nano", "data.max_new_tokens=16", "data.num_train=32"
 SHARDS = ["generation.batch_size=8", "generation.rows_per_shard=8"]
 REPLAYED = ["num_prompts=8", "num_dev_prompts=8", "stopping=[fixed_length,head_threshold]", "fixed_lengths=[1,2,4]"]
 TRAINED = ["checkpoint.every_steps=3", "trainer.log_every_n_steps=1", "loader.batch_size=8"]
-DISTILLED = [
-    "samples={target: 0.5, on_policy: 0.5}",
-    "refresh_every=4",
-    "trainer.max_epochs=1",
-    "validation.num_prompts=4",
-]
+DISTILLED = ["trainer.max_epochs=2", "validation.num_prompts=4"]
 CUT = ["model.draft=null", "init_layers=1", "draft_vocabulary=200", "embedding=target"]
 DECODED = ["verification=block", "fixed_lengths=[1,2,4]", "thresholds=[0.5]", "num_live_prompts=6"]
 PROBED = ["num_prompts=8", "num_samples=2", "num_live_prompts=2", "repeats=2", "generation.batch_size=4"]

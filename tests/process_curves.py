@@ -17,7 +17,6 @@ from fakes import cut, tiny_pair
 from specheads import Warp
 from specheads.interrupts import Interrupted, Request
 from specheads.pair.draft_vocabulary import borrow_embedding
-from specheads.prompts.prompt import ResponseLimits
 from specheads.training.distill.distill_module import DistillModule
 from specheads.training.distill.distillation import prepare
 from specheads.training.distill.samples import Samples, held_out
@@ -29,15 +28,9 @@ VOCAB, ROWS, BATCH, STOP = 10, 9, 4, 3  # the last batch of an epoch has one row
 RANDOM = np.random.default_rng(0)
 PROMPTS = [RANDOM.integers(0, VOCAB, size) for size in RANDOM.integers(2, 6, ROWS)]
 ANSWERS = [RANDOM.integers(0, VOCAB, size) for size in RANDOM.integers(1, 9, ROWS)]
-RESPONSES = {"target": [[answer] for answer in ANSWERS], "text": [[answer] for answer in reversed(ANSWERS)]}
+RESPONSES = [[answer] for answer in ANSWERS]
 TRAINER = {"max_epochs": 2, "accelerator": "cpu", "precision": "32-true", "log_every_n_steps": 1, "gradient_clip_val": 0.3}
-BASE = Distillation(
-    optimizer={"lr": 1e-2},
-    warp=Warp(1.0, top_k=6),
-    refresh_every=2,
-    trainer=TRAINER,
-)
-MIXED = BASE.but(samples={"text": 1, "target": 1, "on_policy": 2})
+BASE = Distillation(optimizer={"lr": 1e-2}, warp=Warp(1.0, top_k=6), trainer=TRAINER)
 ACCUMULATED = BASE.but(trainer={**TRAINER, "accumulate_grad_batches": 2})
 # Plain gradient descent without a limit: steps of AdamW and limited ones hide a gradient that is too large.
 PLAIN = BASE.but(trainer={**TRAINER, "gradient_clip_val": None})
@@ -46,19 +39,18 @@ FSDP2 = BASE.but(trainer={**TRAINER, "strategy": "fsdp2"})
 # An output over some tokens, and the target's input embeddings.
 CUT = BASE.but(draft_vocabulary=5, embedding="target")
 FSDP2_CUT = CUT.but(trainer={**TRAINER, "strategy": "fsdp2"})
-SETTINGS = {"target": BASE, "mixed": MIXED, "accumulated": ACCUMULATED, "plain": PLAIN, "cut": CUT}
+SETTINGS = {"target": BASE, "accumulated": ACCUMULATED, "plain": PLAIN, "cut": CUT}
 # By name: the settings, whether the run stops, and the run that it resumes. Runs named `one_` are of one process.
 SHARED = {
     "two_target": (BASE, False, None),
-    "two_mixed": (MIXED, False, None),
     "two_accumulated": (ACCUMULATED, False, None),
     "fsdp2_target": (FSDP2, False, None),
     "two_plain": (PLAIN, False, None),
     "fsdp2_plain": (FSDP2_PLAIN, False, None),
     "fsdp2_cut": (FSDP2_CUT, False, None),
-    "two_stopped": (MIXED, True, None),
+    "two_stopped": (BASE, True, None),
     "fsdp2_stopped": (FSDP2, True, None),
-    "two_resumed": (MIXED, False, "one_stopped_mixed"),
+    "two_resumed": (BASE, False, "one_stopped_target"),
     "fsdp2_resumed": (FSDP2, False, "one_stopped_target"),
 }
 
@@ -85,12 +77,12 @@ def curve(folder, name, settings, stops=False, resumes=None):
         pair = cut(pair, range(0, VOCAB, 2))
         borrow_embedding(pair.draft, pair.target)
     prepare(pair.draft)
-    module = DistillModule(pair, settings, ResponseLimits(6))
+    module = DistillModule(pair, settings)
     if settings.trainer.gradient_clip_val is None:
         module.configure_optimizers = lambda: torch.optim.SGD(module.draft.parameters(), lr=0.1)
     others = held_out(PROMPTS, ANSWERS)
-    splits = {"train": Samples(PROMPTS, RESPONSES, settings.shares), "dev": others, "test": others}
-    data = ResumableData(splits, BATCH, 0, seed=0, collate=list)
+    splits = {"train": Samples(PROMPTS, RESPONSES), "dev": others, "test": others}
+    data = ResumableData(splits, BATCH, seed=0, collate=list)
     trainer, checkpoints = new_trainer(settings, folder / name, [], "cpu", provenance={})
     checkpoints.request = Request()
     if stops:

@@ -213,8 +213,8 @@ def test_recorded_commands_have_no_local_folders(monkeypatch):
         _without_folders(command)
         == "specheads evaluate head=outputs/head/x 'test_sets={humaneval: humaneval.jsonl}' --data b.json"
     )
-    monkeypatch.setattr("sys.argv", [str(ROOT / "benchmarks" / "steps.py"), "--repeats", "8", "a b"])
-    assert benchmark_results._started_command() == "python benchmarks/steps.py --repeats 8 'a b'"
+    monkeypatch.setattr("sys.argv", [str(ROOT / "benchmarks" / "decoding.py"), "--repeats", "8", "a b"])
+    assert benchmark_results._started_command() == "python benchmarks/decoding.py --repeats 8 'a b'"
 
 
 def gains_report(seed, gain, explained):

@@ -206,8 +206,7 @@ SETTINGS = {
     "live that is unknown": (Evaluation, {"live": "some"}, "live=some must be one of 'winners' or 'none'"),
     "nothing to predict speeds with": (Evaluation, {"live": "none", "ratios": []}, "ratios=.*leaves no costs to predict speeds"),
     "unknown engine": (Evaluation, {"engine": "warp"}, "engine=warp must be one of auto, eager"),
-    "unknown samples": (Distillation, {"samples": "own"}, "samples=own must be one of 'text', 'target' or 'on_policy'"),
-    "mixture of nothing": (Distillation, {"samples": {"target": 0, "on_policy": 0}}, "samples=.*: all shares are 0"),
+    "unknown samples": (Distillation, {"samples": "own"}, "samples=own must be one of 'text' or 'target'"),
     "half-precision weights": (
         Distillation,
         {"trainer": {"precision": "bf16-true"}},

@@ -84,15 +84,7 @@ def test_two_processes_train_one_head_and_stop_together(tmp_path):
 
 @pytest.mark.full
 def test_two_processes_distil_one_draft_and_resume_after_a_kill(tmp_path):
-    words = [
-        "specheads",
-        "distill",
-        *SMALL,
-        "samples={target: 0.5, on_policy: 0.5}",
-        "refresh_every=3",
-        "trainer.max_epochs=2",
-        "loader.batch_size=6",
-    ]
+    words = ["specheads", "distill", *SMALL, "trainer.max_epochs=2", "loader.batch_size=6"]
     words += ["trainer.devices=2", "trainer.accelerator=cpu", "checkpoint.every_steps=2", "trainer.log_every_n_steps=1"]
     words += ["validation.num_prompts=4"]
     process = start(tmp_path, *words)

@@ -73,7 +73,7 @@ def test_fields_are_listed_with_their_help():
 def test_a_cache_key_has_what_decides_numbers():
     assert cache_key(Outer(rate=2)) == {"group.rate": 2, "inner.size": 1, "shape": cache_key(Outer())["shape"]}
     base = HeadTraining()
-    same = [base.but(features_budget=0), base.but(loader={"num_workers": 3}), base.but(calibration=None)]
+    same = [base.but(features_budget=0), base.but(calibration=None)]
     other = [base.but(seed=1), base.but(loader={"batch_size": 3}), base.but(trainer={"max_epochs": 3})]
     other += [base.but(mixing={"response_share": 0.5}), base.but(optimizer={"lr": 1e-4})]
     assert all(settings.cache_key() == base.cache_key() for settings in same)

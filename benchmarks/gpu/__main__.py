@@ -13,8 +13,9 @@ models take seconds, only to see that the scripts work.
 
 import argparse
 import re
+import statistics
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -23,17 +24,18 @@ import numpy as np
 import torch
 
 from benchmarks.results import Column, Table, Value, add_keep_option, text_of, write_result
-from benchmarks.steps import ALONE, DRAFT, DRAFT_WITH_HEAD, bandwidth, seconds_of, timed, weight_bytes
 from data_gen.rows import label_responses
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, load_pair
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.responses import Responder
+from specheads.decoding.step_times import bytes_of_step, now, step_times
 from specheads.decoding.stopping import FixedLength, HeadThreshold, StoppingRule
 from specheads.decoding.verification import SyntheticVerification
 from specheads.pair.config import checked_device
 from specheads.pair.pair import Pair
 from specheads.prompts.prompt import ResponseLimits
 
+ALONE, DRAFT, DRAFT_WITH_HEAD = "target alone", "draft step", "draft step with head"
 WARPS = {"greedy": Warp(temperature=0.0), "sampled": Warp(top_k=50)}
 ROWS = (1, 16, 64)  # responses that are written together
 NEW_TOKENS, SAMPLES = 128, 2  # tokens of prompts and of responses; drafted tokens that are labelled at each position
@@ -105,7 +107,7 @@ def round_tables(setup: Machine, goals: dict[str, float]) -> Iterator[Table]:
     for mode in WARPS:
         decoder = _decoder(setup, pair, HeadThreshold(head), mode)
         seconds = by_mode[mode] = seconds_of(decoder, context, setup.repeats, (8, 9) if setup.tiny else VERIFIED)
-        read = {name: weight_bytes(pair.draft_lm if name.startswith(DRAFT) else pair.target_lm) for name in seconds}
+        read = {name: bytes_of_step(pair.draft_lm if name.startswith(DRAFT) else pair.target_lm)[0] for name in seconds}
         shares = {name: read[name] / taken / setup.bandwidth for name, taken in seconds.items()}
         rows += [[mode, name, taken, shares[name], taken / seconds[ALONE]] for name, taken in seconds.items()]
         goals["target_alone"], goals["verification_of_8"] = shares[ALONE], seconds[VERIFICATION] / seconds[ALONE]
@@ -159,6 +161,33 @@ def data_tables(setup: Machine, goals: dict[str, float]) -> Iterator[Table]:
 def _texts(pair: Pair, count: int, length: int) -> list[list[int]]:
     """Return texts of random tokens, (count, length) ids, the same ones each time."""
     return torch.randint(pair.vocab_size, (count, length), generator=torch.Generator().manual_seed(0)).tolist()
+
+
+def bandwidth(device: torch.device) -> float:
+    """Return the bytes per second that a large copy reads and writes."""
+    source = torch.ones(2**26, device=device)
+    copied = torch.empty_like(source)
+    return 2 * source.nbytes / timed(lambda: copied.copy_(source), device, 20)
+
+
+def timed(run: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Return the median seconds of a call, after two that are not timed."""
+    taken = []
+    for _ in range(2 + repeats):
+        start = now(device)
+        run()
+        taken.append(now(device) - start)
+    return statistics.median(taken[2:])
+
+
+def seconds_of(decoder: SpeculativeDecoder, context: int, repeats: int, verified: Sequence[int]) -> dict[str, float]:
+    """Return the median seconds of the steps of a decoder that stops by a head, by name."""
+    drafted = [count - 1 for count in verified if count > 1]
+    times = step_times(decoder, {"head": decoder.stopping}, context, repeats, drafted)
+    costs = times.costs
+    verifications = {f"verification of {count + 1}": costs.verification[count] for count in drafted}
+    drafts = {DRAFT: costs.draft_seconds, DRAFT_WITH_HEAD: costs.draft_seconds + times.rules["head"].step_seconds}
+    return {ALONE: costs.target_seconds} | verifications | drafts
 
 
 SCRIPTS = {"round": round_tables, "data": data_tables}

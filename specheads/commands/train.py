@@ -90,8 +90,8 @@ def _checked_settings(cls: type[T], cfg: DictConfig) -> T:
 
 def _responses_of(cfg: DictConfig, pair: Pair, settings: Distillation) -> GeneratedData:
     """Return the data set of a distillation: the target's responses without labels, and the prompts, with responses to learn."""
-    prompts = unique(source_of(cfg).load(pair.chats, responses="text" in settings.shares))
-    splits = SPLITS if "target" in settings.shares else ("dev", "test")  # a draft is measured on the last two
+    prompts = unique(source_of(cfg).load(pair.chats, responses=settings.samples == "text"))
+    splits = SPLITS if settings.samples == "target" else ("dev", "test")  # a draft is measured on the last two
     return data_cache(cfg, pair, splits=splits, prompts=prompts, labelled=False)
 
 

@@ -105,12 +105,7 @@ class _TopDrafter(TreeDrafter):
         return admitted, sorted(parents)
 
     def without_repeats(self, onward: Sequence[int], new: Sequence[int]) -> Sequence[int]:
-        """Return the nodes that get children.
-
-        Args:
-            onward: the nodes that may get children, the most likely first.
-            new: the level's nodes at which no rule stopped.
-        """
+        """Return which of the nodes `onward`, the most likely first, get children; no rule stopped at the level's nodes `new`."""
         return onward[: self.choices.max_width]
 
     def marks(self, path: Sequence[int]) -> Mapping[str, float]:
@@ -206,11 +201,7 @@ class _GraphDrafter(_TopDrafter):
 
 
 def unmerge(tree: Draft, same: Mapping[int, int], depth: int, most: int) -> None:
-    """Copy to every merged node the continuation of the node that it repeats, to `depth` levels and `most` nodes in all.
-
-    Args:
-        same: by merged node, the node that it repeats, which is not merged itself.
-    """
+    """Copy to every merged node the continuation of the node that it repeats (`same`), to `depth` levels and `most` nodes."""
     num_drafted = len(tree)
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(tree.parents):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specheads.decoding.drafting import Autoregressive
+from specheads.decoding.step_times import bytes_of_step
 from specheads.errors import UserError, is_count
 from specheads.pair.language_model import place_of_layers
 from specheads.pair.pair import Pair
@@ -40,11 +41,8 @@ class LayerSkip(Autoregressive):
         return replace(pair, draft=without_layers(pair.target, self.skipped), draft_id=name, draft_revision=revision)
 
     def share(self, pair: Pair) -> float:
-        """Return the share of the target's parameters that a draft step reads: not skipped layers, nor input embeddings."""
-        inputs, outputs = pair.target.get_input_embeddings().weight, pair.target.get_output_embeddings().weight
-        unread = 0 if inputs is outputs else inputs.numel()
-        drafting, whole = (sum(map(torch.numel, lm.parameters())) - unread for lm in (self.pair(pair).draft, pair.target))
-        return drafting / whole
+        """Return the share of a step's weights that a draft step reads: not those of skipped layers."""
+        return bytes_of_step(self.pair(pair).draft_lm)[0] / bytes_of_step(pair.target_lm)[0]
 
 
 class _Skipped(nn.Module):
@@ -61,11 +59,7 @@ class _Skipped(nn.Module):
 
 
 def without_layers(model: PreTrainedModel, skipped: Sequence[int]) -> PreTrainedModel:
-    """Return `model` with some layers skipped: another model object on the same weights.
-
-    Raises:
-        UserError: layers that the model does not have, or a model without a list of layers.
-    """
+    """Return `model` with some layers skipped, on the same weights. Raises UserError for layers that it does not have."""
     count = model.config.get_text_config().num_hidden_layers
     if wrong := [layer for layer in skipped if layer >= count]:
         raise UserError(f"drafting.skipped names layer {wrong[0]}, but {type(model).__name__} has layers 0 to {count - 1}.")

@@ -9,15 +9,7 @@ from specheads.decoding.rounds import RoundParts
 from specheads.pair.sampling import Uniforms
 from specheads.papers.trees.growth import Frontier, Proposal, TreeDrafter, usual_length
 from specheads.papers.trees.rounds import TreeDrafting
-from specheads.papers.trees.verification import (
-    IID,
-    ROOT,
-    Draft,
-    MultiRound,
-    TreeBlock,
-    TreeDistribution,
-    TreeVerification,
-)
+from specheads.papers.trees.verification import IID, ROOT, Draft, MultiRound, TreeBlock, TreeDistribution, TreeVerification
 from specheads.settings import Flag, PositiveCount, check
 
 

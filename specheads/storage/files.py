@@ -47,6 +47,12 @@ _SETTLED = 2.0  # seconds after a change from which on a further one has another
 _LARGE = 10e9  # bytes whose hash takes more than a few seconds
 
 
+def checksum(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
 def hash_of(file: Path) -> str:
     """Return the SHA-256 of a file in hexadecimal digits; it is read again only where its size or time of change is another."""
     file = file.resolve()
@@ -59,8 +65,7 @@ def hash_of(file: Path) -> str:
         return note.read_text()
     if status.st_size > _LARGE:
         logger.info("reading %s, %s, once for its hash", file, amount(status.st_size))
-    with file.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    digest = checksum(file)
     if time.time() - status.st_mtime > _SETTLED:
         with contextlib.suppress(OSError):  # a folder that cannot be written: the file is read again
             note.parent.mkdir(parents=True, exist_ok=True)

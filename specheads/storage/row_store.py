@@ -16,20 +16,20 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specheads.forecast import Advance, progress
+from specheads.forecast import progress
 from specheads.storage.files import space_of
 from specheads.storage.shards import ShardStore, fingerprint
 
 logger = logging.getLogger(__name__)
 
 GIB = 2**30
-Done = Callable[[Sequence[int]], object]
-Compute = Callable[[str, range, Done], Sequence[Mapping[str, Tensor]]]
+Compute = Callable[[str, Sequence[int]], Sequence[Mapping[str, Tensor]]]
+Batches = Callable[[str, range], Sequence[Sequence[int]]]
 SHARD_BYTES = 2**28  # while a shard is made, twice as much is held in memory
 
 
 class RowStore:
-    """The tensors of rows, in `folder`/<fingerprint of their provenance>; it can be sent to the processes of a loader."""
+    """The tensors of rows, in `folder`/<fingerprint of their provenance>."""
 
     def __init__(self, folder: Path, provenance: Mapping[str, Any], sizes: Mapping[str, np.ndarray], what: str) -> None:
         """Plan a store of rows with `sizes`, the most bytes of each, by the beginning of the names of their shards."""
@@ -45,9 +45,6 @@ class RowStore:
                 self.parts[_name(start, first)] = start, range(first, end)
         self._open: dict[str, tuple[Any, Tensor]] = {}
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_open": {}}  # each process opens the files itself
-
     @property
     def num_bytes(self) -> int:
         return sum(int(rows.sum()) for rows in self.sizes.values())
@@ -58,10 +55,11 @@ class RowStore:
         present = sum(path.stat().st_size for path in self.folder.glob("*.safetensors"))
         return self.num_bytes <= budget * GIB and self.num_bytes - present <= shutil.disk_usage(self.folder.parent).free
 
-    def fill(self, compute: Compute, memory: str) -> None:
+    def fill(self, compute: Compute, memory: str, batches: Batches = lambda start, rows: [rows]) -> None:
         """Make the shards that are missing or damaged; another process that needs them, too, waits.
 
-        `compute` returns the tensors (n, ...) of each of some rows, and tells `Done` which are; `memory` is for the log.
+        `compute` returns the tensors (n, ...) of each of some rows, `batches` which rows of a shard it gets together; `memory` is
+        for the log.
         """
         store, names = ShardStore(self.folder, self.provenance), list(self.parts)
         # An earlier training run may have completed the store with fewer shards.
@@ -74,13 +72,12 @@ class RowStore:
             logger.info("%s: %d of %d shards to do, %s, %s", self.what, len(missing), len(names), space, memory)
             with progress(f"{self.what}, in MB", to_do / 1e6) as advance:
                 for name in missing:
-                    start, rows = self.parts[name]
-                    done = partial(self._advance, advance, start)
-                    store.put(name, len(rows), partial(save_file, _packed(compute(start, rows, done))))
+                    (start, rows), made = self.parts[name], dict[int, Mapping[str, Tensor]]()
+                    for some in batches(start, rows):
+                        made |= zip(some, compute(start, some), strict=True)
+                        advance(float(self.sizes[start][some].sum()) / 1e6)
+                    store.put(name, len(rows), partial(save_file, _packed([made[row] for row in rows])))
             store.complete(names)
-
-    def _advance(self, advance: Advance, start: str, done: Sequence[int]) -> None:
-        advance(float(self.sizes[start][done].sum()) / 1e6)
 
     def row(self, start: str, number: int) -> dict[str, Tensor]:
         """Return the tensors of a row among those whose shards' names begin with `start`."""

@@ -59,13 +59,6 @@ def take(folder: Path) -> bool:
     return True
 
 
-def release() -> None:
-    """Release all locks, in a forked process that would otherwise hold them after this one has ended."""
-    for stream in _locks.values():
-        stream.close()
-    _locks.clear()
-
-
 def _read_state(folder: Path) -> dict[str, Any]:
     """Return a run folder's state, empty if it cannot be read."""
     try:

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specheads.errors import UserError
-from specheads.storage.files import locked, read_json, space_of, write_json, write_whole
+from specheads.storage.files import checksum, locked, read_json, space_of, write_json, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -177,9 +177,3 @@ def made_manifest(folder: Path) -> dict[str, Any]:
     if not manifest:
         raise UserError(f"{folder / MANIFEST} is gone or empty; run the same command again, which makes its shards again.")
     return manifest
-
-
-def checksum(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,15 +1,11 @@
 """Batches for training, in an order that a resumed run continues."""
 
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import lightning as L
 import numpy as np
 from torch.utils.data import DataLoader, Sampler
-
-from specheads import interrupts
-from specheads.storage import runs
 
 Key = tuple[int, int]  # epoch and row
 
@@ -27,7 +23,6 @@ class EpochSampler(Sampler):
         self.batch_size = batch_size or world_size
         self.epoch = 0
         self.start = 0  # rows of this process to skip, because the interrupted run has used them
-        self._known: dict[int, list[Key]] = {}  # the keys of the last epoch that was asked for
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch  # as Lightning does before each
@@ -38,12 +33,9 @@ class EpochSampler(Sampler):
 
     def keys(self, epoch: int) -> list[Key]:
         """Return the keys of an epoch for all processes."""
-        epoch = epoch if self.shuffle else 0
-        if epoch not in self._known:
-            random = np.random.default_rng([self.seed, epoch])
-            order = random.permutation(self.num_rows) if self.shuffle else np.arange(self.num_rows)
-            self._known = {epoch: [(epoch, int(row)) for row in order]}
-        return self._known[epoch]
+        if not self.shuffle:
+            return [(0, row) for row in range(self.num_rows)]
+        return [(epoch, int(row)) for row in np.random.default_rng([self.seed, epoch]).permutation(self.num_rows)]
 
     def part(self, keys: Sequence[Key]) -> list[Key]:
         """Return this process's part of `keys`, which begin at a batch."""
@@ -77,23 +69,13 @@ class ResumableLoader(DataLoader):
         self.skip = state["position"]
 
 
-def _begin_worker(worker: int) -> None:
-    """Let the main process alone handle signals and run folders; a loader's process ends with it."""
-    runs.release()
-    for number in interrupts.SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-
-
 class ResumableData(L.LightningDataModule):
     """Batches from the rows of the splits `train`, `dev` and `test`."""
 
-    def __init__(
-        self, splits: Mapping[str, Any], batch_size: int, num_workers: int, seed: int, collate: Callable[[list], Any]
-    ) -> None:
+    def __init__(self, splits: Mapping[str, Any], batch_size: int, seed: int, collate: Callable[[list], Any]) -> None:
         """Load the rows of `splits`, whose keys are (epoch, row); `batch_size` is that of all processes together."""
         super().__init__()
-        self.splits, self.batch_size, self.num_workers, self.seed = splits, batch_size, num_workers, seed
-        self.collate = collate
+        self.splits, self.batch_size, self.seed, self.collate = splits, batch_size, seed, collate
         self._train: ResumableLoader | None = None
         self._place: dict[str, int] = {}
 
@@ -102,15 +84,7 @@ class ResumableData(L.LightningDataModule):
         rank, world_size = self._place_among_processes() if shared else (0, 1)
         data = self.splits[split]
         sampler = EpochSampler(len(data), self.seed, shuffle, rank, world_size, self.batch_size)
-        return ResumableLoader(
-            data,
-            batch_size=self.batch_size // world_size,
-            sampler=sampler,
-            collate_fn=self.collate,
-            num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,
-            worker_init_fn=_begin_worker,
-        )
+        return ResumableLoader(data, batch_size=self.batch_size // world_size, sampler=sampler, collate_fn=self.collate)
 
     def _place_among_processes(self) -> tuple[int, int]:
         return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
@@ -118,16 +92,6 @@ class ResumableData(L.LightningDataModule):
     def has_rows(self, split: str, batch_index: int) -> bool:
         """Return whether this process's part of a batch is its own; a row of another process must not count twice."""
         return batch_index * self.batch_size + self._place_among_processes()[0] < len(self.splits[split])
-
-    def upcoming(self, key: Key, num_batches: int) -> tuple[list[Key], list[Key]]:
-        """Return the keys of training's next batches of an epoch, from that with `key`: of all processes, and of this one."""
-        if self._train is None:
-            raise RuntimeError("training has not begun, so no keys are upcoming")
-        sampler = self._train.sampler
-        keys = sampler.keys(key[0])
-        first = keys.index((key[0], key[1])) // self.batch_size * self.batch_size
-        everywhere = keys[first : first + num_batches * self.batch_size]
-        return everywhere, sampler.part(everywhere)
 
     def train_dataloader(self) -> ResumableLoader:
         self._train = self.loader("train", shuffle=True)

@@ -10,7 +10,6 @@ from specheads.errors import UserError
 from specheads.pair.generation_config import Warped
 from specheads.processes import Processes
 from specheads.settings import (
-    Count,
     NonNegativeNumber,
     PositiveCount,
     PositiveNumber,
@@ -34,9 +33,6 @@ class Loader(Settings):
     """How batches are loaded."""
 
     batch_size: PositiveCount = setting(32, "the number of rows per batch, of all processes together: each takes an equal part")
-    num_workers: Count = setting(
-        0, "the number of processes that load batches; 0: the training process loads them itself", decides=False
-    )
 
 
 class TrainerSettings(Settings):

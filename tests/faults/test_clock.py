@@ -4,6 +4,7 @@ import logging
 import time
 
 import pytest
+from fakes import release_runs
 
 from specheads.forecast import Forecast
 from specheads.storage import runs
@@ -19,13 +20,13 @@ def clock(monkeypatch):
         monkeypatch.setattr(time, "strftime", lambda form, *when: real(form, *(when or [time.gmtime(seconds)])))
 
     yield set_to
-    runs.release()
+    release_runs()
 
 
 def begun(parent, key="key"):
     folder = runs.run_folder(parent, key)
     runs.begin(folder, key)
-    runs.release()  # as at the end of the process
+    release_runs()  # as at the end of the process
     return folder
 
 

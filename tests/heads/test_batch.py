@@ -175,7 +175,7 @@ def test_batches_are_the_same_for_any_number_of_processes(num_rows, world_size, 
 
 
 def test_a_batch_tells_whether_its_rows_are_those_of_this_process():
-    data = ResumableData({"train": range(9)}, 4, 0, seed=0, collate=list)
+    data = ResumableData({"train": range(9)}, 4, seed=0, collate=list)
     for rank, expected in ((0, [True, True, True]), (1, [True, True, False])):
         data.trainer = SimpleNamespace(global_rank=rank, world_size=2)
         assert [data.has_rows("train", number) for number in range(3)] == expected

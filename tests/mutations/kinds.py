@@ -1,7 +1,7 @@
 """The kinds of files that this project reads: how a small one is made, and all that reads it."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,7 +11,7 @@ import datasets
 import numpy as np
 import torch
 import yaml
-from fakes import tiny_pair
+from fakes import release_runs, tiny_pair
 from hydra.core.global_hydra import GlobalHydra
 from safetensors.torch import save_file
 from torch import Tensor
@@ -37,7 +37,7 @@ from specheads.replay.response_tree import RecordSettings
 from specheads.storage import runs
 from specheads.storage.data_set import SCHEMA, load_split
 from specheads.storage.journal import Journal
-from specheads.storage.row_store import Done, RowStore
+from specheads.storage.row_store import RowStore
 from specheads.storage.shards import ShardStore
 from specheads.training.trainer import differences
 
@@ -172,7 +172,7 @@ def read_data_set(folder: Path) -> Any:
 
 
 def make_tensors(folder: Path) -> RowStore:
-    def compute(start: str, rows: range, done: Done) -> list[dict[str, Tensor]]:
+    def compute(start: str, rows: Sequence[int]) -> list[dict[str, Tensor]]:
         return [{"hidden": torch.full((length, 4), float(length)), "ids": torch.arange(length)} for length in (2, 3)]
 
     store = RowStore(folder / "features", {"seed": 0}, {name: np.array([1, 1]) for name in "ab"}, "features")
@@ -244,7 +244,7 @@ def make_run(folder: Path) -> None:
     runs.run_folder(folder, "key")
     (run,) = folder.iterdir()
     runs.begin(run, "key")
-    runs.release()
+    release_runs()
 
 
 def read_run(folder: Path) -> Any:
@@ -252,7 +252,7 @@ def read_run(folder: Path) -> Any:
     runs.begin(run, "key")
     runs.is_resumed(run), runs.has_ended(run / "head", folder)
     runs.finish(run)
-    runs.release()
+    release_runs()
     return runs._read_state(run)["key"]
 
 

@@ -17,7 +17,7 @@ from specheads.pair.config import ModelSource
 from specheads.pair.language_model import chosen_dtype, load_model, weightless_model
 from specheads.prompts.sources import NanoSource
 from specheads.training.distill import distillation
-from specheads.training.heads.feature_store import FeatureStore
+from specheads.training.heads.mixed_responses import FeatureStore
 
 SMALL = {"max_new_tokens": 8, "samples_per_position": 2}
 

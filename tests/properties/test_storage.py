@@ -205,7 +205,7 @@ def test_a_store_of_tensors_has_the_same_bytes_after_any_interruptions(counts, i
 
     def make_all(folder):
         store = RowStore(folder, PROVENANCE, sizes, "rows")
-        store.fill(lambda start, rows, done: [{"hidden": torch.full((row + 1, 2), float(row))} for row in rows], "no memory")
+        store.fill(lambda start, rows: [{"hidden": torch.full((row + 1, 2), float(row))} for row in rows], "no memory")
         return store
 
     with folder() as here, folder() as alone:
@@ -294,7 +294,7 @@ def test_rows_of_tensors_are_read_back(sizes, width):
     ]
     with folder() as here:
         store = RowStore(here, PROVENANCE, {"": np.ones(len(made), dtype=int)}, "rows")
-        store.fill(lambda start, rows, done: [made[row] for row in rows], "no memory")
+        store.fill(lambda start, rows: [made[row] for row in rows], "no memory")
         for number, row in enumerate(made):
             read = store.row("", number)
             assert read.keys() == row.keys() and all(torch.equal(read[name], row[name]) for name in row)

@@ -180,31 +180,3 @@ def test_a_run_that_is_alive_is_not_resumed_and_its_folder_is_refused(tmp_path, 
     process.wait()
     runs.begin(folder, "this")
     assert runs.is_resumed(folder)
-
-
-def test_a_forked_process_that_releases_the_locks_does_not_hold_a_folder_after_its_parent_has_ended(tmp_path):
-    script = """
-import os, sys, time
-from pathlib import Path
-from specheads.storage import runs
-folder = runs.run_folder(Path(sys.argv[1]), "this")
-if os.fork() == 0:
-    if sys.argv[2] == "release":
-        runs.release()
-    os.close(1)
-    time.sleep(5)
-    os._exit(0)
-time.sleep(0.5)
-print(folder)
-os.kill(os.getpid(), 9)
-"""
-    for word, free in (("release", True), ("keep", False)):
-        done = subprocess.run(
-            [sys.executable, "-c", script, str(tmp_path), word],
-            check=False,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        stream = runs.lock(tmp_path / done.stdout.strip() / runs.LOCK)
-        assert (stream is not None) == free

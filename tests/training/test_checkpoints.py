@@ -59,12 +59,10 @@ class KillAt(L.Callback):
     on_validation_batch_end = on_validation_end = on_train_epoch_end = on_train_end = on_test_batch_end = tick
 
 
-def attempt(nano, rows, folder, predicts, moment=None, request=None, num_workers=0, **changes):
+def attempt(nano, rows, folder, predicts, moment=None, request=None, **changes):
     """One start of the same command; returns its curves, weights and counters, or None if it was killed."""
     splits = {"train": rows, "dev": rows[:6], "test": rows[6:11]}
-    data = ResumableData(
-        {n: MixedResponses(r, predicts, 0.15, 0) for n, r in splits.items()}, 4, num_workers, seed=0, collate=collate
-    )
+    data = ResumableData({n: MixedResponses(r, predicts, 0.15, 0) for n, r in splits.items()}, 4, seed=0, collate=collate)
     spec = HeadSpec("head", HeadConfig(hidden_size=nano.draft_lm.hidden_size, predicts=predicts, depth=1))
     module = HeadModule(HeadBank([spec], seed=0), nano.draft_lm, Optimizer(lr=1e-2))
     checkpoints = Checkpoints(folder / "last.ckpt", EVERY, {"data": "rows"})
@@ -217,11 +215,6 @@ def test_a_run_asked_to_stop_saves_its_current_step(nano, rows, whole_run, tmp_p
 def test_other_arguments_of_the_trainer_change_nothing(nano, rows, whole_run, tmp_path, changes, moment):
     assert attempt(nano, rows, tmp_path, "next_token", moment=moment, **changes) is None
     assert_same(attempt(nano, rows, tmp_path, "next_token", **changes), whole_run("next_token", **changes))
-
-
-def test_worker_processes_change_nothing(nano, rows, predicts, uninterrupted, tmp_path):
-    assert attempt(nano, rows, tmp_path, predicts, moment=21, num_workers=1) is None
-    assert_same(attempt(nano, rows, tmp_path, predicts, num_workers=1), uninterrupted)
 
 
 # --- the loader

@@ -45,31 +45,29 @@ class Trial:
 
     at_once: int  # requests, at most
     width: int  # of the head
-    seconds: Mapping[Way, Sequence[float]]
-    drafting: Mapping[Way, Sequence[float]]  # of these seconds
-    tokens: Mapping[Way, Sequence[int]]  # that all requests got
-    requests: Mapping[Way, Sequence[int]]
+    rounds: Mapping[Way, Mapping[str, Sequence[float]]]  # their `seconds`, those `drafting`, all `tokens`, and the `requests`
 
     def _drafting(self, watched: bool) -> tuple[float, float]:
         """Return the seconds of a draft step and of what the first one takes more, for each request, by least squares."""
-        medians = [self._median(self.drafting, (length, watched)) for length in SERVED[1:]]
+        medians = [self._median("drafting", (length, watched)) for length in SERVED[1:]]
         step, first = np.polyfit(SERVED[1:], medians, 1)
         return float(step), float(first)
 
-    def _median(self, seconds: Mapping[Way, Sequence[float]], way: Way) -> float:
-        return statistics.median(seconds[way]) / statistics.mean(self.requests[way])
+    def _median(self, name: str, way: Way) -> float:
+        return statistics.median(self.rounds[way][name]) / statistics.mean(self.rounds[way]["requests"])
 
     def times(self, here: StepTimes) -> StepTimes:
         """Return the times of steps for each request; where vLLM has no head, heads add what they add `here`."""
         step, first = self._drafting(False)
         ways = {length: (length, False) for length in SERVED}
-        rest = {length: self._median(self.seconds, way) - self._median(self.drafting, way) for length, way in ways.items()}
+        rest = {length: self._median("seconds", way) - self._median("drafting", way) for length, way in ways.items()}
         # A round without drafted tokens has its draft read what is new, too.
-        rest[0] += self._median(self.drafting, ways[0]) - first
-        spread = {TARGET: statistics.mean(self.seconds[ALONE]) / statistics.median(self.seconds[ALONE])}
+        rest[0] += self._median("drafting", ways[0]) - first
+        alone = self.rounds[ALONE]["seconds"]
+        spread = {TARGET: statistics.mean(alone) / statistics.median(alone)}
         costs = step_costs(step, rest, spread, first)
         rules = {name: RuleCosts(each.step_seconds / self.at_once) for name, each in here.rules.items()}
-        if (SERVED[1], True) in self.seconds:
+        if (SERVED[1], True) in self.rounds:
             watched_step, watched_first = self._drafting(True)
             more = watched_step - step - rules[f"{HEAD}{self.width}"].step_seconds
             for name, each in rules.items():
@@ -80,8 +78,9 @@ class Trial:
     def check(self, length: int, times: StepTimes) -> LiveCheck:
         """Return what was decoded with the length that is the nearest to `length`, and what rounds take besides steps."""
         nearest = min(SERVED[1:], key=lambda each: abs(each - length))
-        alone, speed = (sum(self.tokens[way]) / sum(self.seconds[way]) for way in (ALONE, (nearest, False)))
-        more = self._median(self.seconds, ALONE) - times.costs.target_seconds
+        timed = self.rounds[ALONE], self.rounds[nearest, False]
+        alone, speed = (sum(rounds["tokens"]) / sum(rounds["seconds"]) for rounds in timed)
+        more = self._median("seconds", ALONE) - times.costs.target_seconds
         return LiveCheck(f"vLLM, {self.at_once} at once", nearest, alone, speed, Overheads(times.costs.round_seconds, more))
 
 
@@ -129,5 +128,4 @@ def served_rounds(
                     found[tuple(line["way"])] = line
                     if line["last"]:
                         break
-    by_name = ({way: line[name] for way, line in found.items()} for name in ("seconds", "drafting", "tokens", "requests"))
-    return Trial(at_once, width, *by_name)
+    return Trial(at_once, width, found)

@@ -60,11 +60,7 @@ def _estimated(claim: Claim, tallies: Tallies, groups: Groups) -> Interval:
 
 
 def _compared(comparison: Comparison, metric: str, tallies: Tallies, counts: np.ndarray) -> np.ndarray:
-    """Return a metric (1 + R,) of a method, over that of another if there is one.
-
-    Raises:
-        UserError: a method that the metric does not apply to.
-    """
+    """Return a metric (1 + R,) of a method, over that of another if there is one; raises UserError where it does not apply."""
     values = []
     for name in (*comparison.of, *comparison.over):
         value = samples(tallies[name], metric, counts)

@@ -56,12 +56,9 @@ Tally = Mapping[str, np.ndarray]  # what a method did: by column the numbers of 
 
 
 def tally(entries: Iterable[Sequence[Any]], ratio: float, share: float = 0.0) -> Tally:
-    """Return the columns of a method.
+    """Return the columns of a method from `entries`, each response's counts and nats under the target.
 
-    Args:
-        entries: of each response its counts, its negative log-likelihood under the target, and its joules.
-        ratio: the steps of the pair's draft that a pass of the target takes.
-        share: of a pass of the target that a draft step takes; 0: it is one of the pair's draft.
+    A pass of the target takes `ratio` steps of the pair's draft. A draft step takes a `share` of such a pass; 0: a step of it.
     """
     rows = []
     for counts, nats, joules in entries:

@@ -111,11 +111,7 @@ def least_bias(target: Tensor, draft: Tensor, acceptance: Tensor) -> Tensor:
 
 
 def simulation(generator: torch.Generator, num_texts: int) -> ReportSection:
-    """Return expected and simulated rejections of Markov chains that change with the position, by length and number of drafts.
-
-    Args:
-        num_texts: texts that are simulated for each row.
-    """
+    """Return expected rejections of Markov chains by length and number of drafts, and those in `num_texts` texts for each row."""
     rows: list[list[str | float]] = []
     errors: dict[tuple[int, int], float] = {}  # errors of formulas, in standard errors, by number of tokens and of drafts
     falling: dict[int, list[float]] = {}  # what is expected with more and more drafts, by number of tokens
@@ -233,11 +229,7 @@ def unbiased(generator: torch.Generator, num_models: int = 20) -> ReportSection:
 
 
 def lower_bound(generator: torch.Generator, num_models: int = 20) -> ReportSection:
-    """Return the least rejections of rules that test token by token, those of token verification, and block verification's.
-
-    Args:
-        num_models: random pairs of chains, of 5 tokens of 3.
-    """
+    """Return the least rejections of rules that test token by token, and those of token and block verification, by model."""
     rows = []
     for number in range(num_models):
         chains = Chains.random(5, 3, generator, sharpness=1.5)

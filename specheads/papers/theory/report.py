@@ -23,10 +23,8 @@ NUM_PROGRAMMES = 5  # models of each size whose linear programmes are solved
 def theory(out: str = "outputs/theory", seed: str = "0") -> str:
     """Compute every section, print it and write `theory.json`; return how many claims held, and where the file is.
 
-    Each section has the same seed, so that a change to one leaves the others as they are.
-
-    Raises:
-        UserError: a seed that is no integer.
+    Each section has the same seed, so that a change to one leaves the others as they are. Raises UserError for a seed that is no
+    integer.
     """
     if not seed.removeprefix("-").isdigit():
         raise UserError(f"seed={seed} must be an integer.")

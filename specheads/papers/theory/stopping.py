@@ -196,8 +196,7 @@ def theorem_threshold(delta: float, costs: StepCosts) -> float:
 def fewest_calls(disagrees: Sequence[bool]) -> tuple[int, int]:
     """Return the fewest target calls for a greedy text, and the fewest discarded tokens with so few calls, over all lengths.
 
-    Args:
-        disagrees: for each token of the text, whether the draft's most likely token differs from the target's.
+    `disagrees` says of each token of the text whether the draft's most likely token differs from the target's.
     """
     num_tokens = len(disagrees)
     best = [(0, 0)] * (num_tokens + 1)  # the best from each token on
@@ -213,11 +212,7 @@ def fewest_calls(disagrees: Sequence[bool]) -> tuple[int, int]:
 
 
 def thresholds(generator: torch.Generator, num_drafts: int) -> ReportSection:
-    """Return how fast the best policy, the best threshold, the automatic one, the theorem's and the best fixed length are.
-
-    Args:
-        num_drafts: to simulate for each of the three made-up texts.
-    """
+    """Return how fast policies, thresholds and fixed lengths are on `num_drafts` simulated drafts of each made-up text."""
     subjects = {name: (chain, chain.drafts(num_drafts, LONGEST, generator)) for name, chain in CHAINS.items()}
     rows: list[list[str | float]] = []
     losses: dict[str, float] = dict.fromkeys(subjects, 0.0)  # what the best threshold loses at its worst ratio

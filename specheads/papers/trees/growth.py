@@ -55,11 +55,7 @@ class TreeReader:
         return self.read(tree, range(len(tree)), [last])[0]
 
     def read(self, tree: Draft, new: Sequence[int], before: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
-        """Read the nodes `new`, whose parents were read; return logits (n, V) and hidden states (n, H) after each.
-
-        Args:
-            before: committed tokens that come before them.
-        """
+        """Read committed tokens `before` and nodes `new`, whose parents were read; return logits (n, V), hidden states (n, H)."""
         for node in new:
             slot = self._slots[node] = len(self._slots)
             self._depth[slot] = tree.depth[node] + 1
@@ -110,19 +106,14 @@ class RowDrafter:
     def draft(self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor) -> Draft:
         """Return a draft after the committed tokens. The draft model has not read the last of them, and maybe more.
 
-        Args:
-            state: of the stopping rule, B = 1.
-            limit: the longest useful path.
-            uniforms: the numbers at which tokens are sampled.
-            ends: (V,) bool, the tokens that end a response and therefore a path.
+        `state` is the stopping rule's, B = 1, `limit` the longest useful path; `ends` (V,) bool are the tokens that end a path.
         """
         raise NotImplementedError
 
     def after(self, path: Sequence[int]) -> tuple[Any, int, int]:
-        """Return the stopping rule's state along a path of the last draft, and the numbers of its tokens and of accepted ones.
+        """Return the stopping rule's state along the path of the last draft that begins with the accepted nodes `path`.
 
-        Args:
-            path: the accepted nodes, with which that path begins.
+        With it the numbers of that path's tokens, and of accepted ones.
         """
         raise NotImplementedError
 

@@ -28,11 +28,7 @@ class TreeDrafting(Drafting):
         return self.most_read(max_tokens) or max_tokens
 
     def drafter(self, parts: RoundParts) -> RowDrafter:
-        """Return the drafter of rounds, which runs the last of their engines; a chain is written into their memory.
-
-        Raises:
-            UserError: a rule that needs features which this method does not have.
-        """
+        """Return the drafter of rounds, which runs the last of their engines; a chain is written into their memory."""
         raise NotImplementedError
 
     def check_rows(self, parts: RoundParts) -> None:

@@ -88,11 +88,7 @@ class TreeBlock:
 
     @classmethod
     def of(cls, draft: Draft, target_probs: Tensor) -> "TreeBlock":
-        """Return the block of a draft and the target's distributions (N + 1, V), on the device of these.
-
-        Raises:
-            ValueError: numbers of nodes that do not fit together.
-        """
+        """Return the block of a draft and the target's distributions (N + 1, V), on their device; ValueError for another N."""
         count, device = len(draft), target_probs.device
         if len(target_probs) != count + 1:
             raise ValueError(f"{count} nodes need {count + 1} distributions of the target, but there are {len(target_probs)}")
@@ -149,9 +145,7 @@ class TreeDistribution:
     def decide(self, uniforms: Tensor, next_uniform: Tensor) -> tuple[Tensor, Tensor]:
         """Return the accepted nodes (D,), from the context down, -1 after the last, and the target's next token (1,).
 
-        Args:
-            uniforms: (>=D,), for the move at each depth.
-            next_uniform: (1,), for the next token.
+        The move at each depth follows from `uniforms` (>=D,), the next token from `next_uniform` (1,).
         """
         block = self.block
         index = torch.arange(len(self.moves), device=self.moves.device)

@@ -8,13 +8,12 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelP
 from torch import Tensor
 
 from specheads.pair.pair import Pair
-from specheads.prompts.prompt import ResponseLimits
 from specheads.replay.response_batch import ResponseBatch
 from specheads.training.curve_module import CurveModule
 from specheads.training.distill.distill_loss import DistributionSource, computed_distributions, stored_distributions, token_losses
 from specheads.training.distill.draft_quality import quality_of, quality_sums
 from specheads.training.distill.muon import MuonAndAdamW, matrices_of_layers
-from specheads.training.distill.samples import DraftResponses, Sample, batch_of
+from specheads.training.distill.samples import Sample, batch_of
 from specheads.training.distill.settings import Distillation
 from specheads.training.distill.sharding import is_sharded, shard, within_forward
 
@@ -22,10 +21,9 @@ from specheads.training.distill.sharding import is_sharded, shard, within_forwar
 class DistillModule(CurveModule):
     """A draft, its loss against the target's distributions, and the figures that say how good it is."""
 
-    def __init__(self, pair: Pair, settings: Distillation, limits: ResponseLimits) -> None:
+    def __init__(self, pair: Pair, settings: Distillation) -> None:
         super().__init__()
         self.draft, self.settings = pair.draft, settings
-        self.draft_responses = DraftResponses(pair, settings.warp, limits, settings.seed)
         self.pair = pair  # no module, so Lightning does not count its weights as this one's
         self._quality_sums: list[Tensor] = []
         self.before: dict[str, float] = {}  # quality on dev prompts before the first step
@@ -41,23 +39,9 @@ class DistillModule(CurveModule):
             self.record({f"dev/{name}": value for name, value in self.before.items()}, beforehand=True)
 
     def training_step(self, samples: Sequence[Sample], batch_index: int) -> Tensor:
-        if "on_policy" in self.trainer.datamodule.splits["train"].shares:
-            samples = self._answered(samples)
         losses, overlaps = within_forward(self.draft, self.losses, samples)
         overlap = torch.stack([overlaps.sum(), overlaps.new_tensor(len(overlaps))])[:, None]
         return self.loss_of_batch(batch_index, losses.sum()[None], losses.new_tensor([len(losses)]), overlap)
-
-    def _answered(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return samples with responses; the draft writes its own for some steps in advance."""
-        data, first = self.trainer.datamodule, samples[0].key
-        unanswered = data.splits["train"].unanswered
-
-        def upcoming() -> tuple[list[Sample], list[Sample]]:
-            everywhere, here = data.upcoming(first, self.settings.refresh_every * self.trainer.accumulate_grad_batches)
-            return unanswered(everywhere), unanswered(here)
-
-        self.draft_responses.refresh(unanswered(data.upcoming(first, 1)[0]), upcoming)
-        return self.draft_responses.answered(samples)
 
     @torch.no_grad()
     def scale_gradients(self, factors: Tensor) -> None:
@@ -70,14 +54,7 @@ class DistillModule(CurveModule):
         return dict(zip(("loss", "overlap"), values, strict=True))
 
     def losses(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor]:
-        """Return losses and overlaps of all response tokens (N,), those of stored distributions first."""
-        stored = [sample for sample in samples if sample.stored is not None]
-        computed = [sample for sample in samples if sample.stored is None]
-        losses, overlaps = zip(*(self._losses(some) for some in (stored, computed) if some), strict=True)
-        return torch.cat(losses), torch.cat(overlaps)
-
-    def _losses(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor]:
-        """Return losses and overlaps (N,) of samples all of which have stored distributions, or none."""
+        """Return losses and overlaps (N,) of all response tokens of samples that all have stored distributions, or none."""
         batch, draft = batch_of(samples, self.device), self.pair.draft_lm
         distributions, states = self._distributions(samples, batch), batch.states(draft, together=is_sharded(self.draft))
         return token_losses(draft, states, distributions, self.settings.divergence)
@@ -110,18 +87,6 @@ class DistillModule(CurveModule):
         metrics = quality_of(self.all_gather(sums).reshape(-1, len(sums)).sum(0))
         self.record({f"dev/{name}": value for name, value in metrics.items()})
         self.log("dev overlap", metrics["overlap"], prog_bar=True, logger=False)
-
-    def on_save_checkpoint(self, checkpoint: dict) -> None:
-        super().on_save_checkpoint(checkpoint)
-        parts: list = [self.draft_responses.responses]
-        if self.trainer.world_size > 1:
-            parts *= self.trainer.world_size
-            torch.distributed.all_gather_object(parts, self.draft_responses.responses)
-        checkpoint["draft_responses"] = {key: torch.from_numpy(ids) for part in parts for key, ids in part.items()}
-
-    def on_load_checkpoint(self, checkpoint: dict) -> None:
-        super().on_load_checkpoint(checkpoint)
-        self.draft_responses.load(checkpoint["draft_responses"])
 
 
 def shards_weights(strategy: Strategy) -> bool:

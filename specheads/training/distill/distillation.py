@@ -36,6 +36,7 @@ from specheads.training.trainer import checkpoint_to_resume, fast_products, new_
 
 logger = logging.getLogger(__name__)
 
+WHOSE = {"text": "the data set's", "target": "the target's"}
 # What dropout is called in transformers' modules.
 DROPOUT = ("p", "dropout", "attention_dropout", "activation_dropout", "hidden_dropout", "layerdrop")
 
@@ -69,27 +70,27 @@ def distill(
     settings = _with_precision(settings.for_pair(pair), pair)
     device, dtype = pair.draft_lm.device, pair.draft.dtype
     trainer, checkpoints = new_trainer(settings, run, loggers, device.type, _provenance(settings, pair))
-    check_strategy(settings, pair, trainer)
+    check_strategy(pair, trainer)
     data = data() if callable(data) else data
     train = train_samples(data, pair, settings)
-    splits, provenance = load_splits(data, pair, train, settings, alike=shards_weights(trainer.strategy))
+    splits, provenance = load_splits(data, pair, train, settings)
     checkpoints.provenance |= provenance
     earlier = checkpoint_to_resume(checkpoints)
     logger.info(
-        "distilling %s for %s: %d prompts, responses %s, %d epochs, into %s, %s",
+        "distilling %s for %s: %d prompts, %s responses, %d epochs, into %s, %s",
         pair.draft_id,
         pair.target_id,
         len(train),
-        _listed(settings.shares),
+        WHOSE[settings.samples],
         settings.trainer.max_epochs,
         run,
-        _needs(pair, train, settings, data.limits.max_new_tokens, trainer, run),
+        _needs(pair, train, settings, trainer, run),
     )
     logger.info("measuring the draft before training")
     measured = settings.warp, settings.loader.batch_size
     before = draft_quality(pair, splits["test"], *measured)
     pair = _reduced(pair, train, splits["dev"], settings)
-    module = DistillModule(pair, settings, data.limits)
+    module = DistillModule(pair, settings)
     module.before = draft_quality(pair, splits["dev"], *measured)
     prepare(pair.draft, settings.gradient_checkpointing)
     batches = ResumableData(splits, **settings.loader.values(), seed=settings.seed, collate=list)
@@ -112,20 +113,15 @@ def distill(
 
 
 def _reduced(pair: Pair, train: Samples, dev: Samples, settings: Distillation) -> Pair:
-    """Return the pair with the `settings.draft_vocabulary`. Raises UserError where no responses show which tokens occur."""
+    """Return the pair with the `settings.draft_vocabulary`: the most frequent tokens of the train responses."""
     if settings.draft_vocabulary is None:
         return pair
 
     def counts(samples: Samples) -> np.ndarray:
-        responses = [response for rows in samples.answers.values() for row in rows for response in row]
-        return np.bincount(np.concatenate([np.zeros(0, np.int64), *responses]), minlength=pair.vocab_size)
+        responses = [response for row in samples.answers for response in row]
+        return np.bincount(np.concatenate(responses), minlength=pair.vocab_size)
 
     occurring = counts(train)
-    if not occurring.any():
-        raise UserError(
-            f"draft_vocabulary={settings.draft_vocabulary} keeps the most frequent tokens of responses, of which samples="
-            f"{settings.samples} has none before training; add a share of target or text."
-        )
     occurring[list(pair.stop_tokens)] = occurring.sum()
     has = np.ones(pair.vocab_size, bool) if (lacking := pair.draft_lm.lacking) is None else ~lacking.cpu().numpy()
     kept = np.argsort(np.where(has, -occurring, 1), kind="stable")[: min(settings.draft_vocabulary, has.sum())]
@@ -148,12 +144,11 @@ def _reduced(pair: Pair, train: Samples, dev: Samples, settings: Distillation) -
     return replace(pair)  # its draft in two steps has the new output
 
 
-def _needs(pair: Pair, train: Samples, settings: Distillation, most: int, trainer: Trainer, run: Path) -> str:
-    """Return how much memory and disk training takes, for the log; a response has at `most` so many tokens."""
+def _needs(pair: Pair, train: Samples, settings: Distillation, trainer: Trainer, run: Path) -> str:
+    """Return how much memory and disk training takes, for the log."""
     draft, batch = pair.draft_lm, settings.loader.batch_size / trainer.world_size
     weights, itemsize = sum(weight.numel() for weight in pair.draft.parameters()), pair.draft.dtype.itemsize
-    lengths = [len(response) for rows in train.answers.values() for row in rows for response in row]
-    positions = batch * (most if "on_policy" in train.shares else max(lengths))
+    positions = batch * max(len(response) for row in train.answers for response in row)
     # For the gradient a layer keeps about twice what it takes without; with checkpoints one layer does at a time.
     num_kept = 2 * (1 if settings.gradient_checkpointing else draft.config.num_hidden_layers)
     tokens = num_kept * (positions + batch * max(map(len, train.prompts)))
@@ -212,22 +207,13 @@ def _check_initial_draft(settings: Distillation, pair: Pair) -> None:
         )
 
 
-def check_strategy(settings: Distillation, pair: Pair, trainer: Trainer) -> None:
+def check_strategy(pair: Pair, trainer: Trainer) -> None:
     """Raise UserError for what several processes cannot do."""
-    if shards_weights(trainer.strategy) and "on_policy" in settings.shares:
-        raise UserError(
-            f"trainer.strategy={settings.trainer.other('strategy')} with samples={settings.samples}: no process has a whole "
-            "draft to write samples with; use samples=target or samples=text, or +trainer.strategy=ddp."
-        )
     if trainer.num_devices > 1 and getattr(pair.target, "hf_device_map", None) and not is_quantized(pair.target):
         raise UserError(
             f"{trainer.num_devices} processes on a machine with model.device_map: each would spread a target over all GPUs; use "
             "one process per machine (trainer.devices=1), or a target that fits each GPU and model.device_map=null."
         )
-
-
-def _listed(shares: Mapping[str, float]) -> str:
-    return ", ".join(f"{share:.0%} {kind}" for kind, share in shares.items())
 
 
 def _export(
@@ -272,7 +258,7 @@ def draft_provenance(pair: Pair, settings: Distillation, data: Path, num_prompts
         "target": pair.origin("target"),
         "init": {"layers": settings.init_layers, "vocabulary": settings.draft_vocabulary, "embedding": settings.embedding},
         "loss": {"divergence": settings.divergence},
-        "samples": {"samples": settings.samples, "shares": settings.shares, "refresh_every": settings.refresh_every},
+        "samples": settings.samples,
         "optimizer": settings.optimizer.for_width(pair.draft_lm.hidden_size).values(),
         "warp": settings.warp.values(),
         "data": data.name,
@@ -286,7 +272,7 @@ def _model_card(description: Mapping[str, Any]) -> str:
     rows = {
         "target": f"{target['id']} (revision {target['revision']})",
         "initial draft": f"{draft['id']} (revision {draft['revision']})",
-        "trained on": f"responses to {description['num_prompts']:,} prompts: {_listed(description['samples']['shares'])}",
+        "trained on": f"{WHOSE[description['samples']]} responses to {description['num_prompts']:,} prompts",
         "loss": ", ".join(f"{name} {value}" for name, value in loss.items()),
         "steps": f"{description['steps']:,} in {description['seconds']:,} s",
         "draft temperature": f"{description['temperature']:g}, fitted on dev prompts",

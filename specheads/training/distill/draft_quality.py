@@ -1,7 +1,7 @@
-"""How good a draft is for its target: overlap, KL divergence and agreement along the target's responses, and block efficiency."""
+"""How good a draft is for its target along the target's responses, and the draft's temperature with the largest overlap."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
 
@@ -9,17 +9,19 @@ import torch
 from torch import Tensor
 
 from specheads.forecast import progress
+from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
 from specheads.pair.revisions import set_draft_temperature
 from specheads.pair.sampling import Warp, check_numbers, overlap
-from specheads.replay.response_batch import best_temperature, overlaps_at
 from specheads.training.distill.distill_loss import forward_kl
 from specheads.training.distill.samples import Sample, Samples, batch_of
 from specheads.training.distill.sharding import is_sharded
 
 logger = logging.getLogger(__name__)
 
+# In the order of their distance from 1, which stays where none is better. A draft is rarely best outside of them.
+TEMPERATURES = (1.0, 0.95, 1.05, 0.9, 1.1, 0.85, 1.15, 0.8, 1.2, 0.75, 0.7)
 BLOCK = 4  # drafted tokens per round of the block efficiencies that are recorded
 MEANINGS = {
     "overlap": "the share of drafted tokens that the target accepts",
@@ -34,18 +36,23 @@ def block_efficiency(overlap: float, num_tokens: int = BLOCK) -> float:
     return sum(overlap**count for count in range(num_tokens + 1))
 
 
+def _logits_of(pair: Pair, draft: LanguageModel, samples: Sequence[Sample], device: torch.device) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the logits (n, V) of target and draft along responses, a slice at a time; raises UserError where they are NaN."""
+    batch, models = batch_of(samples, device), (pair.target_lm, draft)
+    # The layers of a sharded draft must run equally often in all processes.
+    states = [batch.states(pair.target_lm), batch.states(draft, together=is_sharded(pair.draft))]
+    for piece in slices(len(states[0]), pair.vocab_size, SLICE_ELEMENTS):
+        logits = tuple(lm.logits(hidden[piece]).to(device) for lm, hidden in zip(models, states, strict=True))
+        for model_id, each in zip((pair.target_id, pair.draft_id), logits, strict=True):
+            check_numbers(model_id, each)
+        yield logits
+
+
 @torch.no_grad()
 def quality_sums(pair: Pair, samples: Sequence[Sample], warp: Warp, device: torch.device) -> Tensor:
     """Return (4,) sums over response tokens: overlap under `warp`, KL(t || d), same most likely token (1 or 0), and 1."""
-    batch = batch_of(samples, device)
-    models = (pair.target_lm, pair.draft_lm)
-    # The layers of a sharded draft must run equally often in all processes.
-    states = [batch.states(pair.target_lm), batch.states(pair.draft_lm, together=is_sharded(pair.draft))]
     sums = torch.zeros(4, dtype=torch.float64)
-    for piece in slices(len(states[0]), pair.vocab_size, SLICE_ELEMENTS):
-        logits = [lm.logits(hidden[piece]).to(device) for lm, hidden in zip(models, states, strict=True)]
-        for model_id, each in zip((pair.target_id, pair.draft_id), logits, strict=True):
-            check_numbers(model_id, each)
+    for logits in _logits_of(pair, pair.draft_lm, samples, device):
         target_token, draft_token = (each.argmax(-1) for each in logits)
         parts = (
             overlap(*map(warp, logits)).sum(),
@@ -76,11 +83,26 @@ def draft_quality(pair: Pair, samples: Samples, warp: Warp, batch_size: int) -> 
     return quality_of(reduce(torch.add, sums))
 
 
+@torch.no_grad()
+def overlaps_at(pair: Pair, samples: Samples, warp: Warp, batch_size: int) -> dict[float, float]:
+    """Return the mean overlap under `warp` along the responses for each temperature of the pair's draft."""
+    draft = LanguageModel(pair.draft, pair.vocab_size, known=pair.known_to_draft)  # without a temperature of its own
+    sums, count = torch.zeros(len(TEMPERATURES), dtype=torch.float64), 0
+    with progress("temperatures of the draft", len(samples)) as advance:
+        for first in range(0, len(samples), batch_size):
+            batch = [samples[0, row] for row in range(first, min(first + batch_size, len(samples)))]
+            for target_logits, logits in _logits_of(pair, draft, batch, draft.device):
+                expected = warp(target_logits)
+                sums += torch.tensor([overlap(expected, warp(logits / each)).sum().item() for each in TEMPERATURES]).double()
+                count += len(logits)
+            advance(len(batch))
+    return dict(zip(TEMPERATURES, (sums / count).tolist(), strict=True))
+
+
 def with_fitted_temperature(pair: Pair, samples: Samples, warp: Warp, batch_size: int) -> Pair:
-    """Write the best temperature into the config of the pair's draft; return the pair that drafts at it."""
-    responses = [response for (response,) in samples.answers["target"]]
-    overlaps = overlaps_at(pair, list(zip(samples.prompts, responses, strict=True)), warp, batch_size)
-    best = best_temperature(overlaps)
+    """Write the temperature with the largest overlap into the config of the pair's draft; return the pair that drafts at it."""
+    overlaps = overlaps_at(pair, samples, warp, batch_size)
+    best = max(overlaps, key=overlaps.__getitem__)  # the first of equals
     set_draft_temperature(pair.draft, best)
     logger.info("draft temperature %g: overlap %.4f on dev prompts, %.4f at 1", best, overlaps[best], overlaps[1.0])
     return replace(pair)

@@ -1,158 +1,149 @@
-"""The samples that a draft learns from: each train prompt with a response of the data set, of the target, or of the draft."""
+"""The samples that a draft learns from: train prompts with responses, and the target's distributions along these, on disk.
 
-import json
+Of a distribution the store has the most likely tokens, and the rest as one outcome.
+"""
+
+import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from specheads.decoding.responses import Responder
 from specheads.errors import UserError
+from specheads.pair.needs import memory_of, memory_parts
+from specheads.pair.padding import BATCH_TOKENS, SLICE_ELEMENTS, batches_of_tokens, slices
 from specheads.pair.pair import Pair
-from specheads.pair.sampling import Warp
-from specheads.prompts.prompt import GeneratedData, ResponseLimits, encode_prompts
+from specheads.pair.sampling import check_numbers
+from specheads.prompts.prompt import GeneratedData, encode_prompts
 from specheads.replay.response_batch import ResponseBatch
 from specheads.storage.data_set import load_split
+from specheads.storage.row_store import SHARD_BYTES, RowStore
+from specheads.training.distill.distill_loss import most_likely
 from specheads.training.distill.settings import Distillation
-from specheads.training.distill.target_store import Answers, TargetStore, texts_fingerprint
+
+NUM_KEPT = 64  # tokens of each distribution, at 6 bytes each
+
+Answers = Sequence[Sequence[np.ndarray]]  # the responses to each prompt, ids (R,) each
 
 
 @dataclass
 class Sample:
     """A text to learn from."""
 
-    key: tuple[int, int]  # epoch and prompt
     prompt: np.ndarray  # ids (P,)
-    response: np.ndarray | None  # ids (R,), None until the draft has written it
+    response: np.ndarray  # ids (R,)
     stored: Mapping[str, Tensor] | None = None  # the target's distributions along it: `ids` (R, k) and `log_probs` (R, k + 1)
 
 
 def batch_of(samples: Sequence[Sample], device: torch.device) -> ResponseBatch:
-    """Return the batch of samples, all of which have responses."""
-    responses = [sample.response for sample in samples if sample.response is not None]
-    return ResponseBatch.of([sample.prompt for sample in samples], responses, device)
+    """Return the batch of samples."""
+    return ResponseBatch.of([sample.prompt for sample in samples], [sample.response for sample in samples], device)
+
+
+def _fingerprint(prompts: Sequence[np.ndarray], answers: Answers) -> str:
+    """Return a hash of prompts and the responses to each."""
+    digest, numbers = hashlib.sha256(_bytes_of(prompts)), iter(range(sum(map(len, answers))))
+    digest.update(f" {[[next(numbers) for _ in row] for row in answers]}".encode())
+    digest.update(_bytes_of([response for row in answers for response in row]))
+    return digest.hexdigest()[:16]
+
+
+def _bytes_of(texts: Sequence[np.ndarray]) -> bytes:
+    """Return the bytes of all tokens, then of the places where texts end."""
+    values = np.concatenate([np.zeros(0, np.int32), *texts]).astype(np.int32)
+    return values.tobytes() + np.cumsum([len(text) for text in texts], dtype=np.int64).tobytes()
+
+
+class TargetStore(RowStore):
+    """The distributions along all responses."""
+
+    def __init__(self, root: Path, pair: Pair, prompts: Sequence[np.ndarray], answers: Answers, num_kept: int = NUM_KEPT) -> None:
+        self.target: Any = pair.target_lm
+        self.num_kept = min(num_kept, pair.target_lm.vocab_size)
+        self.texts = [(prompt, response) for prompt, row in zip(prompts, answers, strict=True) for response in row]
+        self.firsts = np.cumsum([0, *map(len, answers)])  # the number of each prompt's first response
+        provenance = {
+            "target": [pair.target_revision, str(pair.target.dtype)],
+            "texts": _fingerprint(prompts, answers),
+            "distribution": [1.0, self.num_kept],  # the temperature, which earlier versions had
+        }
+        # For each token an id and a log-probability for each that is kept, and the log-probability of the rest.
+        sizes = np.array([len(response) for _, response in self.texts], dtype=np.int64) * (6 * self.num_kept + 2)
+        super().__init__(root / "target_probs", provenance, {"": sizes}, "the target's distributions")
+
+    def __getitem__(self, key: tuple[int, int]) -> Mapping[str, Tensor]:
+        """Return `ids` (R, k) int32 and `log_probs` (R, k + 1) half of a prompt's response, by the numbers of both."""
+        prompt, response = key
+        return self.row("", int(self.firsts[prompt]) + response)
+
+    def make(self) -> None:
+        parts = memory_parts(self.target) | {"a shard": 2 * min(self.num_bytes, SHARD_BYTES)}
+        self.fill(self._computed, memory_of(self.what, self.target, parts), self._batches)
+
+    def _batches(self, start: str, rows: range) -> list[list[int]]:
+        lengths = [sum(map(len, self.texts[row])) for row in rows]
+        return [[rows[place] for place in places] for places in batches_of_tokens(lengths, BATCH_TOKENS)]
+
+    @torch.no_grad()
+    def _computed(self, start: str, rows: Sequence[int]) -> list[dict[str, Tensor]]:
+        prompts, responses = zip(*(self.texts[row] for row in rows), strict=True)
+        hidden = ResponseBatch.of(prompts, responses, self.target.device).states(self.target)
+        distributions = [
+            most_likely(self.target.logits(hidden[piece]).log_softmax(dim=-1), self.num_kept)
+            for piece in slices(len(hidden), self.target.vocab_size, SLICE_ELEMENTS)
+        ]
+        check_numbers(self.target.name, *(distribution.log_probs for distribution in distributions))
+        ids = torch.cat([cast(Tensor, distribution.ids) for distribution in distributions]).int().cpu()  # most_likely sets them
+        log_probs = torch.cat([distribution.log_probs for distribution in distributions]).half().cpu()
+        counts = [len(response) for response in responses]
+        columns = zip(ids.split(counts), log_probs.split(counts), strict=True)
+        return [{"ids": row_ids, "log_probs": row_log_probs} for row_ids, row_log_probs in columns]
 
 
 class Samples(Dataset):
-    """One sample per prompt and epoch: the next of the responses of a kind that is chosen at random."""
+    """One sample per prompt and epoch: the next of the responses to the prompt."""
 
-    def __init__(
-        self,
-        prompts: Sequence[np.ndarray],
-        answers: Mapping[str, Answers],
-        shares: Mapping[str, float],
-        seed: int = 0,
-        stored: Mapping[str, TargetStore] | None = None,
-    ) -> None:
-        """Take ids (P,) of prompts, the `answers` to each by kind but those that the draft writes, and the share of each kind."""
-        self.prompts, self.answers, self.shares, self.seed = prompts, answers, dict(shares), seed
-        self.stored = dict(stored or {})
+    def __init__(self, prompts: Sequence[np.ndarray], answers: Answers, stored: TargetStore | None = None) -> None:
+        """Take ids (P,) of prompts, the `answers` to each, and the target's distributions along these where they are stored."""
+        self.prompts, self.answers, self.stored = prompts, answers, stored
 
     def __len__(self) -> int:
         return len(self.prompts)
 
-    def kind(self, key: tuple[int, int]) -> str:
-        """Return the kind of response that a prompt gets in an epoch."""
-        if len(self.shares) == 1:
-            return next(iter(self.shares))
-        uniform = np.random.default_rng([self.seed, *key, 2]).random()
-        place = np.searchsorted(np.cumsum(list(self.shares.values())), uniform, side="right")
-        return list(self.shares)[min(int(place), len(self.shares) - 1)]
-
-    def unanswered(self, keys: Sequence[tuple[int, int]]) -> list[Sample]:
-        """Return the samples among `keys` that need a response by the draft."""
-        return [self[key] for key in keys if self.kind(key) == "on_policy"]
-
     def __getitem__(self, key: tuple[int, int]) -> Sample:
-        (epoch, row), kind = key, self.kind(key)
-        if kind == "on_policy":
-            return Sample(key, self.prompts[row], None)
-        responses = self.answers[kind][row]
+        epoch, row = key
+        responses = self.answers[row]
         number = (epoch + row) % len(responses)  # an epoch has responses of all numbers, of which the first may be greedy
-        stored = self.stored[kind][row, number] if kind in self.stored else None
-        return Sample(key, self.prompts[row], responses[number], stored)
+        return Sample(self.prompts[row], responses[number], None if self.stored is None else self.stored[row, number])
 
 
 def held_out(prompts: Sequence[np.ndarray], responses: Sequence[np.ndarray]) -> Samples:
     """Return prompts with the target's response to each, the same in every epoch."""
-    return Samples(prompts, {"target": [[response] for response in responses]}, {"target": 1.0})
-
-
-class DraftResponses:
-    """On-policy samples: responses of the draft by (epoch, prompt), for the samples of a few steps at a time.
-
-    They are part of a checkpoint, as a resumed run no longer has the weights that wrote them. All processes write, each what it
-    reads, at the same steps: `covered` are the samples of all that have responses somewhere.
-    """
-
-    def __init__(self, pair: Pair, warp: Warp, limits: ResponseLimits, seed: int) -> None:
-        """Sample with the warp of decoding; a greedy draft would always write the same, so it samples at temperature 1."""
-        self.pair, self.limits, self.seed = pair, limits, seed
-        self.warp = replace(warp, temperature=1.0) if warp.greedy else warp
-        self.responses: dict[tuple[int, int], np.ndarray] = {}
-        self.covered: set[tuple[int, int]] = set()
-
-    def refresh(self, batch: Sequence[Sample], upcoming: Callable[[], tuple[Sequence[Sample], Sequence[Sample]]]) -> None:
-        """Let the draft write for `upcoming` steps (samples of all processes, and of this one) if a step's has no response."""
-        if all(sample.key in self.covered for sample in batch):
-            return
-        everywhere, here = upcoming()
-        self.covered = {sample.key for sample in everywhere}
-        self.responses = {}
-        if here:
-            self.write(here)
-
-    def answered(self, samples: Sequence[Sample]) -> list[Sample]:
-        return [replace(sample, response=self.responses[sample.key]) if sample.response is None else sample for sample in samples]
-
-    @torch.no_grad()
-    def write(self, samples: Sequence[Sample]) -> None:
-        """Let the draft respond to `samples`, and forget the responses that it wrote before."""
-        model = self.pair.draft
-        was_training = model.training
-        model.eval()
-        lengths = [len(sample.prompt) for sample in samples]
-        # Weights change from call to call: code that was compiled for them, and packed copies, would be made for one call.
-        responder = Responder(self.pair, lengths, self.limits, self.pair.draft_lm, engine="eager")
-        most = self.limits.max_new_tokens
-        uniform = np.stack([np.random.default_rng([self.seed, *sample.key, 3]).random(most) for sample in samples])
-        responses = responder.respond([sample.prompt.tolist() for sample in samples], uniform, self.warp)
-        keys = [sample.key for sample in samples]
-        self.responses = {key: np.array(each.ids, dtype=np.int32) for key, each in zip(keys, responses, strict=True)}
-        model.train(was_training)
-
-    def load(self, responses: Mapping[tuple[int, int], Tensor]) -> None:
-        """Restore the responses of a checkpoint, those of all processes."""
-        self.responses = {key: ids.numpy() for key, ids in responses.items()}
-        self.covered = set(responses)
+    return Samples(prompts, [[response] for response in responses])
 
 
 def train_samples(data: GeneratedData, pair: Pair, settings: Distillation) -> Samples:
-    """Return the samples of prompts that are short enough and have responses of all kinds. Raises UserError if there are none."""
+    """Return the samples of prompts that are short enough and have responses. Raises UserError if there are none."""
     encoded = encode_prompts(pair, [prompt for prompt in data.prompts if prompt.split == "train"], data.limits)
-    by_kind: dict[str, dict[str, list[np.ndarray]]] = {}
-    if "text" in settings.shares:
-        most = data.limits.max_new_tokens
-        own = ((prompt.prompt_id, prompt.response, len(ids)) for prompt, ids in encoded if prompt.response)
-        by_kind["text"] = {prompt_id: [encoded_response(pair, text, length, most)] for prompt_id, text, length in own}
-    if "target" in settings.shares:
-        by_kind["target"] = defaultdict(list)
+    known = defaultdict[str, list[np.ndarray]](list)
+    if settings.samples == "text":
+        for prompt, ids in encoded:
+            if prompt.response:
+                known[prompt.prompt_id] = [encoded_response(pair, prompt.response, len(ids), data.limits.max_new_tokens)]
+    else:
         rows = load_split(data.folder, "train").with_format("arrow")[:]
         for prompt_id, response in zip(rows.column("prompt_id").to_pylist(), _column(rows, "response_ids"), strict=True):
-            by_kind["target"][prompt_id].append(response)
-    kept = [(prompt, ids) for prompt, ids in encoded if all(prompt.prompt_id in known for known in by_kind.values())]
+            known[prompt_id].append(response)
+    kept = [(prompt, ids) for prompt, ids in encoded if prompt.prompt_id in known]
     if not kept:
-        raise UserError(
-            f"no train prompt has responses of every kind in samples={settings.samples}; ask for more with data.num_train."
-        )
-    prompts = [np.asarray(ids, dtype=np.int32) for _, ids in kept]
-    answers = {kind: [known[prompt.prompt_id] for prompt, _ in kept] for kind, known in by_kind.items()}
-    return Samples(prompts, answers, settings.shares, settings.seed)
+        raise UserError(f"no train prompt has a response of samples={settings.samples}; ask for more with data.num_train.")
+    return Samples([np.asarray(ids, dtype=np.int32) for _, ids in kept], [known[prompt.prompt_id] for prompt, _ in kept])
 
 
 def encoded_response(pair: Pair, text: str, prompt_length: int, max_new_tokens: int) -> np.ndarray:
@@ -166,25 +157,20 @@ def encoded_response(pair: Pair, text: str, prompt_length: int, max_new_tokens: 
 
 
 def load_splits(
-    data: GeneratedData, pair: Pair, train: Samples, settings: Distillation, alike: bool = False
+    data: GeneratedData, pair: Pair, train: Samples, settings: Distillation
 ) -> tuple[dict[str, Samples], dict[str, Any]]:
-    """Return the samples of each split, and what decides them; distributions are stored `alike` for all kinds, or for some."""
+    """Return the samples of each split, and what decides them; distributions are stored if they are read again and fit."""
     splits = {"train": train}
     for split, most in (("dev", settings.num_dev_prompts), ("test", None)):
         rows = load_split(data.folder, split).with_format("arrow")[:most]
         splits[split] = held_out(_column(rows, "prompt_ids"), _column(rows, "response_ids"))
-    for kind, rows in train.answers.items():
-        store = TargetStore(data.folder.parent, pair, train.prompts, rows)
-        num_reads = settings.trainer.max_epochs * settings.shares[kind] * len(train) / max(1, len(store.texts))
-        if num_reads > 1 and store.fits(settings.target_probs_budget):
-            train.stored[kind] = store
-    if alike and len(train.stored) < len(train.answers):
-        train.stored.clear()
-    for store in train.stored.values():
+    store = TargetStore(data.folder.parent, pair, train.prompts, train.answers)
+    num_reads = settings.trainer.max_epochs * len(train) / max(1, len(store.texts))
+    if num_reads > 1 and store.fits(settings.target_probs_budget):
         store.make()
-    distributions = {kind: store.provenance["distribution"] for kind, store in train.stored.items()}
-    texts = texts_fingerprint(train.prompts, train.answers)
-    return splits, {"data": data.folder.name, "texts": texts, "stored distributions": json.dumps(distributions)}
+        train.stored = store
+    distribution = None if train.stored is None else store.provenance["distribution"]
+    return splits, {"data": data.folder.name, "texts": store.provenance["texts"], "stored distributions": distribution}
 
 
 def _column(rows: Any, name: str) -> list[np.ndarray]:

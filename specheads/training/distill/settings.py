@@ -1,6 +1,6 @@
 """The settings of a distillation: every key of `specheads distill`, with its constraint and its sentence of help."""
 
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import model_validator
 
@@ -21,7 +21,6 @@ from specheads.training.settings import Loader, Optimizer, TrainerSettings, Trai
 if TYPE_CHECKING:
     from specheads.training.distill.initial_draft import TargetLayers
 
-Kind = Literal["text", "target", "on_policy"]  # whose responses: the data set's, the target's, the draft's
 LR_TIMES_WIDTH = 0.16  # the learning rate that was best for nano's draft, times its width; updates of wider layers add up
 
 
@@ -55,13 +54,9 @@ class _DraftTrainer(TrainerSettings):
 class Distillation(Training):
     """The settings of a distillation. Raises UserError for the first mistake."""
 
-    samples: Kind | dict[Kind, NonNegativeNumber] = setting(
-        "target",
-        "whose responses to the train prompts the draft learns from: text (the data set's own), target (the target's), on_policy "
-        "(those that the draft writes during training), or the share of each, '{target: 0.5, on_policy: 0.5}'",
-    )
-    refresh_every: PositiveCount = setting(
-        16, "optimizer steps for which the draft writes its responses in advance, with the weights of the first of these steps"
+    # Responses that the draft itself writes taught less (docs/measurements/archive.md, distilled drafts).
+    samples: Literal["text", "target"] = setting(
+        "target", "whose responses to the train prompts the draft learns from: text (the data set's own) or target (the target's)"
     )
     init_layers: PositiveCount | tuple[Count, ...] | None = setting(
         None, "the target's layers that the draft begins with, [0,3,5], or how many, spread evenly; null: it begins as it is"
@@ -91,8 +86,7 @@ class Distillation(Training):
     target_probs_budget: NonNegativeNumber = setting(
         16,
         "the largest size, in GiB, of the target's distributions that are stored if they are read again (the 64 most likely "
-        "tokens of each, and the rest); larger ones, and those of responses by the draft, take a forward pass of the target per "
-        "text and epoch; 0: none are stored",
+        "tokens of each, and the rest); larger ones take a forward pass of the target per text and epoch; 0: none are stored",
         decides=False,  # which responses are read from the store decides, see load_splits
     )
     gradient_checkpointing: Flag = setting(
@@ -108,14 +102,6 @@ class Distillation(Training):
     trainer: _DraftTrainer = setting(_DraftTrainer(), "arguments of lightning.Trainer", decides=False)
 
     @property
-    def shares(self) -> dict[str, float]:
-        """The probability of each kind of response that occurs."""
-        given = self.samples if isinstance(self.samples, dict) else {self.samples: 1.0}
-        shares = {str(kind): share for kind, share in given.items()}
-        total = sum(shares.values())
-        return {kind: shares[kind] / total for kind in get_args(Kind) if shares.get(kind, 0) > 0}
-
-    @property
     def initial_draft(self) -> "TargetLayers | None":
         """What makes the draft before training; None: it is the pair's."""
         from specheads.training.distill.initial_draft import TargetLayers  # imports transformers, which takes seconds
@@ -124,8 +110,6 @@ class Distillation(Training):
 
     @model_validator(mode="after")
     def check_values(self) -> "Distillation":
-        if isinstance(self.samples, dict) and not sum(self.samples.values()) > 0:
-            raise UserError(f"samples={self.samples}: all shares are 0; give for example 'samples={{target: 1, on_policy: 1}}'.")
         if self.embedding == "target" and self.draft_vocabulary is None:
             raise UserError(
                 "embedding=target stores no input embeddings, and a draft whose output has all tokens may share them; give for "

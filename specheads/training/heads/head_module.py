@@ -12,6 +12,7 @@ from specheads.heads.batch import HeadBatch, head_features
 from specheads.heads.features import RECORDED
 from specheads.heads.head import LEAST_SPREAD
 from specheads.heads.metrics import auroc, binary_kl, fit_logistic, prediction_metrics
+from specheads.heads.portable.network import assemble
 from specheads.pair.language_model import LanguageModel
 from specheads.training.curve_module import CurveModule
 from specheads.training.heads.bank import HeadBank
@@ -115,8 +116,7 @@ class HeadModule(CurveModule):
     def rival_features(self, batch: HeadBatch) -> Tensor:
         """Return (n, 3) the features of rules without a head, log d(y), max d and entropy, of drafted tokens."""
         features = self.features(batch, frozenset(RECORDED), "next_token")
-        columns = [features["draft_prob"].clamp_min(1e-12).log(), features["max_prob"], features["entropy"]]
-        return torch.stack(columns, dim=1)
+        return assemble(RECORDED, features, features["entropy"].dtype)
 
     def _collect(self, batch: HeadBatch, logits: Tensor, more: Tensor) -> None:
         """Keep logits (heads, n), the batch's labels (n,) and `more` until the epoch ends."""

@@ -26,9 +26,8 @@ from specheads.storage.data_set import load_split
 from specheads.storage.files import write_json
 from specheads.training.heads.bank import HeadBank
 from specheads.training.heads.calibrate import Calibrated, calibrate
-from specheads.training.heads.feature_store import FeatureStore
 from specheads.training.heads.head_module import HeadModule
-from specheads.training.heads.mixed_responses import MixedResponses
+from specheads.training.heads.mixed_responses import FeatureStore, MixedResponses
 from specheads.training.heads.settings import HeadTraining
 from specheads.training.loaders import ResumableData
 from specheads.training.trainer import FSDP2, checkpoint_to_resume, new_trainer

@@ -1,16 +1,26 @@
-"""The texts that heads learn from, and the tokens that they predict there.
+"""The texts that heads learn from, the tokens that they predict there, and the draft's features of these on disk.
 
 Mixing (SpecDec++, section 3.3) replaces a part of the response by drafted tokens: states then come from text like the decoder's.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from specheads.heads.features import FEATURES
+from specheads.decoding.engine import bulk_operations
+from specheads.heads.batch import collate, sample_features
+from specheads.heads.features import FEATURES, RECORDED
+from specheads.pair.language_model import LanguageModel
+from specheads.pair.needs import memory_of, memory_parts
+from specheads.pair.padding import BATCH_TOKENS, batches_of_tokens
+from specheads.pair.sampling import check_numbers, computing_with
+from specheads.storage.row_store import SHARD_BYTES, RowStore
 from specheads.training.heads.settings import checked_share
 
 COLUMNS = ("prompt_ids", "response_ids", "draft_ids", "accept_prob", "more_draft_ids", "more_accept_prob")
@@ -74,3 +84,63 @@ class MixedResponses(Dataset):
                 name: each[:, epoch % each.shape[1]] if FEATURES[name].of_token else each for name, each in stored
             }
         return item
+
+
+class FeatureStore:
+    """The draft's features of splits whose texts are the responses, unmixed, in the folder of the data set.
+
+    The draft then reads each text once, and not once per epoch.
+    """
+
+    def __init__(self, folder: Path, draft: LanguageModel, splits: Mapping[str, MixedResponses], needs: frozenset[str]) -> None:
+        """Plan the store of the data set in `folder`: of what heads `needs`, those features that the feature table stores."""
+        self.draft, self.splits = draft, splits
+        # The test compares heads with rules that need no head.
+        self.needs = frozenset(name for name in needs | set(RECORDED) if FEATURES[name].stored)
+        provenance = {
+            "data": folder.name,
+            "dtype": str(draft.model.dtype),
+            "features": sorted(self.needs),
+            "predicts": "next_token",
+            "texts": {name: [data.response_share, data.seed, len(data)] for name, data in splits.items()},
+        }
+        bytes_per_token = sum(map(self._bytes_of_feature, self.needs))
+        # By how the names of a split's shards begin; the number is an epoch's, of earlier versions.
+        self.by_start = {f"{name}-000-": data for name, data in splits.items()}
+        sizes = {start: data.lengths() * bytes_per_token for start, data in self.by_start.items()}
+        self.rows = RowStore(folder / "features", provenance, sizes, "features")
+
+    def stored(self, budget: float) -> Mapping[str, MixedResponses]:
+        """Return the splits with stored features; as they are if the store is larger than a `budget` in GiB."""
+        if not self.rows.fits(budget):
+            return self.splits
+        with computing_with(bulk_operations(self.draft.device)):
+            parts = memory_parts(self.draft) | {"a shard": 2 * min(self.rows.num_bytes, SHARD_BYTES)}
+            self.rows.fill(self._computed, memory_of("features", self.draft, parts), self._batches)
+        for start, data in self.by_start.items():
+            data.features = partial(self.rows.row, start)
+        return self.splits
+
+    def _bytes_of_feature(self, name: str) -> int:
+        if FEATURES[name].size is not None:
+            return self.draft.hidden_size * self.draft.output_embedding.weight.element_size()
+        return 4 * (max(len(data.sampled_tokens(0)) for data in self.splits.values()) if FEATURES[name].of_token else 1)
+
+    def _batches(self, start: str, rows: range) -> list[list[int]]:
+        lengths = [len(self.by_start[start][0, row]["tokens"]) for row in rows]
+        return [[rows[place] for place in places] for places in batches_of_tokens(lengths, BATCH_TOKENS)]
+
+    def _computed(self, start: str, rows: Sequence[int]) -> list[dict[str, Tensor]]:
+        """Return the features (n, ...) of some rows of a split, those that depend on the token (n, samples)."""
+        data = self.by_start[start]
+        items, sampled = [data[0, row] for row in rows], [data.sampled_tokens(row) for row in rows]
+        batch = collate(items).to(self.draft.device)
+        samples = [torch.from_numpy(np.concatenate(ids)).to(self.draft.device) for ids in zip(*sampled, strict=True)]
+        features, *others = sample_features(self.draft, batch, "next_token", self.needs, samples)
+        for name in features:
+            if FEATURES[name].of_token:
+                features[name] = torch.stack([features[name], *(other[name] for other in others)], dim=1)
+        check_numbers(self.draft.name, *features.values())
+        counts = [len(item["index"]) for item in items]
+        columns = {name: values.cpu().split(counts) for name, values in features.items()}
+        return [{name: values[place] for name, values in columns.items()} for place in range(len(rows))]

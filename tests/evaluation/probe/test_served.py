@@ -27,15 +27,10 @@ def trial(at_once=4, watched=True, step=2.0, first=3.0, verified=lambda length: 
         drafting |= {(length, True): first + 0.8 + (step + 0.5) * length for length in SERVED[1:]}
     seconds = {way: taken + verified(way[0]) for way, taken in drafting.items()} | {ALONE: 18.0}
     drafting[ALONE] = 0.0
-    spread = {way: [0.9 * each, each, 1.1 * each] for way, each in seconds.items()}
-    return Trial(
-        at_once,
-        8,
-        spread,
-        {way: [each] * 3 for way, each in drafting.items()},
-        {way: [5, 6, 7] for way in seconds},
-        {way: [at_once] * 3 for way in seconds},
-    )
+    rounds = {way: {"seconds": [0.9 * each, each, 1.1 * each]} for way, each in seconds.items()}
+    for way, each in rounds.items():
+        each |= {"drafting": [drafting[way]] * 3, "tokens": [5, 6, 7], "requests": [at_once] * 3}
+    return Trial(at_once, 8, rounds)
 
 
 def test_times_are_those_of_vllm_for_each_request():
@@ -82,7 +77,7 @@ def test_a_trial_asks_vllm_twice(nano, tmp_path, monkeypatch):
     made = served_rounds(nano, [[1, 2, 3], [4]], warp, limits, 2, 16, server, tmp_path)
     (python, drafting, log), (_, alone, _) = asked
     assert python == "python9" and log.parent == tmp_path
-    assert [tuple(way) for way in drafting["ways"]] == list(made.seconds)[:-1] and alone["ways"] == [[None, False]]
+    assert [tuple(way) for way in drafting["ways"]] == list(made.rounds)[:-1] and alone["ways"] == [[None, False]]
     model = drafting["model"]
     assert model["max_num_seqs"] == 2 and model["dtype"] == "float16" and model["max_model_len"] == 3 + 12 + max(SERVED)
     assert model["speculative_config"]["num_speculative_tokens"] == max(SERVED) and "speculative_config" not in alone["model"]

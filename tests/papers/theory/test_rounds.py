@@ -10,7 +10,7 @@ from sympy.solvers.simplex import linprog
 from specheads import verification
 from specheads.papers.biased import BiasedVerification
 from specheads.papers.theory.chains import Chains, every_draft, tokens_per_round
-from specheads.papers.theory.rounds import accepted_error, best_matching, kept_worth, most_tokens_per_round, tokens_after
+from specheads.papers.theory.rounds import _largest, accepted_error, kept_worth, most_tokens_per_round, tokens_after
 
 
 def chains(seed=0, num_positions=5, vocab_size=3):
@@ -53,7 +53,18 @@ def test_no_lossless_rule_emits_more_than_block_verification(vocab_size, num_dra
     token, block, most = (tokens_after(rule, known, num_drafted, 1) for rule in rules)
     assert block == pytest.approx(most, abs=1e-12) and token < most - 1e-4
     assert block == pytest.approx(tokens_per_round(rules[1], known, num_drafted), abs=1e-12)
-    assert 1 + best_matching(known, num_drafted) == pytest.approx(most_tokens_per_round(known, num_drafted), abs=1e-12)
+
+
+@pytest.mark.parametrize(("vocab_size", "num_drafted"), [(2, 2), (2, 3), (3, 2)])
+def test_the_bound_is_what_a_draft_and_a_text_can_begin_alike_with(vocab_size, num_drafted):
+    """Sun et al. 2024, equations 35 to 37: the most over all joint distributions of a draft and a text of the target."""
+    known = chains(7, num_drafted + 1, vocab_size)
+    draft, block = every_draft(known, num_drafted)
+    same = (block.tokens[:, None] == block.tokens).cumprod(dim=2).sum(dim=2).double()
+    eye, ones = torch.eye(len(draft)).double(), torch.ones(1, len(draft)).double()
+    marginals = torch.cat([draft, block.drafted_probs()[1].prod(dim=1)])
+    most = _largest(same.flatten(), torch.cat([torch.kron(eye, ones), torch.kron(ones, eye)]), marginals)
+    assert 1 + most == pytest.approx(most_tokens_per_round(known, num_drafted), abs=1e-12)
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -12,12 +12,10 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from specheads import Warp
 from specheads.interrupts import Request
-from specheads.prompts.prompt import ResponseLimits
 from specheads.training.distill.distill_module import DistillModule
 from specheads.training.distill.draft_quality import block_efficiency, draft_quality
-from specheads.training.distill.samples import Samples, held_out
+from specheads.training.distill.samples import Samples, TargetStore, held_out
 from specheads.training.distill.settings import Distillation
-from specheads.training.distill.target_store import TargetStore
 from specheads.training.loaders import EpochSampler, ResumableData
 from specheads.training.trainer import Checkpoints
 
@@ -28,17 +26,8 @@ WARP = Warp(1.0, top_k=6)
 RANDOM = np.random.default_rng(0)
 PROMPTS = [RANDOM.integers(0, VOCAB, size) for size in RANDOM.integers(2, 6, 8)]
 ANSWERS = [RANDOM.integers(0, VOCAB, size) for size in RANDOM.integers(1, 9, 8)]
-RESPONSES = {
-    "target": [[answer] for answer in ANSWERS],
-    "text": [[answer] for answer in reversed(ANSWERS)],
-}
-SETTINGS = Distillation(
-    optimizer={"lr": 1e-2},
-    warp=WARP,
-    refresh_every=3,
-)
-ON_POLICY = SETTINGS.but(samples="on_policy")
-MIXED = SETTINGS.but(samples={"text": 1, "target": 1, "on_policy": 2})
+RESPONSES = [[answer] for answer in ANSWERS]
+SETTINGS = Distillation(optimizer={"lr": 1e-2}, warp=WARP)
 
 
 @pytest.fixture
@@ -48,12 +37,11 @@ def pair():
 
 def new_module(pair, settings=SETTINGS):
     pair.draft.requires_grad_(True).train()
-    return DistillModule(pair, settings, ResponseLimits(8, batch_size=4))
+    return DistillModule(pair, settings)
 
 
-def splits(settings=SETTINGS, stored=None):
-    train = Samples(PROMPTS, RESPONSES, settings.shares, 0, stored)
-    return {"train": train, "dev": held_out(PROMPTS, ANSWERS), "test": held_out(PROMPTS, ANSWERS)}
+def splits(stored=None):
+    return {"train": Samples(PROMPTS, RESPONSES, stored), "dev": held_out(PROMPTS, ANSWERS), "test": held_out(PROMPTS, ANSWERS)}
 
 
 def fit(module, data, folder, epochs=EPOCHS, callbacks=(), earlier=None, **changes):
@@ -104,11 +92,10 @@ def test_quality_is_that_of_the_distributions(pair, batch_size):
     assert quality["block_efficiency_4"] == pytest.approx(block_efficiency(np.mean(overlaps)))
 
 
-@pytest.mark.parametrize("samples", ["text", "target", "on_policy"])
 @pytest.mark.parametrize("divergence", ["total_variation", "forward_kl"])
-def test_training_brings_the_draft_closer(pair, tmp_path, samples, divergence):
-    settings = SETTINGS.but(samples=samples, divergence=divergence, optimizer={"lr": 3e-2})
-    data = ResumableData(splits(settings), 4, 0, seed=0, collate=list)
+def test_training_brings_the_draft_closer(pair, tmp_path, divergence):
+    settings = SETTINGS.but(divergence=divergence, optimizer={"lr": 3e-2})
+    data = ResumableData(splits(), 4, seed=0, collate=list)
     module = new_module(pair, settings)
     before = copy.deepcopy(pair.target.state_dict())
     fit(module, data, tmp_path, epochs=12)
@@ -121,27 +108,18 @@ def test_training_brings_the_draft_closer(pair, tmp_path, samples, divergence):
 
 def test_stored_and_recomputed_distributions_train_alike(pair, tmp_path):
     """All tokens of each distribution are kept, so that only half precision makes a difference."""
-    store = TargetStore(tmp_path, pair, PROMPTS, RESPONSES["target"], num_kept=VOCAB)
+    store = TargetStore(tmp_path, pair, PROMPTS, RESPONSES, num_kept=VOCAB)
     store.make()
     results = []
-    for same_pair, stored in ((pair, None), (tiny_pair(VOCAB, scale=2.0), {"target": store})):
+    for same_pair, stored in ((pair, None), (tiny_pair(VOCAB, scale=2.0), store)):
         module = new_module(same_pair)
         results.append(module.losses([splits(stored=stored)["train"][0, row] for row in range(4)]))
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-3, rtol=0)
 
 
-def test_a_step_of_both_kinds_is_a_step_of_their_tokens_together(pair, tmp_path):
-    store = TargetStore(tmp_path, pair, PROMPTS, RESPONSES["target"], num_kept=VOCAB)
-    store.make()
-    stored, computed = splits(stored={"target": store})["train"][0, 1], splits()["train"][0, 2]
-    module = new_module(pair)
-    together, parts = module.losses([computed, stored])[0], [module.losses([sample])[0] for sample in (stored, computed)]
-    torch.testing.assert_close(together, torch.cat(parts))
-
-
 def test_accumulated_batches_make_one_step(pair, tmp_path):
-    data = ResumableData(splits(MIXED), 2, 0, seed=0, collate=list)
+    data = ResumableData(splits(), 2, seed=0, collate=list)
     module = new_module(pair)
     trainer = fit(module, data, tmp_path, epochs=2, accumulate_grad_batches=2)
     assert trainer.global_step == 4
@@ -157,7 +135,7 @@ def test_a_step_is_that_of_all_its_tokens_in_one_batch(pair, tmp_path, monkeypat
     """Two steps of plain gradient descent, the second with fewer batches, against the mean over the tokens of each step."""
     monkeypatch.setattr(LlamaRMSNorm, "forward", norm_in_float64)
     same_pair = tiny_pair(VOCAB, scale=2.0)
-    data = ResumableData(splits(), 2, 0, seed=0, collate=list)
+    data = ResumableData(splits(), 2, seed=0, collate=list)
     module = new_module(pair)
     module.configure_optimizers = lambda: torch.optim.SGD(module.draft.parameters(), lr=0.1)
     fit(module, data, tmp_path, epochs=1, accumulate_grad_batches=3, gradient_clip_val=None)
@@ -196,10 +174,10 @@ class KillAt(L.Callback):
     on_train_batch_start = on_before_optimizer_step = on_train_batch_end = on_validation_end = on_train_epoch_end = tick
 
 
-def attempt(folder, settings, moment=None, **changes):
+def attempt(folder, moment=None, **changes):
     """One start of the same command; returns curves, weights and log file, or None if it was killed."""
     pair = tiny_pair(VOCAB, scale=2.0)
-    module, data = new_module(pair, settings), ResumableData(splits(settings), 2, 0, seed=0, collate=list)
+    module, data = new_module(pair), ResumableData(splits(), 2, seed=0, collate=list)
     checkpoints = Checkpoints(folder / "last.ckpt", EVERY, {})
     checkpoints.request = Request()
     earlier = folder / "last.ckpt"
@@ -214,31 +192,27 @@ def attempt(folder, settings, moment=None, **changes):
 MOMENTS = EPOCHS * (3 * BATCHES + 2)
 
 
-@pytest.mark.parametrize(
-    "settings", [pytest.param(ON_POLICY, id="on_policy", marks=pytest.mark.full), pytest.param(MIXED, id="mixed")]
-)
-def test_a_run_that_is_killed_at_any_moment_is_resumed_to_the_same_numbers(settings, tmp_path):
-    whole = attempt(tmp_path / "whole", settings)
+def test_a_run_that_is_killed_at_any_moment_is_resumed_to_the_same_numbers(tmp_path):
+    whole = attempt(tmp_path / "whole")
     assert len(whole[0]) == 1 + EPOCHS * (BATCHES + 1) and "dev/overlap" in whole[0][0][1]
     for moment in range(2, MOMENTS + 1, 3):
         folder = tmp_path / str(moment)
-        assert attempt(folder, settings, moment) is None
-        history, weights, csv = attempt(folder, settings)
+        assert attempt(folder, moment) is None
+        history, weights, csv = attempt(folder)
         assert (history, csv) == (whole[0], whole[2]), moment
         assert all(torch.equal(weight, whole[1][name]) for name, weight in weights.items())
 
 
 def test_the_same_with_accumulated_batches(tmp_path):
-    settings = ON_POLICY.but(refresh_every=1)
-    whole = attempt(tmp_path / "whole", settings, accumulate_grad_batches=2)
-    assert attempt(tmp_path / "killed", settings, 20, accumulate_grad_batches=2) is None
-    again = attempt(tmp_path / "killed", settings, accumulate_grad_batches=2)
+    whole = attempt(tmp_path / "whole", accumulate_grad_batches=2)
+    assert attempt(tmp_path / "killed", 20, accumulate_grad_batches=2) is None
+    again = attempt(tmp_path / "killed", accumulate_grad_batches=2)
     assert again[0] == whole[0] and all(torch.equal(weight, whole[1][name]) for name, weight in again[1].items())
 
 
 def test_curves_of_a_finished_training_are_written_again(pair, tmp_path):
     """A run that was killed after its last step takes none when it is resumed, and its curves are in its checkpoint."""
-    data = ResumableData(splits(), 4, 0, seed=0, collate=list)
+    data = ResumableData(splits(), 4, seed=0, collate=list)
     fit(new_module(pair), data, tmp_path / "whole", epochs=2).save_checkpoint(tmp_path / "last.ckpt")
     whole = (tmp_path / "whole" / "csv" / "metrics.csv").read_bytes()
     assert fit(new_module(pair), data, tmp_path / "resumed", epochs=2, earlier=tmp_path / "last.ckpt").global_step == 4

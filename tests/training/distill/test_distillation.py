@@ -5,14 +5,13 @@ import json
 import logging
 from collections import Counter
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset
 from fakes import cut
-from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, OPTConfig, OPTForCausalLM
 
@@ -24,7 +23,7 @@ from specheads.evaluation.head_folders import find_heads
 from specheads.pair.draft_vocabulary import borrows_embedding, kept_tokens
 from specheads.prompts import sources
 from specheads.storage.files import amount
-from specheads.training.distill.distillation import _reduced, check_strategy, prepare
+from specheads.training.distill.distillation import _reduced, prepare
 from specheads.training.distill.draft_quality import draft_quality
 from specheads.training.distill.samples import Samples, encoded_response, load_splits, train_samples
 
@@ -68,10 +67,7 @@ def few_functions(monkeypatch, library):
     monkeypatch.setattr(sources, "standard_library", lambda side: iter(library[side]))
 
 
-MIXED = "{target: 0.5, on_policy: 0.5}"
-
-
-@pytest.mark.parametrize("samples", ["text", "target", "on_policy", MIXED])
+@pytest.mark.parametrize("samples", ["text", "target"])
 def test_a_draft_becomes_an_ordinary_folder(cfg, tmp_path, samples, capsys):
     pair = load_pair("nano")
     initial = {name: weight.clone() for name, weight in pair.draft.state_dict().items()}
@@ -88,23 +84,20 @@ def test_a_draft_becomes_an_ordinary_folder(cfg, tmp_path, samples, capsys):
     assert again.draft_revision != pair.draft_revision and again.draft_id == str(folder)
     description = description_of(folder)
     assert description["steps"] == 4 and description["num_prompts"] == 8
-    shares = {"target": 0.5, "on_policy": 0.5} if samples == MIXED else {samples: 1.0}
-    assert description["samples"]["shares"] == shares
+    assert description["samples"] == samples
     card, printed = (folder / "README.md").read_text(), capsys.readouterr().out
     for name in ("overlap", "kl", "agreement", "block_efficiency_4"):
         before, after = (description["test"][when][name] for when in ("before", "after"))
         assert f"| {name} | {before:.4f} | {after:.4f} |" in card and name in printed and f"{after:.4f}" in printed
     caches = [json.loads(path.read_text()) for path in tmp_path.glob("data/*/manifest.json")]
-    assert [any(name.startswith("train") for name in cache["shards"]) for cache in caches] == [samples in ("target", MIXED)]
-    stores = list(tmp_path.glob("data/target_probs/*/manifest.json"))
-    assert bool(stores) == (samples in ("text", "target"))  # a mixed sample is not sure to be read twice
+    assert [any(name.startswith("train") for name in cache["shards"]) for cache in caches] == [samples == "target"]
+    assert list(tmp_path.glob("data/target_probs/*/manifest.json"))
 
 
 def test_the_same_command_gives_the_same_draft(cfg):
-    words = ["samples={text: 1, target: 1, on_policy: 1}", "refresh_every=2"]
     results = []
     for _ in range(2):
-        folder = distill_draft.run(cfg(*words), load_pair("nano")).folder
+        folder = distill_draft.run(cfg(), load_pair("nano")).folder
         results.append([(folder / name).read_bytes() for name in ("model.safetensors", "config.json")])
         (folder.parent / "checkpoints" / "last.ckpt").unlink()
     assert results[0] == results[1]
@@ -129,9 +122,8 @@ def test_a_draft_may_begin_as_layers_of_the_target(cfg, layers, num_layers):
         ["trainer.precision=bf16-mixed"],
         pytest.param(["model.dtype=bfloat16", "trainer.precision=bf16-mixed"], marks=pytest.mark.full),
         ["model.dtype=bfloat16", "trainer.max_epochs=2"],  # with stored distributions, which one epoch does not read
-        ["model.dtype=bfloat16", "samples=on_policy"],
         ["target_probs_budget=0", "loss.divergence=forward_kl"],
-        ["warp.temperature=0", "samples=on_policy"],
+        ["warp.temperature=0"],
     ],
     ids=lambda words: " ".join(words),
 )
@@ -148,7 +140,7 @@ def test_other_settings_train_too(cfg, words):
     ("embedding", "more"),
     [
         ("own", []),
-        ("target", ["loss.divergence=forward_kl", "samples={target: 1, on_policy: 1}", "gradient_checkpointing=true"]),
+        ("target", ["loss.divergence=forward_kl", "gradient_checkpointing=true"]),
         pytest.param("target", ["model.dtype=bfloat16", "target_probs_budget=0"], marks=pytest.mark.full),
     ],
 )
@@ -182,7 +174,7 @@ def test_a_draft_keeps_the_tokens_that_the_target_says_most(cfg, embedding, more
 def test_a_cut_draft_is_cut_further_among_its_own_tokens(nano):
     (stop,), others = nano.stop_tokens, [500, 900, *range(1000, 1100)]
     pair, responses = cut(nano, [stop, *others]), [[np.array([500, 600, 600, 900, 900])]]
-    samples = Samples([np.array([0])], {"target": responses}, {"target": 1.0})
+    samples = Samples([np.array([0])], responses)
     for most, kept in ((1, []), (2, [900]), (4, [500, 900, 1000]), (2000, others)):
         reduced = _reduced(replace(pair, draft=copy.deepcopy(pair.draft)), samples, samples, Distillation(draft_vocabulary=most))
         assert kept_tokens(reduced.draft).tolist() == sorted([stop, *kept])
@@ -306,15 +298,6 @@ def test_a_strategy_that_averages_batches_itself_is_refused(cfg, nano, monkeypat
     message = r"trainer\.accumulate_grad_batches=2 with trainer\.strategy=.*loader\.batch_size"
     with pytest.raises(UserError, match=message):
         distill_draft.run(cfg("trainer.accelerator=cpu", "trainer.accumulate_grad_batches=2"), nano)
-
-
-def test_a_draft_that_is_spread_over_processes_cannot_write(cfg, nano):
-    trainer = SimpleNamespace(strategy=FSDPStrategy(), num_devices=8)
-    on_policy = cfg("+trainer.strategy=fsdp", "samples=on_policy")
-    with pytest.raises(UserError, match="trainer.strategy=fsdp with samples=on_policy: no process has a whole draft"):
-        check_strategy(settings_of(Distillation, on_policy), nano, trainer)
-    limited = settings_of(Distillation, cfg("+trainer.strategy=fsdp2"))
-    check_strategy(limited, nano, SimpleNamespace(strategy=ModelParallelStrategy(), num_devices=8))
 
 
 def test_a_loaded_draft_is_not_taken_for_the_initial_draft_that_is_asked_for(cfg, nano):

@@ -2,9 +2,12 @@ import pytest
 import torch
 from fakes import tiny_pair
 
+from specheads.pair.language_model import LanguageModel
 from specheads.pair.revisions import set_draft_temperature
-from specheads.pair.sampling import Warp
-from specheads.training.distill.draft_quality import draft_quality, with_fitted_temperature
+from specheads.pair.sampling import Warp, overlap
+from specheads.replay.response_batch import ResponseBatch
+from specheads.training.distill import draft_quality as draft_quality_module
+from specheads.training.distill.draft_quality import TEMPERATURES, draft_quality, overlaps_at, with_fitted_temperature
 from specheads.training.distill.samples import held_out
 
 VOCAB, WARP = 10, Warp(1.0, top_k=6)
@@ -39,3 +42,21 @@ def test_a_temperature_of_before_is_replaced_and_not_multiplied(pair, samples):
 
 def test_where_all_are_equal_it_stays_one(pair, samples):
     assert with_fitted_temperature(pair, samples, Warp(0.0), 2).draft_lm.temperature == 1
+
+
+def test_overlaps_are_those_of_drafts_at_each_temperature(samples):
+    pair = tiny_pair(VOCAB, scale=2.0)
+    overlaps = overlaps_at(pair, samples, WARP, 2)
+    assert set(overlaps) == set(TEMPERATURES) and len(set(overlaps.values())) == len(TEMPERATURES)
+    responses = [response for (response,) in samples.answers]
+    batch = ResponseBatch.of(samples.prompts, responses, torch.device("cpu"))
+    expected = WARP(pair.target_lm.logits(batch.states(pair.target_lm)))
+    for temperature in (0.9, 1.2):
+        draft = LanguageModel(pair.draft, VOCAB, temperature)
+        there = overlap(expected, WARP(draft.logits(batch.states(draft)))).mean().item()
+        assert overlaps[temperature] == pytest.approx(there)
+
+
+def test_the_first_of_equals_is_the_best(pair, samples, monkeypatch):
+    monkeypatch.setattr(draft_quality_module, "overlaps_at", lambda *_: {1.0: 0.5, 0.9: 0.7, 0.8: 0.7})
+    assert with_fitted_temperature(pair, samples, WARP, 2).draft_lm.temperature == 0.9

@@ -7,7 +7,7 @@ import socket
 import process_curves
 import pytest
 from commands import ROOT
-from process_curves import BASE, MIXED, SETTINGS, checkpoint_of, curve
+from process_curves import BASE, SETTINGS, checkpoint_of, curve
 from warm_processes import server
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .*dataloader.*does not have many workers")
@@ -18,8 +18,7 @@ EXACT = {"abs": 1e-9, "rel": 1e-9}  # the draft is in float64
 def folder(tmp_path_factory):
     """Curves of two processes, which also resume runs that one process began."""
     folder = tmp_path_factory.mktemp("curves")
-    for name, settings in (("one_stopped_target", BASE), ("one_stopped_mixed", MIXED)):
-        assert curve(folder, name, settings, stops=True) is None and checkpoint_of(folder, name).is_file()
+    assert curve(folder, "one_stopped_target", BASE, stops=True) is None and checkpoint_of(folder, "one_stopped_target").is_file()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
@@ -52,13 +51,12 @@ def assert_same(found, expected):
     ("name", "settings"),
     [
         ("two_target", "target"),
-        ("two_mixed", "mixed"),
         ("two_accumulated", "accumulated"),
         ("fsdp2_target", "target"),
         ("two_plain", "plain"),
         ("fsdp2_plain", "plain"),
         ("fsdp2_cut", "cut"),
-        ("two_resumed", "mixed"),
+        ("two_resumed", "target"),
         ("fsdp2_resumed", "target"),
     ],
 )
@@ -66,10 +64,10 @@ def test_two_processes_have_the_curve_of_one(folder, whole, name, settings):
     assert_same(json.loads((folder / f"{name}.json").read_text()), whole[settings])
 
 
-@pytest.mark.parametrize(("stopped", "settings"), [("two_stopped", "mixed"), ("fsdp2_stopped", "target")])
-def test_one_process_resumes_what_two_began(folder, whole, stopped, settings):
+@pytest.mark.parametrize("stopped", ["two_stopped", "fsdp2_stopped"])
+def test_one_process_resumes_what_two_began(folder, whole, stopped):
     assert checkpoint_of(folder, stopped).is_file()
-    assert_same(curve(folder, f"one_after_{stopped}", SETTINGS[settings], resumes=stopped), whole[settings])
+    assert_same(curve(folder, f"one_after_{stopped}", BASE, resumes=stopped), whole["target"])
 
 
 def test_the_curves_differ_where_the_settings_do(whole):

@@ -18,7 +18,7 @@ from specheads.training.distill.distill_loss import (
     stored_distributions,
     token_losses,
 )
-from specheads.training.distill.target_store import TargetStore
+from specheads.training.distill.samples import TargetStore
 
 VOCAB = 12
 
@@ -85,7 +85,7 @@ def test_shards_and_batches_of_any_size_hold_the_same(pair, texts, tmp_path, mon
     whole = store_of(tmp_path / "whole", pair, texts)
     whole.make()
     monkeypatch.setattr("specheads.storage.row_store.SHARD_BYTES", shard_bytes)
-    monkeypatch.setattr("specheads.training.distill.target_store.BATCH_TOKENS", 9)
+    monkeypatch.setattr("specheads.training.distill.samples.BATCH_TOKENS", 9)
     parts = store_of(tmp_path / "parts", pair, texts)
     parts.make()
     assert len(parts.parts) == {1: 5, 100: 4, 2**28: 1}[shard_bytes]

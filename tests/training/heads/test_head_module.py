@@ -60,7 +60,7 @@ def rows(nano, prompts):
 def data_of(rows, predicts, batch_size=4, response_share=0.15):
     splits = {"train": rows, "dev": rows[:5], "test": rows[5:9]}
     recorded = {name: Recorded(part, predicts, response_share, 0) for name, part in splits.items()}
-    return ResumableData(recorded, batch_size=batch_size, num_workers=0, seed=0, collate=collate)
+    return ResumableData(recorded, batch_size=batch_size, seed=0, collate=collate)
 
 
 def spec(nano, predicts="next_token", name="head", reject_weight=1.0, **kwargs):
