@@ -56,7 +56,7 @@ Tally = Mapping[str, np.ndarray]  # what a method did: by column the numbers of 
 
 
 def tally(entries: Iterable[Sequence[Any]], ratio: float, share: float = 0.0) -> Tally:
-    """Return the columns of a method from `entries`, each response's counts and nats under the target.
+    """Return the columns of a method from `entries`, each response's counts, nats under the target and joules.
 
     A pass of the target takes `ratio` steps of the pair's draft. A draft step takes a `share` of such a pass; 0: a step of it.
     """
