@@ -6,13 +6,14 @@ rounding of sums. examples/speculative_decoding.py is the algorithm without cach
 
 import gc
 import logging
+import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from numbers import Integral
-from operator import index
 from threading import Lock
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -24,13 +25,15 @@ from specheads.decoding.records import DecodeStats, Generation, Round
 from specheads.decoding.step_inputs import PromptReader
 from specheads.errors import UserError
 from specheads.load import adapt_threads, threads_by_load
-from specheads.pair.pair import Pair
+from specheads.pair.language_model import LanguageModel
+from specheads.pair.pair import Pair, checked_ids
 from specheads.pair.sampling import Uniforms, nan_message
 
 logger = logging.getLogger(__name__)
 
 CPU = torch.device("cpu")
 MAX_WINDOW = 4096  # models that reach 128k positions would otherwise fill a device with empty memory
+MOST_NAMED = 8  # prompts that failed, in a message
 _in_use, _lock = WeakSet[Engine](), Lock()  # engines that decode now
 _frozen_by: str | None = None  # who keeps Python's collector from objects, once it is known
 
@@ -38,21 +41,34 @@ StopTokens = int | Iterable[int] | Tensor | None
 Prompt = str | Sequence[dict[str, str]] | Sequence[int] | Tensor
 
 
+@contextmanager
+def plain_torch() -> Iterator[None]:
+    """Compute as where the caller has set no mode: its tensors must serve later calls, which may be outside of that mode."""
+    host = nullcontext() if torch.get_default_device() == CPU else CPU
+    with torch.inference_mode(False), torch.no_grad(), host:
+        yield
+
+
+def checked_number(name: str, value: Any, least: int = 1, most: float = math.inf, what: str = "") -> int:
+    """Return an integer, of numpy for example, from `least` to `most`; raises UserError for anything else, with `what` it is."""
+    if isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= most:
+        return int(value)
+    expected = f"between {least} and {most}" if most < math.inf else "a positive integer" if least else "a non-negative integer"
+    raise UserError(f"{name}={value!r} must be {expected}{what}.")
+
+
 def checked_window(pair: Pair, window: int | None) -> int:
     """Return the positions to allocate; raises UserError for more than the target reaches."""
     most = pair.target_lm.window
     if window is None:
         return min(most, MAX_WINDOW)
-    if not 2 <= window <= most:
-        raise UserError(f"window={window} must be between 2 and {most}, the positions that the target reaches.")
-    return window
+    return checked_number("window", window, 2, most, ", the positions that the target reaches")
 
 
 def checked_stop_tokens(stop_tokens: StopTokens) -> list[int] | None:
     """Return the ids of `stop_tokens`, a single one or several; raises UserError for anything else, text for example."""
-    given = stop_tokens.flatten().tolist() if isinstance(stop_tokens, Tensor) else stop_tokens
     try:
-        return None if given is None else list(map(index, given if isinstance(given, Iterable) else [given]))
+        return None if stop_tokens is None else checked_ids(stop_tokens if isinstance(stop_tokens, Iterable) else [stop_tokens])
     except TypeError:
         raise UserError(
             f"stop_tokens={stop_tokens!r} must be token ids, such as [2]; for a token's text, take "
@@ -118,6 +134,7 @@ class Row:
             self.finish_reason = "length" if len(self.response) >= self.max_new_tokens else "context"
         return emitted
 
+    @plain_torch()
     def generation(self, pair: Pair) -> Generation:
         """Return the record of a response that has ended; raises UserError for one that failed."""
         if self.failure is not None:
@@ -127,7 +144,7 @@ class Row:
         tokens = torch.tensor(self.response)
         stats = DecodeStats.of(self.rounds, self.prefill_seconds, self.num_expected)
         prompt_ids = torch.tensor(self.committed[: self.prompt_length])
-        return Generation(prompt_ids, tokens, pair.decode(tokens), self.rounds, stats, self.finish_reason)
+        return Generation(prompt_ids, tokens, pair.decode(tokens), self.rounds, stats, self.finish_reason, pair.tokenizer)
 
 
 class Rounds:
@@ -165,24 +182,41 @@ class RowsDecoder:
             size = sum(engine.memory_bytes for engine in self.engines)
             logger.info("a batch of %d: %.1f MiB of KV memory for each row", self.num_rows, size / (self.num_rows + 1) / 2**20)
         self._clock, self.is_warm = Clock([engine.lm for engine in self.engines]), False
+        self._made_for = [_placement(engine.lm) for engine in self.engines]
+
+    @contextmanager
+    def _owned(self) -> Iterator[None]:
+        """Keep the engines for one caller. Raises UserError where they are in use, or their models are other than they were."""
+        for engine, before in zip(self.engines, self._made_for, strict=True):
+            if (now := _placement(engine.lm)) != before:
+                raise UserError(
+                    f"{engine.lm.name} is {now}, but this decoder was made when it was {before}; make another decoder."
+                )
+        with _owned(self.engines):
+            yield
 
     def warm_up(self) -> None:
         """Compile, load or capture all that generation will run; raises UserError where the engines' memory is in use."""
-        with _owned(self.engines):
+        with self._owned():
             self._warm_up()
 
+    def prepare(self) -> None:
+        """Prepare all that generation will run, one step after another; raises UserError as `warm_up`."""
+        with self._owned():
+            self._prepare()
+
     def _warm_up(self) -> None:
-        compile_ahead([self.prepare])
-        self.prepare()
+        compile_ahead([self._prepare])
+        self._prepare()
         self.is_warm = True
 
-    @torch.no_grad()
-    def prepare(self) -> None:
-        """Prepare all that generation will run, one step after another."""
+    @plain_torch()
+    def _prepare(self) -> None:
         for reader in self.rounds.readers:
             reader.warm_up()
         self.rounds.warm_up(self._end_flags(()))
 
+    @plain_torch()
     def row(
         self,
         number: int,
@@ -193,8 +227,7 @@ class RowsDecoder:
         verify_uniforms: Uniforms | None = None,
     ) -> Row:
         """Encode a prompt; nothing is read yet. Raises UserError for one that does not fit into memory."""
-        if not isinstance(max_new_tokens, Integral) or isinstance(max_new_tokens, bool) or max_new_tokens < 1:
-            raise UserError(f"max_new_tokens={max_new_tokens} must be a positive integer.")
+        max_new_tokens, seed = checked_number("max_new_tokens", max_new_tokens), checked_number("seed", seed, 0)
         committed = self.pair.encode(prompt).tolist()
         window = self.engines[0].capacity
         if len(committed) >= window:
@@ -215,39 +248,43 @@ class RowsDecoder:
             verify_uniforms=verify_uniforms or Uniforms(target_device, seed, 1),
         )
 
+    def opened(
+        self,
+        prompts: Iterable[Prompt],
+        max_new_tokens: int,
+        seeds: Iterable[int],
+        stop_tokens: Sequence[int] | None,
+        failures: dict[int, str],
+    ) -> Iterator[Row]:
+        """Yield a row for each prompt as it is asked for; `failures` takes what is wrong with others, by their number."""
+        for number, (prompt, seed) in enumerate(zip(prompts, seeds, strict=False)):
+            try:
+                yield self.row(number, prompt, max_new_tokens, seed, stop_tokens)
+            except UserError as error:
+                failures[number] = str(error)
+
     def generate(
-        self, prompts: Iterable[Prompt], max_new_tokens: int, seeds: Sequence[int] | None, stop_tokens: Sequence[int] | None
+        self, rows: Iterable[Row], stop_tokens: Sequence[int] | None, failures: dict[int, str]
     ) -> Iterator[tuple[int, Generation]]:
-        """Yield the number of a prompt and its response as responses end; see Decoder.generate_batch."""
-        if seeds is not None:
-            prompts = list(prompts)
-            if len(seeds) != len(prompts):
-                raise UserError(f"seeds has {len(seeds)} numbers for {len(prompts)} prompts; give one for each, or none.")
-        failures: list[str] = []
-
-        def opened() -> Iterator[Row]:
-            for number, prompt in enumerate(prompts):
-                try:
-                    yield self.row(number, prompt, max_new_tokens, 0 if seeds is None else seeds[number], stop_tokens)
-                except UserError as error:
-                    failures.append(f"prompt {number}: {error}")
-
+        """Yield the number of a row and its response as responses end; raises UserError at the end if there are `failures`."""
         with _frozen_objects():
-            for rows in self.decode(opened(), stop_tokens):
-                for row in rows:
+            for decoding in self.decode(rows, stop_tokens):
+                for row in decoding:
                     if row.failure is not None:
-                        failures.append(f"prompt {row.number}: {row.failure}")
+                        failures[row.number] = row.failure
                     elif row.has_ended:
                         yield row.number, row.generation(self.pair)
         if failures:
-            raise UserError("; ".join(failures))
+            named = [f"prompt {number}: {failure}" for number, failure in sorted(failures.items())]
+            more = [f"and {len(named) - MOST_NAMED} more"] if len(named) > MOST_NAMED else []
+            raise UserError("; ".join([*named[:MOST_NAMED], *more]))
 
     def decode(self, rows: Iterable[Row], stop_tokens: Iterable[int] | None) -> Iterator[list[Row]]:
         """Yield, after each round, the rows that took it. One that has ended leaves its place to the next of `rows`.
 
         Drafts end with `stop_tokens`; None: the target's generation config. Raises UserError where the engines' memory is in use.
         """
-        with _owned(self.engines):
+        with self._owned():
             if not self.is_warm:
                 self._warm_up()
             if not self._single:
@@ -264,20 +301,21 @@ class RowsDecoder:
                     decoding = sorted([*decoding, *started], key=lambda row: row.place)  # memory's order saves copies
                 if not decoding:
                     return
-                with torch.no_grad(), threads_by_load():
+                with plain_torch(), threads_by_load():
                     self._take_round(decoding, ends)
                     adapt_threads()
                 yield decoding
                 free += [row.place for row in decoding if row.has_ended]
                 decoding = [row for row in decoding if not row.has_ended]
 
+    @plain_torch()
     def _end_flags(self, stop_tokens: Iterable[int]) -> Tensor:
         """Return which tokens end a response, (V,) bool."""
         ends = torch.zeros(self.pair.vocab_size, dtype=torch.bool)
         ends[[token for token in stop_tokens if 0 <= token < len(ends)]] = True
         return ends.to(self.engines[-1].lm.device)
 
-    @torch.no_grad()
+    @plain_torch()
     def _start(self, rows: Sequence[Row]) -> None:
         """Read all of the rows' prompts but their last tokens."""
         start = self._clock.mark()
@@ -319,6 +357,11 @@ class RowsDecoder:
             )
             row.ready_at = committed
             row.rounds.append(timed)
+
+
+def _placement(lm: LanguageModel) -> str:
+    weight = lm.output_embedding.weight
+    return f"{str(weight.dtype).removeprefix('torch.')} on {lm.device}"
 
 
 @contextmanager

@@ -69,7 +69,13 @@ def card(config: HeadConfig) -> str:
 def _model(model: Mapping[str, str | None]) -> str:
     if not model.get("id"):
         return "not named"
-    return f"{model['id']} ({'commit' if 'commit' in model else 'revision'} {model.get('commit', model.get('revision'))})"
+    kind, revision = ("commit", model["commit"]) if "commit" in model else ("revision", model.get("revision"))
+    return f"{_code(model['id'])} ({kind} {_code(revision)})"
+
+
+def _code(name: object) -> str:
+    """Return a name that others chose as code on one line: links, HTML and table cells in it are text."""
+    return "`" + " ".join(str(name).split()).replace("`", "'").replace("|", "\\|") + "`"
 
 
 def _table(first: str, second: str, rows: dict[str, str]) -> str:

@@ -68,7 +68,7 @@ def decode(warp=WARPS["plain"], drafts=None, verify=None, rule=None, most=8):
 
 def decode_batch(pair, folder):
     decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(2), engine="eager")
-    list(decoder.generate_batch([PROMPT, PROMPT[:2]], 2, 6))
+    decoder.generate_batch([PROMPT, PROMPT[:2]], 2, 6)
 
 
 def respond(pair, folder):
