@@ -24,8 +24,8 @@ import torch
 
 from benchmarks.results import Column, Table, Value, add_keep_option, text_of, write_result
 from benchmarks.steps import ALONE, DRAFT, DRAFT_WITH_HEAD, bandwidth, seconds_of, timed, weight_bytes
-from data_gen.rows import label_responses
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, load_pair
+from specheads.data_gen.rows import label_responses
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.responses import Responder
 from specheads.decoding.stopping import FixedLength, HeadThreshold, StoppingRule

@@ -8,8 +8,8 @@ import pytest
 import torch
 from fakes import tiny_pair
 
-from data_gen.rows import label_responses
 from specheads import Warp, papers
+from specheads.data_gen.rows import label_responses
 from specheads.decoding import stopping, verification
 from specheads.decoding.decoder import Baseline, SpeculativeDecoder
 from specheads.decoding.engine.own_cache import way_of
