@@ -25,7 +25,6 @@ from specheads.decoding.records import DecodeStats, Generation, Round
 from specheads.decoding.step_inputs import PromptReader
 from specheads.errors import UserError
 from specheads.load import adapt_threads, threads_by_load
-from specheads.pair.language_model import LanguageModel
 from specheads.pair.pair import Pair, checked_ids
 from specheads.pair.sampling import Uniforms, nan_message
 
@@ -182,27 +181,15 @@ class RowsDecoder:
             size = sum(engine.memory_bytes for engine in self.engines)
             logger.info("a batch of %d: %.1f MiB of KV memory for each row", self.num_rows, size / (self.num_rows + 1) / 2**20)
         self._clock, self.is_warm = Clock([engine.lm for engine in self.engines]), False
-        self._made_for = [_placement(engine.lm) for engine in self.engines]
-
-    @contextmanager
-    def _owned(self) -> Iterator[None]:
-        """Keep the engines for one caller. Raises UserError where they are in use, or their models are other than they were."""
-        for engine, before in zip(self.engines, self._made_for, strict=True):
-            if (now := _placement(engine.lm)) != before:
-                raise UserError(
-                    f"{engine.lm.name} is {now}, but this decoder was made when it was {before}; make another decoder."
-                )
-        with _owned(self.engines):
-            yield
 
     def warm_up(self) -> None:
         """Compile, load or capture all that generation will run; raises UserError where the engines' memory is in use."""
-        with self._owned():
+        with _owned(self.engines):
             self._warm_up()
 
     def prepare(self) -> None:
         """Prepare all that generation will run, one step after another; raises UserError as `warm_up`."""
-        with self._owned():
+        with _owned(self.engines):
             self._prepare()
 
     def _warm_up(self) -> None:
@@ -284,7 +271,7 @@ class RowsDecoder:
 
         Drafts end with `stop_tokens`; None: the target's generation config. Raises UserError where the engines' memory is in use.
         """
-        with self._owned():
+        with _owned(self.engines):
             if not self.is_warm:
                 self._warm_up()
             if not self._single:
@@ -359,14 +346,16 @@ class RowsDecoder:
             row.rounds.append(timed)
 
 
-def _placement(lm: LanguageModel) -> str:
-    weight = lm.output_embedding.weight
-    return f"{str(weight.dtype).removeprefix('torch.')} on {lm.device}"
-
-
 @contextmanager
 def _owned(engines: Sequence[Engine]) -> Iterator[None]:
-    """Keep engines for one caller: texts that take turns on one memory would be wrong without a word."""
+    """Keep engines for one caller: texts that take turns on one memory would be wrong without a word.
+
+    Raises UserError where they are in use, or were made for models of another type or on another device.
+    """
+    for engine in engines:
+        if (now := engine.lm.placement) != engine.placement:
+            made = f"this decoder was made when it was {engine.placement}; make another decoder"
+            raise UserError(f"{engine.lm.name} is {now}, but {made}.")
     with _lock:
         if any(engine in _in_use for engine in engines):
             raise UserError(
