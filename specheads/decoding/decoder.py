@@ -24,6 +24,7 @@ from specheads.decoding.rows import (
     checked_number,
     checked_stop_tokens,
     checked_window,
+    failed,
     plain_torch,
 )
 from specheads.decoding.step_inputs import DraftMemory
@@ -169,12 +170,14 @@ class Decoder:
         if as_completed:
             return rows.generate(opened, stop, failures)
         waiting = list(opened)
+        if failures:
+            raise failed(failures)
         made: dict[int, Generation] = {}
         try:
-            made.update(rows.generate([] if failures else waiting, stop, failures))
+            made.update(rows.generate(waiting, stop, failures))
         except UserError as error:
             raise BatchError(str(error), made) from None
-        return [made[number] for number in range(len(waiting))]
+        return [made[row.number] for row in waiting]
 
     @plain_torch()
     def _batch_of(self, num_rows: int) -> RowsDecoder:
@@ -186,9 +189,10 @@ class Decoder:
         raise NotImplementedError
 
     def _row(self, prompt: Prompt, max_new_tokens: int, seed: int, stop_tokens: StopTokens) -> Row:
+        row = self.single.row(0, prompt, max_new_tokens, seed, checked_stop_tokens(stop_tokens))
         if not self.is_warm:
             self.warm_up()
-        return self.single.row(0, prompt, max_new_tokens, seed, checked_stop_tokens(stop_tokens))
+        return row
 
     def _pieces(self, row: Row) -> Iterator[str]:
         shown = read = 0  # tokens before `shown` are out; [shown, read) decoded to the text that the next piece extends

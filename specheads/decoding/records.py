@@ -106,11 +106,6 @@ class DecodeStats:
         return self.num_accepted / self.num_expected if self.num_expected else None
 
     @property
-    def drafted_per_round(self) -> float:
-        """Drafted tokens per target forward pass."""
-        return self.num_drafted / self.num_target_calls
-
-    @property
     def decode_seconds(self) -> float:
         """The seconds of all rounds, without the reading of prompts."""
         return self.seconds - self.prefill_seconds

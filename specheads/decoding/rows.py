@@ -7,7 +7,7 @@ rounding of sums. examples/speculative_decoding.py is the algorithm without cach
 import gc
 import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
@@ -73,6 +73,13 @@ def checked_stop_tokens(stop_tokens: StopTokens) -> list[int] | None:
             f"stop_tokens={stop_tokens!r} must be token ids, such as [2]; for a token's text, take "
             "pair.tokenizer.convert_tokens_to_ids."
         ) from None
+
+
+def failed(failures: Mapping[int, str]) -> UserError:
+    """Return the error about prompts that failed, by their number."""
+    named = [f"prompt {number}: {failure}" for number, failure in sorted(failures.items())]
+    more = [f"and {len(named) - MOST_NAMED} more"] if len(named) > MOST_NAMED else []
+    return UserError("; ".join([*named[:MOST_NAMED], *more]))
 
 
 @dataclass
@@ -262,9 +269,7 @@ class RowsDecoder:
                     elif row.has_ended:
                         yield row.number, row.generation(self.pair)
         if failures:
-            named = [f"prompt {number}: {failure}" for number, failure in sorted(failures.items())]
-            more = [f"and {len(named) - MOST_NAMED} more"] if len(named) > MOST_NAMED else []
-            raise UserError("; ".join([*named[:MOST_NAMED], *more]))
+            raise failed(failures)
 
     def decode(self, rows: Iterable[Row], stop_tokens: Iterable[int] | None) -> Iterator[list[Row]]:
         """Yield, after each round, the rows that took it. One that has ended leaves its place to the next of `rows`.

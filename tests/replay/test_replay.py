@@ -271,7 +271,7 @@ def two_of_each(head):
     other = recorded_head(head)
     return [
         *(stopping.FixedLength(k) for k in (2, 5)),
-        *(stopping.Confidence(0.4, retune=r) for r in (True, False)),
+        *(stopping.Confidence(t) for t in (0.4, 0.7)),
         *(stopping.MaxProbability(t) for t in (0.3, 0.6)),
         *(stopping.DraftProduct(t) for t in (0.5, 0.9)),
         *(stopping.Logistic({"logit_max_prob": w, "bias": 0.1}, 0.6) for w in (0.5, 1.5)),

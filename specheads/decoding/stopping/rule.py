@@ -63,10 +63,6 @@ class StoppingRule:
         """Return the state (B = `batch`) before the first round."""
         raise NotImplementedError
 
-    def initial_memory(self, batch: int, device: torch.device) -> Any:
-        """Return what a state of this package's rules has in its `memory` at the start of a prompt, tensors (B, ...)."""
-        return ()
-
     def start_round(self, state: Any) -> Any:
         """Return the state at the start of a round."""
         return state._replace(num_drafted=constants(0, state.num_drafted))

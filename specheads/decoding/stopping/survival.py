@@ -44,6 +44,10 @@ class SurvivalRule(StoppingRule):
         if not is_count(least, least=1) or not is_count(most, least=least):
             raise UserError(f"min_tokens={least} and max_tokens={most} must be integers with 1 <= min_tokens <= max_tokens.")
 
+    def initial_memory(self, batch: int, device: torch.device) -> Any:
+        """Return what a state has in its `memory` at the start of a prompt, tensors (B, ...)."""
+        return ()
+
     def acceptance(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
         """Return the estimated acceptance probability (B,) of the token that this step assesses."""
         raise NotImplementedError
