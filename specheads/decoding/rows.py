@@ -8,7 +8,7 @@ import gc
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from numbers import Integral
@@ -43,9 +43,13 @@ Prompt = str | Sequence[dict[str, str]] | Sequence[int] | Tensor
 @contextmanager
 def plain_torch() -> Iterator[None]:
     """Compute as where the caller has set no mode: its tensors must serve later calls, which may be outside of that mode."""
-    host = nullcontext() if torch.get_default_device() == CPU else CPU
-    with torch.inference_mode(False), torch.no_grad(), host:
-        yield
+    made = torch.empty(0)  # which shows the caller's modes, and costs a microsecond
+    if made.is_cpu and not made.is_inference():
+        with torch.no_grad():
+            yield
+    else:
+        with torch.inference_mode(False), torch.no_grad(), CPU:
+            yield
 
 
 def checked_number(name: str, value: Any, least: int = 1, most: float = math.inf, what: str = "") -> int:
