@@ -60,11 +60,11 @@ _KINDS = {  # of a decoder's arguments, with examples
 }
 
 
-def _checked_choices(**choices: Any) -> dict[str, Any]:
-    """Return the arguments of a decoder; raises UserError for one of another type."""
+def _checked_choices(needed: str = "pair", **choices: Any) -> dict[str, Any]:
+    """Return the arguments of a decoder, all but the `needed` one may be None; raises UserError for one of another type."""
     for name in choices.keys() & _KINDS.keys():
         kind, example = _KINDS[name]
-        if not isinstance(choices[name], kind) and (choices[name] is not None or name in ("pair", "head")):
+        if not isinstance(choices[name], kind) and (choices[name] is not None or name == needed):
             raise UserError(f"{name}={choices[name]!r} must be a {kind.__name__}, for example {example}.")
     return choices
 
@@ -264,13 +264,13 @@ class SpeculativeDecoder(Decoder):
 
         `choices` are warp, engine and window. Raises UserError if none is stored, as something else was faster for example.
         """
-        _checked_choices(head=head)
+        _checked_choices("head", head=head)
         stopping, verification = recommended_rules(head)
         return cls(pair, stopping=stopping, verification=verification, **choices)
 
     def with_stopping(self, stopping: StoppingRule, verification: Verification | None = None) -> "SpeculativeDecoder":
         """Return a decoder with other rules that shares this one's memory; only one of them may be decoding at a time."""
-        _checked_choices(stopping=stopping, verification=verification)
+        _checked_choices("stopping", stopping=stopping, verification=verification)
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other._choices = {**self._choices, "stopping": stopping, "verification": verification or self.verification}

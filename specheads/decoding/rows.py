@@ -7,6 +7,7 @@ rounding of sums. examples/speculative_decoding.py is the algorithm without cach
 import gc
 import logging
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ CPU = torch.device("cpu")
 MAX_WINDOW = 4096  # models that reach 128k positions would otherwise fill a device with empty memory
 MOST_NAMED = 8  # prompts that failed, in a message
 _in_use, _lock = WeakSet[Engine](), Lock()  # engines that decode now
+_used, _of_parent = WeakSet[Engine](), WeakSet[Engine]()  # that have decoded: ever, and before this process was forked
 _frozen_by: str | None = None  # who keeps Python's collector from objects, once it is known
 
 StopTokens = int | Iterable[int] | Tensor | None
@@ -355,13 +357,28 @@ class RowsDecoder:
             row.rounds.append(timed)
 
 
+def _begin_in_fork() -> None:
+    """Compute with one thread: a fork would wait for those of OpenMP, which only the process has that it was forked from."""
+    global _lock
+    _lock = Lock()
+    if _used and torch.get_num_threads() > 1:
+        _of_parent.update(_used)
+        torch.set_num_threads(1)
+
+
+os.register_at_fork(after_in_child=_begin_in_fork)
+
+
 @contextmanager
 def _owned(engines: Sequence[Engine]) -> Iterator[None]:
     """Keep engines for one caller: texts that take turns on one memory would be wrong without a word.
 
-    Raises UserError where they are in use, or were made for models of another type or on another device.
+    Raises UserError where they are in use, were made for models of another type or on another device, or compiled for threads
+    that a fork lacks.
     """
     for engine in engines:
+        if engine.num_prepared and engine in _of_parent:
+            raise UserError("this decoder was compiled in the process that this one was forked from; make another decoder here.")
         if (now := engine.lm.placement) != engine.placement:
             made = f"this decoder was made when it was {engine.placement}; make another decoder"
             raise UserError(f"{engine.lm.name} is {now}, but {made}.")
@@ -372,6 +389,7 @@ def _owned(engines: Sequence[Engine]) -> Iterator[None]:
                 "its end or close() it, or make another decoder."
             )
         _in_use.update(engines)
+        _used.update(engines)
     try:
         yield
     finally:
