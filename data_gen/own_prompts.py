@@ -4,8 +4,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from data_gen.run import generate_data
-from data_gen.settings import Generation
+from specheads.data_gen.run import generate_data
+from specheads.data_gen.settings import DataGeneration
 from specheads.errors import UserError
 from specheads.pair.config import INSTRUCTION
 from specheads.pair.pair import Pair
@@ -27,7 +27,7 @@ class OwnPrompts(Settings):
     )
 
 
-def write_own_prompts(pair: Pair, wish: OwnPrompts, settings: Generation, root: Path) -> Path:
+def write_own_prompts(pair: Pair, wish: OwnPrompts, settings: DataGeneration, root: Path) -> Path:
     """Return a JSON-lines file of different prompts, `{"instruction": ...}`, that the pair's target has written.
 
     A text that does not end within `data.max_new_tokens` is no prompt. Raises UserError for a target without a format in which a

@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from data_gen.run import Stage
-from data_gen.settings import Generation
+from specheads.data_gen.run import Stage
+from specheads.data_gen.settings import DataGeneration
 from specheads.errors import UserError, user_error
 from specheads.forecast import progress
 from specheads.storage.files import locked
@@ -31,7 +31,7 @@ T = TypeVar("T")
 OpenStage = Callable[[dict[str, Any]], Path | Stage]
 
 
-def on_workers(settings: Generation, shared: Path, open_stage: OpenStage, stages: Sequence[dict[str, Any]]) -> str:
+def on_workers(settings: DataGeneration, shared: Path, open_stage: OpenStage, stages: Sequence[dict[str, Any]]) -> str:
     """Do stages one after another on workers that share the folder `shared`; return the folder of the last.
 
     `open_stage`, a function of a module, opens a stage from plain data. Raises UserError for a cluster that cannot be used.
@@ -155,7 +155,7 @@ def _packages_here() -> dict[str, str]:
     return {name: importlib.import_module(name).__version__ for name in ("specheads", "torch", "transformers")}
 
 
-def _connect(ray: Any, settings: Generation) -> None:
+def _connect(ray: Any, settings: DataGeneration) -> None:
     """Connect to the cluster of the settings, or start one of this machine alone."""
     passed_on = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
     options: dict[str, Any] = {"runtime_env": {"env_vars": passed_on}, "logging_level": "warning", "log_to_driver": True}
@@ -174,7 +174,7 @@ def _connect(ray: Any, settings: Generation) -> None:
         ) from None
 
 
-def _check_size(has: Mapping[str, float], settings: Generation) -> None:
+def _check_size(has: Mapping[str, float], settings: DataGeneration) -> None:
     """Raise UserError if no worker fits into a cluster that cannot grow, which is that of this machine alone."""
     for name, need, key in (("CPU", settings.ray_cpus_per_worker, "cpus"), ("GPU", settings.ray_gpus_per_worker, "gpus")):
         if settings.ray_address is None and need > has.get(name, 0):

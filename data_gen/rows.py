@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data_gen.settings import Generation
+from specheads.data_gen.settings import DataGeneration
 from specheads.decoding.responses import Responder, Response, row_uniforms
 from specheads.errors import UserError
 from specheads.pair.language_model import LanguageModel
@@ -36,7 +36,7 @@ class Shard:
     sample: int = 0
 
 
-def plan_shards(prompts: Sequence[EncodedPrompt], settings: Generation) -> dict[str, Shard]:
+def plan_shards(prompts: Sequence[EncodedPrompt], settings: DataGeneration) -> dict[str, Shard]:
     """Return the files, `train-00000.parquet` and so on; first responses come before second ones."""
     shards: dict[str, Shard] = {}
     for split in SPLITS:
@@ -50,7 +50,7 @@ def plan_shards(prompts: Sequence[EncodedPrompt], settings: Generation) -> dict[
     return shards
 
 
-def respond(responder: Responder, shards: Sequence[Shard], settings: Generation, **how: Any) -> list[list[Response]]:
+def respond(responder: Responder, shards: Sequence[Shard], settings: DataGeneration, **how: Any) -> list[list[Response]]:
     """Return the target's responses to the prompts of shards of one warp; see `Responder.respond` for more arguments."""
     rows = [(shard.sample, *prompt) for shard in shards for prompt in shard.prompts]
     uniform = np.stack([uniforms_of(settings, prompt.prompt_id, sample)[0] for sample, prompt, _ in rows])
@@ -81,7 +81,7 @@ def label_rows(
     pair: Pair,
     shard: Shard,
     responses: Sequence[Response],
-    settings: Generation,
+    settings: DataGeneration,
     advance: Callable[[int], object] = lambda rows: None,
 ) -> list[dict]:
     """Return the rows of one shard with drafted tokens and their labels; `advance` as in `label_responses`."""
@@ -90,13 +90,13 @@ def label_rows(
     return response_rows(shard, responses, label_responses(pair, ids, answers, uniform, settings.warp, advance))
 
 
-def uniforms_of(settings: Generation, prompt_id: str, sample: int) -> np.ndarray:
+def uniforms_of(settings: DataGeneration, prompt_id: str, sample: int) -> np.ndarray:
     """Return the uniform numbers of a response and of the tokens drafted along it; a greedy draft drafts one at each position."""
     num_samples = 1 if settings.warp.greedy else settings.samples_per_position
     return row_uniforms(settings.seed, prompt_id, settings.max_new_tokens, num_samples, sample)
 
 
-def warp_of(settings: Generation, shard: Shard) -> Warp:
+def warp_of(settings: DataGeneration, shard: Shard) -> Warp:
     """Return what turns the target's logits into the probabilities of a shard's responses."""
     # A greedy target has one response. Text that it would not have written shows the heads of a greedy pair more.
     return replace(settings.warp, temperature=1.0) if settings.warp.greedy and shard.sample else settings.warp

@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from transformers import PreTrainedTokenizerBase
 
-from data_gen.rows import LABELS, Shard, elements_at_once, label_rows, plan_shards, respond, response_rows, warp_of
-from data_gen.server_runner import server_responses
-from data_gen.settings import RESPONSE_LIMITS, Generation
-from data_gen.vllm_runner import responses_provenance, vllm_responses
+from specheads.data_gen.rows import LABELS, Shard, elements_at_once, label_rows, plan_shards, respond, response_rows, warp_of
+from specheads.data_gen.server_runner import server_responses
+from specheads.data_gen.settings import RESPONSE_LIMITS, DataGeneration
+from specheads.data_gen.vllm_runner import responses_provenance, vllm_responses
 from specheads.decoding.engine import bulk_operations
 from specheads.decoding.responses import Responder, Response
 from specheads.errors import UserError
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 def generate_data(
     pair: Pair,
     source: PromptSource | Sequence[Prompt],
-    settings: Generation,
+    settings: DataGeneration,
     root: Path,
     splits: Collection[str] = SPLITS,
     labelled: bool = True,
@@ -78,7 +78,7 @@ def tell_cut_thoughts(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 def next_stage(
     pair: Pair,
     prompts: Sequence[Prompt],
-    settings: Generation,
+    settings: DataGeneration,
     root: Path,
     splits: Collection[str] = SPLITS,
     labelled: bool = True,
@@ -128,7 +128,7 @@ class Stage(ABC):
     name: str
     labelled: bool
 
-    def __init__(self, pair: Pair, prompts: Sequence[Prompt], settings: Generation, root: Path) -> None:
+    def __init__(self, pair: Pair, prompts: Sequence[Prompt], settings: DataGeneration, root: Path) -> None:
         self.pair, self.settings = pair, settings
         provenance = cache_provenance(pair, prompts, settings, self.labelled)
         self.store = ShardStore(root / fingerprint(provenance), provenance, SCHEMA)
@@ -230,7 +230,9 @@ class LabelStage(Stage):
 
     name, labelled = "labels", True
 
-    def __init__(self, pair: Pair, prompts: Sequence[Prompt], settings: Generation, root: Path, responses: ShardStore) -> None:
+    def __init__(
+        self, pair: Pair, prompts: Sequence[Prompt], settings: DataGeneration, root: Path, responses: ShardStore
+    ) -> None:
         super().__init__(pair, prompts, settings, root)
         self.responses = responses
 
@@ -251,7 +253,7 @@ class LabelStage(Stage):
                 self.store.write(name, label_rows(self.pair, shard, responses, self.settings, advance))
 
 
-def cache_provenance(pair: Pair, prompts: Sequence[Prompt], settings: Generation, labelled: bool) -> dict[str, Any]:
+def cache_provenance(pair: Pair, prompts: Sequence[Prompt], settings: DataGeneration, labelled: bool) -> dict[str, Any]:
     """Return everything that decides a cache's content. Responses depend on the draft only by the length of its window."""
     provenance = response_provenance(pair, prompts, settings.warp, settings.seed) | responses_provenance(settings)
     if labelled:

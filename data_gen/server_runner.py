@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from data_gen.rows import Shard, states_before, uniforms_of, warp_of
-from data_gen.settings import Generation
-from data_gen.vllm_runner import sampling_params
+from specheads.data_gen.rows import Shard, states_before, uniforms_of, warp_of
+from specheads.data_gen.settings import DataGeneration
+from specheads.data_gen.vllm_runner import sampling_params
 from specheads.decoding.responses import Response
 from specheads.errors import UserError
 from specheads.pair.padding import right_padded
@@ -144,7 +144,7 @@ def _said(body: bytes) -> str:
 
 
 def server_responses(
-    pair: Pair, shards: Mapping[str, Shard], settings: Generation, store: ShardStore, advance: Callable[[int], object]
+    pair: Pair, shards: Mapping[str, Shard], settings: DataGeneration, store: ShardStore, advance: Callable[[int], object]
 ) -> Generator[tuple[str, list[Response]]]:
     """Yield some shards' names with their responses as the last ends. Raises UserError for a server that fails, or is another."""
     if settings.server_url is None:

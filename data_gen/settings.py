@@ -12,7 +12,7 @@ _LARGEST_BATCH = 2**16  # responses; their key-value memory is allocated at once
 RESPONSE_LIMITS = ("max_new_tokens", "max_prompt_tokens", "batch_size", "rows_per_shard", "responses_per_prompt")
 
 
-class Generation(Warped):
+class DataGeneration(Warped):
     """How responses, drafted tokens and acceptance probabilities are made; all of it is in the fingerprint."""
 
     # Of its own: three heads with seed=0, 1 and 2 learn from one data set, which is what costs.

@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from data_gen.rows import Shard, uniforms_of, warp_of
-from data_gen.settings import Generation
+from specheads.data_gen.rows import Shard, uniforms_of, warp_of
+from specheads.data_gen.settings import DataGeneration
 from specheads.decoding.responses import Response
 from specheads.errors import UserError
 from specheads.integrations.vllm_responses import lines_of
@@ -46,7 +46,7 @@ def _vllm_version(python: str) -> str:
     return version
 
 
-def responses_provenance(settings: Generation) -> dict[str, Any]:
+def responses_provenance(settings: DataGeneration) -> dict[str, Any]:
     """Return what decides responses besides the target and the settings of all runners; nothing for those that are made here."""
     if settings.runner == "server":
         return {"runner": ["server", settings.server_model]}
@@ -56,7 +56,7 @@ def responses_provenance(settings: Generation) -> dict[str, Any]:
 
 
 def vllm_responses(
-    pair: Pair, shards: Mapping[str, Shard], settings: Generation, folder: Path, advance: Callable[[int], object]
+    pair: Pair, shards: Mapping[str, Shard], settings: DataGeneration, folder: Path, advance: Callable[[int], object]
 ) -> Generator[tuple[str, list[Response]]]:
     """Yield the names of some shards with their responses, which vLLM makes all at once and in this order.
 
@@ -100,7 +100,7 @@ def sampling_params(pair: Pair, warp: Warp, most: int, uniform: float, seeds: in
     return chosen | {"max_tokens": most, "seed": int(uniform * seeds)}
 
 
-def model_of(pair: Pair, requests: list[dict[str, Any]], settings: Generation) -> dict[str, Any]:
+def model_of(pair: Pair, requests: list[dict[str, Any]], settings: DataGeneration) -> dict[str, Any]:
     """Return the arguments of vllm.LLM with which a pair's target answers requests."""
     location = resolve(pair.target_id)
     model: dict[str, Any] = {

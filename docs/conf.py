@@ -10,10 +10,10 @@ sys.path[:0] = [str(HERE.parent)]
 import yaml
 
 import specheads
-from data_gen.settings import Generation
 from specheads.commands import export
 from specheads.commands.help import REPRODUCE, composed, experiments, read_head, sections, usage_head
 from specheads.commands.main import PROGRAMS, VERBS
+from specheads.data_gen.settings import DataGeneration
 from specheads.pair.config import checked_dtype, config_folder, pair_config
 from specheads.storage.files import amount
 
@@ -90,7 +90,7 @@ def pair_table() -> str:
 
 def data_table() -> str:
     """Return the table of the prompt sets with a path, from the heads of their configs."""
-    rows, usual = [], Generation().values()
+    rows, usual = [], DataGeneration().values()
     for path in sorted((config_folder() / "data").glob("*.yaml")):
         text = path.read_text()
         data = yaml.safe_load(text)

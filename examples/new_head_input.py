@@ -22,13 +22,9 @@ KNOWN_INPUTS["next_token"] += ("second_share",)
 
 def main(folder: Path, num_prompts: int = 60) -> specheads.AcceptanceHead:
     """Train a head in `folder`, print how it decodes, and return it."""
-    from data_gen.run import generate_data
-    from data_gen.settings import Generation
-    from specheads.prompts.sources import NanoSource
-
-    pair, source = specheads.load_pair("nano"), NanoSource(num_prompts, 10, 10)
-    generation = Generation(max_new_tokens=32, max_prompt_tokens=128)
-    data = generate_data(pair, source, generation, folder / "data")
+    pair, source = specheads.load_pair("nano"), specheads.NanoSource(num_prompts, 10, 10)
+    generation = specheads.DataGeneration(max_new_tokens=32, max_prompt_tokens=128)
+    data = specheads.generate_data(pair, source, generation, folder / "data")
     inputs = [*DEFAULT_INPUTS["next_token"], "second_share"]
     settings = specheads.HeadTraining(heads="lookahead", head={"inputs": inputs}, trainer={"max_epochs": 2}, calibration=None)
     texts = specheads.GeneratedData(data, list(source.load(pair.chats)), generation.limits)

@@ -23,9 +23,9 @@ from pathlib import Path
 
 import torch
 
-from data_gen.run import generate_data
-from data_gen.settings import Generation
 from specheads import AcceptanceHead, HeadConfig, Pair, SpeculativeDecoder, Warp, load_pair, stopping
+from specheads.data_gen.run import generate_data
+from specheads.data_gen.settings import DataGeneration
 from specheads.prompts.sources import NanoSource
 
 BATCH, SHORT = 8, 12  # rows of a batch; tokens of a response that is one of very many
@@ -91,10 +91,10 @@ def turns_of(pair: Pair, given: argparse.Namespace, folder: Path) -> list[Callab
         return [decoder.generate(prompt, 32, seed=number) for prompt in prompts[: given.size]]
 
     def batched(number: int) -> object:
-        return list(decoder.generate_batch(prompts, BATCH, 32, seeds=[number] * len(prompts)))
+        return decoder.generate_batch(prompts, BATCH, 32, seeds=[number] * len(prompts))
 
     def data(number: int) -> object:
-        made = Generation(max_new_tokens=16, rows_per_shard=16, samples_per_position=2, seed=number)
+        made = DataGeneration(max_new_tokens=16, rows_per_shard=16, samples_per_position=2, seed=number)
         generate_data(pair, NanoSource(2 * given.size, 0, 0), made, folder / "data")
         return shutil.rmtree(folder / "data")
 
@@ -126,7 +126,7 @@ def single_tokens(decoder: SpeculativeDecoder, prompts: Sequence[Sequence[int]],
 
 def batched_tokens(decoder: SpeculativeDecoder, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> Tokens:
     """Return the tokens of prompts that are decoded together."""
-    done = dict(decoder.generate_batch(prompts, BATCH, SHORT, seeds))
+    done = decoder.generate_batch(prompts, BATCH, SHORT, seeds)
     return [done[number].tokens.tolist() for number in range(len(prompts))]
 
 

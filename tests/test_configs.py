@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from data_gen.settings import Generation
 from specheads.commands.compose import command_config, plain, settings_of, source_of
 from specheads.commands.help import PROGRAMS, experiments
+from specheads.data_gen.settings import DataGeneration
 from specheads.pair.config import config_folder
 from specheads.prompts.sources import prompt_source
 from specheads.settings import fields_of
@@ -75,7 +75,7 @@ def test_every_prompt_set_passes_its_own_check(path):
     source_of(composed("data_gen", [f"data={path.stem}"]))
 
 
-@pytest.mark.parametrize(("name", "cls"), [("train", HeadTraining), ("data_gen", Generation)])
+@pytest.mark.parametrize(("name", "cls"), [("train", HeadTraining), ("data_gen", DataGeneration)])
 def test_defaults_of_a_class_are_those_of_the_configs(name, cls):
     cfg = composed(name, ["data=alpaca"])
     assert settings_of(cls, cfg) == cls()
@@ -85,7 +85,7 @@ def test_defaults_of_a_class_are_those_of_the_configs(name, cls):
 
 
 def test_every_key_has_a_sentence_of_help():
-    assert not [key for cls in (HeadTraining, Generation) for key, text in fields_of(cls).items() if not text]
+    assert not [key for cls in (HeadTraining, DataGeneration) for key, text in fields_of(cls).items() if not text]
 
 
 def test_nested_objects_of_the_trainer_are_instantiated():

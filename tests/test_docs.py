@@ -28,7 +28,8 @@ SNIPPET = re.compile(r"^( *)```python\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 FILLED = {
     '"mini"': '"nano"',
     "outputs/head/<date_time>/heads/next_token-d3-r1": "head",
-    "NanoSource(200, 50, 50), Generation()": "NanoSource(8, 4, 4), Generation(max_new_tokens=12)",
+    "NanoSource(200, 50, 50)": "NanoSource(8, 4, 4)",
+    "DataGeneration()": "DataGeneration(max_new_tokens=12)",
     'HeadTraining(heads="lookahead")': 'HeadTraining(heads="lookahead", trainer={"max_epochs": 1}, calibration=None)',
     "Evaluation(num_prompts=32)": "Evaluation(num_prompts=2, num_dev_prompts=2, num_live_prompts=1, max_new_tokens=8)",
     "specheads.Distillation()": 'specheads.Distillation(trainer={"max_epochs": 1}, num_dev_prompts=2)',

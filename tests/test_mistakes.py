@@ -15,10 +15,10 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from safetensors.torch import save_file
 
-from data_gen.settings import Generation
 from specheads import Distillation, Evaluation, HeadTraining, UserError
 from specheads.commands import data, evaluate, train
 from specheads.commands.run_folders import NoteRunKey
+from specheads.data_gen.settings import DataGeneration
 from specheads.decoding import responses as generate
 from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
 from specheads.heads.train_prompts import TrainPrompts
@@ -191,12 +191,12 @@ SETTINGS = {
     ),
     "calibration by a word": (HeadTraining, {"calibration": "some"}, "calibration=some must be a positive integer.*null: they"),
     "batch that no memory holds": (
-        Generation,
+        DataGeneration,
         {"batch_size": 10**12},
         "generation.batch_size=1000000000000 must be at most 65536.*fewer take less memory",
     ),
-    "temperature below zero": (Generation, {"warp": {"temperature": -1}}, "temperature=-1"),
-    "top-p above one": (Generation, {"warp": {"top_p": 1.5}}, "top_p=1.5"),
+    "temperature below zero": (DataGeneration, {"warp": {"temperature": -1}}, "temperature=-1"),
+    "top-p above one": (DataGeneration, {"warp": {"top_p": 1.5}}, "top_p=1.5"),
     "threshold above one": (Evaluation, {"thresholds": [1.2]}, "thresholds=1.2 must be a number from 0 to 1, or auto"),
     "length that is a fraction": (Evaluation, {"fixed_lengths": [1.5, 2]}, "fixed_lengths=1.5 must be a positive integer"),
     "samples that are a word": (Evaluation, {"record": {"num_samples": "x"}}, "record.num_samples=x must be a positive integer"),

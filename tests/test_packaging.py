@@ -14,10 +14,15 @@ SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setupto
 def test_every_package_is_listed():
     packages = {
         ".".join(path.parent.relative_to(ROOT).parts)
-        for top in ("specheads", "data_gen")
-        for path in (ROOT / top).rglob("__init__.py")
+        for path in [*(ROOT / "specheads").rglob("__init__.py"), ROOT / "specheads" / "data_gen" / "__init__.py"]
     }
     assert set(SETTINGS["packages"]) - {"specheads.conf"} == packages  # in a source tree the configs are no package
+    assert (ROOT / "specheads" / "data_gen").samefile(ROOT / SETTINGS["package-dir"]["specheads.data_gen"])
+
+
+def test_the_notice_names_every_text_of_a_licence():
+    named = {line for line in (ROOT / "NOTICE").read_text().splitlines() if line.startswith("licenses/")}
+    assert named == {str(path.relative_to(ROOT)) for path in (ROOT / "licenses").iterdir()}
 
 
 def test_every_other_file_is_listed():

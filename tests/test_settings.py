@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from data_gen.settings import Generation
+from specheads.data_gen.settings import DataGeneration
 from specheads.errors import UserError
 from specheads.settings import Built, Count, Flag, OneOrMore, PositiveNumber, Settings, cache_key, fields_of, setting
 from specheads.training.heads.settings import HeadTraining
@@ -83,4 +83,4 @@ def test_a_cache_key_has_what_decides_numbers():
 def test_keys_of_caches_have_the_names_of_earlier_versions():
     sizes = {"max_new_tokens": 512, "max_prompt_tokens": 1024, "batch_size": 64, "rows_per_shard": 512}
     sizes |= {"responses_per_prompt": 1, "draws_per_position": 4}
-    assert Generation().sizes() == sizes
+    assert DataGeneration().sizes() == sizes

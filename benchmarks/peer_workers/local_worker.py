@@ -53,9 +53,9 @@ def _specheads(setup: Mapping[str, Any], pair: Pair) -> Generate:
         decoder = decoder_of(**options)
         start = time.perf_counter()
         if at_once > 1:
-            made = dict(decoder.generate_batch(prompts, at_once, length, seeds, stop_tokens=()))
+            made = decoder.generate_batch(prompts, at_once, length, seeds, stop_tokens=())
             seconds = time.perf_counter() - start
-            return {"responses": [made[number].tokens.tolist() for number in range(len(prompts))], "seconds": seconds}
+            return {"responses": [each.tokens.tolist() for each in made], "seconds": seconds}
         out = decoder.generate(prompts[0], length, seed=seeds[0], stop_tokens=())
         answer = {"responses": [out.tokens.tolist()], "seconds": time.perf_counter() - start}
         stats, stages = DecodeStats.of(out.rounds), ("draft_seconds", "verify_seconds", "commit_seconds")

@@ -6,12 +6,12 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from data_gen.own_prompts import OwnPrompts, write_own_prompts
-from data_gen.ray_runner import on_workers
-from data_gen.run import Stage, generate_data, next_stage, tell_cut_thoughts
-from data_gen.settings import Generation
 from specheads.commands.command import command, next_command
 from specheads.commands.compose import load_configured_pair, model_config, settings_of, source_of
+from specheads.data_gen.own_prompts import OwnPrompts, write_own_prompts
+from specheads.data_gen.ray_runner import on_workers
+from specheads.data_gen.run import Stage, generate_data, next_stage, tell_cut_thoughts
+from specheads.data_gen.settings import DataGeneration
 from specheads.errors import UserError
 from specheads.pair.language_model import load_tokenizer
 from specheads.pair.pair import Pair
@@ -23,7 +23,7 @@ def data_cache(
     cfg: DictConfig, pair: Pair, splits: Collection[str] = SPLITS, prompts: Sequence[Prompt] | None = None, labelled: bool = True
 ) -> GeneratedData:
     """Return the data set of a composed config; the first process of a launcher makes missing shards (see generate_data)."""
-    settings, root = settings_of(Generation, cfg), Path(cfg.paths.data)
+    settings, root = settings_of(DataGeneration, cfg), Path(cfg.paths.data)
     prompts = unique(source_of(cfg).load(pair.chats)) if prompts is None else prompts
 
     def make() -> str:
@@ -34,7 +34,7 @@ def data_cache(
     return GeneratedData(Path(from_first(make)), prompts, settings.limits)
 
 
-def _on_workers(cfg: DictConfig, settings: Generation, splits: Collection[str] = SPLITS, labelled: bool = True) -> str:
+def _on_workers(cfg: DictConfig, settings: DataGeneration, splits: Collection[str] = SPLITS, labelled: bool = True) -> str:
     """Return the folder of a data set that the workers of a Ray cluster make, the responses first."""
     config = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True))
     config["paths"]["data"] = str(Path(cfg.paths.data).absolute())
@@ -46,7 +46,7 @@ def _on_workers(cfg: DictConfig, settings: Generation, splits: Collection[str] =
 def _open_stage(argument: dict[str, Any]) -> Path | Stage:
     """Return the stage of an argument of `on_workers`, or its folder if it is done."""
     cfg, labelled = OmegaConf.create(argument["config"]), argument["labelled"]
-    settings = settings_of(Generation, cfg)
+    settings = settings_of(DataGeneration, cfg)
     pair = load_configured_pair(cfg, only_draft=settings.by_vllm and not labelled)
     prompts = unique(source_of(cfg).load(pair.chats))
     return next_stage(pair, prompts, settings, Path(cfg.paths.data), argument["splits"], labelled)
@@ -54,7 +54,7 @@ def _open_stage(argument: dict[str, Any]) -> Path | Stage:
 
 def check_data(cfg: DictConfig) -> None:
     """Raise UserError for mistakes in the settings of prompts and generation that show before models are loaded."""
-    settings = settings_of(Generation, cfg)
+    settings = settings_of(DataGeneration, cfg)
     if settings.by_vllm and (name := model_config(cfg).quantization):
         raise UserError(
             f"model.quantization={name} is of this process, and vLLM reads the target by itself; leave it out, or use "
@@ -63,10 +63,10 @@ def check_data(cfg: DictConfig) -> None:
     source_of(cfg)
 
 
-@command("data_gen", Generation, OwnPrompts)
+@command("data_gen", DataGeneration, OwnPrompts)
 def main(cfg: DictConfig) -> None:
     """Generate the data, or prompts for it, and print where it is."""
-    wish, settings, root = settings_of(OwnPrompts, cfg), settings_of(Generation, cfg), Path(cfg.paths.data)
+    wish, settings, root = settings_of(OwnPrompts, cfg), settings_of(DataGeneration, cfg), Path(cfg.paths.data)
     if wish.number:
         file = write_own_prompts(load_configured_pair(cfg), wish, settings, root)
         print(f"prompts: {file}\nnext: {next_command('data', 'data=alpaca', f'data.path={file}')}")

@@ -11,10 +11,10 @@ from typing import Any, cast
 from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from data_gen.settings import Generation
-from data_gen.vllm_runner import model_of
 from specheads.commands.command import command, next_command
 from specheads.commands.compose import keys_of_choice, load_configured_pair, open_loggers, settings_of, source_of
+from specheads.data_gen.settings import DataGeneration
+from specheads.data_gen.vllm_runner import model_of
 from specheads.errors import UserError
 from specheads.evaluation.candidates import RuleChoice
 from specheads.evaluation.evaluate import evaluate
@@ -38,7 +38,7 @@ from specheads.training.heads.calibrate import Calibrated, calibrate
 logger = logging.getLogger(__name__)
 
 
-@command("evaluate", Generation, Evaluation)
+@command("evaluate", DataGeneration, Evaluation)
 def main(cfg: DictConfig) -> Report:
     """Evaluate a composed config; print, write and return the report."""
     # Mistakes and failed logins are reported before the models are loaded, which may take minutes.
@@ -135,7 +135,7 @@ def named_test_sets(named: Any, num_prompts: int) -> dict[str, TestSet] | None:
 def prompt_data(cfg: DictConfig) -> PromptData:
     """Return the prompts that a config describes; raises UserError for mistakes that show before data is read."""
     source, path = source_of(cfg), cfg.data.get("path")
-    return PromptData(source, settings_of(Generation, cfg).limits, Path(str(path)).stem if path else None)
+    return PromptData(source, settings_of(DataGeneration, cfg).limits, Path(str(path)).stem if path else None)
 
 
 def _config_text(cfg: DictConfig) -> str:
@@ -143,7 +143,7 @@ def _config_text(cfg: DictConfig) -> str:
     return without_home(OmegaConf.to_yaml(cfg, resolve=True))
 
 
-@command("probe", Generation, Probe)
+@command("probe", DataGeneration, Probe)
 def probe_pair(cfg: DictConfig) -> Probed:
     """Probe the pair of a composed config; print and write what was found, and return it. Raises UserError as `probe`."""
     settings, data = settings_of(Probe, cfg), _probed_prompts(cfg)
@@ -153,7 +153,7 @@ def probe_pair(cfg: DictConfig) -> Probed:
     def following(verb: str, *words: str) -> str:
         return without_home(next_command(verb, *prompts, *words))  # the report has it, too
 
-    generation = settings_of(Generation, cfg)
+    generation = settings_of(DataGeneration, cfg)
     server = Server(generation.vllm_python or sys.executable, partial(model_of, settings=generation))
     probed = probe(pair, settings, data, server, Path(cfg.paths.data), following, {"config": _config_text(cfg)})
     page, numbers = write_probe(probed, Path(cfg.paths.run))

@@ -18,10 +18,10 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 import specheads
-from data_gen.settings import Generation
 from specheads.commands.command import command
 from specheads.commands.compose import keys_of_choice, load_configured_pair, plain, settings_of
 from specheads.commands.evaluate import prompt_data, rule_choice
+from specheads.data_gen.settings import DataGeneration
 from specheads.decoding.drafting import Autoregressive, check_pairing
 from specheads.errors import UserError
 from specheads.evaluation.candidates import RuleChoice, check_rules
@@ -38,7 +38,7 @@ from specheads.storage.files import write_json
 GROUPS = ("drafting", "stopping", "verification")
 
 
-@command("reproduce", Generation, Reproduction)
+@command("reproduce", DataGeneration, Reproduction)
 def reproduce(cfg: DictConfig) -> None:
     """Repeat the experiment of a composed config; print the result and write `reproduction.json` into its folder.
 

@@ -11,10 +11,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from data_gen.settings import Generation
 from specheads.commands.command import command, next_command
 from specheads.commands.compose import load_configured_pair, model_config, open_loggers, settings_of, source_of
 from specheads.commands.data import check_data, data_cache
+from specheads.data_gen.settings import DataGeneration
 from specheads.errors import UserError
 from specheads.pair.pair import Pair
 from specheads.processes import is_first_process
@@ -35,7 +35,7 @@ _METRICS = {"auroc": "AUROC", "kl": "KL", "brier": "Brier", "ece": "ECE"}
 MOST_SHOWN = 20  # heads; a bank may have thousands
 
 
-@command("train", Generation, HeadTraining, folder="head", shared=True)
+@command("train", DataGeneration, HeadTraining, folder="head", shared=True)
 def train_head(cfg: DictConfig, pair: Pair | None = None) -> "TrainedHeads":
     """Train the heads of a config, for `pair` or its own; print how good they are. Raises UserError as `train_heads`."""
     settings, run = _checked_settings(HeadTraining, cfg), Path(cfg.paths.run)
@@ -51,7 +51,7 @@ def train_head(cfg: DictConfig, pair: Pair | None = None) -> "TrainedHeads":
     return trained
 
 
-@command("distill", Generation, Distillation, shared=True)
+@command("distill", DataGeneration, Distillation, shared=True)
 def distill_draft(cfg: DictConfig, pair: Pair | None = None) -> "DistilledDraft":
     """Distil the draft of a config's pair; print how good it is, and return it. Raises UserError as `distill`."""
     settings, run = _checked_settings(Distillation, cfg), Path(cfg.paths.run)

@@ -4,17 +4,29 @@ Positions in memory trail the committed text: the target always has all but the 
 and reads the missing ones first in its next forward pass.
 """
 
-import copy
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import count
+from typing import Any, Literal, overload
 
 from specheads.decoding.drafting import Autoregressive, Drafting, check_pairing
 from specheads.decoding.engine import Engine, make_engine
 from specheads.decoding.records import CHAIN, Generation
 from specheads.decoding.rounds import RoundParts, TargetRounds
-from specheads.decoding.rows import Prompt, Rounds, Row, RowsDecoder, StopTokens, checked_stop_tokens, checked_window
+from specheads.decoding.rows import (
+    Prompt,
+    Rounds,
+    Row,
+    RowsDecoder,
+    StopTokens,
+    checked_number,
+    checked_stop_tokens,
+    checked_window,
+    failed,
+    plain_torch,
+)
 from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold, StoppingRule
 from specheads.decoding.verification import BlockVerification, TokenVerification, Verification, VerificationRule
@@ -23,7 +35,6 @@ from specheads.heads.head import AcceptanceHead
 from specheads.pair.generation_config import TargetWarp
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp
-from specheads.settings import PositiveCount, check
 
 logger = logging.getLogger(__name__)
 
@@ -31,13 +42,48 @@ VERIFICATIONS: dict[str, type[VerificationRule]] = {rule.name: rule for rule in 
 LEAST_DRAFTED = 10  # tokens of a batch's drafts: a compiler can then be shown a number of them that is no other size
 
 
+class BatchError(UserError):
+    """Prompts of a batch that failed; `generations` has the responses to the others, by the number of the prompt."""
+
+    def __init__(self, message: str, generations: Mapping[int, Generation]) -> None:
+        super().__init__(message)
+        self.generations = generations
+
+
+_KINDS = {  # of a decoder's arguments, with examples
+    "pair": (Pair, 'specheads.load_pair("nano")'),
+    "drafting": (Drafting, "specheads.drafting.Autoregressive()"),
+    "stopping": (StoppingRule, "specheads.stopping.FixedLength(5), or HeadThreshold(head) for a head"),
+    "verification": (Verification, "specheads.verification.BlockVerification()"),
+    "head": (AcceptanceHead, "specheads.load_head(folder)"),
+    "warp": (Warp, "specheads.Warp(temperature=1.0)"),
+}
+
+
+def _checked_choices(needed: str = "pair", **choices: Any) -> dict[str, Any]:
+    """Return the arguments of a decoder, all but the `needed` one may be None; raises UserError for one of another type."""
+    for name in choices.keys() & _KINDS.keys():
+        kind, example = _KINDS[name]
+        if not isinstance(choices[name], kind) and (choices[name] is not None or name == needed):
+            raise UserError(f"{name}={choices[name]!r} must be a {kind.__name__}, for example {example}.")
+    return choices
+
+
 class Decoder:
-    """What all decoders can do with rows of their rounds."""
+    """What all decoders can do with rows of their rounds. A copy, also by pickle, is a new decoder with the same choices."""
 
     pair: Pair
     startup_seconds = 0.0  # spent on warming up, which no generation's seconds contain
     single: RowsDecoder  # decodes one prompt at a time
     _batch: RowsDecoder | None = None  # it has memory for one number of rows at a time
+    _choices: Mapping[str, Any]  # the arguments of the constructor
+
+    def __reduce__(self) -> Any:
+        return partial(type(self), **self._choices), ()
+
+    def __repr__(self) -> str:
+        pair, *others = ((name, value) for name, value in self._choices.items() if value is not None)
+        return f"{type(self).__name__}({pair[1].name}{''.join(f', {name}={value!r}' for name, value in others)})"
 
     @property
     def is_warm(self) -> bool:
@@ -72,31 +118,68 @@ class Decoder:
         """Yield the response's text piece by piece, whole characters only; until its end nothing else decodes here."""
         return self._pieces(self._row(prompt, max_new_tokens, seed, stop_tokens))
 
+    @overload
+    def generate_batch(
+        self, prompts: Iterable[Prompt], max_batch: int = ..., max_new_tokens: int = ..., seeds: int | Sequence[int] = ...,
+        stop_tokens: StopTokens = ..., as_completed: Literal[False] = ...,
+    ) -> list[Generation]: ...  # fmt: skip
+
+    @overload
+    def generate_batch(
+        self, prompts: Iterable[Prompt], max_batch: int = ..., max_new_tokens: int = ..., seeds: int | Sequence[int] = ...,
+        stop_tokens: StopTokens = ..., *, as_completed: Literal[True],
+    ) -> Iterator[tuple[int, Generation]]: ...  # fmt: skip
+
     def generate_batch(
         self,
         prompts: Iterable[Prompt],
         max_batch: int = 8,
         max_new_tokens: int = 256,
-        seeds: Sequence[int] | None = None,
+        seeds: int | Sequence[int] = 0,
         stop_tokens: StopTokens = None,
-    ) -> Iterator[tuple[int, Generation]]:
-        """Yield `(number, generation)` for each prompt as its response ends, which is not the order of `prompts`.
+        as_completed: bool = False,
+    ) -> list[Generation] | Iterator[tuple[int, Generation]]:
+        """Return the responses in the order of `prompts`, or yield `(number, generation)` as each ends.
 
         Up to `max_batch` prompts are decoded together; one that ends makes room for the next. The tokens of each are those that
-        `generate` returns, up to the rounding of sums. Until the batch ends or is closed, nothing else decodes here.
+        `generate` returns, up to the rounding of sums.
 
         Args:
-            prompts: each as for `generate`; read as there is room.
+            prompts: each as for `generate`; all are checked before the first is decoded.
             max_batch: rows of KV memory, which are allocated once for each number.
-            seeds: one for each prompt, which are then read at once; default 0 for all.
+            seeds: one for each prompt; or that of the first, and the prompts after it have the next numbers.
+            as_completed: yield responses as they end, and read prompts as there is room; until the batch ends or is closed,
+                nothing else decodes here.
 
         Raises:
-            UserError: a choice that decodes one prompt at a time; or, after the others have ended, prompts that failed.
+            UserError: a choice that decodes one prompt at a time; prompts that cannot be decoded, which are named after the
+                others have ended where these are yielded.
+            BatchError: prompts that failed while they were decoded; it has the others' responses.
         """
-        check("max_batch", max_batch, PositiveCount)
-        rows = self.single if max_batch == 1 else self._batch_of(max_batch)
-        return rows.generate(prompts, max_new_tokens, seeds, checked_stop_tokens(stop_tokens))
+        checked_number("max_batch", max_batch)
+        if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
+            raise UserError(f"prompts={prompts!r} must be a list of prompts; put a single one into a list, or use generate.")
+        if isinstance(seeds, Iterable):
+            prompts, seeds = list(prompts), list(seeds)
+            if len(seeds) != len(prompts):
+                raise UserError(f"seeds has {len(seeds)} numbers for {len(prompts)} prompts; give one for each, or the first.")
+        rows, stop = self.single if max_batch == 1 else self._batch_of(max_batch), checked_stop_tokens(stop_tokens)
+        failures: dict[int, str] = {}
+        numbers = seeds if isinstance(seeds, list) else count(checked_number("seeds", seeds, 0))
+        opened: Iterable[Row] = rows.opened(prompts, checked_number("max_new_tokens", max_new_tokens), numbers, stop, failures)
+        if as_completed:
+            return rows.generate(opened, stop, failures)
+        waiting = list(opened)
+        if failures:
+            raise failed(failures)
+        made: dict[int, Generation] = {}
+        try:
+            made.update(rows.generate(waiting, stop, failures))
+        except UserError as error:
+            raise BatchError(str(error), made) from None
+        return [made[row.number] for row in waiting]
 
+    @plain_torch()
     def _batch_of(self, num_rows: int) -> RowsDecoder:
         if self._batch is None or self._batch.num_rows != num_rows:
             self._batch = RowsDecoder(self.pair, self._batch_rounds(num_rows))
@@ -106,9 +189,10 @@ class Decoder:
         raise NotImplementedError
 
     def _row(self, prompt: Prompt, max_new_tokens: int, seed: int, stop_tokens: StopTokens) -> Row:
+        row = self.single.row(0, prompt, max_new_tokens, seed, checked_stop_tokens(stop_tokens))
         if not self.is_warm:
             self.warm_up()
-        return self.single.row(0, prompt, max_new_tokens, seed, checked_stop_tokens(stop_tokens))
+        return row
 
     def _pieces(self, row: Row) -> Iterator[str]:
         shown = read = 0  # tokens before `shown` are out; [shown, read) decoded to the text that the next piece extends
@@ -138,6 +222,7 @@ class SpeculativeDecoder(Decoder):
             MAX_WINDOW. Beyond those of the draft, the target goes on alone; trees end there.
     """
 
+    @plain_torch()
     def __init__(
         self,
         pair: Pair,
@@ -148,6 +233,9 @@ class SpeculativeDecoder(Decoder):
         engine: str = "auto",
         window: int | None = None,
     ) -> None:
+        self._choices = _checked_choices(
+            pair=pair, drafting=drafting, stopping=stopping, verification=verification, warp=warp, engine=engine, window=window
+        )
         self.drafting = drafting or Autoregressive()
         self.pair = pair = self.drafting.pair(pair)
         self.verification = verification or self.drafting.usual_verification()
@@ -176,12 +264,16 @@ class SpeculativeDecoder(Decoder):
 
         `choices` are warp, engine and window. Raises UserError if none is stored, as something else was faster for example.
         """
+        _checked_choices("head", head=head)
         stopping, verification = recommended_rules(head)
         return cls(pair, stopping=stopping, verification=verification, **choices)
 
     def with_stopping(self, stopping: StoppingRule, verification: Verification | None = None) -> "SpeculativeDecoder":
         """Return a decoder with other rules that shares this one's memory; only one of them may be decoding at a time."""
-        other = copy.copy(self)
+        _checked_choices("stopping", stopping=stopping, verification=verification)
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._choices = {**self._choices, "stopping": stopping, "verification": verification or self.verification}
         other.stopping, other.verification, other.startup_seconds = stopping, verification or self.verification, 0.0
         check_pairing(self.drafting, other.verification)
         drafting, longest = self.drafting, max(stopping.max_tokens, self._longest)
@@ -204,6 +296,7 @@ class SpeculativeDecoder(Decoder):
         """The engine that runs the draft, or the target's if no draft is run."""
         return self.engines[-1]
 
+    @plain_torch()
     def _bind(self) -> None:
         self.stopping.bind(self.pair, self.draft_engine.lm.device)
         # Capacity for the longest draft, and at least what most rules need: few sizes mean few compiled steps.
@@ -236,7 +329,11 @@ class SpeculativeDecoder(Decoder):
 class Baseline(Decoder):
     """The target alone, one token per forward pass, with the engine and the warping of speculative decoding."""
 
+    @plain_torch()
     def __init__(self, pair: Pair, warp: Warp | None = None, engine: str | Engine = "auto", window: int | None = None) -> None:
+        self._choices = _checked_choices(
+            pair=pair, warp=warp, engine=engine if isinstance(engine, str) else "auto", window=window
+        )
         self.pair, self.warp = pair, warp or TargetWarp(top_k=0).of(pair)
         self._engine_name = engine if isinstance(engine, str) else "auto"
         self.engine = make_engine(engine, pair.target_lm, checked_window(pair, window)) if isinstance(engine, str) else engine

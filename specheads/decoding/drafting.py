@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from specheads.decoding.engine import Engine, ForwardOutput
-from specheads.decoding.records import CHAIN
+from specheads.decoding.records import CHAIN, short_repr
 from specheads.decoding.rounds import ChainRounds, Drafter, RoundParts
 from specheads.decoding.rows import Rounds, Row
 from specheads.decoding.step_inputs import DraftMemory, HostNumbers, RowsExample, RowsStep, with_rows
@@ -28,6 +28,7 @@ class Drafting:
 
     reads_draft = True  # whether a draft model is run
     kind = CHAIN  # how tokens are chosen, which decides what may verify them
+    __repr__ = short_repr
 
     def usual_verification(self) -> Verification:
         """Return the rule that verifies such drafts unless another one is chosen."""

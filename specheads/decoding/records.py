@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -34,6 +35,7 @@ class Round(NamedTuple):
     num_target_calls: int = 1
     wait_seconds: float = 0.0  # time from the row's last tokens to this round: other rows commit, prompts are read
     marks: Mapping[str, float] = MappingProxyType({})  # what the drafting method counts besides
+    rejected: Sequence[int] = ()  # the drafted tokens of a chain after the accepted ones
 
     @property
     def seconds(self) -> float:
@@ -104,11 +106,6 @@ class DecodeStats:
         return self.num_accepted / self.num_expected if self.num_expected else None
 
     @property
-    def drafted_per_round(self) -> float:
-        """Drafted tokens per target forward pass."""
-        return self.num_drafted / self.num_target_calls
-
-    @property
     def decode_seconds(self) -> float:
         """The seconds of all rounds, without the reading of prompts."""
         return self.seconds - self.prefill_seconds
@@ -125,9 +122,15 @@ def _added(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return {name: sum(row.get(name, 0) for row in rows) for name in sorted(set().union(*rows))}
 
 
-@dataclass(frozen=True)
+def short_repr(choice: object) -> str:
+    """Return the class and the plain attributes of a rule or a drafting method."""
+    shown = {name: value for name, value in vars(choice).items() if isinstance(value, str | int | float | list | tuple)}
+    return f"{type(choice).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items() if name != 'compile_key')})"
+
+
+@dataclass(frozen=True, repr=False)
 class Generation:
-    """A finished response."""
+    """A finished response. A notebook shows its accepted drafted tokens in green, and the rejected ones struck out in red."""
 
     prompt_ids: Tensor  # (T,) long
     tokens: Tensor  # (N,) long, without the prompt; a stop token is part of it
@@ -135,3 +138,23 @@ class Generation:
     rounds: Sequence[Round]
     stats: DecodeStats
     finish_reason: str  # stop | length (max_new_tokens) | context (the models' window is full)
+    tokenizer: Any  # what `text` was decoded by
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= 60 else f"{self.text[:59]}…"
+        passes = f"{self.stats.num_target_calls} target forward passes"
+        return f"Generation({text!r}, {self.stats.num_tokens} tokens in {passes}, finish_reason={self.finish_reason!r})"
+
+    def _repr_html_(self) -> str:
+        plain, green, red = "", "color:#000;background:#b6e3b6", "color:#000;background:#f4b9b9;text-decoration:line-through"
+        pieces = [
+            f'<span style="{style}">{escape(self.tokenizer.decode([token]))}</span>'
+            for made in self.rounds
+            for tokens, style in (
+                (made.tokens[: made.num_accepted], green),
+                (made.rejected, red),  # where the target's token took their place
+                (made.tokens[made.num_accepted :], plain),
+            )
+            for token in tokens
+        ]
+        return f'<pre style="white-space:pre-wrap">{"".join(pieces)}</pre>'

@@ -266,7 +266,8 @@ class ChainRounds(Rounds):
             if result.draft_nan or result.target_nan:
                 row.fail_by_nan(self._pair.draft_id if result.draft_nan else self._pair.target_id)
             tokens, discarded = [*result.draft_tokens[:num_accepted], result.next_token], row.num_drafted - num_accepted
-            rounds.append(Round(tokens, row.num_drafted, num_accepted, discarded, row.num_draft_calls))
+            rejected = result.draft_tokens[num_accepted : row.num_drafted]
+            rounds.append(Round(tokens, row.num_drafted, num_accepted, discarded, row.num_draft_calls, rejected=rejected))
         self._counts.send()
         if drafter.rule.learns:
             drafter.state = drafter.rule.end_round(drafter.state, *self._outcome)

@@ -6,13 +6,15 @@ rounding of sums. examples/speculative_decoding.py is the algorithm without cach
 
 import gc
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from numbers import Integral
-from operator import index
 from threading import Lock
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -24,18 +26,40 @@ from specheads.decoding.records import DecodeStats, Generation, Round
 from specheads.decoding.step_inputs import PromptReader
 from specheads.errors import UserError
 from specheads.load import adapt_threads, threads_by_load
-from specheads.pair.pair import Pair
+from specheads.pair.pair import Pair, checked_ids
 from specheads.pair.sampling import Uniforms, nan_message
 
 logger = logging.getLogger(__name__)
 
 CPU = torch.device("cpu")
 MAX_WINDOW = 4096  # models that reach 128k positions would otherwise fill a device with empty memory
+MOST_NAMED = 8  # prompts that failed, in a message
 _in_use, _lock = WeakSet[Engine](), Lock()  # engines that decode now
+_used, _of_parent = WeakSet[Engine](), WeakSet[Engine]()  # that have decoded: ever, and before this process was forked
 _frozen_by: str | None = None  # who keeps Python's collector from objects, once it is known
 
 StopTokens = int | Iterable[int] | Tensor | None
 Prompt = str | Sequence[dict[str, str]] | Sequence[int] | Tensor
+
+
+@contextmanager
+def plain_torch() -> Iterator[None]:
+    """Compute as where the caller has set no mode: its tensors must serve later calls, which may be outside of that mode."""
+    made = torch.empty(0)  # which shows the caller's modes, and costs a microsecond
+    if made.is_cpu and not made.is_inference():
+        with torch.no_grad():
+            yield
+    else:
+        with torch.inference_mode(False), torch.no_grad(), CPU:
+            yield
+
+
+def checked_number(name: str, value: Any, least: int = 1, most: float = math.inf, what: str = "") -> int:
+    """Return an integer, of numpy for example, from `least` to `most`; raises UserError for anything else, with `what` it is."""
+    if isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= most:
+        return int(value)
+    expected = f"between {least} and {most}" if most < math.inf else "a positive integer" if least else "a non-negative integer"
+    raise UserError(f"{name}={value!r} must be {expected}{what}.")
 
 
 def checked_window(pair: Pair, window: int | None) -> int:
@@ -43,21 +67,25 @@ def checked_window(pair: Pair, window: int | None) -> int:
     most = pair.target_lm.window
     if window is None:
         return min(most, MAX_WINDOW)
-    if not 2 <= window <= most:
-        raise UserError(f"window={window} must be between 2 and {most}, the positions that the target reaches.")
-    return window
+    return checked_number("window", window, 2, most, ", the positions that the target reaches")
 
 
 def checked_stop_tokens(stop_tokens: StopTokens) -> list[int] | None:
     """Return the ids of `stop_tokens`, a single one or several; raises UserError for anything else, text for example."""
-    given = stop_tokens.flatten().tolist() if isinstance(stop_tokens, Tensor) else stop_tokens
     try:
-        return None if given is None else list(map(index, given if isinstance(given, Iterable) else [given]))
+        return None if stop_tokens is None else checked_ids(stop_tokens if isinstance(stop_tokens, Iterable) else [stop_tokens])
     except TypeError:
         raise UserError(
             f"stop_tokens={stop_tokens!r} must be token ids, such as [2]; for a token's text, take "
             "pair.tokenizer.convert_tokens_to_ids."
         ) from None
+
+
+def failed(failures: Mapping[int, str]) -> UserError:
+    """Return the error about prompts that failed, by their number."""
+    named = [f"prompt {number}: {failure}" for number, failure in sorted(failures.items())]
+    more = [f"and {len(named) - MOST_NAMED} more"] if len(named) > MOST_NAMED else []
+    return UserError("; ".join([*named[:MOST_NAMED], *more]))
 
 
 @dataclass
@@ -118,6 +146,7 @@ class Row:
             self.finish_reason = "length" if len(self.response) >= self.max_new_tokens else "context"
         return emitted
 
+    @plain_torch()
     def generation(self, pair: Pair) -> Generation:
         """Return the record of a response that has ended; raises UserError for one that failed."""
         if self.failure is not None:
@@ -127,7 +156,7 @@ class Row:
         tokens = torch.tensor(self.response)
         stats = DecodeStats.of(self.rounds, self.prefill_seconds, self.num_expected)
         prompt_ids = torch.tensor(self.committed[: self.prompt_length])
-        return Generation(prompt_ids, tokens, pair.decode(tokens), self.rounds, stats, self.finish_reason)
+        return Generation(prompt_ids, tokens, pair.decode(tokens), self.rounds, stats, self.finish_reason, pair.tokenizer)
 
 
 class Rounds:
@@ -171,18 +200,23 @@ class RowsDecoder:
         with _owned(self.engines):
             self._warm_up()
 
+    def prepare(self) -> None:
+        """Prepare all that generation will run, one step after another; raises UserError as `warm_up`."""
+        with _owned(self.engines):
+            self._prepare()
+
     def _warm_up(self) -> None:
-        compile_ahead([self.prepare])
-        self.prepare()
+        compile_ahead([self._prepare])
+        self._prepare()
         self.is_warm = True
 
-    @torch.no_grad()
-    def prepare(self) -> None:
-        """Prepare all that generation will run, one step after another."""
+    @plain_torch()
+    def _prepare(self) -> None:
         for reader in self.rounds.readers:
             reader.warm_up()
         self.rounds.warm_up(self._end_flags(()))
 
+    @plain_torch()
     def row(
         self,
         number: int,
@@ -193,8 +227,7 @@ class RowsDecoder:
         verify_uniforms: Uniforms | None = None,
     ) -> Row:
         """Encode a prompt; nothing is read yet. Raises UserError for one that does not fit into memory."""
-        if not isinstance(max_new_tokens, Integral) or isinstance(max_new_tokens, bool) or max_new_tokens < 1:
-            raise UserError(f"max_new_tokens={max_new_tokens} must be a positive integer.")
+        max_new_tokens, seed = checked_number("max_new_tokens", max_new_tokens), checked_number("seed", seed, 0)
         committed = self.pair.encode(prompt).tolist()
         window = self.engines[0].capacity
         if len(committed) >= window:
@@ -215,32 +248,34 @@ class RowsDecoder:
             verify_uniforms=verify_uniforms or Uniforms(target_device, seed, 1),
         )
 
+    def opened(
+        self,
+        prompts: Iterable[Prompt],
+        max_new_tokens: int,
+        seeds: Iterable[int],
+        stop_tokens: Sequence[int] | None,
+        failures: dict[int, str],
+    ) -> Iterator[Row]:
+        """Yield a row for each prompt as it is asked for; `failures` takes what is wrong with others, by their number."""
+        for number, (prompt, seed) in enumerate(zip(prompts, seeds, strict=False)):
+            try:
+                yield self.row(number, prompt, max_new_tokens, seed, stop_tokens)
+            except UserError as error:
+                failures[number] = str(error)
+
     def generate(
-        self, prompts: Iterable[Prompt], max_new_tokens: int, seeds: Sequence[int] | None, stop_tokens: Sequence[int] | None
+        self, rows: Iterable[Row], stop_tokens: Sequence[int] | None, failures: dict[int, str]
     ) -> Iterator[tuple[int, Generation]]:
-        """Yield the number of a prompt and its response as responses end; see Decoder.generate_batch."""
-        if seeds is not None:
-            prompts = list(prompts)
-            if len(seeds) != len(prompts):
-                raise UserError(f"seeds has {len(seeds)} numbers for {len(prompts)} prompts; give one for each, or none.")
-        failures: list[str] = []
-
-        def opened() -> Iterator[Row]:
-            for number, prompt in enumerate(prompts):
-                try:
-                    yield self.row(number, prompt, max_new_tokens, 0 if seeds is None else seeds[number], stop_tokens)
-                except UserError as error:
-                    failures.append(f"prompt {number}: {error}")
-
+        """Yield the number of a row and its response as responses end; raises UserError at the end if there are `failures`."""
         with _frozen_objects():
-            for rows in self.decode(opened(), stop_tokens):
-                for row in rows:
+            for decoding in self.decode(rows, stop_tokens):
+                for row in decoding:
                     if row.failure is not None:
-                        failures.append(f"prompt {row.number}: {row.failure}")
+                        failures[row.number] = row.failure
                     elif row.has_ended:
                         yield row.number, row.generation(self.pair)
         if failures:
-            raise UserError("; ".join(failures))
+            raise failed(failures)
 
     def decode(self, rows: Iterable[Row], stop_tokens: Iterable[int] | None) -> Iterator[list[Row]]:
         """Yield, after each round, the rows that took it. One that has ended leaves its place to the next of `rows`.
@@ -264,20 +299,21 @@ class RowsDecoder:
                     decoding = sorted([*decoding, *started], key=lambda row: row.place)  # memory's order saves copies
                 if not decoding:
                     return
-                with torch.no_grad(), threads_by_load():
+                with plain_torch(), threads_by_load():
                     self._take_round(decoding, ends)
                     adapt_threads()
                 yield decoding
                 free += [row.place for row in decoding if row.has_ended]
                 decoding = [row for row in decoding if not row.has_ended]
 
+    @plain_torch()
     def _end_flags(self, stop_tokens: Iterable[int]) -> Tensor:
         """Return which tokens end a response, (V,) bool."""
         ends = torch.zeros(self.pair.vocab_size, dtype=torch.bool)
         ends[[token for token in stop_tokens if 0 <= token < len(ends)]] = True
         return ends.to(self.engines[-1].lm.device)
 
-    @torch.no_grad()
+    @plain_torch()
     def _start(self, rows: Sequence[Row]) -> None:
         """Read all of the rows' prompts but their last tokens."""
         start = self._clock.mark()
@@ -321,9 +357,31 @@ class RowsDecoder:
             row.rounds.append(timed)
 
 
+def _begin_in_fork() -> None:
+    """Compute with one thread: a fork would wait for those of OpenMP, which only the process has that it was forked from."""
+    global _lock
+    _lock = Lock()
+    if _used and torch.get_num_threads() > 1:
+        _of_parent.update(_used)
+        torch.set_num_threads(1)
+
+
+os.register_at_fork(after_in_child=_begin_in_fork)
+
+
 @contextmanager
 def _owned(engines: Sequence[Engine]) -> Iterator[None]:
-    """Keep engines for one caller: texts that take turns on one memory would be wrong without a word."""
+    """Keep engines for one caller: texts that take turns on one memory would be wrong without a word.
+
+    Raises UserError where they are in use, were made for models of another type or on another device, or compiled for threads
+    that a fork lacks.
+    """
+    for engine in engines:
+        if engine.num_prepared and engine in _of_parent:
+            raise UserError("this decoder was compiled in the process that this one was forked from; make another decoder here.")
+        if (now := engine.lm.placement) != engine.placement:
+            made = f"this decoder was made when it was {engine.placement}; make another decoder"
+            raise UserError(f"{engine.lm.name} is {now}, but {made}.")
     with _lock:
         if any(engine in _in_use for engine in engines):
             raise UserError(
@@ -331,6 +389,7 @@ def _owned(engines: Sequence[Engine]) -> Iterator[None]:
                 "its end or close() it, or make another decoder."
             )
         _in_use.update(engines)
+        _used.update(engines)
     try:
         yield
     finally:

@@ -2,13 +2,13 @@
 
 import logging
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from specheads.decoding.decoder import Baseline, SpeculativeDecoder
+from specheads.decoding.decoder import Baseline, Decoder, SpeculativeDecoder
 from specheads.decoding.engine.cuda_graph import GraphEngine
 from specheads.decoding.records import DecodeStats, Generation
 from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate
@@ -26,7 +26,6 @@ logger = logging.getLogger(__name__)
 REQUESTS_PER_ROW = 2  # at least; rows then take other prompts while their neighbours decode
 LONGEST_FIXED = 8  # tokens: the drafts of a batch end together, so longer ones do not pay
 
-_DecodeBatch = Callable[..., Iterator[tuple[int, Generation]]]  # it takes prompts, rows, the longest response, seeds
 _Advance = Callable[[int], Any]  # is called with the number of responses that are done
 
 
@@ -117,24 +116,24 @@ def run_batches(
     return runs
 
 
-def _ready(sweep: Sweep, settings: Sequence[Candidate], requests: Sequence[Sequence[int]], size: int) -> list[_DecodeBatch]:
+def _ready(sweep: Sweep, settings: Sequence[Candidate], requests: Sequence[Sequence[int]], size: int) -> list[Decoder]:
     """Return what decodes with each setting, compiled and warm; those that draft share the memory of rows."""
     start = time.perf_counter()
     shared = SpeculativeDecoder(sweep.pair, warp=sweep.settings.warp, engine=sweep.settings.engine, window=sweep.window)
     alone = Baseline(sweep.pair, sweep.settings.warp, sweep.settings.engine, sweep.window)
-    decoders: list[_DecodeBatch] = []
+    decoders: list[Decoder] = []
     for setting in settings:
-        decoders.append((shared.with_stopping(setting.live) if setting.live else alone).generate_batch)
+        decoders.append(shared.with_stopping(setting.live) if setting.live else alone)
     captures = isinstance(shared.target_engine, GraphEngine)  # steps for each combination of sizes that occurs
-    for decode in decoders:
-        _decoded(sweep, decode, requests if captures else requests[:size], size, 0)
+    for decoder in decoders:
+        _decoded(sweep, decoder, requests if captures else requests[:size], size, 0)
     logger.info("batches of %d: ready after %.1f s, which no figure contains", size, time.perf_counter() - start)
     return decoders
 
 
 def _decoded(
     sweep: Sweep,
-    decode: _DecodeBatch,
+    decoder: Decoder,
     requests: Sequence[Sequence[int]],
     size: int,
     repeat: int,
@@ -143,7 +142,7 @@ def _decoded(
     seeds = [response_seed(sweep.settings.seed, number, repeat) for number in range(len(requests))]
     made: dict[int, Generation] = {}
     start = time.perf_counter()
-    for number, generation in decode(requests, size, sweep.settings.max_new_tokens, seeds):
+    for number, generation in decoder.generate_batch(requests, size, sweep.settings.max_new_tokens, seeds, as_completed=True):
         made[number] = generation
         on_generation(1)
     seconds, ordered = time.perf_counter() - start, [made[number] for number in range(len(requests))]

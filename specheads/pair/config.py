@@ -135,7 +135,8 @@ def checked_device(device: str | None) -> str:
         rank = os.environ.get("LOCAL_RANK")
         return ("cuda" if rank is None else f"cuda:{rank}") if torch.cuda.is_available() else "cpu"
     try:
-        torch.empty(0, device=device)
+        if torch.empty(0, device=device).is_meta:
+            raise RuntimeError("its tensors have no numbers")
     except (RuntimeError, AssertionError) as error:  # what torch raises for unknown names, and for a build without that device
         raise UserError(
             f"device={device!r} cannot be used here ({str(error).splitlines()[0]}); use cpu, or null to choose automatically."

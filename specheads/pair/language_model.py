@@ -72,6 +72,11 @@ class LanguageModel:
         return self.input_embedding.weight.device
 
     @property
+    def placement(self) -> str:
+        """The type of its weights, and its device."""
+        return f"{str(self.output_embedding.weight.dtype).removeprefix('torch.')} on {self.device}"
+
+    @property
     def name(self) -> str:
         """What messages call it: the folder or hub id that it was loaded from, or else its class."""
         return self.model.config.name_or_path or type(self.model).__name__

@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
+from operator import index
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+import numpy as np
 import torch
 from jinja2 import TemplateError
 from torch import Tensor
@@ -38,7 +40,15 @@ _UNDONE: dict[str, Any] = {
 }
 
 
-@dataclass
+def checked_ids(ids: Any) -> list[int]:
+    """Return token ids as integers; raises TypeError for numbers with a point, true or false, bytes, text and the like."""
+    given = ids.flatten().tolist() if isinstance(ids, Tensor) else list(ids)
+    if isinstance(ids, bytes | bytearray) or any(isinstance(each, bool) for each in given):
+        raise TypeError(f"{ids!r} are no token ids")
+    return list(map(index, given))
+
+
+@dataclass(repr=False)
 class Pair:
     """Target, draft and their tokenizer, which are ordinary transformers objects, with their ids and revisions."""
 
@@ -56,6 +66,9 @@ class Pair:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # more arguments of the chat template
     loaded_at: datetime = field(default_factory=datetime.now)  # for templates that write today's date into prompts
     said: set[str] = field(default_factory=set, repr=False, compare=False)  # lines of the log that are not repeated
+
+    def __repr__(self) -> str:
+        return f"Pair({self.name}: target {self.target_id}, draft {self.draft_id}, {self.vocab_size:,} tokens)"
 
     @cached_property
     def vocab_size(self) -> int:
@@ -119,18 +132,22 @@ class Pair:
 
     def encode(self, prompt: str | Sequence[dict[str, str]] | Sequence[int] | Tensor) -> Tensor:
         """Return the ids (T,) long of a prompt: a string, chat messages or ids. Raises UserError unless they fit the target."""
-        if isinstance(prompt, Tensor) and (prompt.ndim > 2 or (prompt.ndim == 2 and len(prompt) != 1)):
+        if isinstance(prompt, Tensor) and (prompt.ndim not in (1, 2) or (prompt.ndim == 2 and len(prompt) != 1)):
             raise UserError(
                 f"the prompt has shape {tuple(prompt.shape)}, but one prompt is decoded at a time; give ids of shape (T,)."
             )
         if isinstance(prompt, str):
             ids = self._ids(prompt) if prompt else []
-        elif isinstance(prompt, Tensor):
-            ids = prompt.flatten().tolist()
-        elif len(prompt) and isinstance(prompt[0], dict):
+        elif isinstance(prompt, Sequence) and len(prompt) and all(isinstance(each, Mapping) for each in prompt):
             ids = self._ids(self.render(cast(Sequence[dict[str, Any]], prompt)), add_special_tokens=False)
         else:
-            ids = [int(token) for token in cast(Sequence[int], prompt)]
+            try:
+                ids = checked_ids(prompt if isinstance(prompt, Sequence | Tensor | np.ndarray) else None)
+            except TypeError:
+                raise UserError(
+                    f"the prompt {prompt!r:.200} must be a text, a list of token ids, which are integers, or a list of chat "
+                    "messages."
+                ) from None
         if not ids:
             raise UserError("the prompt is empty; give at least one token to continue from.")
         if len(ids) >= (most := self.target_lm.window):
@@ -191,7 +208,8 @@ class Pair:
             given["chat_template"] = template
         try:
             return self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False, **given)
-        except (TemplateError, TypeError, ValueError) as error:  # the others are of templates that expect other values
+        # The others are of templates that expect other values.
+        except (TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             roles = ", ".join(str(message.get("role")) for message in messages)
             raise UserError(
                 f"the chat template of {self.target_id} refuses the messages of {roles} ({error}); give others."

@@ -195,6 +195,7 @@ class BlockSearch(Decoder):
     ) -> None:
         check("block", block, PositiveCount)
         check("beams", beams, PositiveCount)
+        self._choices = {"pair": pair, "block": block, "beams": beams, "warp": warp, "engine": engine, "window": window}
         self.pair, window = pair, checked_window(pair, window)
         search_engine = make_engine(engine, pair.target_lm, window, Beam(beams).most_read(block))
         self.single = RowsDecoder(pair, _SearchRounds(pair, search_engine, block, beams, warp or Warp()))

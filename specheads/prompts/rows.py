@@ -204,7 +204,7 @@ def from_json(text: str, field: str, path: str, place: str) -> Any:
     """Return what a text in a row's field is JSON of. Raises UserError if it is not JSON."""
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(
             f"data.path={path!r}, {place}: the field {field!r} is a text that is no JSON ({error}); write it as JSON."
         ) from None
@@ -217,7 +217,7 @@ def as_json(value: object, path: str, place: str) -> str:
         plain = json.loads(whole, object_hook=lambda keys: {name: each for name, each in keys.items() if each is not None})
         text = json.dumps(plain, ensure_ascii=False)
         text.encode()
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise UserError(f"data.path={path!r}, {place}: the messages cannot be written as JSON ({error}); convert them.") from None
     return text
 

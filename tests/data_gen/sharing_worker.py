@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fakes import tiny_pair
 
-from data_gen import run
-from data_gen.settings import Generation
+from specheads.data_gen import run
+from specheads.data_gen.settings import DataGeneration
 from specheads.errors import user_error
 from specheads.pair.sampling import Warp
 from specheads.prompts.prompt import Prompt
@@ -48,7 +48,7 @@ def main():
     run.label_rows = slow
     if sys.argv[3:] == ["full"]:
         shards.pq.write_table = full
-    settings = Generation(warp=Warp(1.0, top_k=5), max_new_tokens=6, max_prompt_tokens=8, batch_size=2, rows_per_shard=2)
+    settings = DataGeneration(warp=Warp(1.0, top_k=5), max_new_tokens=6, max_prompt_tokens=8, batch_size=2, rows_per_shard=2)
     try:
         print("folder", run.generate_data(tiny_pair(8, scale=2.0), Letters(), settings, Path(sys.argv[1])))
     except OSError as error:

@@ -8,8 +8,8 @@ import torch
 from fakes import all_logits, cut, tiny_pair
 from statistics_helper import chi_square_p_value
 
-from data_gen import rows as label
-from data_gen.rows import LABELS, label_responses
+from specheads.data_gen import rows as label
+from specheads.data_gen.rows import LABELS, label_responses
 from specheads.errors import UserError
 from specheads.pair.padding import right_padded
 from specheads.pair.sampling import Warp, overlap

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from data_gen.own_prompts import OwnPrompts, write_own_prompts
-from data_gen.settings import Generation
+from specheads.data_gen.own_prompts import OwnPrompts, write_own_prompts
+from specheads.data_gen.settings import DataGeneration
 from specheads.errors import UserError
 from specheads.prompts.data_set import load_tables
 from specheads.storage.data_set import load_split
@@ -26,7 +26,7 @@ def chatting(nano):
 
 
 def test_prompts_begin_where_a_users_message_begins(chatting, tmp_path):
-    settings, wish = Generation(max_new_tokens=96, batch_size=16), OwnPrompts(number=10, openings=("get_", "set_value("))
+    settings, wish = DataGeneration(max_new_tokens=96, batch_size=16), OwnPrompts(number=10, openings=("get_", "set_value("))
     file = write_own_prompts(chatting, wish, settings, tmp_path)
     texts = [json.loads(line)["instruction"] for line in file.read_text().splitlines()]
     assert texts and len(texts) == len(set(texts)) <= 10
@@ -44,15 +44,15 @@ def test_prompts_begin_where_a_users_message_begins(chatting, tmp_path):
 
 def test_an_instruction_format_says_where_a_message_begins(nano, tmp_path):
     pair = replace(nano, instruction_format="def {instruction}\n# reply\n")
-    file = write_own_prompts(pair, OwnPrompts(number=4), Generation(max_new_tokens=96), tmp_path)
+    file = write_own_prompts(pair, OwnPrompts(number=4), DataGeneration(max_new_tokens=96), tmp_path)
     assert {pair.decode(ids) for ids in load_split(file.parent, "train")["prompt_ids"]} == {"def "}
 
 
 def test_a_pair_without_a_format_is_refused(nano, tmp_path):
     with pytest.raises(UserError, match="takes no instructions"):
-        write_own_prompts(nano, OwnPrompts(number=4), Generation(), tmp_path)
+        write_own_prompts(nano, OwnPrompts(number=4), DataGeneration(), tmp_path)
 
 
 def test_no_prompt_that_ends_is_told(chatting, tmp_path):
     with pytest.raises(UserError, match=r"no prompt that ends within data\.max_new_tokens=1"):
-        write_own_prompts(chatting, OwnPrompts(number=2, openings=("get",)), Generation(max_new_tokens=1), tmp_path)
+        write_own_prompts(chatting, OwnPrompts(number=2, openings=("get",)), DataGeneration(max_new_tokens=1), tmp_path)

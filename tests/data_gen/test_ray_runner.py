@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 from commands import wait_for
 
-from data_gen import ray_runner
-from data_gen.ray_runner import _Crew, _packages_here, _Worker, on_workers
-from data_gen.settings import Generation
+from specheads.data_gen import ray_runner
+from specheads.data_gen.ray_runner import _Crew, _packages_here, _Worker, on_workers
+from specheads.data_gen.settings import DataGeneration
 from specheads.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -58,7 +58,7 @@ def test_a_mistake_of_a_worker_names_its_machine(tmp_path, monkeypatch):
 def test_without_ray_the_message_says_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"there is no Ray here; run pip install 'specheads\[ray\]'"):
-        on_workers(Generation(runner="ray"), tmp_path, len, [{}])
+        on_workers(DataGeneration(runner="ray"), tmp_path, len, [{}])
 
 
 class StandIn:
@@ -133,8 +133,8 @@ def test_a_machine_without_enough_for_a_worker_is_refused_by_the_key():
     needs = {"ray_cpus_per_worker": 4, "ray_gpus_per_worker": 1}
     for resources, key in (({"CPU": 2, "GPU": 1}, "cpus"), ({"CPU": 4}, "gpus")):
         with pytest.raises(UserError, match=rf"ray\.{key}_per_worker=\d, but this machine has \d"):
-            ray_runner._check_size(resources, Generation(runner="ray", **needs))
-        ray_runner._check_size(resources, Generation(runner="ray", ray_address="auto", **needs))  # it may grow
+            ray_runner._check_size(resources, DataGeneration(runner="ray", **needs))
+        ray_runner._check_size(resources, DataGeneration(runner="ray", ray_address="auto", **needs))  # it may grow
 
 
 def test_an_address_where_nobody_listens_is_refused_at_once(tmp_path):
@@ -143,7 +143,7 @@ def test_an_address_where_nobody_listens_is_refused_at_once(tmp_path):
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
         with pytest.raises(UserError, match=rf"ray\.address={address} cannot be reached \(Connection refused\); start a cluster"):
-            on_workers(Generation(runner="ray", ray_address=address), tmp_path, len, [{}])
+            on_workers(DataGeneration(runner="ray", ray_address=address), tmp_path, len, [{}])
 
 
 def content(folder):

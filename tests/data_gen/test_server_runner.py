@@ -15,11 +15,11 @@ import torch
 from fakes import tiny_pair
 from warm_processes import run
 
-from data_gen import server_runner
-from data_gen.rows import label_responses, uniforms_of
-from data_gen.run import cache_provenance, generate_data
-from data_gen.server_runner import Completion, Server, at_once, check_target, response_of
-from data_gen.settings import Generation
+from specheads.data_gen import server_runner
+from specheads.data_gen.rows import label_responses, uniforms_of
+from specheads.data_gen.run import cache_provenance, generate_data
+from specheads.data_gen.server_runner import Completion, Server, at_once, check_target, response_of
+from specheads.data_gen.settings import DataGeneration
 from specheads.errors import UserError
 from specheads.pair.sampling import Warp
 from specheads.prompts.sources import NanoSource
@@ -148,7 +148,7 @@ def prompts(nano):
 
 
 def settings(url, **more):
-    return Generation(**{**SIZES, "warp": Warp(1.0, top_k=50), "runner": "server", "server_url": url, **more})
+    return DataGeneration(**{**SIZES, "warp": Warp(1.0, top_k=50), "runner": "server", "server_url": url, **more})
 
 
 def rows(folder):

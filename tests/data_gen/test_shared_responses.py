@@ -7,9 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 from fakes import tiny_pair
 
-import data_gen.rows
-from data_gen.run import generate_data
-from data_gen.settings import Generation
+from specheads.data_gen import rows as label
+from specheads.data_gen.run import generate_data
+from specheads.data_gen.settings import DataGeneration
 from specheads.decoding.responses import Responder
 from specheads.errors import UserError
 from specheads.pair.sampling import Warp
@@ -17,7 +17,7 @@ from specheads.prompts.prompt import Prompt
 from specheads.prompts.sources import NanoSource
 
 SIZES = {"max_new_tokens": 6, "max_prompt_tokens": 8, "batch_size": 2, "rows_per_shard": 3, "responses_per_prompt": 2}
-SETTINGS = Generation(warp=Warp(1.0, top_k=5), **SIZES)
+SETTINGS = DataGeneration(warp=Warp(1.0, top_k=5), **SIZES)
 
 
 class Letters:
@@ -118,7 +118,7 @@ def only_responses(pair, root, settings=SETTINGS):
 
 
 def test_responses_alone_are_made_once_for_all_drafts(pairs, tmp_path, generated, monkeypatch):
-    monkeypatch.setattr(data_gen.rows, "label_responses", None)  # nothing is labelled
+    monkeypatch.setattr(label, "label_responses", None)  # nothing is labelled
     folder = only_responses(pairs[0], tmp_path, SETTINGS.but(samples_per_position=2))
     rows = pq.read_table(folder / "train-00000.parquet").to_pylist()
     assert all(row["response_ids"] and not row["accept_prob"] and not row["draft_ids"] for row in rows)
@@ -156,7 +156,7 @@ def test_an_unreadable_manifest_of_another_cache_is_skipped(pairs, tmp_path, gen
 
 
 def test_announced_sizes_are_those_on_disk(nano, tmp_path, caplog):
-    settings = Generation(max_new_tokens=24, batch_size=4, rows_per_shard=6)
+    settings = DataGeneration(max_new_tokens=24, batch_size=4, rows_per_shard=6)
     with caplog.at_level("INFO"):
         labels = generate_data(nano, NanoSource(18, 3, 3), settings, tmp_path)
     (responses,) = set(tmp_path.iterdir()) - {labels}

@@ -16,13 +16,13 @@ import torch
 from omegaconf import OmegaConf
 from warm_processes import run
 
-import data_gen.run
-from data_gen import vllm_runner
-from data_gen.rows import label_responses, uniforms_of
-from data_gen.run import cache_provenance, generate_data
-from data_gen.settings import Generation
-from data_gen.vllm_runner import _vllm_version, sampling_params
 from specheads.commands import data as data_command
+from specheads.data_gen import run as data_run
+from specheads.data_gen import vllm_runner
+from specheads.data_gen.rows import label_responses, uniforms_of
+from specheads.data_gen.run import cache_provenance, generate_data
+from specheads.data_gen.settings import DataGeneration
+from specheads.data_gen.vllm_runner import _vllm_version, sampling_params
 from specheads.errors import UserError
 from specheads.integrations.vllm_responses import ON_A_CPU
 from specheads.pair.sampling import Warp
@@ -95,7 +95,7 @@ def prompts(nano):
 
 
 def settings(python, **more):
-    return Generation(**{**SIZES, "warp": Warp(1.0, top_k=50), "runner": "vllm", "vllm_python": python, **more})
+    return DataGeneration(**{**SIZES, "warp": Warp(1.0, top_k=50), "runner": "vllm", "vllm_python": python, **more})
 
 
 def rows(folder):
@@ -157,7 +157,7 @@ def test_what_was_finished_when_vllm_died_is_kept(nano, prompts, stand_in, tmp_p
 def test_all_responses_are_made_before_the_first_label(nano, prompts, stand_in, tmp_path, monkeypatch):
     """So that vLLM's memory is free by then."""
     _, python = stand_in
-    made, running, real, start = [], [], data_gen.run.label_rows, vllm_runner.subprocess.Popen
+    made, running, real, start = [], [], data_run.label_rows, vllm_runner.subprocess.Popen
 
     def noted(*arguments):
         running.append(any(each.poll() is None for each in made))
@@ -168,7 +168,7 @@ def test_all_responses_are_made_before_the_first_label(nano, prompts, stand_in, 
         return made[-1]
 
     monkeypatch.setattr(vllm_runner.subprocess, "Popen", started)
-    monkeypatch.setattr(data_gen.run, "label_rows", noted)
+    monkeypatch.setattr(data_run, "label_rows", noted)
     generate_data(nano, prompts, settings(python), tmp_path / "data")
     assert made and running and not any(running)
 

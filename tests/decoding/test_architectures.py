@@ -74,7 +74,7 @@ def assert_greedy_equal(pair, lengths, engines):
         for each in (decoder, Baseline(pair, GREEDY, engine)):
             found = [each.generate(prompt, NUM_TOKENS, stop_tokens=[]).tokens.tolist() for prompt in prompts]
             assert found == expected, engine
-        batch = dict(decoder.generate_batch(prompts, max_batch=2, max_new_tokens=NUM_TOKENS, stop_tokens=[]))
+        batch = decoder.generate_batch(prompts, max_batch=2, max_new_tokens=NUM_TOKENS, stop_tokens=[])
         assert [batch[number].tokens.tolist() for number in range(len(prompts))] == expected, engine
 
 

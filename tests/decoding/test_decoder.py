@@ -96,7 +96,7 @@ def test_stop_tokens_come_in_any_form(form):
     expected = free[: free.index(free[12]) + 1]
     assert decoder.generate([1, 2, 3], 30, stop_tokens=form(free[12])).tokens.tolist() == expected
     batch = decoder.generate_batch([[1, 2, 3]] * 3, 2, 30, stop_tokens=form(free[12]))  # read once, for all prompts
-    assert [generation.tokens.tolist() for _, generation in batch] == [expected] * 3
+    assert [generation.tokens.tolist() for generation in batch] == [expected] * 3
 
 
 @pytest.mark.parametrize("wrong", ["</s>", ["</s>"], [2.0], 2.0, torch.tensor([2.0])])
@@ -150,7 +150,8 @@ def test_a_stream_adds_up_to_the_text():
 
 
 def _batch_of_one(decoder):
-    return (each.text for _, each in decoder.generate_batch([[1, 2], [3, 4]], max_batch=1, max_new_tokens=20))
+    made = decoder.generate_batch([[1, 2], [3, 4]], max_batch=1, max_new_tokens=20, as_completed=True)
+    return (each.text for _, each in made)
 
 
 def _stream(decoder):
@@ -305,7 +306,7 @@ def test_a_smaller_window_takes_less_memory_and_ends_responses_sooner():
 
 @pytest.mark.parametrize("count", [0, -1, float("nan"), 2.5, True, "4"])
 def test_a_response_without_tokens_is_refused(count):
-    with pytest.raises(UserError, match=f"max_new_tokens={count} must be a positive integer"):
+    with pytest.raises(UserError, match=f"max_new_tokens={count!r} must be a positive integer"):
         decode(tiny_pair(), [0], max_new_tokens=count)
 
 
@@ -362,7 +363,7 @@ def test_sampled_output_follows_the_targets_distribution(rule, warp):
     distribution = exact_distribution(pair, [0, 1], 3, warp)
     decoder = SpeculativeDecoder(pair, stopping=rule, warp=warp)
     counts, accepted = torch.zeros(27), 0
-    for _, out in decoder.generate_batch([[0, 1]] * NUM_SAMPLES, 100, 3, range(NUM_SAMPLES)):
+    for out in decoder.generate_batch([[0, 1]] * NUM_SAMPLES, 100, 3, range(NUM_SAMPLES)):
         counts[(out.tokens * torch.tensor([9, 3, 1])).sum()] += 1
         accepted += out.stats.num_accepted
     assert 0.2 < accepted / (2 * NUM_SAMPLES) < 0.95  # neither trivial nor hopeless
@@ -383,7 +384,7 @@ def test_blocks_follow_the_targets_distribution(rule, engine):
     pair = tiny_pair(vocab_size=2, scale=1.5)
     distribution, counts = exact_distribution(pair, [0, 1], 4, Warp()), torch.zeros(16)
     decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(3), verification=rule, warp=Warp(), engine=engine)
-    for _, out in decoder.generate_batch([[0, 1]] * NUM_SAMPLES, 100, 4, range(NUM_SAMPLES)):
+    for out in decoder.generate_batch([[0, 1]] * NUM_SAMPLES, 100, 4, range(NUM_SAMPLES)):
         counts[(out.tokens * torch.tensor([8, 4, 2, 1])).sum()] += 1
     # false alarm with probability 1e-6
     assert chi_square_p_value(counts, distribution) > 1e-6
@@ -476,7 +477,7 @@ def test_a_draft_of_a_smaller_window_cuts_nothing_short(caplog, max_batch):
     prompts = [[1, 2, 3], list(range(7)) * 4, [5] * 23, [5] * 24, [6] * 25]
     decoder = SpeculativeDecoder(pair, warp=GREEDY, engine="eager")
     assert "reads 24 positions, the target 64: the target goes on alone" in caplog.text
-    found = dict(decoder.generate_batch(prompts, max_batch, 60))
+    found = decoder.generate_batch(prompts, max_batch, 60)
     for number, prompt in enumerate(prompts):
         expected = generate_baseline(pair, prompt, 60, warp=GREEDY, engine="eager")
         assert found[number].tokens.tolist() == expected.tokens.tolist()

@@ -39,7 +39,7 @@ def test_predictions_that_hold_expect_what_is_accepted():
 def test_rows_of_a_batch_expect_what_single_prompts_do():
     decoder = SpeculativeDecoder(tiny_pair(8), stopping=HeadThreshold(constant_head(0.8), 0.7))
     prompts = [PROMPT, [3, 1], [5, 6, 7]]
-    for number, out in decoder.generate_batch(prompts, max_batch=2, max_new_tokens=9, seeds=[0, 1, 2]):
+    for number, out in enumerate(decoder.generate_batch(prompts, max_batch=2, max_new_tokens=9, seeds=[0, 1, 2])):
         single = decoder.generate(prompts[number], 9, seed=number)
         assert out.stats.num_expected == pytest.approx(single.stats.num_expected)
         assert out.stats.num_expected == pytest.approx(expected_by_hand(out.rounds, 0.8))
@@ -63,7 +63,7 @@ def test_rules_that_predict_every_token_have_a_number(rule, knows):
 def test_predictions_of_token_verification_say_nothing_of_another_rule():
     decoder = SpeculativeDecoder(tiny_pair(8), stopping=HeadThreshold(constant_head(0.8), 0.7), verification=BlockVerification())
     assert decoder.generate(PROMPT, 9).stats.num_expected is None
-    ((_, out),) = decoder.generate_batch([PROMPT], max_batch=1, max_new_tokens=9)
+    (out,) = decoder.generate_batch([PROMPT], max_batch=1, max_new_tokens=9)
     assert out.stats.num_expected is None
 
 

@@ -77,7 +77,7 @@ def test_batches_and_the_target_alone_are_plain_generation(pair):
     decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(4), warp=GREEDY)
     for other in (decoder, Baseline(pair, GREEDY)):
         assert [other.generate(text, 16).tokens.tolist() for text in texts] == expected
-        found = dict(other.generate_batch(texts, max_batch=2, max_new_tokens=16))
+        found = other.generate_batch(texts, max_batch=2, max_new_tokens=16)
         assert [found[number].tokens.tolist() for number in range(3)] == expected
 
 

@@ -8,9 +8,9 @@ from fakes import tiny_llama, tiny_pair
 from statistics_helper import chi_square_p_value
 from transformers import OPTConfig, OPTForCausalLM
 
-from data_gen.rows import Shard, label_rows
-from data_gen.rows import respond as respond_to
-from data_gen.settings import Generation
+from specheads.data_gen.rows import Shard, label_rows
+from specheads.data_gen.rows import respond as respond_to
+from specheads.data_gen.settings import DataGeneration
 from specheads.decoding import responses as module
 from specheads.decoding.decoder import Baseline
 from specheads.decoding.responses import Responder, Response, _engine_worth, row_uniforms
@@ -103,7 +103,7 @@ def test_rows_do_not_depend_on_batch_size_order_or_other_prompts():
     prompts = [(Prompt(f"{i:04x}", "train", str(i)), ids) for i, ids in enumerate(random_prompts(10))]
 
     def rows(chosen, batch_size):
-        settings = Generation(seed=7, warp=warp, max_new_tokens=16, batch_size=batch_size)
+        settings = DataGeneration(seed=7, warp=warp, max_new_tokens=16, batch_size=batch_size)
         shard = Shard(chosen)
         (responses,) = respond_to(responder(pair, [ids for _, ids in chosen], 16, batch_size), [shard], settings)
         return label_rows(pair, shard, responses, settings)
@@ -124,7 +124,7 @@ def rows_of(warp, sample=0, **settings):
     """Rows of one random pair's responses to eight prompts."""
     texts = random_prompts(8)
     prompts = [(Prompt(f"{i:04x}", "train", str(i)), ids) for i, ids in enumerate(texts)]
-    settings = Generation(seed=7, warp=warp, max_new_tokens=16, **settings)
+    settings = DataGeneration(seed=7, warp=warp, max_new_tokens=16, **settings)
     pair, shard = stopping_pair(3), Shard(prompts, sample)
     return label_rows(pair, shard, respond_to(responder(pair, texts, 16), [shard], settings)[0], settings)
 

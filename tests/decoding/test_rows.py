@@ -39,8 +39,9 @@ RULES = [
 
 
 def batched(decoder, prompts, max_batch, max_new_tokens, seeds=None, **kwargs):
-    """Return the generations in the order of the prompts."""
-    done = dict(decoder.generate_batch(prompts, max_batch, max_new_tokens, seeds, **kwargs))
+    """Return the generations in the order of the prompts, which end in another; default: seed 0 for all."""
+    seeds = [0] * len(prompts) if seeds is None else seeds
+    done = dict(decoder.generate_batch(prompts, max_batch, max_new_tokens, seeds, as_completed=True, **kwargs))
     assert sorted(done) == list(range(len(prompts)))
     return [done[number] for number in range(len(prompts))]
 
@@ -162,7 +163,7 @@ def test_generations_are_yielded_as_they_end_and_prompts_are_read_as_there_is_ro
             taken.append(number)
             yield prompt
 
-    first = next(iter(decoder.generate_batch(prompts(), 2, 10)))
+    first = next(decoder.generate_batch(prompts(), 2, 10, as_completed=True))
     assert first[1].stats.num_tokens == 10 and len(taken) == 2
 
 
@@ -229,28 +230,28 @@ def test_a_nan_in_one_row_leaves_the_others_untouched_and_names_the_row():
     unused = next(token for token in range(VOCAB) if token not in used)
     broken(pair, unused)
     decoder = SpeculativeDecoder(pair, stopping=rule, warp=GREEDY, engine="eager")
-    done, error = until_error(decoder.generate_batch([prompts[0], [unused, 1], *prompts[1:]], 3, 12))
+    done, error = until_error(decoder.generate_batch([prompts[0], [unused, 1], *prompts[1:]], 3, 12, as_completed=True))
     assert re.match("prompt 1: tiny-target produced NaN logits", error) and "prompt 2" not in error
     assert [done[number].tokens.tolist() for number in (0, 2, 3, 4)] == free
 
 
 def test_a_prompt_that_does_not_fit_does_not_stop_the_others():
     decoder = SpeculativeDecoder(tiny_pair(vocab_size=7), warp=GREEDY, engine="eager", window=10)
-    done, error = until_error(decoder.generate_batch([[1] * 12, [2], [3]], 2, 4))
+    done, error = until_error(decoder.generate_batch([[1] * 12, [2], [3]], 2, 4, as_completed=True))
     assert re.match("prompt 0: the prompt has 12 tokens, .* give it a larger window", error)
     assert sorted(done) == [1, 2]
 
 
 def test_a_seed_is_needed_for_each_prompt():
     decoder = SpeculativeDecoder(tiny_pair(), engine="eager")
-    with pytest.raises(UserError, match="seeds has 1 numbers for 2 prompts; give one for each, or none"):
-        next(decoder.generate_batch([[1], [2]], 2, 4, seeds=[0]))
+    with pytest.raises(UserError, match="seeds has 1 numbers for 2 prompts; give one for each, or the first"):
+        decoder.generate_batch([[1], [2]], 2, 4, seeds=[0], as_completed=True)
 
 
 def test_the_memory_of_a_row_is_announced(caplog):
     decoder = SpeculativeDecoder(tiny_pair(window=4096), engine="eager")
     with caplog.at_level("INFO"):
-        next(decoder.generate_batch([[1]], 3, 4))
+        decoder.generate_batch([[1]], 3, 4)
     # Keys and values of 16 float64 numbers at 4,096 positions, in two layers of the target and one of the draft.
     assert "a batch of 3: 3.0 MiB of KV memory for each row" in caplog.text
 
@@ -295,11 +296,11 @@ def unfrozen(monkeypatch):
 def test_the_garbage_collector_leaves_older_objects_alone_while_a_batch_decodes():
     decoder, other = SpeculativeDecoder(tiny_pair(VOCAB)), SpeculativeDecoder(tiny_pair(VOCAB))
     for _ in range(2):
-        generations = decoder.generate_batch(PROMPTS, max_batch=2, max_new_tokens=4)
+        generations = decoder.generate_batch(PROMPTS, max_batch=2, max_new_tokens=4, as_completed=True)
         assert gc.get_freeze_count() == 0
         next(generations)
         assert gc.get_freeze_count() > 10_000
-        list(other.generate_batch(PROMPTS[:2], max_batch=2, max_new_tokens=4))
+        other.generate_batch(PROMPTS[:2], max_batch=2, max_new_tokens=4)
         assert gc.get_freeze_count() > 10_000
         generations.close()
     assert gc.get_freeze_count() == 0
@@ -310,5 +311,5 @@ def test_what_a_server_has_frozen_stays_frozen():
     gc.freeze()
     frozen = gc.get_freeze_count()
     for _ in range(2):
-        list(SpeculativeDecoder(tiny_pair(VOCAB)).generate_batch(PROMPTS[:2], max_batch=2, max_new_tokens=4))
+        SpeculativeDecoder(tiny_pair(VOCAB)).generate_batch(PROMPTS[:2], max_batch=2, max_new_tokens=4)
     assert gc.get_freeze_count() >= 0.9 * frozen  # some of it is no longer used

@@ -8,8 +8,8 @@ import pytest
 import torch
 from fakes import tiny_pair
 
-from data_gen.rows import label_responses
 from specheads import Warp, papers
+from specheads.data_gen.rows import label_responses
 from specheads.decoding import stopping, verification
 from specheads.decoding.decoder import Baseline, SpeculativeDecoder
 from specheads.decoding.engine.own_cache import way_of
@@ -68,7 +68,7 @@ def decode(warp=WARPS["plain"], drafts=None, verify=None, rule=None, most=8):
 
 def decode_batch(pair, folder):
     decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(2), engine="eager")
-    list(decoder.generate_batch([PROMPT, PROMPT[:2]], 2, 6))
+    decoder.generate_batch([PROMPT, PROMPT[:2]], 2, 6)
 
 
 def respond(pair, folder):

@@ -7,8 +7,8 @@ import pytest
 import torch
 from fakes import tiny_pair
 
-from data_gen.rows import label_responses
 from specheads import HeadConfig, Warp
+from specheads.data_gen.rows import label_responses
 from specheads.decoding.responses import Responder
 from specheads.heads.batch import HeadBatch, head_features
 from specheads.prompts.prompt import ResponseLimits

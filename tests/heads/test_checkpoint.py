@@ -1,5 +1,6 @@
 import json
 import os
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from specheads.errors import UserError
 from specheads.heads import head as head_module
+from specheads.heads.card import card
 from specheads.heads.config import KNOWN_INPUTS, HeadConfig
 from specheads.heads.head import NUM_GOLDEN, AcceptanceHead, latest_head, load_head, save_head
 
@@ -94,7 +96,7 @@ def test_a_head_folder_holds_config_weights_golden_vectors_a_card_and_a_loader(f
     golden = load_file(folder / "golden.safetensors")
     assert torch.equal(golden["inputs"], inputs()[:NUM_GOLDEN])
     torch.testing.assert_close(golden["logits"], new_head().score(inputs()[:NUM_GOLDEN]))
-    card = (folder / "README.md").read_text()
+    text = (folder / "README.md").read_text()
     for fact in (
         "tiny-draft (revision r2)",
         "tiny-target (revision r1)",
@@ -104,7 +106,22 @@ def test_a_head_folder_holds_config_weights_golden_vectors_a_card_and_a_loader(f
         "trained on | 7 prompts",
         "| AUROC of accepted against rejected tokens | 0.7500 |",
     ):
-        assert fact in card
+        assert fact in text
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a\n---\nlicense: mit\n---\n# b", "[c](d)", "<img src=x>", "![e](f)", "g | h |", "https://i.j", "www.k.l", "`m` [n](o)"],
+)
+def test_a_name_puts_nothing_into_the_card(name):
+    def of(name):
+        found = {"recommended": {name: name, "threshold": 0.5}, "train": {"test": {name: 0.5}}}
+        return card(HeadConfig(8, label=name, warp={name: 1.0}, draft={"id": name, "revision": name}, **found))
+
+    text, plain = of(name), of("x")
+    assert len(text.splitlines()) == len(plain.splitlines()) and text.count("\n---\n") == plain.count("\n---\n") == 1
+    shown = re.sub(r"`[^`\n]*`", "", text.partition("## Use")[0])
+    assert not re.search(r"[\[<]|://|www|(?<!\\)\|.*(?<!\\)\|.*(?<!\\)\|.*(?<!\\)\|", shown.partition("# Acceptance")[2])
 
 
 def test_the_card_shows_the_results_of_an_evaluation(tmp_path):

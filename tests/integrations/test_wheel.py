@@ -21,7 +21,7 @@ from warm_processes import Server
 from specheads.heads.head import AcceptanceHead, HeadConfig, save_head
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "specheads", "data_gen", "conf")
+SOURCES = ("pyproject.toml", "README.md", "LICENSE", "NOTICE", "licenses", "specheads", "data_gen", "conf")
 
 USER, TOKEN, KEY = "gundula-mustermann", "hf_NotForOthersNotForOthers", "0123456789abcdef0123456789abcdef01234567"
 SECRETS = {"user name": USER, "token": TOKEN, "key": KEY}

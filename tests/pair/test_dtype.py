@@ -9,9 +9,9 @@ import pytest
 import torch
 from fakes import tiny_llama
 
-from data_gen.run import generate_data
-from data_gen.settings import Generation
 from specheads import Distillation, load_pair
+from specheads.data_gen.run import generate_data
+from specheads.data_gen.settings import DataGeneration
 from specheads.pair import language_model
 from specheads.pair.config import ModelSource
 from specheads.pair.language_model import chosen_dtype, load_model, weightless_model
@@ -94,7 +94,7 @@ def test_bfloat16_without_instructions_works_and_is_said_once(with_instructions,
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_data_of_a_pair_has_labels_in_float32(tmp_path, dtype):
     pair = load_pair("nano", dtype=dtype)
-    folder = generate_data(pair, NanoSource(3, 0, 0), Generation(**SMALL), tmp_path)
+    folder = generate_data(pair, NanoSource(3, 0, 0), DataGeneration(**SMALL), tmp_path)
     assert json.loads((folder / "manifest.json").read_text())["provenance"]["dtype"] == [f"torch.{dtype}"] * 2
     (shard,) = folder.glob("*.parquet")
     rows = pq.read_table(shard)
@@ -108,7 +108,7 @@ def test_data_of_a_pair_has_labels_in_float32(tmp_path, dtype):
 
 def test_data_of_another_type_is_not_reused(tmp_path):
     folders = [
-        generate_data(load_pair("nano", dtype=dtype), NanoSource(3, 0, 0), Generation(**SMALL), tmp_path)
+        generate_data(load_pair("nano", dtype=dtype), NanoSource(3, 0, 0), DataGeneration(**SMALL), tmp_path)
         for dtype in ("float32", "bfloat16")
     ]
     assert folders[0] != folders[1]

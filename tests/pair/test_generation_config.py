@@ -7,10 +7,10 @@ import torch
 from fakes import FewPrompts, tiny_pair
 
 import specheads
-from data_gen.run import Stage, next_stage
-from data_gen.settings import Generation
 from specheads import SpeculativeDecoder, UserError, Warp, generate_baseline
 from specheads.commands.compose import command_config, settings_of
+from specheads.data_gen.run import Stage, next_stage
+from specheads.data_gen.settings import DataGeneration
 from specheads.evaluation.probe.probe import Probe, probe
 from specheads.evaluation.probe.served import Server
 from specheads.evaluation.prompt_sets import PromptData
@@ -55,9 +55,9 @@ def test_given_values_win_one_by_one_and_the_log_says_once_where_each_is_from(ca
         ("warp=null",): Warp(0.6, 0),
         ("warp.temperature=0",): Warp(0, 0),
     }.items():
-        for command, cls in {"train": specheads.HeadTraining, "data_gen": Generation, "probe": Probe}.items():
+        for command, cls in {"train": specheads.HeadTraining, "data_gen": DataGeneration, "probe": Probe}.items():
             assert settings_of(cls, command_config(command, words)).for_pair(pair).warp == expected
-    assert Generation(warp=Warp(top_p=0.5)).for_pair(pair).warp == Warp(top_p=0.5)
+    assert DataGeneration(warp=Warp(top_p=0.5)).for_pair(pair).warp == Warp(top_p=0.5)
     lines = [record.message for record in caplog.records if record.message.startswith("warp:")]
     assert lines[:2] == [
         "warp: temperature=0.6 (the target's), top_k=0 (the target's), top_p=1 (usual), min_p=0 (usual)",
@@ -77,7 +77,7 @@ def test_what_no_warp_does_is_named_where_it_is_on():
 @pytest.mark.parametrize("said", [{}, {"do_sample": False}, {"do_sample": True}], ids=str)
 def test_a_target_that_says_nothing_of_how_to_sample_has_the_usual_warp(said):
     pair = sampled(**said)
-    assert Generation().for_pair(pair).warp == Warp(top_k=50) and SpeculativeDecoder(pair, engine="eager").warp == Warp()
+    assert DataGeneration().for_pair(pair).warp == Warp(top_k=50) and SpeculativeDecoder(pair, engine="eager").warp == Warp()
 
 
 def test_the_warp_of_the_target_is_in_the_key_of_its_data(tmp_path):
@@ -88,14 +88,14 @@ def test_the_warp_of_the_target_is_in_the_key_of_its_data(tmp_path):
         assert isinstance(stage, Stage)
         return stage
 
-    usual, own = stage(Generation()), stage(Generation(), temperature=0.6, top_k=20)
+    usual, own = stage(DataGeneration()), stage(DataGeneration(), temperature=0.6, top_k=20)
     assert usual.store.provenance["warp"] == {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
-    assert own.settings.warp == Warp(0.6, 20) and own.store.folder == stage(Generation(warp=Warp(0.6, 20))).store.folder
-    assert own.store.folder != usual.store.folder == stage(Generation(warp=Warp(1.0, 50)), temperature=0.6).store.folder
+    assert own.settings.warp == Warp(0.6, 20) and own.store.folder == stage(DataGeneration(warp=Warp(0.6, 20))).store.folder
+    assert own.store.folder != usual.store.folder == stage(DataGeneration(warp=Warp(1.0, 50)), temperature=0.6).store.folder
 
 
 ENTRIES = {
-    "data": lambda pair, data, path: next_stage(pair, [], Generation(), path),
+    "data": lambda pair, data, path: next_stage(pair, [], DataGeneration(), path),
     "train_heads": lambda pair, data, path: specheads.train_heads(pair, data, specheads.HeadTraining(), path),
     "distill": lambda pair, data, path: specheads.distill(pair, data, specheads.Distillation(), path),
     "evaluate": lambda pair, data, path: specheads.evaluate(pair, {}, specheads.Evaluation(), data, (path, path)),

@@ -265,6 +265,19 @@ def test_messages_go_through_the_chat_template_whatever_the_instruction_format()
         replace(pair, tokenizer=word_pair().tokenizer).encode([{"role": "user", "content": "say"}])
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 1 // 0 }}", "{{ messages[9].content }}", "{{ messages[0].content + 1 }}", "{{ raise_exception('no') }}", "{% for %}",
+        "{{ range(10**9) | list }}", "{{ messages[0].content | int('x') / 0 }}", "{{ nothing.more }}", "{{ 'x' * 10**30 }}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "{{ messages[0]['content'].nothing() }}", "{{ {}.popitem() }}",
+    ],
+)  # fmt: skip
+def test_whatever_a_chat_template_raises_is_one_sentence(template):
+    with pytest.raises(UserError, match="^the chat template of tiny-target refuses the messages of user .*; give others"):
+        word_pair(chat_template=template).encode([{"role": "user", "content": "say"}])
+
+
 def test_the_fingerprint_follows_how_instructions_are_wrapped():
     pairs = [
         word_pair(),

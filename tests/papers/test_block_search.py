@@ -67,7 +67,7 @@ def test_a_response_ends_with_the_window():
 
 def test_several_prompts_are_refused():
     with pytest.raises(UserError, match=r"^BlockSearch decodes one prompt at a time; use max_batch=1\.$"):
-        list(BlockSearch(tiny_pair(3)).generate_batch([[0], [1]], max_batch=2))
+        BlockSearch(tiny_pair(3)).generate_batch([[0], [1]], max_batch=2)
 
 
 def test_nan_is_told_of_the_target():

@@ -112,7 +112,10 @@ def test_metrics_are_those_of_the_counts():
     assert values["joules_per_token"] is None  # of a meter
     assert {values[name][0] for name in ("tokens_per_round",)} == {total.block_efficiency}
     assert values["acceptance_rate"][0] == total.acceptance_rate and values["discard_rate"][0] == total.discard_rate
-    assert values["verification_rate"][0] == total.verification_rate and values["drafted_per_round"][0] == total.drafted_per_round
+    assert (
+        values["verification_rate"][0] == total.verification_rate
+        and values["drafted_per_round"][0] == total.num_drafted / total.num_target_calls
+    )
     assert values["copied_rounds"][0] == total.marks["copy_rounds"] / total.num_target_calls == 2 / 5
     assert values["in_runs"] is None and values["merge_divergence"] is None  # what was not counted, and what nothing happened to
     assert values["accepted_per_draft_step"][0] == 8 / 16 and values["drafted_per_token"][0] == 1

@@ -80,7 +80,7 @@ def test_a_token_that_ends_the_response_ends_its_path(pair):
 
 def test_a_stopping_rule_stops_each_path_separately(pair):
     """A path has no more tokens once its last one was less likely than the threshold."""
-    stop = stopping.Confidence(0.25, retune=False, max_tokens=5)
+    stop = stopping.Confidence(0.25, max_tokens=5)
     draft, _ = draft_of(pair, papers.Tree(3, 0.0, 0.0, max_nodes=1000, max_width=1000), stop)
     children, lengths = children_by_node(draft), set()
     for node in range(len(draft.tokens)):

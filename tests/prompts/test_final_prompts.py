@@ -8,8 +8,8 @@ import datasets
 import pytest
 from omegaconf import OmegaConf
 
-from data_gen.run import generate_data
-from data_gen.settings import Generation
+from specheads.data_gen.run import generate_data
+from specheads.data_gen.settings import DataGeneration
 from specheads.errors import UserError
 from specheads.pair.sampling import Warp
 from specheads.prompts import sources as nano_source
@@ -177,7 +177,7 @@ def test_a_count_of_final_prompts_is_checked(tmp_path):
 
 
 def test_data_caches_hold_no_final_prompt_and_do_not_depend_on_them(nano, tmp_path):
-    settings, texts = Generation(warp=Warp(), max_new_tokens=2), ("def a():\n", "def b():\n")
+    settings, texts = DataGeneration(warp=Warp(), max_new_tokens=2), ("def a():\n", "def b():\n")
     prompts = [Prompt(f"{n:016x}", split, text) for n, (split, text) in enumerate(zip(("train", FINAL), texts, strict=True))]
 
     class Source:

@@ -11,6 +11,7 @@ import pytest
 
 from specheads.errors import UserError
 from specheads.prompts.data_set_source import DatasetSource
+from specheads.prompts.rows import as_json, from_json
 
 FOUR = "\n".join(json.dumps({"a": letter}) for letter in "wxyz")
 
@@ -206,6 +207,18 @@ def test_a_parquet_field_of_another_type_is_named(tmp_path):
     pq.write_table(pa.table({"a": [b"w"]}), tmp_path / "rows.parquet")
     with pytest.raises(UserError, match="row 1: the field 'a' is bytes"):
         texts(tmp_path / "rows.parquet")
+
+
+def test_json_within_rows_may_be_nested_no_deeper_than_json_is_read():
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(UserError, match=r"'a.jsonl', line 3: the field 'tools' is a text that is no JSON \(maximum recursion"):
+        from_json("[" * 100_000, "tools", "a.jsonl", "line 3")
+    with pytest.raises(UserError, match=r"'a.jsonl', line 3: the field 'tools' is a text that is no JSON \(.*digits"):
+        from_json("9" * 5_000, "tools", "a.jsonl", "line 3")
+    with pytest.raises(UserError, match=r"line 3: the messages cannot be written as JSON \(maximum recursion"):
+        as_json(deep, "a.jsonl", "line 3")
 
 
 def test_messages_about_slices_have_the_places_of_the_file(tmp_path):

@@ -10,10 +10,10 @@ import pytest
 from datasets import Dataset, DatasetDict
 from fakes import tiny_pair
 
-from data_gen.settings import Generation
 from specheads.commands.compose import command_config, settings_of, source_of
 from specheads.commands.evaluate import named_test_sets
 from specheads.commands.help import read_head
+from specheads.data_gen.settings import DataGeneration
 from specheads.errors import UserError
 from specheads.pair.config import config_folder
 from specheads.prompts.data_set_source import DatasetSource
@@ -240,7 +240,7 @@ def test_a_prompt_of_32k_tokens_is_kept_where_there_is_room(tmp_path):
     path.write_text(json.dumps({"messages": [{"role": "user", "content": "abc" * 11_000}], "category": "mixed"}) + "\n")
     words = [f"data.path={path}", "data.num_dev=0", "data.max_prompt_tokens=40960"]
     cfg = command_config("evaluate", ["data=speed-bench", *words])
-    ((_, ids),) = encode_prompts(pair, source_of(cfg).load(chats=False), settings_of(Generation, cfg).limits)
+    ((_, ids),) = encode_prompts(pair, source_of(cfg).load(chats=False), settings_of(DataGeneration, cfg).limits)
     assert len(ids) == 33_000
     with pytest.raises(UserError, match="none of 1 prompts has between 1 and 4096 tokens"):
         encode_prompts(pair, source_of(cfg).load(chats=False), ResponseLimits(max_prompt_tokens=4096))

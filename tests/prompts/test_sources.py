@@ -12,8 +12,8 @@ import pytest
 from datasets import Dataset, DatasetDict
 from fakes import tiny_pair
 
-from data_gen.run import generate_data
-from data_gen.settings import Generation
+from specheads.data_gen.run import generate_data
+from specheads.data_gen.settings import DataGeneration
 from specheads.errors import UserError
 from specheads.prompts import sources as prompt_sources
 from specheads.prompts.data_set_source import DatasetSource
@@ -457,7 +457,7 @@ def test_data_generation_asks_for_the_prompts_that_suit_the_pair(tmp_path):
     for instruction_format in (None, "[INST] {instruction} [/INST]"):
         pair = replace(tiny_pair(), instruction_format=instruction_format)
         with pytest.raises(UserError, match="none of 0 prompts"):
-            generate_data(pair, Source(), Generation(), tmp_path)
+            generate_data(pair, Source(), DataGeneration(), tmp_path)
     assert asked == [False, True]
 
 
@@ -496,7 +496,7 @@ def test_a_split_that_is_lost_to_others_or_to_limits_is_named_before_data_is_mad
         unique(prompts_of([("a", "train"), ("b", "train"), ("b", "dev"), ("a", "dev")]))
     prompts = prompts_of([("abc", "train"), ("abcabc", "dev")])
     with pytest.raises(UserError, match=r"no dev prompt is left.* raise data\.max_prompt_tokens=5"):
-        generate_data(tiny_pair(), prompts, Generation(max_prompt_tokens=5), tmp_path)
+        generate_data(tiny_pair(), prompts, DataGeneration(max_prompt_tokens=5), tmp_path)
 
 
 SOURCE = '''

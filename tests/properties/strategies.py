@@ -123,7 +123,7 @@ weights = st.dictionaries(st.sampled_from([*LOGISTIC_INPUTS, "bias"]), st.floats
 length_rules = st.builds(stopping.FixedLength, lengths)
 draft_rules = st.one_of(
     st.builds(stopping.MaxProbability, probabilities(), lengths),
-    st.builds(stopping.Confidence, probabilities(), st.booleans(), lengths),
+    st.builds(stopping.Confidence, probabilities(), lengths),
     with_bounds(stopping.DraftProduct, probabilities()),
     with_bounds(stopping.Logistic, weights.filter(lambda given: set(given) != {"bias"}), probabilities()),
     with_bounds(stopping.OnlineLogistic, st.floats(-9, 9), st.floats(-9, 9), positive, probabilities()),

@@ -56,8 +56,8 @@ def test_rows_of_a_batch_emit_what_each_prompt_does_alone(case, max_batch, data)
     alone = [
         decoder.generate(text, case.max_new_tokens, seed, case.stop_tokens) for text, seed in zip(texts, numbers, strict=True)
     ]
-    rows = dict(decoder.generate_batch(texts, max_batch, case.max_new_tokens, numbers, case.stop_tokens))
-    assert sorted(rows) == list(range(len(texts)))
+    rows = decoder.generate_batch(texts, max_batch, case.max_new_tokens, numbers, case.stop_tokens)
+    assert len(rows) == len(texts)
     for number, one in enumerate(alone):
         assert counts(rows[number]) == counts(one) and rows[number].finish_reason == one.finish_reason
         assert rows[number].tokens.tolist() == one.tokens.tolist() and rows[number].text == one.text
@@ -68,9 +68,7 @@ def test_other_pairings_decode_batches_or_are_refused_at_once(case, max_batch):
     decoder = case.decoder()
     is_chain = isinstance(case.drafting, Autoregressive) and isinstance(case.verification, VerificationRule)
     if max_batch == 1 or is_chain:
-        (row,) = dict(
-            decoder.generate_batch([case.prompt], max_batch, case.max_new_tokens, [case.seed], case.stop_tokens)
-        ).values()
+        (row,) = decoder.generate_batch([case.prompt], max_batch, case.max_new_tokens, [case.seed], case.stop_tokens)
         assert row.tokens.tolist() == decoder.generate(*case.request).tokens.tolist()
         return
     with pytest.raises(UserError, match=f"^{type(case.drafting).__name__} with .* decodes one prompt at a time; batches need"):
@@ -85,7 +83,7 @@ def test_rows_of_the_target_alone_emit_what_each_prompt_does_alone(case, max_bat
     alone = [
         target.generate(text, case.max_new_tokens, seed, case.stop_tokens) for text, seed in zip(texts, numbers, strict=True)
     ]
-    rows = dict(target.generate_batch(texts, max_batch, case.max_new_tokens, numbers, case.stop_tokens))
+    rows = target.generate_batch(texts, max_batch, case.max_new_tokens, numbers, case.stop_tokens)
     assert [rows[number].tokens.tolist() for number in range(len(texts))] == [one.tokens.tolist() for one in alone]
 
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from properties.strategies import tries, warps
 from pydantic import PlainValidator, Strict
 
-import data_gen
 import specheads
 from specheads import settings as module
 from specheads.errors import UserError
@@ -24,10 +23,9 @@ from specheads.pair.generation_config import Warped
 from specheads.pair.sampling import Warp
 from specheads.settings import Settings, _FromMapping, key_of
 
-for package in (specheads, data_gen):
-    for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        if not info.name.endswith("__main__"):
-            importlib.import_module(info.name)
+for info in pkgutil.walk_packages(specheads.__path__, "specheads."):
+    if not info.name.endswith("__main__"):
+        importlib.import_module(info.name)
 
 
 def subclasses(cls):
@@ -36,7 +34,7 @@ def subclasses(cls):
         yield from subclasses(each)
 
 
-CLASSES = sorted((cls for cls in subclasses(Settings) if cls.__module__.startswith(("specheads", "data_gen"))), key=str)
+CLASSES = sorted((cls for cls in subclasses(Settings) if cls.__module__.startswith("specheads")), key=str)
 REQUIRED = {
     "_Model": {"model": {"draft": "a", "target": "b"}},
     "Export": {"head": "x"},

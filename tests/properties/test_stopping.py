@@ -10,7 +10,6 @@ from properties.strategies import HIDDEN, stopping_rules, tries
 from torch.utils._pytree import tree_leaves
 
 from specheads.decoding.stopping import FixedLength, StoppingRule
-from specheads.decoding.stopping.confidence import best_threshold
 from specheads.decoding.stopping.rule import unless
 from specheads.decoding.stopping.survival import SurvivalRule
 
@@ -109,23 +108,3 @@ def test_a_rule_on_survival_that_tolerates_more_risk_drafts_no_less(rule, featur
         lengths.append(play_round(rule, state, features, *torch.full((2, BATCH), 99))[1])
     assert all((more >= fewer).all() for fewer, more in pairwise(lengths))
     assert (lengths[-1] == rule.max_tokens).all()  # with threshold 1
-
-
-@tries(5)
-@given(st.lists(st.tuples(st.integers(0, 8), st.sampled_from([-1, 0, 1])), min_size=2, max_size=12))
-def test_a_retuned_threshold_costs_the_least(outcomes):
-    """Against all thresholds in turn."""
-    scores, labels = (torch.tensor([column]) for column in zip(*outcomes, strict=True))
-    if not {0, 1} <= set(labels[0].tolist()):
-        return
-    scores = scores.double() / 8
-    known = labels[0] >= 0
-
-    def cost(threshold):
-        predicted = scores[0] >= threshold
-        false_positives = (predicted & (labels[0] == 0)).sum() / (labels[0] == 0).sum()
-        return false_positives + 3 * (~predicted & (labels[0] == 1)).sum() / (labels[0] == 1).sum()
-
-    chosen = best_threshold(scores, labels).item()
-    least = min(cost(score).item() for score in scores[0][known])
-    assert cost(chosen).item() - least < 1e-6

@@ -17,8 +17,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from properties.strategies import probabilities, tries
 
-from data_gen.run import generate_data
-from data_gen.settings import Generation
+from specheads.data_gen.run import generate_data
+from specheads.data_gen.settings import DataGeneration
 from specheads.pair.sampling import Warp
 from specheads.prompts.prompt import Prompt, text_id
 from specheads.storage import files, journal, row_store, shards
@@ -227,7 +227,7 @@ class Letters:
 @tries(0.2)
 @given(interruptions, st.integers(1, 3))
 def test_generated_data_has_the_same_bytes_after_any_interruptions(interruptions, rows_per_shard):
-    settings = Generation(
+    settings = DataGeneration(
         warp=Warp(1.0, top_k=3),
         max_new_tokens=5,
         max_prompt_tokens=8,

@@ -11,10 +11,10 @@ import torch
 from fakes import CountingTokenizer, tiny_pair
 from safetensors.torch import save_file
 
-from data_gen import run
-from data_gen.rows import plan_shards
-from data_gen.run import generate_data
-from data_gen.settings import Generation
+from specheads.data_gen import run
+from specheads.data_gen.rows import plan_shards
+from specheads.data_gen.run import generate_data
+from specheads.data_gen.settings import DataGeneration
 from specheads.errors import UserError
 from specheads.pair.sampling import Warp
 from specheads.prompts.prompt import Prompt, encode_prompts, unique
@@ -23,7 +23,7 @@ from specheads.storage.data_set import SCHEMA, load_split
 from specheads.storage.files import lock, locked, write_json, write_whole
 from specheads.storage.shards import ShardStore, checksum, fingerprint, read_manifest
 
-SETTINGS = Generation(warp=Warp(1.0, top_k=5), max_new_tokens=6, max_prompt_tokens=8, batch_size=2, rows_per_shard=3)
+SETTINGS = DataGeneration(warp=Warp(1.0, top_k=5), max_new_tokens=6, max_prompt_tokens=8, batch_size=2, rows_per_shard=3)
 NAMES = ["dev-00000.parquet", "test-00000.parquet", "train-00000.parquet", "train-00001.parquet", "train-00002.parquet"]
 NUM_ROWS = {"train": 7, "dev": 2, "test": 3}
 
@@ -312,7 +312,7 @@ PROVENANCE = {
     "dtype": ["torch.float32", "torch.float32"],
     "prompts": "p",
     "warp": Warp().values(),
-    "settings": Generation().sizes(),
+    "settings": DataGeneration().sizes(),
     "seed": 0,
 }
 
@@ -441,7 +441,7 @@ def test_no_usable_prompt_is_a_user_error(pair):
 
 def test_shards_hold_the_rows_of_one_split_in_order():
     prompts = [(Prompt(str(i), split, ""), [i]) for i, split in enumerate(["test", "train", "train", "dev", "train", "train"])]
-    plan = plan_shards(prompts, Generation(rows_per_shard=2))
+    plan = plan_shards(prompts, DataGeneration(rows_per_shard=2))
     assert {name: [ids[0] for _, ids in shard.prompts] for name, shard in plan.items()} == {
         "train-00000.parquet": [1, 2],
         "train-00001.parquet": [4, 5],
@@ -452,7 +452,7 @@ def test_shards_hold_the_rows_of_one_split_in_order():
 
 def test_train_prompts_get_several_responses_the_first_ones_first():
     prompts = [(Prompt(str(i), split, ""), [i]) for i, split in enumerate(["test", "train", "train", "dev", "train"])]
-    plan = plan_shards(prompts, Generation(rows_per_shard=2, responses_per_prompt=2))
+    plan = plan_shards(prompts, DataGeneration(rows_per_shard=2, responses_per_prompt=2))
     actual = [(name, shard.sample, [ids[0] for _, ids in shard.prompts]) for name, shard in plan.items()]
     assert actual == [
         ("train-00000.parquet", 0, [1, 2]),
@@ -472,7 +472,7 @@ NO_COUNTS += ("ray_address", "ray_num_workers", "ray_cpus_per_worker", "ray_gpus
 @pytest.mark.parametrize("name", [name for name in SETTINGS.values() if name not in NO_COUNTS])
 def test_counts_must_be_positive(name):
     with pytest.raises(UserError, match=rf"(data|generation)\.{name}=0 must be a positive integer"):
-        Generation(**{name: 0})
+        DataGeneration(**{name: 0})
 
 
 # --- manifests that name files elsewhere

@@ -62,6 +62,8 @@ def make_engine(name: str, lm: LanguageModel, capacity: int, spare_capacity: int
     Raises:
         UserError: an unknown name, an engine that cannot run this model here, or a model that none can.
     """
+    if lm.device.type == "meta":
+        raise UserError(f"{lm.name} is on the device meta, where tensors have no numbers; load it again, for example on cpu.")
     name, way, model = resolve_engine(name), way_of(lm), type(lm.model).__name__
     if way.obstacle is not None:  # to static memory
         if name not in ("auto", "eager"):

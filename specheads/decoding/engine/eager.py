@@ -138,7 +138,7 @@ class EagerEngine:
 
     def __init__(self, lm: LanguageModel, capacity: int, spare_capacity: int = 0, num_rows: int = 1) -> None:
         """Allocate for `num_rows` texts of `capacity` positions, and `spare_capacity` after them for trees."""
-        self.lm, self.num_rows = lm, num_rows
+        self.lm, self.num_rows, self.placement = lm, num_rows, lm.placement
         self.capacity, self._reach = capacity, capacity + spare_capacity
         self._layers = [_KVLayer(self._reach) for _ in range(lm.config.num_hidden_layers)]
         self._cache = Cache(layers=self._layers)

@@ -164,6 +164,7 @@ class OwnCacheEngine(EagerEngine):
 
     def __init__(self, lm: LanguageModel, capacity: int, num_rows: int = 1, together: bool = True) -> None:
         self.lm, self.num_rows, self.capacity, self._reach = lm, num_rows, capacity, capacity
+        self.placement = lm.placement
         self._layers, self._together, known = [], together, inspect.signature(lm.body.forward).parameters
         self._name, self._takes_positions = next((name for name in _CACHES if name in known), _CACHES[0]), "position_ids" in known
         self._texts = [self] if num_rows == 1 else [OwnCacheEngine(lm, capacity, 1, together) for _ in range(num_rows)]

@@ -2,14 +2,16 @@
 
 from collections.abc import Hashable, Mapping
 from dataclasses import field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from specheads.decoding.records import short_repr
 from specheads.decoding.step_costs import StepCosts
+from specheads.heads.features import RECORDED
 from specheads.pair.pair import Pair
 from specheads.settings import check
 
@@ -26,13 +28,12 @@ class StoppingRule:
 
     The same class runs inside a draft step (B = 1) and over many recorded responses at once (B = all). A prompt runs through
     `start_prompt`, then for each round `start_round`, one `step` per drafted token, and `end_round`. A state is a NamedTuple of
-    tensors (B, ...); its field `num_drafted` (B,) counts the tokens drafted so far in the round. A rule may be a dataclass.
+    tensors (B, ...); its field `num_drafted` (B,) counts the tokens drafted so far in the round. A rule may be a dataclass. It
+    needs `start_prompt` and `step`; everything else has a default.
     """
 
-    needs: frozenset[str]  # the features that `step` reads
-    max_tokens: int  # the longest draft that the rule lets grow
-    # Rules with equal keys take the same step from the same state; what they learn in `end_round` may differ.
-    compile_key: Hashable
+    needs: frozenset[str] = frozenset(RECORDED)  # the features that `step` reads
+    max_tokens: int = MAX_TOKENS  # the longest draft that the rule lets grow
     uses_head: ClassVar[bool] = False  # whether its constructor takes a `head`
     fitted_to_costs: ClassVar[frozenset[str]] = frozenset()  # those open parameters whose values depend on what steps cost
 
@@ -41,6 +42,11 @@ class StoppingRule:
         for name, each in getattr(self, "__dataclass_fields__", {}).items():
             for kind in each.metadata.get("kinds", ()):
                 check(name, getattr(self, name), kind, each.metadata["meaning"])
+
+    @cached_property
+    def compile_key(self) -> Hashable:
+        """Rules with equal keys take the same step from the same state; what they learn in `end_round` may differ."""
+        return object()  # equal to no other
 
     @property
     def learns(self) -> bool:
@@ -51,12 +57,11 @@ class StoppingRule:
     def bind(self, pair: Pair, device: torch.device) -> None:
         """Prepare for drafting with a pair on the draft's device; raises UserError if the rule does not fit this pair."""
 
-    def start_prompt(self, batch: int, device: torch.device) -> Any:
-        raise NotImplementedError
+    __repr__ = short_repr
 
-    def initial_memory(self, batch: int, device: torch.device) -> Any:
-        """Return what a state of this package's rules has in its `memory` at the start of a prompt, tensors (B, ...)."""
-        return ()
+    def start_prompt(self, batch: int, device: torch.device) -> Any:
+        """Return the state (B = `batch`) before the first round."""
+        raise NotImplementedError
 
     def start_round(self, state: Any) -> Any:
         """Return the state at the start of a round."""

@@ -1,7 +1,7 @@
 """The base of rules on survival, the probability that all drafted tokens are accepted, and such rules without and with a head."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -43,6 +43,10 @@ class SurvivalRule(StoppingRule):
         least, most = self.min_tokens, self.max_tokens
         if not is_count(least, least=1) or not is_count(most, least=least):
             raise UserError(f"min_tokens={least} and max_tokens={most} must be integers with 1 <= min_tokens <= max_tokens.")
+
+    def initial_memory(self, batch: int, device: torch.device) -> Any:
+        """Return what a state has in its `memory` at the start of a prompt, tensors (B, ...)."""
+        return ()
 
     def acceptance(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
         """Return the estimated acceptance probability (B,) of the token that this step assesses."""
@@ -105,12 +109,14 @@ class HeadRule(SurvivalRule):
     """
 
     uses_head = True
-    head: AcceptanceHead  # a head that was trained for the draft in use
+    head: AcceptanceHead = field(repr=False)  # a head that was trained for the draft in use
     threshold: Any = argument(0.7, f"{REJECTION}, or auto", Probability)  # noqa: RUF009 - auto: what the head's config recommends
     min_tokens: Any = None  # None: 2 for `input_token` heads, 1 for `next_token` heads
     max_tokens: int = MAX_TOKENS
 
     def __post_init__(self) -> None:
+        if not hasattr(self.head, "config"):
+            raise UserError(f"head={self.head!r} must be a head, for example specheads.load_head(folder).")
         self.lag = int(self.head.config.predicts == "input_token")
         if self.threshold == "auto":
             self.threshold = (getattr(self.head.config, "recommended", None) or {}).get("threshold")

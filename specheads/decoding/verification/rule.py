@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specheads.decoding.records import CHAIN, Verdict
+from specheads.decoding.records import CHAIN, Verdict, short_repr
 from specheads.decoding.stopping import StoppingRule
 from specheads.pair.sampling import at_least_float32, sample
 
@@ -112,6 +112,7 @@ class Verification:
     lossless: bool = True  # whether the output follows the target's distribution
     stopping: StoppingRule | None = None  # the default stopping rule
     takes: frozenset[str]  # the kinds of drafts that it can verify
+    __repr__ = short_repr
 
 
 class VerificationRule(Verification):

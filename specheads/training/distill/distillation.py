@@ -15,6 +15,7 @@ from lightning.pytorch.loggers import Logger
 from transformers import PreTrainedModel
 
 from specheads.errors import UserError
+from specheads.heads.card import inert
 from specheads.interrupts import deferred
 from specheads.pair.draft_vocabulary import FORM, borrow_embedding, borrows_embedding, check_embedding, keep_tokens, stored_as
 from specheads.pair.language_model import short_name
@@ -270,8 +271,8 @@ def draft_provenance(pair: Pair, settings: Distillation, data: Path, num_prompts
 def _model_card(description: Mapping[str, Any]) -> str:
     target, draft, loss = (description[name] for name in ("target", "draft", "loss"))
     rows = {
-        "target": f"{target['id']} (revision {target['revision']})",
-        "initial draft": f"{draft['id']} (revision {draft['revision']})",
+        "target": f"{inert(target['id'])} (revision {inert(target['revision'])})",
+        "initial draft": f"{inert(draft['id'])} (revision {inert(draft['revision'])})",
         "trained on": f"{WHOSE[description['samples']]} responses to {description['num_prompts']:,} prompts",
         "loss": ", ".join(f"{name} {value}" for name, value in loss.items()),
         "steps": f"{description['steps']:,} in {description['seconds']:,} s",

@@ -36,7 +36,7 @@ WEIGHTS = {"logit_max_prob": 0.7, "log_draft_prob": 0.3, "max_prob": 0.4, "entro
 PAIRS = [
     (stopping.FixedLength(3), stopping.FixedLength(5)),
     (stopping.MaxProbability(0.4), stopping.MaxProbability(0.7, 5)),
-    (stopping.Confidence(0.2, max_tokens=8), stopping.Confidence(0.5, False, max_tokens=8)),
+    (stopping.Confidence(0.2, max_tokens=8), stopping.Confidence(0.5, max_tokens=8)),
     (stopping.DraftProduct(0.9), stopping.DraftProduct(0.5, 2, 5)),
     (stopping.Logistic(WEIGHTS), stopping.Logistic(dict.fromkeys(WEIGHTS, 0.1), 0.5, 2, 5)),
     (stopping.OnlineLogistic(max_tokens=8), stopping.OnlineLogistic(0.5, 0.1, 3.0, 0.6, 2, max_tokens=8)),
@@ -183,7 +183,6 @@ def test_equal_compile_keys_take_equal_steps(pair):
 def test_compile_keys_differ_where_shapes_or_networks_do():
     logit = {"logit_max_prob": 1.0}
     groups = [
-        [stopping.Confidence(max_tokens=5), stopping.Confidence(max_tokens=6)],
         [stopping.OnlineLogistic(max_tokens=5), stopping.OnlineLogistic(max_tokens=6)],
         [stopping.Logistic(logit), stopping.Logistic(logit | {"bias": 1.0}), stopping.Logistic({"entropy": 1.0})],
         [

@@ -6,8 +6,8 @@ from functools import partial
 import pytest
 from evaluation.probe.test_prediction import RULES
 
-from data_gen.settings import Generation
-from data_gen.vllm_runner import model_of
+from specheads.data_gen.settings import DataGeneration
+from specheads.data_gen.vllm_runner import model_of
 from specheads.decoding.responses import ResponseLimits
 from specheads.decoding.step_costs import RuleCosts
 from specheads.decoding.step_times import StepTimes, step_costs
@@ -73,7 +73,7 @@ def test_a_trial_asks_vllm_twice(nano, tmp_path, monkeypatch):
 
     monkeypatch.setattr(served, "lines_of", lines)
     warp, limits = Warp(0.0), ResponseLimits(max_new_tokens=12)
-    server = Server("python9", partial(model_of, settings=Generation(vllm_options={"dtype": "float16"})))
+    server = Server("python9", partial(model_of, settings=DataGeneration(vllm_options={"dtype": "float16"})))
     made = served_rounds(nano, [[1, 2, 3], [4]], warp, limits, 2, 16, server, tmp_path)
     (python, drafting, log), (_, alone, _) = asked
     assert python == "python9" and log.parent == tmp_path
@@ -85,6 +85,6 @@ def test_a_trial_asks_vllm_twice(nano, tmp_path, monkeypatch):
 
 
 def test_several_processes_are_refused(nano, tmp_path):
-    server = Server("python9", partial(model_of, settings=Generation(vllm_options={"tensor_parallel_size": 2})))
+    server = Server("python9", partial(model_of, settings=DataGeneration(vllm_options={"tensor_parallel_size": 2})))
     with pytest.raises(UserError, match="inside one process of vLLM, but vllm.options has tensor_parallel_size=2; leave it out"):
         served_rounds(nano, [[1, 2, 3]], Warp(0.0), ResponseLimits(max_new_tokens=12), 1, 16, server, tmp_path)

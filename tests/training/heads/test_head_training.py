@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import specheads
-from data_gen.run import generate_data
-from data_gen.settings import Generation
+from specheads.data_gen.run import generate_data
+from specheads.data_gen.settings import DataGeneration
 from specheads.errors import UserError
 from specheads.prompts.sources import NanoSource
 from specheads.training.heads.calibrate import calibration_prompts
@@ -19,7 +19,7 @@ SETTINGS = specheads.HeadTraining(heads="lookahead", head={"depth": [0, 1]}, **O
 
 @pytest.fixture(scope="module")
 def data(nano, tmp_path_factory):
-    source, generation = NanoSource(12, 4, 4), Generation(max_new_tokens=12, max_prompt_tokens=256)
+    source, generation = NanoSource(12, 4, 4), DataGeneration(max_new_tokens=12, max_prompt_tokens=256)
     folder = generate_data(nano, source, generation, tmp_path_factory.mktemp("data"))
     return specheads.GeneratedData(folder, list(source.load(chats=False)), generation.limits)
 
