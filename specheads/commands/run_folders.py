@@ -68,8 +68,12 @@ def register_resolver() -> None:
 def _run_key(config: DictConfig) -> str:
     """Return a key of a composed configuration; it does not depend on Hydra's folders, on `resume`, or on where it computes."""
     settings = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
-    settings.pop("resume", None)
-    overrides, ignored = settings.pop("hydra")["overrides"]["task"], {"resume", *(f"trainer.{name}" for name in _WHERE)}
+    for key in ("resume", "verbose"):
+        settings.pop(key, None)
+    overrides, ignored = (
+        settings.pop("hydra")["overrides"]["task"],
+        {"resume", "verbose", *(f"trainer.{name}" for name in _WHERE)},
+    )
     if isinstance(trainer := settings.get("trainer"), dict):
         settings["trainer"] = {name: value for name, value in trainer.items() if name not in _WHERE}
     kept = sorted(override for override in overrides if override.lstrip("+~").split("=")[0] not in ignored)

@@ -82,6 +82,7 @@ class Candidate(RuleFields):
     rule: StoppingRule | None  # the rule that is replayed
     live: StoppingRule | None  # the rule that decodes; None for a bound that no decoder can reach
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # those of its class, as fitted, without a head
     ratio: str | None = None  # the cost ratio that it was fitted to; None: it suits all
     verification: VerificationRule | None = None  # None: that of the evaluation
 
@@ -108,7 +109,13 @@ ORACLE_BOUND = Candidate(ORACLE, ORACLE, None, None, rule_name=ORACLE, bound=Tru
 def fixed_length(length: int) -> Candidate:
     """Return a fixed length."""
     rule = FixedLength(length)
-    return Candidate(FIXED, f"fixed K={length}", rule, rule, {"num_tokens": length}, rule_name=FIXED)
+    lengths = {"num_tokens": length}
+    return Candidate(FIXED, typed(FIXED, lengths), rule, rule, lengths, lengths, rule_name=FIXED)
+
+
+def typed(name: str, values: Mapping[str, Any]) -> str:
+    """Return a rule as it could be typed: the name of its config with values, such as `fixed_length(num_tokens=4)`."""
+    return f"{name}({', '.join(f'{key}={written(value)}' for key, value in values.items())})"
 
 
 @dataclass(frozen=True)
@@ -260,13 +267,16 @@ def _family(
         for ratio, arguments in _fitted(cls, {**choice.arguments, **values}, tuning, head, recorded):
             # The values that tell candidates apart, as fitted.
             shown = {key: arguments[key] for key, value in values.items() if len(choices[key]) > 1 or is_number(value)}
-            label = (cls.title(name) + title + ", ".join(map(_written, shown.values()))).strip()
+            named = ({"head": head} if title else {}) | shown
+            if is_number(most := arguments.get("max_tokens")):
+                named["max_tokens"] = most
             yield Candidate(
                 family=f"{name} {title}".strip() + (" auto" if automatic else ""),
-                name=f"{label}{' (auto)' if automatic else ''}{f' at ratio {ratio}' if ratio else ''}",
+                name=typed(name, named),
                 rule=_made(cls, arguments, recorded),
                 live=_made(cls, arguments, live),
                 parameters=shown,
+                arguments=arguments,
                 ratio=ratio,
                 rule_name=name,
                 head=head,
@@ -306,5 +316,8 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _written(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value).lower()
+def written(value: Any) -> str:
+    """Return a value of a rule's argument as a command line takes it."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {written(part)}' for key, part in value.items())}}}"
+    return f"{value:g}" if is_number(value) else "null" if value is None else str(value).lower()

@@ -1,6 +1,6 @@
 """The recorded sets of prompts, the counts of each candidate on them, and the best of each family on dev prompts."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -21,7 +21,7 @@ from specheads.replay.recording import Recorder, Recording, load_recording
 from specheads.replay.replay import Counts, oracle, replay
 from specheads.replay.response_tree import RecordSettings
 
-MAY_BE_SLOWER = 0.05  # the share of resamples in which a setting that is recommended may be slower than the target alone
+MAY_BE_SLOWER = 0.05  # the share of resamples in which a setting that is used may be slower than what asks for less
 A_TIE = 0.02  # the share by which settings must differ in predicted speed for one to be taken in place of the other
 
 
@@ -149,8 +149,8 @@ class Outcome:
 
     @property
     def choices(self) -> list[str]:
-        """The best setting at each of these, that of the middle where no other is faster by more than A_TIE."""
-        best = [max(speeds, key=speeds.__getitem__) for speeds in self.end_speeds]
+        """The setting to use at each of these, that of the middle where no other is faster by more than A_TIE."""
+        best = [self._use_by_replay(table, MEASURED) for table in self.cost_table.ends]
         return [best[1] if stands else other for other, stands in zip(best, self.stands(best[1]), strict=True)] if best else []
 
     def stands(self, name: str) -> list[bool]:
@@ -174,11 +174,31 @@ class Outcome:
         return [number for number in self.best[ratio].values() if not self.candidates[number].bound]
 
     @property
-    def recommended(self) -> str | None:
-        """The name of the best setting on dev prompts, the target alone where none is clearly faster; None: it is not known."""
-        if self.doubts:
-            return self.choices[0] if len(set(self.choices)) == 1 else None
-        best, alone = max(self.tried, key=lambda name: self.tried[name][0], default=None), self.tried.get(TARGET_ALONE.name)
-        if best is None or alone is None or np.mean(self.tried[best] <= alone) <= MAY_BE_SLOWER:
-            return best
-        return TARGET_ALONE.name
+    def uses(self) -> dict[str, str]:
+        """By ratio the setting to use by dev prompts: of those tried there at the measured ratio, else by replay."""
+        found = {ratio: self._use_by_replay(self.cost_table, ratio) for ratio in self.best}
+        if self.tried and not self.doubts:
+            heads = {each.setting.name for each in self.measured if each.setting.head is not None}
+            found[MEASURED] = setting_to_use(self.tried, heads)
+        return found
+
+    def _use_by_replay(self, table: CostTable, ratio: str) -> str:
+        dev, resamples, heads = self.sets[0], self.sets[0].resamples, set[str]()
+        speeds = {TARGET_ALONE.name: np.ones(len(resamples))}
+        for number, rule in enumerate(self.candidates):
+            if rule.live is not None and rule.ratio in (None, ratio):
+                speeds[rule.name] = table.speedup(dev.counts[number], resamples, rule, ratio)
+                heads |= {rule.name} if rule.head is not None else set()
+        return setting_to_use(speeds, heads)
+
+
+def setting_to_use(speeds: Mapping[str, np.ndarray], heads: Collection[str]) -> str:
+    """Return the fastest setting by `speeds` (1 + R,) on dev prompts, resampled alike, that is clearly worth what it asks for.
+
+    One of `heads` must be clearly faster than the fastest that needs no head, and any setting than the target alone.
+    """
+    best = max(speeds, key=lambda name: speeds[name][0])
+    if best in heads:
+        other = max((name for name in speeds if name not in heads), key=lambda name: speeds[name][0])
+        best = best if np.mean(speeds[best] <= speeds[other]) <= MAY_BE_SLOWER else other
+    return best if np.mean(speeds[best] <= speeds[TARGET_ALONE.name]) <= MAY_BE_SLOWER else TARGET_ALONE.name

@@ -15,6 +15,7 @@ from specheads.replay.cost import CostFit
 
 MEASURED = "measured"
 ROUNDS, STEPS, COUNTED = "measured rounds", "step times", "counted costs"  # what a choice can stand on
+ALONE, BEST_FIXED, HEADLESS, HEAD = "target alone", "best fixed length", "best without training", "head"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +58,9 @@ class LiveRow(RuleFields):
     verification: str | None = None  # the name of its verification rule; None: that of the sweep
     # Accepted tokens over those that the rule expected, 1 if its predictions hold here; None where it expects no number.
     accepted_over_expected: Interval | None = None
+    dev_speedup: float | None = None  # the speed-up on dev prompts, by which settings are compared; None where it was not tried
+    gain: Interval | None = None  # speed over that of the best fixed length, a ratio; None where none was decoded
+    over_headless: Interval | None = None  # the same over the best setting without a head; None without a head
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,7 @@ class Winner(RuleFields):
     head_share: float | None = None  # the cost of its head as a share of a draft step; the speed-up counts it
     break_even: Interval | None = None  # the share at which it would be as fast as the best fixed length
     gain_uncharged: Interval | None = None  # the gain if its head cost nothing; None without a head
+    over_headless: Interval | None = None  # speed-up over that of the best rule without a head; None without a head
 
 
 @dataclass(frozen=True)
@@ -200,24 +205,50 @@ class Basis:
 
 
 @dataclass(frozen=True)
-class Report:
-    """A whole evaluation.
+class Choice:
+    """One setting to compare, on the reported prompts."""
 
-    `gains` are those of the live head over the best live fixed length, by ratio, cross-fitted.
-    """
+    name: str
+    speedup: Interval
+    gain: Interval | None  # over the best fixed length, a ratio; None where there is none
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What to use at one ratio, next to the fastest setting of each kind on dev prompts: ALONE, BEST_FIXED, HEADLESS and HEAD."""
+
+    ratio: str
+    use: str  # the kind that is to be used
+    choices: Mapping[str, Choice]
+    skip_head: str | None  # why a head is not worth it; None where it is, or where there is none
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What to use, and what that rests on."""
+
+    answer: Answer
+    others: Sequence[Answer]  # by replay at the other ratios
+    changes: Sequence[str]  # those of these ratios at which another kind of setting is to be used
+    rests_on: str
+    doubt: str | None  # why timing was unreliable
+    command: str | None = None  # makes the setting and evaluates it; None for the target alone
+    python: str | None = None  # decodes with it
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole evaluation."""
 
     context: Mapping[str, Any]
     fit: CostFit | None  # what was fitted to decoded rounds
     doubts: Sequence[str] = field(default_factory=list)  # why live figures are not to be trusted; empty if they are
     live: Sequence[LiveRow] = field(default_factory=list)
-    gains: Mapping[str, Interval | None] = field(default_factory=dict)
     data_sets: Sequence[DataSet] = field(default_factory=list)
     bank: Sequence[BankRow] = field(default_factory=list)
     batches: Sequence[BatchTable] = field(default_factory=list)  # empty unless numbers of rows were asked for
     texts: Sequence[TextSample] = field(default_factory=list)  # texts of the first set of test prompts
-    # The best setting on dev prompts: of those decoded the fastest there, or with doubts the one that is best by replay over the
-    # whole range of the basis. None where neither is known.
-    recommended: str | None = None
+    verdict: Verdict | None = None  # None where nothing was replayed or decoded
     notes: Sequence[str] = field(default_factory=list)  # what the reader should know, such as that a simple rule beats the head
     basis: Basis | None = None  # None where nothing was decoded, or no draft is run
 

@@ -1,16 +1,27 @@
 """The rows of a report: what was decoded, the best replayed rule of each family, heads compared, and rounds in detail."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from specheads.decoding.step_costs import StepCosts
-from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, Candidate, CostTable
-from specheads.evaluation.intervals import Groups, Interval, cross_fitted_gain, interval, milliseconds, resample_counts, sums
+from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, TARGET_ALONE, Candidate, CostTable
+from specheads.evaluation.conclusions import fastest_by_kind
+from specheads.evaluation.intervals import Groups, Interval, interval, milliseconds, resample_counts, sums
 from specheads.evaluation.replayed_sets import Outcome, RecordedSet
-from specheads.evaluation.report import BankRow, DataSet, LiveRow, Reliability, RuleRow, TextSample, Winner, rule_fields
+from specheads.evaluation.report import (
+    BEST_FIXED,
+    HEAD,
+    BankRow,
+    DataSet,
+    LiveRow,
+    Reliability,
+    RuleRow,
+    TextSample,
+    Winner,
+    rule_fields,
+)
 from specheads.evaluation.sweep import Measured
 from specheads.heads.calibration import IndexCalibration, in_rounds
 from specheads.heads.metrics import auroc, binary_kl, calibration
@@ -23,9 +34,17 @@ NUM_TEXTS = 3  # responses whose rounds are shown in color
 
 
 def live_rows(
-    measured: Sequence[Measured], cost_table: CostTable, lossless: bool, groups: Groups, replayed: Mapping[str, float]
+    measured: Sequence[Measured],
+    cost_table: CostTable,
+    lossless: bool,
+    groups: Groups,
+    replayed: Mapping[str, float],
+    tried: Mapping[str, np.ndarray],
 ) -> list[LiveRow]:
-    """Return a row for every setting that was decoded, the target alone first; `replayed` are tokens per second by setting."""
+    """Return a row for every setting that was decoded, the target alone first.
+
+    `replayed` are tokens per second by setting, and `tried` those (1 + R,) on dev prompts.
+    """
     resamples = resample_counts(groups)
     totals = [sums(each.stats, resamples) for each in measured]
     alone = totals[0].tokens_per_second
@@ -60,23 +79,20 @@ def live_rows(
             verification=other.name if other else None,
             **rule_fields(setting),
             accepted_over_expected=accepted,
+            dev_speedup=tried[setting.name][0] / tried[TARGET_ALONE.name][0] if setting.name in tried else None,
         )
         rows.append(row)
-    return rows
-
-
-def gain_over_fixed(measured: Sequence[Measured], costs_of: Callable[[Candidate], StepCosts], groups: Groups) -> Interval | None:
-    """Return the predicted throughput with a head over that of the best fixed length, a ratio; None unless both were decoded."""
-    families: list[list[Any]] = [[], []]  # fixed lengths and heads: the tokens and seconds of each prompt
-    for each in measured:
-        setting = each.setting
-        if setting.verification is None and (setting.rule_name == FIXED or setting.head is not None):
-            numbers = [part.num_tokens for part in each.stats], each.predicted_seconds(costs_of(setting))
-            families[setting.head is not None].append(numbers)
-    if not all(families) or len(set(groups)) < 4:
-        return None
-    fixed, head = (np.array(family, dtype=float) for family in families)
-    return cross_fitted_gain(head, fixed, groups)
+    speeds = {row.name: total.tokens_per_second for row, total in zip(rows, totals, strict=True)}
+    fastest = fastest_by_kind(rows)
+    fixed, headless = fastest.get(BEST_FIXED), next(row for kind, row in fastest.items() if kind != HEAD)
+    return [
+        replace(
+            row,
+            gain=interval(speeds[row.name] / speeds[fixed.name]) if fixed else None,
+            over_headless=interval(speeds[row.name] / speeds[headless.name]) if row.head is not None else None,
+        )
+        for row in rows
+    ]
 
 
 def data_set(replayed: RecordedSet, outcome: Outcome) -> DataSet:
@@ -107,7 +123,9 @@ def _winners(replayed: RecordedSet, outcome: Outcome, ratio: str, speeds: Sequen
     """Return the best of each family at one ratio, and the fixed length that is best on this set, by `speeds` (1 + R,) of all."""
     choice, resamples = outcome.best[ratio], replayed.resamples
     ceiling, oracle = (speeds[choice[family]] if family in choice else None for family in (CEILING, ORACLE))
-    fixed, chosen = speeds[choice[FIXED]], list(choice.items())
+    fixed, chosen, dev_speeds = speeds[choice[FIXED]], list(choice.items()), outcome.speeds[ratio]
+    unaided = [number for number in outcome.achievable(ratio) if outcome.candidates[number].head is None]
+    headless = speeds[max(unaided, key=dev_speeds.__getitem__)] if max(dev_speeds[each] for each in unaided) > 1 else 1.0
     lengths = [number for number, candidate in enumerate(outcome.candidates) if candidate.family == FIXED]
     chosen.insert(1, (f"{FIXED} in hindsight", max(lengths, key=lambda number: speeds[number][0])))
     named = [(family, number, outcome.candidates[number]) for family, number in chosen]
@@ -123,10 +141,11 @@ def _winners(replayed: RecordedSet, outcome: Outcome, ratio: str, speeds: Sequen
             gain=interval(speeds[number] / fixed),
             gap_ceiling=_gap(speeds[number], fixed, ceiling),
             gap_oracle=_gap(speeds[number], fixed, oracle),
-            dev_speedup=float(outcome.speeds[ratio][number]),
+            dev_speedup=float(dev_speeds[number]),
             head_share=outcome.cost_table.head_share(rule, ratio),
             break_even=outcome.cost_table.break_even(replayed.counts[number], resamples, rule, ratio, fixed),
             gain_uncharged=None if (speed := uncharged[number]) is None else interval(speed / fixed),
+            over_headless=interval(speeds[number] / headless) if rule.head is not None else None,
             **(rule_fields(rule) | {"bound": rule.bound or family != rule.family}),
         )
         for family, number, rule in named

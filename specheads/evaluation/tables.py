@@ -11,19 +11,34 @@ from rich.table import Table as RichTable
 from specheads.evaluation.candidates import FIXED
 from specheads.evaluation.conclusions import (
     Shown,
-    best,
     change,
     counted_text,
+    fastest_by_kind,
     is_trusted,
+    main_data_set,
     minus,
     percent,
     ratio_text,
     share_text,
     times,
+    used_at,
     winners_at,
 )
 from specheads.evaluation.intervals import LEVELS, Interval
-from specheads.evaluation.report import BankRow, BatchRow, BatchTable, DataSet, LiveRow, Report, Winner
+from specheads.evaluation.report import (
+    ALONE,
+    BEST_FIXED,
+    HEAD,
+    Answer,
+    BankRow,
+    BatchRow,
+    BatchTable,
+    Choice,
+    DataSet,
+    LiveRow,
+    Report,
+    Winner,
+)
 
 
 @dataclass(frozen=True)
@@ -64,6 +79,10 @@ class Table:
         return cls(caption, tuple(columns), made, sorted_by, doubtful)
 
 
+FAR_OFF = 0.5  # errors of predicted speeds whose size means nothing
+NO_GAIN = Cell("no gain", -1.0)  # of shares below 0, whose size means nothing
+
+
 def estimate_cell(show: Callable[[Interval], Shown], estimate: Interval | None) -> Cell:
     """Return an estimate with its interval, as `show` writes it."""
     return Cell(None) if estimate is None else Cell(show(estimate).text, estimate.value, show(estimate).limits)
@@ -83,7 +102,14 @@ def _number(value: float | None, digits: int) -> Cell:
 
 
 def _cost(share: float | None) -> Cell:
+    """Return a head's cost as a share of a draft step; more than a step is no share."""
+    if share is not None and share > 1:
+        return Cell("over a step", share)
     return Cell(None) if share is None else Cell(share_text(share).replace(" ", "\u00a0"), share)
+
+
+def _share(share: Interval | None) -> Cell:
+    return NO_GAIN if share is not None and share.value <= 0 else estimate_cell(percent, share)
 
 
 def _levels(milliseconds: Mapping[str, float]) -> Cell:
@@ -105,13 +131,32 @@ def _at(report: Report, ratio: str, ending: str = "") -> str:
     return f"ratio {ratio_text(report, ratio)}{ending}; {counted_text(report, ratio)}"
 
 
+def verdict_table(report: Report, answer: Answer) -> Table:
+    """Return what there is to choose from at one ratio, the setting to use last."""
+    rows = [*answer.choices.items(), ("use", answer.choices[answer.use])]
+    columns: dict[str, Callable[[tuple[str, Choice]], Cell]] = {
+        "": lambda row: _named(row[0], "best" if row[0] == "use" else None),
+        "setting": lambda row: _named(row[1].name),
+        "speed-up": lambda row: Cell("1.00×", 1.0) if row[0] == ALONE else estimate_cell(times, row[1].speedup),
+        "over best fixed": lambda row: Cell(None) if row[0] in (ALONE, BEST_FIXED) else estimate_cell(change, row[1].gain),
+    }
+    return Table.of(f"At ratio {ratio_text(report, answer.ratio)}", columns, rows, doubtful=not is_trusted(report, answer.ratio))
+
+
 def winners_table(report: Report, data_set: DataSet, ratio: str) -> Table:
-    """Return the best rule of each family on a data set at a ratio; the best of all on dev prompts is marked."""
-    winners, trusted = winners_at(data_set, ratio), is_trusted(report, ratio)
-    top = next((row for row in winners if trusted and not row.bound), None)
+    """Return the best rule of each family on a data set at a ratio; the one to use is marked."""
+    winners, trusted, used = winners_at(data_set, ratio), is_trusted(report, ratio), used_at(report, ratio)
 
     def tag(row: Winner) -> str | None:
-        return "best" if row is top else "bound" if row.bound else "baseline" if row.family == FIXED else None
+        return (
+            "best"
+            if row.name == used and not row.bound
+            else "bound"
+            if row.bound
+            else "baseline"
+            if row.family == FIXED
+            else None
+        )
 
     def gain(show: Callable[[Interval], Shown], row: Winner, estimate: Interval | None) -> Cell:
         return estimate_cell(show, None if row.family == FIXED else estimate)
@@ -121,10 +166,10 @@ def winners_table(report: Report, data_set: DataSet, ratio: str) -> Table:
         "rule": lambda row: _named(row.name),
         "speed-up": lambda row: estimate_cell(times, row.speedup),
         "over best fixed": lambda row: gain(change, row, row.gain),
-        "of gap to ceiling": lambda row: gain(percent, row, row.gap_ceiling),
+        "of gap to ceiling": lambda row: Cell(None) if row.family == FIXED else _share(row.gap_ceiling),
         "were its head free": lambda row: gain(change, row, row.gain_uncharged),
         "head’s cost": lambda row: _cost(row.head_share),
-        "break-even": lambda row: estimate_cell(percent, row.break_even),
+        "break-even": lambda row: _share(row.break_even),
     }
     caption = f"{data_set.name}, {_at(report, ratio, ': the best of each family')}"
     return Table.of(caption, columns, winners, doubtful=not trusted)
@@ -132,11 +177,13 @@ def winners_table(report: Report, data_set: DataSet, ratio: str) -> Table:
 
 def live_table(report: Report) -> Table:
     """Return measured speeds next to those that the costs predict; the setting that dev prompts chose is marked."""
-    chosen = None if report.doubts else report.recommended
+    verdict = report.verdict
+    chosen = None if report.doubts or verdict is None else verdict.answer.choices[verdict.answer.use].name
 
     def predicted(row: LiveRow, value: float | None) -> Cell:
-        error = "" if value is None else minus(f"({value / row.tokens_per_second.value - 1:+.1%})").replace("%", "\u00a0%")
-        return replace(_number(value, 1), limits=error or None)
+        error = 0.0 if value is None else value / row.tokens_per_second.value - 1
+        text = minus(f"({error:+.1%})").replace("%", "\u00a0%") if abs(error) < FAR_OFF else "far off"
+        return replace(_number(value, 1), limits=None if value is None else text)
 
     def accepted(row: LiveRow) -> Cell:
         expected = row.accepted_over_expected
@@ -183,7 +230,8 @@ def bank_table(report: Report, ratio: str) -> Table:
     The one that was the fastest on dev prompts is marked.
     """
     heads, trusted = sorted(report.bank, key=lambda row: -row.speedup[ratio].value), is_trusted(report, ratio)
-    chosen = next((best(winners_at(each, ratio), head=True) for each in report.data_sets if each.role == "test"), None)
+    number = main_data_set(report)
+    chosen = None if number is None else fastest_by_kind(winners_at(report.data_sets[number], ratio)).get(HEAD)
 
     def divergence(name: str) -> Callable[[BankRow], Cell]:
         return lambda row: _number(row.kl[name], 4)
@@ -192,7 +240,7 @@ def bank_table(report: Report, ratio: str) -> Table:
         "head": lambda row: _named(row.head, "best" if trusted and chosen is not None and row.head == chosen.head else None),
         "speed-up": lambda row: estimate_cell(times, row.speedup[ratio]),
         "head’s cost": lambda row: _cost(row.head_share.get(ratio)),
-        "break-even": lambda row: estimate_cell(percent, row.break_even.get(ratio)),
+        "break-even": lambda row: _share(row.break_even.get(ratio)),
         "threshold": lambda row: _number(row.threshold.get(ratio), 2),
         "AUROC": lambda row: _number(row.auroc, 4),
         "ECE": lambda row: _number(row.ece, 4),

@@ -90,9 +90,7 @@ def html_of(probed: Probed) -> str:
         title=f"Probe: {probed.pair}",
         doubts=probed.doubts,
         overview=_measured(probed),
-        findings_title="Answer",
-        findings=[probed.answer.text, f"Next: {probed.answer.command}"],
-        notes=[],
+        notes=[probed.answer.text, f"Next: {probed.answer.command}"],
         data_sets=[],
         sections=[options, *context_section(probed.context)],
     )
