@@ -109,7 +109,12 @@ def test_rules_of_other_verification_are_decoded(folder):
     assert done.returncode == 0, done.stderr
     assert "token verification only" in done.stdout + done.stderr
     content = json.loads(max(folder.glob("outputs/evaluate/*/report.json"), key=lambda path: path.stat().st_mtime).read_text())
-    assert [row["name"] for row in content["live"]] == ["target alone", "fixed K=2", "fixed K=4", "head 0.5"]
+    assert [row["name"] for row in content["live"]] == [
+        "target alone",
+        "fixed_length(num_tokens=2)",
+        "fixed_length(num_tokens=4)",
+        "head 0.5",
+    ]
     assert content["data_sets"] == []
 
 

@@ -168,7 +168,7 @@ def _answer(ratio: str, rows: Sequence[Row], use: str | None) -> Answer:
     used, skip = next((kind for kind in order if choices[kind].name == use), order[0]), None
     if (head := fastest.get(HEAD)) is not None and used != HEAD and head.over_headless is not None:
         other = choices[next(kind for kind in order if kind != HEAD)].name
-        skip = f"on dev prompts {head.name} was not clearly faster than {other} (here: {change(head.over_headless)})"
+        skip = f"on dev prompts it was not clearly faster than {other}; here it is {change(head.over_headless)} against that"
     return Answer(ratio, used, {kind: choices[kind] for kind in (ALONE, BEST_FIXED, HEADLESS, HEAD) if kind in choices}, skip)
 
 
@@ -220,14 +220,14 @@ def gain_text(gain: Interval) -> str:
 
 def changes_text(report: Report, verdict: Verdict) -> str:
     """Return whether another ratio of costs changes the kind of the setting to use."""
-    if not verdict.others:
-        return "not known: no other ratio was replayed"
+    same = [ratio_text(report, each.ratio) for each in verdict.others if is_trusted(report, each.ratio)]
     if not verdict.changes:
-        return (
-            f"no: at {', '.join(ratio_text(report, each.ratio) for each in verdict.others)} it is the {verdict.answer.use}, too"
-        )
-    others = (each for each in verdict.others if each.ratio in verdict.changes)
-    return f"yes: {'; '.join(f'at {ratio_text(report, each.ratio)} {each.choices[each.use].name}' for each in others)}"
+        return f"no: at {', '.join(same)} it is the {verdict.answer.use}, too" if same else "not known, no other was replayed"
+    ratios: dict[str, list[str]] = {}
+    for each in verdict.others:
+        if each.ratio in verdict.changes:
+            ratios.setdefault(each.use, []).append(ratio_text(report, each.ratio))
+    return f"yes: {'; '.join(f'{kind} at ' + ', '.join(of_kind) for kind, of_kind in ratios.items())}"
 
 
 def answer_at(report: Report, ratio: str) -> Answer | None:

@@ -133,12 +133,12 @@ def _at(report: Report, ratio: str, ending: str = "") -> str:
 
 def verdict_table(report: Report, answer: Answer) -> Table:
     """Return what there is to choose from at one ratio, the setting to use last."""
-    rows = [*answer.choices.items(), ("use", answer.choices[answer.use])]
+    rows = [*answer.choices.items(), ("best of all", answer.choices[answer.use])]
     columns: dict[str, Callable[[tuple[str, Choice]], Cell]] = {
-        "": lambda row: _named(row[0], "best" if row[0] == "use" else None),
-        "setting": lambda row: _named(row[1].name),
+        "": lambda row: _named(row[0]),
         "speed-up": lambda row: Cell("1.00×", 1.0) if row[0] == ALONE else estimate_cell(times, row[1].speedup),
         "over best fixed": lambda row: Cell(None) if row[0] in (ALONE, BEST_FIXED) else estimate_cell(change, row[1].gain),
+        "setting": lambda row: _named(row[1].name),
     }
     return Table.of(f"At ratio {ratio_text(report, answer.ratio)}", columns, rows, doubtful=not is_trusted(report, answer.ratio))
 
@@ -249,6 +249,7 @@ def bank_table(report: Report, ratio: str) -> Table:
     return Table.of(f"Heads, {_at(report, ratio)}", columns, heads, sorted_by=1, doubtful=not trusted)
 
 
+LEAST_TEXT = 26  # columns of the terminal for a text
 SEPARATOR = 2  # columns of the terminal between two columns of a table
 
 
@@ -262,6 +263,8 @@ def terminal(table: Table, width: int, style: str = "") -> Iterator[RichTable]:
     ]
     first = min(widths[0], width // 3)
     columns = list(range(1, len(widths)))
+    texts = {number for number in columns if any(isinstance(row[number].key, str) for row in table.rows)}
+    widths = [min(each, LEAST_TEXT) if number in texts else each for number, each in enumerate(widths)]  # a text is folded
     caption: str | None = table.caption
     while columns:
         used, shown = first, list[int]()
@@ -272,7 +275,10 @@ def terminal(table: Table, width: int, style: str = "") -> Iterator[RichTable]:
         part = RichTable(title=title, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, row_styles=[style])
         part.add_column(escape(headings[0]), overflow="fold", max_width=first)
         for number in shown:
-            part.add_column(escape(headings[number]), justify="right", overflow="fold")
+            is_text = number in texts
+            part.add_column(
+                escape(headings[number]), justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text
+            )
         for row in lines:
             part.add_row(*(escape(row[number]) for number in (0, *shown)))
         yield part

@@ -80,7 +80,9 @@ def test_batches_without_a_head(call):
     assert all(row.lossless and row.tokens_per_second > 0 for row in table.rows)
 
 
-@pytest.mark.parametrize(("speeds", "chosen"), [((5.0, 9.0, 7.0), "fixed K=3"), ((5.0, 9.0, 11.0), "fixed K=6")])
+@pytest.mark.parametrize(
+    ("speeds", "chosen"), [((5.0, 9.0, 7.0), "fixed_length(num_tokens=3)"), ((5.0, 9.0, 11.0), "fixed_length(num_tokens=6)")]
+)
 def test_the_fixed_length_of_a_size_is_the_fastest_on_dev_prompts(monkeypatch, speeds, chosen):
     asked = []
 

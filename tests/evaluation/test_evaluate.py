@@ -22,7 +22,7 @@ from specheads.evaluation.candidates import Candidate
 from specheads.evaluation.page import figures
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.replayed_sets import Outcome
-from specheads.evaluation.report import COUNTED, MEASURED, STEPS
+from specheads.evaluation.report import COUNTED, HEAD, HEADLESS, MEASURED, STEPS
 from specheads.evaluation.settings import Evaluation, RecordingSettings
 from specheads.evaluation.sweep import sweep_settings
 from specheads.pair.sampling import Warp
@@ -84,11 +84,12 @@ def test_a_rule_of_the_user_that_asks_a_head_is_told_as_one_with_a_head(call, tm
     content["fixed_length"]["_target_"] = "specheads.decoding.stopping.FixedLength"
     report = call(stopping=rule_choices(content), num_live_prompts=2, warp=Warp(0))
     rows = [row for row in report.data_sets[1].rules if row.rule_name == "doubtful"]
-    assert [(row.head, row.bound, row.name) for row in rows] == [("mine", False, f"doubtful {t}") for t in (0.3, 0.6)]
+    assert [(row.head, row.bound, row.name) for row in rows] == [("mine", False, f"doubtful(threshold={t})") for t in (0.3, 0.6)]
     winners = conclusions.winners_at(report.data_sets[1], "10")
-    assert conclusions.best(winners, head=True).rule_name == "doubtful" and conclusions.best(winners, head=False) is None
+    fastest = conclusions.fastest_by_kind(winners)
+    assert fastest[HEAD].rule_name == "doubtful" and HEADLESS not in fastest
     trusted = replace(report, doubts=[])
-    assert any(f"the head ({rows[0].name.split()[0]}" in text for text in conclusions.key_findings(trusted))
+    assert conclusions.verdict_of(trusted, {}).answer.choices[HEAD].name.startswith("doubtful(")
     assert [row.head for row in report.live] == [None, None, "mine"]
     drawn = {trace.name: trace.marker.color for trace in figures.figures_of(report)["pareto"]["1"].data}
     assert drawn["doubtful"] == figures.RED
@@ -100,7 +101,8 @@ def test_the_best_rules_are_decoded_and_their_counts_are_kept(call, tmp_path):
     assert report.live[1].replayed_tokens_per_second
     journals = {path.name for path in (tmp_path / "run").iterdir()}
     assert {"costs.jsonl", "generations.jsonl"} <= journals
-    assert "dev-trial.jsonl" not in journals and report.recommended is None  # three dev prompts choose nothing
+    assert "dev-trial.jsonl" not in journals  # three dev prompts choose nothing
+    assert {row.dev_speedup for row in report.live} == {None}
     assert report.doubts  # of two prompts
 
 
@@ -127,18 +129,24 @@ def test_chosen_rules_are_decoded_under_block_verification_and_dev_prompts_decid
 
     def speeds(setup, outcome):
         asked.extend(decoded.setting.name for decoded in outcome.measured)
-        return {name: np.full(9, 1.0 + name.endswith("block verification")) for name in asked}
+        return {name: np.full(9, 1.0 + name.endswith("verification=block")) for name in asked}
 
     monkeypatch.setattr(evaluation, "tried_on_dev", speeds)
     monkeypatch.setattr(decode, "doubts_of", lambda *given: [])
     report = call(num_live_prompts=2)
     _, *drafting = (row for row in report.live if row.efficiency_gain is None)
     block = [row for row in report.live if row.efficiency_gain is not None]
-    assert [row.name for row in block] == [f"{row.name}, block verification" for row in drafting]
+    assert [row.name for row in block] == [f"{row.name} verification=block" for row in drafting]
     assert all(row.family == "block" and row.lossless for row in block)
     for plain, other in zip(drafting, block, strict=True):
         assert other.efficiency_gain.value == pytest.approx(plain.verification_rate.value / other.verification_rate.value)
-    assert asked == [row.name for row in report.live] and report.recommended == block[0].name
+    assert asked == [row.name for row in report.live] and report.verdict.answer.ratio == MEASURED
+    (used,) = [choice.name for kind, choice in report.verdict.answer.choices.items() if kind == report.verdict.answer.use]
+    assert (
+        used == block[0].name
+        and "verification=block" in report.verdict.command
+        and "BlockVerification()" in report.verdict.python
+    )
 
 
 def test_greedy_drafts_are_not_decoded_under_block_verification(call):
@@ -151,7 +159,7 @@ def test_a_draft_of_which_nothing_is_accepted_gets_the_lowest_threshold(call, sm
         weight.normal_(generator=torch.Generator().manual_seed(7))
     report = call(live="none", warp=Warp(0))
     rows = [row for row in report.data_sets[1].rules if row.family == "head_threshold auto"]
-    assert rows and {row.name.split()[1] for row in rows} == {"0.02"}
+    assert rows and {row.parameters["threshold"] for row in rows} == {0.02}
 
 
 def test_the_trial_decodes_dev_prompts_by_all_lossless_rules(call, monkeypatch, nano, tmp_path):
@@ -161,7 +169,8 @@ def test_the_trial_decodes_dev_prompts_by_all_lossless_rules(call, monkeypatch, 
     header, *rows = (tmp_path / "run" / "dev-trial.jsonl").read_text().splitlines()
     dev = [nano.encode_instruction(prompt.text) for prompt in FewPrompts().load(False) if prompt.split == "dev"][:3]
     assert json.loads(header)["provenance"]["prompts"] == dev and len(rows) == 3
-    assert report.recommended in [row.name for row in report.live if row.lossless]
+    assert {choice.name for choice in report.verdict.answer.choices.values()} <= {row.name for row in report.live if row.lossless}
+    assert all(row.dev_speedup > 0 and row.gain for row in report.live if row.lossless)
     assert len(json.loads(rows[0])["entry"]["stats"]) == len(report.live)
 
 
@@ -172,7 +181,7 @@ def test_with_doubts_the_answer_stands_on_steps_that_were_timed_and_nothing_is_t
     assert report.doubts and not (tmp_path / "run" / "dev-trial.jsonl").exists()
     assert report.basis.costs in (STEPS, COUNTED) and len(report.basis.choices) == 3 and report.fit.num_rounds == 0
     assert report.basis.ratio.low <= report.basis.ratio.value == report.costs.ratio <= report.basis.ratio.high
-    assert any(f"stands on {report.basis.costs}" in text for text in conclusions.key_findings(report))
+    assert report.verdict.doubt and f"by {report.basis.costs}" in report.verdict.rests_on
     (*_, written) = reporting.write_report(report, tmp_path / "written")
     schema = json.loads((reporting.Path(reporting.__file__).parent / "report.schema.json").read_text())
     Draft202012Validator(schema).validate(json.loads((written.parent / "report.json").read_text()))
@@ -202,5 +211,10 @@ def test_rules_that_cannot_be_replayed_must_be_decoded(call):
     with pytest.raises(UserError, match="live=none, but autoregressive drafts under .* can only be decoded"):
         call(verification=BlockVerification(), live="none")
     report = call(verification=BlockVerification(), num_live_prompts=2)
-    assert [row.name for row in report.live] == ["target alone", "fixed K=1", "fixed K=3", "head 0.4"]
+    assert [row.name for row in report.live] == [
+        "target alone",
+        "fixed_length(num_tokens=1)",
+        "fixed_length(num_tokens=3)",
+        "head_threshold(threshold=0.4, max_tokens=20)",
+    ]
     assert not report.data_sets and replace(report, live=[]).live == []
