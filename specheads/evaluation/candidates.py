@@ -13,7 +13,6 @@ from specheads.decoding.step_costs import RuleCosts, StepCosts
 from specheads.decoding.stopping import FixedLength, StoppingRule, logistic_inputs
 from specheads.decoding.verification import VerificationRule
 from specheads.errors import UserError, is_number
-from specheads.evaluation.intervals import Interval, interval
 from specheads.evaluation.report import MEASURED, RuleFields
 from specheads.heads.head import AcceptanceHead
 from specheads.heads.metrics import fit_logistic
@@ -170,17 +169,6 @@ class CostTable:
         costs = replace(self.costs[ratio], round_seconds=self.of(rule, ratio).round_seconds)
         seconds = resamples @ costs.seconds(counts.drafted, counts.rounds)
         return (resamples @ counts.tokens) / seconds / (self.alone if ratio == MEASURED else 1.0)
-
-    def break_even(
-        self, counts: Counts, resamples: np.ndarray, rule: Candidate, ratio: str, fixed: np.ndarray
-    ) -> Interval | None:
-        """Return the share of a draft step at which a head's rule would be as fast as the best fixed length, `fixed` (R,)."""
-        drafted, uncharged = resamples @ counts.drafted, self.speedup_uncharged(counts, resamples, rule, ratio)
-        if uncharged is None or not drafted.all():
-            return None
-        # What the fixed length takes for as many tokens, less what the rule takes without its head.
-        spare = (resamples @ counts.tokens) / (self.alone if ratio == MEASURED else 1.0) * (1 / fixed - 1 / uncharged)
-        return interval(spare / drafted / self.costs[ratio].draft_seconds)
 
     def for_prompts(self, rule: Candidate, num_prompts: int) -> list[StepCosts]:
         """Return the measured costs of a rule on each of the first prompts, from rounds of other prompts if there are enough."""

@@ -8,17 +8,14 @@ from specheads.decoding.records import LARGEST_DRIFT, REMEDY
 from specheads.evaluation.candidates import FIXED, TARGET, TARGET_ALONE
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.report import (
-    ALONE,
-    BEST_FIXED,
     COUNTED,
-    HEAD,
-    HEADLESS,
     MEASURED,
     ROUNDS,
     Answer,
     Choice,
     DataSet,
     Information,
+    Kind,
     LiveRow,
     Report,
     Verdict,
@@ -75,7 +72,6 @@ def ratios_of(report: Report) -> list[str]:
     """Return every ratio that has predictions, the measured one first, or last if it is not to be trusted."""
     ratios = {row.ratio for data_set in report.data_sets for row in data_set.winners}
     ratios |= {ratio for data_set in report.data_sets for row in data_set.rules for ratio in row.speedup}
-    ratios |= {ratio for row in report.bank for ratio in row.speedup}
     measured = -inf if is_trusted(report, MEASURED) else inf
     return sorted(ratios, key=lambda ratio: measured if ratio == MEASURED else float(ratio))
 
@@ -83,6 +79,11 @@ def ratios_of(report: Report) -> list[str]:
 def preferred(ratios: Sequence[str]) -> str | None:
     """Return which of `ratios_of` a reader sees first: the measured one where it is to be trusted."""
     return PREFERRED if PREFERRED in ratios and ratios[0] != MEASURED else next(iter(ratios), None)
+
+
+def first_ratio(report: Report) -> str | None:
+    """Return the ratio that a reader sees first: that of the verdict."""
+    return report.verdict.answer.ratio if report.verdict else preferred(ratios_of(report))
 
 
 def main_data_set(report: Report) -> int | None:
@@ -117,11 +118,11 @@ def is_trusted(report: Report, ratio: str) -> bool:
 Row = TypeVar("Row", LiveRow, Winner)
 
 
-def kind_of(row: LiveRow | Winner) -> str:
-    """Return what a setting is: ALONE, BEST_FIXED, HEADLESS or HEAD."""
+def kind_of(row: LiveRow | Winner) -> Kind:
+    """Return what a setting is."""
     if row.family == TARGET:
-        return ALONE
-    return BEST_FIXED if row.rule_name == FIXED else HEADLESS if row.head is None else HEAD
+        return Kind.ALONE
+    return Kind.FIXED if row.rule_name == FIXED else Kind.HEADLESS if row.head is None else Kind.HEAD
 
 
 def dev_speed(row: LiveRow | Winner) -> float:
@@ -129,9 +130,9 @@ def dev_speed(row: LiveRow | Winner) -> float:
     return row.speedup.value if row.dev_speedup is None else row.dev_speedup
 
 
-def fastest_by_kind(rows: Iterable[Row]) -> dict[str, Row]:
+def fastest_by_kind(rows: Iterable[Row]) -> dict[Kind, Row]:
     """Return the setting of each kind that was the fastest on dev prompts, the fastest of all first; bounds are left out."""
-    found = dict[str, Row]()
+    found = dict[Kind, Row]()
     usable = [row for row in rows if (row.lossless if isinstance(row, LiveRow) else not row.bound)]
     for row in sorted(usable, key=dev_speed, reverse=True):
         found.setdefault(kind_of(row), row)
@@ -161,15 +162,16 @@ def _answer(ratio: str, rows: Sequence[Row], use: str | None) -> Answer:
     """Return the answer that decoded or replayed settings give; `use` is the name of the one to use, None: the fastest."""
     fastest = fastest_by_kind(rows)
     choices = {kind: Choice(row.name, row.speedup, row.gain) for kind, row in fastest.items()}
-    if ALONE not in choices:
-        fixed = choices[BEST_FIXED].speedup
-        choices[ALONE] = Choice(TARGET_ALONE.name, Interval(1, 1, 1), Interval(1 / fixed.value, 1 / fixed.high, 1 / fixed.low))
+    if Kind.ALONE not in choices:
+        fixed = choices[Kind.FIXED].speedup
+        gain = Interval(1 / fixed.value, 1 / fixed.high, 1 / fixed.low)
+        choices[Kind.ALONE] = Choice(TARGET_ALONE.name, Interval(1, 1, 1), gain)
     order = sorted(choices, key=lambda kind: dev_speed(fastest[kind]) if kind in fastest else 1.0, reverse=True)
     used, skip = next((kind for kind in order if choices[kind].name == use), order[0]), None
-    if (head := fastest.get(HEAD)) is not None and used != HEAD and head.over_headless is not None:
-        other = choices[next(kind for kind in order if kind != HEAD)].name
+    if (head := fastest.get(Kind.HEAD)) is not None and used != Kind.HEAD and head.over_headless is not None:
+        other = choices[next(kind for kind in order if kind != Kind.HEAD)].name
         skip = f"on dev prompts it was not clearly faster than {other}; here it is {change(head.over_headless)} against that"
-    return Answer(ratio, used, {kind: choices[kind] for kind in (ALONE, BEST_FIXED, HEADLESS, HEAD) if kind in choices}, skip)
+    return Answer(ratio, used, {kind: choices[kind] for kind in Kind if kind in choices}, skip)
 
 
 def _rests_on(report: Report, ratio: str, is_live: bool, is_tried: bool) -> str:
@@ -198,15 +200,15 @@ def _doubt(report: Report) -> str | None:
 
 def use_text(answer: Answer) -> str:
     """Return how fast the setting to use is: over the target alone, and over the best fixed length."""
-    use, others = answer.choices[answer.use], [kind for kind in answer.choices if kind != ALONE]
-    if answer.use == ALONE:
+    use, others = answer.choices[answer.use], [kind for kind in answer.choices if kind != Kind.ALONE]
+    if answer.use == Kind.ALONE:
         if not others:
             return "Nothing else that was decoded keeps the target's distribution."
         best = max((answer.choices[kind] for kind in others), key=lambda choice: choice.speedup.value)
         text = f"No setting was clearly faster on dev prompts; here the best, {best.name},"
         return f"{text} is {times(best.speedup)} the target alone."
     text = f"{times(use.speedup)} the target alone"
-    if answer.use == BEST_FIXED:
+    if answer.use == Kind.FIXED:
         return f"{text}; no rule is clearly faster than this fixed length." if len(others) > 1 else f"{text}."
     if use.gain is None:
         return f"{text}."
@@ -230,16 +232,11 @@ def changes_text(report: Report, verdict: Verdict) -> str:
     return f"yes: {'; '.join(f'{kind} at ' + ', '.join(of_kind) for kind, of_kind in ratios.items())}"
 
 
-def answer_at(report: Report, ratio: str) -> Answer | None:
-    """Return the answer at a ratio."""
-    answers = [] if report.verdict is None else [report.verdict.answer, *report.verdict.others]
-    return next((answer for answer in answers if answer.ratio == ratio), None)
-
-
 def used_at(report: Report, ratio: str) -> str | None:
-    """Return the name of the rule to use at a ratio; None where that is not to be trusted."""
-    answer = answer_at(report, ratio)
-    return answer.choices[answer.use].name.partition(" verification=")[0] if answer and is_trusted(report, ratio) else None
+    """Return the name of the rule to use at a ratio; None where that is not known, or not to be trusted."""
+    answers = [report.verdict.answer, *report.verdict.others] if report.verdict and is_trusted(report, ratio) else []
+    names = (answer.choices[answer.use].name for answer in answers if answer.ratio == ratio)
+    return next((name.partition(" verification=")[0] for name in names), None)
 
 
 def warnings_of(report: Report) -> list[str]:

@@ -7,6 +7,7 @@ step, and the verification of more drafted tokens nothing.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from enum import StrEnum
 from typing import Any
 
 from specheads.decoding.step_costs import StepCosts
@@ -15,7 +16,15 @@ from specheads.replay.cost import CostFit
 
 MEASURED = "measured"
 ROUNDS, STEPS, COUNTED = "measured rounds", "step times", "counted costs"  # what a choice can stand on
-ALONE, BEST_FIXED, HEADLESS, HEAD = "target alone", "best fixed length", "best without training", "head"
+
+
+class Kind(StrEnum):
+    """What a setting is, for a reader who chooses."""
+
+    ALONE = "target alone"
+    FIXED = "best fixed length"
+    HEADLESS = "best without training"
+    HEAD = "head"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +59,6 @@ class LiveRow(RuleFields):
     block_efficiency: float
     acceptance_rate: float | None
     milliseconds: Mapping[str, float]  # p50, p90, p99
-    predicted_tokens_per_second: float | None  # its own counts at the fitted costs; None for the target alone
     # From replayed counts and the measured costs of its rounds; None where it was not replayed.
     replayed_tokens_per_second: float | None
     lossless: bool  # whether the output follows the target's distribution
@@ -117,10 +125,8 @@ class Winner(RuleFields):
     speedup: Interval
     gain: Interval  # speed-up over that of the best fixed length, a ratio
     gap_ceiling: Interval | None  # share of the way from the best fixed length to the informed ceiling
-    gap_oracle: Interval | None  # the same to the oracle, which knows every outcome
     dev_speedup: float = 0.0  # the speed-up on dev prompts, by which families are compared
     head_share: float | None = None  # the cost of its head as a share of a draft step; the speed-up counts it
-    break_even: Interval | None = None  # the share at which it would be as fast as the best fixed length
     gain_uncharged: Interval | None = None  # the gain if its head cost nothing; None without a head
     over_headless: Interval | None = None  # speed-up over that of the best rule without a head; None without a head
 
@@ -181,21 +187,6 @@ class DataSet:
 
 
 @dataclass(frozen=True)
-class BankRow:
-    """One head of several, calibrated, with its best threshold at each ratio: chosen on dev prompts, reported on test prompts."""
-
-    head: str
-    auroc: float
-    kl: Mapping[str, float]  # nats, of calibrated predictions, by reported set of prompts
-    ece: float
-    speedup: Mapping[str, Interval]
-    threshold: Mapping[str, float | None]
-    head_share: Mapping[str, float | None]  # the head's cost as a share of a draft step, at each ratio
-    # By ratio, the share at which it would be as fast as the best fixed length.
-    break_even: Mapping[str, Interval | None] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Basis:
     """What the choice of a setting stands on, and what is best over the range of costs that it leaves."""
 
@@ -215,11 +206,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class Answer:
-    """What to use at one ratio, next to the fastest setting of each kind on dev prompts: ALONE, BEST_FIXED, HEADLESS and HEAD."""
+    """What to use at one ratio, next to the fastest setting of each kind on dev prompts."""
 
     ratio: str
-    use: str  # the kind that is to be used
-    choices: Mapping[str, Choice]
+    use: Kind
+    choices: Mapping[Kind, Choice]
     skip_head: str | None  # why a head is not worth it; None where it is, or where there is none
 
 
@@ -245,7 +236,6 @@ class Report:
     doubts: Sequence[str] = field(default_factory=list)  # why live figures are not to be trusted; empty if they are
     live: Sequence[LiveRow] = field(default_factory=list)
     data_sets: Sequence[DataSet] = field(default_factory=list)
-    bank: Sequence[BankRow] = field(default_factory=list)
     batches: Sequence[BatchTable] = field(default_factory=list)  # empty unless numbers of rows were asked for
     texts: Sequence[TextSample] = field(default_factory=list)  # texts of the first set of test prompts
     verdict: Verdict | None = None  # None where nothing was replayed or decoded

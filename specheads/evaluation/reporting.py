@@ -15,26 +15,16 @@ from rich.console import Console
 from specheads.decoding import stopping
 from specheads.decoding.stopping import HeadThreshold
 from specheads.decoding.verification import TokenVerification
+from specheads.evaluation import conclusions
 from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate, written
-from specheads.evaluation.conclusions import (
-    batches_text,
-    changes_text,
-    costs_text,
-    information_text,
-    ratios_of,
-    use_text,
-    verdict_of,
-    warnings_of,
-    winners_at,
-)
 from specheads.evaluation.head_folders import store_in_config
 from specheads.evaluation.information import information
 from specheads.evaluation.intervals import Interval, interval
 from specheads.evaluation.replayed_sets import Outcome
 from specheads.evaluation.report import COUNTED, MEASURED, ROUNDS, STEPS, Basis, LiveRow, Report, TextSample, Verdict
-from specheads.evaluation.rows import bank, data_set, live_rows, reliability, text_samples
+from specheads.evaluation.rows import data_set, live_rows, reliability, text_samples
 from specheads.evaluation.setup import Setup, device_name, load_average, versions
-from specheads.evaluation.tables import Table, bank_table, batch_table, live_table, terminal, verdict_table, winners_table
+from specheads.evaluation.tables import Table, batch_table, live_table, terminal, verdict_table, winners_table
 from specheads.pair.pair import Pair
 from specheads.replay.replay import recorded_head, replay
 from specheads.storage.files import without_home, write_json, write_whole
@@ -50,7 +40,7 @@ def report_of(setup: Setup, outcome: Outcome, config: str | None = None, command
     live = list[LiveRow]()
     if measured:
         groups, speeds = setup.prompts.decoded.groups, (_replayed_speeds(setup, outcome), outcome.tried)
-        live = live_rows(measured, cost_table, setup.settings.verification.lossless, groups, *speeds)
+        live = live_rows(measured, setup.settings.verification.lossless, groups, *speeds)
     heads = {name: recorded_head(head) for name, head in setup.heads.items()}
     sets = outcome.sets if outcome.best else []
     report = Report(
@@ -67,12 +57,11 @@ def report_of(setup: Setup, outcome: Outcome, config: str | None = None, command
             )
             for each in sets
         ],
-        bank=bank(heads, sets[1:], outcome) if sets and len(heads) > 1 else [],
         batches=outcome.batches,
         texts=_texts(setup.pair, outcome) if sets else [],
         notes=setup.prompts.notes(),
     )
-    verdict = verdict_of(report, outcome.uses)
+    verdict = conclusions.verdict_of(report, outcome.uses)
     return replace(report, verdict=verdict and _with_code(setup, outcome, verdict, command))
 
 
@@ -276,21 +265,24 @@ def print_report(report: Report, console: Console | None = None, verbose: bool =
             for part in terminal(table, console.width, "dim" if table.doubtful else ""):
                 console.print(part)
 
-    tests, ratios = [data for data in report.data_sets if data.role == "test"], ratios_of(report)
+    tests, ratios = [data for data in report.data_sets if data.role == "test"], conclusions.ratios_of(report)
     if verbose:
-        show(*(winners_table(report, data, ratio) for data in tests for ratio in ratios if winners_at(data, ratio)))
-        show(*(bank_table(report, ratio) for ratio in ratios if report.bank))
-        say(*(f"{data.name}: {information_text(data.information)}." for data in tests if data.information))
+        show(*(winners_table(report, data, ratio) for data in tests for ratio in ratios if conclusions.winners_at(data, ratio)))
+        say(*(f"{data.name}: {conclusions.information_text(data.information)}." for data in tests if data.information))
         show(*([live_table(report)] if report.live else []), *(batch_table(report, batches) for batches in report.batches))
-        say(*report.doubts, *([costs_text(report.fit)] if report.fit else []), style="dim" if report.doubts else "")
+        say(*report.doubts, *([conclusions.costs_text(report.fit)] if report.fit else []), style="dim" if report.doubts else "")
     if (verdict := report.verdict) is not None:
         answer = verdict.answer
         say(f"Use: {answer.choices[answer.use].name}", style="bold")
-        say(use_text(answer), verdict.rests_on, *([f"Timing unreliable here: {verdict.doubt}."] if verdict.doubt else []))
+        say(
+            conclusions.use_text(answer),
+            verdict.rests_on,
+            *([f"Timing unreliable here: {verdict.doubt}."] if verdict.doubt else []),
+        )
         show(verdict_table(report, answer))
         say(*([f"Skip the head: {answer.skip_head}."] if answer.skip_head else []))
-        say(f"Another ratio changes the winner: {changes_text(report, verdict)}.")
-    say(*([batches_text(report)] if report.batches and not report.doubts else []), *warnings_of(report))
+        say(f"Another ratio changes the winner: {conclusions.changes_text(report, verdict)}.")
+    say(*([conclusions.batches_text(report)] if report.batches and not report.doubts else []), *conclusions.warnings_of(report))
 
 
 def log_report(report: Report, loggers: Sequence[Any]) -> None:

@@ -6,25 +6,14 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, TARGET_ALONE, Candidate, CostTable
+from specheads.evaluation.candidates import CEILING, FIXED, TARGET_ALONE, Candidate
 from specheads.evaluation.conclusions import fastest_by_kind
 from specheads.evaluation.intervals import Groups, Interval, interval, milliseconds, resample_counts, sums
 from specheads.evaluation.replayed_sets import Outcome, RecordedSet
-from specheads.evaluation.report import (
-    BEST_FIXED,
-    HEAD,
-    BankRow,
-    DataSet,
-    LiveRow,
-    Reliability,
-    RuleRow,
-    TextSample,
-    Winner,
-    rule_fields,
-)
+from specheads.evaluation.report import DataSet, Kind, LiveRow, Reliability, RuleRow, TextSample, Winner, rule_fields
 from specheads.evaluation.sweep import Measured
 from specheads.heads.calibration import IndexCalibration, in_rounds
-from specheads.heads.metrics import auroc, binary_kl, calibration
+from specheads.heads.metrics import auroc, calibration
 from specheads.pair.pair import Pair
 from specheads.replay.recording import Recording
 from specheads.replay.replay import RecordedHead, Replayed, head_logits
@@ -35,7 +24,6 @@ NUM_TEXTS = 3  # responses whose rounds are shown in color
 
 def live_rows(
     measured: Sequence[Measured],
-    cost_table: CostTable,
     lossless: bool,
     groups: Groups,
     replayed: Mapping[str, float],
@@ -53,12 +41,7 @@ def live_rows(
     }
     rows = []
     for each, total in zip(measured, totals, strict=True):
-        setting, other, predicted = each.setting, each.setting.verification, None
-        if setting.live is not None:
-            costs = cost_table.for_prompts(setting, len(each.stats))
-            seconds = {cost: each.predicted_seconds(cost) for cost in dict.fromkeys(costs)}
-            by_prompt = [float(seconds[cost][prompt]) for prompt, cost in enumerate(costs)]
-            predicted = sum(part.num_tokens for part in each.stats) / sum(by_prompt)
+        setting, other = each.setting, each.setting.verification
         expected = [part.num_expected for part in each.stats]
         accepted = None
         if None not in expected and any(expected):
@@ -72,7 +55,6 @@ def live_rows(
             speedup=interval(total.tokens_per_second / alone),
             **total.rates(),
             milliseconds=milliseconds(each.token_seconds),
-            predicted_tokens_per_second=predicted,
             replayed_tokens_per_second=replayed.get(setting.name),
             lossless=setting.live is None or (other.lossless if other else lossless),
             efficiency_gain=interval(plain[id(setting.live)].verification_rate / total.verification_rate) if other else None,
@@ -84,7 +66,7 @@ def live_rows(
         rows.append(row)
     speeds = {row.name: total.tokens_per_second for row, total in zip(rows, totals, strict=True)}
     fastest = fastest_by_kind(rows)
-    fixed, headless = fastest.get(BEST_FIXED), next(row for kind, row in fastest.items() if kind != HEAD)
+    fixed, headless = fastest.get(Kind.FIXED), next(row for kind, row in fastest.items() if kind != Kind.HEAD)
     return [
         replace(
             row,
@@ -122,7 +104,7 @@ def data_set(replayed: RecordedSet, outcome: Outcome) -> DataSet:
 def _winners(replayed: RecordedSet, outcome: Outcome, ratio: str, speeds: Sequence[np.ndarray]) -> list[Winner]:
     """Return the best of each family at one ratio, and the fixed length that is best on this set, by `speeds` (1 + R,) of all."""
     choice, resamples = outcome.best[ratio], replayed.resamples
-    ceiling, oracle = (speeds[choice[family]] if family in choice else None for family in (CEILING, ORACLE))
+    ceiling = speeds[choice[CEILING]] if CEILING in choice else None
     fixed, chosen, dev_speeds = speeds[choice[FIXED]], list(choice.items()), outcome.speeds[ratio]
     unaided = [number for number in outcome.achievable(ratio) if outcome.candidates[number].head is None]
     headless = speeds[max(unaided, key=dev_speeds.__getitem__)] if max(dev_speeds[each] for each in unaided) > 1 else 1.0
@@ -140,10 +122,8 @@ def _winners(replayed: RecordedSet, outcome: Outcome, ratio: str, speeds: Sequen
             speedup=interval(speeds[number]),
             gain=interval(speeds[number] / fixed),
             gap_ceiling=_gap(speeds[number], fixed, ceiling),
-            gap_oracle=_gap(speeds[number], fixed, oracle),
             dev_speedup=float(dev_speeds[number]),
             head_share=outcome.cost_table.head_share(rule, ratio),
-            break_even=outcome.cost_table.break_even(replayed.counts[number], resamples, rule, ratio, fixed),
             gain_uncharged=None if (speed := uncharged[number]) is None else interval(speed / fixed),
             over_headless=interval(speeds[number] / headless) if rule.head is not None else None,
             **(rule_fields(rule) | {"bound": rule.bound or family != rule.family}),
@@ -157,37 +137,6 @@ def _gap(speeds: np.ndarray, fixed: np.ndarray, best: np.ndarray | None) -> Inte
     if best is None or min((ratio := interval(best / fixed)).value, ratio.low) < 1 + LEAST_GAP:
         return None
     return interval((speeds - fixed) / np.maximum(best - fixed, LEAST_GAP / 10 * fixed))
-
-
-def bank(heads: Mapping[str, RecordedHead], reported: Sequence[RecordedSet], outcome: Outcome) -> list[BankRow]:
-    """Return the heads of a bank, the fastest first at the middle ratio; all but the KL is of the first reported set."""
-    test, table, rows = reported[0], outcome.cost_table, []
-    resamples = test.resamples
-    for name, head in heads.items():
-        best = {ratio: number for ratio in outcome.best if (number := outcome.best_threshold(name, ratio)) is not None}
-        if best.keys() != outcome.best.keys():  # no threshold of this head was to be tried
-            continue
-        predicted = {each.name: _logits_in_rounds(each.recording, head)[1:] for each in reported}
-        logits, labels = predicted[test.name]
-        speeds, shares, break_evens = {}, {}, {}
-        for ratio, number in best.items():
-            rule, counts, best_fixed = outcome.candidates[number], test.counts[number], outcome.best[ratio][FIXED]
-            fixed = table.speedup(test.counts[best_fixed], resamples, outcome.candidates[best_fixed], ratio)
-            speeds[ratio] = interval(table.speedup(counts, resamples, rule, ratio))
-            shares[ratio] = table.head_share(rule, ratio)
-            break_evens[ratio] = table.break_even(counts, resamples, rule, ratio, fixed)
-        row = BankRow(
-            head=name,
-            auroc=auroc(logits, labels),
-            kl={where: binary_kl(*tokens).item() for where, tokens in predicted.items()},
-            ece=calibration(torch.sigmoid(logits), labels).ece,
-            speedup=speeds,
-            threshold={ratio: outcome.candidates[number].value for ratio, number in best.items()},
-            head_share=shares,
-            break_even=break_evens,
-        )
-        rows.append(row)
-    return sorted(rows, key=lambda row: -row.speedup[outcome.middle].value)
 
 
 def reliability(recording: Recording, heads: Mapping[str, RecordedHead]) -> list[Reliability]:

@@ -8,37 +8,11 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+from specheads.evaluation import conclusions
 from specheads.evaluation.candidates import FIXED
-from specheads.evaluation.conclusions import (
-    Shown,
-    change,
-    counted_text,
-    fastest_by_kind,
-    is_trusted,
-    main_data_set,
-    minus,
-    percent,
-    ratio_text,
-    share_text,
-    times,
-    used_at,
-    winners_at,
-)
+from specheads.evaluation.conclusions import Shown, change, minus, percent, share_text, times
 from specheads.evaluation.intervals import LEVELS, Interval
-from specheads.evaluation.report import (
-    ALONE,
-    BEST_FIXED,
-    HEAD,
-    Answer,
-    BankRow,
-    BatchRow,
-    BatchTable,
-    Choice,
-    DataSet,
-    LiveRow,
-    Report,
-    Winner,
-)
+from specheads.evaluation.report import Answer, BatchRow, BatchTable, Choice, DataSet, Kind, LiveRow, Report, Winner
 
 
 @dataclass(frozen=True)
@@ -128,7 +102,7 @@ def _speed(each: Interval) -> Shown:
 
 
 def _at(report: Report, ratio: str, ending: str = "") -> str:
-    return f"ratio {ratio_text(report, ratio)}{ending}; {counted_text(report, ratio)}"
+    return f"ratio {conclusions.ratio_text(report, ratio)}{ending}; {conclusions.counted_text(report, ratio)}"
 
 
 def verdict_table(report: Report, answer: Answer) -> Table:
@@ -136,16 +110,25 @@ def verdict_table(report: Report, answer: Answer) -> Table:
     rows = [*answer.choices.items(), ("best of all", answer.choices[answer.use])]
     columns: dict[str, Callable[[tuple[str, Choice]], Cell]] = {
         "": lambda row: _named(row[0]),
-        "speed-up": lambda row: Cell("1.00×", 1.0) if row[0] == ALONE else estimate_cell(times, row[1].speedup),
-        "over best fixed": lambda row: Cell(None) if row[0] in (ALONE, BEST_FIXED) else estimate_cell(change, row[1].gain),
+        "speed-up": lambda row: Cell("1.00×", 1.0) if row[0] == Kind.ALONE else estimate_cell(times, row[1].speedup),
+        "over best fixed": lambda row: Cell(None) if row[0] in (Kind.ALONE, Kind.FIXED) else estimate_cell(change, row[1].gain),
         "setting": lambda row: _named(row[1].name),
     }
-    return Table.of(f"At ratio {ratio_text(report, answer.ratio)}", columns, rows, doubtful=not is_trusted(report, answer.ratio))
+    return Table.of(
+        f"At ratio {conclusions.ratio_text(report, answer.ratio)}",
+        columns,
+        rows,
+        doubtful=not conclusions.is_trusted(report, answer.ratio),
+    )
 
 
 def winners_table(report: Report, data_set: DataSet, ratio: str) -> Table:
     """Return the best rule of each family on a data set at a ratio; the one to use is marked."""
-    winners, trusted, used = winners_at(data_set, ratio), is_trusted(report, ratio), used_at(report, ratio)
+    winners, trusted, used = (
+        conclusions.winners_at(data_set, ratio),
+        conclusions.is_trusted(report, ratio),
+        conclusions.used_at(report, ratio),
+    )
 
     def tag(row: Winner) -> str | None:
         return (
@@ -169,7 +152,6 @@ def winners_table(report: Report, data_set: DataSet, ratio: str) -> Table:
         "of gap to ceiling": lambda row: Cell(None) if row.family == FIXED else _share(row.gap_ceiling),
         "were its head free": lambda row: gain(change, row, row.gain_uncharged),
         "head’s cost": lambda row: _cost(row.head_share),
-        "break-even": lambda row: _share(row.break_even),
     }
     caption = f"{data_set.name}, {_at(report, ratio, ': the best of each family')}"
     return Table.of(caption, columns, winners, doubtful=not trusted)
@@ -194,7 +176,6 @@ def live_table(report: Report) -> Table:
         "setting": lambda row: _setting(row, chosen),
         "tok/s": lambda row: estimate_cell(_speed, row.tokens_per_second),
         "speed-up": lambda row: estimate_cell(times, row.speedup),
-        "by costs": lambda row: predicted(row, row.predicted_tokens_per_second),
         "by replay": lambda row: predicted(row, row.replayed_tokens_per_second),
         "discard": lambda row: estimate_cell(_spread(3), row.discard_rate),
         "verif.": lambda row: estimate_cell(_spread(3), row.verification_rate),
@@ -204,7 +185,7 @@ def live_table(report: Report) -> Table:
     }
     if any(row.efficiency_gain for row in report.live):
         columns["block eff. gain"] = lambda row: estimate_cell(change, row.efficiency_gain)
-    caption = "Measured speed, and tokens per second as the fitted costs predict them"
+    caption = "Measured speed, and tokens per second as replay predicts them"
     return Table.of(caption, columns, report.live, sorted_by=-1, doubtful=bool(report.doubts))
 
 
@@ -222,31 +203,6 @@ def batch_table(report: Report, batches: BatchTable) -> Table:
     }
     caption = f"{batches.concurrency} at once: {batches.num_requests} requests"
     return Table.of(caption, columns, batches.rows, sorted_by=-1, doubtful=bool(report.doubts))
-
-
-def bank_table(report: Report, ratio: str) -> Table:
-    """Return the heads of the bank at a ratio, the fastest first, with the KL divergence of their predictions in nats.
-
-    The one that was the fastest on dev prompts is marked.
-    """
-    heads, trusted = sorted(report.bank, key=lambda row: -row.speedup[ratio].value), is_trusted(report, ratio)
-    number = main_data_set(report)
-    chosen = None if number is None else fastest_by_kind(winners_at(report.data_sets[number], ratio)).get(HEAD)
-
-    def divergence(name: str) -> Callable[[BankRow], Cell]:
-        return lambda row: _number(row.kl[name], 4)
-
-    columns: dict[str, Callable[[BankRow], Cell]] = {
-        "head": lambda row: _named(row.head, "best" if trusted and chosen is not None and row.head == chosen.head else None),
-        "speed-up": lambda row: estimate_cell(times, row.speedup[ratio]),
-        "head’s cost": lambda row: _cost(row.head_share.get(ratio)),
-        "break-even": lambda row: _share(row.break_even.get(ratio)),
-        "threshold": lambda row: _number(row.threshold.get(ratio), 2),
-        "AUROC": lambda row: _number(row.auroc, 4),
-        "ECE": lambda row: _number(row.ece, 4),
-    }
-    columns |= {f"KL {name}": divergence(name) for name in heads[0].kl}
-    return Table.of(f"Heads, {_at(report, ratio)}", columns, heads, sorted_by=1, doubtful=not trusted)
 
 
 LEAST_TEXT = 26  # columns of the terminal for a text

@@ -16,18 +16,7 @@ from specheads.evaluation.conclusions import (
     warnings_of,
 )
 from specheads.evaluation.intervals import Interval
-from specheads.evaluation.report import (
-    ALONE,
-    BEST_FIXED,
-    HEAD,
-    MEASURED,
-    BatchRow,
-    BatchTable,
-    DataSet,
-    LiveRow,
-    Report,
-    Winner,
-)
+from specheads.evaluation.report import MEASURED, BatchRow, BatchTable, DataSet, Kind, LiveRow, Report, Winner
 from specheads.evaluation.reporting import print_report
 
 LEVELS = {"p50": 1.0, "p90": 1.0, "p99": 1.0}
@@ -124,12 +113,12 @@ def test_the_setting_to_use_is_the_one_that_dev_prompts_chose():
 def test_where_nothing_is_clearly_faster_it_is_the_target_alone():
     answer = verdict({MEASURED: "target alone"}).answer
     said = "No setting was clearly faster on dev prompts; here the best, fixed_length(num_tokens=3), is 1.50×"
-    assert answer.use == ALONE and use_text(answer).startswith(said)
+    assert answer.use == Kind.ALONE and use_text(answer).startswith(said)
 
 
 def test_where_nothing_was_tried_it_is_the_fastest_and_that_is_said():
     found = verdict({})
-    assert found.answer.use == BEST_FIXED and "the fastest of these same prompts" in found.rests_on
+    assert found.answer.use == Kind.FIXED and "the fastest of these same prompts" in found.rests_on
 
 
 def test_a_head_is_skipped_where_dev_prompts_chose_what_needs_none():
@@ -141,7 +130,7 @@ def test_a_head_is_skipped_where_dev_prompts_chose_what_needs_none():
 
 def test_doubts_are_one_line_next_to_an_answer():
     found = verdict({}, doubts=["It was busy.", "Too few."])
-    assert found.doubt == "it was busy" and found.answer.use == BEST_FIXED
+    assert found.doubt == "it was busy" and found.answer.use == Kind.FIXED
 
 
 @pytest.mark.parametrize(("low", "high", "said"), [(0.70, 0.80, True), (0.85, 0.95, False), (1.05, 1.3, False), (1.2, 1.4, True)])
@@ -172,7 +161,7 @@ def replayed(*winners, uses):
 def test_another_ratio_changes_the_winner_or_does_not(at_20, said):
     rows = [winner(name, 1.5, head, ratio) for ratio in ("10", "20") for name, head in ((FIXED, None), ("head", "mine"))]
     report = replayed(*rows, uses={"10": "head", "20": at_20})
-    assert report.verdict.answer.use == HEAD and changes_text(report, report.verdict) == said
+    assert report.verdict.answer.use == Kind.HEAD and changes_text(report, report.verdict) == said
     assert used_at(report, "10") == "head" and used_at(report, "20") == at_20
     assert use_text(report.verdict.answer).endswith("+2.0\u00a0% [+1.0,\u00a0+3.0] over the best fixed length.")
 
@@ -180,7 +169,7 @@ def test_another_ratio_changes_the_winner_or_does_not(at_20, said):
 def test_a_bound_is_no_choice():
     rows = [winner(FIXED, 1.2), replace(winner("ceiling", 1.9), bound=True)]
     answer = replayed(*rows, uses={"10": FIXED}).verdict.answer
-    assert set(answer.choices) == {ALONE, BEST_FIXED} and answer.choices[ALONE].gain.value == pytest.approx(1 / 1.2)
+    assert set(answer.choices) == {Kind.ALONE, Kind.FIXED} and answer.choices[Kind.ALONE].gain.value == pytest.approx(1 / 1.2)
 
 
 def test_a_gain_that_is_none_is_said_in_words():

@@ -22,7 +22,7 @@ from specheads.evaluation.candidates import Candidate
 from specheads.evaluation.page import figures
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.replayed_sets import Outcome
-from specheads.evaluation.report import COUNTED, HEAD, HEADLESS, MEASURED, STEPS
+from specheads.evaluation.report import COUNTED, MEASURED, STEPS, Kind
 from specheads.evaluation.settings import Evaluation, RecordingSettings
 from specheads.evaluation.sweep import sweep_settings
 from specheads.pair.sampling import Warp
@@ -87,9 +87,9 @@ def test_a_rule_of_the_user_that_asks_a_head_is_told_as_one_with_a_head(call, tm
     assert [(row.head, row.bound, row.name) for row in rows] == [("mine", False, f"doubtful(threshold={t})") for t in (0.3, 0.6)]
     winners = conclusions.winners_at(report.data_sets[1], "10")
     fastest = conclusions.fastest_by_kind(winners)
-    assert fastest[HEAD].rule_name == "doubtful" and HEADLESS not in fastest
+    assert fastest[Kind.HEAD].rule_name == "doubtful" and Kind.HEADLESS not in fastest
     trusted = replace(report, doubts=[])
-    assert conclusions.verdict_of(trusted, {}).answer.choices[HEAD].name.startswith("doubtful(")
+    assert conclusions.verdict_of(trusted, {}).answer.choices[Kind.HEAD].name.startswith("doubtful(")
     assert [row.head for row in report.live] == [None, None, "mine"]
     drawn = {trace.name: trace.marker.color for trace in figures.figures_of(report)["pareto"]["1"].data}
     assert drawn["doubtful"] == figures.RED

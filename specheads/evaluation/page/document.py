@@ -13,22 +13,10 @@ from markupsafe import Markup
 from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
-from specheads.evaluation.conclusions import (
-    batches_text,
-    changes_text,
-    costs_text,
-    information_text,
-    main_data_set,
-    preferred,
-    ratio_text,
-    ratios_of,
-    use_text,
-    warnings_of,
-    winners_at,
-)
+from specheads.evaluation import conclusions
 from specheads.evaluation.page.figures import Figures, figures_of
-from specheads.evaluation.report import Answer, Report, TextSample
-from specheads.evaluation.tables import Table, bank_table, batch_table, live_table, verdict_table, winners_table
+from specheads.evaluation.report import Report, TextSample, Verdict
+from specheads.evaluation.tables import Table, batch_table, live_table, verdict_table, winners_table
 
 PLOTS = {  # titles of figures' sections
     "speed": "Speed-up by threshold",
@@ -48,54 +36,27 @@ class Panel(NamedTuple):
 
 def html_of(report: Report) -> str:
     """Return the page as text."""
-    figures, ratios, context = figures_of(report), ratios_of(report), report.context
+    figures, ratios, context, verdict = figures_of(report), conclusions.ratios_of(report), report.context, report.verdict
     pair = " → ".join(str(context[key]) for key in ("draft", "target") if context.get(key))
+    answers = [verdict.answer, *verdict.others] if verdict else []
+    panels = [Panel({"ratio": each.ratio}, each is answers[0], verdict_table(report, each)) for each in answers]
     return rendered(
         figures,
         title=f"Speculative decoding: {context.get('model') or pair or 'evaluation'}",
-        doubts=[] if report.verdict else report.doubts,
-        notes=warnings_of(report),
-        verdict=_verdict(report),
+        doubts=report.doubts,
+        notes=conclusions.warnings_of(report),
+        verdict=verdict,
+        changes=conclusions.changes_text(report, verdict) if verdict else None,
+        answers=[(answer, conclusions.use_text(answer), panel) for answer, panel in zip(answers, panels, strict=True)],
         data_sets=[f"{data_set.name} ({data_set.role})" for data_set in report.data_sets],
-        main_set=main_data_set(report),
-        ratios=[(ratio, ratio_text(report, ratio)) for ratio in ratios],
-        main_ratio=_first_ratio(report),
+        main_set=conclusions.main_data_set(report),
+        ratios=[(ratio, conclusions.ratio_text(report, ratio)) for ratio in ratios],
+        main_ratio=conclusions.first_ratio(report),
         sections=sorted(_sections(report, figures), key=lambda each: (each["folded"], each["key"] == "speed")),
     )
 
 
-def _first_ratio(report: Report) -> str | None:
-    return report.verdict.answer.ratio if report.verdict else preferred(ratios_of(report))
-
-
-def _verdict(report: Report) -> dict[str, Any] | None:
-    """Return the values that the template of the verdict needs."""
-    if (verdict := report.verdict) is None:
-        return None
-
-    def shown(answer: Answer) -> dict[str, Any]:
-        name = answer.choices[answer.use].name
-        bars = [(kind, choice.speedup, kind == answer.use) for kind, choice in answer.choices.items()]
-        return {
-            "use": name,
-            "gain": use_text(answer),
-            "skip": answer.skip_head,
-            "bars": bars,
-            "top": 1.02 * max(1.0, *(speedup.high for _, speedup, _ in bars)),
-            "panel": Panel({"ratio": answer.ratio}, answer is verdict.answer, verdict_table(report, answer)),
-        }
-
-    return {
-        "rests_on": verdict.rests_on,
-        "doubt": verdict.doubt,
-        "doubts": report.doubts,
-        "changes": changes_text(report, verdict),
-        "code": {"command": verdict.command, "Python": verdict.python} if verdict.command else {},
-        "answers": [shown(answer) for answer in (verdict.answer, *verdict.others)],
-    }
-
-
-def rendered(figures: Mapping[str, Figures], verdict: Any = None, overview: Any = (), **content: Any) -> str:
+def rendered(figures: Mapping[str, Figures], verdict: Verdict | None = None, overview: Any = (), **content: Any) -> str:
     """Return a page with `figures`, by name, and what to use; `content` are the other values that page.html asks for."""
     environment = Environment(
         loader=PackageLoader("specheads.evaluation.page", ""),
@@ -132,27 +93,29 @@ def _overview(report: Report) -> list[tuple[str, str]]:
 
 def _sections(report: Report, figures: Mapping[str, Figures]) -> Iterator[dict[str, Any]]:
     """Yield the sections of the report that are not empty, each with its template and the values that this needs."""
-    sets, ratios = list(enumerate(report.data_sets)), ratios_of(report)
-    selected = {"set": main_data_set(report), "ratio": _first_ratio(report)}
+    sets, ratios = list(enumerate(report.data_sets)), conclusions.ratios_of(report)
+    selected = {"set": conclusions.main_data_set(report), "ratio": conclusions.first_ratio(report)}
 
     def panel(table: Table, **values: Any) -> Panel:
         return Panel(values, all(selected[name] == value for name, value in values.items()), table)
 
-    known = [f"{data.name}: {information_text(data.information)}." for data in report.data_sets if data.information]
-    won = [(number, data, ratio) for number, data in sets for ratio in ratios if winners_at(data, ratio)]
+    known = [f"{data.name}: {conclusions.information_text(data.information)}." for data in report.data_sets if data.information]
+    won = [(number, data, ratio) for number, data in sets for ratio in ratios if conclusions.winners_at(data, ratio)]
     if won:
         panels = [panel(winners_table(report, data, ratio), set=number, ratio=ratio) for number, data, ratio in won]
         yield section("winners", "The best of each family", panels=panels)
     for name in figures:
         yield section(name, PLOTS[name], "plot.html", texts=known if name == "reliability" else [])
     if report.live:
-        yield section("live", "Live measurements", texts=[costs_text(report.fit)] if report.fit else [], table=live_table(report))
+        yield section(
+            "live",
+            "Live measurements",
+            texts=[conclusions.costs_text(report.fit)] if report.fit else [],
+            table=live_table(report),
+        )
     if report.batches:
         tables = [batch_table(report, each) for each in report.batches]
-        yield section("batches", "Batches", texts=[] if report.doubts else [batches_text(report)], tables=tables)
-    if report.bank:
-        panels = [panel(bank_table(report, ratio), ratio=ratio) for ratio in report.bank[0].speedup]
-        yield section("bank", "Heads compared", panels=panels)
+        yield section("batches", "Batches", texts=[] if report.doubts else [conclusions.batches_text(report)], tables=tables)
     if report.texts:
         prompts: dict[str, list[TextSample]] = {}
         for sample in report.texts:

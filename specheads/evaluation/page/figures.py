@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from specheads.evaluation.candidates import CEILING, FIXED, ORACLE
 from specheads.evaluation.conclusions import fastest_by_kind, preferred, ratio_text, ratios_of, times, winners_at
 from specheads.evaluation.intervals import Interval
-from specheads.evaluation.report import ALONE, BEST_FIXED, HEAD, HEADLESS, DataSet, Report, RuleRow
+from specheads.evaluation.report import DataSet, Kind, Report, RuleRow
 
 # The colours of Okabe and Ito without yellow and black, which cannot be seen on a white and on a black page.
 BLUE, ORANGE, GREEN, RED, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7"
@@ -88,7 +88,7 @@ def _speed(report: Report, data_set: DataSet, ratio: str, styles: Styles) -> go.
     """Return speed-ups at a ratio by threshold; of several rules with one threshold, of the fastest on dev prompts."""
     figure = _figure("threshold", f"speed-up at ratio {ratio_text(report, ratio)}: times the target alone", 480)
     fastest = fastest_by_kind(winners_at(data_set, ratio))
-    main = {fastest[kind].family for kind in (HEADLESS, HEAD) if kind in fastest}
+    main = {fastest[kind].family for kind in (Kind.HEADLESS, Kind.HEAD) if kind in fastest}
     dev = next((each.rules for each in report.data_sets if each.role == "dev"), data_set.rules)
     lines: dict[str, dict[float, tuple[float, RuleRow]]] = {}
     for row, on_dev in zip(data_set.rules, dev, strict=True):
@@ -97,14 +97,14 @@ def _speed(report: Report, data_set: DataSet, ratio: str, styles: Styles) -> go.
             points[threshold] = max(
                 points.get(threshold, (0.0, row)), (on_dev.speedup[ratio].value, row), key=lambda point: point[0]
             )
-            if HEAD in fastest and row.head == fastest[HEAD].head and row.rule_name == "head_threshold":
+            if Kind.HEAD in fastest and row.head == fastest[Kind.HEAD].head and row.rule_name == "head_threshold":
                 main.add(row.family)  # the plain rule of the fastest head
     for family, points in lines.items():
         rows, style = {threshold: points[threshold][1] for threshold in sorted(points)}, styles[family]
         look = {"mode": "lines+markers", "marker": style.marker(8), "line": {"color": style.color, "width": 1.5}}
         hover, speeds = [_hover(report, row) for row in rows.values()], [row.speedup[ratio] for row in rows.values()]
         _draw(figure, list(rows), speeds, hover, **look, **_named(family, style, main))
-    for name, speed, color in ((BEST_FIXED, fastest[BEST_FIXED].speedup.value, BLUE), (ALONE, 1.0, GREY)):
+    for name, speed, color in ((Kind.FIXED, fastest[Kind.FIXED].speedup.value, BLUE), (Kind.ALONE, 1.0, GREY)):
         _draw(figure, [0, 1], [speed, speed], mode="lines", line={"color": color, "dash": "dash", "width": 1.5}, name=name)
     return figure.update_xaxes(range=[-0.03, 1.03])
 
