@@ -68,8 +68,7 @@ def register_resolver() -> None:
 def _run_key(config: DictConfig) -> str:
     """Return a key of a composed configuration; it does not depend on Hydra's folders, on `resume`, or on where it computes."""
     settings = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
-    for key in ("resume", "verbose"):
-        settings.pop(key, None)
+    settings = {key: value for key, value in settings.items() if key not in ("resume", "verbose")}
     overrides, ignored = (
         settings.pop("hydra")["overrides"]["task"],
         {"resume", "verbose", *(f"trainer.{name}" for name in _WHERE)},

@@ -86,11 +86,6 @@ class Candidate(RuleFields):
     verification: VerificationRule | None = None  # None: that of the evaluation
 
     @property
-    def value(self) -> float | None:
-        """The first of the parameters that are numbers, for plots."""
-        return next((value for value in self.parameters.values() if is_number(value)), None)
-
-    @property
     def step_kind(self) -> str:
         """The name of what decides the cost of its draft steps: its class, and its head."""
         return type(self.rule or self.live).__name__ + (f" of {self.head}" if self.head else "")

@@ -60,11 +60,6 @@ def minus(text: str) -> str:
     return text.replace("-", "−")
 
 
-def share_text(share: float) -> str:
-    """Return a cost: 0.125 is 12.5 %."""
-    return minus(f"{share * 100:.3g} %")
-
-
 PREFERRED = "10"  # ratio to begin with where none was measured
 
 
@@ -277,18 +272,3 @@ def costs_text(fit: CostFit) -> str:
     text += f"the target's forward pass {costs.target_seconds * 1e3:.2f} ms and "
     text += f"{costs.verified_seconds * 1e3:.3f} ms more per drafted token, and "
     return text + f"{costs.round_seconds * 1e3:.2f} ms of overhead per round; ratio {costs.ratio:.2f}."
-
-
-def batches_text(report: Report) -> str:
-    """Return up to which size of batches speculation pays here, by all requests' tokens per second of lossless settings."""
-    pays, fails = list[str](), list[str]()
-    for table in report.batches:
-        rows = sorted((row for row in table.rows if row.lossless), key=lambda row: -row.tokens_per_second)
-        first = next(row for row in rows if row.family != TARGET)
-        (pays if first.over_alone > 1 else fails).append(f"{table.concurrency} ({first.over_alone:.2f}×, {first.name})")
-    text = f"In batches, the best setting is faster than the target alone with {', '.join(pays)} requests at once"
-    if not pays:
-        text = f"In batches, no setting is faster than the target alone: {', '.join(fails)} requests at once"
-    elif fails:
-        text += f", but not with {', '.join(fails)}"
-    return f"{text}."

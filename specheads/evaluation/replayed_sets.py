@@ -138,24 +138,18 @@ class Outcome:
         return [float(table.speedup(counts, once, rule, ratio)[0]) for counts, rule in counted]
 
     @property
-    def end_speeds(self) -> list[dict[str, float]]:
-        """By setting its speed-up on dev prompts, at the low end of the range of costs, in the middle, and at the high end."""
-        found = []
-        for table in self.cost_table.ends:
-            rules = zip(self.candidates, self._dev_speeds(table, MEASURED), strict=True)
-            usable = {rule.name: speed for rule, speed in rules if rule.live is not None and rule.ratio in (None, MEASURED)}
-            found.append({TARGET_ALONE.name: 1.0, **usable})
-        return found
-
-    @property
     def choices(self) -> list[str]:
-        """The setting to use at each of these, that of the middle where no other is faster by more than A_TIE."""
-        best = [self._use_by_replay(table, MEASURED) for table in self.cost_table.ends]
+        """The setting to use at the low end of the range of costs, in the middle, and at the high end.
+
+        It is that of the middle where no other is faster by more than A_TIE.
+        """
+        best = [setting_to_use(self._resampled(table, MEASURED), self._heads) for table in self.cost_table.ends]
         return [best[1] if stands else other for other, stands in zip(best, self.stands(best[1]), strict=True)] if best else []
 
     def stands(self, name: str) -> list[bool]:
         """Return at each of these whether no setting is faster than the one of this name by more than A_TIE."""
-        return [speeds[name] >= (1 - A_TIE) * max(speeds.values()) for speeds in self.end_speeds]
+        ends = (self._resampled(table, MEASURED) for table in self.cost_table.ends)
+        return [speeds[name][0] >= (1 - A_TIE) * max(each[0] for each in speeds.values()) for speeds in ends]
 
     @property
     def middle(self) -> str:
@@ -176,20 +170,22 @@ class Outcome:
     @property
     def uses(self) -> dict[str, str]:
         """By ratio the setting to use by dev prompts: of those tried there at the measured ratio, else by replay."""
-        found = {ratio: self._use_by_replay(self.cost_table, ratio) for ratio in self.best}
-        if self.tried and not self.doubts:
-            heads = {each.setting.name for each in self.measured if each.setting.head is not None}
-            found[MEASURED] = setting_to_use(self.tried, heads)
-        return found
+        found = {ratio: setting_to_use(self._resampled(self.cost_table, ratio), self._heads) for ratio in self.best}
+        return found | ({MEASURED: setting_to_use(self.tried, self._heads)} if self.tried and not self.doubts else {})
 
-    def _use_by_replay(self, table: CostTable, ratio: str) -> str:
-        dev, resamples, heads = self.sets[0], self.sets[0].resamples, set[str]()
-        speeds = {TARGET_ALONE.name: np.ones(len(resamples))}
-        for number, rule in enumerate(self.candidates):
-            if rule.live is not None and rule.ratio in (None, ratio):
-                speeds[rule.name] = table.speedup(dev.counts[number], resamples, rule, ratio)
-                heads |= {rule.name} if rule.head is not None else set()
-        return setting_to_use(speeds, heads)
+    @property
+    def _heads(self) -> set[str]:
+        """The names of the settings with a head."""
+        return {each.name for each in (*self.candidates, *(m.setting for m in self.measured)) if each.head is not None}
+
+    def _resampled(self, table: CostTable, ratio: str) -> dict[str, np.ndarray]:
+        """Return by setting its speed-ups (1 + R,) on dev prompts, resampled alike."""
+        dev, resamples = self.sets[0], self.sets[0].resamples
+        rules = [
+            each for each in zip(self.candidates, dev.counts, strict=True) if each[0].live and each[0].ratio in (None, ratio)
+        ]
+        alone = {TARGET_ALONE.name: np.ones(len(resamples))}
+        return alone | {rule.name: table.speedup(counts, resamples, rule, ratio) for rule, counts in rules}
 
 
 def setting_to_use(speeds: Mapping[str, np.ndarray], heads: Collection[str]) -> str:

@@ -51,7 +51,6 @@ class LiveRow(RuleFields):
 
     name: str
     family: str
-    value: float | None
     tokens_per_second: Interval
     speedup: Interval
     discard_rate: Interval
@@ -107,7 +106,6 @@ class RuleRow(RuleFields):
     family: str  # the best of a family is chosen; named like a file in conf/stopping, and the head where there are several
     name: str
     parameters: Mapping[str, Any]  # those that are swept
-    value: float | None  # the first of them, for plots
     discard_rate: Interval
     verification_rate: Interval
     block_efficiency: float

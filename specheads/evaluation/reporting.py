@@ -75,7 +75,9 @@ def _with_code(setup: Setup, outcome: Outcome, verdict: Verdict, command: str) -
     cls, located = type(rule.live), setup.located_heads.get(rule.head or "")
     values = {key: value for key, value in rule.arguments.items() if value is not None}
     words = [f"stopping=[{','.join(dict.fromkeys((FIXED, rule.rule_name)))}]"]
-    words += [f"stopping.{rule.rule_name}.{key}={written(value)}" for key, value in values.items()]
+    # Decoding tells costs apart by two lengths.
+    tried = {"num_tokens": f"[{2 * k},{k}]"} if rule.verification and (k := values.get("num_tokens")) else {}
+    words += [f"stopping.{rule.rule_name}.{key}={tried.get(key, written(value))}" for key, value in values.items()]
     words += [f"head={without_home(located.where)}"] if located else ["head=null"]
     if rule.verification:  # decoded, for a recording predicts token verification only
         words += [f"verification={rule.verification.name}", f"live_rules=[{rule.rule_name}]"]
@@ -269,7 +271,7 @@ def print_report(report: Report, console: Console | None = None, verbose: bool =
     if verbose:
         show(*(winners_table(report, data, ratio) for data in tests for ratio in ratios if conclusions.winners_at(data, ratio)))
         say(*(f"{data.name}: {conclusions.information_text(data.information)}." for data in tests if data.information))
-        show(*([live_table(report)] if report.live else []), *(batch_table(report, batches) for batches in report.batches))
+        show(*([live_table(report)] if report.live else []))
         say(*report.doubts, *([conclusions.costs_text(report.fit)] if report.fit else []), style="dim" if report.doubts else "")
     if (verdict := report.verdict) is not None:
         answer = verdict.answer
@@ -282,7 +284,8 @@ def print_report(report: Report, console: Console | None = None, verbose: bool =
         show(verdict_table(report, answer))
         say(*([f"Skip the head: {answer.skip_head}."] if answer.skip_head else []))
         say(f"Another ratio changes the winner: {conclusions.changes_text(report, verdict)}.")
-    say(*([conclusions.batches_text(report)] if report.batches and not report.doubts else []), *conclusions.warnings_of(report))
+    show(*(batch_table(report, batches) for batches in report.batches))
+    say(*conclusions.warnings_of(report))
 
 
 def log_report(report: Report, loggers: Sequence[Any]) -> None:

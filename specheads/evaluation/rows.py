@@ -50,7 +50,6 @@ def live_rows(
         row = LiveRow(
             name=setting.name,
             family=setting.family,
-            value=setting.value,
             tokens_per_second=interval(total.tokens_per_second),
             speedup=interval(total.tokens_per_second / alone),
             **total.rates(),
@@ -89,7 +88,6 @@ def data_set(replayed: RecordedSet, outcome: Outcome) -> DataSet:
             family=rule.family,
             name=rule.name,
             parameters=dict(rule.parameters),
-            value=rule.value,
             **sums(counts, resamples).rates(),
             speedup={ratio: interval(speeds[ratio][number]) for ratio in cost_table.costs if rule.ratio in (None, ratio)},
             **rule_fields(rule),
@@ -102,15 +100,13 @@ def data_set(replayed: RecordedSet, outcome: Outcome) -> DataSet:
 
 
 def _winners(replayed: RecordedSet, outcome: Outcome, ratio: str, speeds: Sequence[np.ndarray]) -> list[Winner]:
-    """Return the best of each family at one ratio, and the fixed length that is best on this set, by `speeds` (1 + R,) of all."""
+    """Return the best of each family at one ratio, by `speeds` (1 + R,) of all."""
     choice, resamples = outcome.best[ratio], replayed.resamples
     ceiling = speeds[choice[CEILING]] if CEILING in choice else None
-    fixed, chosen, dev_speeds = speeds[choice[FIXED]], list(choice.items()), outcome.speeds[ratio]
+    fixed, dev_speeds = speeds[choice[FIXED]], outcome.speeds[ratio]
     unaided = [number for number in outcome.achievable(ratio) if outcome.candidates[number].head is None]
     headless = speeds[max(unaided, key=dev_speeds.__getitem__)] if max(dev_speeds[each] for each in unaided) > 1 else 1.0
-    lengths = [number for number, candidate in enumerate(outcome.candidates) if candidate.family == FIXED]
-    chosen.insert(1, (f"{FIXED} in hindsight", max(lengths, key=lambda number: speeds[number][0])))
-    named = [(family, number, outcome.candidates[number]) for family, number in chosen]
+    named = [(family, number, outcome.candidates[number]) for family, number in choice.items()]
     uncharged = {
         number: outcome.cost_table.speedup_uncharged(replayed.counts[number], resamples, rule, ratio) for _, number, rule in named
     }
@@ -126,7 +122,7 @@ def _winners(replayed: RecordedSet, outcome: Outcome, ratio: str, speeds: Sequen
             head_share=outcome.cost_table.head_share(rule, ratio),
             gain_uncharged=None if (speed := uncharged[number]) is None else interval(speed / fixed),
             over_headless=interval(speeds[number] / headless) if rule.head is not None else None,
-            **(rule_fields(rule) | {"bound": rule.bound or family != rule.family}),
+            **rule_fields(rule),
         )
         for family, number, rule in named
     ]

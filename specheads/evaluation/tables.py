@@ -10,7 +10,7 @@ from rich.table import Table as RichTable
 
 from specheads.evaluation import conclusions
 from specheads.evaluation.candidates import FIXED
-from specheads.evaluation.conclusions import Shown, change, minus, percent, share_text, times
+from specheads.evaluation.conclusions import Shown, change, minus, percent, times
 from specheads.evaluation.intervals import LEVELS, Interval
 from specheads.evaluation.report import Answer, BatchRow, BatchTable, Choice, DataSet, Kind, LiveRow, Report, Winner
 
@@ -79,7 +79,7 @@ def _cost(share: float | None) -> Cell:
     """Return a head's cost as a share of a draft step; more than a step is no share."""
     if share is not None and share > 1:
         return Cell("over a step", share)
-    return Cell(None) if share is None else Cell(share_text(share).replace(" ", "\u00a0"), share)
+    return Cell(None) if share is None else Cell(f"{share * 100:.3g}\u00a0%", share)
 
 
 def _share(share: Interval | None) -> Cell:
@@ -101,10 +101,6 @@ def _speed(each: Interval) -> Shown:
     return Shown(f"{each.value:,.1f}", f"[{each.low:,.1f}, {each.high:,.1f}]")
 
 
-def _at(report: Report, ratio: str, ending: str = "") -> str:
-    return f"ratio {conclusions.ratio_text(report, ratio)}{ending}; {conclusions.counted_text(report, ratio)}"
-
-
 def verdict_table(report: Report, answer: Answer) -> Table:
     """Return what there is to choose from at one ratio, the setting to use last."""
     rows = [*answer.choices.items(), ("best of all", answer.choices[answer.use])]
@@ -114,21 +110,13 @@ def verdict_table(report: Report, answer: Answer) -> Table:
         "over best fixed": lambda row: Cell(None) if row[0] in (Kind.ALONE, Kind.FIXED) else estimate_cell(change, row[1].gain),
         "setting": lambda row: _named(row[1].name),
     }
-    return Table.of(
-        f"At ratio {conclusions.ratio_text(report, answer.ratio)}",
-        columns,
-        rows,
-        doubtful=not conclusions.is_trusted(report, answer.ratio),
-    )
+    ratio, doubtful = conclusions.ratio_text(report, answer.ratio), not conclusions.is_trusted(report, answer.ratio)
+    return Table.of(f"At ratio {ratio}", columns, rows, doubtful=doubtful)
 
 
 def winners_table(report: Report, data_set: DataSet, ratio: str) -> Table:
     """Return the best rule of each family on a data set at a ratio; the one to use is marked."""
-    winners, trusted, used = (
-        conclusions.winners_at(data_set, ratio),
-        conclusions.is_trusted(report, ratio),
-        conclusions.used_at(report, ratio),
-    )
+    used = conclusions.used_at(report, ratio)
 
     def tag(row: Winner) -> str | None:
         return (
@@ -141,20 +129,21 @@ def winners_table(report: Report, data_set: DataSet, ratio: str) -> Table:
             else None
         )
 
-    def gain(show: Callable[[Interval], Shown], row: Winner, estimate: Interval | None) -> Cell:
-        return estimate_cell(show, None if row.family == FIXED else estimate)
+    def gain(row: Winner, estimate: Interval | None) -> Cell:
+        return estimate_cell(change, None if row.family == FIXED else estimate)
 
     columns: dict[str, Callable[[Winner], Cell]] = {
         "family": lambda row: _named(row.family, tag(row)),
         "rule": lambda row: _named(row.name),
         "speed-up": lambda row: estimate_cell(times, row.speedup),
-        "over best fixed": lambda row: gain(change, row, row.gain),
-        "of gap to ceiling": lambda row: Cell(None) if row.family == FIXED else _share(row.gap_ceiling),
-        "were its head free": lambda row: gain(change, row, row.gain_uncharged),
+        "over best fixed": lambda row: gain(row, row.gain),
+        "of gap to ceiling": lambda row: _share(None if row.family == FIXED else row.gap_ceiling),
+        "were its head free": lambda row: gain(row, row.gain_uncharged),
         "head’s cost": lambda row: _cost(row.head_share),
     }
-    caption = f"{data_set.name}, {_at(report, ratio, ': the best of each family')}"
-    return Table.of(caption, columns, winners, doubtful=not trusted)
+    caption = f"{data_set.name}, ratio {conclusions.ratio_text(report, ratio)}: the best of each family; "
+    caption, doubtful = caption + conclusions.counted_text(report, ratio), not conclusions.is_trusted(report, ratio)
+    return Table.of(caption, columns, conclusions.winners_at(data_set, ratio), doubtful=doubtful)
 
 
 def live_table(report: Report) -> Table:
@@ -190,9 +179,10 @@ def live_table(report: Report) -> Table:
 
 
 def batch_table(report: Report, batches: BatchTable) -> Table:
-    """Return what batches of one size decoded."""
+    """Return what batches of one size decoded; the fastest setting that keeps the target's distribution is marked."""
+    fastest = max((row for row in batches.rows if row.lossless), key=lambda row: row.tokens_per_second).name
     columns: dict[str, Callable[[BatchRow], Cell]] = {
-        "setting": _setting,
+        "setting": lambda row: _setting(row, None if report.doubts else fastest),
         "tok/s in all": lambda row: _number(row.tokens_per_second, 1),
         "over target": lambda row: Cell(f"{row.over_alone:.2f}×", row.over_alone),
         "tok/s of a request": lambda row: _number(row.request_tokens_per_second, 1),

@@ -4,7 +4,7 @@ Everything that a model or a config wrote reaches the page through templates tha
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import yaml
@@ -75,22 +75,6 @@ def rendered(figures: Mapping[str, Figures], verdict: Verdict | None = None, ove
     )
 
 
-def _overview(report: Report) -> list[tuple[str, str]]:
-    """Return what was evaluated, as names and texts."""
-    context = report.context
-    shown = {key: context.get(key) for key in ("target", "draft")}
-    shown |= {
-        "heads": ", ".join(context.get("heads") or []),
-        "sampling": ", ".join(f"{key} {value}" for key, value in (context.get("warp") or {}).items() if value is not None),
-    }
-    shown |= {key: context.get(key) for key in ("seed", "device")}
-    rows = [(key, str(value)) for key, value in shown.items() if value not in (None, "")]
-    for data in report.data_sets:
-        sizes = f"{data.num_prompts:,} prompts, {data.num_tokens:,} tokens, {data.num_samples} samples"
-        rows.append(("data", f"{data.name} ({data.role}): {sizes}"))
-    return rows
-
-
 def _sections(report: Report, figures: Mapping[str, Figures]) -> Iterator[dict[str, Any]]:
     """Yield the sections of the report that are not empty, each with its template and the values that this needs."""
     sets, ratios = list(enumerate(report.data_sets)), conclusions.ratios_of(report)
@@ -107,21 +91,16 @@ def _sections(report: Report, figures: Mapping[str, Figures]) -> Iterator[dict[s
     for name in figures:
         yield section(name, PLOTS[name], "plot.html", texts=known if name == "reliability" else [])
     if report.live:
-        yield section(
-            "live",
-            "Live measurements",
-            texts=[conclusions.costs_text(report.fit)] if report.fit else [],
-            table=live_table(report),
-        )
+        texts = [conclusions.costs_text(report.fit)] if report.fit else []
+        yield section("live", "Live measurements", texts=texts, table=live_table(report))
     if report.batches:
-        tables = [batch_table(report, each) for each in report.batches]
-        yield section("batches", "Batches", texts=[] if report.doubts else [conclusions.batches_text(report)], tables=tables)
+        yield section("batches", "Batches", tables=[batch_table(report, each) for each in report.batches])
     if report.texts:
         prompts: dict[str, list[TextSample]] = {}
         for sample in report.texts:
             prompts.setdefault(sample.prompt, []).append(sample)
         yield section("texts", "What became of each token", prompts=prompts)
-    yield from context_section(report.context, _overview(report))
+    yield from context_section(report.context)
 
 
 def section(key: str, title: str, template: str | None = None, **content: Any) -> dict[str, Any]:
@@ -129,16 +108,12 @@ def section(key: str, title: str, template: str | None = None, **content: Any) -
     return {"key": key, "title": title, "template": template or f"{key}.html", "folded": key not in OPEN, **content}
 
 
-def context_section(context: Mapping[str, Any], overview: Sequence[tuple[str, str]] = ()) -> Iterator[dict[str, Any]]:
-    """Yield the section of the configuration, the versions and the rest of a context, if it has any, after an overview."""
-    rest = {key: value for key, value in context.items() if key not in ("config", "versions")}
-    parts = {
-        "Resolved configuration": context.get("config"),
-        "Versions": _yaml(context.get("versions")),
-        "Context": _yaml(rest),
-    }
+def context_section(context: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the section of the configuration, the versions and the rest of a context, if it has any."""
+    rest = {key: value for key, value in context.items() if key != "config"}
+    parts = {"Resolved configuration": context.get("config"), "Context and versions": _yaml(rest)}
     if shown := [(title, str(text)) for title, text in parts.items() if text]:
-        yield section("context", "Configuration and versions", parts=shown, overview=overview)
+        yield section("context", "Configuration and versions", parts=shown)
 
 
 def _yaml(content: object) -> str:

@@ -17,7 +17,6 @@ GREY = "#8a8a8a"
 OF_HEADS = (RED, PURPLE, "#8c564b", "#e377c2", "#9467bd", "#b8860b")
 OF_OTHERS = (GREEN, ORANGE, SKY, "#17becf", "#7f9f2f", "#5b7fb5")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "pentagon", "star", "hexagon", "triangle-down")
-FEW = 10  # families that are shown at once
 
 Figures = Mapping[str, go.Figure]  # by the number of a data set, "0", or by that and a ratio, "0 10"
 
@@ -75,36 +74,31 @@ def _styles_of(report: Report) -> Styles:
 def _main_families(data_set: DataSet, ratio: str | None) -> set[str]:
     """Return the families that a reader sees first: fixed lengths, the best with a head and without, and the bounds.
 
-    With an automatic threshold, its head's given thresholds are shown, too.
+    The plain rule of the best head and its automatic threshold are shown, too.
     """
-    families = {row.family for row in data_set.rules}
-    if len(families) <= FEW:
-        return families
-    leading = {(row.rule_name, row.head) for row in fastest_by_kind(winners_at(data_set, ratio)).values()}
+    fastest = fastest_by_kind(winners_at(data_set, ratio))
+    leading = {(row.rule_name, row.head) for row in fastest.values()}
+    leading |= {("head_threshold", fastest[Kind.HEAD].head)} if Kind.HEAD in fastest else set()
     return {FIXED, CEILING, ORACLE, *(row.family for row in data_set.rules if (row.rule_name, row.head) in leading)}
 
 
 def _speed(report: Report, data_set: DataSet, ratio: str, styles: Styles) -> go.Figure:
     """Return speed-ups at a ratio by threshold; of several rules with one threshold, of the fastest on dev prompts."""
     figure = _figure("threshold", f"speed-up at ratio {ratio_text(report, ratio)}: times the target alone", 480)
-    fastest = fastest_by_kind(winners_at(data_set, ratio))
-    main = {fastest[kind].family for kind in (Kind.HEADLESS, Kind.HEAD) if kind in fastest}
+    fixed, main = fastest_by_kind(winners_at(data_set, ratio))[Kind.FIXED], _main_families(data_set, ratio)
     dev = next((each.rules for each in report.data_sets if each.role == "dev"), data_set.rules)
     lines: dict[str, dict[float, tuple[float, RuleRow]]] = {}
     for row, on_dev in zip(data_set.rules, dev, strict=True):
         if ratio in row.speedup and "threshold" in row.parameters and not row.bound:
             points, threshold = lines.setdefault(row.family, {}), row.parameters["threshold"]
-            points[threshold] = max(
-                points.get(threshold, (0.0, row)), (on_dev.speedup[ratio].value, row), key=lambda point: point[0]
-            )
-            if Kind.HEAD in fastest and row.head == fastest[Kind.HEAD].head and row.rule_name == "head_threshold":
-                main.add(row.family)  # the plain rule of the fastest head
+            tried = (on_dev.speedup[ratio].value, row)
+            points[threshold] = max(points.get(threshold, tried), tried, key=lambda point: point[0])
     for family, points in lines.items():
         rows, style = {threshold: points[threshold][1] for threshold in sorted(points)}, styles[family]
         look = {"mode": "lines+markers", "marker": style.marker(8), "line": {"color": style.color, "width": 1.5}}
         hover, speeds = [_hover(report, row) for row in rows.values()], [row.speedup[ratio] for row in rows.values()]
         _draw(figure, list(rows), speeds, hover, **look, **_named(family, style, main))
-    for name, speed, color in ((Kind.FIXED, fastest[Kind.FIXED].speedup.value, BLUE), (Kind.ALONE, 1.0, GREY)):
+    for name, speed, color in ((Kind.FIXED, fixed.speedup.value, BLUE), (Kind.ALONE, 1.0, GREY)):
         _draw(figure, [0, 1], [speed, speed], mode="lines", line={"color": color, "dash": "dash", "width": 1.5}, name=name)
     return figure.update_xaxes(range=[-0.03, 1.03])
 
