@@ -8,7 +8,6 @@ from specheads.evaluation.conclusions import verdict_of
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.report import (
     ROUNDS,
-    BankRow,
     Basis,
     BatchRow,
     BatchTable,
@@ -76,7 +75,6 @@ def report_example() -> Report:
         basis=Basis(ROUNDS, Interval(5.4, 5.2, 5.5)),
         live=_live(rng),
         data_sets=sets,
-        bank=_bank(rng),
         batches=[_batches(size) for size in (1, 16)],
         texts=_texts(rng),
         notes=[
@@ -116,7 +114,7 @@ def _rules(rng: random.Random, family: str) -> list[RuleRow]:
         speedup = {ratio: about(factor * rng.gauss(1.7, 0.01) - 0.5 * (place - 0.45) ** 2 - 0.3 / len(ratio)) for ratio in RATIOS}
         title = {"fixed_length": "fixed K="}.get(family, family.replace("_", " ") + " ")
         rates = (about(discard, 0.05), about(verification))
-        row = RuleRow(family, f"{title}{value}", {key: value}, value, *rates, 1 / verification, 0.7, speedup, **_fields(family))
+        row = RuleRow(family, f"{title}{value}", {key: value}, *rates, 1 / verification, 0.7, speedup, **_fields(family))
         rows.append(row)
     return rows
 
@@ -125,15 +123,12 @@ def _winners(rules: list[RuleRow]) -> list[Winner]:
     winners = []
     for ratio in RATIOS:
         tops = {f: max((r for r in rules if r.family == f), key=lambda r: r.speedup[ratio].value) for f in FAMILIES}
-        fixed, ceiling, oracle = (tops[family].speedup[ratio].value for family in ("fixed_length", "ceiling", "oracle"))
+        fixed, ceiling = (tops[family].speedup[ratio].value for family in ("fixed_length", "ceiling"))
         for family, row in tops.items():
             speed = row.speedup[ratio]
-            gaps = [
-                None if family == "fixed_length" else about((speed.value - fixed) / (top - fixed), 0.25)
-                for top in (ceiling, oracle)
-            ]
-            head = (0.15, about(0.2, 0.1)) if family.startswith("head") else ()
-            values = family, row.name, ratio, speed, about(speed.value / fixed, 0.015), *gaps, speed.value, *head
+            gap = None if family == "fixed_length" else about((speed.value - fixed) / (ceiling - fixed), 0.25)
+            head = (0.15,) if family.startswith("head") else ()
+            values = family, row.name, ratio, speed, about(speed.value / fixed, 0.015), gap, speed.value, *head
             winner = Winner(*values, **_fields(family))
             winners.append(replace(winner, over_headless=about(1.01) if winner.head else None))
     return winners
@@ -158,18 +153,17 @@ def _texts(rng: random.Random) -> list[TextSample]:
 
 
 def _live(rng: random.Random) -> list[LiveRow]:
-    rows = [_live_row("target alone", "target", 0, 88.0, None)]
+    rows = [_live_row("target alone", "target", 88.0, None)]
     for k in (1, 2, 3, 5, 8):
-        rows.append(_live_row(f"fixed_length(num_tokens={k})", "fixed_length", k, 120 + 6 * k - k**2 + rng.random(), 0.99))
-    rows += [_live_row(f"head {t:g}", "head_threshold", t, 135 - 30 * (t - 0.5) ** 2, 1.03) for t in (0.3, 0.5, 0.7)]
-    return [*rows, _live_row("<lossy> K=5", "typical", 5, 160, None, lossless=False)]
+        rows.append(_live_row(f"fixed_length(num_tokens={k})", "fixed_length", 120 + 6 * k - k**2 + rng.random(), 0.99))
+    rows += [_live_row(f"head {t:g}", "head_threshold", 135 - 30 * (t - 0.5) ** 2, 1.03) for t in (0.3, 0.5, 0.7)]
+    return [*rows, _live_row("<lossy> K=5", "typical", 160, None, lossless=False)]
 
 
-def _live_row(name: str, family: str, value: float, speed: float, off: float | None, lossless: bool = True) -> LiveRow:
+def _live_row(name: str, family: str, speed: float, off: float | None, lossless: bool = True) -> LiveRow:
     return LiveRow(
         name=name,
         family=family,
-        value=value,
         rule_name=family,
         head="shallow" if family == "head_threshold" else None,
         verification=None if lossless else "typical",
@@ -180,10 +174,8 @@ def _live_row(name: str, family: str, value: float, speed: float, off: float | N
         block_efficiency=2.9,
         acceptance_rate=None if family == "target" else 0.71,
         milliseconds={"p50": 3.1, "p90": 18.4, "p99": 25.0},
-        predicted_tokens_per_second=None if off is None else speed * off,
         replayed_tokens_per_second=None if off is None or family == "fixed_length" else speed * off * 0.995,
         lossless=lossless,
-        efficiency_gain=None if lossless else about(1.12),
         dev_speedup=speed / 88,
         gain=about(speed / 130),
         over_headless=about(1.01) if family == "head_threshold" else None,
@@ -214,16 +206,3 @@ def _batches(size: int) -> BatchTable:
             )
         )
     return BatchTable(size, 32, rows)
-
-
-def _bank(rng: random.Random) -> list[BankRow]:
-    rows = []
-    for number in range(12):
-        speedup = {ratio: about(1.6 + 0.2 * rng.random()) for ratio in RATIOS}
-        threshold = {ratio: round(rng.uniform(0.3, 0.8), 2) for ratio in RATIOS}
-        name = f"layers {number // 4}, <weight> {1 + number % 4}"
-        shares = dict.fromkeys(RATIOS, 0.05 + 0.01 * number)
-        even = dict.fromkeys(RATIOS, about(0.12, 0.1))
-        kl = {"test": 0.3 - 0.005 * number, "humaneval": 0.35}
-        rows.append(BankRow(name, 0.8 + 0.005 * number, kl, 0.01 + 0.001 * number, speedup, threshold, shares, even))
-    return rows

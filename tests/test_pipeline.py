@@ -75,7 +75,7 @@ def test_evaluate_replays_rules_and_decodes_the_best(folder):
     families = {row["family"] for row in content["data_sets"][1]["rules"]}
     assert {"fixed_length", "head_threshold", "head_threshold auto", "online_head", "ceiling", "oracle"} <= families
     assert [row["family"].split()[0] for row in content["live"]][:2] == ["target", "fixed_length"] and len(content["live"]) >= 4
-    assert all(row["replayed_tokens_per_second"] for row in content["live"][1:] if not row["efficiency_gain"])
+    assert all(row["replayed_tokens_per_second"] for row in content["live"][1:] if not row["verification"])
     assert len(list((folder / "data" / "recordings").iterdir())) == 3 and (dev / "predictions" / "ground_truth").is_dir()
     (exported,) = heads(folder)
     errors = {row["predictor"]: row["ece"] for row in content["data_sets"][0]["reliability"]}

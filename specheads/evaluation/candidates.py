@@ -81,9 +81,9 @@ class Candidate(RuleFields):
     rule: StoppingRule | None  # the rule that is replayed
     live: StoppingRule | None  # the rule that decodes; None for a bound that no decoder can reach
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    arguments: Mapping[str, Any] = field(default_factory=dict)  # those of its class, as fitted, without a head
     ratio: str | None = None  # the cost ratio that it was fitted to; None: it suits all
     verification: VerificationRule | None = None  # None: that of the evaluation
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # those of its class, as fitted, without a head
 
     @property
     def step_kind(self) -> str:
@@ -104,7 +104,7 @@ def fixed_length(length: int) -> Candidate:
     """Return a fixed length."""
     rule = FixedLength(length)
     lengths = {"num_tokens": length}
-    return Candidate(FIXED, typed(FIXED, lengths), rule, rule, lengths, lengths, rule_name=FIXED)
+    return Candidate(FIXED, typed(FIXED, lengths), rule, rule, lengths, arguments=lengths, rule_name=FIXED)
 
 
 def typed(name: str, values: Mapping[str, Any]) -> str:

@@ -181,11 +181,11 @@ class Outcome:
     def _resampled(self, table: CostTable, ratio: str) -> dict[str, np.ndarray]:
         """Return by setting its speed-ups (1 + R,) on dev prompts, resampled alike."""
         dev, resamples = self.sets[0], self.sets[0].resamples
-        rules = [
-            each for each in zip(self.candidates, dev.counts, strict=True) if each[0].live and each[0].ratio in (None, ratio)
-        ]
-        alone = {TARGET_ALONE.name: np.ones(len(resamples))}
-        return alone | {rule.name: table.speedup(counts, resamples, rule, ratio) for rule, counts in rules}
+        return {TARGET_ALONE.name: np.ones(len(resamples))} | {
+            rule.name: table.speedup(counts, resamples, rule, ratio)
+            for rule, counts in zip(self.candidates, dev.counts, strict=True)
+            if rule.live is not None and rule.ratio in (None, ratio)
+        }
 
 
 def setting_to_use(speeds: Mapping[str, np.ndarray], heads: Collection[str]) -> str:

@@ -61,7 +61,6 @@ class LiveRow(RuleFields):
     # From replayed counts and the measured costs of its rounds; None where it was not replayed.
     replayed_tokens_per_second: float | None
     lossless: bool  # whether the output follows the target's distribution
-    efficiency_gain: Interval | None  # block efficiency over that of the same rule under the sweep's verification rule, a ratio
     verification: str | None = None  # the name of its verification rule; None: that of the sweep
     # Accepted tokens over those that the rule expected, 1 if its predictions hold here; None where it expects no number.
     accepted_over_expected: Interval | None = None

@@ -36,9 +36,6 @@ def live_rows(
     resamples = resample_counts(groups)
     totals = [sums(each.stats, resamples) for each in measured]
     alone = totals[0].tokens_per_second
-    plain = {
-        id(each.setting.live): total for each, total in zip(measured, totals, strict=True) if each.setting.verification is None
-    }
     rows = []
     for each, total in zip(measured, totals, strict=True):
         setting, other = each.setting, each.setting.verification
@@ -56,7 +53,6 @@ def live_rows(
             milliseconds=milliseconds(each.token_seconds),
             replayed_tokens_per_second=replayed.get(setting.name),
             lossless=setting.live is None or (other.lossless if other else lossless),
-            efficiency_gain=interval(plain[id(setting.live)].verification_rate / total.verification_rate) if other else None,
             verification=other.name if other else None,
             **rule_fields(setting),
             accepted_over_expected=accepted,

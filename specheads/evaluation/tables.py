@@ -27,30 +27,21 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the page.
-
-    With `sorted_by`, the number of the column that rows are sorted by (-1: none), a click on a heading sorts the table.
-    """
+    """A table of the page; the first cell of a row is a heading."""
 
     caption: str
     columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]  # the first cell of a row is a heading
-    sorted_by: int | None = None
+    rows: Sequence[Sequence[Cell]]
+    sorts: bool = False  # whether a click on a heading sorts it
     doubtful: bool = False  # whether it shows what is not to be trusted
 
-    @classmethod
-    def of(
-        cls,
-        caption: str,
-        columns: Mapping[str, Callable[[Any], Cell]],
-        rows: Sequence[Any],
-        sorted_by: int | None = None,
-        doubtful: bool = False,
-    ) -> "Table":
-        """Return a table of records, by column what makes the cell of a record."""
-        made = [[cell(row) for cell in columns.values()] for row in rows]
-        caption = caption.replace(" %", "\u00a0%") + (", not to be trusted" if doubtful else "")
-        return cls(caption, tuple(columns), made, sorted_by, doubtful)
+
+def table_of(
+    caption: str, columns: Mapping[str, Callable[[Any], Cell]], rows: Sequence[Any], doubtful: bool, sorts: bool = False
+) -> Table:
+    """Return a table of records, by column what makes the cell of a record."""
+    caption = caption.replace(" %", "\u00a0%") + (", not to be trusted" if doubtful else "")
+    return Table(caption, tuple(columns), [[cell(row) for cell in columns.values()] for row in rows], sorts, doubtful)
 
 
 FAR_OFF = 0.5  # errors of predicted speeds whose size means nothing
@@ -111,7 +102,7 @@ def verdict_table(report: Report, answer: Answer) -> Table:
         "setting": lambda row: _named(row[1].name),
     }
     ratio, doubtful = conclusions.ratio_text(report, answer.ratio), not conclusions.is_trusted(report, answer.ratio)
-    return Table.of(f"At ratio {ratio}", columns, rows, doubtful=doubtful)
+    return table_of(f"At ratio {ratio}", columns, rows, doubtful=doubtful)
 
 
 def winners_table(report: Report, data_set: DataSet, ratio: str) -> Table:
@@ -143,7 +134,7 @@ def winners_table(report: Report, data_set: DataSet, ratio: str) -> Table:
     }
     caption = f"{data_set.name}, ratio {conclusions.ratio_text(report, ratio)}: the best of each family; "
     caption, doubtful = caption + conclusions.counted_text(report, ratio), not conclusions.is_trusted(report, ratio)
-    return Table.of(caption, columns, conclusions.winners_at(data_set, ratio), doubtful=doubtful)
+    return table_of(caption, columns, conclusions.winners_at(data_set, ratio), doubtful=doubtful)
 
 
 def live_table(report: Report) -> Table:
@@ -165,6 +156,7 @@ def live_table(report: Report) -> Table:
         "setting": lambda row: _setting(row, chosen),
         "tok/s": lambda row: estimate_cell(_speed, row.tokens_per_second),
         "speed-up": lambda row: estimate_cell(times, row.speedup),
+        "over best fixed": lambda row: estimate_cell(change, row.gain),
         "by replay": lambda row: predicted(row, row.replayed_tokens_per_second),
         "discard": lambda row: estimate_cell(_spread(3), row.discard_rate),
         "verif.": lambda row: estimate_cell(_spread(3), row.verification_rate),
@@ -172,10 +164,8 @@ def live_table(report: Report) -> Table:
         "accepted": accepted,
         "ms p50 / p90 / p99": lambda row: _levels(row.milliseconds),
     }
-    if any(row.efficiency_gain for row in report.live):
-        columns["block eff. gain"] = lambda row: estimate_cell(change, row.efficiency_gain)
     caption = "Measured speed, and tokens per second as replay predicts them"
-    return Table.of(caption, columns, report.live, sorted_by=-1, doubtful=bool(report.doubts))
+    return table_of(caption, columns, report.live, sorts=True, doubtful=bool(report.doubts))
 
 
 def batch_table(report: Report, batches: BatchTable) -> Table:
@@ -192,7 +182,7 @@ def batch_table(report: Report, batches: BatchTable) -> Table:
         "tok/round": lambda row: _number(row.tokens_per_round, 2),
     }
     caption = f"{batches.concurrency} at once: {batches.num_requests} requests"
-    return Table.of(caption, columns, batches.rows, sorted_by=-1, doubtful=bool(report.doubts))
+    return table_of(caption, columns, batches.rows, sorts=True, doubtful=bool(report.doubts))
 
 
 LEAST_TEXT = 26  # columns of the terminal for a text

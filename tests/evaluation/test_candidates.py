@@ -127,10 +127,10 @@ def test_fits_for_a_head_count_its_cost(tuning, heads, ratio):
 def test_without_a_recording_only_rules_without_open_parameters_can_be_tried(heads):
     fixed = {"fixed_length": RuleChoice(stopping.FixedLength, {"num_tokens": 4})}
     (candidate,) = candidates(fixed, {}, None)
-    assert (candidate.name, candidate.family, candidate.value, candidate.ratio) == ("fixed_length(num_tokens=4)", FIXED, 4, None)
+    assert (candidate.name, candidate.family, candidate.ratio) == ("fixed_length(num_tokens=4)", FIXED, None)
     head = {"head_threshold": RuleChoice(stopping.HeadThreshold, {"threshold": [0.3, 0.7]})}
     tried = candidates(head, {"mine": heads["next_token"]}, None)
-    assert [(candidate.name, candidate.family, candidate.value) for candidate in tried] == [
+    assert [(candidate.name, candidate.family, *candidate.parameters.values()) for candidate in tried] == [
         ("head_threshold(threshold=0.3)", "head_threshold", 0.3),
         ("head_threshold(threshold=0.7)", "head_threshold", 0.7),
     ]

@@ -22,7 +22,7 @@ from specheads.evaluation.intervals import Interval
 from specheads.evaluation.page.document import html_of
 from specheads.evaluation.page.figures import figures_of
 from specheads.evaluation.report import MEASURED, DataSet, Report
-from specheads.evaluation.tables import bank_table, live_table, winners_table
+from specheads.evaluation.tables import live_table, winners_table
 
 FOLDER = resources.files("specheads.evaluation.page")
 CHROMIUM, CHROMEDRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -111,7 +111,7 @@ def test_everything_in_the_report_is_on_the_page(report, html, page):
         assert data_set.name in text
         for winner in data_set.winners:
             assert winner.family in text and winner.name in text
-    for name in [row.name for row in report.live] + [row.head for row in report.bank] + list(report.notes):
+    for name in [row.name for row in report.live] + list(report.notes):
         assert name in text
     for sample in report.texts:
         assert sample.prompt in text and sample.rule in text
@@ -156,7 +156,7 @@ def test_the_answer_comes_first_with_its_code_and_the_rest_is_folded(report, pag
     assert places == sorted(places)
     assert "specheads evaluate &#39;x=&lt;y&gt;&#39;" in html and "print(&#39;&lt;y&gt;&#39;)" in html
     folded = re.findall(r'<section id="(\w+)"><details>', html)
-    assert folded == ["winners", "pareto", "reliability", "live", "batches", "bank", "context"]
+    assert folded == ["winners", "pareto", "reliability", "live", "batches", "context"]
 
 
 def test_the_plain_head_and_lines_with_colours_of_their_own_are_in_the_plot_of_thresholds(report, page):
@@ -172,16 +172,16 @@ def test_the_plain_head_and_lines_with_colours_of_their_own_are_in_the_plot_of_t
 def test_a_share_below_nothing_is_no_gain_and_a_cost_above_a_step_is_no_share(report):
     data = report.data_sets[1]
     row = replace(next(each for each in data.winners if each.head), gap_ceiling=Interval(-6.95, -9, -1), head_share=1.12)
-    table = winners_table(report, replace(data, winners=[replace(row, break_even=Interval(-1.02, -2, 0))]), row.ratio)
+    table = winners_table(report, replace(data, winners=[row]), row.ratio)
     shown = dict(zip(table.columns, table.rows[0], strict=True))
-    assert (shown["of gap to ceiling"].text, shown["break-even"].text) == ("no gain", "no gain")
-    assert shown["head’s cost"].text == "over a step" and shown["of gap to ceiling"].limits is None
+    assert (shown["of gap to ceiling"].text, shown["of gap to ceiling"].limits) == ("no gain", None)
+    assert shown["head’s cost"].text == "over a step"
 
 
 def test_doubts_come_first_and_measured_figures_are_greyed(report, html):
     assert html.index("The machine was &lt;busy&gt;.") < html.index("At ratio 10")
-    # A table for each data set, one of heads, the live table and what is said of it, batches of each size, and the choices.
-    assert len(re.findall('class="(scroll )?doubtful"', html)) == len(report.data_sets) + 2 + 2 + len(report.batches)
+    # A table for each data set, the live table and what is said of it, batches of each size, and the choices.
+    assert len(re.findall('class="(scroll )?doubtful"', html)) == len(report.data_sets) + 1 + 2 + len(report.batches)
     assert "5.4 (measured, doubtful)" in html
     trusted = html_of(with_verdict(replace(report, doubts=[])))
     assert "doubtful" not in trusted.replace(get_plotlyjs(), "").replace(
@@ -207,21 +207,11 @@ def test_every_table_of_predicted_speeds_names_the_counted_costs(report, html):
     said = "verifying more tokens costs nothing, heads’ costs are counted from their weights"
     captions = re.findall(r"<caption><span>(.*?)</span>", html)
     predicted = [caption for caption in captions if re.search(r"ratio (5|10|20)[;:]", caption)]
-    assert len(predicted) == 3 * (len(report.data_sets) + 1)  # of winners by data set, and heads
+    assert len(predicted) == 3 * len(report.data_sets)
     assert all(caption.endswith(said) for caption in predicted)
     measured = [caption for caption in captions if ", ratio 5.4 (measured, doubtful)" in caption]
-    assert len(measured) == len(report.data_sets) + 1
+    assert len(measured) == len(report.data_sets)
     assert all(caption.endswith("costs as measured here, not to be trusted") for caption in measured)
-
-
-def test_the_table_of_heads_shows_their_costs_and_where_they_break_even(report):
-    shown = bank_table(report, "10")
-    cost, even = shown.columns.index("head’s cost"), shown.columns.index("break-even")
-    costs = {row[0].text: row[cost].text for row in shown.rows}
-    assert costs == {row.head: f"{row.head_share['10'] * 100:.3g}\u00a0%" for row in report.bank}
-    assert [row[even].text for row in shown.rows] == ["12\u00a0%"] * len(report.bank)
-    bare = bank_table(replace(report, bank=[replace(row, break_even={}) for row in report.bank]), "10")
-    assert {row[even].text for row in bare.rows} == {None}
 
 
 def marked(table):
@@ -235,18 +225,16 @@ def test_the_setting_that_dev_prompts_chose_is_marked_and_not_the_fastest_in_hin
     heads = [row for row in order if row.head]
     swap = {id(slow): 9.0, id(fast): 0.1, id(heads[0]): 8.0}  # on dev prompts it was the other way round
     winners = [replace(row, dev_speedup=swap.get(id(row), row.dev_speedup)) for row in data.winners]
-    bank = [report.bank[0], replace(report.bank[1], head=heads[0].head)]
-    other = with_verdict(replace(report, doubts=[], data_sets=[report.data_sets[0], replace(data, winners=winners)], bank=bank))
+    other = with_verdict(replace(report, doubts=[], data_sets=[report.data_sets[0], replace(data, winners=winners)]))
     assert marked(winners_table(other, other.data_sets[1], "10")) == [slow.family]
-    assert marked(bank_table(other, "10")) == [heads[0].head]
     slowest = min((row for row in report.live if row.lossless), key=lambda row: row.speedup.value).name
     assert marked(live_table(replace(other, verdict=verdict_of(other, {MEASURED: slowest})))) == [slowest]
 
 
 def test_figures_in_doubt_have_no_winner(report):
     doubted = replace(report, doubts=["busy"])
-    tables = [winners_table(doubted, doubted.data_sets[1], MEASURED), bank_table(doubted, MEASURED), live_table(doubted)]
-    assert [marked(table) for table in tables] == [[], [], []]
+    tables = [winners_table(doubted, doubted.data_sets[1], MEASURED), live_table(doubted)]
+    assert [marked(table) for table in tables] == [[], []]
 
 
 def test_an_empty_report_is_a_page_too():
@@ -258,9 +246,9 @@ def test_an_empty_report_is_a_page_too():
 def test_parts_of_a_report_make_a_page(report):
     first = report.data_sets[1]
     bare = replace(first, winners=[], reliability=[])
-    unbound = [replace(row, gap_ceiling=None, gap_oracle=None) for row in first.winners if row.ratio == MEASURED]
+    unbound = [replace(row, gap_ceiling=None) for row in first.winners if row.ratio == MEASURED]
     sets = [bare, DataSet("none", "dev", 0, 0, 0, [], []), replace(first, winners=unbound, rules=[])]
-    parts = [replace(report, data_sets=[data], fit=None, bank=[], live=[]) for data in sets]
+    parts = [replace(report, data_sets=[data], fit=None, live=[]) for data in sets]
     for part in (*parts, replace(report, data_sets=sets, fit=None), replace(report, data_sets=[])):
         assert Page(html_of(with_verdict(part))).open == []
 
@@ -316,11 +304,11 @@ def test_a_table_fits_a_laptop_and_shows_a_speed_up_on_a_phone(opened):
     boxes = "[...document.querySelectorAll('main .scroll')].filter(one => one.clientWidth)"
     if opened.execute_script("return innerWidth") > 1000:
         assert opened.execute_script(f"return {boxes}.every(one => one.scrollWidth <= one.clientWidth)")
-    first = "return ['#winners', '#live', '#bank'].map(one => [...document.querySelectorAll("
+    first = "return ['#winners', '#live'].map(one => [...document.querySelectorAll("
     first += "`${one} .panel:not([hidden]) table, #live table`)]"
     edge = ".map(one => [...one.tHead.rows[0].cells].find(cell => cell.textContent === 'speed-up')).filter(cell => cell)"
     edge += ".every(cell => cell.getBoundingClientRect().right <= innerWidth))"
-    assert opened.execute_script(first + edge) == [True] * 3
+    assert opened.execute_script(first + edge) == [True] * 2
 
 
 def test_the_first_screen_holds_the_answer_and_on_a_laptop_the_ratios_too(browser, path):
@@ -391,9 +379,9 @@ def test_axe_finds_nothing_to_mend(opened):
 
 
 def test_a_click_on_a_heading_sorts_a_table(opened):
-    column = "return [...document.querySelectorAll('#bank .panel:not([hidden]) tbody tr')].map(row => +row.cells[5].dataset.key)"
+    column = "return [...document.querySelectorAll('#live tbody tr')].map(row => +row.cells[2].dataset.key)"
     for order in (-1, 1):
-        opened.execute_script("document.querySelectorAll('#bank .panel:not([hidden]) th button')[5].click()")
+        opened.execute_script("document.querySelectorAll('#live th button')[2].click()")
         values = opened.execute_script(column)
         assert values == sorted(values, key=lambda value: order * value)
 

@@ -9,7 +9,7 @@ from specheads.evaluation.conclusions import change, information_text, percent, 
 from specheads.evaluation.probe.prediction import BETTER, HEAD, MORE_OVERLAP, Cut, Option
 from specheads.evaluation.probe.probe import Probed
 from specheads.evaluation.reporting import write_page
-from specheads.evaluation.tables import Cell, Table, estimate_cell, terminal
+from specheads.evaluation.tables import Cell, Table, estimate_cell, table_of, terminal
 from specheads.storage.files import amount
 
 MICRO, MILLI = 1e6, 1e-3
@@ -77,7 +77,7 @@ def _options(probed: Probed) -> Table:
         "over the fixed length": lambda option: estimate_cell(change, option.gain),
     }
     caption = "Speed over the target alone, predicted, with 95 % intervals over prompts"
-    return Table.of(caption, columns, probed.options)
+    return table_of(caption, columns, probed.options, doubtful=False)
 
 
 def html_of(probed: Probed) -> str:
