@@ -21,7 +21,6 @@ from specheads.evaluation.report import (
     Verdict,
     Winner,
 )
-from specheads.replay.cost import CostFit
 
 
 class Shown(NamedTuple):
@@ -149,8 +148,7 @@ def verdict_of(report: Report, uses: Mapping[str, str]) -> Verdict | None:
         return None
     others = {ratio: answer for ratio, answer in answers.items() if ratio != main}
     changes = [ratio for ratio, other in others.items() if is_trusted(report, ratio) and other.use != answers[main].use]
-    rests_on = _rests_on(report, main, is_live, is_tried)
-    return Verdict(answers[main], [*others.values()], changes, rests_on, _doubt(report))
+    return Verdict(answers[main], [*others.values()], changes, _rests_on(report, main, is_live, is_tried), _doubt(report))
 
 
 def _answer(ratio: str, rows: Sequence[Row], use: str | None) -> Answer:
@@ -186,11 +184,12 @@ def _doubt(report: Report) -> str | None:
     """Return in a line why timing is unreliable, with what the range of costs leaves open."""
     if not report.doubts:
         return None
-    first, choices, basis = report.doubts[0], [], report.basis
-    if basis is not None and len(set(basis.choices)) > 1:
-        ends = ((basis.ratio.low, basis.choices[0]), (basis.ratio.high, basis.choices[-1]))
-        choices = [f"at ratio {ratio:.1f} {name} is best" for ratio, name in ends]
-    return "; ".join([f"{first[:1].lower()}{first[1:].rstrip('.')}", *choices])
+    first, basis = report.doubts[0], report.basis
+    text = f"{first[:1].lower()}{first[1:].rstrip('.')}"
+    if basis is None or len(set(basis.choices)) <= 1:
+        return text
+    low, high, (first, *_, last) = basis.ratio.low, basis.ratio.high, basis.choices
+    return f"{text}; at ratio {low:.1f} {first} is best; at ratio {high:.1f} {last} is best"
 
 
 def use_text(answer: Answer) -> str:
@@ -200,19 +199,13 @@ def use_text(answer: Answer) -> str:
         if not others:
             return "Nothing else that was decoded keeps the target's distribution."
         best = max((answer.choices[kind] for kind in others), key=lambda choice: choice.speedup.value)
-        text = f"No setting was clearly faster on dev prompts; here the best, {best.name},"
-        return f"{text} is {times(best.speedup)} the target alone."
+        return f"No setting was clearly faster on dev prompts; here {best.name} is {times(best.speedup)} the target alone."
     text = f"{times(use.speedup)} the target alone"
     if answer.use == Kind.FIXED:
         return f"{text}; no rule is clearly faster than this fixed length." if len(others) > 1 else f"{text}."
     if use.gain is None:
         return f"{text}."
-    return f"{text}, {gain_text(use.gain)} over the best fixed length."
-
-
-def gain_text(gain: Interval) -> str:
-    """Return a gain; where there is clearly none, in words."""
-    return f"{change(gain)}" if gain.high > 1 else f"no gain ({change(gain)})"
+    return f"{text}, {'' if use.gain.high > 1 else 'no gain: '}{change(use.gain)} over the best fixed length."
 
 
 def changes_text(report: Report, verdict: Verdict) -> str:
@@ -220,11 +213,8 @@ def changes_text(report: Report, verdict: Verdict) -> str:
     same = [ratio_text(report, each.ratio) for each in verdict.others if is_trusted(report, each.ratio)]
     if not verdict.changes:
         return f"no: at {', '.join(same)} it is the {verdict.answer.use}, too" if same else "not known, no other was replayed"
-    ratios: dict[str, list[str]] = {}
-    for each in verdict.others:
-        if each.ratio in verdict.changes:
-            ratios.setdefault(each.use, []).append(ratio_text(report, each.ratio))
-    return f"yes: {'; '.join(f'{kind} at ' + ', '.join(of_kind) for kind, of_kind in ratios.items())}"
+    changed = [each for each in verdict.others if each.ratio in verdict.changes]
+    return f"yes: {', '.join(f'at {ratio_text(report, each.ratio)} the {each.use}' for each in changed)}"
 
 
 def used_at(report: Report, ratio: str) -> str | None:
@@ -251,10 +241,8 @@ def information_text(known: Information) -> str:
     """Return how much of the uncertainty about acceptance can be known, and who explains how much of that."""
     shares = {name: percent(share) if share.value > 0 else "nothing" for name, share in known.explained.items()}
     explained = ", ".join(f"{name} {share}" for name, share in shares.items())
-    return (
-        f"{known.entropy.value:.3f} nats per drafted token, of which {known.noise.value:.3f} are noise and "
-        f"{known.knowable.value:.3f} could be known; of these explain: {explained}"
-    )
+    text = f"{known.entropy.value:.3f} nats per drafted token, of which {known.noise.value:.3f} are noise"
+    return f"{text} and {known.knowable.value:.3f} could be known; of these explain: {explained}"
 
 
 def counted_text(report: Report, ratio: str) -> str:
@@ -263,12 +251,3 @@ def counted_text(report: Report, ratio: str) -> str:
         return "costs as measured here"
     text = "verifying more tokens costs nothing"
     return f"{text}, heads’ costs are counted from their weights" if report.context.get("heads") else text
-
-
-def costs_text(fit: CostFit) -> str:
-    """Return the measured costs of draft steps, forward passes of the target, and rounds."""
-    costs, how = fit.costs, f"medians of {fit.num_rounds:,} rounds" if fit.num_rounds else "steps timed by themselves"
-    text = f"Measured costs, by {how}: draft step {costs.draft_seconds * 1e3:.2f} ms, "
-    text += f"the target's forward pass {costs.target_seconds * 1e3:.2f} ms and "
-    text += f"{costs.verified_seconds * 1e3:.3f} ms more per drafted token, and "
-    return text + f"{costs.round_seconds * 1e3:.2f} ms of overhead per round; ratio {costs.ratio:.2f}."

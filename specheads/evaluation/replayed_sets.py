@@ -152,10 +152,9 @@ class Outcome:
         return [speeds[name][0] >= (1 - A_TIE) * max(each[0] for each in speeds.values()) for speeds in ends]
 
     @property
-    def middle(self) -> str:
-        """The middle ratio, for tables and figures that show only one."""
-        names = [name for name in self.best if name != MEASURED] or list(self.best)
-        return names[len(names) // 2]
+    def main_ratio(self) -> str:
+        """The measured ratio; where none was measured, the middle one."""
+        return MEASURED if MEASURED in self.best else list(self.best)[len(self.best) // 2]
 
     def best_threshold(self, head: str, ratio: str) -> int | None:
         """Return the number of a head's best threshold at a ratio: a given one if there is one, else the automatic one."""

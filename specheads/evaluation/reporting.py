@@ -24,12 +24,10 @@ from specheads.evaluation.replayed_sets import Outcome
 from specheads.evaluation.report import COUNTED, MEASURED, ROUNDS, STEPS, Basis, LiveRow, Report, TextSample, Verdict
 from specheads.evaluation.rows import data_set, live_rows, reliability, text_samples
 from specheads.evaluation.setup import Setup, device_name, load_average, versions
-from specheads.evaluation.tables import Table, batch_table, live_table, terminal, verdict_table, winners_table
+from specheads.evaluation.tables import Table, batch_table, fastest_of, live_table, terminal, verdict_table, winners_table
 from specheads.pair.pair import Pair
 from specheads.replay.replay import recorded_head, replay
 from specheads.storage.files import without_home, write_json, write_whole
-
-NUM_OTHERS = 2  # rules without a head whose drafts are shown in detail
 
 logger = logging.getLogger(__name__)
 
@@ -58,11 +56,12 @@ def report_of(setup: Setup, outcome: Outcome, config: str | None = None, command
             for each in sets
         ],
         batches=outcome.batches,
-        texts=_texts(setup.pair, outcome) if sets else [],
         notes=setup.prompts.notes(),
     )
-    verdict = conclusions.verdict_of(report, outcome.uses)
-    return replace(report, verdict=verdict and _with_code(setup, outcome, verdict, command))
+    if (verdict := conclusions.verdict_of(report, outcome.uses)) is None:
+        return report
+    texts = _texts(setup.pair, outcome, verdict) if sets else []
+    return replace(report, verdict=_with_code(setup, outcome, verdict, command), texts=texts)
 
 
 def _with_code(setup: Setup, outcome: Outcome, verdict: Verdict, command: str) -> Verdict:
@@ -81,14 +80,14 @@ def _with_code(setup: Setup, outcome: Outcome, verdict: Verdict, command: str) -
     words += [f"head={without_home(located.where)}"] if located else ["head=null"]
     if rule.verification:  # decoded, for a recording predicts token verification only
         words += [f"verification={rule.verification.name}", f"live_rules=[{rule.rule_name}]"]
-    public = f"specheads.stopping.{cls.__name__}" if hasattr(stopping, cls.__name__) else cls.__name__
     made = ", ".join(["head"] * bool(located) + [f"{key}={value!r}" for key, value in values.items()])
     pair, warp = setup.pair, ", ".join(f"{key}={value!r}" for key, value in settings.warp.values().items())
     ids = repr(pair.name) if pair.target_id.startswith("embedded:") else f"draft={pair.draft_id!r}, target={pair.target_id!r}"
-    lines = ["import specheads"] + ([f"from {cls.__module__} import {cls.__name__}"] if public == cls.__name__ else [])
+    place = "specheads.stopping." if hasattr(stopping, cls.__name__) else ""
+    lines = ["import specheads", *([] if place else [f"from {cls.__module__} import {cls.__name__}"])]
     lines += ["", f"pair = specheads.load_pair({ids})"]
     lines += [f"head = specheads.load_head({without_home(located.where)!r})"] if located else []
-    lines += [f"rule = {public}({made})", f"warp = specheads.Warp({warp})"]
+    lines += [f"rule = {place}{cls.__name__}({made})", f"warp = specheads.Warp({warp})"]
     more = f", verification=specheads.verification.{type(rule.verification).__name__}()" if rule.verification else ""
     lines += [f"decoder = specheads.SpeculativeDecoder(pair, stopping=rule, warp=warp{more})"]
     lines += [f'print(decoder.generate("def mean(values):", max_new_tokens={settings.max_new_tokens}).text)']
@@ -121,17 +120,13 @@ def _replayed_speeds(setup: Setup, outcome: Outcome) -> dict[str, float]:
     return speeds
 
 
-def _texts(pair: Pair, outcome: Outcome) -> list[TextSample]:
-    """Return responses in pieces by the best fixed length, the best rule with a head, and the best ones without."""
-    rules, ratio, recording = outcome.candidates, outcome.middle, outcome.sets[1].recording
-    order = sorted(outcome.achievable(ratio), key=lambda number: -outcome.speeds[ratio][number])
-    others = [number for number in order if rules[number].family != FIXED]
-    shown = [number for number in order if rules[number].family == FIXED]
-    shown += [number for number in others if rules[number].head is not None][:1]
-    shown += [number for number in others if rules[number].head is None][:NUM_OTHERS]
-    replays = replay(recording, [rule for number in shown if (rule := rules[number].rule)])
-    walked = zip(shown, replays, strict=True)
-    return [sample for number, rounds in walked for sample in text_samples(pair, recording, rules[number], rounds)]
+def _texts(pair: Pair, outcome: Outcome, verdict: Verdict) -> list[TextSample]:
+    """Return responses in pieces, as each setting that there is to choose from drafts them."""
+    names = {choice.name.partition(" verification=")[0] for choice in verdict.answer.choices.values()}
+    rules = {rule.name: rule for rule in outcome.candidates if rule.name in names}.values()
+    recording, drafting = outcome.sets[1].recording, [rule.rule for rule in rules if rule.rule is not None]
+    walked = zip(rules, replay(recording, drafting), strict=True)
+    return [sample for rule, rounds in walked for sample in text_samples(pair, recording, rule, rounds)]
 
 
 def context_of(setup: Setup, config: str | None = None, num_decoded: int = 0) -> dict[str, Any]:
@@ -174,11 +169,11 @@ def recommend(setup: Setup, outcome: Outcome, report: Report) -> None:
         except OSError as error:
             logger.warning("nothing could be stored in %s (%s)", folder, error.strerror)
             continue
-        if values is None:
-            logger.info("%s now recommends nothing, for another setting was faster", folder)
-        else:
+        what = "nothing, for another setting was faster"
+        if values is not None:
             verification = f" under {values['verification']} verification" if "verification" in values else ""
-            logger.info("%s now recommends threshold %g, for threshold=auto%s", folder, values["threshold"], verification)
+            what = f"threshold {values['threshold']:g}, for threshold=auto{verification}"
+        logger.info("%s now recommends %s", folder, what)
 
 
 def recommendations(setup: Setup, outcome: Outcome, report: Report) -> dict[Path, dict[str, Any] | None]:
@@ -196,7 +191,7 @@ def recommendations(setup: Setup, outcome: Outcome, report: Report) -> dict[Path
         of_head = [setting for setting in tried if isinstance(setting.live, HeadThreshold) and setting.head == name]
         if of_head:
             recommended[Path(located.where)] = _tried(outcome, report, of_head, [each for each in tried if each not in of_head])
-        elif (number := outcome.best_threshold(name, _ratio(outcome))) is not None:
+        elif (number := outcome.best_threshold(name, outcome.main_ratio)) is not None:
             recommended[Path(located.where)] = _replayed(outcome, report, number)
     return recommended
 
@@ -219,7 +214,7 @@ def _tried(outcome: Outcome, report: Report, of_head: Sequence[Candidate], other
 
 def _replayed(outcome: Outcome, report: Report, number: int) -> dict[str, Any] | None:
     """Return a candidate's threshold with its predicted speed-up; None if another setting is faster, empty if that is open."""
-    ratio, rule = _ratio(outcome), outcome.candidates[number].live
+    ratio, rule = outcome.main_ratio, outcome.candidates[number].live
     assert isinstance(rule, HeadThreshold)
     speeds, speedup = outcome.speeds[ratio], report.data_sets[1].rules[number].speedup[ratio].value
     stands = {speeds[number] > speeds[outcome.best[ratio][FIXED]] and speedup > 1}
@@ -228,10 +223,6 @@ def _replayed(outcome: Outcome, report: Report, number: int) -> dict[str, Any] |
     if stands == {True}:
         return _values(rule) | {"predicted_speedup": speedup}
     return None if stands == {False} else {}
-
-
-def _ratio(outcome: Outcome) -> str:
-    return MEASURED if MEASURED in outcome.best else outcome.middle
 
 
 def _values(rule: HeadThreshold) -> dict[str, Any]:
@@ -271,20 +262,19 @@ def print_report(report: Report, console: Console | None = None, verbose: bool =
     if verbose:
         show(*(winners_table(report, data, ratio) for data in tests for ratio in ratios if conclusions.winners_at(data, ratio)))
         say(*(f"{data.name}: {conclusions.information_text(data.information)}." for data in tests if data.information))
-        show(*([live_table(report)] if report.live else []))
-        say(*report.doubts, *([conclusions.costs_text(report.fit)] if report.fit else []), style="dim" if report.doubts else "")
+        show(*([live_table(report)] if report.live else []), *(batch_table(report, batches) for batches in report.batches))
+        say(*report.doubts)
     if (verdict := report.verdict) is not None:
         answer = verdict.answer
         say(f"Use: {answer.choices[answer.use].name}", style="bold")
-        say(
-            conclusions.use_text(answer),
-            verdict.rests_on,
-            *([f"Timing unreliable here: {verdict.doubt}."] if verdict.doubt else []),
-        )
+        say(conclusions.use_text(answer), verdict.rests_on)
+        say(*([f"Timing unreliable here: {verdict.doubt}."] if verdict.doubt else []))
         show(verdict_table(report, answer))
         say(*([f"Skip the head: {answer.skip_head}."] if answer.skip_head else []))
         say(f"Another ratio changes the winner: {conclusions.changes_text(report, verdict)}.")
-    show(*(batch_table(report, batches) for batches in report.batches))
+    for batches in [] if report.doubts else report.batches:
+        row = fastest_of(batches)
+        say(f"{batches.concurrency} requests at once: {row.name}, {row.over_alone:.2f}× the target alone.")
     say(*conclusions.warnings_of(report))
 
 

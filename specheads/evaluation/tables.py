@@ -68,9 +68,7 @@ def _number(value: float | None, digits: int) -> Cell:
 
 def _cost(share: float | None) -> Cell:
     """Return a head's cost as a share of a draft step; more than a step is no share."""
-    if share is not None and share > 1:
-        return Cell("over a step", share)
-    return Cell(None) if share is None else Cell(f"{share * 100:.3g}\u00a0%", share)
+    return Cell(None if share is None else "over a step" if share > 1 else f"{share * 100:.3g}\u00a0%", share)
 
 
 def _share(share: Interval | None) -> Cell:
@@ -147,11 +145,6 @@ def live_table(report: Report) -> Table:
         text = minus(f"({error:+.1%})").replace("%", "\u00a0%") if abs(error) < FAR_OFF else "far off"
         return replace(_number(value, 1), limits=None if value is None else text)
 
-    def accepted(row: LiveRow) -> Cell:
-        expected = row.accepted_over_expected
-        limits = None if expected is None else f"{expected.value:.0%} of expected"
-        return replace(_number(row.acceptance_rate, 2), limits=limits)
-
     columns: dict[str, Callable[[LiveRow], Cell]] = {
         "setting": lambda row: _setting(row, chosen),
         "tok/s": lambda row: estimate_cell(_speed, row.tokens_per_second),
@@ -161,18 +154,23 @@ def live_table(report: Report) -> Table:
         "discard": lambda row: estimate_cell(_spread(3), row.discard_rate),
         "verif.": lambda row: estimate_cell(_spread(3), row.verification_rate),
         "block eff.": lambda row: _number(row.block_efficiency, 2),
-        "accepted": accepted,
+        "accepted": lambda row: _number(row.acceptance_rate, 2),
         "ms p50 / p90 / p99": lambda row: _levels(row.milliseconds),
     }
     caption = "Measured speed, and tokens per second as replay predicts them"
     return table_of(caption, columns, report.live, sorts=True, doubtful=bool(report.doubts))
 
 
+def fastest_of(batches: BatchTable) -> BatchRow:
+    """Return the setting that was the fastest in batches of one size, of those that keep the target's distribution."""
+    return max((row for row in batches.rows if row.lossless), key=lambda row: row.tokens_per_second)
+
+
 def batch_table(report: Report, batches: BatchTable) -> Table:
     """Return what batches of one size decoded; the fastest setting that keeps the target's distribution is marked."""
-    fastest = max((row for row in batches.rows if row.lossless), key=lambda row: row.tokens_per_second).name
+    fastest = None if report.doubts else fastest_of(batches).name
     columns: dict[str, Callable[[BatchRow], Cell]] = {
-        "setting": lambda row: _setting(row, None if report.doubts else fastest),
+        "setting": lambda row: _setting(row, fastest),
         "tok/s in all": lambda row: _number(row.tokens_per_second, 1),
         "over target": lambda row: Cell(f"{row.over_alone:.2f}×", row.over_alone),
         "tok/s of a request": lambda row: _number(row.request_tokens_per_second, 1),
@@ -211,10 +209,8 @@ def terminal(table: Table, width: int, style: str = "") -> Iterator[RichTable]:
         part = RichTable(title=title, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, row_styles=[style])
         part.add_column(escape(headings[0]), overflow="fold", max_width=first)
         for number in shown:
-            is_text = number in texts
-            part.add_column(
-                escape(headings[number]), justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text
-            )
+            part.add_column(escape(headings[number]), justify="left" if number in texts else "right", no_wrap=number not in texts)
+            part.columns[-1].overflow = "fold"
         for row in lines:
             part.add_row(*(escape(row[number]) for number in (0, *shown)))
         yield part

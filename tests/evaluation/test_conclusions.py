@@ -7,7 +7,6 @@ import pytest
 from specheads.evaluation.candidates import FIXED
 from specheads.evaluation.conclusions import (
     changes_text,
-    gain_text,
     use_text,
     used_at,
     verdict_of,
@@ -67,7 +66,7 @@ def test_the_setting_to_use_is_the_one_that_dev_prompts_chose():
 
 def test_where_nothing_is_clearly_faster_it_is_the_target_alone():
     answer = verdict({MEASURED: "target alone"}).answer
-    said = "No setting was clearly faster on dev prompts; here the best, fixed_length(num_tokens=3), is 1.50×"
+    said = "No setting was clearly faster on dev prompts; here fixed_length(num_tokens=3) is 1.50×"
     assert answer.use == Kind.ALONE and use_text(answer).startswith(said)
 
 
@@ -110,7 +109,9 @@ def replayed(*winners, uses):
     return replace(report, verdict=verdict_of(report, uses))
 
 
-@pytest.mark.parametrize(("at_20", "said"), [("head", "no: at 20 it is the head, too"), (FIXED, "yes: best fixed length at 20")])
+@pytest.mark.parametrize(
+    ("at_20", "said"), [("head", "no: at 20 it is the head, too"), (FIXED, "yes: at 20 the best fixed length")]
+)
 def test_another_ratio_changes_the_winner_or_does_not(at_20, said):
     rows = [winner(name, 1.5, head, ratio) for ratio in ("10", "20") for name, head in ((FIXED, None), ("head", "mine"))]
     report = replayed(*rows, uses={"10": "head", "20": at_20})
@@ -126,4 +127,6 @@ def test_a_bound_is_no_choice():
 
 
 def test_a_gain_that_is_none_is_said_in_words():
-    assert gain_text(Interval(0.9, 0.8, 0.99)).startswith("no gain (−10.0") and gain_text(Interval(1.0, 0.9, 1.1))[0] == "+"
+    rows = [replace(winner("head", 1.1, "mine"), gain=Interval(0.9, 0.8, 0.99)), winner(FIXED, 1.2)]
+    text = use_text(replayed(*rows, uses={"10": "head"}).verdict.answer)
+    assert "no gain: −10.0\u00a0% [−20.0,\u00a0−1.0] over the best fixed length" in text

@@ -128,11 +128,11 @@ def test_the_schema_refuses_other_content():
     )
 
 
-def test_the_tables_show_every_setting_and_the_fit(report):
+def test_the_tables_show_every_setting(report):
     console = Console(record=True, width=220)
     print_report(report, console, verbose=True)
     text = console.export_text()
-    for word in ("target alone", "fixed_length(num_tokens=3)", "head_threshold(threshold=0.6)", "ratio"):
+    for word in ("target alone", "fixed_length(num_tokens=3)", "head_threshold(threshold=0.6)"):
         assert word in text
 
 
@@ -160,7 +160,6 @@ def test_the_tables_say_what_heads_and_verification_cost():
     text = " ".join(console.export_text().split())
     said = "verifying more tokens costs nothing, heads’ costs are counted from their weights"
     assert said in text and "15 %" in text and "costs as measured here, not to be trusted" in text
-    assert "0.20 ms of overhead per round" in text
 
 
 def test_measured_figures_are_marked_where_they_are_not_to_be_trusted():
@@ -171,7 +170,7 @@ def test_measured_figures_are_marked_where_they_are_not_to_be_trusted():
         print_report(report, console, verbose=True)
         texts.append(console.export_text())
     assert "ratio 5.4 (measured, doubtful): the best of each family" in " ".join(texts[0].split())
-    assert "as the fitted costs predict them, not to be trusted" in " ".join(texts[0].split())
+    assert "as replay predicts them, not to be trusted" in " ".join(texts[0].split())
     assert "doubtful" not in texts[1] and "not to be trusted" not in texts[1]
 
 

@@ -91,8 +91,7 @@ def _sections(report: Report, figures: Mapping[str, Figures]) -> Iterator[dict[s
     for name in figures:
         yield section(name, PLOTS[name], "plot.html", texts=known if name == "reliability" else [])
     if report.live:
-        texts = [conclusions.costs_text(report.fit)] if report.fit else []
-        yield section("live", "Live measurements", texts=texts, table=live_table(report))
+        yield section("live", "Live measurements", table=live_table(report))
     if report.batches:
         yield section("batches", "Batches", tables=[batch_table(report, each) for each in report.batches])
     if report.texts:
@@ -110,12 +109,8 @@ def section(key: str, title: str, template: str | None = None, **content: Any) -
 
 def context_section(context: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the section of the configuration, the versions and the rest of a context, if it has any."""
-    rest = {key: value for key, value in context.items() if key != "config"}
-    parts = {"Resolved configuration": context.get("config"), "Context and versions": _yaml(rest)}
+    plain = json.loads(json.dumps({key: value for key, value in context.items() if key != "config"}, default=str))
+    rest = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120)
+    parts = {"Resolved configuration": context.get("config"), "Context and versions": rest if plain else None}
     if shown := [(title, str(text)) for title, text in parts.items() if text]:
         yield section("context", "Configuration and versions", parts=shown)
-
-
-def _yaml(content: object) -> str:
-    plain = json.loads(json.dumps(content, default=str))  # paths and the like as text
-    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120) if plain else ""

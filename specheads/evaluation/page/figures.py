@@ -32,9 +32,6 @@ class _PlotStyle(NamedTuple):
         return {"color": self.color, "symbol": self.symbol, "size": size, **more}
 
 
-Styles = Mapping[str, _PlotStyle]
-
-
 def figures_of(report: Report) -> dict[str, Figures]:
     """Return every figure that there is data for, by name."""
     styles, ratios = _styles_of(report), ratios_of(report)
@@ -51,38 +48,32 @@ def figures_of(report: Report) -> dict[str, Figures]:
     return {name: figures for name, figures in drawn.items() if figures}
 
 
-def _styles_of(report: Report) -> Styles:
+def _styles_of(report: Report) -> Mapping[str, _PlotStyle]:
     """Return how each family is drawn: fixed lengths blue, heads red and purple, the bounds grey."""
     styles = {
         FIXED: _PlotStyle("fixed", BLUE, "circle"),
         CEILING: _PlotStyle("ceiling", GREY, "star-diamond"),
         ORACLE: _PlotStyle("oracle", GREY, "star"),
     }
-    rows = [row for data_set in report.data_sets for row in data_set.rules]
-    families = {row.family: row for row in rows if row.family not in styles}
-    for has_head, colors in ((True, OF_HEADS), (False, OF_OTHERS)):
-        # What an automatic value belongs to has its colour.
-        kinds = list(dict.fromkeys((r.rule_name, r.head) for r in families.values() if (r.head is not None) == has_head))
-        for family, row in families.items():
-            if (row.head is not None) == has_head:
-                number = kinds.index((row.rule_name, row.head))
-                symbol = SYMBOLS[(number + 5 * row.automatic) % len(SYMBOLS)]
-                styles[family] = _PlotStyle(f"family{list(families).index(family)}", colors[number % len(colors)], symbol)
+    kinds: dict[bool, list[tuple[str, str | None]]] = {True: [], False: []}  # with a head, and without
+    for row in (row for data_set in report.data_sets for row in data_set.rules if row.family not in styles):
+        kind, known, colors = (row.rule_name, row.head), kinds[row.head is not None], OF_HEADS if row.head else OF_OTHERS
+        known += [] if kind in known else [kind]
+        number = known.index(kind)  # what an automatic value belongs to has its colour
+        symbol = SYMBOLS[(number + 5 * row.automatic) % len(SYMBOLS)]
+        styles[row.family] = _PlotStyle(f"family{len(styles)}", colors[number % len(colors)], symbol)
     return styles
 
 
 def _main_families(data_set: DataSet, ratio: str | None) -> set[str]:
-    """Return the families that a reader sees first: fixed lengths, the best with a head and without, and the bounds.
-
-    The plain rule of the best head and its automatic threshold are shown, too.
-    """
+    """Return the families that a reader sees first: fixed lengths, the best rule without a head, the best head's, the bounds."""
     fastest = fastest_by_kind(winners_at(data_set, ratio))
     leading = {(row.rule_name, row.head) for row in fastest.values()}
     leading |= {("head_threshold", fastest[Kind.HEAD].head)} if Kind.HEAD in fastest else set()
     return {FIXED, CEILING, ORACLE, *(row.family for row in data_set.rules if (row.rule_name, row.head) in leading)}
 
 
-def _speed(report: Report, data_set: DataSet, ratio: str, styles: Styles) -> go.Figure:
+def _speed(report: Report, data_set: DataSet, ratio: str, styles: Mapping[str, _PlotStyle]) -> go.Figure:
     """Return speed-ups at a ratio by threshold; of several rules with one threshold, of the fastest on dev prompts."""
     figure = _figure("threshold", f"speed-up at ratio {ratio_text(report, ratio)}: times the target alone", 480)
     fixed, main = fastest_by_kind(winners_at(data_set, ratio))[Kind.FIXED], _main_families(data_set, ratio)
@@ -133,7 +124,7 @@ def _named(family: str, style: _PlotStyle, main: set[str]) -> dict[str, Any]:
     return {"name": escape(family), "uid": style.key, "visible": True if family in main else "legendonly"}
 
 
-def _pareto(report: Report, data_set: DataSet, styles: Styles, main: set[str]) -> go.Figure:
+def _pareto(report: Report, data_set: DataSet, styles: Mapping[str, _PlotStyle], main: set[str]) -> go.Figure:
     axes = "discard rate: drafted tokens thrown away per token", "verification rate: forward passes of the target per token"
     figure = _figure(*axes, 540)
     front: list[tuple[float, float]] = []
