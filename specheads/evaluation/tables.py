@@ -92,12 +92,13 @@ def _speed(each: Interval) -> Shown:
 
 def verdict_table(report: Report, answer: Answer) -> Table:
     """Return what there is to choose from at one ratio, the setting to use last."""
-    rows = [*answer.choices.items(), ("best of all", answer.choices[answer.use])]
-    columns: dict[str, Callable[[tuple[str, Choice]], Cell]] = {
+    rows = [(kind.value, kind, choice) for kind, choice in answer.choices.items()]
+    rows.append(("best of all", answer.use, answer.choices[answer.use]))
+    columns: dict[str, Callable[[tuple[str, Kind, Choice]], Cell]] = {
         "": lambda row: _named(row[0]),
-        "speed-up": lambda row: Cell("1.00×", 1.0) if row[0] == Kind.ALONE else estimate_cell(times, row[1].speedup),
-        "over best fixed": lambda row: Cell(None) if row[0] in (Kind.ALONE, Kind.FIXED) else estimate_cell(change, row[1].gain),
-        "setting": lambda row: _named(row[1].name),
+        "speed-up": lambda row: Cell("1.00×", 1.0) if row[1] == Kind.ALONE else estimate_cell(times, row[2].speedup),
+        "over best fixed": lambda row: estimate_cell(change, None if row[1] in (Kind.ALONE, Kind.FIXED) else row[2].gain),
+        "setting": lambda row: _named(row[2].name),
     }
     ratio, doubtful = conclusions.ratio_text(report, answer.ratio), not conclusions.is_trusted(report, answer.ratio)
     return table_of(f"At ratio {ratio}", columns, rows, doubtful=doubtful)

@@ -31,7 +31,8 @@ def _measured(probed: Probed) -> list[tuple[str, str]]:
     costs, live = probed.times.costs, probed.live
     verified = ", ".join(f"{count} {costs.verification[count] / costs.target_seconds:.2f}x" for count in VERIFIED)
     widths = sorted(option.width for option in probed.options if option.width is not None)
-    heads = ", ".join(f"{width} wide {probed.times.share(f'{HEAD}{width}'):+.0%}" for width in widths)
+    shares = {width: probed.times.share(f"{HEAD}{width}") for width in widths}
+    heads = ", ".join(f"{width} wide {f'{share:+.0%}' if share < 1 else 'more than a step'}" for width, share in shares.items())
     survived = " ".join(f"{share:.0%}" for share in probed.survival)
     speed = f"{live.tokens_per_second:,.0f} tokens/s, {live.speedup:.2f}x the target alone"
     lost = [] if probed.unknown is None else [("probability of tokens that the draft never proposes", f"{probed.unknown:.2%}")]

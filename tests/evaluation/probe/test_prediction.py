@@ -118,7 +118,7 @@ def known(**speeds):
 @pytest.mark.parametrize(
     ("speeds", "choice", "command"),
     [
-        ({"fixed": 0.9}, PLAIN, "specheads evaluate head=null"),
+        ({"fixed": 0.9}, PLAIN, "specheads probe model.draft=<another draft>"),
         ({"fixed": 1.5, "logistic": 1.5}, FIXED_NAME, "specheads evaluate head=null"),
         (
             {"fixed": 1.5, "logistic": 1.65},
@@ -129,7 +129,7 @@ def known(**speeds):
         ({"fixed": 1.5, "logistic": 1.6, "head": 1.62}, LOGISTIC, None),
         ({"fixed": 1.5, "logistic": 1.6, "head": 1.7}, f"{HEAD}20", "specheads train head.width=20"),
         ({"fixed": 1.5, "head": 1.6, "better": 1.7}, f"{HEAD}20", "specheads distill"),
-        ({"fixed": 0.8, "better": 0.9}, PLAIN, "specheads evaluate head=null"),
+        ({"fixed": 0.8, "better": 0.9}, PLAIN, "specheads probe model.draft=<another draft>"),
     ],
 )
 def test_the_answer_is_the_simplest_that_nothing_beats(speeds, choice, command):
