@@ -169,11 +169,11 @@ def recommend(setup: Setup, outcome: Outcome, report: Report) -> None:
         except OSError as error:
             logger.warning("nothing could be stored in %s (%s)", folder, error.strerror)
             continue
-        what = "nothing, for another setting was faster"
+        what = "no threshold, for another setting was faster"
         if values is not None:
             verification = f" under {values['verification']} verification" if "verification" in values else ""
             what = f"threshold {values['threshold']:g}, for threshold=auto{verification}"
-        logger.info("%s now recommends %s", folder, what)
+        logger.info("%s now holds %s", folder, what)
 
 
 def recommendations(setup: Setup, outcome: Outcome, report: Report) -> dict[Path, dict[str, Any] | None]:

@@ -56,7 +56,7 @@ def test_batches_of_every_size_are_decoded_reported_and_kept(call, tmp_path, mon
     Draft202012Validator(schema).validate(content)
     assert len(content["batches"][1]["rows"]) == 3
     console = Console(record=True, width=80)
-    print_report(report, console)
+    print_report(report, console, verbose=True)
     text = console.export_text()
     assert "2 at once: 4 requests" in text
     start = text.index("1 at once")

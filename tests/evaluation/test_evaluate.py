@@ -1,6 +1,7 @@
 """An evaluation as a call of the library: no config, no command line."""
 
 import json
+import shlex
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,18 +12,21 @@ import yaml
 from fakes import FewPrompts
 from jsonschema import Draft202012Validator
 
-from specheads import AcceptanceHead, HeadConfig, UserError
-from specheads.commands.evaluate import rule_choices
+import specheads
+from specheads import AcceptanceHead, HeadConfig, UserError, stopping
+from specheads.commands.compose import command_config
+from specheads.commands.evaluate import evaluation_settings, rule_choices
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping import FixedLength
 from specheads.decoding.verification import BlockVerification
 from specheads.evaluation import conclusions, decode, reporting
 from specheads.evaluation import evaluate as evaluation
-from specheads.evaluation.candidates import Candidate
+from specheads.evaluation.candidates import Candidate, RuleChoice, candidates
+from specheads.evaluation.intervals import Interval
 from specheads.evaluation.page import figures
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.replayed_sets import Outcome
-from specheads.evaluation.report import COUNTED, MEASURED, STEPS, Kind
+from specheads.evaluation.report import COUNTED, MEASURED, STEPS, Answer, Choice, Kind, Verdict
 from specheads.evaluation.settings import Evaluation, RecordingSettings
 from specheads.evaluation.sweep import sweep_settings
 from specheads.pair.sampling import Warp
@@ -139,12 +143,46 @@ def test_chosen_rules_are_decoded_under_block_verification_and_dev_prompts_decid
     assert [row.name for row in block] == [f"{row.name} verification=block" for row in drafting]
     assert all(row.family == "block" and row.lossless for row in block)
     assert asked == [row.name for row in report.live] and report.verdict.answer.ratio == MEASURED
-    (used,) = [choice.name for kind, choice in report.verdict.answer.choices.items() if kind == report.verdict.answer.use]
-    assert (
-        used == block[0].name
-        and "verification=block" in report.verdict.command
-        and "BlockVerification()" in report.verdict.python
-    )
+    answer = report.verdict.answer
+    assert answer.choices[answer.use].name == block[0].name and "BlockVerification()" in report.verdict.python
+    settings = typed_settings(report.verdict.command)
+    assert isinstance(settings.verification, BlockVerification) and settings.head is None
+    length = int(block[0].name.split("=")[1].split(")")[0])
+    assert settings.rules["fixed_length"].arguments == {"num_tokens": [2 * length, length]}  # two lengths tell costs apart
+
+
+def typed_settings(command):
+    """The settings of a command line that a report shows."""
+    verb, *words = shlex.split(command)[1:]
+    return evaluation_settings(command_config(verb, ["model=nano", "paths.run=run", *words]))
+
+
+LOGISTIC = {"weights": {"logit_max_prob": 0.5, "bias": -0.25}, "threshold": [0.3], "min_tokens": 1, "max_tokens": 9}
+TYPED = {
+    "fixed_length": RuleChoice(stopping.FixedLength, {"num_tokens": [3]}),
+    "logistic": RuleChoice(stopping.Logistic, LOGISTIC),
+    "confidence": RuleChoice(stopping.Confidence, {"threshold": [0.4], "retune": [False], "max_tokens": 7}),
+    "head_threshold": RuleChoice(stopping.HeadThreshold, {"threshold": [0.6], "min_tokens": None, "max_tokens": 20}),
+}
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_the_command_and_the_python_of_a_report_make_the_setting_to_use(name):
+    head = AcceptanceHead(HeadConfig(8, 0))
+    (rule,) = candidates({name: TYPED[name]}, {"mine": head}, None)
+    choice = Choice(rule.name, Interval(1, 1, 1), None)
+    verdict = Verdict(Answer("10", Kind.FIXED, {Kind.FIXED: choice}, None), [], [], "", None)
+    pair = SimpleNamespace(name="nano", target_id="embedded:nano/target")
+    settings = Evaluation(warp=Warp(0))
+    setup = SimpleNamespace(settings=settings, pair=pair, located_heads={"mine": SimpleNamespace(where="heads/mine")})
+    found = reporting._with_code(setup, Outcome([rule], None), verdict, "specheads evaluate")
+    typed = typed_settings(found.command)
+    given = {key: value for key, value in typed.rules[name].arguments.items() if value is not None}
+    assert given == {key: value for key, value in rule.arguments.items() if value is not None}
+    assert typed.head == ("heads/mine" if name == "head_threshold" else None)
+    made = eval(found.python.split("rule = ")[1].split("\n")[0], {"specheads": specheads, "head": head})
+    assert type(made) is type(rule.live) and made.compile_key == rule.live.compile_key
+    assert vars(made) == vars(rule.live)
 
 
 def test_greedy_drafts_are_not_decoded_under_block_verification(call):
