@@ -83,7 +83,10 @@ def test_evaluate_replays_rules_and_decodes_the_best(folder):
     assert errors[exported.name] == pytest.approx(reported["raw"])
     is_calibrated = load_head(exported).config.calibration is not None
     assert (f"{exported.name}, calibrated" in errors) == is_calibrated
-    assert "nano, ratio 10: the best of each family" in done.stdout and str(report.parent.name) in done.stdout
+    verdict = content["verdict"]
+    used = verdict["answer"]["choices"][verdict["answer"]["use"]]["name"]
+    assert f"Use: {used}" in done.stdout and f"report: {report.with_suffix('.html').relative_to(folder)}" in done.stdout
+    assert "the best of each family" not in done.stdout  # but with verbose=true
     names = {path.name for path in report.parent.iterdir()}
     assert {"report.html", "report.json", "generations.jsonl", "costs.jsonl", "wandb"} <= names
     # Three short responses on a machine that runs tests tell nothing: what they took is doubted, and no threshold is stored.
@@ -113,7 +116,7 @@ def test_rules_of_other_verification_are_decoded(folder):
         "target alone",
         "fixed_length(num_tokens=2)",
         "fixed_length(num_tokens=4)",
-        "head 0.5",
+        "head_threshold(threshold=0.5, max_tokens=20)",
     ]
     assert content["data_sets"] == []
 
