@@ -54,7 +54,8 @@ def main(cfg: DictConfig) -> Report:
         if settings.calibrate:
             _calibrate_again([head.where for head in heads.values()], drafting_pair, settings, data, data_folder)
             heads = located()
-        report = evaluate(pair, heads, settings, data, (data_folder, run), _config_text(cfg), next_command("evaluate"))
+        command = without_home(next_command("evaluate"))
+        report = evaluate(pair, heads, settings, data, (data_folder, run), _config_text(cfg), command)
         print_report(report, verbose=settings.verbose)
         page, numbers = write_report(report, run)
         print(f"numbers: {numbers}\nreport: {page}\nnext: open {page} in a browser")

@@ -112,11 +112,9 @@ def is_trusted(report: Report, ratio: str) -> bool:
 Row = TypeVar("Row", LiveRow, Winner)
 
 
-def kind_of(row: LiveRow | Winner) -> Kind:
-    """Return what a setting is."""
-    if row.family == TARGET:
-        return Kind.ALONE
-    return Kind.FIXED if row.rule_name == FIXED else Kind.HEADLESS if row.head is None else Kind.HEAD
+def _kind_of(row: LiveRow | Winner) -> Kind:
+    kind = Kind.FIXED if row.rule_name == FIXED else Kind.HEADLESS if row.head is None else Kind.HEAD
+    return Kind.ALONE if row.family == TARGET else kind
 
 
 def dev_speed(row: LiveRow | Winner) -> float:
@@ -129,7 +127,7 @@ def fastest_by_kind(rows: Iterable[Row]) -> dict[Kind, Row]:
     found = dict[Kind, Row]()
     usable = [row for row in rows if (row.lossless if isinstance(row, LiveRow) else not row.bound)]
     for row in sorted(usable, key=dev_speed, reverse=True):
-        found.setdefault(kind_of(row), row)
+        found.setdefault(_kind_of(row), row)
     return found
 
 
@@ -146,9 +144,9 @@ def verdict_of(report: Report, uses: Mapping[str, str]) -> Verdict | None:
     main = MEASURED if is_live else preferred(list(answers))
     if main is None:
         return None
-    others = {ratio: answer for ratio, answer in answers.items() if ratio != main}
-    changes = [ratio for ratio, other in others.items() if is_trusted(report, ratio) and other.use != answers[main].use]
-    return Verdict(answers[main], [*others.values()], changes, _rests_on(report, main, is_live, is_tried), _doubt(report))
+    answer = answers.pop(main)
+    changes = [ratio for ratio, other in answers.items() if is_trusted(report, ratio) and other.use != answer.use]
+    return Verdict(answer, [*answers.values()], changes, _rests_on(report, main, is_live, is_tried), _doubt(report))
 
 
 def _answer(ratio: str, rows: Sequence[Row], use: str | None) -> Answer:
