@@ -75,7 +75,7 @@ def test_evaluate_replays_rules_and_decodes_the_best(folder):
     families = {row["family"] for row in content["data_sets"][1]["rules"]}
     assert {"fixed_length", "head_threshold", "head_threshold auto", "online_head", "ceiling", "oracle"} <= families
     assert [row["family"].split()[0] for row in content["live"]][:2] == ["target", "fixed_length"] and len(content["live"]) >= 4
-    assert all(row["replayed_tokens_per_second"] for row in content["live"][1:] if not row["efficiency_gain"])
+    assert all(row["replayed_tokens_per_second"] for row in content["live"][1:] if not row["verification"])
     assert len(list((folder / "data" / "recordings").iterdir())) == 3 and (dev / "predictions" / "ground_truth").is_dir()
     (exported,) = heads(folder)
     errors = {row["predictor"]: row["ece"] for row in content["data_sets"][0]["reliability"]}
@@ -83,7 +83,10 @@ def test_evaluate_replays_rules_and_decodes_the_best(folder):
     assert errors[exported.name] == pytest.approx(reported["raw"])
     is_calibrated = load_head(exported).config.calibration is not None
     assert (f"{exported.name}, calibrated" in errors) == is_calibrated
-    assert "nano, ratio 10: the best of each family" in done.stdout and str(report.parent.name) in done.stdout
+    verdict = content["verdict"]
+    used = verdict["answer"]["choices"][verdict["answer"]["use"]]["name"]
+    assert f"Use: {used}" in done.stdout and f"report: {report.with_suffix('.html').relative_to(folder)}" in done.stdout
+    assert "the best of each family" not in done.stdout  # but with verbose=true
     names = {path.name for path in report.parent.iterdir()}
     assert {"report.html", "report.json", "generations.jsonl", "costs.jsonl", "wandb"} <= names
     # Three short responses on a machine that runs tests tell nothing: what they took is doubted, and no threshold is stored.
@@ -109,7 +112,12 @@ def test_rules_of_other_verification_are_decoded(folder):
     assert done.returncode == 0, done.stderr
     assert "token verification only" in done.stdout + done.stderr
     content = json.loads(max(folder.glob("outputs/evaluate/*/report.json"), key=lambda path: path.stat().st_mtime).read_text())
-    assert [row["name"] for row in content["live"]] == ["target alone", "fixed K=2", "fixed K=4", "head 0.5"]
+    assert [row["name"] for row in content["live"]] == [
+        "target alone",
+        "fixed_length(num_tokens=2)",
+        "fixed_length(num_tokens=4)",
+        "head_threshold(threshold=0.5, max_tokens=20)",
+    ]
     assert content["data_sets"] == []
 
 

@@ -224,7 +224,7 @@ def test_responses_and_prompts_are_text_on_the_page_whatever_they_hold():
 
     def page_with(texts):
         pieces = [[("accepted", text), ("rejected", text), ("target", text)] for text in texts]
-        samples = [TextSample("fixed K=5", text, each) for text, each in zip(texts, pieces, strict=True)]
+        samples = [TextSample("fixed_length(num_tokens=5)", text, each) for text, each in zip(texts, pieces, strict=True)]
         return Tags(html_of(replace(report, texts=samples)))
 
     harmless = [f"harmless {number}" for number in range(len(TEXTS))]

@@ -54,10 +54,11 @@ def main(cfg: DictConfig) -> Report:
         if settings.calibrate:
             _calibrate_again([head.where for head in heads.values()], drafting_pair, settings, data, data_folder)
             heads = located()
-        report = evaluate(pair, heads, settings, data, (data_folder, run), _config_text(cfg))
-        print_report(report)
-        paths = write_report(report, run)
-        print(*paths, f"next: open {paths[0]} in a browser", sep="\n")
+        command = without_home(next_command("evaluate"))
+        report = evaluate(pair, heads, settings, data, (data_folder, run), _config_text(cfg), command)
+        print_report(report, verbose=settings.verbose)
+        page, numbers = write_report(report, run)
+        print(f"numbers: {numbers}\nreport: {page}\nnext: open {page} in a browser")
         if loggers:
             log_report(report, loggers)
     return report

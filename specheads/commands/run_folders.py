@@ -68,10 +68,11 @@ def register_resolver() -> None:
 def _run_key(config: DictConfig) -> str:
     """Return a key of a composed configuration; it does not depend on Hydra's folders, on `resume`, or on where it computes."""
     settings = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
-    settings.pop("resume", None)
-    overrides, ignored = settings.pop("hydra")["overrides"]["task"], {"resume", *(f"trainer.{name}" for name in _WHERE)}
+    overrides, ignored = settings.pop("hydra")["overrides"]["task"], {"resume", "verbose"}
+    settings = {key: value for key, value in settings.items() if key not in ignored}
     if isinstance(trainer := settings.get("trainer"), dict):
         settings["trainer"] = {name: value for name, value in trainer.items() if name not in _WHERE}
+    ignored |= {f"trainer.{name}" for name in _WHERE}
     kept = sorted(override for override in overrides if override.lstrip("+~").split("=")[0] not in ignored)
     return hashlib.sha256(json.dumps([settings, kept], sort_keys=True, default=str).encode()).hexdigest()[:16]
 

@@ -64,8 +64,8 @@ def decode_batches(setup: Setup, outcome: Outcome) -> list[BatchTable]:
     for size, made in requests.items():
         how = f"because {len(prompts)} prompts are too few for them: they are repeated, each time with another seed"
         logger.info("batches of %d: %d requests, %s", size, len(made), "each prompt once" if len(made) == len(prompts) else how)
-    fixed = sorted((each for each in outcome.candidates if each.family == FIXED and each.rule), key=lambda each: each.value or 0)
-    lengths = [each for each in fixed if each.value is not None and each.value <= LONGEST_FIXED] or fixed[:1]
+    fixed = sorted((each for each in outcome.candidates if each.family == FIXED), key=lambda each: each.parameters["num_tokens"])
+    lengths = [each for each in fixed if each.parameters["num_tokens"] <= LONGEST_FIXED] or fixed[:1]
     shared = [rule for rule in best_of_kinds(outcome) if rule.family != FIXED]
     settings = {size: [TARGET_ALONE, best_fixed(setup, lengths, size), *shared] for size in requests}
     total = evaluation.repeats * sum(len(settings[size]) * len(made) for size, made in requests.items())

@@ -13,7 +13,6 @@ from specheads.decoding.step_costs import RuleCosts, StepCosts
 from specheads.decoding.stopping import FixedLength, StoppingRule, logistic_inputs
 from specheads.decoding.verification import VerificationRule
 from specheads.errors import UserError, is_number
-from specheads.evaluation.intervals import Interval, interval
 from specheads.evaluation.report import MEASURED, RuleFields
 from specheads.heads.head import AcceptanceHead
 from specheads.heads.metrics import fit_logistic
@@ -84,11 +83,7 @@ class Candidate(RuleFields):
     parameters: Mapping[str, Any] = field(default_factory=dict)
     ratio: str | None = None  # the cost ratio that it was fitted to; None: it suits all
     verification: VerificationRule | None = None  # None: that of the evaluation
-
-    @property
-    def value(self) -> float | None:
-        """The first of the parameters that are numbers, for plots."""
-        return next((value for value in self.parameters.values() if is_number(value)), None)
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # those of its class, as fitted, without a head
 
     @property
     def step_kind(self) -> str:
@@ -108,7 +103,13 @@ ORACLE_BOUND = Candidate(ORACLE, ORACLE, None, None, rule_name=ORACLE, bound=Tru
 def fixed_length(length: int) -> Candidate:
     """Return a fixed length."""
     rule = FixedLength(length)
-    return Candidate(FIXED, f"fixed K={length}", rule, rule, {"num_tokens": length}, rule_name=FIXED)
+    lengths = {"num_tokens": length}
+    return Candidate(FIXED, typed(FIXED, lengths), rule, rule, lengths, arguments=lengths, rule_name=FIXED)
+
+
+def typed(name: str, values: Mapping[str, Any]) -> str:
+    """Return a rule as it could be typed: the name of its config with values, such as `fixed_length(num_tokens=4)`."""
+    return f"{name}({', '.join(f'{key}={written(value)}' for key, value in values.items())})"
 
 
 @dataclass(frozen=True)
@@ -163,17 +164,6 @@ class CostTable:
         costs = replace(self.costs[ratio], round_seconds=self.of(rule, ratio).round_seconds)
         seconds = resamples @ costs.seconds(counts.drafted, counts.rounds)
         return (resamples @ counts.tokens) / seconds / (self.alone if ratio == MEASURED else 1.0)
-
-    def break_even(
-        self, counts: Counts, resamples: np.ndarray, rule: Candidate, ratio: str, fixed: np.ndarray
-    ) -> Interval | None:
-        """Return the share of a draft step at which a head's rule would be as fast as the best fixed length, `fixed` (R,)."""
-        drafted, uncharged = resamples @ counts.drafted, self.speedup_uncharged(counts, resamples, rule, ratio)
-        if uncharged is None or not drafted.all():
-            return None
-        # What the fixed length takes for as many tokens, less what the rule takes without its head.
-        spare = (resamples @ counts.tokens) / (self.alone if ratio == MEASURED else 1.0) * (1 / fixed - 1 / uncharged)
-        return interval(spare / drafted / self.costs[ratio].draft_seconds)
 
     def for_prompts(self, rule: Candidate, num_prompts: int) -> list[StepCosts]:
         """Return the measured costs of a rule on each of the first prompts, from rounds of other prompts if there are enough."""
@@ -260,13 +250,16 @@ def _family(
         for ratio, arguments in _fitted(cls, {**choice.arguments, **values}, tuning, head, recorded):
             # The values that tell candidates apart, as fitted.
             shown = {key: arguments[key] for key, value in values.items() if len(choices[key]) > 1 or is_number(value)}
-            label = (cls.title(name) + title + ", ".join(map(_written, shown.values()))).strip()
+            named = ({"head": head} if title else {}) | shown
+            if is_number(most := arguments.get("max_tokens")):
+                named["max_tokens"] = most
             yield Candidate(
                 family=f"{name} {title}".strip() + (" auto" if automatic else ""),
-                name=f"{label}{' (auto)' if automatic else ''}{f' at ratio {ratio}' if ratio else ''}",
+                name=typed(name, named),
                 rule=_made(cls, arguments, recorded),
                 live=_made(cls, arguments, live),
                 parameters=shown,
+                arguments=arguments,
                 ratio=ratio,
                 rule_name=name,
                 head=head,
@@ -306,5 +299,8 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _written(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value).lower()
+def written(value: Any) -> str:
+    """Return a value of a rule's argument as a command line takes it."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {written(part)}' for key, part in value.items())}}}"
+    return f"{value:g}" if is_number(value) else "null" if value is None else str(value).lower()

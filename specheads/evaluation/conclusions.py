@@ -1,13 +1,26 @@
-"""The conclusions of a report: which ratios and rules matter, and the key findings and notes as sentences."""
+"""The conclusions of a report: what to use, what that rests on, and further findings as sentences."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from specheads.decoding.records import LARGEST_DRIFT, REMEDY
-from specheads.evaluation.candidates import FIXED, TARGET
+from specheads.evaluation.candidates import FIXED, TARGET, TARGET_ALONE
 from specheads.evaluation.intervals import Interval
-from specheads.evaluation.report import COUNTED, MEASURED, ROUNDS, DataSet, Information, Report, Winner
+from specheads.evaluation.report import (
+    COUNTED,
+    MEASURED,
+    ROUNDS,
+    Answer,
+    Choice,
+    DataSet,
+    Information,
+    Kind,
+    LiveRow,
+    Report,
+    Verdict,
+    Winner,
+)
 
 
 class Shown(NamedTuple):
@@ -46,11 +59,6 @@ def minus(text: str) -> str:
     return text.replace("-", "−")
 
 
-def share_text(share: float) -> str:
-    """Return a cost: 0.125 is 12.5 %."""
-    return minus(f"{share * 100:.3g} %")
-
-
 PREFERRED = "10"  # ratio to begin with where none was measured
 
 
@@ -58,7 +66,6 @@ def ratios_of(report: Report) -> list[str]:
     """Return every ratio that has predictions, the measured one first, or last if it is not to be trusted."""
     ratios = {row.ratio for data_set in report.data_sets for row in data_set.winners}
     ratios |= {ratio for data_set in report.data_sets for row in data_set.rules for ratio in row.speedup}
-    ratios |= {ratio for row in report.bank for ratio in row.speedup}
     measured = -inf if is_trusted(report, MEASURED) else inf
     return sorted(ratios, key=lambda ratio: measured if ratio == MEASURED else float(ratio))
 
@@ -66,6 +73,11 @@ def ratios_of(report: Report) -> list[str]:
 def preferred(ratios: Sequence[str]) -> str | None:
     """Return which of `ratios_of` a reader sees first: the measured one where it is to be trusted."""
     return PREFERRED if PREFERRED in ratios and ratios[0] != MEASURED else next(iter(ratios), None)
+
+
+def first_ratio(report: Report) -> str | None:
+    """Return the ratio that a reader sees first: that of the verdict."""
+    return report.verdict.answer.ratio if report.verdict else preferred(ratios_of(report))
 
 
 def main_data_set(report: Report) -> int | None:
@@ -97,117 +109,138 @@ def is_trusted(report: Report, ratio: str) -> bool:
     return ratio != MEASURED or not report.doubts or (report.basis is not None and report.basis.costs != ROUNDS)
 
 
-def best(winners: Iterable[Winner], head: bool) -> Winner | None:
-    """Return the winner that was fastest on dev prompts, with a head or without; fixed lengths do not count."""
-    rules = [row for row in winners if not row.bound and (row.head is not None) == head and row.family != FIXED]
-    return max(rules, key=lambda row: row.dev_speedup, default=None)
+Row = TypeVar("Row", LiveRow, Winner)
 
 
-def key_findings(report: Report) -> list[str]:
-    """Return the key findings: what to use here, a sentence or two per ratio for the first test data set, batches.
-
-    Live figures are left out where they are not to be trusted.
-    """
-    number, ratios = main_data_set(report), [ratio for ratio in ratios_of(report) if is_trusted(report, ratio)]
-    replayed = [] if number is None else [_replayed(report, report.data_sets[number], ratio) for ratio in ratios]
-    findings = [text for text in replayed if text]
-    use, batches = ([], []) if report.doubts else (_recommendation(report), _batch_findings(report))
-    return [*use, *_basis(report), *findings, *_information(report), *batches, *_drift(report)]
+def _kind_of(row: LiveRow | Winner) -> Kind:
+    kind = Kind.FIXED if row.rule_name == FIXED else Kind.HEADLESS if row.head is None else Kind.HEAD
+    return Kind.ALONE if row.family == TARGET else kind
 
 
-def _basis(report: Report) -> Iterator[str]:
-    """Yield with doubts what is best by replay over the range of costs; and what the answer stands on, where there is one."""
-    basis, number, here = report.basis, main_data_set(report), "For this pair on this machine, use"
-    if basis is None or (report.doubts and not basis.choices):
-        return
-    low, value, high = (f"{ratio:.1f}" for ratio in (basis.ratio.low, basis.ratio.value, basis.ratio.high))
-    if report.doubts and report.recommended is None:
-        first, middle, last = basis.choices
-        yield f"{here} {middle}, if anything: at ratio {low} {first} is best, at {high} {last}, so no threshold was stored."
-    elif report.doubts and number is not None:
-        rows = [row for row in report.data_sets[number].rules if row.name == report.recommended]
-        predicted = [f", predicted to be {times(row.speedup[MEASURED])} as fast as the target alone" for row in rows]
-        yield f"{here} {report.recommended}{''.join(predicted)}: from ratio {low} to {high} nothing else is clearly faster."
-    yield f"The answer stands on {basis.costs}: a forward pass of the target costs {value} draft steps, between {low} and {high}."
+def dev_speed(row: LiveRow | Winner) -> float:
+    """Return a setting's speed-up on dev prompts; on these where it was not tried there."""
+    return row.speedup.value if row.dev_speedup is None else row.dev_speedup
 
 
-def _drift(report: Report) -> Iterator[str]:
-    """Yield which decoded rules expected another number of accepted tokens than there were, and what to do about it."""
+def fastest_by_kind(rows: Iterable[Row]) -> dict[Kind, Row]:
+    """Return the setting of each kind that was the fastest on dev prompts, the fastest of all first; bounds are left out."""
+    found = dict[Kind, Row]()
+    usable = [row for row in rows if (row.lossless if isinstance(row, LiveRow) else not row.bound)]
+    for row in sorted(usable, key=dev_speed, reverse=True):
+        found.setdefault(_kind_of(row), row)
+    return found
+
+
+def verdict_of(report: Report, uses: Mapping[str, str]) -> Verdict | None:
+    """Return what to use: by what was decoded, else by replay; `uses` names by ratio the setting that dev prompts chose."""
+    number, answers = main_data_set(report), dict[str, Answer]()
+    if number is not None:
+        won = {ratio: winners_at(report.data_sets[number], ratio) for ratio in ratios_of(report)}
+        answers = {ratio: _answer(ratio, rows, uses.get(ratio)) for ratio, rows in won.items() if rows}
+    is_tried = not report.doubts and any(row.dev_speedup is not None for row in report.live)
+    is_live = bool(report.live) and (is_tried or not answers)
+    if is_live:
+        answers[MEASURED] = _answer(MEASURED, report.live, uses.get(MEASURED))
+    main = MEASURED if is_live else preferred(list(answers))
+    if main is None:
+        return None
+    answer = answers.pop(main)
+    changes = [ratio for ratio, other in answers.items() if is_trusted(report, ratio) and other.use != answer.use]
+    return Verdict(answer, [*answers.values()], changes, _rests_on(report, main, is_live, is_tried), _doubt(report))
+
+
+def _answer(ratio: str, rows: Sequence[Row], use: str | None) -> Answer:
+    """Return the answer that decoded or replayed settings give; `use` is the name of the one to use, None: the fastest."""
+    fastest = fastest_by_kind(rows)
+    choices = {kind: Choice(row.name, row.speedup, row.gain) for kind, row in fastest.items()}
+    if Kind.ALONE not in choices:
+        fixed = choices[Kind.FIXED].speedup
+        gain = Interval(1 / fixed.value, 1 / fixed.high, 1 / fixed.low)
+        choices[Kind.ALONE] = Choice(TARGET_ALONE.name, Interval(1, 1, 1), gain)
+    order = sorted(choices, key=lambda kind: dev_speed(fastest[kind]) if kind in fastest else 1.0, reverse=True)
+    used, skip = next((kind for kind in order if choices[kind].name == use), order[0]), None
+    if (head := fastest.get(Kind.HEAD)) is not None and used != Kind.HEAD and head.over_headless is not None:
+        other = choices[next(kind for kind in order if kind != Kind.HEAD)].name
+        skip = f"on dev prompts it was not clearly faster than {other}; here it is {change(head.over_headless)} against that"
+    return Answer(ratio, used, {kind: choices[kind] for kind in Kind if kind in choices}, skip)
+
+
+def _rests_on(report: Report, ratio: str, is_live: bool, is_tried: bool) -> str:
+    basis, number = report.basis, main_data_set(report)
+    text = f"Measured here on {report.context.get('num_live_prompts', 'some')} prompts"
+    if not is_live and number is not None:
+        text = f"Replayed at ratio {ratio_text(report, ratio)} on {report.data_sets[number].num_prompts} prompts"
+    name = "" if number is None else f" of {report.data_sets[number].name}"
+    chosen = "chosen on dev prompts" if is_tried or not is_live else "the fastest of these same prompts"
+    if ratio != MEASURED or basis is None:
+        return f"{text}{name}, {chosen}; {counted_text(report, ratio)}."
+    low, value, high = (f"{each:.1f}" for each in (basis.ratio.low, basis.ratio.value, basis.ratio.high))
+    return f"{text}{name}, {chosen}; by {basis.costs} a step of the target costs {value} draft steps [{low}, {high}]."
+
+
+def _doubt(report: Report) -> str | None:
+    """Return in a line why timing is unreliable, with what the range of costs leaves open."""
+    if not report.doubts:
+        return None
+    first, basis = report.doubts[0], report.basis
+    text = f"{first[:1].lower()}{first[1:].rstrip('.')}"
+    if basis is None or len(set(basis.choices)) <= 1:
+        return text
+    low, high, (first, *_, last) = basis.ratio.low, basis.ratio.high, basis.choices
+    return f"{text}; at ratio {low:.1f} {first} is best; at ratio {high:.1f} {last} is best"
+
+
+def use_text(answer: Answer) -> str:
+    """Return how fast the setting to use is: over the target alone, and over the best fixed length."""
+    use, others = answer.choices[answer.use], [kind for kind in answer.choices if kind != Kind.ALONE]
+    if answer.use == Kind.ALONE:
+        if not others:
+            return "Nothing else that was decoded keeps the target's distribution."
+        best = max((answer.choices[kind] for kind in others), key=lambda choice: choice.speedup.value)
+        return f"No setting was clearly faster on dev prompts; here {best.name} is {times(best.speedup)} the target alone."
+    text = f"{times(use.speedup)} the target alone"
+    if answer.use == Kind.FIXED:
+        return f"{text}; no rule is clearly faster than this fixed length." if len(others) > 1 else f"{text}."
+    if use.gain is None:
+        return f"{text}."
+    return f"{text}, {'' if use.gain.high > 1 else 'no gain: '}{change(use.gain)} over the best fixed length."
+
+
+def changes_text(report: Report, verdict: Verdict) -> str:
+    """Return whether another ratio of costs changes the kind of the setting to use."""
+    same = [ratio_text(report, each.ratio) for each in verdict.others if is_trusted(report, each.ratio)]
+    if not verdict.changes:
+        return f"no: at {', '.join(same)} it is the {verdict.answer.use}, too" if same else "not known, no other was replayed"
+    changed = [each for each in verdict.others if each.ratio in verdict.changes]
+    return f"yes: {', '.join(f'at {ratio_text(report, each.ratio)} the {each.use}' for each in changed)}"
+
+
+def used_at(report: Report, ratio: str) -> str | None:
+    """Return the name of the rule to use at a ratio; None where that is not known, or not to be trusted."""
+    answers = [report.verdict.answer, *report.verdict.others] if report.verdict and is_trusted(report, ratio) else []
+    names = (answer.choices[answer.use].name for answer in answers if answer.ratio == ratio)
+    return next((name.partition(" verification=")[0] for name in names), None)
+
+
+def warnings_of(report: Report) -> list[str]:
+    """Return what a reader should know: remarks on the prompts, and predictions that do not hold on them, with the remedy."""
+    drifted = []
     for row in report.live:
         share = row.accepted_over_expected
         if share is not None and (share.low > 1 + LARGEST_DRIFT or share.high < 1 - LARGEST_DRIFT):
-            yield (
+            drifted.append(
                 f"Of the tokens that {row.name} expected to be accepted, {percent(share)} were, so its predictions do not hold "
                 f"on these prompts; {REMEDY if row.head is not None else 'fit it again'}."
             )
+    return [*report.notes, *drifted]
 
 
 def information_text(known: Information) -> str:
     """Return how much of the uncertainty about acceptance can be known, and who explains how much of that."""
-    explained = ", ".join(f"{name} {percent(share)}" for name, share in known.explained.items())
-    return (
-        f"{known.entropy.value:.3f} nats per drafted token, of which {known.noise.value:.3f} are noise and "
-        f"{known.knowable.value:.3f} could be known; of these explain: {explained}"
-    )
-
-
-def _information(report: Report) -> Iterator[str]:
-    number = main_data_set(report)
-    if number is not None and (known := report.data_sets[number].information) is not None:
-        yield f"Uncertainty about acceptance: {information_text(known)}."
-
-
-def _recommendation(report: Report) -> Iterator[str]:
-    """Yield the setting that was fastest on dev prompts with its speed on the decoded ones; where none was tried, the fastest."""
-    rows = [row for row in report.live if row.family != TARGET and row.lossless]
-    fastest = max(rows, key=lambda row: row.speedup.value, default=None)
-    chosen = next((row for row in report.live if row.name == report.recommended), None)
-    row = chosen or fastest
-    if row is None:
-        return
-    speed, faster = f"{row.tokens_per_second.value:,.1f} tokens per second", f"{times(row.speedup)} as fast as the target alone"
-    here = "For this pair on this machine, use"
-    if chosen is None:
-        yield f"Measured: the fastest setting, {row.name}, decodes {speed}, {faster}."
-    elif row.family == TARGET:
-        yield f"{here} the target alone, {speed}: on dev prompts no setting was clearly faster."
-    else:
-        yield f"{here} {row.name}: it decodes {speed}, {faster} (it was the fastest on dev prompts)."
-    if fastest is not None and fastest.speedup.value < 1:
-        text = f"Speculative decoding makes this pair slower here: the best setting, {fastest.name}, reaches "
-        text += f"{fastest.speedup.value:.2f}× of the target alone"
-        if report.costs is not None and report.costs.draft_seconds:
-            text += f", because a forward pass of the target costs only {report.costs.ratio:.1f} draft steps on this machine"
-        yield f"{text}."
-
-
-def _replayed(report: Report, data_set: DataSet, ratio: str) -> str:
-    """Return what the best rules are predicted to be worth at a ratio; nothing without rules."""
-    winners = winners_at(data_set, ratio)
-    head, other = best(winners, head=True), best(winners, head=False)
-    fastest = next((row for row in winners if not row.bound), None)
-    if fastest is not None and fastest.speedup.value <= 1:
-        text = (
-            f"At ratio {ratio_text(report, ratio)}, nothing is predicted to be faster than the target alone: the best setting, "
-        )
-        return f"{text}{fastest.name}, is {times(fastest.speedup)} as fast."
-    first, title = (head, "the head") if head else (other, "the best rule")
-    if first is None:
-        return ""
-    text = f"At ratio {ratio_text(report, ratio)}, {title} ({first.name}) is {times(first.speedup)} as fast as "
-    text += f"the target alone, {change(first.gain)} over the best fixed length"
-    if first.gap_ceiling is not None and first.gap_ceiling.value > 0:
-        text += f", closing {percent(first.gap_ceiling)} of the gap to the informed ceiling"
-    if first.gain.low <= 1 <= first.gain.high:
-        text += " (an interval that includes no gain)"
-    if first.head_share is not None and first.break_even is not None and first.head_share >= first.break_even.value:
-        text += f"; it does not pay for its head, which adds {share_text(first.head_share)} to a draft step and would "
-        even = first.break_even.value
-        text += f"break even at {share_text(even)}" if even > 0 else "not even pay if it added nothing"
-    if head and other:
-        verb = "is faster," if other.speedup.value > head.speedup.value else "reaches"
-        text += f"; without a head, {other.name} {verb} {change(other.gain)}"
-    return f"{text}."
+    shares = {name: percent(share) if share.value > 0 else "nothing" for name, share in known.explained.items()}
+    explained = ", ".join(f"{name} {share}" for name, share in shares.items())
+    text = f"{known.entropy.value:.3f} nats per drafted token, of which {known.noise.value:.3f} are noise"
+    return f"{text} and {known.knowable.value:.3f} could be known; of these explain: {explained}"
 
 
 def counted_text(report: Report, ratio: str) -> str:
@@ -216,37 +249,3 @@ def counted_text(report: Report, ratio: str) -> str:
         return "costs as measured here"
     text = "verifying more tokens costs nothing"
     return f"{text}, heads’ costs are counted from their weights" if report.context.get("heads") else text
-
-
-def live_texts(report: Report) -> list[str]:
-    """Return what is to be said of the decoded settings: the costs of their rounds, and the gain of heads."""
-    texts, fit = [], report.fit
-    if fit is not None:
-        costs = fit.costs
-        how = f"medians of {fit.num_rounds:,} rounds" if fit.num_rounds else "steps timed by themselves"
-        text = f"Measured costs, by {how}: draft step {costs.draft_seconds * 1e3:.2f} ms, "
-        text += f"the target's forward pass {costs.target_seconds * 1e3:.2f} ms and "
-        text += f"{costs.verified_seconds * 1e3:.3f} ms more per drafted token, and "
-        text += f"{costs.round_seconds * 1e3:.2f} ms of overhead per round; ratio {costs.ratio:.2f}"
-        texts = [f"{text}."]
-    gains = [f"{change(gain)} at ratio {ratio_text(report, ratio)}" for ratio, gain in report.gains.items() if gain is not None]
-    if gains:
-        texts.append(f"The live head over the best live fixed length, cross-fitted: {'; '.join(gains)}.")
-    return texts
-
-
-def _batch_findings(report: Report) -> list[str]:
-    """Return up to which size of batches speculation pays here, by all requests' tokens per second of lossless settings."""
-    pays, fails = list[str](), list[str]()
-    for table in report.batches:
-        rows = sorted((row for row in table.rows if row.lossless), key=lambda row: -row.tokens_per_second)
-        first = next(row for row in rows if row.family != TARGET)
-        (pays if first.over_alone > 1 else fails).append(f"{table.concurrency} ({first.over_alone:.2f}×, {first.name})")
-    if not pays and not fails:
-        return []
-    text = f"In batches, the best setting is faster than the target alone with {', '.join(pays)} requests at once"
-    if not pays:
-        text = f"In batches, no setting is faster than the target alone: {', '.join(fails)} requests at once"
-    elif fails:
-        text += f", but not with {', '.join(fails)}"
-    return [f"{text}."]

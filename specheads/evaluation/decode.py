@@ -137,7 +137,8 @@ def decoded_counts(outcome: Outcome, settings: Sequence[Candidate]) -> dict[str,
     """Return by name the replayed counts of the settings that were decoded; those of earlier turns stay as they are."""
     names = {setting.name for setting in settings}
     counts = zip(outcome.candidates, outcome.sets[1].counts, strict=True)
-    return {rule.name: of_rule for rule, of_rule in counts if rule.name in names} | dict(outcome.decoded_counts)
+    here = {rule.name: of_rule for rule, of_rule in counts if rule.name in names and rule.ratio in (None, MEASURED)}
+    return here | dict(outcome.decoded_counts)
 
 
 def _tuned_again(setup: Setup, outcome: Outcome, tuning: Tuning) -> Outcome:
@@ -167,7 +168,7 @@ def under_block(settings: Sequence[Candidate]) -> list[Candidate]:
     """Return the settings that draft, under block verification."""
     rule = BlockVerification()
     return [
-        replace(setting, family=rule.name, name=f"{setting.name}, {rule.label}", verification=rule)
+        replace(setting, family=rule.name, name=f"{setting.name} verification={rule.name}", verification=rule)
         for setting in settings
         if setting.live is not None
     ]

@@ -30,6 +30,7 @@ def evaluate(
     data: PromptData,
     folders: tuple[Path, Path],
     config: str | None = None,
+    command: str = "specheads evaluate",
 ) -> Report:
     """Evaluate stopping rules on the prompts of `data`; return the report, and store the best thresholds in the heads' folders.
 
@@ -37,6 +38,7 @@ def evaluate(
         heads: by name, from `find_heads` or as they are; none: rules without a head.
         folders: the folder of recordings, which other evaluations read again, and the folder of this run, for decoded prompts.
         config: the text of the configuration that the report shows; None: the settings.
+        command: the words that repeat this evaluation, to which the report adds what makes the setting to use.
 
     Raises:
         UserError: a split without prompts; settings with which nothing can be measured.
@@ -51,7 +53,7 @@ def evaluate(
     located = {name: head if isinstance(head, LocatedHead) else LocatedHead(head, f"<{name}>") for name, head in heads.items()}
     setup = Setup(pair, located, settings, data, *folders)
     outcome = _replay_and_decode(setup) if settings.can_replay else _decode_only(setup)
-    report = report_of(setup, outcome, config)
+    report = report_of(setup, outcome, config, command)
     if not settings.any_draft:
         recommend(setup, outcome, report)
     return report
@@ -69,7 +71,6 @@ def _replay_and_decode(setup: Setup) -> Outcome:
     outcome = settle(setup, outcome, tuning, few) if few else outcome
     if few and not outcome.doubts:
         outcome = replace(outcome, tried=tried_on_dev(setup, outcome))
-        logger.info("by dev prompts, use %s", outcome.recommended or "nothing")
     return replace(outcome, batches=decode_batches(setup, outcome)) if settings.concurrency else outcome
 
 

@@ -1,6 +1,6 @@
 """The recorded sets of prompts, the counts of each candidate on them, and the best of each family on dev prompts."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -21,7 +21,7 @@ from specheads.replay.recording import Recorder, Recording, load_recording
 from specheads.replay.replay import Counts, oracle, replay
 from specheads.replay.response_tree import RecordSettings
 
-MAY_BE_SLOWER = 0.05  # the share of resamples in which a setting that is recommended may be slower than the target alone
+MAY_BE_SLOWER = 0.05  # the share of resamples in which a setting that is used may be slower than what asks for less
 A_TIE = 0.02  # the share by which settings must differ in predicted speed for one to be taken in place of the other
 
 
@@ -138,30 +138,23 @@ class Outcome:
         return [float(table.speedup(counts, once, rule, ratio)[0]) for counts, rule in counted]
 
     @property
-    def end_speeds(self) -> list[dict[str, float]]:
-        """By setting its speed-up on dev prompts, at the low end of the range of costs, in the middle, and at the high end."""
-        found = []
-        for table in self.cost_table.ends:
-            rules = zip(self.candidates, self._dev_speeds(table, MEASURED), strict=True)
-            usable = {rule.name: speed for rule, speed in rules if rule.live is not None and rule.ratio in (None, MEASURED)}
-            found.append({TARGET_ALONE.name: 1.0, **usable})
-        return found
-
-    @property
     def choices(self) -> list[str]:
-        """The best setting at each of these, that of the middle where no other is faster by more than A_TIE."""
-        best = [max(speeds, key=speeds.__getitem__) for speeds in self.end_speeds]
+        """The setting to use at the low end of the range of costs, in the middle, and at the high end.
+
+        It is that of the middle where no other is faster by more than A_TIE.
+        """
+        best = [setting_to_use(self._resampled(table, MEASURED), self._heads) for table in self.cost_table.ends]
         return [best[1] if stands else other for other, stands in zip(best, self.stands(best[1]), strict=True)] if best else []
 
     def stands(self, name: str) -> list[bool]:
         """Return at each of these whether no setting is faster than the one of this name by more than A_TIE."""
-        return [speeds[name] >= (1 - A_TIE) * max(speeds.values()) for speeds in self.end_speeds]
+        ends = (self._resampled(table, MEASURED) for table in self.cost_table.ends)
+        return [speeds[name][0] >= (1 - A_TIE) * max(each[0] for each in speeds.values()) for speeds in ends]
 
     @property
-    def middle(self) -> str:
-        """The middle ratio, for tables and figures that show only one."""
-        names = [name for name in self.best if name != MEASURED] or list(self.best)
-        return names[len(names) // 2]
+    def main_ratio(self) -> str:
+        """The measured ratio; where none was measured, the middle one."""
+        return MEASURED if MEASURED in self.best else list(self.best)[len(self.best) // 2]
 
     def best_threshold(self, head: str, ratio: str) -> int | None:
         """Return the number of a head's best threshold at a ratio: a given one if there is one, else the automatic one."""
@@ -174,11 +167,33 @@ class Outcome:
         return [number for number in self.best[ratio].values() if not self.candidates[number].bound]
 
     @property
-    def recommended(self) -> str | None:
-        """The name of the best setting on dev prompts, the target alone where none is clearly faster; None: it is not known."""
-        if self.doubts:
-            return self.choices[0] if len(set(self.choices)) == 1 else None
-        best, alone = max(self.tried, key=lambda name: self.tried[name][0], default=None), self.tried.get(TARGET_ALONE.name)
-        if best is None or alone is None or np.mean(self.tried[best] <= alone) <= MAY_BE_SLOWER:
-            return best
-        return TARGET_ALONE.name
+    def uses(self) -> dict[str, str]:
+        """By ratio the setting to use by dev prompts: of those tried there at the measured ratio, else by replay."""
+        found = {ratio: setting_to_use(self._resampled(self.cost_table, ratio), self._heads) for ratio in self.best}
+        return found | ({MEASURED: setting_to_use(self.tried, self._heads)} if self.tried and not self.doubts else {})
+
+    @property
+    def _heads(self) -> set[str]:
+        """The names of the settings with a head."""
+        return {each.name for each in (*self.candidates, *(m.setting for m in self.measured)) if each.head is not None}
+
+    def _resampled(self, table: CostTable, ratio: str) -> dict[str, np.ndarray]:
+        """Return by setting its speed-ups (1 + R,) on dev prompts, resampled alike."""
+        dev, resamples = self.sets[0], self.sets[0].resamples
+        return {TARGET_ALONE.name: np.ones(len(resamples))} | {
+            rule.name: table.speedup(counts, resamples, rule, ratio)
+            for rule, counts in zip(self.candidates, dev.counts, strict=True)
+            if rule.live is not None and rule.ratio in (None, ratio)
+        }
+
+
+def setting_to_use(speeds: Mapping[str, np.ndarray], heads: Collection[str]) -> str:
+    """Return the fastest setting by `speeds` (1 + R,) on dev prompts, resampled alike, that is clearly worth what it asks for.
+
+    One of `heads` must be clearly faster than the fastest that needs no head, and any setting than the target alone.
+    """
+    best = max(speeds, key=lambda name: speeds[name][0])
+    if best in heads:
+        other = max((name for name in speeds if name not in heads), key=lambda name: speeds[name][0])
+        best = best if np.mean(speeds[best] <= speeds[other]) <= MAY_BE_SLOWER else other
+    return best if np.mean(speeds[best] <= speeds[TARGET_ALONE.name]) <= MAY_BE_SLOWER else TARGET_ALONE.name

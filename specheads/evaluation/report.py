@@ -7,6 +7,7 @@ step, and the verification of more drafted tokens nothing.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from enum import StrEnum
 from typing import Any
 
 from specheads.decoding.step_costs import StepCosts
@@ -15,6 +16,15 @@ from specheads.replay.cost import CostFit
 
 MEASURED = "measured"
 ROUNDS, STEPS, COUNTED = "measured rounds", "step times", "counted costs"  # what a choice can stand on
+
+
+class Kind(StrEnum):
+    """What a setting is, for a reader who chooses."""
+
+    ALONE = "target alone"
+    FIXED = "best fixed length"
+    HEADLESS = "best without training"
+    HEAD = "head"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +51,6 @@ class LiveRow(RuleFields):
 
     name: str
     family: str
-    value: float | None
     tokens_per_second: Interval
     speedup: Interval
     discard_rate: Interval
@@ -49,14 +58,15 @@ class LiveRow(RuleFields):
     block_efficiency: float
     acceptance_rate: float | None
     milliseconds: Mapping[str, float]  # p50, p90, p99
-    predicted_tokens_per_second: float | None  # its own counts at the fitted costs; None for the target alone
     # From replayed counts and the measured costs of its rounds; None where it was not replayed.
     replayed_tokens_per_second: float | None
     lossless: bool  # whether the output follows the target's distribution
-    efficiency_gain: Interval | None  # block efficiency over that of the same rule under the sweep's verification rule, a ratio
     verification: str | None = None  # the name of its verification rule; None: that of the sweep
     # Accepted tokens over those that the rule expected, 1 if its predictions hold here; None where it expects no number.
     accepted_over_expected: Interval | None = None
+    dev_speedup: float | None = None  # the speed-up on dev prompts, by which settings are compared; None where it was not tried
+    gain: Interval | None = None  # speed over that of the best fixed length, a ratio; None where none was decoded
+    over_headless: Interval | None = None  # the same over the best setting without a head; None without a head
 
 
 @dataclass(frozen=True)
@@ -95,7 +105,6 @@ class RuleRow(RuleFields):
     family: str  # the best of a family is chosen; named like a file in conf/stopping, and the head where there are several
     name: str
     parameters: Mapping[str, Any]  # those that are swept
-    value: float | None  # the first of them, for plots
     discard_rate: Interval
     verification_rate: Interval
     block_efficiency: float
@@ -113,11 +122,10 @@ class Winner(RuleFields):
     speedup: Interval
     gain: Interval  # speed-up over that of the best fixed length, a ratio
     gap_ceiling: Interval | None  # share of the way from the best fixed length to the informed ceiling
-    gap_oracle: Interval | None  # the same to the oracle, which knows every outcome
     dev_speedup: float = 0.0  # the speed-up on dev prompts, by which families are compared
     head_share: float | None = None  # the cost of its head as a share of a draft step; the speed-up counts it
-    break_even: Interval | None = None  # the share at which it would be as fast as the best fixed length
     gain_uncharged: Interval | None = None  # the gain if its head cost nothing; None without a head
+    over_headless: Interval | None = None  # speed-up over that of the best rule without a head; None without a head
 
 
 @dataclass(frozen=True)
@@ -176,21 +184,6 @@ class DataSet:
 
 
 @dataclass(frozen=True)
-class BankRow:
-    """One head of several, calibrated, with its best threshold at each ratio: chosen on dev prompts, reported on test prompts."""
-
-    head: str
-    auroc: float
-    kl: Mapping[str, float]  # nats, of calibrated predictions, by reported set of prompts
-    ece: float
-    speedup: Mapping[str, Interval]
-    threshold: Mapping[str, float | None]
-    head_share: Mapping[str, float | None]  # the head's cost as a share of a draft step, at each ratio
-    # By ratio, the share at which it would be as fast as the best fixed length.
-    break_even: Mapping[str, Interval | None] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Basis:
     """What the choice of a setting stands on, and what is best over the range of costs that it leaves."""
 
@@ -200,24 +193,49 @@ class Basis:
 
 
 @dataclass(frozen=True)
-class Report:
-    """A whole evaluation.
+class Choice:
+    """One setting to compare, on the reported prompts."""
 
-    `gains` are those of the live head over the best live fixed length, by ratio, cross-fitted.
-    """
+    name: str
+    speedup: Interval
+    gain: Interval | None  # over the best fixed length, a ratio; None where there is none
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What to use at one ratio, next to the fastest setting of each kind on dev prompts."""
+
+    ratio: str
+    use: Kind
+    choices: Mapping[Kind, Choice]
+    skip_head: str | None  # why a head is not worth it; None where it is, or where there is none
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What to use, and what that rests on."""
+
+    answer: Answer
+    others: Sequence[Answer]  # by replay at the other ratios
+    changes: Sequence[str]  # those of these ratios at which another kind of setting is to be used
+    rests_on: str
+    doubt: str | None  # why timing was unreliable
+    command: str | None = None  # makes the setting and evaluates it; None for the target alone
+    python: str | None = None  # decodes with it
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole evaluation."""
 
     context: Mapping[str, Any]
     fit: CostFit | None  # what was fitted to decoded rounds
     doubts: Sequence[str] = field(default_factory=list)  # why live figures are not to be trusted; empty if they are
     live: Sequence[LiveRow] = field(default_factory=list)
-    gains: Mapping[str, Interval | None] = field(default_factory=dict)
     data_sets: Sequence[DataSet] = field(default_factory=list)
-    bank: Sequence[BankRow] = field(default_factory=list)
     batches: Sequence[BatchTable] = field(default_factory=list)  # empty unless numbers of rows were asked for
     texts: Sequence[TextSample] = field(default_factory=list)  # texts of the first set of test prompts
-    # The best setting on dev prompts: of those decoded the fastest there, or with doubts the one that is best by replay over the
-    # whole range of the basis. None where neither is known.
-    recommended: str | None = None
+    verdict: Verdict | None = None  # None where nothing was replayed or decoded
     notes: Sequence[str] = field(default_factory=list)  # what the reader should know, such as that a simple rule beats the head
     basis: Basis | None = None  # None where nothing was decoded, or no draft is run
 

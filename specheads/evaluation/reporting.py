@@ -2,9 +2,9 @@
 
 import json
 import logging
-from collections.abc import Iterable, Sequence
+import shlex
+from collections.abc import Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,45 +12,41 @@ import torch
 import yaml
 from rich.console import Console
 
+from specheads.decoding import stopping
 from specheads.decoding.stopping import HeadThreshold
 from specheads.decoding.verification import TokenVerification
-from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate
-from specheads.evaluation.conclusions import key_findings, live_texts, preferred, ratios_of, winners_at
+from specheads.evaluation import conclusions
+from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate, written
 from specheads.evaluation.head_folders import store_in_config
 from specheads.evaluation.information import information
 from specheads.evaluation.intervals import Interval, interval
 from specheads.evaluation.replayed_sets import Outcome
-from specheads.evaluation.report import COUNTED, MEASURED, ROUNDS, STEPS, Basis, LiveRow, Report, TextSample
-from specheads.evaluation.rows import bank, data_set, gain_over_fixed, live_rows, reliability, text_samples
+from specheads.evaluation.report import COUNTED, MEASURED, ROUNDS, STEPS, Basis, LiveRow, Report, TextSample, Verdict
+from specheads.evaluation.rows import data_set, live_rows, reliability, text_samples
 from specheads.evaluation.setup import Setup, device_name, load_average, versions
-from specheads.evaluation.tables import bank_table, batch_table, live_table, terminal, winners_table
+from specheads.evaluation.tables import Table, batch_table, fastest_of, live_table, terminal, verdict_table, winners_table
 from specheads.pair.pair import Pair
 from specheads.replay.replay import recorded_head, replay
 from specheads.storage.files import without_home, write_json, write_whole
 
-NUM_OTHERS = 2  # rules without a head whose drafts are shown in detail
-
 logger = logging.getLogger(__name__)
 
 
-def report_of(setup: Setup, outcome: Outcome, config: str | None = None) -> Report:
-    """Return the report; `config` is the text of the configuration, None: the settings."""
+def report_of(setup: Setup, outcome: Outcome, config: str | None = None, command: str = "specheads evaluate") -> Report:
+    """Return the report; `config` is the text of the configuration, None: the settings, `command` the words of its command."""
     measured, cost_table = outcome.measured, outcome.cost_table
-    live, gains = list[LiveRow](), dict[str, Interval | None]()
+    live = list[LiveRow]()
     if measured:
-        groups = setup.prompts.decoded.groups
-        live = live_rows(measured, cost_table, setup.settings.verification.lossless, groups, _replayed_speeds(setup, outcome))
-        ratios = [MEASURED] if outcome.best else cost_table.costs  # the winners at the measured ratio are not those of others
-        gains = {ratio: gain_over_fixed(measured, partial(cost_table.of, ratio=ratio), groups) for ratio in ratios}
+        groups, speeds = setup.prompts.decoded.groups, (_replayed_speeds(setup, outcome), outcome.tried)
+        live = live_rows(measured, setup.settings.verification.lossless, groups, *speeds)
     heads = {name: recorded_head(head) for name, head in setup.heads.items()}
     sets = outcome.sets if outcome.best else []
-    return Report(
+    report = Report(
         context=context_of(setup, config, num_decoded=len(measured[0].stats) if measured else 0),
         fit=cost_table.fit,
         doubts=outcome.doubts,
         basis=basis_of(outcome),
         live=live,
-        gains=gains,
         data_sets=[
             replace(
                 data_set(each, outcome),
@@ -59,12 +55,43 @@ def report_of(setup: Setup, outcome: Outcome, config: str | None = None) -> Repo
             )
             for each in sets
         ],
-        bank=bank(heads, sets[1:], outcome) if sets and len(heads) > 1 else [],
         batches=outcome.batches,
-        texts=_texts(setup.pair, outcome) if sets else [],
-        recommended=outcome.recommended,
         notes=setup.prompts.notes(),
     )
+    if (verdict := conclusions.verdict_of(report, outcome.uses)) is None:
+        return report
+    texts = _texts(setup.pair, outcome, verdict) if sets else []
+    return replace(report, verdict=_with_code(setup, outcome, verdict, command), texts=texts)
+
+
+def _with_code(setup: Setup, outcome: Outcome, verdict: Verdict, command: str) -> Verdict:
+    """Return the verdict with the command that makes its setting, and with Python that decodes with it."""
+    name, settings = verdict.answer.choices[verdict.answer.use].name, setup.settings
+    known = [*(each.setting for each in outcome.measured), *outcome.candidates]
+    rule = next((each for each in known if each.name == name and each.rule_name), None)
+    if rule is None or not settings.can_replay:  # the target alone; or other drafts, which the command line names
+        return verdict
+    cls, located = type(rule.live), setup.located_heads.get(rule.head or "")
+    values = {key: value for key, value in rule.arguments.items() if value is not None}
+    words = [f"stopping=[{','.join(dict.fromkeys((FIXED, rule.rule_name)))}]"]
+    # Decoding tells costs apart by two lengths.
+    tried = {"num_tokens": f"[{2 * k},{k}]"} if rule.verification and (k := values.get("num_tokens")) else {}
+    words += [f"stopping.{rule.rule_name}.{key}={tried.get(key, written(value))}" for key, value in values.items()]
+    words += [f"head={without_home(located.where)}"] if located else ["head=null"]
+    if rule.verification:  # decoded, for a recording predicts token verification only
+        words += [f"verification={rule.verification.name}", f"live_rules=[{rule.rule_name}]"]
+    made = ", ".join(["head"] * bool(located) + [f"{key}={value!r}" for key, value in values.items()])
+    pair, warp = setup.pair, ", ".join(f"{key}={value!r}" for key, value in settings.warp.values().items())
+    ids = repr(pair.name) if pair.target_id.startswith("embedded:") else f"draft={pair.draft_id!r}, target={pair.target_id!r}"
+    place = "specheads.stopping." if hasattr(stopping, cls.__name__) else ""
+    lines = ["import specheads", *([] if place else [f"from {cls.__module__} import {cls.__name__}"])]
+    lines += ["", f"pair = specheads.load_pair({ids})"]
+    lines += [f"head = specheads.load_head({without_home(located.where)!r})"] if located else []
+    lines += [f"rule = {place}{cls.__name__}({made})", f"warp = specheads.Warp({warp})"]
+    more = f", verification=specheads.verification.{type(rule.verification).__name__}()" if rule.verification else ""
+    lines += [f"decoder = specheads.SpeculativeDecoder(pair, stopping=rule, warp=warp{more})"]
+    lines += [f'print(decoder.generate("def mean(values):", max_new_tokens={settings.max_new_tokens}).text)']
+    return replace(verdict, command=f"{command} {shlex.join(words)}", python="\n".join(lines))
 
 
 def basis_of(outcome: Outcome) -> Basis | None:
@@ -93,17 +120,13 @@ def _replayed_speeds(setup: Setup, outcome: Outcome) -> dict[str, float]:
     return speeds
 
 
-def _texts(pair: Pair, outcome: Outcome) -> list[TextSample]:
-    """Return responses in pieces by the best fixed length, the best rule with a head, and the best ones without."""
-    rules, ratio, recording = outcome.candidates, outcome.middle, outcome.sets[1].recording
-    order = sorted(outcome.achievable(ratio), key=lambda number: -outcome.speeds[ratio][number])
-    others = [number for number in order if rules[number].family != FIXED]
-    shown = [number for number in order if rules[number].family == FIXED]
-    shown += [number for number in others if rules[number].head is not None][:1]
-    shown += [number for number in others if rules[number].head is None][:NUM_OTHERS]
-    replays = replay(recording, [rule for number in shown if (rule := rules[number].rule)])
-    walked = zip(shown, replays, strict=True)
-    return [sample for number, rounds in walked for sample in text_samples(pair, recording, rules[number], rounds)]
+def _texts(pair: Pair, outcome: Outcome, verdict: Verdict) -> list[TextSample]:
+    """Return responses in pieces, as each setting that there is to choose from drafts them."""
+    names = {choice.name.partition(" verification=")[0] for choice in verdict.answer.choices.values()}
+    rules = {rule.name: rule for rule in outcome.candidates if rule.name in names}.values()
+    recording, drafting = outcome.sets[1].recording, [rule.rule for rule in rules if rule.rule is not None]
+    walked = zip(rules, replay(recording, drafting), strict=True)
+    return [sample for rule, rounds in walked for sample in text_samples(pair, recording, rule, rounds)]
 
 
 def context_of(setup: Setup, config: str | None = None, num_decoded: int = 0) -> dict[str, Any]:
@@ -146,11 +169,11 @@ def recommend(setup: Setup, outcome: Outcome, report: Report) -> None:
         except OSError as error:
             logger.warning("nothing could be stored in %s (%s)", folder, error.strerror)
             continue
-        if values is None:
-            logger.info("%s now recommends nothing, for another setting was faster", folder)
-        else:
+        what = "no threshold, for another setting was faster"
+        if values is not None:
             verification = f" under {values['verification']} verification" if "verification" in values else ""
-            logger.info("%s now recommends threshold %g, for threshold=auto%s", folder, values["threshold"], verification)
+            what = f"threshold {values['threshold']:g}, for threshold=auto{verification}"
+        logger.info("%s now holds %s", folder, what)
 
 
 def recommendations(setup: Setup, outcome: Outcome, report: Report) -> dict[Path, dict[str, Any] | None]:
@@ -168,7 +191,7 @@ def recommendations(setup: Setup, outcome: Outcome, report: Report) -> dict[Path
         of_head = [setting for setting in tried if isinstance(setting.live, HeadThreshold) and setting.head == name]
         if of_head:
             recommended[Path(located.where)] = _tried(outcome, report, of_head, [each for each in tried if each not in of_head])
-        elif (number := outcome.best_threshold(name, _ratio(outcome))) is not None:
+        elif (number := outcome.best_threshold(name, outcome.main_ratio)) is not None:
             recommended[Path(located.where)] = _replayed(outcome, report, number)
     return recommended
 
@@ -191,7 +214,7 @@ def _tried(outcome: Outcome, report: Report, of_head: Sequence[Candidate], other
 
 def _replayed(outcome: Outcome, report: Report, number: int) -> dict[str, Any] | None:
     """Return a candidate's threshold with its predicted speed-up; None if another setting is faster, empty if that is open."""
-    ratio, rule = _ratio(outcome), outcome.candidates[number].live
+    ratio, rule = outcome.main_ratio, outcome.candidates[number].live
     assert isinstance(rule, HeadThreshold)
     speeds, speedup = outcome.speeds[ratio], report.data_sets[1].rules[number].speedup[ratio].value
     stands = {speeds[number] > speeds[outcome.best[ratio][FIXED]] and speedup > 1}
@@ -200,10 +223,6 @@ def _replayed(outcome: Outcome, report: Report, number: int) -> dict[str, Any] |
     if stands == {True}:
         return _values(rule) | {"predicted_speedup": speedup}
     return None if stands == {False} else {}
-
-
-def _ratio(outcome: Outcome) -> str:
-    return MEASURED if MEASURED in outcome.best else outcome.middle
 
 
 def _values(rule: HeadThreshold) -> dict[str, Any]:
@@ -226,26 +245,37 @@ def write_page(folder: Path, name: str, html: str, content: Any) -> list[Path]:
     return written
 
 
-def print_report(report: Report, console: Console | None = None) -> None:
-    """Print the tables of a report, at the measured costs and at the ratio that the page shows first, and what it found."""
-    console, every = console or Console(), ratios_of(report)
-    ratios = [ratio for ratio in every if ratio in (MEASURED, preferred(every))]
-    tests = [data for data in report.data_sets if data.role == "test"]
-    tables = [winners_table(report, data, ratio) for data in tests for ratio in ratios if winners_at(data, ratio)]
-    tables += [bank_table(report, ratio) for ratio in ratios if report.bank]
-    tables += [live_table(report)] if report.live else []
-    tables += [batch_table(report, batches) for batches in report.batches]
+def print_report(report: Report, console: Console | None = None, verbose: bool = False) -> None:
+    """Print what to use and what that rests on; with `verbose`, all tables of the test prompts before it."""
+    console = console or Console()
 
-    def say(texts: Iterable[str], style: str = "") -> None:
+    def say(*texts: str, style: str = "") -> None:
         for text in texts:
             console.print(text, highlight=False, markup=False, style=style)
 
-    say(report.doubts, "bold")
-    for table in tables:
-        for part in terminal(table, console.width, "dim" if table.doubtful else ""):
-            console.print(part)
-    say(live_texts(report), "dim" if report.doubts else "")
-    say([*key_findings(report), *report.notes])
+    def show(*tables: Table) -> None:
+        for table in tables:
+            for part in terminal(table, console.width, "dim" if table.doubtful else ""):
+                console.print(part)
+
+    tests, ratios = [data for data in report.data_sets if data.role == "test"], conclusions.ratios_of(report)
+    if verbose:
+        show(*(winners_table(report, data, ratio) for data in tests for ratio in ratios if conclusions.winners_at(data, ratio)))
+        say(*(f"{data.name}: {conclusions.information_text(data.information)}." for data in tests if data.information))
+        show(*([live_table(report)] if report.live else []), *(batch_table(report, batches) for batches in report.batches))
+        say(*report.doubts)
+    if (verdict := report.verdict) is not None:
+        answer = verdict.answer
+        say(f"Use: {answer.choices[answer.use].name}", style="bold")
+        say(conclusions.use_text(answer), verdict.rests_on)
+        say(*([f"Timing unreliable here: {verdict.doubt}."] if verdict.doubt else []))
+        show(verdict_table(report, answer))
+        say(*([f"Skip the head: {answer.skip_head}."] if answer.skip_head else []))
+        say(f"Another ratio changes the winner: {conclusions.changes_text(report, verdict)}.")
+    for batches in [] if report.doubts else report.batches:
+        row = fastest_of(batches)
+        say(f"{batches.concurrency} requests at once: {row.name}, {row.over_alone:.2f}× the target alone.")
+    say(*conclusions.warnings_of(report))
 
 
 def log_report(report: Report, loggers: Sequence[Any]) -> None:

@@ -1,19 +1,19 @@
 """The rows of a report: what was decoded, the best replayed rule of each family, heads compared, and rounds in detail."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from specheads.decoding.step_costs import StepCosts
-from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, Candidate, CostTable
-from specheads.evaluation.intervals import Groups, Interval, cross_fitted_gain, interval, milliseconds, resample_counts, sums
+from specheads.evaluation.candidates import CEILING, FIXED, TARGET_ALONE, Candidate
+from specheads.evaluation.conclusions import fastest_by_kind
+from specheads.evaluation.intervals import Groups, Interval, interval, milliseconds, resample_counts, sums
 from specheads.evaluation.replayed_sets import Outcome, RecordedSet
-from specheads.evaluation.report import BankRow, DataSet, LiveRow, Reliability, RuleRow, TextSample, Winner, rule_fields
+from specheads.evaluation.report import DataSet, Kind, LiveRow, Reliability, RuleRow, TextSample, Winner, rule_fields
 from specheads.evaluation.sweep import Measured
 from specheads.heads.calibration import IndexCalibration, in_rounds
-from specheads.heads.metrics import auroc, binary_kl, calibration
+from specheads.heads.metrics import auroc, calibration
 from specheads.pair.pair import Pair
 from specheads.replay.recording import Recording
 from specheads.replay.replay import RecordedHead, Replayed, head_logits
@@ -23,23 +23,22 @@ NUM_TEXTS = 3  # responses whose rounds are shown in color
 
 
 def live_rows(
-    measured: Sequence[Measured], cost_table: CostTable, lossless: bool, groups: Groups, replayed: Mapping[str, float]
+    measured: Sequence[Measured],
+    lossless: bool,
+    groups: Groups,
+    replayed: Mapping[str, float],
+    tried: Mapping[str, np.ndarray],
 ) -> list[LiveRow]:
-    """Return a row for every setting that was decoded, the target alone first; `replayed` are tokens per second by setting."""
+    """Return a row for every setting that was decoded, the target alone first.
+
+    `replayed` are tokens per second by setting, and `tried` those (1 + R,) on dev prompts.
+    """
     resamples = resample_counts(groups)
     totals = [sums(each.stats, resamples) for each in measured]
     alone = totals[0].tokens_per_second
-    plain = {
-        id(each.setting.live): total for each, total in zip(measured, totals, strict=True) if each.setting.verification is None
-    }
     rows = []
     for each, total in zip(measured, totals, strict=True):
-        setting, other, predicted = each.setting, each.setting.verification, None
-        if setting.live is not None:
-            costs = cost_table.for_prompts(setting, len(each.stats))
-            seconds = {cost: each.predicted_seconds(cost) for cost in dict.fromkeys(costs)}
-            by_prompt = [float(seconds[cost][prompt]) for prompt, cost in enumerate(costs)]
-            predicted = sum(part.num_tokens for part in each.stats) / sum(by_prompt)
+        setting, other = each.setting, each.setting.verification
         expected = [part.num_expected for part in each.stats]
         accepted = None
         if None not in expected and any(expected):
@@ -48,35 +47,29 @@ def live_rows(
         row = LiveRow(
             name=setting.name,
             family=setting.family,
-            value=setting.value,
             tokens_per_second=interval(total.tokens_per_second),
             speedup=interval(total.tokens_per_second / alone),
             **total.rates(),
             milliseconds=milliseconds(each.token_seconds),
-            predicted_tokens_per_second=predicted,
             replayed_tokens_per_second=replayed.get(setting.name),
             lossless=setting.live is None or (other.lossless if other else lossless),
-            efficiency_gain=interval(plain[id(setting.live)].verification_rate / total.verification_rate) if other else None,
             verification=other.name if other else None,
             **rule_fields(setting),
             accepted_over_expected=accepted,
+            dev_speedup=tried[setting.name][0] / tried[TARGET_ALONE.name][0] if setting.name in tried else None,
         )
         rows.append(row)
-    return rows
-
-
-def gain_over_fixed(measured: Sequence[Measured], costs_of: Callable[[Candidate], StepCosts], groups: Groups) -> Interval | None:
-    """Return the predicted throughput with a head over that of the best fixed length, a ratio; None unless both were decoded."""
-    families: list[list[Any]] = [[], []]  # fixed lengths and heads: the tokens and seconds of each prompt
-    for each in measured:
-        setting = each.setting
-        if setting.verification is None and (setting.rule_name == FIXED or setting.head is not None):
-            numbers = [part.num_tokens for part in each.stats], each.predicted_seconds(costs_of(setting))
-            families[setting.head is not None].append(numbers)
-    if not all(families) or len(set(groups)) < 4:
-        return None
-    fixed, head = (np.array(family, dtype=float) for family in families)
-    return cross_fitted_gain(head, fixed, groups)
+    speeds = {row.name: total.tokens_per_second for row, total in zip(rows, totals, strict=True)}
+    fastest = fastest_by_kind(rows)
+    fixed, headless = fastest.get(Kind.FIXED), next(row for kind, row in fastest.items() if kind != Kind.HEAD)
+    return [
+        replace(
+            row,
+            gain=interval(speeds[row.name] / speeds[fixed.name]) if fixed else None,
+            over_headless=interval(speeds[row.name] / speeds[headless.name]) if row.head is not None else None,
+        )
+        for row in rows
+    ]
 
 
 def data_set(replayed: RecordedSet, outcome: Outcome) -> DataSet:
@@ -91,7 +84,6 @@ def data_set(replayed: RecordedSet, outcome: Outcome) -> DataSet:
             family=rule.family,
             name=rule.name,
             parameters=dict(rule.parameters),
-            value=rule.value,
             **sums(counts, resamples).rates(),
             speedup={ratio: interval(speeds[ratio][number]) for ratio in cost_table.costs if rule.ratio in (None, ratio)},
             **rule_fields(rule),
@@ -104,13 +96,13 @@ def data_set(replayed: RecordedSet, outcome: Outcome) -> DataSet:
 
 
 def _winners(replayed: RecordedSet, outcome: Outcome, ratio: str, speeds: Sequence[np.ndarray]) -> list[Winner]:
-    """Return the best of each family at one ratio, and the fixed length that is best on this set, by `speeds` (1 + R,) of all."""
+    """Return the best of each family at one ratio, by `speeds` (1 + R,) of all."""
     choice, resamples = outcome.best[ratio], replayed.resamples
-    ceiling, oracle = (speeds[choice[family]] if family in choice else None for family in (CEILING, ORACLE))
-    fixed, chosen = speeds[choice[FIXED]], list(choice.items())
-    lengths = [number for number, candidate in enumerate(outcome.candidates) if candidate.family == FIXED]
-    chosen.insert(1, (f"{FIXED} in hindsight", max(lengths, key=lambda number: speeds[number][0])))
-    named = [(family, number, outcome.candidates[number]) for family, number in chosen]
+    ceiling = speeds[choice[CEILING]] if CEILING in choice else None
+    fixed, dev_speeds = speeds[choice[FIXED]], outcome.speeds[ratio]
+    unaided = [number for number in outcome.achievable(ratio) if outcome.candidates[number].head is None]
+    headless = speeds[max(unaided, key=dev_speeds.__getitem__)] if max(dev_speeds[each] for each in unaided) > 1 else 1.0
+    named = [(family, number, outcome.candidates[number]) for family, number in choice.items()]
     uncharged = {
         number: outcome.cost_table.speedup_uncharged(replayed.counts[number], resamples, rule, ratio) for _, number, rule in named
     }
@@ -122,12 +114,11 @@ def _winners(replayed: RecordedSet, outcome: Outcome, ratio: str, speeds: Sequen
             speedup=interval(speeds[number]),
             gain=interval(speeds[number] / fixed),
             gap_ceiling=_gap(speeds[number], fixed, ceiling),
-            gap_oracle=_gap(speeds[number], fixed, oracle),
-            dev_speedup=float(outcome.speeds[ratio][number]),
+            dev_speedup=float(dev_speeds[number]),
             head_share=outcome.cost_table.head_share(rule, ratio),
-            break_even=outcome.cost_table.break_even(replayed.counts[number], resamples, rule, ratio, fixed),
             gain_uncharged=None if (speed := uncharged[number]) is None else interval(speed / fixed),
-            **(rule_fields(rule) | {"bound": rule.bound or family != rule.family}),
+            over_headless=interval(speeds[number] / headless) if rule.head is not None else None,
+            **rule_fields(rule),
         )
         for family, number, rule in named
     ]
@@ -138,37 +129,6 @@ def _gap(speeds: np.ndarray, fixed: np.ndarray, best: np.ndarray | None) -> Inte
     if best is None or min((ratio := interval(best / fixed)).value, ratio.low) < 1 + LEAST_GAP:
         return None
     return interval((speeds - fixed) / np.maximum(best - fixed, LEAST_GAP / 10 * fixed))
-
-
-def bank(heads: Mapping[str, RecordedHead], reported: Sequence[RecordedSet], outcome: Outcome) -> list[BankRow]:
-    """Return the heads of a bank, the fastest first at the middle ratio; all but the KL is of the first reported set."""
-    test, table, rows = reported[0], outcome.cost_table, []
-    resamples = test.resamples
-    for name, head in heads.items():
-        best = {ratio: number for ratio in outcome.best if (number := outcome.best_threshold(name, ratio)) is not None}
-        if best.keys() != outcome.best.keys():  # no threshold of this head was to be tried
-            continue
-        predicted = {each.name: _logits_in_rounds(each.recording, head)[1:] for each in reported}
-        logits, labels = predicted[test.name]
-        speeds, shares, break_evens = {}, {}, {}
-        for ratio, number in best.items():
-            rule, counts, best_fixed = outcome.candidates[number], test.counts[number], outcome.best[ratio][FIXED]
-            fixed = table.speedup(test.counts[best_fixed], resamples, outcome.candidates[best_fixed], ratio)
-            speeds[ratio] = interval(table.speedup(counts, resamples, rule, ratio))
-            shares[ratio] = table.head_share(rule, ratio)
-            break_evens[ratio] = table.break_even(counts, resamples, rule, ratio, fixed)
-        row = BankRow(
-            head=name,
-            auroc=auroc(logits, labels),
-            kl={where: binary_kl(*tokens).item() for where, tokens in predicted.items()},
-            ece=calibration(torch.sigmoid(logits), labels).ece,
-            speedup=speeds,
-            threshold={ratio: outcome.candidates[number].value for ratio, number in best.items()},
-            head_share=shares,
-            break_even=break_evens,
-        )
-        rows.append(row)
-    return sorted(rows, key=lambda row: -row.speedup[outcome.middle].value)
 
 
 def reliability(recording: Recording, heads: Mapping[str, RecordedHead]) -> list[Reliability]:

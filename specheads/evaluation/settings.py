@@ -87,6 +87,7 @@ class Evaluation(Warped):
         "how many prompts are decoded at once, each number for a table by itself, for example [1,4,16,64]: by the target alone, "
         "the best fixed length for that size, and the best rules of the live evaluation",
     )
+    verbose: Flag = setting(False, "true: print every table of the report, too")
     engine: EngineName = setting("auto", "how models are run: auto (the fastest here), eager, compiled or cuda_graph")
 
     @model_validator(mode="after")

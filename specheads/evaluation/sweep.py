@@ -11,7 +11,7 @@ import torch
 from specheads.decoding.decoder import Baseline, SpeculativeDecoder
 from specheads.decoding.engine import compile_ahead
 from specheads.decoding.records import DecodeStats, Generation
-from specheads.decoding.step_costs import RuleCosts, StepCosts
+from specheads.decoding.step_costs import RuleCosts
 from specheads.decoding.step_times import StepTimes
 from specheads.decoding.stopping import StoppingRule
 from specheads.evaluation.candidates import FIXED, OF_VERIFICATION, TARGET_ALONE, Candidate, CostTable
@@ -21,7 +21,6 @@ from specheads.evaluation.settings import Evaluation
 from specheads.load import NOTABLE, OthersLoad
 from specheads.pair.pair import Pair
 from specheads.replay.cost import CostFit, RoundTimes, fit_costs
-from specheads.replay.replay import rounds_by_length
 from specheads.storage.journal import Entry, Journal
 
 logger = logging.getLogger(__name__)
@@ -57,13 +56,6 @@ class Measured:
     def token_seconds(self) -> np.ndarray:
         """The seconds of each emitted token; those of a round arrive together and share its seconds equally."""
         return np.repeat(self.pace, [int(numbers[0]) for prompt in self.rounds for numbers in prompt])
-
-    def predicted_seconds(self, costs: StepCosts) -> np.ndarray:
-        """Return the seconds (P,) that costs predict for each prompt's rounds."""
-        drafted = [[int(numbers[1]) for numbers in prompt] for prompt in self.rounds]
-        prompt = np.repeat(np.arange(len(drafted)), [len(lengths) for lengths in drafted])
-        rounds = rounds_by_length(prompt, np.concatenate(drafted).astype(int), len(drafted))
-        return costs.seconds(np.array([part.num_draft_calls for part in self.stats]), rounds)
 
 
 @dataclass(frozen=True)

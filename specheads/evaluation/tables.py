@@ -8,22 +8,11 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+from specheads.evaluation import conclusions
 from specheads.evaluation.candidates import FIXED
-from specheads.evaluation.conclusions import (
-    Shown,
-    best,
-    change,
-    counted_text,
-    is_trusted,
-    minus,
-    percent,
-    ratio_text,
-    share_text,
-    times,
-    winners_at,
-)
+from specheads.evaluation.conclusions import Shown, change, minus, percent, times
 from specheads.evaluation.intervals import LEVELS, Interval
-from specheads.evaluation.report import BankRow, BatchRow, BatchTable, DataSet, LiveRow, Report, Winner
+from specheads.evaluation.report import Answer, BatchRow, BatchTable, Choice, DataSet, Kind, LiveRow, Report, Winner
 
 
 @dataclass(frozen=True)
@@ -38,30 +27,25 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the page.
-
-    With `sorted_by`, the number of the column that rows are sorted by (-1: none), a click on a heading sorts the table.
-    """
+    """A table of the page; the first cell of a row is a heading."""
 
     caption: str
     columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]  # the first cell of a row is a heading
-    sorted_by: int | None = None
+    rows: Sequence[Sequence[Cell]]
+    sorts: bool = False  # whether a click on a heading sorts it
     doubtful: bool = False  # whether it shows what is not to be trusted
 
-    @classmethod
-    def of(
-        cls,
-        caption: str,
-        columns: Mapping[str, Callable[[Any], Cell]],
-        rows: Sequence[Any],
-        sorted_by: int | None = None,
-        doubtful: bool = False,
-    ) -> "Table":
-        """Return a table of records, by column what makes the cell of a record."""
-        made = [[cell(row) for cell in columns.values()] for row in rows]
-        caption = caption.replace(" %", "\u00a0%") + (", not to be trusted" if doubtful else "")
-        return cls(caption, tuple(columns), made, sorted_by, doubtful)
+
+def table_of(
+    caption: str, columns: Mapping[str, Callable[[Any], Cell]], rows: Sequence[Any], doubtful: bool, sorts: bool = False
+) -> Table:
+    """Return a table of records, by column what makes the cell of a record."""
+    caption = caption.replace(" %", "\u00a0%") + (", not to be trusted" if doubtful else "")
+    return Table(caption, tuple(columns), [[cell(row) for cell in columns.values()] for row in rows], sorts, doubtful)
+
+
+FAR_OFF = 0.5  # errors of predicted speeds whose size means nothing
+NO_GAIN = Cell("no gain", -1.0)  # of shares below 0, whose size means nothing
 
 
 def estimate_cell(show: Callable[[Interval], Shown], estimate: Interval | None) -> Cell:
@@ -83,7 +67,12 @@ def _number(value: float | None, digits: int) -> Cell:
 
 
 def _cost(share: float | None) -> Cell:
-    return Cell(None) if share is None else Cell(share_text(share).replace(" ", "\u00a0"), share)
+    """Return a head's cost as a share of a draft step; more than a step is no share."""
+    return Cell(None if share is None else "over a step" if share > 1 else f"{share * 100:.3g}\u00a0%", share)
+
+
+def _share(share: Interval | None) -> Cell:
+    return NO_GAIN if share is not None and share.value <= 0 else estimate_cell(percent, share)
 
 
 def _levels(milliseconds: Mapping[str, float]) -> Cell:
@@ -101,70 +90,88 @@ def _speed(each: Interval) -> Shown:
     return Shown(f"{each.value:,.1f}", f"[{each.low:,.1f}, {each.high:,.1f}]")
 
 
-def _at(report: Report, ratio: str, ending: str = "") -> str:
-    return f"ratio {ratio_text(report, ratio)}{ending}; {counted_text(report, ratio)}"
+def verdict_table(report: Report, answer: Answer) -> Table:
+    """Return what there is to choose from at one ratio, the setting to use last."""
+    rows = [(kind.value, kind, choice) for kind, choice in answer.choices.items()]
+    rows.append(("best of all", answer.use, answer.choices[answer.use]))
+    columns: dict[str, Callable[[tuple[str, Kind, Choice]], Cell]] = {
+        "": lambda row: _named(row[0]),
+        "speed-up": lambda row: Cell("1.00×", 1.0) if row[1] == Kind.ALONE else estimate_cell(times, row[2].speedup),
+        "over best fixed": lambda row: estimate_cell(change, None if row[1] in (Kind.ALONE, Kind.FIXED) else row[2].gain),
+        "setting": lambda row: _named(row[2].name),
+    }
+    ratio, doubtful = conclusions.ratio_text(report, answer.ratio), not conclusions.is_trusted(report, answer.ratio)
+    return table_of(f"At ratio {ratio}", columns, rows, doubtful=doubtful)
 
 
 def winners_table(report: Report, data_set: DataSet, ratio: str) -> Table:
-    """Return the best rule of each family on a data set at a ratio; the best of all on dev prompts is marked."""
-    winners, trusted = winners_at(data_set, ratio), is_trusted(report, ratio)
-    top = next((row for row in winners if trusted and not row.bound), None)
+    """Return the best rule of each family on a data set at a ratio; the one to use is marked."""
+    used = conclusions.used_at(report, ratio)
 
     def tag(row: Winner) -> str | None:
-        return "best" if row is top else "bound" if row.bound else "baseline" if row.family == FIXED else None
+        return (
+            "best"
+            if row.name == used and not row.bound
+            else "bound"
+            if row.bound
+            else "baseline"
+            if row.family == FIXED
+            else None
+        )
 
-    def gain(show: Callable[[Interval], Shown], row: Winner, estimate: Interval | None) -> Cell:
-        return estimate_cell(show, None if row.family == FIXED else estimate)
+    def gain(row: Winner, estimate: Interval | None) -> Cell:
+        return estimate_cell(change, None if row.family == FIXED else estimate)
 
     columns: dict[str, Callable[[Winner], Cell]] = {
         "family": lambda row: _named(row.family, tag(row)),
         "rule": lambda row: _named(row.name),
         "speed-up": lambda row: estimate_cell(times, row.speedup),
-        "over best fixed": lambda row: gain(change, row, row.gain),
-        "of gap to ceiling": lambda row: gain(percent, row, row.gap_ceiling),
-        "were its head free": lambda row: gain(change, row, row.gain_uncharged),
+        "over best fixed": lambda row: gain(row, row.gain),
+        "of gap to ceiling": lambda row: _share(None if row.family == FIXED else row.gap_ceiling),
+        "were its head free": lambda row: gain(row, row.gain_uncharged),
         "head’s cost": lambda row: _cost(row.head_share),
-        "break-even": lambda row: estimate_cell(percent, row.break_even),
     }
-    caption = f"{data_set.name}, {_at(report, ratio, ': the best of each family')}"
-    return Table.of(caption, columns, winners, doubtful=not trusted)
+    caption = f"{data_set.name}, ratio {conclusions.ratio_text(report, ratio)}: the best of each family; "
+    caption, doubtful = caption + conclusions.counted_text(report, ratio), not conclusions.is_trusted(report, ratio)
+    return table_of(caption, columns, conclusions.winners_at(data_set, ratio), doubtful=doubtful)
 
 
 def live_table(report: Report) -> Table:
     """Return measured speeds next to those that the costs predict; the setting that dev prompts chose is marked."""
-    chosen = None if report.doubts else report.recommended
+    verdict = report.verdict
+    chosen = None if report.doubts or verdict is None else verdict.answer.choices[verdict.answer.use].name
 
     def predicted(row: LiveRow, value: float | None) -> Cell:
-        error = "" if value is None else minus(f"({value / row.tokens_per_second.value - 1:+.1%})").replace("%", "\u00a0%")
-        return replace(_number(value, 1), limits=error or None)
-
-    def accepted(row: LiveRow) -> Cell:
-        expected = row.accepted_over_expected
-        limits = None if expected is None else f"{expected.value:.0%} of expected"
-        return replace(_number(row.acceptance_rate, 2), limits=limits)
+        error = 0.0 if value is None else value / row.tokens_per_second.value - 1
+        text = minus(f"({error:+.1%})").replace("%", "\u00a0%") if abs(error) < FAR_OFF else "far off"
+        return replace(_number(value, 1), limits=None if value is None else text)
 
     columns: dict[str, Callable[[LiveRow], Cell]] = {
         "setting": lambda row: _setting(row, chosen),
         "tok/s": lambda row: estimate_cell(_speed, row.tokens_per_second),
         "speed-up": lambda row: estimate_cell(times, row.speedup),
-        "by costs": lambda row: predicted(row, row.predicted_tokens_per_second),
+        "over best fixed": lambda row: estimate_cell(change, row.gain),
         "by replay": lambda row: predicted(row, row.replayed_tokens_per_second),
         "discard": lambda row: estimate_cell(_spread(3), row.discard_rate),
         "verif.": lambda row: estimate_cell(_spread(3), row.verification_rate),
         "block eff.": lambda row: _number(row.block_efficiency, 2),
-        "accepted": accepted,
+        "accepted": lambda row: _number(row.acceptance_rate, 2),
         "ms p50 / p90 / p99": lambda row: _levels(row.milliseconds),
     }
-    if any(row.efficiency_gain for row in report.live):
-        columns["block eff. gain"] = lambda row: estimate_cell(change, row.efficiency_gain)
-    caption = "Measured speed, and tokens per second as the fitted costs predict them"
-    return Table.of(caption, columns, report.live, sorted_by=-1, doubtful=bool(report.doubts))
+    caption = "Measured speed, and tokens per second as replay predicts them"
+    return table_of(caption, columns, report.live, sorts=True, doubtful=bool(report.doubts))
+
+
+def fastest_of(batches: BatchTable) -> BatchRow:
+    """Return the setting that was the fastest in batches of one size, of those that keep the target's distribution."""
+    return max((row for row in batches.rows if row.lossless), key=lambda row: row.tokens_per_second)
 
 
 def batch_table(report: Report, batches: BatchTable) -> Table:
-    """Return what batches of one size decoded."""
+    """Return what batches of one size decoded; the fastest setting that keeps the target's distribution is marked."""
+    fastest = None if report.doubts else fastest_of(batches).name
     columns: dict[str, Callable[[BatchRow], Cell]] = {
-        "setting": _setting,
+        "setting": lambda row: _setting(row, fastest),
         "tok/s in all": lambda row: _number(row.tokens_per_second, 1),
         "over target": lambda row: Cell(f"{row.over_alone:.2f}×", row.over_alone),
         "tok/s of a request": lambda row: _number(row.request_tokens_per_second, 1),
@@ -174,33 +181,10 @@ def batch_table(report: Report, batches: BatchTable) -> Table:
         "tok/round": lambda row: _number(row.tokens_per_round, 2),
     }
     caption = f"{batches.concurrency} at once: {batches.num_requests} requests"
-    return Table.of(caption, columns, batches.rows, sorted_by=-1, doubtful=bool(report.doubts))
+    return table_of(caption, columns, batches.rows, sorts=True, doubtful=bool(report.doubts))
 
 
-def bank_table(report: Report, ratio: str) -> Table:
-    """Return the heads of the bank at a ratio, the fastest first, with the KL divergence of their predictions in nats.
-
-    The one that was the fastest on dev prompts is marked.
-    """
-    heads, trusted = sorted(report.bank, key=lambda row: -row.speedup[ratio].value), is_trusted(report, ratio)
-    chosen = next((best(winners_at(each, ratio), head=True) for each in report.data_sets if each.role == "test"), None)
-
-    def divergence(name: str) -> Callable[[BankRow], Cell]:
-        return lambda row: _number(row.kl[name], 4)
-
-    columns: dict[str, Callable[[BankRow], Cell]] = {
-        "head": lambda row: _named(row.head, "best" if trusted and chosen is not None and row.head == chosen.head else None),
-        "speed-up": lambda row: estimate_cell(times, row.speedup[ratio]),
-        "head’s cost": lambda row: _cost(row.head_share.get(ratio)),
-        "break-even": lambda row: estimate_cell(percent, row.break_even.get(ratio)),
-        "threshold": lambda row: _number(row.threshold.get(ratio), 2),
-        "AUROC": lambda row: _number(row.auroc, 4),
-        "ECE": lambda row: _number(row.ece, 4),
-    }
-    columns |= {f"KL {name}": divergence(name) for name in heads[0].kl}
-    return Table.of(f"Heads, {_at(report, ratio)}", columns, heads, sorted_by=1, doubtful=not trusted)
-
-
+LEAST_TEXT = 26  # columns of the terminal for a text
 SEPARATOR = 2  # columns of the terminal between two columns of a table
 
 
@@ -214,6 +198,8 @@ def terminal(table: Table, width: int, style: str = "") -> Iterator[RichTable]:
     ]
     first = min(widths[0], width // 3)
     columns = list(range(1, len(widths)))
+    texts = {number for number in columns if any(isinstance(row[number].key, str) for row in table.rows)}
+    widths = [min(each, LEAST_TEXT) if number in texts else each for number, each in enumerate(widths)]  # a text is folded
     caption: str | None = table.caption
     while columns:
         used, shown = first, list[int]()
@@ -224,7 +210,8 @@ def terminal(table: Table, width: int, style: str = "") -> Iterator[RichTable]:
         part = RichTable(title=title, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, row_styles=[style])
         part.add_column(escape(headings[0]), overflow="fold", max_width=first)
         for number in shown:
-            part.add_column(escape(headings[number]), justify="right", overflow="fold")
+            part.add_column(escape(headings[number]), justify="left" if number in texts else "right", no_wrap=number not in texts)
+            part.columns[-1].overflow = "fold"
         for row in lines:
             part.add_row(*(escape(row[number]) for number in (0, *shown)))
         yield part

@@ -149,7 +149,9 @@ def drafting_of(report: Mapping[str, Any], ratio: str) -> Drafting:
     lengths = []
     for table in report.get("batches", ()):
         rows = [row for row in table["rows"] if row["family"] == "fixed_length"]
-        lengths += [(table["concurrency"], int(re.findall(r"K=(\d+)", row["name"])[0]) * (row["over_alone"] > 1)) for row in rows]
+        lengths += [
+            (table["concurrency"], int(re.findall(r"num_tokens=(\d+)", row["name"])[0]) * (row["over_alone"] > 1)) for row in rows
+        ]
     speed = fixed["speedup"][ratio]
     lengths = sorted(lengths) or [(1, int(fixed["value"]) * (speed["low"] > 1))]  # as a report recommends: clearly faster
     if not any(length for _, length in lengths):

@@ -92,7 +92,10 @@ def write_report(folder, batches=(), probability=None, speed=1.4, doubts=()):
     rules = [rule("fixed_length", 1, speed, 1.2), rule("fixed_length", 3, 0.9, 1.6)]
     rules += [] if probability is None else [rule("max_probability", 0.35, 0.8, probability)]
     tables = [
-        {"concurrency": size, "rows": [{"family": "fixed_length", "name": f"fixed K={length}", "over_alone": over}]}
+        {
+            "concurrency": size,
+            "rows": [{"family": "fixed_length", "name": f"fixed_length(num_tokens={length})", "over_alone": over}],
+        }
         for size, length, over in batches
     ]
     sets = [{"role": "dev", "rules": rules}, {"role": "test", "rules": []}]

@@ -56,7 +56,7 @@ def test_batches_of_every_size_are_decoded_reported_and_kept(call, tmp_path, mon
     Draft202012Validator(schema).validate(content)
     assert len(content["batches"][1]["rows"]) == 3
     console = Console(record=True, width=80)
-    print_report(report, console)
+    print_report(report, console, verbose=True)
     text = console.export_text()
     assert "2 at once: 4 requests" in text
     start = text.index("1 at once")
@@ -80,7 +80,9 @@ def test_batches_without_a_head(call):
     assert all(row.lossless and row.tokens_per_second > 0 for row in table.rows)
 
 
-@pytest.mark.parametrize(("speeds", "chosen"), [((5.0, 9.0, 7.0), "fixed K=3"), ((5.0, 9.0, 11.0), "fixed K=6")])
+@pytest.mark.parametrize(
+    ("speeds", "chosen"), [((5.0, 9.0, 7.0), "fixed_length(num_tokens=3)"), ((5.0, 9.0, 11.0), "fixed_length(num_tokens=6)")]
+)
 def test_the_fixed_length_of_a_size_is_the_fastest_on_dev_prompts(monkeypatch, speeds, chosen):
     asked = []
 

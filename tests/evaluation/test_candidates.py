@@ -127,12 +127,12 @@ def test_fits_for_a_head_count_its_cost(tuning, heads, ratio):
 def test_without_a_recording_only_rules_without_open_parameters_can_be_tried(heads):
     fixed = {"fixed_length": RuleChoice(stopping.FixedLength, {"num_tokens": 4})}
     (candidate,) = candidates(fixed, {}, None)
-    assert (candidate.name, candidate.family, candidate.value, candidate.ratio) == ("fixed K=4", FIXED, 4, None)
+    assert (candidate.name, candidate.family, candidate.ratio) == ("fixed_length(num_tokens=4)", FIXED, None)
     head = {"head_threshold": RuleChoice(stopping.HeadThreshold, {"threshold": [0.3, 0.7]})}
     tried = candidates(head, {"mine": heads["next_token"]}, None)
-    assert [(candidate.name, candidate.family, candidate.value) for candidate in tried] == [
-        ("head 0.3", "head_threshold", 0.3),
-        ("head 0.7", "head_threshold", 0.7),
+    assert [(candidate.name, candidate.family, *candidate.parameters.values()) for candidate in tried] == [
+        ("head_threshold(threshold=0.3)", "head_threshold", 0.3),
+        ("head_threshold(threshold=0.7)", "head_threshold", 0.7),
     ]
     assert isinstance(tried[0], Candidate)
     with pytest.raises(UserError, match="weights"):
@@ -142,17 +142,13 @@ def test_without_a_recording_only_rules_without_open_parameters_can_be_tried(hea
 
 
 class EveryOther(stopping.FixedLength):
-    """A rule that no file but this one knows: its cost ratio is fitted, and reports have a title for it."""
+    """A rule that no file but this one knows: its cost ratio is fitted."""
 
     fitted_to_costs = frozenset({"ratio"})
 
     def __init__(self, ratio, max_tokens=6):
         super().__init__(max_tokens)
         self.ratio = ratio
-
-    @classmethod
-    def title(cls, name):
-        return "every other "
 
     @classmethod
     def open_parameters(cls, arguments):
@@ -163,15 +159,15 @@ class EveryOther(stopping.FixedLength):
         return {**arguments, "ratio": costs.target_seconds / costs.draft_seconds}
 
 
-def test_a_rule_outside_the_package_is_fitted_titled_and_checked_like_the_others(tuning):
+def test_a_rule_outside_the_package_is_fitted_named_and_checked_like_the_others(tuning):
     rules = {"mine": RuleChoice(EveryOther, {"ratio": None, "max_tokens": [4, 6]})}
     check_rules(rules)
     assert max(rule.max_tokens for rule in rules["mine"].samples()) == 6
     tried = [candidate for candidate in candidates(rules, {}, tuning) if candidate.family == "mine"]
     assert [(candidate.name, candidate.rule.ratio) for candidate in tried] == [
-        (f"every other {length} at ratio {name}", costs.target_seconds / costs.draft_seconds)
+        (f"mine(max_tokens={length})", costs.target_seconds / costs.draft_seconds)
         for length in (4, 6)
-        for name, costs in COSTS.items()
+        for costs in COSTS.values()
     ]
     with pytest.raises(UserError, match="EveryOther leaves ratio to be fitted"):
         candidates(rules, {}, None)

@@ -19,6 +19,9 @@ def test_a_decoded_setting_stands_for_its_kind_where_another_one_is_hardly_faste
     def chosen(*decoded):
         return [rule.name for rule in best_of_kinds(outcome, decoded)]
 
-    assert chosen() == ["fixed K=4", "head 0.7"]
-    assert chosen("fixed K=3", "fixed K=5", "head 0.6") == ["fixed K=3", "head 0.7"]  # a head 7 % slower is not enough
-    assert chosen("fixed K=5") == ["fixed K=4", "head 0.7"]
+    assert chosen() == ["fixed_length(num_tokens=4)", "head 0.7"]
+    assert chosen("fixed_length(num_tokens=3)", "fixed_length(num_tokens=5)", "head 0.6") == [
+        "fixed_length(num_tokens=3)",
+        "head 0.7",
+    ]  # a head 7 % slower is not enough
+    assert chosen("fixed_length(num_tokens=5)") == ["fixed_length(num_tokens=4)", "head 0.7"]

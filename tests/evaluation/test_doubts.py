@@ -14,7 +14,7 @@ from specheads.decoding.step_times import StepTimes
 from specheads.decoding.stopping import HeadThreshold
 from specheads.evaluation import decode, reporting
 from specheads.evaluation.candidates import TARGET_ALONE, Candidate, CostTable, fixed_length
-from specheads.evaluation.conclusions import key_findings
+from specheads.evaluation.conclusions import use_text, verdict_of
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.replayed_sets import Outcome, RecordedSet
 from specheads.evaluation.report import COUNTED, MEASURED, ROUNDS, STEPS, Basis, Report
@@ -142,53 +142,57 @@ def answer(monkeypatch, tmp_path):
         outcome = decode.settle_by_steps(setup, outcome, None)
         data, basis = data_set(sets[1], outcome), reporting.basis_of(outcome)
         sets = [replace(data, role="dev"), data]
-        report = Report({}, outcome.cost_table.fit, outcome.doubts, [], {}, sets, basis=basis, recommended=outcome.recommended)
+        report = Report({}, outcome.cost_table.fit, outcome.doubts, [], sets, basis=basis)
+        report = replace(report, verdict=verdict_of(report, outcome.uses))
         reporting.recommend(setup, outcome, report)
         return report, enough.pop(), stored
 
     return run
 
 
+def used(report):
+    answer = report.verdict.answer
+    assert answer.ratio == MEASURED
+    return answer.choices[answer.use].name
+
+
 def test_a_busy_machine_with_a_clear_choice_gets_an_answer_and_a_threshold(answer):
     report, enough, (stored,) = answer(5, 7, 9)
-    assert enough and report.recommended == "head 0.5" and stored["threshold"] == 0.5
+    assert enough and used(report) == "head 0.5" and stored["threshold"] == 0.5
     assert stored["predicted_speedup"] == pytest.approx(2.9 / (1 + 3 * 1.1 / 7))
     assert report.basis == Basis(STEPS, Interval(*map(pytest.approx, (7, 5, 9))), ["head 0.5"] * 3)
-    use, stands_on, *others = key_findings(report)
-    assert "use head 0.5, predicted to be 1.97× [1.97,\u00a01.97] as fast as the target alone: from ratio 5.0 to 9.0" in use
-    assert (
-        stands_on == "The answer stands on step times: a forward pass of the target costs 7.0 draft steps, between 5.0 and 9.0."
-    )
-    assert others[0].startswith("At ratio 7.0 (measured), the head (head 0.5) is 1.97×")
+    assert "by step times a step of the target costs 7.0 draft steps [5.0, 9.0]" in report.verdict.rests_on
+    assert use_text(report.verdict.answer).startswith("1.97× [1.97,\u00a01.97] the target alone")
+    assert report.verdict.doubt == "it was busy"
 
 
-@pytest.mark.parametrize(("ratios", "best"), [((1.4, 1.5, 1.6), "fixed K=1"), ((0.4, 0.5, 0.6), "target alone")])
+@pytest.mark.parametrize(("ratios", "best"), [((1.4, 1.5, 1.6), "fixed_length(num_tokens=1)"), ((0.4, 0.5, 0.6), "target alone")])
 def test_where_something_else_is_faster_the_head_recommends_nothing(answer, ratios, best):
     report, enough, stored = answer(*ratios)
-    assert enough and report.recommended == best and stored == [None] and f"use {best}" in key_findings(report)[0]
+    assert enough and used(report) == best and stored == [None]
+    assert f"not clearly faster than {best}" in report.verdict.answer.skip_head
 
 
 def test_settings_that_are_hardly_apart_are_one_choice(answer):
     """At 3.4 the fixed length is faster by a hundredth."""
     report, enough, stored = answer(3.4, 4, 5)
-    assert enough and report.recommended == "head 0.5" and len(stored) == 1
+    assert enough and used(report) == "head 0.5" and len(stored) == 1
 
 
 def test_where_the_choice_depends_on_the_costs_nothing_is_stored_and_it_says_so(answer, caplog):
     report, enough, stored = answer(2.6, 3.2, 4)
-    assert not enough and report.recommended is None and not stored and "no threshold was stored" in caplog.text
-    assert report.basis.costs == STEPS and report.basis.choices == ["fixed K=1", "fixed K=1", "head 0.5"]
-    text = "use fixed K=1, if anything: at ratio 2.6 fixed K=1 is best, at 4.0 head 0.5, so no threshold was stored."
-    assert text in key_findings(report)[0]
+    fixed = "fixed_length(num_tokens=1)"
+    assert not enough and used(report) == fixed and not stored and "no threshold was stored" in caplog.text
+    assert report.basis.costs == STEPS and report.basis.choices == [fixed, fixed, "head 0.5"]
+    assert report.verdict.doubt == f"it was busy; at ratio 2.6 {fixed} is best; at ratio 4.0 head 0.5 is best"
 
 
 def test_where_timing_is_hopeless_costs_are_counted(answer):
     report, enough, (stored,) = answer(2.5, 7, 60)
-    assert not enough and report.recommended == "head 0.5" and stored["threshold"] == 0.5
+    assert not enough and used(report) == "head 0.5" and stored["threshold"] == 0.5
     assert report.basis == Basis(COUNTED, Interval(*map(pytest.approx, (6, 4, 9))), ["head 0.5"] * 3)
-    findings = key_findings(report)
-    assert "stands on counted costs: a forward pass of the target costs 6.0 draft steps, between 4.0 and 9.0." in findings[1]
-    assert findings[2].startswith("At ratio 6.0 (counted), the head")
+    assert "Replayed at ratio 6.0 (counted)" in report.verdict.rests_on
+    assert "by counted costs a step of the target costs 6.0 draft steps [4.0, 9.0]" in report.verdict.rests_on
     assert report.data_sets[1].winners[-1].head_share == pytest.approx(SHARE)
 
 

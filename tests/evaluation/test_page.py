@@ -10,18 +10,19 @@ from importlib import resources
 import pytest
 from markupsafe import escape
 from plotly.offline import get_plotlyjs
-from report_example import NASTY, report_example
+from report_example import NASTY, report_example, with_verdict
 from selenium import webdriver
 from selenium.common.exceptions import TimeoutException
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.ui import WebDriverWait
 
 from specheads.evaluation.candidates import CEILING, FIXED, ORACLE
-from specheads.evaluation.conclusions import key_findings, main_data_set, ratios_of
+from specheads.evaluation.conclusions import main_data_set, ratios_of, use_text, verdict_of
+from specheads.evaluation.intervals import Interval
 from specheads.evaluation.page.document import html_of
 from specheads.evaluation.page.figures import figures_of
 from specheads.evaluation.report import MEASURED, DataSet, Report
-from specheads.evaluation.tables import bank_table, live_table, winners_table
+from specheads.evaluation.tables import live_table, winners_table
 
 FOLDER = resources.files("specheads.evaluation.page")
 CHROMIUM, CHROMEDRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -35,7 +36,8 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-SIZES = {"wide": (1400, 1000, False), "narrow": (390, 844, True)}
+UNFOLD = "document.querySelectorAll('section > details:not(.numbers)').forEach(one => { one.open = true; })"
+SIZES = {"wide": (1280, 800, False), "narrow": (390, 844, True)}
 VOID = {"meta", "link", "input", "wbr"}
 
 
@@ -109,14 +111,14 @@ def test_everything_in_the_report_is_on_the_page(report, html, page):
         assert data_set.name in text
         for winner in data_set.winners:
             assert winner.family in text and winner.name in text
-    for name in [row.name for row in report.live] + [row.head for row in report.bank] + list(report.notes):
+    for name in [row.name for row in report.live] + list(report.notes):
         assert name in text
     for sample in report.texts:
         assert sample.prompt in text and sample.rule in text
         assert all(str(escape(piece.strip())) in html for _, piece in sample.pieces)
     assert NASTY in text
     drawn = json.loads(page.figures)
-    assert set(drawn) == {"pareto", "reliability"}
+    assert set(drawn) == {"speed", "pareto", "reliability"}
     hovers = [hover for trace in drawn["pareto"]["1"]["data"][1:] for hover in trace["hovertext"]]
     assert len(hovers) == len(report.data_sets[1].rules)
 
@@ -140,27 +142,48 @@ def test_no_achievable_point_beats_one_of_the_front(report, page):
         assert not any(a <= x and b <= y and (a, b) != (x, y) for a, b in points)
 
 
-def test_findings_name_the_best_head_and_the_best_rule_without_one(report):
-    findings = key_findings(replace(report, doubts=[]))
-    winners = {row.family: row for row in report.data_sets[1].winners if row.ratio == "10"}
-    best = max(
-        (row for family, row in winners.items() if family.startswith(("head", "expected"))), key=lambda row: row.speedup.value
-    )
-    sentence = next(text for text in findings if text.startswith("At ratio 10,"))
-    assert f"({best.name}) is {best.speedup.value:.2f}×" in sentence
-    assert f"{best.gain.value - 1:+.1%}".replace("%", "\u00a0%") in sentence
-    assert "; without a head, logistic" in sentence
-    assert "use head 0.5: it decodes 135.0" in findings[0]  # the lossy setting is faster
-    assert findings[1].startswith("The answer stands on measured rounds") and findings[2].startswith("At ratio 5.4 (measured),")
-    assert findings[-1].startswith("In batches, ")
+def test_the_answer_comes_first_with_its_code_and_the_rest_is_folded(report, page, html):
+    text, answer = "".join(page.text), report.verdict.answer
+    order = ["Use:", answer.choices[answer.use].name, use_text(answer), report.verdict.rests_on, "Timing unreliable here", "Copy"]
+    order += [
+        "best of all",
+        "Cost ratio",
+        "Another ratio changes the winner",
+        "What became of each token",
+        "Speed-up by threshold",
+    ]
+    places = [text.index(each) for each in order]
+    assert places == sorted(places)
+    assert "specheads evaluate &#39;x=&lt;y&gt;&#39;" in html and "print(&#39;&lt;y&gt;&#39;)" in html
+    folded = re.findall(r'<section id="(\w+)"><details>', html)
+    assert folded == ["winners", "pareto", "reliability", "live", "batches", "context"]
+
+
+def test_the_plain_head_and_lines_with_colours_of_their_own_are_in_the_plot_of_thresholds(report, page):
+    for ratio in ("5", "10", "20", MEASURED):
+        traces = {trace["name"]: trace for trace in json.loads(page.figures)["speed"][f"1 {ratio}"]["data"]}
+        assert traces["head_threshold &lt;deep&gt;"]["visible"] is True
+        thresholds = {escape(row.family) for row in report.data_sets[1].rules if "threshold" in row.parameters and not row.bound}
+        looks = {(trace["line"]["color"], trace["marker"]["symbol"]) for name, trace in traces.items() if name in thresholds}
+        assert len({color for color, _ in looks}) == len(looks) == len(thresholds)
+        assert traces["best fixed length"]["y"][0] > traces["target alone"]["y"][0] == 1
+
+
+def test_a_share_below_nothing_is_no_gain_and_a_cost_above_a_step_is_no_share(report):
+    data = report.data_sets[1]
+    row = replace(next(each for each in data.winners if each.head), gap_ceiling=Interval(-6.95, -9, -1), head_share=1.12)
+    table = winners_table(report, replace(data, winners=[row]), row.ratio)
+    shown = dict(zip(table.columns, table.rows[0], strict=True))
+    assert (shown["of gap to ceiling"].text, shown["of gap to ceiling"].limits) == ("no gain", None)
+    assert shown["head’s cost"].text == "over a step"
 
 
 def test_doubts_come_first_and_measured_figures_are_greyed(report, html):
-    assert html.index("The machine was &lt;busy&gt;.") < html.index("Key findings")
-    # A table for each data set, one of heads, the live table and what is said of it, batches of each size.
-    assert len(re.findall('class="(scroll )?doubtful"', html)) == len(report.data_sets) + 1 + 2 + len(report.batches)
+    assert html.index("The machine was &lt;busy&gt;.") < html.index("At ratio 10")
+    # A table for each data set, the live table, batches of each size, and the choices.
+    assert html.count('class="scroll doubtful"') == len(report.data_sets) + 1 + 1 + len(report.batches)
     assert "5.4 (measured, doubtful)" in html
-    trusted = html_of(replace(report, doubts=[]))
+    trusted = html_of(with_verdict(replace(report, doubts=[])))
     assert "doubtful" not in trusted.replace(get_plotlyjs(), "").replace(
         FOLDER.joinpath("page.css").read_text().strip(), ""
     ).replace(FOLDER.joinpath("page.js").read_text().strip(), "")
@@ -170,9 +193,9 @@ def test_doubts_come_first_and_measured_figures_are_greyed(report, html):
 def test_no_figure_or_finding_shows_untrusted_numbers_unmarked(report):
     hover = figures_of(report)["pareto"]["1"].data[1].hovertext[0]
     assert "speed-up at 5.4 (measured, doubtful): " in hover and "speed-up at 10: " in hover
-    findings = [key_findings(each) for each in (report, replace(report, doubts=[]))]
-    assert findings[0] == [text for text in findings[1] if text.startswith("At ratio ") and "measured" not in text]
-    assert len(findings[1]) == len(findings[0]) + 4 and len(findings[0]) == 3
+    assert report.verdict.answer.ratio == "10" and MEASURED not in report.verdict.changes
+    trusted = with_verdict(replace(report, doubts=[])).verdict
+    assert trusted.answer.ratio == MEASURED and trusted.rests_on.startswith("Measured here") and trusted.doubt is None
 
 
 def test_a_measured_ratio_that_is_not_to_be_trusted_is_not_shown_first(report):
@@ -184,21 +207,11 @@ def test_every_table_of_predicted_speeds_names_the_counted_costs(report, html):
     said = "verifying more tokens costs nothing, heads’ costs are counted from their weights"
     captions = re.findall(r"<caption><span>(.*?)</span>", html)
     predicted = [caption for caption in captions if re.search(r"ratio (5|10|20)[;:]", caption)]
-    assert len(predicted) == 3 * (len(report.data_sets) + 1)  # of winners by data set, and heads
+    assert len(predicted) == 3 * len(report.data_sets)
     assert all(caption.endswith(said) for caption in predicted)
-    measured = [caption for caption in captions if "ratio 5.4 (measured, doubtful)" in caption]
-    assert len(measured) == len(report.data_sets) + 1
+    measured = [caption for caption in captions if ", ratio 5.4 (measured, doubtful)" in caption]
+    assert len(measured) == len(report.data_sets)
     assert all(caption.endswith("costs as measured here, not to be trusted") for caption in measured)
-
-
-def test_the_table_of_heads_shows_their_costs_and_where_they_break_even(report):
-    shown = bank_table(report, "10")
-    cost, even = shown.columns.index("head’s cost"), shown.columns.index("break-even")
-    costs = {row[0].text: row[cost].text for row in shown.rows}
-    assert costs == {row.head: f"{row.head_share['10'] * 100:.3g}\u00a0%" for row in report.bank}
-    assert [row[even].text for row in shown.rows] == ["12\u00a0%"] * len(report.bank)
-    bare = bank_table(replace(report, bank=[replace(row, break_even={}) for row in report.bank]), "10")
-    assert {row[even].text for row in bare.rows} == {None}
 
 
 def marked(table):
@@ -212,35 +225,32 @@ def test_the_setting_that_dev_prompts_chose_is_marked_and_not_the_fastest_in_hin
     heads = [row for row in order if row.head]
     swap = {id(slow): 9.0, id(fast): 0.1, id(heads[0]): 8.0}  # on dev prompts it was the other way round
     winners = [replace(row, dev_speedup=swap.get(id(row), row.dev_speedup)) for row in data.winners]
-    bank = [report.bank[0], replace(report.bank[1], head=heads[0].head)]
-    other = replace(report, doubts=[], data_sets=[report.data_sets[0], replace(data, winners=winners)], bank=bank)
+    other = with_verdict(replace(report, doubts=[], data_sets=[report.data_sets[0], replace(data, winners=winners)]))
     assert marked(winners_table(other, other.data_sets[1], "10")) == [slow.family]
-    assert marked(bank_table(other, "10")) == [heads[0].head]
     slowest = min((row for row in report.live if row.lossless), key=lambda row: row.speedup.value).name
-    assert marked(live_table(replace(other, recommended=slowest))) == [slowest]
+    assert marked(live_table(replace(other, verdict=verdict_of(other, {MEASURED: slowest})))) == [slowest]
 
 
 def test_figures_in_doubt_have_no_winner(report):
     doubted = replace(report, doubts=["busy"])
-    tables = [winners_table(doubted, doubted.data_sets[1], MEASURED), bank_table(doubted, MEASURED), live_table(doubted)]
-    assert [marked(table) for table in tables] == [[], [], []]
+    tables = [winners_table(doubted, doubted.data_sets[1], MEASURED), live_table(doubted)]
+    assert [marked(table) for table in tables] == [[], []]
 
 
 def test_an_empty_report_is_a_page_too():
     page = Page(html_of(Report({}, None)))
-    assert page.open == [] and "section" not in page.tags
+    assert page.open == [] and "section" not in page.tags and "svg" not in page.tags
     assert json.loads(page.figures) == {}
 
 
 def test_parts_of_a_report_make_a_page(report):
     first = report.data_sets[1]
     bare = replace(first, winners=[], reliability=[])
-    unbound = [replace(row, gap_ceiling=None, gap_oracle=None) for row in first.winners if row.ratio == MEASURED]
+    unbound = [replace(row, gap_ceiling=None) for row in first.winners if row.ratio == MEASURED]
     sets = [bare, DataSet("none", "dev", 0, 0, 0, [], []), replace(first, winners=unbound, rules=[])]
-    for part in (replace(report, data_sets=[data], fit=None, bank=[], live=[]) for data in sets):
-        assert Page(html_of(part)).open == []
-    assert Page(html_of(replace(report, data_sets=sets, fit=None))).open == []
-    assert Page(html_of(replace(report, data_sets=[]))).open == []
+    parts = [replace(report, data_sets=[data], fit=None, live=[]) for data in sets]
+    for part in (*parts, replace(report, data_sets=sets, fit=None), replace(report, data_sets=[])):
+        assert Page(html_of(with_verdict(part))).open == []
 
 
 @pytest.fixture(scope="module")
@@ -262,6 +272,7 @@ def opened(request, browser, path):
     size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)  # a window is never as narrow as a phone
     browser.get(path.as_uri())
+    browser.execute_script(UNFOLD)
     drawn = "return [...document.querySelectorAll('.plot')].every(one => one.querySelector('.main-svg'))"
     with contextlib.suppress(
         TimeoutException
@@ -273,7 +284,7 @@ def opened(request, browser, path):
 def test_a_browser_shows_every_figure_without_an_error_or_a_request(opened):
     assert (
         opened.execute_script("return [...document.querySelectorAll('.plot')].map(one => !!one.querySelector('.main-svg'))")
-        == [True] * 2
+        == [True] * 3
     )
     assert opened.execute_script("return [...document.querySelectorAll('.plot .points')].length") > 5
     addresses = opened.execute_script("return performance.getEntriesByType('resource').map(one => one.name)")
@@ -293,15 +304,36 @@ def test_a_table_fits_a_laptop_and_shows_a_speed_up_on_a_phone(opened):
     boxes = "[...document.querySelectorAll('main .scroll')].filter(one => one.clientWidth)"
     if opened.execute_script("return innerWidth") > 1000:
         assert opened.execute_script(f"return {boxes}.every(one => one.scrollWidth <= one.clientWidth)")
-    first = "return ['#winners', '#live', '#bank'].map(one => [...document.querySelectorAll("
+    first = "return ['#winners', '#live'].map(one => [...document.querySelectorAll("
     first += "`${one} .panel:not([hidden]) table, #live table`)]"
     edge = ".map(one => [...one.tHead.rows[0].cells].find(cell => cell.textContent === 'speed-up')).filter(cell => cell)"
     edge += ".every(cell => cell.getBoundingClientRect().right <= innerWidth))"
-    assert opened.execute_script(first + edge) == [True] * 3
+    assert opened.execute_script(first + edge) == [True] * 2
+
+
+def test_the_first_screen_holds_the_answer_and_on_a_laptop_the_ratios_too(browser, path):
+    for (width, height, mobile), last in zip(SIZES.values(), (".changes", ".code"), strict=True):
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        browser.get(path.as_uri())
+        edge = browser.execute_script(f"return document.querySelector('{last}').getBoundingClientRect().bottom")
+        assert edge <= height
+        assert browser.execute_script("return document.documentElement.scrollHeight") < 6000
+
+
+def test_a_table_is_copied_as_markdown_and_the_setting_as_a_command(opened):
+    opened.execute_script("window.copied = []; navigator.clipboard.writeText = async (text) => { copied.push(text); };")
+    for button in ("[data-copy]", ".choices [data-copy-table]"):
+        opened.execute_script(f"document.querySelector('{button}').click()")
+    command, table = opened.execute_script("return window.copied")
+    assert command == "specheads evaluate 'x=<y>'"
+    head, line, alone, *rest = table.split("\n")
+    assert head == "|  | speed-up | over best fixed | setting |" and line == "| --- | --: | --: | --: |" and len(rest) == 4
+    assert alone == "| target alone | 1.00× | – | target alone |"
 
 
 def test_selecting_a_ratio_changes_tables_and_a_data_set_figures_too(opened):
-    captions = "return [...document.querySelectorAll('.panel:not([hidden]) caption')].map(one => one.textContent)"
+    captions = "return [...document.querySelectorAll('#winners .panel:not([hidden]) caption')].map(one => one.textContent)"
     drawn = "return document.querySelector('[data-figure=reliability]').data.map(one => [...one.y])"
     before = opened.execute_script(captions), opened.execute_script(drawn)
     assert "ratio 10" in before[0][0] and "mt-bench" in before[0][0]
@@ -347,9 +379,9 @@ def test_axe_finds_nothing_to_mend(opened):
 
 
 def test_a_click_on_a_heading_sorts_a_table(opened):
-    column = "return [...document.querySelectorAll('#bank .panel:not([hidden]) tbody tr')].map(row => +row.cells[5].dataset.key)"
+    column = "return [...document.querySelectorAll('#live tbody tr')].map(row => +row.cells[2].dataset.key)"
     for order in (-1, 1):
-        opened.execute_script("document.querySelectorAll('#bank .panel:not([hidden]) th button')[5].click()")
+        opened.execute_script("document.querySelectorAll('#live th button')[2].click()")
         values = opened.execute_script(column)
         assert values == sorted(values, key=lambda value: order * value)
 
@@ -371,7 +403,7 @@ def attacked(value, field=""):
         if field == "pieces":
             return [(kind, text + ATTACK) for kind, text in value]
         return [attacked(part, field) for part in value]
-    known = field in ("role", "ratio") or value in (FIXED, CEILING, ORACLE)
+    known = field in ("role", "ratio", "use") or value in (FIXED, CEILING, ORACLE)
     return value + ATTACK if isinstance(value, str) and not known else value
 
 
@@ -384,6 +416,7 @@ def test_no_text_of_a_report_runs_or_becomes_an_element(browser, report, tmp_pat
     path.write_text(html_of(replace(attacked(report), doubts=doubts)), encoding="utf-8")
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     browser.get(path.as_uri())
+    browser.execute_script(UNFOLD)
     drawn = "return [...document.querySelectorAll('.plot')].every(one => one.hidden || one.querySelector('.main-svg'))"
     WebDriverWait(browser, 30).until(lambda driver: driver.execute_script(drawn))
     hover = "for (const box of document.querySelectorAll('.plot:not([hidden])')) "

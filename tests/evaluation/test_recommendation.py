@@ -9,7 +9,7 @@ from specheads import AcceptanceHead, HeadConfig
 from specheads.decoding.stopping import FixedLength, HeadThreshold
 from specheads.evaluation.candidates import TARGET_ALONE, Candidate, fixed_length
 from specheads.evaluation.decode import under_block
-from specheads.evaluation.replayed_sets import Outcome
+from specheads.evaluation.replayed_sets import Outcome, setting_to_use
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.reporting import recommendations
 from specheads.evaluation.sweep import Measured
@@ -21,7 +21,7 @@ SETTINGS = [
     Candidate("head_threshold auto", "head 0.53 (auto)", RULES[1], RULES[1], head="mine"),
     fixed_length(2),
 ]
-BLOCK = ", block verification"
+BLOCK = " verification=block"
 
 
 @pytest.fixture
@@ -51,7 +51,13 @@ def stored(tmp_path):
     return run
 
 
-SPEEDS = {"target alone": 100.0, "head 0.4": 120.0, f"head 0.4{BLOCK}": 130.0, "head 0.53 (auto)": 140.0, "fixed K=2": 125.0}
+SPEEDS = {
+    "target alone": 100.0,
+    "head 0.4": 120.0,
+    f"head 0.4{BLOCK}": 130.0,
+    "head 0.53 (auto)": 140.0,
+    "fixed_length(num_tokens=2)": 125.0,
+}
 
 
 def test_the_fastest_rule_of_the_head_is_stored_with_the_faster_verification(stored):
@@ -71,14 +77,14 @@ def test_the_fastest_rule_of_the_head_is_stored_with_the_faster_verification(sto
     assert "predicted_speedup" not in values  # that rule is not in the report
 
 
-@pytest.mark.parametrize("faster", ["target alone", "fixed K=2", f"fixed K=2{BLOCK}"])
+@pytest.mark.parametrize("faster", ["target alone", "fixed_length(num_tokens=2)", f"fixed_length(num_tokens=2){BLOCK}"])
 def test_a_head_that_was_slower_than_another_setting_recommends_nothing(stored, faster):
     assert stored(SPEEDS | {faster: 141.0})[0] is None
 
 
 def test_a_setting_that_is_faster_by_chance_changes_nothing(stored):
     """Of the resamples of the prompts, some have it slower."""
-    assert stored(SPEEDS | {"fixed K=2": 140.5 + np.cos(np.arange(101))})[0]["threshold"] == 0.53
+    assert stored(SPEEDS | {"fixed_length(num_tokens=2)": 140.5 + np.cos(np.arange(101))})[0]["threshold"] == 0.53
 
 
 def test_a_head_that_was_not_decoded_recommends_what_replay_predicts(stored):
@@ -87,8 +93,15 @@ def test_a_head_that_was_not_decoded_recommends_what_replay_predicts(stored):
     assert stored(SPEEDS, predicted=0.9)[1] is None  # the target alone is faster
 
 
-@pytest.mark.parametrize(("gain", "name"), [(1.2, "fixed K=2"), (1.01, "target alone"), (0.9, "target alone")])
+@pytest.mark.parametrize(("gain", "name"), [(1.2, "fixed_length(num_tokens=2)"), (1.01, "target alone"), (0.9, "target alone")])
 def test_a_setting_that_is_not_clearly_faster_leaves_the_target_alone(gain, name):
     alone = 100 * (1 + 0.02 * np.sin(np.arange(101)))
-    tried = {"target alone": alone, "fixed K=2": gain * alone * (1 + 0.05 * np.cos(np.arange(101)))}
-    assert Outcome([], None, tried=tried).recommended == name
+    tried = {"target alone": alone, "fixed_length(num_tokens=2)": gain * alone * (1 + 0.05 * np.cos(np.arange(101)))}
+    assert setting_to_use(tried, set()) == name
+
+
+@pytest.mark.parametrize(("gain", "name"), [(1.1, "head"), (1.01, "rule"), (0.9, "rule")])
+def test_a_head_is_used_only_where_it_is_clearly_faster_than_what_needs_none(gain, name):
+    rule, alone = 140 * (1 + 0.02 * np.sin(np.arange(101))), np.full(101, 100.0)
+    tried = {"target alone": alone, "rule": rule, "head": gain * rule * (1 + 0.05 * np.cos(np.arange(101)))}
+    assert setting_to_use(tried, {"head"}) == name

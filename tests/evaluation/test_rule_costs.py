@@ -30,7 +30,7 @@ def decoded(name, rule, family, more=0.0, head=None, learning=0.0):
 def table():
     measured = [
         decoded("target alone", None, "target"),
-        decoded("fixed K=4", FixedLength(4), "fixed_length"),
+        decoded("fixed_length(num_tokens=4)", FixedLength(4), "fixed_length"),
         decoded("product 0.5", DraftProduct(0.5), "draft_product", 0.00005, learning=0.0002),
         *(decoded(f"head {name}", Confidence(), "head_threshold", seconds, name) for name, seconds in HEAD_SECONDS.items()),
     ]

@@ -48,7 +48,7 @@ def unfinished(parent, name, key="this", finished=False):
 
 
 def test_the_key_of_a_run_depends_on_its_settings_and_not_on_its_folder():
-    same = [config(), config(resume=False), config(resume=False, task=["resume=false"])]
+    same = [config(), config(resume=False), config(resume=False, task=["resume=false"]), config(task=["verbose=true"])]
     moved = config()
     moved.hydra.run.dir = "elsewhere"
     assert len({_run_key(settings) for settings in [*same, moved]}) == 1

@@ -85,11 +85,6 @@ class StoppingRule:
         return state
 
     @classmethod
-    def title(cls, name: str) -> str:
-        """Return the text before the values of a candidate in reports; `name` is that of its config."""
-        return {"fixed_length": "fixed K=", "head_threshold": "head "}.get(name, f"{name.replace('_', ' ')} ")
-
-    @classmethod
     def open_parameters(cls, arguments: Mapping[str, Any]) -> frozenset[str]:
         """Return the names of the constructor's arguments that are left to be fitted on dev prompts."""
         return frozenset()

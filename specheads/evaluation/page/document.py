@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else: findings, tables, interactive figures and coloured texts.
+"""A report as one HTML file that needs nothing else: what to use, coloured texts, interactive figures and tables.
 
 Everything that a model or a config wrote reaches the page through templates that escape it; figures are JSON without a `<`.
 """
@@ -13,12 +13,17 @@ from markupsafe import Markup
 from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
-from specheads.evaluation.conclusions import key_findings, live_texts, main_data_set, preferred, ratio_text, ratios_of, winners_at
+from specheads.evaluation import conclusions
 from specheads.evaluation.page.figures import Figures, figures_of
-from specheads.evaluation.report import Report, TextSample
-from specheads.evaluation.tables import Table, bank_table, batch_table, live_table, winners_table
+from specheads.evaluation.report import Report, TextSample, Verdict
+from specheads.evaluation.tables import Table, batch_table, live_table, verdict_table, winners_table
 
-PLOTS = {"pareto": "Discard rate against verification rate", "reliability": "Reliability"}  # titles of figures' sections
+PLOTS = {  # titles of figures' sections
+    "speed": "Speed-up by threshold",
+    "pareto": "Discard rate against verification rate",
+    "reliability": "Reliability",
+}
+OPEN = ("texts", "speed", "options")  # sections that are not folded
 
 
 class Panel(NamedTuple):
@@ -31,27 +36,28 @@ class Panel(NamedTuple):
 
 def html_of(report: Report) -> str:
     """Return the page as text."""
-    figures, ratios, context = figures_of(report), ratios_of(report), report.context
+    figures, ratios, context, verdict = figures_of(report), conclusions.ratios_of(report), report.context, report.verdict
     pair = " → ".join(str(context[key]) for key in ("draft", "target") if context.get(key))
-    number = main_data_set(report)
+    answers = [verdict.answer, *verdict.others] if verdict else []
+    panels = [Panel({"ratio": each.ratio}, each is answers[0], verdict_table(report, each)) for each in answers]
     return rendered(
         figures,
         title=f"Speculative decoding: {context.get('model') or pair or 'evaluation'}",
         doubts=report.doubts,
-        overview=_overview(report),
-        findings_title="Key findings" if number is None else f"Key findings, on {report.data_sets[number].name}",
-        findings=key_findings(report),
-        notes=report.notes,
+        notes=conclusions.warnings_of(report),
+        verdict=verdict,
+        changes=conclusions.changes_text(report, verdict) if verdict else None,
+        answers=[(answer, conclusions.use_text(answer), panel) for answer, panel in zip(answers, panels, strict=True)],
         data_sets=[f"{data_set.name} ({data_set.role})" for data_set in report.data_sets],
-        main_set=number,
-        ratios=[(ratio, ratio_text(report, ratio)) for ratio in ratios],
-        main_ratio=preferred(ratios),
-        sections=list(_sections(report, figures)),
+        main_set=conclusions.main_data_set(report),
+        ratios=[(ratio, conclusions.ratio_text(report, ratio)) for ratio in ratios],
+        main_ratio=conclusions.first_ratio(report),
+        sections=sorted(_sections(report, figures), key=lambda each: (each["folded"], each["key"] == "speed")),
     )
 
 
-def rendered(figures: Mapping[str, Figures], **content: Any) -> str:
-    """Return a page with `figures`, by name; `content` are the values that page.html asks for."""
+def rendered(figures: Mapping[str, Figures], verdict: Verdict | None = None, overview: Any = (), **content: Any) -> str:
+    """Return a page with `figures`, by name, and what to use; `content` are the other values that page.html asks for."""
     environment = Environment(
         loader=PackageLoader("specheads.evaluation.page", ""),
         autoescape=True,
@@ -63,47 +69,31 @@ def rendered(figures: Mapping[str, Figures], **content: Any) -> str:
         # Without a `<` no text within can end the script early.
         figures=Markup(to_json_plotly(figures).replace("<", "\\u003c")),
         plotly=Markup(get_plotlyjs()) if figures else "",
+        verdict=verdict,
+        overview=overview,
         **content,
     )
 
 
-def _overview(report: Report) -> list[tuple[str, str]]:
-    """Return what was evaluated, as names and texts."""
-    context = report.context
-    shown = {key: context.get(key) for key in ("target", "draft")}
-    shown |= {
-        "heads": ", ".join(context.get("heads") or []),
-        "sampling": ", ".join(f"{key} {value}" for key, value in (context.get("warp") or {}).items() if value is not None),
-    }
-    shown |= {key: context.get(key) for key in ("seed", "device")}
-    rows = [(key, str(value)) for key, value in shown.items() if value not in (None, "")]
-    for data in report.data_sets:
-        sizes = f"{data.num_prompts:,} prompts, {data.num_tokens:,} tokens, {data.num_samples} samples"
-        rows.append(("data", f"{data.name} ({data.role}): {sizes}"))
-    return rows
-
-
 def _sections(report: Report, figures: Mapping[str, Figures]) -> Iterator[dict[str, Any]]:
     """Yield the sections of the report that are not empty, each with its template and the values that this needs."""
-    sets, ratios = list(enumerate(report.data_sets)), ratios_of(report)
-    selected = {"set": main_data_set(report), "ratio": preferred(ratios)}
+    sets, ratios = list(enumerate(report.data_sets)), conclusions.ratios_of(report)
+    selected = {"set": conclusions.main_data_set(report), "ratio": conclusions.first_ratio(report)}
 
     def panel(table: Table, **values: Any) -> Panel:
         return Panel(values, all(selected[name] == value for name, value in values.items()), table)
 
-    won = [(number, data, ratio) for number, data in sets for ratio in ratios if winners_at(data, ratio)]
+    known = [f"{data.name}: {conclusions.information_text(data.information)}." for data in report.data_sets if data.information]
+    won = [(number, data, ratio) for number, data in sets for ratio in ratios if conclusions.winners_at(data, ratio)]
     if won:
         panels = [panel(winners_table(report, data, ratio), set=number, ratio=ratio) for number, data, ratio in won]
         yield section("winners", "The best of each family", panels=panels)
     for name in figures:
-        yield section(name, PLOTS[name], "plot.html")
+        yield section(name, PLOTS[name], "plot.html", texts=known if name == "reliability" else [])
     if report.live:
-        yield section("live", "Live measurements", texts=live_texts(report), table=live_table(report))
+        yield section("live", "Live measurements", table=live_table(report))
     if report.batches:
         yield section("batches", "Batches", tables=[batch_table(report, each) for each in report.batches])
-    if report.bank:
-        panels = [panel(bank_table(report, ratio), ratio=ratio) for ratio in report.bank[0].speedup]
-        yield section("bank", "Heads compared", panels=panels)
     if report.texts:
         prompts: dict[str, list[TextSample]] = {}
         for sample in report.texts:
@@ -114,21 +104,13 @@ def _sections(report: Report, figures: Mapping[str, Figures]) -> Iterator[dict[s
 
 def section(key: str, title: str, template: str | None = None, **content: Any) -> dict[str, Any]:
     """Return a section of the page: its key, title and template with the values that this needs."""
-    return {"key": key, "title": title, "template": template or f"{key}.html", **content}
+    return {"key": key, "title": title, "template": template or f"{key}.html", "folded": key not in OPEN, **content}
 
 
 def context_section(context: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the section of the configuration, the versions and the rest of a context, if it has any."""
-    rest = {key: value for key, value in context.items() if key not in ("config", "versions")}
-    parts = {
-        "Resolved configuration": context.get("config"),
-        "Versions": _yaml(context.get("versions")),
-        "Context": _yaml(rest),
-    }
+    plain = json.loads(json.dumps({key: value for key, value in context.items() if key != "config"}, default=str))
+    rest = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120)
+    parts = {"Resolved configuration": context.get("config"), "Context and versions": rest if plain else None}
     if shown := [(title, str(text)) for title, text in parts.items() if text]:
         yield section("context", "Configuration and versions", parts=shown)
-
-
-def _yaml(content: object) -> str:
-    plain = json.loads(json.dumps(content, default=str))  # paths and the like as text
-    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120) if plain else ""

@@ -1,4 +1,4 @@
-"""The page's figures: one plotly figure per data set. The page colours their text and grid."""
+"""The page's figures: one plotly figure per data set, or per data set and ratio. The page colours their text and grid."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -7,17 +7,18 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 
 from specheads.evaluation.candidates import CEILING, FIXED, ORACLE
-from specheads.evaluation.conclusions import best, preferred, ratio_text, ratios_of, times, winners_at
+from specheads.evaluation.conclusions import fastest_by_kind, preferred, ratio_text, ratios_of, times, winners_at
 from specheads.evaluation.intervals import Interval
-from specheads.evaluation.report import DataSet, Report, RuleRow
+from specheads.evaluation.report import DataSet, Kind, Report, RuleRow
 
 # The colours of Okabe and Ito without yellow and black, which cannot be seen on a white and on a black page.
 BLUE, ORANGE, GREEN, RED, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7"
 GREY = "#8a8a8a"
+OF_HEADS = (RED, PURPLE, "#8c564b", "#e377c2", "#9467bd", "#b8860b")
+OF_OTHERS = (GREEN, ORANGE, SKY, "#17becf", "#7f9f2f", "#5b7fb5")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "pentagon", "star", "hexagon", "triangle-down")
-FEW = 10  # families that are shown at once
 
-Figures = Mapping[str, go.Figure]  # by the number of a data set: "0"
+Figures = Mapping[str, go.Figure]  # by the number of a data set, "0", or by that and a ratio, "0 10"
 
 
 class _PlotStyle(NamedTuple):
@@ -31,49 +32,66 @@ class _PlotStyle(NamedTuple):
         return {"color": self.color, "symbol": self.symbol, "size": size, **more}
 
 
-Styles = Mapping[str, _PlotStyle]
-
-
 def figures_of(report: Report) -> dict[str, Figures]:
     """Return every figure that there is data for, by name."""
     styles, ratios = _styles_of(report), ratios_of(report)
-    drawn: dict[str, dict[str, go.Figure]] = {"pareto": {}, "reliability": {}}
+    drawn: dict[str, dict[str, go.Figure]] = {"speed": {}, "pareto": {}, "reliability": {}}
     for number, data_set in enumerate(report.data_sets):
         main = _main_families(data_set, preferred(ratios))
         if data_set.rules:
             drawn["pareto"][f"{number}"] = _pareto(report, data_set, styles, main)
+        for ratio in ratios:
+            if winners_at(data_set, ratio) and any("threshold" in row.parameters for row in data_set.rules):
+                drawn["speed"][f"{number} {ratio}"] = _speed(report, data_set, ratio, styles)
         if data_set.reliability:
             drawn["reliability"][f"{number}"] = _reliability(data_set)
     return {name: figures for name, figures in drawn.items() if figures}
 
 
-def _styles_of(report: Report) -> Styles:
+def _styles_of(report: Report) -> Mapping[str, _PlotStyle]:
     """Return how each family is drawn: fixed lengths blue, heads red and purple, the bounds grey."""
     styles = {
         FIXED: _PlotStyle("fixed", BLUE, "circle"),
         CEILING: _PlotStyle("ceiling", GREY, "star-diamond"),
         ORACLE: _PlotStyle("oracle", GREY, "star"),
     }
-    rows = [row for data_set in report.data_sets for row in data_set.rules]
-    families = {row.family: row.head is not None for row in rows if row.family not in styles}
-    for wanted, colors in ((True, (RED, PURPLE)), (False, (GREEN, ORANGE, SKY))):
-        for number, family in enumerate(family for family, has_head in families.items() if has_head == wanted):
-            symbol = SYMBOLS[(number // len(colors) + (not wanted)) % len(SYMBOLS)]
-            styles[family] = _PlotStyle(f"family{list(families).index(family)}", colors[number % len(colors)], symbol)
+    kinds: dict[bool, list[tuple[str, str | None]]] = {True: [], False: []}  # with a head, and without
+    for row in (row for data_set in report.data_sets for row in data_set.rules if row.family not in styles):
+        kind, known, colors = (row.rule_name, row.head), kinds[row.head is not None], OF_HEADS if row.head else OF_OTHERS
+        known += [] if kind in known else [kind]
+        number = known.index(kind)  # what an automatic value belongs to has its colour
+        symbol = SYMBOLS[(number + 5 * row.automatic) % len(SYMBOLS)]
+        styles[row.family] = _PlotStyle(f"family{len(styles)}", colors[number % len(colors)], symbol)
     return styles
 
 
 def _main_families(data_set: DataSet, ratio: str | None) -> set[str]:
-    """Return the families that a reader sees first: fixed lengths, the best with a head and without, and the bounds.
-
-    With an automatic threshold, its head's given thresholds are shown, too.
-    """
-    families = {row.family for row in data_set.rules}
-    if len(families) <= FEW:
-        return families
-    leaders = [best(winners_at(data_set, ratio), head) for head in (True, False)]
-    leading = {(row.rule_name, row.head) for row in leaders if row}
+    """Return the families that a reader sees first: fixed lengths, the best rule without a head, the best head's, the bounds."""
+    fastest = fastest_by_kind(winners_at(data_set, ratio))
+    leading = {(row.rule_name, row.head) for row in fastest.values()}
+    leading |= {("head_threshold", fastest[Kind.HEAD].head)} if Kind.HEAD in fastest else set()
     return {FIXED, CEILING, ORACLE, *(row.family for row in data_set.rules if (row.rule_name, row.head) in leading)}
+
+
+def _speed(report: Report, data_set: DataSet, ratio: str, styles: Mapping[str, _PlotStyle]) -> go.Figure:
+    """Return speed-ups at a ratio by threshold; of several rules with one threshold, of the fastest on dev prompts."""
+    figure = _figure("threshold", f"speed-up at ratio {ratio_text(report, ratio)}: times the target alone", 480)
+    fixed, main = fastest_by_kind(winners_at(data_set, ratio))[Kind.FIXED], _main_families(data_set, ratio)
+    dev = next((each.rules for each in report.data_sets if each.role == "dev"), data_set.rules)
+    lines: dict[str, dict[float, tuple[float, RuleRow]]] = {}
+    for row, on_dev in zip(data_set.rules, dev, strict=True):
+        if ratio in row.speedup and "threshold" in row.parameters and not row.bound:
+            points, threshold = lines.setdefault(row.family, {}), row.parameters["threshold"]
+            tried = (on_dev.speedup[ratio].value, row)
+            points[threshold] = max(points.get(threshold, tried), tried, key=lambda point: point[0])
+    for family, points in lines.items():
+        rows, style = {threshold: points[threshold][1] for threshold in sorted(points)}, styles[family]
+        look = {"mode": "lines+markers", "marker": style.marker(8), "line": {"color": style.color, "width": 1.5}}
+        hover, speeds = [_hover(report, row) for row in rows.values()], [row.speedup[ratio] for row in rows.values()]
+        _draw(figure, list(rows), speeds, hover, **look, **_named(family, style, main))
+    for name, speed, color in ((Kind.FIXED, fixed.speedup.value, BLUE), (Kind.ALONE, 1.0, GREY)):
+        _draw(figure, [0, 1], [speed, speed], mode="lines", line={"color": color, "dash": "dash", "width": 1.5}, name=name)
+    return figure.update_xaxes(range=[-0.03, 1.03])
 
 
 def _figure(x: str, y: str, height: int) -> go.Figure:
@@ -106,7 +124,7 @@ def _named(family: str, style: _PlotStyle, main: set[str]) -> dict[str, Any]:
     return {"name": escape(family), "uid": style.key, "visible": True if family in main else "legendonly"}
 
 
-def _pareto(report: Report, data_set: DataSet, styles: Styles, main: set[str]) -> go.Figure:
+def _pareto(report: Report, data_set: DataSet, styles: Mapping[str, _PlotStyle], main: set[str]) -> go.Figure:
     axes = "discard rate: drafted tokens thrown away per token", "verification rate: forward passes of the target per token"
     figure = _figure(*axes, 540)
     front: list[tuple[float, float]] = []

@@ -1,5 +1,5 @@
 "use strict";
-// Shows the data set and the ratio that the reader selects, draws its figures in the page's colours, and sorts tables.
+// Shows the data set and the ratio that the reader selects, draws its figures in the page's colours, sorts tables, and copies.
 (() => {
   const figures = JSON.parse(document.getElementById("figures").textContent);
   const narrow = matchMedia("(max-width: 700px)");
@@ -55,7 +55,8 @@
     details.lastElementChild.replaceChildren(table);
   };
   const draw = (box, state) => {
-    const figure = figures[box.dataset.figure][state.set];
+    const of = figures[box.dataset.figure], figure = of[state.set] ?? of[`${state.set} ${state.ratio}`];
+    if (!box.parentElement.closest("details, section").matches("section, [open]")) return;  // a folded one has no width
     box.hidden = !figure;
     box.nextElementSibling.hidden = !!figure;
     box.parentElement.querySelector(".numbers").hidden = !figure;
@@ -73,6 +74,26 @@
       panel.hidden = ["set", "ratio"].some((name) => name in panel.dataset && panel.dataset[name] !== state[name]);
     }
     document.querySelectorAll(".plot").forEach((box) => draw(box, state));
+  };
+  const markdown = (table) => {
+    const lines = [...table.rows].map((row) => [...row.cells].map((cell) => cell.innerText.trim().replace(/\s+/g, " ").replaceAll("|", "\\|")));
+    lines.splice(1, 0, lines[0].map((_, place) => (place ? "--:" : "---")));
+    return lines.map((cells) => `| ${cells.join(" | ")} |`).join("\n");
+  };
+  const copy = async (button) => {
+    const text = button.dataset.copy ?? markdown(button.parentElement.previousElementSibling.querySelector("table"));
+    const title = button.textContent;
+    try {
+      await navigator.clipboard.writeText(text);
+    } catch {  // without the permission, or from a page that is not secure
+      const area = Object.assign(document.createElement("textarea"), { value: text });
+      document.body.append(area);
+      area.select();
+      document.execCommand("copy");
+      area.remove();
+    }
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = title; }, 1500);
   };
   const sort = (button) => {
     const heading = button.closest("th"), rows = [...heading.closest("table").tBodies[0].rows], column = heading.cellIndex;
@@ -92,7 +113,11 @@
     fill(details.parentElement.querySelector(".plot"));
   }));
   document.addEventListener("change", (event) => event.target.dataset.select && update());
-  document.addEventListener("click", (event) => event.target.matches("th button") && sort(event.target));
+  document.addEventListener("click", (event) => {
+    if (event.target.matches("th button")) sort(event.target);
+    if (event.target.matches("[data-copy], [data-copy-table]")) copy(event.target);
+  });
+  document.querySelectorAll("section > details").forEach((details) => details.addEventListener("toggle", update));
   for (const query of [narrow, dark]) query.addEventListener("change", update);
   update();
 })();

@@ -109,11 +109,11 @@ def answer_of(options: Sequence[Option], command_line: CommandLine) -> Answer:
             chosen = option
     evaluate = ("evaluate", "head=null")
     said, following = {
-        PLAIN: ("Do not speculate with this draft", evaluate),
+        PLAIN: ("Do not speculate with this draft: nothing is clearly faster than", ("probe", "model.draft=<another draft>")),
         FIXED_NAME: (f"Draft a fixed number of tokens ({chosen.value})", evaluate),
         LOGISTIC: (f"Stop by a logistic ({chosen.value})", (*evaluate, "stopping=[fixed_length,logistic]")),
     }.get(chosen.name, (f"Train a head ({chosen.width} wide)", ("train", f"head.width={chosen.width}")))
-    text = f"{said}: {_times(chosen.speedup)} the speed of the target alone"
+    text = f"{said}{'' if chosen is known[PLAIN] else f': {_times(chosen.speedup)} the speed of'} the target alone"
     if chosen.name not in (PLAIN, FIXED_NAME):
         gain = chosen.gain
         text += f", {gain.value - 1:+.1%} [{gain.low - 1:+.1%}, {gain.high - 1:+.1%}] over the best fixed length"

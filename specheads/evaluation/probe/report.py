@@ -9,7 +9,7 @@ from specheads.evaluation.conclusions import change, information_text, percent, 
 from specheads.evaluation.probe.prediction import BETTER, HEAD, MORE_OVERLAP, Cut, Option
 from specheads.evaluation.probe.probe import Probed
 from specheads.evaluation.reporting import write_page
-from specheads.evaluation.tables import Cell, Table, estimate_cell, terminal
+from specheads.evaluation.tables import Cell, Table, estimate_cell, table_of, terminal
 from specheads.storage.files import amount
 
 MICRO, MILLI = 1e6, 1e-3
@@ -31,7 +31,8 @@ def _measured(probed: Probed) -> list[tuple[str, str]]:
     costs, live = probed.times.costs, probed.live
     verified = ", ".join(f"{count} {costs.verification[count] / costs.target_seconds:.2f}x" for count in VERIFIED)
     widths = sorted(option.width for option in probed.options if option.width is not None)
-    heads = ", ".join(f"{width} wide {probed.times.share(f'{HEAD}{width}'):+.0%}" for width in widths)
+    shares = {width: probed.times.share(f"{HEAD}{width}") for width in widths}
+    heads = ", ".join(f"{width} wide {f'{share:+.0%}' if share < 1 else 'more than a step'}" for width, share in shares.items())
     survived = " ".join(f"{share:.0%}" for share in probed.survival)
     speed = f"{live.tokens_per_second:,.0f} tokens/s, {live.speedup:.2f}x the target alone"
     lost = [] if probed.unknown is None else [("probability of tokens that the draft never proposes", f"{probed.unknown:.2%}")]
@@ -77,7 +78,7 @@ def _options(probed: Probed) -> Table:
         "over the fixed length": lambda option: estimate_cell(change, option.gain),
     }
     caption = "Speed over the target alone, predicted, with 95 % intervals over prompts"
-    return Table.of(caption, columns, probed.options)
+    return table_of(caption, columns, probed.options, doubtful=False)
 
 
 def html_of(probed: Probed) -> str:
@@ -90,9 +91,7 @@ def html_of(probed: Probed) -> str:
         title=f"Probe: {probed.pair}",
         doubts=probed.doubts,
         overview=_measured(probed),
-        findings_title="Answer",
-        findings=[probed.answer.text, f"Next: {probed.answer.command}"],
-        notes=[],
+        notes=[probed.answer.text, f"Next: {probed.answer.command}"],
         data_sets=[],
         sections=[options, *context_section(probed.context)],
     )

@@ -58,7 +58,7 @@ def test_a_fixed_length_is_chosen_on_one_half_and_counted_on_the_other(halves, o
     reported = counts[0][best[1]], counts[1][best[0]]
     expected = sum(each.tokens.sum() for each in reported) / sum(map(seconds, reported))
     assert options[FIXED_NAME].speedup.value == pytest.approx(expected)
-    assert options[FIXED_NAME].value == " or ".join(dict.fromkeys(f"fixed K={k}" for k in (best[1], best[0])))
+    assert options[FIXED_NAME].value == " or ".join(dict.fromkeys(f"fixed_length(num_tokens={k})" for k in (best[1], best[0])))
     assert options[FIXED_NAME].speedup.low < expected < options[FIXED_NAME].speedup.high
     assert best_length(halves[0], TIMES) in lengths
 
@@ -108,7 +108,7 @@ def known(**speeds):
             names[name],
             Interval(value, value - 0.05, value + 0.05),
             Interval(value / fixed, value / fixed - 0.01, value / fixed + 0.01),
-            "fixed K=3",
+            "fixed_length(num_tokens=3)",
             width=20 if name == "head" else None,
         )
         for name, value in speeds.items()
@@ -118,7 +118,7 @@ def known(**speeds):
 @pytest.mark.parametrize(
     ("speeds", "choice", "command"),
     [
-        ({"fixed": 0.9}, PLAIN, "specheads evaluate head=null"),
+        ({"fixed": 0.9}, PLAIN, "specheads probe model.draft=<another draft>"),
         ({"fixed": 1.5, "logistic": 1.5}, FIXED_NAME, "specheads evaluate head=null"),
         (
             {"fixed": 1.5, "logistic": 1.65},
@@ -129,7 +129,7 @@ def known(**speeds):
         ({"fixed": 1.5, "logistic": 1.6, "head": 1.62}, LOGISTIC, None),
         ({"fixed": 1.5, "logistic": 1.6, "head": 1.7}, f"{HEAD}20", "specheads train head.width=20"),
         ({"fixed": 1.5, "head": 1.6, "better": 1.7}, f"{HEAD}20", "specheads distill"),
-        ({"fixed": 0.8, "better": 0.9}, PLAIN, "specheads evaluate head=null"),
+        ({"fixed": 0.8, "better": 0.9}, PLAIN, "specheads probe model.draft=<another draft>"),
     ],
 )
 def test_the_answer_is_the_simplest_that_nothing_beats(speeds, choice, command):
