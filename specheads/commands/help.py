@@ -18,12 +18,11 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Column, Table
 
-from specheads.commands.compose import RunSettings, command_config, names_of
+from specheads.commands.compose import command_config, keys_of, names_of
 from specheads.commands.main import PROGRAMS
 from specheads.errors import UserError
-from specheads.pair.config import PairConfig, config_folder
 from specheads.prompts.sources import DatasetSource, NanoSource, source_class
-from specheads.settings import fields_of, shown
+from specheads.settings import config_folder, fields_of, shown
 
 GROUP, REPRODUCE = "experiment", "reproduce"
 _REPRODUCES = re.compile(rf"^command: {REPRODUCE}/", re.MULTILINE)  # parsing the files would take longer than all else here
@@ -46,9 +45,7 @@ class Section(NamedTuple):
     rows: list[tuple[str, str]]
 
 
-def help_text(
-    command: str, overrides: Sequence[str] = (), width: int | None = None, classes: Sequence[type] = (), of: str = _ALL
-) -> str:
+def help_text(command: str, overrides: Sequence[str] = (), width: int | None = None, of: str = _ALL) -> str:
     """Return the help of conf/<command>.yaml with the values that `overrides` lead to, for a terminal `width` columns wide.
 
     `of` is a key, with those in its group, or "all"; an empty text is for a screen with the keys of the first level. Raises
@@ -56,7 +53,7 @@ def help_text(
     """
     cfg, chosen = composed(command, overrides)
     console = Console(file=(output := StringIO()), width=width, markup=False, emoji=False, highlight=False)
-    listed, is_short = sections(cfg, chosen, classes), not of
+    listed, is_short = sections(cfg, chosen, command), not of
     if is_short or of == _ALL:
         about = "\n".join(line for line in _head_of(command) if not line.startswith(" "))
         console.print(f"usage: {PROGRAMS[command]} [key=value ...]\n\n{about}")
@@ -136,7 +133,7 @@ def composed(command: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, d
     return cfg, {group: choices[group] for group in sorted(groups, key=lambda group: group != "model")}
 
 
-def sections(cfg: DictConfig, chosen: Mapping[str, str | None], classes: Sequence[type]) -> list[Section]:
+def sections(cfg: DictConfig, chosen: Mapping[str, str | None], command: str) -> list[Section]:
     """Return every key of a composed config with its explanation: first those of no config group, then group by group."""
     explained: dict[str, str] = {}
     listed = {"": Section("general", "", [])}
@@ -145,7 +142,7 @@ def sections(cfg: DictConfig, chosen: Mapping[str, str | None], classes: Sequenc
         listed[group] = Section(f"{group}={choice}", read_head(files.get(str(choice), "")), [])
         for name in sorted(files, key=_names_in(choice).__contains__):
             explained |= _comments(files[name], group) if group != GROUP else {}
-    explained |= _sentences(classes, source_class(cfg.data))
+    explained |= _sentences(command, source_class(cfg.data))
     for key, value in _walk(cast(Mapping[str, Any], OmegaConf.to_container(cfg, resolve=True))):
         rows, explanation = listed.get(key.partition(".")[0], listed[""]).rows, explained.get(key, "")
         if not isinstance(value, Mapping) or not value:
@@ -155,10 +152,10 @@ def sections(cfg: DictConfig, chosen: Mapping[str, str | None], classes: Sequenc
     return list(listed.values())
 
 
-def _sentences(classes: Sequence[type], *sources: type) -> dict[str, str]:
-    """Return the keys of a command with classes of settings and sources of prompts, and their sentences of help."""
-    prefixed = [(RunSettings, ""), (PairConfig, "model"), *((cls, "data") for cls in sources), *((cls, "") for cls in classes)]
-    return {key: text for cls, prefix in prefixed for key, text in fields_of(cls, prefix).items() if text}
+def _sentences(command: str, *sources: type) -> dict[str, str]:
+    """Return the keys of a command and of sources of prompts, and their sentences of help."""
+    of_sources = {key: text for cls in sources for key, text in fields_of(cls, "data").items() if text}
+    return of_sources | keys_of(command).sentences
 
 
 def experiments(command: str) -> dict[str, str]:
@@ -213,7 +210,7 @@ def _walk(content: Mapping[str, Any], parent: str = "") -> Iterator[tuple[str, A
             yield from _walk(value, f"{parent}{name}.") if isinstance(value, Mapping) else ()
 
 
-def composition_error(error: Exception, command: str, words: Sequence[str], classes: Sequence[type] = ()) -> UserError | None:
+def composition_error(error: Exception, command: str, words: Sequence[str]) -> UserError | None:
     """Return the message for an error that the command line `words` of conf/<command>.yaml raised in Hydra, or None."""
     ask = f"{PROGRAMS[command]} --help"
     nulls = [name for word in words if word.endswith("=null") and (config_folder() / (name := word[:-5])).is_dir()]
@@ -235,7 +232,7 @@ def composition_error(error: Exception, command: str, words: Sequence[str], clas
     if isinstance(error, ConfigCompositionException) and isinstance(error.__cause__, OmegaConfBaseException):
         key = str(error.__cause__.full_key)
         word = next((word for word in words if word.lstrip("+~").startswith(f"{key}=")), key)
-        close = _closest(key, list(_sentences(classes, DatasetSource, NanoSource)))
+        close = _closest(key, list(_sentences(command, DatasetSource, NanoSource)))
         return UserError(f"{word}: there is no such key; {close}{ask}=all lists every key, and +{word} adds one.")
     if isinstance(error, OverrideParseException):
         key, _, value = str(error.override).partition("=")

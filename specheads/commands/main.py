@@ -44,7 +44,10 @@ def run(words: Sequence[str]) -> None:
     for name, verb in VERBS.items():
         if [*words][: (size := len(name.split()))] == name.split():
             os.environ[VERB_OF_PARENT], sys.argv[1:] = name, words[size:]
-            verb.load()()
+            if verb.config is None:
+                verb.load()()
+            else:
+                import_module("specheads.commands.command").CommandLine(verb.config).run()
             return
     if words and words[-1] not in ("papers", "-h", "--help"):
         given = " ".join(word for word in words[:2] if "=" not in word)

@@ -35,7 +35,7 @@ _METRICS = {"auroc": "AUROC", "kl": "KL", "brier": "Brier", "ece": "ECE"}
 MOST_SHOWN = 20  # heads; a bank may have thousands
 
 
-@command("train", Generation, HeadTraining, folder="head", shared=True)
+@command("train", Generation, HeadTraining, folder="head")
 def train_head(cfg: DictConfig, pair: Pair | None = None) -> "TrainedHeads":
     """Train the heads of a config, for `pair` or its own; print how good they are. Raises UserError as `train_heads`."""
     settings, run = _checked_settings(HeadTraining, cfg), Path(cfg.paths.run)
@@ -51,7 +51,7 @@ def train_head(cfg: DictConfig, pair: Pair | None = None) -> "TrainedHeads":
     return trained
 
 
-@command("distill", Generation, Distillation, shared=True)
+@command("distill", Generation, Distillation)
 def distill_draft(cfg: DictConfig, pair: Pair | None = None) -> "DistilledDraft":
     """Distil the draft of a config's pair; print how good it is, and return it. Raises UserError as `distill`."""
     settings, run = _checked_settings(Distillation, cfg), Path(cfg.paths.run)

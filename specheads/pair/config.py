@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, InstanceOf
 
 from specheads.errors import UserError
 from specheads.pair.quantization import FORMS, check_quantization
-from specheads.settings import Flag, PositiveNumber, Settings, Text, setting
+from specheads.settings import Flag, PositiveNumber, Settings, Text, config_folder, setting
 
 INSTRUCTION = "{instruction}"  # an instruction format takes the text there
 
@@ -141,13 +141,6 @@ def checked_device(device: str | None) -> str:
             f"device={device!r} cannot be used here ({str(error).splitlines()[0]}); use cpu, or null to choose automatically."
         ) from None
     return device
-
-
-def config_folder() -> Path:
-    """Return the folder of YAML configs: next to the package in a source tree, inside it in an installed wheel."""
-    package = Path(__file__).parents[1]
-    source_tree = package.parent / "conf"
-    return source_tree if (source_tree / "model").is_dir() else package / "conf"
 
 
 def pair_config(name: str | None = None, **keys: Any) -> PairConfig:

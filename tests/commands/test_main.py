@@ -11,8 +11,9 @@ import pytest
 from commands import shell
 from warm_processes import run as run_warm
 
-from specheads.commands import evaluate, papers, train
+from specheads.commands import compose, papers
 from specheads.commands import main as main_module
+from specheads.commands.command import CommandLine
 from specheads.commands.help import PROGRAMS
 from specheads.commands.main import VERB_OF_PARENT, VERBS
 
@@ -27,8 +28,8 @@ def test_every_verb_has_a_module_and_a_config():
 
 def test_papers_lists_and_runs_what_it_can_do(run, monkeypatch):
     assert run("papers")[1] == run("papers", "--help")[1] == run()[1]
-    monkeypatch.setattr(papers, "reproduce", lambda: print(sys.argv[1:]))
-    assert run("papers", "reproduce", "seed=1")[1].strip() == "['seed=1']"
+    monkeypatch.setattr(CommandLine, "run", lambda line: print(line.name, sys.argv[1:]))
+    assert run("papers", "reproduce", "seed=1")[1].strip() == "reproduce ['seed=1']"
     monkeypatch.setattr(papers, "theory", lambda out="", seed="0": f"{out} {seed}")
     assert run("papers", "theory", "out=x", "seed=3")[1].strip() == "x 3"
     assert "'sed' is not known; it takes out=, seed=" in run("papers", "theory", "sed=3")[2]
@@ -39,20 +40,19 @@ def test_papers_lists_and_runs_what_it_can_do(run, monkeypatch):
 
 def test_a_verb_is_handed_on_with_its_words(run, monkeypatch):
     called = []
-    for module, name in ((train, "distill_draft"), (evaluate, "main"), (train, "train_head")):
-        monkeypatch.setattr(module, name, lambda: called.append(sys.argv[1:]))
+    monkeypatch.setattr(CommandLine, "run", lambda line: called.append((line.name, sys.argv[1:])))
     assert run("evaluate", "head=mine")[0] == run("distill", "model=nano")[0] == run("train")[0] == 0
-    assert called == [["head=mine"], ["model=nano"], []]
+    assert called == [("evaluate", ["head=mine"]), ("distill", ["model=nano"]), ("train", [])]
 
 
 def test_a_further_process_of_a_run_has_the_verb_of_the_first(run, monkeypatch):
     called = []
-    monkeypatch.setattr(train, "distill_draft", lambda: called.append(sys.argv[1:]))
+    monkeypatch.setattr(CommandLine, "run", lambda line: called.append((line.name, sys.argv[1:])))
     run("distill", "model=nano")
     assert os.environ[VERB_OF_PARENT] == "distill"
     monkeypatch.setenv("LOCAL_RANK", "1")
     run("-cp", "conf", "model=nano")
-    assert called[1] == ["-cp", "conf", "model=nano"]
+    assert called[1] == ("distill", ["-cp", "conf", "model=nano"])
 
 
 @pytest.mark.parametrize("words", [[], ["--help"]])
@@ -103,7 +103,29 @@ def test_a_pair_of_a_folder_of_configs_is_used_and_passed_on(tmp_path):
     assert f"next: specheads train {' '.join(words[1:])}" in done.stdout
 
 
-def test_help_imports_no_large_library():
-    script = f"import sys; from {main_module.__name__} import run; run(['--help'])"
-    script += "; assert not {'torch', 'transformers', 'lightning', 'hydra', 'rich', 'yaml'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", script], check=True, env=shell())
+@pytest.mark.parametrize(
+    ("words", "large"),
+    [
+        (["--help"], {"torch", "transformers", "lightning", "hydra", "rich", "yaml"}),
+        (["train", "--help"], {"torch", "transformers", "lightning"}),
+    ],
+)
+def test_help_imports_no_large_library(words, large, tmp_path):
+    script = f"import sys; from {main_module.__name__} import run; run({words}); assert not {large} & set(sys.modules)"
+    variables = shell(SPECHEADS_CACHE=str(tmp_path))
+    for _ in range(1 + ("train" in words)):  # the first one notes the keys
+        done = subprocess.run([sys.executable, "-c", script], check=False, env=variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_noted_keys_are_read_until_the_source_changes(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECHEADS_CACHE", str(tmp_path))
+    keys = compose.keys_of("train")
+    (note,) = (tmp_path / "keys").iterdir()
+    assert compose.keys_of("train") == keys and keys.defaults["head"]["depth"] == 3 and "residual" in keys.sentences["head.depth"]
+    content = json.loads(note.read_text())
+    note.write_text(json.dumps(content | {"keys": [{}, {"noted": "so"}]}))
+    assert compose.keys_of("train").sentences == {"noted": "so"}
+    for stale in ("{", "[]", json.dumps({"state": "another", "keys": [{}, {}]})):
+        note.write_text(stale)
+        assert compose.keys_of("train") == keys
