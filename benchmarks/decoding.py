@@ -39,7 +39,7 @@ from specheads import Warp, load_pair
 from specheads.pair.config import pair_config
 from specheads.pair.gguf import gguf_file
 from specheads.pair.pair import Pair
-from specheads.pair.revisions import unabbreviated
+from specheads.pair.locations import unabbreviated
 from specheads.prompts.sources import DatasetSource, NanoSource, PromptSource
 
 MODES = {

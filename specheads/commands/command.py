@@ -24,6 +24,7 @@ from specheads.commands.main import EXIT_USER_ERROR
 from specheads.commands.run_folders import may_resume, register_resolver
 from specheads.errors import UserError, user_error
 from specheads.load import warn_if_busy
+from specheads.pair.locations import check_available
 from specheads.processes import Processes, is_first_process
 from specheads.settings import Settings, config_folder, shown
 from specheads.storage import runs
@@ -102,7 +103,10 @@ class CommandLine:
             check_experiment(self.name, HydraConfig.get().runtime.choices.get("experiment"))
             if not isinstance(cfg.resume, bool):
                 raise UserError(f"resume={shown(cfg.resume)} must be true or false.")
-            command = self.verb.load()
+            for what, where in (("target", cfg.model.get("target")), ("head", cfg.get("head"))):
+                if isinstance(where, str) and where not in ("", "latest"):
+                    check_available(what, where, cfg.model.get("target_revision") if what == "target" else None)
+            command = self.verb.load()  # it takes seconds
             check_keys(cfg, command.classes)
             if (processes := Processes.this()).launcher is not None:  # each of its processes uses a GPU of its own
                 import torch  # slow, and not every command needs it

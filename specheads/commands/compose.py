@@ -182,8 +182,10 @@ def load_configured_pair(cfg: DictConfig, only_draft: bool = False, new_draft: "
     from specheads.pair.needs import pair_needs
     from specheads.pair.pair import load_pair
 
+    config = model_config(cfg)
+    config.check_available(draft=new_draft is None)  # before anything asks the hub for a minute
     if is_first_process():
-        for line in pair_needs(model_config(cfg), only_draft):
+        for line in pair_needs(config, only_draft):
             logger.info(line)
     return load_pair(only_draft=only_draft, new_draft=new_draft, **_model_keys(cfg))
 

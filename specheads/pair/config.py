@@ -12,6 +12,7 @@ import yaml
 from pydantic import BeforeValidator, InstanceOf
 
 from specheads.errors import UserError
+from specheads.pair.locations import check_available
 from specheads.pair.quantization import FORMS, check_quantization
 from specheads.settings import Flag, PositiveNumber, Settings, Text, config_folder, setting
 
@@ -102,6 +103,12 @@ class PairConfig(Settings):
             self.trust_remote_code in (True, role),
             self.draft_quantization if is_draft else self.quantization,
         )
+
+
+    def check_available(self, draft: bool) -> None:
+        """Raise UserError, within seconds, for a target (and with `draft`, a draft) that is neither here nor on the hub."""
+        for role in ("target", "draft") if draft else ("target",):
+            check_available(role, getattr(self, role), getattr(self, f"{role}_revision"))
 
 
 class _Model(Settings):
