@@ -30,6 +30,7 @@ from specheads.settings import Settings, config_folder, shown
 from specheads.storage import runs
 
 _HELP = re.compile(r"-h|--help(=\S*)?")
+_OPTION = re.compile(r"--(help|hydra-help|version|cfg|resolve|info|package|multirun|run|(config|experimental|shell)-\w+)(=.*)?")
 # What a head and its evaluation must have in common.
 _SHARED_KEYS = ("model", "data", "warp", "generation", "runner", "vllm", "server", "ray", "paths", "seed")
 _SHARED_VERBS = ("train", "distill")  # torchrun and srun may start these
@@ -61,8 +62,12 @@ class CommandLine:
         """Run it, or print the help that it asks for; SystemExit if it fails or is interrupted."""
         run_folders.taken.clear()
         os.environ["HYDRA_FULL_ERROR"] = "1"  # lets composition errors through to here
-        words = sys.argv[1:]
+        # Options first, as Hydra's parser reads no overrides after one that follows others.
+        words = sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: not word.startswith("-") and ("=" in word or word[:1] == "~"))
         try:
+            if dashed := [word for word in words if word.startswith("--") and not _OPTION.fullmatch(word)]:
+                key = dashed[0].lstrip("-").partition("=")[0]
+                raise UserError(f"{dashed[0]} is no option; keys have no dashes: write {key}=<value>.")
             processes = Processes.this()
             if processes.count > 1 and self.name not in _SHARED_VERBS:
                 raise UserError(

@@ -11,6 +11,7 @@ import pytest
 from commands import shell
 from warm_processes import run as run_warm
 
+import specheads
 from specheads.commands import compose, papers
 from specheads.commands import main as main_module
 from specheads.commands.command import CommandLine
@@ -61,6 +62,50 @@ def test_help_lists_all_verbs_in_a_screen(run, words):
     assert code == 0 and len(text.splitlines()) < 24 and max(map(len, text.splitlines())) <= 80
     for name, about in ({name: entry.about for name, entry in VERBS.items()}).items():
         assert f"  {name} " in text and about in text
+
+
+def test_the_version_is_that_of_the_package(run):
+    assert run("--version") == (0, f"specheads {specheads.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("line", "word", "expected"),
+    [
+        ("specheads tr", "tr", ["train "]),
+        ("specheads papers ", "", ["reproduce ", "theory "]),
+        ("specheads train head.de", "head.de", ["head.depth="]),
+        ("specheads train model=na", "na", ["nano"]),  # bash's word begins after "="
+        ("specheads train model=na", "model=na", ["model=nano"]),
+        ("specheads papers reproduce experiment=block_t", "block_t", ["block_table1"]),
+        ("specheads train experiment=block_t", "block_t", []),
+        ("specheads export h", "h", []),
+    ],
+)
+def test_tab_completes_verbs_keys_and_choices(run, monkeypatch, line, word, expected):
+    monkeypatch.setenv("COMP_LINE", f"{line} more")
+    monkeypatch.setenv("COMP_POINT", str(len(line)))
+    assert [each for each in run("--complete", "specheads", word, "before")[1].split("\n") if each] == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["train", "lr=1e-3"], "lr=1e-3: there is no such key; did you mean optimizer.lr? "),
+        (["train", "batch_size=4"], "did you mean generation.batch_size or loader.batch_size? "),
+        (["train", "hed.depth=2"], "hed.depth=2: there is no such key; did you mean head.depth? "),
+        (["train", "+experiment=specdecpp"], "+experiment=: a plus adds what is not listed, and experiment is listed; "),
+        (["evaluate", "stopping=fixed"], "stopping=fixed: there is no such choice; did you mean fixed_length? "),
+        (["train", "--head.depth=2"], "--head.depth=2 is no option; keys have no dashes: write head.depth=<value>."),
+        (["train", "--model", "nano"], "--model is no option; keys have no dashes: write model=<value>."),
+        (["train", "seed=1", "--config-dir", "{folder}", "model=nosuch"], "model=nosuch: there is no such choice; "),
+        (["evaluate", "head=a/b/c"], "there is no head folder 'a/b/c'; train one with specheads train, or use head=latest."),
+        (["trian"], "specheads trian: there is no such verb; did you mean train? "),
+    ],
+)
+def test_a_mistake_in_the_words_is_one_sentence_with_the_remedy(run, tmp_path, monkeypatch, words, told):
+    monkeypatch.chdir(tmp_path)
+    code, _, error = run(*(word.format(folder=tmp_path) for word in words))
+    assert code == 2 and error.startswith("error: ") and told in error and len(error.splitlines()) == 1
 
 
 def test_an_unknown_verb_is_one_message(run):
