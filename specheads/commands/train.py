@@ -127,13 +127,12 @@ def _information(known: "Information") -> Iterator[str]:
     ranked = sorted(known.explained.items(), key=lambda item: -item[1].value)
     for name, share in ranked[:MOST_SHOWN]:
         yield f"  {name} explains {share.value:.1%} [{share.low:.1%}, {share.high:.1%}] of that"
-    if any(more.low > 0 for more in known.over_logistic.values()):
-        yield f"the head that knows most: {next(name for name, _ in ranked if name in known.over_logistic)}"
-    else:
-        yield (
-            "no head clearly knows more than the free logistic: train on more prompts (data.num_train=) or for more epochs "
-            "(trainer.max_epochs=), or decode without a head (specheads evaluate head=null)"
-        )
+    if known.over_logistic:
+        name, more = max(known.over_logistic.items(), key=lambda item: item[1].value)
+        how = "better" if more.low > 0 else "worse" if more.high < 0 else "neither clearly better nor worse"
+        yield f"{name}, the best head, is {how} than the free logistic: {more.value:+.1%} [{more.low:+.1%}, {more.high:+.1%}] of that"
+        if more.low <= 0:
+            yield "it needs more prompts (data.num_train=) or epochs (trainer.max_epochs=); without a head: specheads evaluate head=null"
 
 
 def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
