@@ -22,6 +22,7 @@ from specheads.commands.compose import check_keys, register, verb_of
 from specheads.commands.help import check_experiment, composition_error, help_text
 from specheads.commands.main import EXIT_USER_ERROR
 from specheads.commands.run_folders import may_resume, register_resolver
+from specheads.commands.runs import jobs_of, print_runs
 from specheads.errors import UserError, user_error
 from specheads.load import warn_if_busy
 from specheads.pair.locations import check_available
@@ -97,6 +98,8 @@ class CommandLine:
         except Exception as error:
             if not self._tell(error):
                 raise
+        if is_first_process() and (jobs := [job for folder in run_folders.taken for job in jobs_of(folder)]):
+            print_runs(jobs)
         if self.failed:
             raise SystemExit(EXIT_USER_ERROR)
         for folder in run_folders.taken:

@@ -36,7 +36,7 @@ def test_papers_lists_and_runs_what_it_can_do(run, monkeypatch):
     assert "'sed' is not known; it takes out=, seed=" in run("papers", "theory", "sed=3")[2]
     code, shown, _ = run("papers", "theory", "--help")
     assert code == 0 and all(f"\n  {name}=" in shown for name in ("out", "seed"))
-    assert "specheads papers theori: there is no such verb; use probe, " in run("papers", "theori")[2]
+    assert "specheads papers theori: there is no such verb; did you mean papers theory? " in run("papers", "theori")[2]
 
 
 def test_a_verb_is_handed_on_with_its_words(run, monkeypatch):
@@ -113,7 +113,7 @@ def test_an_unknown_verb_is_one_message(run):
     assert (
         code == 2
         and not out
-        and error.startswith("error: specheads prob: there is no such verb; use probe, data, train, distill")
+        and error.startswith("error: specheads prob: there is no such verb; did you mean probe? use probe, data, train, distill")
     )
 
 
