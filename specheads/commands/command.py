@@ -111,9 +111,8 @@ class CommandLine:
             check_experiment(self.name, HydraConfig.get().runtime.choices.get("experiment"))
             if not isinstance(cfg.resume, bool):
                 raise UserError(f"resume={shown(cfg.resume)} must be true or false.")
-            for what, where in (("target", cfg.model.get("target")), ("head", cfg.get("head"))):
-                if isinstance(where, str) and where not in ("", "latest"):
-                    check_available(what, where, cfg.model.get("target_revision") if what == "target" else None)
+            if isinstance(head := cfg.get("head"), str) and head != "latest":
+                check_available("head", head)
             command = self.verb.load()  # it takes seconds
             check_keys(cfg, command.classes)
             if (processes := Processes.this()).launcher is not None:  # each of its processes uses a GPU of its own

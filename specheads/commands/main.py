@@ -36,7 +36,7 @@ VERBS = {
     "evaluate": Verb("evaluate", "main", "compare stopping rules on prompts, decode the best, report", "evaluate"),
     "papers reproduce": Verb("papers", "reproduce", "repeat a paper's experiment, and check its claims", "reproduce"),
     "papers theory": Verb("papers", "print_theory", "compute papers' theory; takes out=, seed=", None),
-    "runs": Verb("runs", "main", "list runs and their heads, with key figures; takes outputs=", None),
+    "runs": Verb("runs", "main", "list runs and heads, with key figures; takes outputs=", None),
     "export": Verb("export", "main", "check and describe a head, write it for other decoders", None),
 }
 COMPLETE = "complete -o default -o nospace -C 'specheads --complete' specheads"  # with names of files where nothing fits
