@@ -123,7 +123,7 @@ MISTAKES = {
     ),
     "models on a hub out of reach": (
         ["train.py", "model=mine", "model.draft=a/b", "model.target=a/c"],
-        "'a/.' is no local folder, no (target|draft) of that name is in the cache",
+        "'a/.' is no local folder, no (target|draft) of that name is cached",
     ),
     "evaluate's head": (["train.py", "head=null"], "head=null must be a set of keys.*given to specheads evaluate"),
     "rule that does not take trees": (

@@ -8,6 +8,7 @@ import socket
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -37,14 +38,17 @@ _SHARED_KEYS = ("model", "data", "warp", "generation", "runner", "vllm", "server
 _SHARED_VERBS = ("train", "distill")  # torchrun and srun may start these
 
 
+@dataclass(frozen=True)
 class Command:
     """A function of a config conf/<name>.yaml with the fields of `classes`; calling it runs the command line of this process.
 
-    Its runs have the folder `folder` (by default `name`) in paths.outputs.
+    Its runs are in the folder `folder` of paths.outputs.
     """
 
-    def __init__(self, name: str, run: Callable[..., Any], classes: tuple[type[Settings], ...], folder: str) -> None:
-        self.name, self.run, self.classes, self.of_keys = name, run, classes, (classes, folder)
+    name: str
+    run: Callable[..., Any]
+    classes: tuple[type[Settings], ...]
+    folder: str
 
     def __call__(self) -> None:
         CommandLine(self.name).run()
@@ -64,7 +68,7 @@ class CommandLine:
         run_folders.taken.clear()
         os.environ["HYDRA_FULL_ERROR"] = "1"  # lets composition errors through to here
         # Options first, as Hydra's parser reads no overrides after one that follows others.
-        words = sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: not word.startswith("-") and ("=" in word or word[:1] == "~"))
+        words = sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word[:1] != "-" and ("=" in word or word[:1] == "~"))
         try:
             if dashed := [word for word in words if word.startswith("--") and not _OPTION.fullmatch(word)]:
                 key = dashed[0].lstrip("-").partition("=")[0]

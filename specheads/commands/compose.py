@@ -6,6 +6,7 @@ It imports neither torch nor transformers, which take seconds: `--help` and mist
 import contextlib
 import hashlib
 import logging
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
@@ -72,37 +73,29 @@ class Keys(NamedTuple):
     sentences: dict[str, str]
 
 
-def keys_in(classes: Sequence[type[Settings]], folder: str) -> Keys:
-    """Return the keys of a command with these classes of settings, whose runs have the folder `folder` in paths.outputs."""
-    from specheads.pair.config import PairConfig
-
-    all_classes: list[type[Settings]] = [RunSettings, *classes]
-    nodes = [OmegaConf.create(config_of(cls)) for cls in all_classes]
-    pair = config_of(PairConfig) | {"draft": "???", "target": "???"}
-    defaults = OmegaConf.to_container(OmegaConf.merge({"model": pair}, *nodes, {"command": folder}))
-    sentences = fields_of(PairConfig, "model")
-    for cls in all_classes:
-        sentences |= {key: text for key, text in fields_of(cls).items() if text}
-    return Keys(cast(dict[str, Any], defaults), sentences)
-
-
 def keys_of(name: str) -> Keys:
-    """Return the keys of conf/<name>.yaml, as noted in the cache folder: importing their classes takes seconds.
-
-    The note is written again after any change to the source.
-    """
-    roots = [Path(__file__).parents[1], Path(__file__).parents[2] / "data_gen"]
-    states = [(str(path), path.stat().st_mtime_ns) for root in roots for path in sorted(root.rglob("*.py"))]
-    state = hashlib.sha256(repr(states).encode()).hexdigest()
-    note = cache_folder() / "keys" / f"{name}-{hashlib.sha256(str(roots[0]).encode()).hexdigest()[:8]}.json"
+    """Return the keys of conf/<name>.yaml, as noted in the cache folder until the source changes: their classes import torch."""
+    root = Path(__file__).parents[1]
+    sources = [path for room in (root, root.parent / "data_gen") for path in sorted(room.rglob("*.py"))]
+    state = hashlib.sha256(repr([(str(path), path.stat().st_mtime_ns) for path in sources]).encode()).hexdigest()
+    note = cache_folder() / "keys" / f"{name}-{hashlib.sha256(str(root).encode()).hexdigest()[:8]}.json"
     with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
         content = read_json(note)
         if content["state"] == state:
             return Keys(*content["keys"])
-    keys = keys_in(*verb_of(name).load().of_keys)
+    from specheads.pair.config import PairConfig
+
+    command = verb_of(name).load()
+    classes: list[type[Settings]] = [RunSettings, *command.classes]
+    pair = config_of(PairConfig) | {"draft": "???", "target": "???"}
+    defaults = OmegaConf.merge({"model": pair}, *map(config_of, classes), {"command": command.folder})
+    sentences = fields_of(PairConfig, "model")
+    for cls in classes:
+        sentences |= {key: text for key, text in fields_of(cls).items() if text}
+    keys = Keys(cast(dict[str, Any], OmegaConf.to_container(defaults)), sentences)
     with contextlib.suppress(OSError):  # a folder that cannot be written: the next command imports the classes again
         note.parent.mkdir(parents=True, exist_ok=True)
-        write_json(note, {"state": state, "keys": keys})
+        write_json(note, {"state": state, "keys": keys}, str(os.getpid()))
     return keys
 
 

@@ -36,7 +36,7 @@ _ALL = "all"  # every key
 _MOST_EXAMPLES = 4  # command lines in the help that fits a screen
 # The help that fits a screen explains those of these keys that a command has, and only names the others.
 _FIRST = (
-    *("head", "heads", "head.depth", "samples", "draft_vocabulary", "prompts", "num_prompts", "num_dev_prompts", "data.num_train"),
+    *("head", "heads", "head.depth", "samples", "prompts", "num_prompts", "num_dev_prompts", "data.num_train"),
     *("trainer.max_epochs", "optimizer.lr", "loader.batch_size", "warp.temperature", "data.max_new_tokens", "split", "ratios"),
     *("num_live_prompts", "concurrency", "repeats", "serving", "runner", "generation.batch_size", "paths.outputs", "resume"),
 )

@@ -69,6 +69,14 @@ def run(words: Sequence[str]) -> None:
     print(f"\n--version prints the version. For completion by Tab, in bash:\n  {COMPLETE}")
 
 
+def arguments(verb: str, words: Sequence[str], known: Sequence[str]) -> dict[str, str]:
+    """Return the values of `key=value` words by their keys. Raises UserError for another word, or a key that is not known."""
+    for word in words:
+        if "=" not in word or word.partition("=")[0] not in known:
+            raise UserError(f"specheads {verb}: {word!r} is not known; it takes {'=, '.join(known)}=.")
+    return dict(word.split("=", 1) for word in words)
+
+
 def closest(name: str, known: Sequence[str]) -> str:
     """Return a question with the known names that end or begin as `name`, or else the one most like it; "" if none is."""
     ends = [each for each in known if each.endswith(f".{name}")] or [each for each in known if each.startswith(name)]

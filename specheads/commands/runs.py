@@ -11,6 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
+from specheads.commands.main import arguments
 from specheads.errors import UserError
 from specheads.storage.files import read_json
 from specheads.storage.runs import STATE, read_state
@@ -20,9 +21,7 @@ _METRICS = {"kl": "KL", "auroc": "AUROC"}  # of a head, on held-out prompts
 
 def main() -> None:
     """List the runs in the folder that this process's command line names. Raises UserError for one without runs."""
-    key, _, value = (*sys.argv[1:], "outputs=outputs")[0].partition("=")
-    if key != "outputs" or len(sys.argv) > 2:
-        raise UserError(f"specheads runs: {' '.join(sys.argv[1:])} is not known; it takes outputs=<folder>, or nothing.")
+    value = arguments("runs", sys.argv[1:], ["outputs"]).get("outputs", "outputs")
     found = sorted(Path(value).glob(f"*/*/{STATE}"), key=lambda path: (path.parts[-3], path.parts[-2]))
     if not found:
         raise UserError(f"outputs={value} has no runs; give the folder that paths.outputs= named (by default outputs).")
@@ -41,9 +40,8 @@ def print_runs(folders: Sequence[Path]) -> None:
     rows = []
     for folder in folders:
         state = "" if read_state(folder).get("finished") else "unfinished"
-        figures = list(_figures(folder)) or [("", state)]
         what = " ".join(word for word in asked[folder] if word not in common)
-        rows += [[str(folder / name) if name else str(folder), text or state, what] for name, text in figures]
+        rows += [[str(folder / name), text or state, what] for name, text in list(_figures(folder)) or [("", "")]]
     print_table(["run", "figures", "asked for"], rows, numbers=False)
 
 
@@ -60,7 +58,9 @@ def _figures(folder: Path) -> Iterator[tuple[str, str]]:
         test = _read(path).get("train", {}).get("test") or {}
         figures = ", ".join(f"{title} {test[key]:.3f}" for key, title in _METRICS.items() if key in test)
         yield f"heads/{path.parent.name}", figures
-    if speeds := {row["name"]: row["speedup"]["value"] for row in _read(folder / "report.json").get("live", []) if row["speedup"]}:
+    if speeds := {
+        row["name"]: row["speedup"]["value"] for row in _read(folder / "report.json").get("live", []) if row["speedup"]
+    }:
         yield "", f"fastest: {(best := max(speeds, key=lambda name: speeds[name]))}, {speeds[best]:.2f} times the target alone"
     for path in folder.glob("*/distill.json"):
         yield path.parent.name, ", ".join(f"{name} {value:.3f}" for name, value in _read(path)["test"]["after"].items())
@@ -68,8 +68,7 @@ def _figures(folder: Path) -> Iterator[tuple[str, str]]:
 
 def _read(path: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
-        content = read_json(path)
-        return content if isinstance(content, dict) else {}
+        return read_json(path)
     return {}
 
 

@@ -128,6 +128,7 @@ def _information(known: "Information") -> Iterator[str]:
     if known.over_logistic:
         name, more = max(known.over_logistic.items(), key=lambda item: item[1].value)
         how = "better" if more.low > 0 else "worse" if more.high < 0 else "neither clearly better nor worse"
-        yield f"{name}, the best head, is {how} than the free logistic: {more.value:+.1%} [{more.low:+.1%}, {more.high:+.1%}] of that"
+        gain = f"{more.value:+.1%} [{more.low:+.1%}, {more.high:+.1%}] of that"
+        yield f"{name}, the best head, is {how} than the free logistic: {gain}"
         if more.low <= 0:
-            yield "it needs more prompts (data.num_train=) or epochs (trainer.max_epochs=); without a head: specheads evaluate head=null"
+            yield "it needs more prompts (data.num_train=) or epochs (trainer.max_epochs=); head=null evaluates rules without one"

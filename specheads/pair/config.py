@@ -104,7 +104,6 @@ class PairConfig(Settings):
             self.draft_quantization if is_draft else self.quantization,
         )
 
-
     def check_available(self, draft: bool) -> None:
         """Raise UserError, within seconds, for a target (and with `draft`, a draft) that is neither here nor on the hub."""
         for role in ("target", "draft") if draft else ("target",):

@@ -62,7 +62,7 @@ def check_available(what: str, location: str | Path, revision: str | None = None
                 )
             return
     raise UserError(
-        f"{path!r} is no local folder, no {what} of that name is in the cache, and the hub cannot be asked ({reason}). If it is a "
+        f"{path!r} is no local folder, no {what} of that name is cached, and the hub cannot be asked ({reason}). If it is a "
         f"folder: {remedy}. If this machine has no network: run `hf download {path}` on one that has, and copy the folder. If it "
         "has: set HTTPS_PROXY for a proxy, HF_ENDPOINT for a mirror, or unset HF_HUB_OFFLINE."
     )

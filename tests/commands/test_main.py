@@ -33,9 +33,9 @@ def test_papers_lists_and_runs_what_it_can_do(run, monkeypatch):
     assert run("papers", "reproduce", "seed=1")[1].strip() == "reproduce ['seed=1']"
     monkeypatch.setattr(papers, "theory", lambda out="", seed="0": f"{out} {seed}")
     assert run("papers", "theory", "out=x", "seed=3")[1].strip() == "x 3"
-    assert "'sed' is not known; it takes out=, seed=" in run("papers", "theory", "sed=3")[2]
+    assert "'sed=3' is not known; it takes out=, seed=" in run("papers", "theory", "sed=3")[2]
     code, shown, _ = run("papers", "theory", "--help")
-    assert code == 0 and all(f"\n  {name}=" in shown for name in ("out", "seed"))
+    assert code == 0 and all(f"[{name}=<" in shown for name in ("out", "seed"))
     assert "specheads papers theori: there is no such verb; did you mean papers theory? " in run("papers", "theori")[2]
 
 

@@ -21,7 +21,11 @@ def outputs(tmp_path, monkeypatch):
     write("head/a/.hydra/overrides.yaml", "- model=nano\n- paths.outputs=outputs\n- head.depth=1\n")
     for name, kl in (("one", 0.25), ("two", 0.5)):
         write(f"head/a/heads/{name}/config.json", {"train": {"test": {"kl": kl, "auroc": 0.75, "ece": 0.1}}})
-    live = [{"name": "target", "speedup": None}, {"name": "slow", "speedup": {"value": 0.9}}, {"name": "fast", "speedup": {"value": 1.3}}]
+    live = [
+        {"name": "target", "speedup": None},
+        {"name": "slow", "speedup": {"value": 0.9}},
+        {"name": "fast", "speedup": {"value": 1.3}},
+    ]
     write("evaluate/b/report.json", {"live": live})
     write("distill/d/draft/distill.json", {"test": {"after": {"acceptance": 0.625}}})
     write("head/damaged/heads/one/config.json", "{")
@@ -57,4 +61,4 @@ def test_jobs_are_listed_by_what_differs(outputs, capsys):
 
 def test_a_folder_without_runs_is_said(run, tmp_path):
     assert run("runs", f"outputs={tmp_path}")[2].startswith(f"error: outputs={tmp_path} has no runs; give the folder")
-    assert "specheads runs: head=x is not known; it takes outputs=<folder>" in run("runs", "head=x")[2]
+    assert "specheads runs: 'head=x' is not known; it takes outputs=." in run("runs", "head=x")[2]

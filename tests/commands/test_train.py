@@ -15,7 +15,14 @@ def trained(number, path, low=0.05, high=0.2):
     test = {name: {"kl": 1 - index / 10_000, "auroc": 0.5, "brier": 0.2, "ece": 0.1} for index, name in enumerate(names)}
     errors = {"raw": 0.1, "cross_fitted": 0.05}
     calibrated = {name: Calibrated(errors, errors, "Platt", used=name.endswith("0")) for name in names}
-    known = Information(9, nats(0.6), nats(0.2), nats(0.4), {"head-0": nats(0.3)}, {"head-0": Interval((low + high) / 2 if high < 0.2 else 0.1, low, high)})
+    known = Information(
+        9,
+        nats(0.6),
+        nats(0.2),
+        nats(0.4),
+        {"head-0": nats(0.3)},
+        {"head-0": Interval((low + high) / 2 if high < 0.2 else 0.1, low, high)},
+    )
     return TrainedHeads(path / "run" / "heads", names, test | {"draft probability": {"auroc": 0.4}}, calibrated, known)
 
 
