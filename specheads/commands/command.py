@@ -102,7 +102,7 @@ class CommandLine:
         except Exception as error:
             if not self._tell(error):
                 raise
-        if is_first_process() and (jobs := [job for folder in run_folders.taken for job in jobs_of(folder)]):
+        if (jobs := [job for folder in run_folders.taken for job in jobs_of(folder)]) and is_first_process():
             print_runs(jobs)
         if self.failed:
             raise SystemExit(EXIT_USER_ERROR)
