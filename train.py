@@ -5,6 +5,6 @@ from specheads.interrupts import end_at_once
 if __name__ == "__main__":
     end_at_once()  # during the imports of the command
 
-    from specheads.commands.train import train_head
+    from specheads.commands.command import CommandLine
 
-    train_head()
+    CommandLine("train").run()

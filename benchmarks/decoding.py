@@ -38,8 +38,8 @@ from benchmarks.results import Column, Table, Value, add_keep_option, prompt_rec
 from specheads import Warp, load_pair
 from specheads.pair.config import pair_config
 from specheads.pair.gguf import gguf_file
+from specheads.pair.locations import unabbreviated
 from specheads.pair.pair import Pair
-from specheads.pair.revisions import unabbreviated
 from specheads.prompts.sources import DatasetSource, NanoSource, PromptSource
 
 MODES = {

@@ -158,7 +158,8 @@ class Stage(ABC):
     def announce(self, missing: Collection[str]) -> None:
         """Log how many responses are to be made or labelled, and the memory for it; their size follows with the first shard."""
         rows, memory, whole = self.num_rows(missing), self.memory(), self.num_rows(self.shards)
-        logger.info("data: %s of %d prompts, %d still to do, in %s%s", self.name, whole, rows, self.store.folder, memory)
+        how = f"{whole - rows} taken over, {rows} still to do" if rows < whole else f"{rows} still to do"
+        logger.info("data: %s of %d prompts, %s, in %s%s", self.name, whole, how, self.store.folder, memory)
         self.store.announce(self.name, [len(self.shards[name].prompts) for name in missing])
 
     @abstractmethod

@@ -47,7 +47,7 @@ def command_pages() -> Iterator[tuple[str, str]]:
             lines += [f"| `{name}` | {escaped(' '.join(about.split()))} |" for name, about in experiments(REPRODUCE).items()] + [
                 ""
             ]
-        for section in sections(cfg, chosen, command.classes):
+        for section in sections(cfg, chosen, command.name):
             if section.rows:
                 lines += [f"## {section.title}", "", section.description.replace("<", "\\<"), ""]
                 lines += ["| key | what it is |", "|---|---|"]

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 logger = logging.getLogger(__name__)
 
+_LEAST_SECONDS = 2.0  # after the first step, from which on there is a pace
 Advance = Callable[..., None]  # takes how much more is done, and where that is not fixed, how much is left
 
 
@@ -32,7 +33,7 @@ class Forecast:
             self.start = now
         while len(self.points) > 1 and self.points[1][0] <= (self.start + now) / 2:
             self.points.popleft()
-        if done < total and now - self.start >= self.due and (text := self._remaining(done, total, now)):
+        if done < total and now - self.start >= self.due and (text := self.remaining(done, total, now)):
             self._say(now, done, total, text)
 
     def remind(self, done: float, total: float) -> None:
@@ -40,13 +41,15 @@ class Forecast:
         now = time.perf_counter()
         if now - self.said >= self.every:
             waited = f"{timedelta(seconds=round(now - self.began))} so far"
-            self._say(now, done, total, self._remaining(done, total, now) or waited)
+            self._say(now, done, total, self.remaining(done, total, now) or waited)
 
-    def _remaining(self, done: float, total: float, now: float) -> str | None:
+    def remaining(self, done: float, total: float, now: float) -> str | None:
         """Return the pace and the remaining time; None before a pace is known."""
         if not self.points or (progress := done - self.points[0][1]) <= 0:
             return None
-        pace = progress / max(1e-9, self.points[-1][0] - self.points[0][0])
+        if (seconds := self.points[-1][0] - self.points[0][0]) < _LEAST_SECONDS:
+            return None
+        pace = progress / seconds
         left = max(0.0, (total - done) / pace - (now - self.points[-1][0]))
         shown = f"{pace:,.1f} a second" if pace >= 1 else f"{1 / pace:,.1f} seconds each"
         return f"{shown}, about {timedelta(seconds=round(left))} to go"
@@ -64,21 +67,31 @@ def progress(what: str, total: float) -> Iterator[Advance]:
 
     It takes how much more is done, and where `total` is only the most, how much is left.
     """
-    with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as bar:
-        task, forecast, lock, ended = bar.add_task(what, total=total), Forecast(what), threading.Lock(), threading.Event()
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}")
+    with Progress(*columns) as bar:
+        task, forecast, lock, ended = (
+            bar.add_task(what, total=total, left=""),
+            Forecast(what),
+            threading.Lock(),
+            threading.Event(),
+        )
+
+        def show() -> None:  # rich's own forecast counts the time before the first step, which may be that of a compiler
+            pace = forecast.remaining(bar.tasks[0].completed, bar.tasks[0].total or 0, time.perf_counter())
+            bar.update(task, left=(pace or "").partition(", ")[2])
 
         def advance(count: float, left: float | None = None) -> None:
             with lock:
                 done = round(bar.tasks[0].completed + count, 6)  # shares of a whole add up to it
-                bar.update(task, completed=done)
-                if left is not None:
-                    bar.tasks[0].total = done + left  # `bar.update` would forget the pace
+                bar.update(task, completed=done, total=None if left is None else done + left)
                 forecast.update(done, bar.tasks[0].total or 0)
+                show()
 
         def remind() -> None:
             while not ended.wait(1.0):
                 with lock:
                     forecast.remind(bar.tasks[0].completed, bar.tasks[0].total or 0)
+                    show()
 
         thread = threading.Thread(target=remind, daemon=True)
         thread.start()

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial, reduce
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, TypeVar, cast, get_args
 
 from pydantic import (
@@ -138,6 +139,13 @@ class Settings(BaseModel, metaclass=_Checked):
     def values(self) -> dict[str, Any]:
         """Return the values by the names of the fields."""
         return {name: getattr(self, name) for name in type(self).model_fields} | dict(self.model_extra or {})
+
+
+def config_folder() -> Path:
+    """Return the folder of YAML configs: next to the package in a source tree, inside it in an installed wheel."""
+    package = Path(__file__).parent
+    source_tree = package.parent / "conf"
+    return source_tree if (source_tree / "model").is_dir() else package / "conf"
 
 
 def fields_of(cls: type, prefix: str = "") -> dict[str, str]:

@@ -38,6 +38,16 @@ def test_without_progress_there_is_no_forecast(clock, caplog):
     assert not caplog.records
 
 
+def test_the_bar_and_the_log_say_nothing_before_there_is_a_pace(clock, caplog, capsys):
+    """A first step that waits for a compiler says nothing of the others."""
+    with caplog.at_level(logging.INFO), progress("decoding", 1000) as advance:
+        for now in (120, 121, 126):
+            clock[0] = now
+            advance(1)
+    assert not caplog.records and "day" not in (shown := capsys.readouterr().out)
+    assert shown.splitlines()[-1].endswith("3/1000 about 1:23:05 to go")
+
+
 def test_a_phase_at_another_pace_is_soon_seen(clock, caplog):
     forecast = Forecast("predicting")
     with caplog.at_level(logging.INFO):

@@ -123,7 +123,7 @@ MISTAKES = {
     ),
     "models on a hub out of reach": (
         ["train.py", "model=mine", "model.draft=a/b", "model.target=a/c"],
-        "'a/.' could not be loaded.*reachable or cached",
+        "'a/.' is no local folder, no (target|draft) of that name is cached",
     ),
     "evaluate's head": (["train.py", "head=null"], "head=null must be a set of keys.*given to specheads evaluate"),
     "rule that does not take trees": (
@@ -329,7 +329,7 @@ HEAD_MISTAKES = {
     "config that is no JSON": (lambda folder: (folder / "config.json").write_text("{"), "config.json is not valid JSON"),
     "config that is missing": (lambda folder: (folder / "config.json").unlink(), "has no config.json, so it is no head folder"),
     "another draft's": (lambda folder: edit(folder, "draft"), "the head was trained for draft .* at revision another"),
-    "no folder": (shutil.rmtree, "no local folder, and no head of that name|no head folder"),
+    "no folder": (shutil.rmtree, "no local folder, no head of that name|no head folder"),
 }
 
 

@@ -7,66 +7,74 @@ import shlex
 import socket
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable, Sequence
-from dataclasses import MISSING, fields
-from functools import update_wrapper
+from collections.abc import Callable
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import hydra
-from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from specheads import interrupts
 from specheads.commands import run_folders
-from specheads.commands.compose import RunSettings, check_keys
+from specheads.commands.compose import check_keys, register, verb_of
 from specheads.commands.help import check_experiment, composition_error, help_text
 from specheads.commands.main import EXIT_USER_ERROR
 from specheads.commands.run_folders import may_resume, register_resolver
+from specheads.commands.runs import jobs_of, print_runs
 from specheads.errors import UserError, user_error
 from specheads.load import warn_if_busy
-from specheads.pair.config import PairConfig, config_folder
+from specheads.pair.locations import check_available
 from specheads.processes import Processes, is_first_process
-from specheads.prompts.data_set_source import DatasetSource
-from specheads.settings import Settings, config_of, shown
+from specheads.settings import Settings, config_folder, shown
 from specheads.storage import runs
 
 _HELP = re.compile(r"-h|--help(=\S*)?")
-_FREE_KEYS = ("model.chat_template_kwargs", "vllm.options")  # sets of keys that others define
+_OPTION = re.compile(r"--(help|hydra-help|version|cfg|resolve|info|package|multirun|run|(config|experimental|shell)-\w+)(=.*)?")
 # What a head and its evaluation must have in common.
 _SHARED_KEYS = ("model", "data", "warp", "generation", "runner", "vllm", "server", "ray", "paths", "seed")
+_SHARED_VERBS = ("train", "distill")  # torchrun and srun may start these
 
 
+@dataclass(frozen=True)
 class Command:
-    """A command line whose config is conf/<name>.yaml: calling it runs that of this process; a failed job ends no sweep."""
+    """A function of a config conf/<name>.yaml with the fields of `classes`; calling it runs the command line of this process.
 
-    def __init__(self, name: str, run: Callable[..., Any], classes: Sequence[type[Settings]], folder: str, shared: bool) -> None:
-        self.name, self.run, self.classes, self.shared = name, run, classes, shared
-        pair = config_of(PairConfig) | {"draft": "???", "target": "???"}
-        all_classes: list[type[Settings]] = [RunSettings, *classes]
-        nodes = [OmegaConf.create(config_of(cls)) for cls in all_classes]
-        defaults = cast(DictConfig, OmegaConf.merge({"model": pair}, *nodes, {"command": folder}))
-        for key in _FREE_KEYS:
-            if (node := OmegaConf.select(defaults, key)) is not None:
-                OmegaConf.set_struct(node, False)
-        ConfigStore.instance().store(f"{name}_settings", defaults)
-        data_set = {each.name: "???" if each.default is MISSING else each.default for each in fields(DatasetSource)}
-        ConfigStore.instance().store("data_set", data_set, group="data")  # files of conf/data name it
-        update_wrapper(self, run)  # Hydra looks up where the function was defined
-        compose_and_run = hydra.main(version_base="1.3", config_path=str(config_folder().resolve()), config_name=name)
-        self.hydra_entry = compose_and_run(update_wrapper(lambda cfg: self.job(cfg), run))
+    Its runs are in the folder `folder` of paths.outputs.
+    """
+
+    name: str
+    run: Callable[..., Any]
+    classes: tuple[type[Settings], ...]
+    folder: str
 
     def __call__(self) -> None:
-        """Run the command line of this process, or print the help that it asks for; SystemExit if it fails or is interrupted."""
-        self.failed = False
+        CommandLine(self.name).run()
+
+
+class CommandLine:
+    """The command line of this process for conf/<name>.yaml; a failed job ends no sweep.
+
+    What runs it is imported only when its config is composed, as that takes seconds.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name, self.verb, self.failed = name, verb_of(name), False
+
+    def run(self) -> None:
+        """Run it, or print the help that it asks for; SystemExit if it fails or is interrupted."""
         run_folders.taken.clear()
         os.environ["HYDRA_FULL_ERROR"] = "1"  # lets composition errors through to here
-        words = sys.argv[1:]
+        # Options first, as Hydra's parser reads no overrides after one that follows others.
+        words = sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word[:1] != "-" and ("=" in word or word[:1] == "~"))
         try:
+            if dashed := [word for word in words if word.startswith("--") and not _OPTION.fullmatch(word)]:
+                key = dashed[0].lstrip("-").partition("=")[0]
+                raise UserError(f"{dashed[0]} is no option; keys have no dashes: write {key}=<value>.")
             processes = Processes.this()
-            if processes.count > 1 and not self.shared:
+            if processes.count > 1 and self.name not in _SHARED_VERBS:
                 raise UserError(
                     f"{processes.launcher} has started {processes.count} processes of this command, which is one process; start "
                     "it once, with plain python. Only specheads train and distill share their work over processes."
@@ -74,11 +82,17 @@ class Command:
             # Only the first process of a launcher prints what is not an error.
             with contextlib.redirect_stdout(sys.stdout if processes.is_first or processes.launcher is None else StringIO()):
                 if asked := [word for word in words if _HELP.fullmatch(word)]:
-                    print(help_text(self.name, _overrides_of(words), classes=self.classes, of=asked[-1].partition("=")[2]))
+                    print(help_text(self.name, _overrides_of(words), of=asked[-1].partition("=")[2]))
                 else:
+                    register(self.name)
                     register_resolver()
                     interrupts.listen()
-                    self.hydra_entry()
+
+                    def job(cfg: DictConfig) -> None:
+                        self.job(cfg)
+
+                    job.__module__ = f"specheads.commands.{self.verb.module}"  # Hydra names the log after it
+                    hydra.main(version_base="1.3", config_path=str(config_folder().resolve()), config_name=self.name)(job)()
         except interrupts.Interrupted as interruption:
             if not is_first_process():
                 raise SystemExit(0) from None  # the first one speaks for all
@@ -88,6 +102,8 @@ class Command:
         except Exception as error:
             if not self._tell(error):
                 raise
+        if (jobs := [job for folder in run_folders.taken for job in jobs_of(folder)]) and is_first_process():
+            print_runs(jobs)
         if self.failed:
             raise SystemExit(EXIT_USER_ERROR)
         for folder in run_folders.taken:
@@ -99,7 +115,10 @@ class Command:
             check_experiment(self.name, HydraConfig.get().runtime.choices.get("experiment"))
             if not isinstance(cfg.resume, bool):
                 raise UserError(f"resume={shown(cfg.resume)} must be true or false.")
-            check_keys(cfg, self.classes)
+            if isinstance(head := cfg.get("head"), str) and head != "latest":
+                check_available("head", head)
+            command = self.verb.load()  # it takes seconds
+            check_keys(cfg, command.classes)
             if (processes := Processes.this()).launcher is not None:  # each of its processes uses a GPU of its own
                 import torch  # slow, and not every command needs it
 
@@ -110,7 +129,7 @@ class Command:
                 folder = Path(HydraConfig.get().runtime.output_dir)
                 # Reports, logs and commands repeat it.
                 cfg.paths.run = str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)
-                self.run(cfg)
+                command.run(cfg)
                 if is_first_process():
                     runs.finish(folder)
         except Exception as error:
@@ -119,7 +138,7 @@ class Command:
 
     def _tell(self, error: Exception) -> bool:
         """Print the message of a user's mistake; return whether it is one."""
-        message = user_error(error) or composition_error(error, self.name, sys.argv[1:], self.classes)
+        message = user_error(error) or composition_error(error, self.name, sys.argv[1:])
         if message is None:
             return False
         self.failed = True
@@ -131,14 +150,9 @@ class Command:
         return True
 
 
-def command(
-    name: str, *classes: type[Settings], folder: str | None = None, shared: bool = False
-) -> Callable[[Callable[..., Any]], Command]:
-    """Return a decorator that makes a function of a config the command line of conf/<name>.yaml, with the fields of `classes`.
-
-    Its runs have the folder `folder` (by default `name`) in paths.outputs. With `shared`, torchrun and srun may start it.
-    """
-    return lambda run: Command(name, run, classes, folder or name, shared)
+def command(name: str, *classes: type[Settings], folder: str | None = None) -> Callable[[Callable[..., Any]], Command]:
+    """Return a decorator that makes a Command of a function."""
+    return lambda run: Command(name, run, classes, folder or name)
 
 
 def next_command(verb: str, *overrides: str) -> str:

@@ -1,34 +1,43 @@
-"""The arguments of the library from a composed config: typed settings, the source of prompts, the pair, loggers."""
+"""The arguments of the library from a composed config: typed settings, the source of prompts, the pair, loggers.
+
+It imports neither torch nor transformers, which take seconds: `--help` and mistakes in a command line are answered without them.
+"""
 
 import contextlib
 import hashlib
 import logging
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import hydra
 import yaml
 from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.utils import instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from specheads.commands.main import VERBS
+from specheads.commands.main import VERBS, Verb
 from specheads.errors import UserError
-from specheads.pair.config import PairConfig, config_folder, pair_config
-from specheads.pair.needs import pair_needs
-from specheads.pair.pair import NewDraft, Pair, load_pair
 from specheads.processes import is_first_process
+from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.sources import PromptSource, prompt_source
-from specheads.settings import Flag, Settings, Text, key_of, setting, shown
+from specheads.settings import Flag, Settings, Text, config_folder, config_of, fields_of, key_of, setting, shown
+from specheads.storage.files import cache_folder, read_json, write_json
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
 
+    from specheads.pair.config import PairConfig
+    from specheads.pair.pair import NewDraft, Pair
+
 logger = logging.getLogger(__name__)
 
+_FREE_KEYS = ("model.chat_template_kwargs", "vllm.options")  # sets of keys that others define
 _MISSING = object()  # stands for the value of a key that a config does not have
 
 S = TypeVar("S", bound=Settings)
@@ -52,9 +61,58 @@ class RunSettings(Settings):
 
 def command_config(name: str, words: Sequence[str] = (), with_hydra: bool = False) -> DictConfig:
     """Return the config conf/<name>.yaml of a command with the words of a command line. Raises Hydra's errors."""
-    next(verb for verb in VERBS.values() if verb.config == name).load()  # this makes its defaults known
+    register(name)
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
         return hydra.compose(name, list(words), return_hydra_config=with_hydra)
+
+
+class Keys(NamedTuple):
+    """The keys of a command: their defaults, nested as in its config, and their sentences of help."""
+
+    defaults: dict[str, Any]
+    sentences: dict[str, str]
+
+
+def keys_of(name: str) -> Keys:
+    """Return the keys of conf/<name>.yaml, as noted in the cache folder until the source changes: their classes import torch."""
+    root = Path(__file__).parents[1]
+    sources = [path for room in (root, root.parent / "data_gen") for path in sorted(room.rglob("*.py"))]
+    state = hashlib.sha256(repr([(str(path), path.stat().st_mtime_ns) for path in sources]).encode()).hexdigest()
+    note = cache_folder() / "keys" / f"{name}-{hashlib.sha256(str(root).encode()).hexdigest()[:8]}.json"
+    with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
+        content = read_json(note)
+        if content["state"] == state:
+            return Keys(*content["keys"])
+    from specheads.pair.config import PairConfig
+
+    command = verb_of(name).load()
+    classes: list[type[Settings]] = [RunSettings, *command.classes]
+    pair = config_of(PairConfig) | {"draft": "???", "target": "???"}
+    defaults = OmegaConf.merge({"model": pair}, *map(config_of, classes), {"command": command.folder})
+    sentences = fields_of(PairConfig, "model")
+    for cls in classes:
+        sentences |= {key: text for key, text in fields_of(cls).items() if text}
+    keys = Keys(cast(dict[str, Any], OmegaConf.to_container(defaults)), sentences)
+    with contextlib.suppress(OSError):  # a folder that cannot be written: the next command imports the classes again
+        note.parent.mkdir(parents=True, exist_ok=True)
+        write_json(note, {"state": state, "keys": keys}, str(os.getpid()))
+    return keys
+
+
+def register(name: str) -> None:
+    """Make the defaults of conf/<name>.yaml, and of the data sets that files of conf/data name, known to Hydra."""
+    defaults = OmegaConf.create(keys_of(name).defaults)
+    for key in _FREE_KEYS:
+        if (node := OmegaConf.select(defaults, key)) is not None:
+            OmegaConf.set_struct(node, False)
+    ConfigStore.instance().store(f"{name}_settings", defaults)
+    data_set = {each.name: "???" if each.default is MISSING else each.default for each in fields(DatasetSource)}
+    ConfigStore.instance().store("data_set", data_set, group="data")
+
+
+def verb_of(name: str) -> Verb:
+    """Return the verb whose config is conf/<name>.yaml."""
+    return next(verb for verb in VERBS.values() if verb.config == name)
 
 
 def names_of(group: str) -> list[str]:
@@ -112,16 +170,23 @@ def source_of(cfg: DictConfig) -> PromptSource:
     return prompt_source(plain(cfg.data))
 
 
-def load_configured_pair(cfg: DictConfig, only_draft: bool = False, new_draft: NewDraft | None = None) -> Pair:
+def load_configured_pair(cfg: DictConfig, only_draft: bool = False, new_draft: "NewDraft | None" = None) -> "Pair":
     """Return the pair of `cfg.model`, as `load_pair` does, after logging what it is and needs."""
+    from specheads.pair.needs import pair_needs
+    from specheads.pair.pair import load_pair
+
+    config = model_config(cfg)
+    config.check_available(draft=new_draft is None)  # before anything asks the hub for a minute
     if is_first_process():
-        for line in pair_needs(model_config(cfg), only_draft):
+        for line in pair_needs(config, only_draft):
             logger.info(line)
     return load_pair(only_draft=only_draft, new_draft=new_draft, **_model_keys(cfg))
 
 
-def model_config(cfg: DictConfig) -> PairConfig:
+def model_config(cfg: DictConfig) -> "PairConfig":
     """Return the description of a composed config's pair. Raises UserError for an unknown key."""
+    from specheads.pair.config import pair_config
+
     return pair_config(**{"name": None} | _model_keys(cfg))  # a config of the user need not name its pair
 
 

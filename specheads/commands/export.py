@@ -7,7 +7,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any, Literal
 
-from specheads.commands.main import VERBS
+from specheads.commands.main import VERBS, arguments
 from specheads.errors import UserError
 from specheads.evaluation.report import MEASURED
 from specheads.heads.card import properties
@@ -37,10 +37,7 @@ def run(words: Sequence[str]) -> str:
     """Run the command line `words`; return the text to print. Raises UserError for a mistake, or a head that is not intact."""
     if {"-h", "--help"} & set(words):
         return help_text()
-    if other := [word for word in words if "=" not in word]:
-        known = ", ".join(f"{name}=" for name in Export.model_fields)
-        raise UserError(f"specheads export: {other[0]!r} is not known; it takes {known}.")
-    settings = Export(**dict(word.split("=", 1) for word in words))
+    settings = Export(**arguments("export", words, list(Export.model_fields)))
     if settings.report is not None or settings.format in ENGINES:
         return _engine_settings(settings)
     if settings.head is None:

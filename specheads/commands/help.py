@@ -3,7 +3,6 @@
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from io import StringIO
 from itertools import takewhile
 from typing import Any, NamedTuple, cast
@@ -18,12 +17,11 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Column, Table
 
-from specheads.commands.compose import RunSettings, command_config, names_of
-from specheads.commands.main import PROGRAMS
+from specheads.commands.compose import command_config, keys_of, names_of
+from specheads.commands.main import PROGRAMS, VERBS, closest
 from specheads.errors import UserError
-from specheads.pair.config import PairConfig, config_folder
 from specheads.prompts.sources import DatasetSource, NanoSource, source_class
-from specheads.settings import fields_of, shown
+from specheads.settings import config_folder, fields_of, shown
 
 GROUP, REPRODUCE = "experiment", "reproduce"
 _REPRODUCES = re.compile(rf"^command: {REPRODUCE}/", re.MULTILINE)  # parsing the files would take longer than all else here
@@ -36,6 +34,13 @@ _HYDRA = [
 ]
 _ALL = "all"  # every key
 _MOST_EXAMPLES = 4  # command lines in the help that fits a screen
+# The help that fits a screen explains those of these keys that a command has, and only names the others.
+_FIRST = (
+    *("head", "heads", "head.depth", "samples", "prompts", "num_prompts", "num_dev_prompts", "data.num_train"),
+    *("trainer.max_epochs", "optimizer.lr", "loader.batch_size", "warp.temperature", "data.max_new_tokens", "split", "ratios"),
+    *("num_live_prompts", "concurrency", "repeats", "serving", "runner", "generation.batch_size", "paths.outputs", "resume"),
+)
+_MOST_KEYS = 10
 
 
 class Section(NamedTuple):
@@ -46,25 +51,24 @@ class Section(NamedTuple):
     rows: list[tuple[str, str]]
 
 
-def help_text(
-    command: str, overrides: Sequence[str] = (), width: int | None = None, classes: Sequence[type] = (), of: str = _ALL
-) -> str:
+def help_text(command: str, overrides: Sequence[str] = (), width: int | None = None, of: str = _ALL) -> str:
     """Return the help of conf/<command>.yaml with the values that `overrides` lead to, for a terminal `width` columns wide.
 
-    `of` is a key, with those in its group, or "all"; an empty text is for a screen with the keys of the first level. Raises
+    `of` is a key, with those in its group, or "all"; an empty text is for a screen with the keys that matter first. Raises
     UserError for an unknown key, and Hydra's errors for `overrides` that do not compose.
     """
     cfg, chosen = composed(command, overrides)
     console = Console(file=(output := StringIO()), width=width, markup=False, emoji=False, highlight=False)
-    listed, is_short = sections(cfg, chosen, classes), not of
+    listed, is_short = sections(cfg, chosen, command), not of
     if is_short or of == _ALL:
         about = "\n".join(line for line in _head_of(command) if not line.startswith(" "))
         console.print(f"usage: {PROGRAMS[command]} [key=value ...]\n\n{about}")
         for line in usage_head(command)[: _MOST_EXAMPLES if is_short else None]:
             console.print(f"  {line}", soft_wrap=True)  # a command line stays whole for copying
         console.print()
-        listed = [*_choice_sections(command, chosen), *(_first_level(listed) if is_short else listed)]
-        listed.append(Section("more", "", _MORE + _HYDRA) if is_short else Section("Hydra", "", _HYDRA))
+        used, groups = _most_used(listed) if is_short else [], _choice_sections(command, chosen)
+        more = Section("more", "", _MORE + _HYDRA) if is_short else Section("Hydra", "", _HYDRA)
+        listed = [*used[:1], *groups, *(used[1:] if is_short else listed), more]
     else:
         kept = [(title, [row for row in rows if row[0].startswith((f"{of}.", f"{of}="))]) for title, _, rows in listed]
         listed = [Section(title, "", rows) for title, rows in kept if rows]
@@ -93,12 +97,16 @@ def _choice_sections(command: str, chosen: Mapping[str, str | None]) -> list[Sec
     return [Section("config groups, [what is chosen here]", "", groups), Section("experiments", "", repeated)]
 
 
-def _first_level(listed: Sequence[Section]) -> list[Section]:
-    """Return the keys of no group, and the names of the groups of keys."""
-    rows = [row for section in listed for row in section.rows]
-    top = [row for row in rows if "." not in row[0].partition("=")[0]]
-    names = dict.fromkeys(row[0].partition(".")[0] for row in rows if row not in top)
-    return [Section("keys", "", top), Section("groups of keys", "  ".join(f"{name}.*" for name in names), [])]
+def _most_used(listed: Sequence[Section]) -> list[Section]:
+    """Return the first ten keys of `_FIRST` that a command has, and the names of its other keys, and groups of keys."""
+    rows = {row[0].partition("=")[0]: row for section in listed for row in section.rows}
+    shown_keys = [key for key in _FIRST if key in rows][:_MOST_KEYS]
+    others = [key for key in rows if "." not in key and key not in shown_keys]
+    groups = dict.fromkeys(f"{key.partition('.')[0]}.*" for key in rows if "." in key)
+    return [
+        Section("keys that matter first", "", [rows[key] for key in shown_keys]),
+        Section("other keys, and groups of keys", "  ".join([*others, *groups]), []),
+    ]
 
 
 def _table(rows: list[tuple[str, str]], width: int, is_short: bool) -> Table:
@@ -136,7 +144,7 @@ def composed(command: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, d
     return cfg, {group: choices[group] for group in sorted(groups, key=lambda group: group != "model")}
 
 
-def sections(cfg: DictConfig, chosen: Mapping[str, str | None], classes: Sequence[type]) -> list[Section]:
+def sections(cfg: DictConfig, chosen: Mapping[str, str | None], command: str) -> list[Section]:
     """Return every key of a composed config with its explanation: first those of no config group, then group by group."""
     explained: dict[str, str] = {}
     listed = {"": Section("general", "", [])}
@@ -145,7 +153,7 @@ def sections(cfg: DictConfig, chosen: Mapping[str, str | None], classes: Sequenc
         listed[group] = Section(f"{group}={choice}", read_head(files.get(str(choice), "")), [])
         for name in sorted(files, key=_names_in(choice).__contains__):
             explained |= _comments(files[name], group) if group != GROUP else {}
-    explained |= _sentences(classes, source_class(cfg.data))
+    explained |= _sentences(command, source_class(cfg.data))
     for key, value in _walk(cast(Mapping[str, Any], OmegaConf.to_container(cfg, resolve=True))):
         rows, explanation = listed.get(key.partition(".")[0], listed[""]).rows, explained.get(key, "")
         if not isinstance(value, Mapping) or not value:
@@ -155,10 +163,10 @@ def sections(cfg: DictConfig, chosen: Mapping[str, str | None], classes: Sequenc
     return list(listed.values())
 
 
-def _sentences(classes: Sequence[type], *sources: type) -> dict[str, str]:
-    """Return the keys of a command with classes of settings and sources of prompts, and their sentences of help."""
-    prefixed = [(RunSettings, ""), (PairConfig, "model"), *((cls, "data") for cls in sources), *((cls, "") for cls in classes)]
-    return {key: text for cls, prefix in prefixed for key, text in fields_of(cls, prefix).items() if text}
+def _sentences(command: str, *sources: type) -> dict[str, str]:
+    """Return the keys of a command and of sources of prompts, and their sentences of help."""
+    of_sources = {key: text for cls in sources for key, text in fields_of(cls, "data").items() if text}
+    return of_sources | keys_of(command).sentences
 
 
 def experiments(command: str) -> dict[str, str]:
@@ -213,12 +221,15 @@ def _walk(content: Mapping[str, Any], parent: str = "") -> Iterator[tuple[str, A
             yield from _walk(value, f"{parent}{name}.") if isinstance(value, Mapping) else ()
 
 
-def composition_error(error: Exception, command: str, words: Sequence[str], classes: Sequence[type] = ()) -> UserError | None:
+def composition_error(error: Exception, command: str, words: Sequence[str]) -> UserError | None:
     """Return the message for an error that the command line `words` of conf/<command>.yaml raised in Hydra, or None."""
     ask = f"{PROGRAMS[command]} --help"
     nulls = [name for word in words if word.endswith("=null") and (config_folder() / (name := word[:-5])).is_dir()]
     if nulls and "Config group override" in str(error):
         return UserError(f"{nulls[0]}=null: a group of configs cannot be null; write '~{nulls[0]}' to leave it out.")
+    if isinstance(error, ConfigCompositionException) and str(error).startswith("Multiple values for "):
+        key = str(error).split()[3].rstrip(".")
+        return UserError(f"+{key}=: a plus adds what is not listed, and {key} is listed; write {key}=<name> without it.")
     if isinstance(error, yaml.YAMLError | UnicodeDecodeError) and not HydraConfig.initialized():  # a config has a mistake
         where = "the folder of --config-dir" if any("config-dir" in word or "searchpath" in word for word in words) else "conf/"
         return UserError(f"a file in {where} is not valid YAML in UTF-8: {' '.join(str(error).split())}.")
@@ -226,7 +237,7 @@ def composition_error(error: Exception, command: str, words: Sequence[str], clas
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         known = _choices_of(command, group)
         return UserError(
-            f"{group}={name}: there is no such choice; {_closest(name, known)}use one of {', '.join(known)}, or write "
+            f"{group}={name}: there is no such choice; {closest(name, known)}use one of {', '.join(known)}, or write "
             f"<folder>/{group}/{name}.yaml and add --config-dir <folder>."
         )
     if isinstance(error, MissingMandatoryValue):
@@ -234,9 +245,10 @@ def composition_error(error: Exception, command: str, words: Sequence[str], clas
         return UserError(f"{key} has no value, but the command needs one; write {key}=<value> ({ask}={key} says what it is).")
     if isinstance(error, ConfigCompositionException) and isinstance(error.__cause__, OmegaConfBaseException):
         key = str(error.__cause__.full_key)
-        word = next((word for word in words if word.lstrip("+~").startswith(f"{key}=")), key)
-        close = _closest(key, list(_sentences(classes, DatasetSource, NanoSource)))
-        return UserError(f"{word}: there is no such key; {close}{ask}=all lists every key, and +{word} adds one.")
+        word = next((word for word in words if re.match(rf"[+~]*{re.escape(key)}[.=]", word)), key)
+        close = closest(word.partition("=")[0], list(_sentences(command, DatasetSource, NanoSource)))
+        adds = f", and +{word} adds one" if key.startswith(("trainer", "logger")) else ""
+        return UserError(f"{word}: there is no such key; {close}{ask}=all lists every key{adds}.")
     if isinstance(error, OverrideParseException):
         key, _, value = str(error.override).partition("=")
         if key in words or key.startswith(("'", '"')) or value[:1] in ("[", "'", '"') or re.match(r"\{\w+:", value):
@@ -251,7 +263,19 @@ def composition_error(error: Exception, command: str, words: Sequence[str], clas
     return UserError(f"{error}{reason}")
 
 
-def _closest(name: str, known: Sequence[str]) -> str:
-    """Return a question with the known name that is most like `name`, or nothing if none is like it."""
-    close = get_close_matches(name, known, 1)
-    return f"did you mean {close[0]}? " if close else ""
+def completions(line: str, word: str) -> list[str]:
+    """Return what the last word of a command line may become, each from where the shell's `word`, a part of it, begins."""
+    *before, last = line.split(" ")[1:]
+    named = [name for name in VERBS if before[: len(name.split())] == name.split()]
+    if not named:
+        parts = [name.split() for name in VERBS]
+        known = [f"{each[len(before)]} " for each in parts if each[: len(before)] == before and len(each) > len(before)]
+    elif (command := VERBS[named[0]].config) is None:
+        known = []
+    else:
+        cfg, chosen = composed(command)
+        known = [f"{group}={name}" for group in chosen for name in _choices_of(command, group)]
+        rows = [row[0] for section in sections(cfg, chosen, command) for row in section.rows]
+        known += [row[: row.index("=") + 1] for row in rows if "=" in row]
+    start = len(last) - len(word)
+    return sorted({each[start:] for each in known if each.startswith(last)})

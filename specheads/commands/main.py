@@ -3,9 +3,11 @@
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from specheads import __version__
 from specheads.errors import UserError, user_error
 
 EXIT_USER_ERROR = 2
@@ -34,23 +36,52 @@ VERBS = {
     "evaluate": Verb("evaluate", "main", "compare stopping rules on prompts, decode the best, report", "evaluate"),
     "papers reproduce": Verb("papers", "reproduce", "repeat a paper's experiment, and check its claims", "reproduce"),
     "papers theory": Verb("papers", "print_theory", "compute papers' theory; takes out=, seed=", None),
+    "runs": Verb("runs", "main", "list runs and heads, with key figures; takes outputs=", None),
     "export": Verb("export", "main", "check and describe a head, write it for other decoders", None),
 }
+COMPLETE = "complete -o default -o nospace -C 'specheads --complete' specheads"  # with names of files where nothing fits
 PROGRAMS = {verb.config: f"specheads {name}" for name, verb in VERBS.items() if verb.config}  # the command of each config
 
 
 def run(words: Sequence[str]) -> None:
     """Run a command line. Raises UserError for a verb or an argument that is not known."""
+    if [*words] == ["--version"]:
+        print(f"specheads {__version__}")
+        return
+    if words[:1] == ["--complete"]:
+        line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
+        print("\n".join(import_module("specheads.commands.help").completions(line, words[2])))
+        return
     for name, verb in VERBS.items():
         if [*words][: (size := len(name.split()))] == name.split():
             os.environ[VERB_OF_PARENT], sys.argv[1:] = name, words[size:]
-            verb.load()()
+            if verb.config is None:
+                verb.load()()
+            else:
+                import_module("specheads.commands.command").CommandLine(verb.config).run()
             return
     if words and words[-1] not in ("papers", "-h", "--help"):
         given = " ".join(word for word in words[:2] if "=" not in word)
-        raise UserError(f"specheads {given}: there is no such verb; use {', '.join(VERBS)}, or --help.")
+        likely = closest(given, list(VERBS)) or closest(words[0], list(VERBS))
+        raise UserError(f"specheads {given}: there is no such verb; {likely}use {', '.join(VERBS)}, or --help.")
     print("usage: specheads <verb> [key=value ...]; <verb> --help lists the keys of a verb\n")
     print("\n".join(f"  {name:<19} {verb.about}" for name, verb in VERBS.items()))
+    print(f"\n--version prints the version. For completion by Tab, in bash:\n  {COMPLETE}")
+
+
+def arguments(verb: str, words: Sequence[str], known: Sequence[str]) -> dict[str, str]:
+    """Return the values of `key=value` words by their keys. Raises UserError for another word, or a key that is not known."""
+    for word in words:
+        if "=" not in word or word.partition("=")[0] not in known:
+            raise UserError(f"specheads {verb}: {word!r} is not known; it takes {'=, '.join(known)}=.")
+    return dict(word.split("=", 1) for word in words)
+
+
+def closest(name: str, known: Sequence[str]) -> str:
+    """Return a question with the known names that end or begin as `name`, or else the one most like it; "" if none is."""
+    ends = [each for each in known if each.endswith(f".{name}")] or [each for each in known if each.startswith(name)]
+    close = ends[:3] or get_close_matches(name, known, 1)
+    return f"did you mean {' or '.join(close)}? " if close and name else ""
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ import specheads
 from specheads.commands.command import command
 from specheads.commands.compose import keys_of_choice, load_configured_pair, plain, settings_of
 from specheads.commands.evaluate import prompt_data, rule_choice
+from specheads.commands.main import arguments
 from specheads.data_gen.settings import DataGeneration
 from specheads.decoding.drafting import Autoregressive, check_pairing
 from specheads.errors import UserError
@@ -169,20 +170,9 @@ def _rule(where: str, content: Mapping[str, Any]) -> RuleChoice:
     return choice
 
 
-THEORY_HELP = """usage: specheads papers theory [key=value ...]
-
-  Compute what the papers prove, next to simulations, and say which claims hold.
-
-  out=outputs/theory  the folder of theory.json
-  seed=0              the seed of the simulations"""
-
-
 def print_theory() -> None:
     """Compute the theory with the arguments of this process's command line. Raises UserError for one that is not known."""
     if {"-h", "--help"} & set(sys.argv[1:]):
-        print(THEORY_HELP)
+        print("usage: specheads papers theory [out=<folder of theory.json, by default outputs/theory>] [seed=<of simulations>]")
         return
-    given = {key: value for key, _, value in (word.partition("=") for word in sys.argv[1:])}
-    if unknown := [key for key in given if key not in inspect.signature(theory).parameters]:
-        raise UserError(f"specheads papers theory: {unknown[0]!r} is not known; it takes out=, seed=.")
-    print(theory(**given))
+    print(theory(**arguments("papers theory", sys.argv[1:], list(inspect.signature(theory).parameters))))

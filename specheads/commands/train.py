@@ -1,19 +1,17 @@
 """`specheads train model=...` trains acceptance heads, `specheads distill` the draft itself; missing data is made first."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from omegaconf import DictConfig
-from rich import box
-from rich.console import Console
-from rich.table import Column, Table
 
 from specheads.commands.command import command, next_command
 from specheads.commands.compose import load_configured_pair, model_config, open_loggers, settings_of, source_of
 from specheads.commands.data import check_data, data_cache
+from specheads.commands.runs import print_table
 from specheads.data_gen.settings import DataGeneration
 from specheads.errors import UserError
 from specheads.pair.pair import Pair
@@ -35,7 +33,7 @@ _METRICS = {"auroc": "AUROC", "kl": "KL", "brier": "Brier", "ece": "ECE"}
 MOST_SHOWN = 20  # heads; a bank may have thousands
 
 
-@command("train", DataGeneration, HeadTraining, folder="head", shared=True)
+@command("train", DataGeneration, HeadTraining, folder="head")
 def train_head(cfg: DictConfig, pair: Pair | None = None) -> "TrainedHeads":
     """Train the heads of a config, for `pair` or its own; print how good they are. Raises UserError as `train_heads`."""
     settings, run = _checked_settings(HeadTraining, cfg), Path(cfg.paths.run)
@@ -51,7 +49,7 @@ def train_head(cfg: DictConfig, pair: Pair | None = None) -> "TrainedHeads":
     return trained
 
 
-@command("distill", DataGeneration, Distillation, shared=True)
+@command("distill", DataGeneration, Distillation)
 def distill_draft(cfg: DictConfig, pair: Pair | None = None) -> "DistilledDraft":
     """Distil the draft of a config's pair; print how good it is, and return it. Raises UserError as `distill`."""
     settings, run = _checked_settings(Distillation, cfg), Path(cfg.paths.run)
@@ -69,7 +67,7 @@ def distill_draft(cfg: DictConfig, pair: Pair | None = None) -> "DistilledDraft"
         for name, after in distilled.after.items():
             before = distilled.before[name]
             rows.append([name, f"{before:.4f}", f"{after:.4f}", f"{after / before - 1:+.1%}" if before else "-"])
-        _print_table(["on test prompts", "before", "after", "change"], rows)
+        print_table(["on test prompts", "before", "after", "change"], rows)
         print("\n".join(f"{name}: {meaning}" for name, meaning in MEANINGS.items()), f"draft: {distilled.folder}", sep="\n")
         print(f"next: {next_command('train', f'model.draft={distilled.folder}')}")
     return distilled
@@ -102,7 +100,7 @@ def _print_heads(trained: "TrainedHeads") -> None:
         names = sorted(names, key=lambda name: trained.test[name]["kl"])[:MOST_SHOWN]
     listed = {name: trained.test[name] for name in [*names, *(name for name in trained.test if name not in trained.names)]}
     rows = [[name, *(f"{metrics[key]:.3f}" if key in metrics else "-" for key in _METRICS)] for name, metrics in listed.items()]
-    _print_table(["on held-out prompts", *_METRICS.values()], rows)
+    print_table(["on held-out prompts", *_METRICS.values()], rows)
     if left_out := len(trained.names) - len(names):
         print(f"the {len(names)} heads of the lowest KL; {left_out:,} more are in {trained.folder.parent}/test.json")
     if trained.calibrated:
@@ -111,7 +109,7 @@ def _print_heads(trained: "TrainedHeads") -> None:
             each = trained.calibrated[name]
             values = [f"{errors[key]:.4f}" for errors in (each.ece, each.log_loss) for key in ("raw", "cross_fitted")]
             rows.append([name, *values, each.best if each.used else "none"])
-        _print_table(["on dev prompts", "ECE", "after", "log loss", "after", "calibration"], rows)
+        print_table(["on dev prompts", "ECE", "after", "log loss", "after", "calibration"], rows)
         print("after: calibrated on one half of the prompts, measured on the other; used where that is clearly better")
     if (known := trained.information) is not None:
         print("\n".join(_information(known)))
@@ -127,18 +125,10 @@ def _information(known: "Information") -> Iterator[str]:
     ranked = sorted(known.explained.items(), key=lambda item: -item[1].value)
     for name, share in ranked[:MOST_SHOWN]:
         yield f"  {name} explains {share.value:.1%} [{share.low:.1%}, {share.high:.1%}] of that"
-    if any(more.low > 0 for more in known.over_logistic.values()):
-        yield f"the head that knows most: {next(name for name, _ in ranked if name in known.over_logistic)}"
-    else:
-        yield (
-            "no head clearly knows more than the free logistic: train on more prompts (data.num_train=) or for more epochs "
-            "(trainer.max_epochs=), or decode without a head (specheads evaluate head=null)"
-        )
-
-
-def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table whose columns after the first are aligned to the right."""
-    table = Table(columns[0], *(Column(name, justify="right") for name in columns[1:]), box=box.SIMPLE_HEAD)
-    for row in rows:
-        table.add_row(*row)
-    Console(highlight=False).print("", table)
+    if known.over_logistic:
+        name, more = max(known.over_logistic.items(), key=lambda item: item[1].value)
+        how = "better" if more.low > 0 else "worse" if more.high < 0 else "neither clearly better nor worse"
+        gain = f"{more.value:+.1%} [{more.low:+.1%}, {more.high:+.1%}] of that"
+        yield f"{name}, the best head, is {how} than the free logistic: {gain}"
+        if more.low <= 0:
+            yield "it needs more prompts (data.num_train=) or epochs (trainer.max_epochs=); head=null evaluates rules without one"

@@ -154,6 +154,9 @@ class Responder:
             journal: a file of what has been made, from which a killed process goes on; the caller deletes it.
         """
         kept = _Kept(journal, [_key(*each, warp) for each in zip(prompts, uniform, strict=True)])
+        if kept.ended or kept.begun:
+            how = "responses: %d of %d are taken over from an interrupted run, and %d that it had begun"
+            logger.info(how, len(kept.ended), len(prompts), len(kept.begun))
         while True:
             try:
                 for rows in self._rounds(prompts, kept, uniform, warp):

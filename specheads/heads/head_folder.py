@@ -22,6 +22,7 @@ from specheads.heads.config import HeadConfig
 from specheads.heads.portable.loaders import CUSTOM_GENERATE, STANDALONE, write_loader
 from specheads.heads.portable.tensor_file import read_tensors, write_tensors
 from specheads.heads.train_prompts import TrainPrompts
+from specheads.pair.locations import check_available
 from specheads.storage.files import read_json, write_json, write_whole
 
 FILES = ("config.json", "model.safetensors", "golden.safetensors")  # what a head is loaded from
@@ -91,8 +92,8 @@ def _folder(location: str | Path, hub: Mapping[str, Any]) -> Path:
     folder = Path(location).expanduser()
     if folder.is_dir():
         return folder
-    if folder.is_absolute() or str(location).startswith((".", "~")) or str(location).count("/") != 1:
-        raise UserError(f"there is no head folder {str(location)!r}; train one with specheads train, or use head=latest.")
+    if not hub:
+        check_available("head", location)
     try:
         # The config first: an id may be that of a model, of any size.
         values = _read_json(Path(snapshot_download(str(location), allow_patterns=["config.json"], **hub)) / "config.json")

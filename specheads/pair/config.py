@@ -12,8 +12,9 @@ import yaml
 from pydantic import BeforeValidator, InstanceOf
 
 from specheads.errors import UserError
+from specheads.pair.locations import check_available
 from specheads.pair.quantization import FORMS, check_quantization
-from specheads.settings import Flag, PositiveNumber, Settings, Text, setting
+from specheads.settings import Flag, PositiveNumber, Settings, Text, config_folder, setting
 
 INSTRUCTION = "{instruction}"  # an instruction format takes the text there
 
@@ -103,6 +104,11 @@ class PairConfig(Settings):
             self.draft_quantization if is_draft else self.quantization,
         )
 
+    def check_available(self, draft: bool) -> None:
+        """Raise UserError, within seconds, for a target (and with `draft`, a draft) that is neither here nor on the hub."""
+        for role in ("target", "draft") if draft else ("target",):
+            check_available(role, getattr(self, role), getattr(self, f"{role}_revision"))
+
 
 class _Model(Settings):
     """What gives the keys of a pair their names in messages."""
@@ -142,13 +148,6 @@ def checked_device(device: str | None) -> str:
             f"device={device!r} cannot be used here ({str(error).splitlines()[0]}); use cpu, or null to choose automatically."
         ) from None
     return device
-
-
-def config_folder() -> Path:
-    """Return the folder of YAML configs: next to the package in a source tree, inside it in an installed wheel."""
-    package = Path(__file__).parents[1]
-    source_tree = package.parent / "conf"
-    return source_tree if (source_tree / "model").is_dir() else package / "conf"
 
 
 def pair_config(name: str | None = None, **keys: Any) -> PairConfig:

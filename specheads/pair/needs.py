@@ -9,9 +9,9 @@ from specheads.errors import UserError
 from specheads.load import available_memory, memory_in_use
 from specheads.pair.config import PairConfig
 from specheads.pair.language_model import LanguageModel, short_name, weightless_model
+from specheads.pair.locations import EMBEDDED
 from specheads.pair.padding import BATCH_TOKENS, SLICE_ELEMENTS
 from specheads.pair.quantization import QUANTIZATIONS
-from specheads.pair.revisions import EMBEDDED
 from specheads.storage.files import amount
 
 logger = logging.getLogger(__name__)

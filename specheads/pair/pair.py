@@ -249,6 +249,7 @@ def load_pair(name: str | None = None, *, only_draft: bool = False, new_draft: N
             f"the draft '{new_draft.name}' is made of a target whose weights are as they are; leave out model.quantization and "
             "model.draft_quantization."
         )
+    config.check_available(draft=new_draft is None)
     tokenizer, known = _tokenizer(config, new_draft)
     draft, target = _models(config, only_draft, new_draft)
     size = _num_tokens(tokenizer, target)

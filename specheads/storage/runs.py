@@ -24,7 +24,7 @@ _locks: dict[Path, TextIO] = {}
 
 def run_folder(parent: Path, key: str, resume: bool = True) -> Path:
     """Return the newest folder under `parent` of an unfinished run with this key, or else a new one, locked for this process."""
-    states = {state.parent: _read_state(state.parent) for state in parent.glob(f"*/{STATE}")} if resume else {}
+    states = {state.parent: read_state(state.parent) for state in parent.glob(f"*/{STATE}")} if resume else {}
     same = [folder for folder, state in states.items() if state.get("key") == key]
     # The clock may have been set back between two runs, so their numbers decide first.
     newest = max(same, key=lambda folder: (_number(states[folder]), folder.name), default=None)
@@ -59,7 +59,7 @@ def take(folder: Path) -> bool:
     return True
 
 
-def _read_state(folder: Path) -> dict[str, Any]:
+def read_state(folder: Path) -> dict[str, Any]:
     """Return a run folder's state, empty if it cannot be read."""
     try:
         state = json.loads((folder / STATE).read_text())
@@ -70,7 +70,7 @@ def _read_state(folder: Path) -> dict[str, Any]:
 
 def has_ended(folder: Path, top: Path) -> bool:
     """Return whether all runs that `folder` (below `top`) belongs to are finished; without runs it counts as finished."""
-    states = [_read_state(parent) for parent in folder.parents if parent.is_relative_to(top)]
+    states = [read_state(parent) for parent in folder.parents if parent.is_relative_to(top)]
     return all(state.get("finished") for state in states if state)
 
 
@@ -79,29 +79,29 @@ def begin(folder: Path, key: str, resume: bool = True) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if not take(folder):
         raise UserError(f"another run is working in {folder}; wait until it has finished, or use another folder.")
-    state = _read_state(folder)
+    state = read_state(folder)
     resumed = resume and state.get("key") == key and not state.get("finished")
     if resumed:
         logger.info("resuming the unfinished run in %s (resume=false starts a new one)", folder)
-    others = [_read_state(other.parent) for other in folder.parent.glob(f"*/{STATE}") if other.parent != folder]
+    others = [read_state(other.parent) for other in folder.parent.glob(f"*/{STATE}") if other.parent != folder]
     number = _number(state) or 1 + max(map(_number, others), default=0)
     write_json(folder / STATE, {"key": key, "number": number, "finished": False, "resumed": resumed})
 
 
 def begin_job(sweep: Path, folder: Path) -> bool:
     """Begin one job of a sweep; return False if an interrupted run of this sweep has finished it already."""
-    if is_resumed(sweep) and _read_state(folder).get("finished"):
+    if is_resumed(sweep) and read_state(folder).get("finished"):
         logger.info("already done: %s", folder)
         return False
-    write_json(folder / STATE, _read_state(sweep))
+    write_json(folder / STATE, read_state(sweep))
     return True
 
 
 def is_resumed(folder: Path) -> bool:
     """Return whether the run in `folder` resumes an interrupted one."""
-    return bool(_read_state(folder).get("resumed"))
+    return bool(read_state(folder).get("resumed"))
 
 
 def finish(folder: Path) -> None:
     """Record that a run, or one job of a sweep, is finished."""
-    write_json(folder / STATE, {**_read_state(folder), "finished": True})
+    write_json(folder / STATE, {**read_state(folder), "finished": True})

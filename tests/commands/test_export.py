@@ -71,7 +71,7 @@ def test_the_files_are_checked(head, run):
         (["export"], "head=<folder> is missing, or report=<folder>"),
         (["export", "head="], "head= "),
         (["export", "folder"], "'folder' is not known; it takes head="),
-        (["export", "head=a", "other=b"], "other=b is not known; expected one of head, format, report, ratio"),
+        (["export", "head=a", "other=b"], "'other=b' is not known; it takes head=, format=, report=, ratio=."),
         (["export", "head=./none"], "there is no head folder './none'"),
         (["export", "head=HEAD", "format=pickle"], "format=pickle must be one of 'standalone', 'onnx', 'vllm'"),
         (["export", "head=specheads/nano/draft/../draft"], "config.json belongs to a model, not to a head"),

@@ -17,7 +17,7 @@ from specheads.commands.main import VERBS
 from specheads.errors import UserError
 from specheads.pair.config import config_folder
 
-COMMANDS = {verb.config: verb.load() for verb in VERBS.values() if verb.config}
+COMMANDS = [verb.config for verb in VERBS.values() if verb.config]
 
 
 @functools.cache
@@ -38,11 +38,11 @@ def compositions():
 
 def sections(command, *overrides):
     cfg, chosen = help_module.composed(command, overrides)
-    return help_module.sections(cfg, chosen, COMMANDS[command].classes)
+    return help_module.sections(cfg, chosen, command)
 
 
 def help_text(command, overrides=(), width=None):
-    return help_module.help_text(command, overrides, width, COMMANDS[command].classes)
+    return help_module.help_text(command, overrides, width)
 
 
 def rows(command, *overrides):
@@ -205,7 +205,7 @@ def test_the_text_is_as_wide_as_the_terminal(monkeypatch):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_short_help_fits_a_screen(command):
-    text = help_module.help_text(command, (), 100, COMMANDS[command].classes, of="")
+    text = help_module.help_text(command, (), 100, of="")
     assert len(text.splitlines()) <= 60 and max(map(len, wrapped(text))) <= 100
     assert "--help=all" in text and "model=" in text
     # Every key is there, by itself or by its group.
@@ -214,7 +214,7 @@ def test_the_short_help_fits_a_screen(command):
 
 
 def test_the_short_help_names_what_is_chosen_and_where_the_other_choices_are():
-    text = help_module.help_text("train", ["model=synthetic-tiny"], 100, COMMANDS["train"].classes, of="")
+    text = help_module.help_text("train", ["model=synthetic-tiny"], 100, of="")
     (models,) = re.findall(r"^  model= .*(?:\n {6,}.*)*", text, re.MULTILINE)
     assert models.startswith("  model=       [synthetic-tiny] | bloom") and models.endswith("…")
     assert "experiment=  [null] | specdecpp | specdecpp_grid | thorough\n" in text
@@ -234,7 +234,7 @@ def test_a_choice_of_another_folder_is_shown(tmp_path):
 
 
 def test_the_help_of_a_group_lists_its_keys_alone():
-    text = help_module.help_text("train", (), 100, COMMANDS["train"].classes, of="optimizer")
+    text = help_module.help_text("train", (), 100, of="optimizer")
     assert "optimizer.lr=" in text and "head.depth" not in text
     with pytest.raises(UserError, match="--help=optimiser: there is no such key; --help=all lists every key"):
-        help_module.help_text("train", (), 100, COMMANDS["train"].classes, of="optimiser")
+        help_module.help_text("train", (), 100, of="optimiser")

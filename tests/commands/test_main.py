@@ -11,8 +11,10 @@ import pytest
 from commands import shell
 from warm_processes import run as run_warm
 
-from specheads.commands import evaluate, papers, train
+import specheads
+from specheads.commands import compose, papers
 from specheads.commands import main as main_module
+from specheads.commands.command import CommandLine
 from specheads.commands.help import PROGRAMS
 from specheads.commands.main import VERB_OF_PARENT, VERBS
 
@@ -27,32 +29,31 @@ def test_every_verb_has_a_module_and_a_config():
 
 def test_papers_lists_and_runs_what_it_can_do(run, monkeypatch):
     assert run("papers")[1] == run("papers", "--help")[1] == run()[1]
-    monkeypatch.setattr(papers, "reproduce", lambda: print(sys.argv[1:]))
-    assert run("papers", "reproduce", "seed=1")[1].strip() == "['seed=1']"
+    monkeypatch.setattr(CommandLine, "run", lambda line: print(line.name, sys.argv[1:]))
+    assert run("papers", "reproduce", "seed=1")[1].strip() == "reproduce ['seed=1']"
     monkeypatch.setattr(papers, "theory", lambda out="", seed="0": f"{out} {seed}")
     assert run("papers", "theory", "out=x", "seed=3")[1].strip() == "x 3"
-    assert "'sed' is not known; it takes out=, seed=" in run("papers", "theory", "sed=3")[2]
+    assert "'sed=3' is not known; it takes out=, seed=" in run("papers", "theory", "sed=3")[2]
     code, shown, _ = run("papers", "theory", "--help")
-    assert code == 0 and all(f"\n  {name}=" in shown for name in ("out", "seed"))
-    assert "specheads papers theori: there is no such verb; use probe, " in run("papers", "theori")[2]
+    assert code == 0 and all(f"[{name}=<" in shown for name in ("out", "seed"))
+    assert "specheads papers theori: there is no such verb; did you mean papers theory? " in run("papers", "theori")[2]
 
 
 def test_a_verb_is_handed_on_with_its_words(run, monkeypatch):
     called = []
-    for module, name in ((train, "distill_draft"), (evaluate, "main"), (train, "train_head")):
-        monkeypatch.setattr(module, name, lambda: called.append(sys.argv[1:]))
+    monkeypatch.setattr(CommandLine, "run", lambda line: called.append((line.name, sys.argv[1:])))
     assert run("evaluate", "head=mine")[0] == run("distill", "model=nano")[0] == run("train")[0] == 0
-    assert called == [["head=mine"], ["model=nano"], []]
+    assert called == [("evaluate", ["head=mine"]), ("distill", ["model=nano"]), ("train", [])]
 
 
 def test_a_further_process_of_a_run_has_the_verb_of_the_first(run, monkeypatch):
     called = []
-    monkeypatch.setattr(train, "distill_draft", lambda: called.append(sys.argv[1:]))
+    monkeypatch.setattr(CommandLine, "run", lambda line: called.append((line.name, sys.argv[1:])))
     run("distill", "model=nano")
     assert os.environ[VERB_OF_PARENT] == "distill"
     monkeypatch.setenv("LOCAL_RANK", "1")
     run("-cp", "conf", "model=nano")
-    assert called[1] == ["-cp", "conf", "model=nano"]
+    assert called[1] == ("distill", ["-cp", "conf", "model=nano"])
 
 
 @pytest.mark.parametrize("words", [[], ["--help"]])
@@ -63,12 +64,56 @@ def test_help_lists_all_verbs_in_a_screen(run, words):
         assert f"  {name} " in text and about in text
 
 
+def test_the_version_is_that_of_the_package(run):
+    assert run("--version") == (0, f"specheads {specheads.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("line", "word", "expected"),
+    [
+        ("specheads tr", "tr", ["train "]),
+        ("specheads papers ", "", ["reproduce ", "theory "]),
+        ("specheads train head.de", "head.de", ["head.depth="]),
+        ("specheads train model=na", "na", ["nano"]),  # bash's word begins after "="
+        ("specheads train model=na", "model=na", ["model=nano"]),
+        ("specheads papers reproduce experiment=block_t", "block_t", ["block_table1"]),
+        ("specheads train experiment=block_t", "block_t", []),
+        ("specheads export h", "h", []),
+    ],
+)
+def test_tab_completes_verbs_keys_and_choices(run, monkeypatch, line, word, expected):
+    monkeypatch.setenv("COMP_LINE", f"{line} more")
+    monkeypatch.setenv("COMP_POINT", str(len(line)))
+    assert [each for each in run("--complete", "specheads", word, "before")[1].split("\n") if each] == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["train", "lr=1e-3"], "lr=1e-3: there is no such key; did you mean optimizer.lr? "),
+        (["train", "batch_size=4"], "did you mean generation.batch_size or loader.batch_size? "),
+        (["train", "hed.depth=2"], "hed.depth=2: there is no such key; did you mean head.depth? "),
+        (["train", "+experiment=specdecpp"], "+experiment=: a plus adds what is not listed, and experiment is listed; "),
+        (["evaluate", "stopping=fixed"], "stopping=fixed: there is no such choice; did you mean fixed_length? "),
+        (["train", "--head.depth=2"], "--head.depth=2 is no option; keys have no dashes: write head.depth=<value>."),
+        (["train", "--model", "nano"], "--model is no option; keys have no dashes: write model=<value>."),
+        (["train", "seed=1", "--config-dir", "{folder}", "model=nosuch"], "model=nosuch: there is no such choice; "),
+        (["evaluate", "head=a/b/c"], "there is no head folder 'a/b/c'; train one with specheads train, or use head=latest."),
+        (["trian"], "specheads trian: there is no such verb; did you mean train? "),
+    ],
+)
+def test_a_mistake_in_the_words_is_one_sentence_with_the_remedy(run, tmp_path, monkeypatch, words, told):
+    monkeypatch.chdir(tmp_path)
+    code, _, error = run(*(word.format(folder=tmp_path) for word in words))
+    assert code == 2 and error.startswith("error: ") and told in error and len(error.splitlines()) == 1
+
+
 def test_an_unknown_verb_is_one_message(run):
     code, out, error = run("prob")
     assert (
         code == 2
         and not out
-        and error.startswith("error: specheads prob: there is no such verb; use probe, data, train, distill")
+        and error.startswith("error: specheads prob: there is no such verb; did you mean probe? use probe, data, train, distill")
     )
 
 
@@ -103,7 +148,29 @@ def test_a_pair_of_a_folder_of_configs_is_used_and_passed_on(tmp_path):
     assert f"next: specheads train {' '.join(words[1:])}" in done.stdout
 
 
-def test_help_imports_no_large_library():
-    script = f"import sys; from {main_module.__name__} import run; run(['--help'])"
-    script += "; assert not {'torch', 'transformers', 'lightning', 'hydra', 'rich', 'yaml'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", script], check=True, env=shell())
+@pytest.mark.parametrize(
+    ("words", "large"),
+    [
+        (["--help"], {"torch", "transformers", "lightning", "hydra", "rich", "yaml"}),
+        (["train", "--help"], {"torch", "transformers", "lightning"}),
+    ],
+)
+def test_help_imports_no_large_library(words, large, tmp_path):
+    script = f"import sys; from {main_module.__name__} import run; run({words}); assert not {large} & set(sys.modules)"
+    variables = shell(SPECHEADS_CACHE=str(tmp_path))
+    for _ in range(1 + ("train" in words)):  # the first one notes the keys
+        done = subprocess.run([sys.executable, "-c", script], check=False, env=variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_noted_keys_are_read_until_the_source_changes(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECHEADS_CACHE", str(tmp_path))
+    keys = compose.keys_of("train")
+    (note,) = (tmp_path / "keys").iterdir()
+    assert compose.keys_of("train") == keys and keys.defaults["head"]["depth"] == 3 and "residual" in keys.sentences["head.depth"]
+    content = json.loads(note.read_text())
+    note.write_text(json.dumps(content | {"keys": [{}, {"noted": "so"}]}))
+    assert compose.keys_of("train").sentences == {"noted": "so"}
+    for stale in ("{", "[]", json.dumps({"state": "another", "keys": [{}, {}]})):
+        note.write_text(stale)
+        assert compose.keys_of("train") == keys

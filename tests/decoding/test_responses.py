@@ -1,4 +1,5 @@
 import itertools
+import logging
 from dataclasses import replace
 
 import numpy as np
@@ -249,7 +250,7 @@ def test_as_many_tokens_are_expected_as_responses_that_end_as_often_have():
     assert 0 < ended < 12 and expected[2] == pytest.approx((12 - ended) * sum(goes_on**n for n in range(17)))
 
 
-def test_a_killed_process_goes_on_with_the_tokens_that_it_has(tmp_path, monkeypatch):
+def test_a_killed_process_goes_on_with_the_tokens_that_it_has(tmp_path, monkeypatch, caplog):
     class Killed(Exception):
         pass
 
@@ -270,7 +271,9 @@ def test_a_killed_process_goes_on_with_the_tokens_that_it_has(tmp_path, monkeypa
             responder(pair, prompts, 20, 5).respond(prompts, numbers, Warp(), killed_at(step), path)
     assert responder(pair, prompts, 20, 5).respond(prompts, numbers, Warp(), killed_at(99), path) == whole
     assert len(steps) > 9 and sum(steps) == sum(len(response.ids) for response in whole)  # no token was made twice
+    caplog.set_level(logging.INFO)
     assert responder(pair, prompts[3:], 20, 5).respond(prompts[3:], numbers[3:], Warp(), killed_at(1), path) == whole[3:]
+    assert "responses: 9 of 9 are taken over from an interrupted run, and 0 that it had begun" in caplog.text
     # All were there, also for a part of the prompts; not for other numbers or another warp.
     for other in ((1 - numbers, Warp()), (numbers, Warp(0.5))):
         with pytest.raises(Killed):

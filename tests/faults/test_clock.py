@@ -48,7 +48,7 @@ def test_the_tenth_run_of_a_second_is_newer_than_the_second(clock, tmp_path):
     folders = [begun(tmp_path, f"{number}") for number in range(10)]
     runs.finish(folders[1])
     for folder in folders:
-        runs.write_json(folder / runs.STATE, {**runs._read_state(folder), "key": "key"})
+        runs.write_json(folder / runs.STATE, {**runs.read_state(folder), "key": "key"})
     assert begun(tmp_path) == folders[-1]
 
 

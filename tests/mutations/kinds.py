@@ -253,7 +253,7 @@ def read_run(folder: Path) -> Any:
     runs.is_resumed(run), runs.has_ended(run / "head", folder)
     runs.finish(run)
     release_runs()
-    return runs._read_state(run)["key"]
+    return runs.read_state(run)["key"]
 
 
 # --- prompts and configs

@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_map_only
 
 from specheads.decoding.engine.compiled_program import CPU_OPTIONS, CompiledProgram, modules_in
 from specheads.decoding.engine.eager import Epilogue
+from specheads.interrupts import listen
 from specheads.pair.language_model import LanguageModel
 from specheads.storage.files import cache_folder, write_whole
 
@@ -69,6 +70,7 @@ def compile_ahead(warm_ups: Iterable[Callable[[], Any]]) -> None:
         return
     jobs = {job.name: job for job in found.values() if job.name is not None and not (folder() / job.name).is_file()}
     if len(jobs) > 1:
+        logger.info("compiling %d steps of the models, once for this machine", len(jobs))
         with suppress(Exception):
             load_compiler()
             _run_in_processes(sorted(jobs.values(), key=lambda job: -job.size), min(_MOST_PROCESSES, os.cpu_count() or 1))
@@ -103,6 +105,8 @@ def _compile_in_fork(jobs: Sequence[Job], taken: Any) -> NoReturn:
     """Compile one job after the other that no other process has taken."""
     from torch._inductor import config  # takes seconds to import
 
+    listen(lambda number, frame: None)  # the first process ends this one
+    logging.getLogger("specheads").setLevel(logging.WARNING)  # it has said it for all
     torch.set_num_threads(1)  # OpenMP's threads do not exist here
     config.compile_threads = 1
     while True:

@@ -313,7 +313,7 @@ class CompiledEngine(EagerEngine):
         try:
             job, module = self._job(epilogue, kind, args)
             compiled_program, was_kept = load_or_compile(job.name, job.compile_program)
-            logger.info("%s %s in %.1f s", "loaded" if was_kept else "compiled", job.what, time.perf_counter() - start)
+            logger.debug("%s %s in %.1f s", "loaded" if was_kept else "compiled", job.what, time.perf_counter() - start)
             runner: Runner = compiled_program.bind(module, self._memory, module.operations.native)
         except Exception as error:  # a compiler has many ways to fail, all with the same remedy
             reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"

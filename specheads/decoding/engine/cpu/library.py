@@ -11,7 +11,6 @@ import os
 import shlex
 import subprocess
 import tempfile
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -55,9 +54,10 @@ _ENTRY = "_Z19inductor_entry_implPP16AtenTensorOpaqueS1_"  # the compiled functi
 @cache
 def load_operators() -> bool:
     """Build or load the operators; return whether they can be used, and say why not."""
-    start = time.perf_counter()
     try:
         path = _library_path()
+        if not path.exists():
+            logger.info("building the operators in C++, once for this machine; it takes about a minute")
         if artefacts.planned is not None and not path.exists():
             # The compiler is loaded while others build; what fails here fails again where it is needed, and is reported there.
             with ThreadPoolExecutor(1) as pool, suppress(Exception):
@@ -70,7 +70,6 @@ def load_operators() -> bool:
         return False
     for name, result in _RESULTS.items():
         torch.library.register_fake(f"specheads::{name}", result)
-    logger.info("built or loaded the operators in %.1f s", time.perf_counter() - start)
     return True
 
 

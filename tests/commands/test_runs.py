@@ -1,0 +1,64 @@
+"""`specheads runs`, and the table that a multirun ends with."""
+
+import json
+
+import pytest
+
+
+@pytest.fixture
+def outputs(tmp_path, monkeypatch):
+    """A run with two heads, an evaluation, an interrupted multirun whose jobs have one key in common, and damaged files."""
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+
+    def write(name, content):
+        path = tmp_path / "outputs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+
+    for run in ("head/a", "evaluate/b", "distill/d", "head/damaged"):
+        write(f"{run}/run.json", {"finished": run != "head/damaged"})
+    write("head/a/.hydra/overrides.yaml", "- model=nano\n- paths.outputs=outputs\n- head.depth=1\n")
+    for name, kl in (("one", 0.25), ("two", 0.5)):
+        write(f"head/a/heads/{name}/config.json", {"train": {"test": {"kl": kl, "auroc": 0.75, "ece": 0.1}}})
+    live = [
+        {"name": "target", "speedup": None},
+        {"name": "slow", "speedup": {"value": 0.9}},
+        {"name": "fast", "speedup": {"value": 1.3}},
+    ]
+    write("evaluate/b/report.json", {"live": live})
+    write("distill/d/draft/distill.json", {"test": {"after": {"acceptance": 0.625}}})
+    write("head/damaged/heads/one/config.json", "{")
+    write("head/damaged/.hydra/overrides.yaml", "{")
+    for number, depth in ((0, 1), (10, 3), (2, 2)):
+        write(f"head/sweep/{number}/run.json", {"finished": number == 0})
+        write(f"head/sweep/{number}/.hydra/overrides.yaml", f"- model=nano\n- head.depth={depth}\n")
+    write("head/sweep/run.json", {})
+    return tmp_path
+
+
+def test_runs_and_heads_are_listed_with_their_figures(outputs, run):
+    code, text, _ = run("runs")
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert code == 0
+    assert "outputs/head/a/heads/one KL 0.250, AUROC 0.750 model=nano head.depth=1" in lines
+    assert "outputs/head/a/heads/two KL 0.500, AUROC 0.750 model=nano head.depth=1" in lines
+    assert "outputs/evaluate/b fastest: fast, 1.30 times the target alone" in lines
+    assert "outputs/distill/d/draft acceptance 0.625" in lines
+    assert any(line.startswith("outputs/head/damaged/heads/one") for line in lines)
+    places = [text.index(f"head/sweep/{number} ") for number in (0, 2, 10)]
+    assert places == sorted(places) and "outputs/head/sweep/2 unfinished model=nano head.depth=2" in lines
+
+
+def test_jobs_are_listed_by_what_differs(outputs, capsys):
+    from specheads.commands.runs import jobs_of, print_runs
+
+    print_runs(jobs_of(outputs / "outputs" / "head" / "sweep"))
+    text = capsys.readouterr().out
+    assert all(f"head.depth={depth}" in text for depth in (1, 2, 3)) and "model=nano" not in text
+    assert jobs_of(outputs / "outputs" / "head" / "a") == []
+
+
+def test_a_folder_without_runs_is_said(run, tmp_path):
+    assert run("runs", f"outputs={tmp_path}")[2].startswith(f"error: outputs={tmp_path} has no runs; give the folder")
+    assert "specheads runs: 'head=x' is not known; it takes outputs=." in run("runs", "head=x")[2]
