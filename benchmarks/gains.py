@@ -34,6 +34,8 @@ GAINS = [
     *(Column(f"were it free, at {RATIO}", "signed_percent"), Column(f"{LOGISTIC} at {RATIO}", "signed_percent")),
     *(Column(f"{PAPER} at {RATIO}", "signed_percent"), Column(f"were that free, at {RATIO}", "signed_percent")),
 ]
+RELATION = [Column("predicts"), Column("points"), Column("correlation", "fixed"), Column("slope", "fixed")]
+RELATION += [Column("offset", "percent:1"), Column("typical error", "percent:1")]
 KNOWN = [
     *PLACE,
     *(Column(f"{name}, nats", "fixed:3") for name in ("knowable", "noise")),
@@ -65,8 +67,10 @@ def main() -> None:
     gains = Table("gains", "Gains over the best fixed length, by ratio", GAINS, list(_gains(places)))
     known = Table("known", "What can be known about a drafted token's acceptance", KNOWN, list(_known(places)))
     points = [point for place, sets in places.items() for point in _points(place, sets)]
-    values = np.array([(point.explained["value"], point.gap["value"]) for point in points])
-    tables = [gains, known, Table("relation", "What is known and the gap that it closes", *_relation(values))]
+    relation = Table(
+        "relation", "The share of the gap that is closed, by the share that is known", RELATION, list(_relation(points))
+    )
+    tables = [gains, known, relation]
     for table in tables:
         print(f"\n{table.title}\n\n{text_of(table)}")
     if given.figure:
@@ -138,13 +142,13 @@ def _points(place: tuple[str, str, str], sets: Sequence[Json]) -> Iterator[Point
             yield Point(place, kind, explained, gap)
 
 
-def _relation(known: np.ndarray) -> tuple[list[Column], list[list[Any]]]:
-    """Return the columns and the row of the line that fits points (N, 2) of shares: known, and of the gap."""
-    slope, offset = np.polyfit(known[:, 0], known[:, 1], 1)
-    errors = known[:, 1] - (slope * known[:, 0] + offset)
-    columns = [Column("points"), Column("correlation", "fixed"), Column("slope", "fixed"), Column("offset", "percent:1")]
-    columns += [Column("typical error", "percent:1")]
-    return columns, [[len(known), float(np.corrcoef(known.T)[0, 1]), float(slope), float(offset), float(errors.std())]]
+def _relation(points: Sequence[Point]) -> Iterator[list[Any]]:
+    """Yield the line of the share of the gap over the share that is known, without and with the paper's head."""
+    for name, kinds in (("before the draft's next step", (LOOK_AHEAD, LOGISTIC)), ("all", (LOOK_AHEAD, LOGISTIC, PAPER))):
+        known, gap = np.array([(each.explained["value"], each.gap["value"]) for each in points if each.predictor in kinds]).T
+        slope, offset = np.polyfit(known, gap, 1)
+        errors = gap - (slope * known + offset)
+        yield [name, len(known), float(np.corrcoef(known, gap)[0, 1]), float(slope), float(offset), float(errors.std())]
 
 
 def _draw(points: Sequence[Point], path: Path) -> None:

@@ -259,4 +259,4 @@ def test_gains_are_means_over_seeds_of_what_dev_prompts_chose(tmp_path, monkeypa
     assert values["were it free, at 10"]["value"] == pytest.approx(0.06)
     assert values["free logistic at 10"]["value"] == pytest.approx(0.02)
     assert values["look-ahead head knows"]["value"] == pytest.approx(0.5) and values["paper's head at 10"] is None
-    assert relation["rows"][0][:4] == pytest.approx([2, 1.0, 1.0, 0.0], abs=1e-9)  # each closes the share that it knows
+    assert relation["rows"][0][1:5] == pytest.approx([2, 1.0, 1.0, 0.0], abs=1e-9)  # each closes the share that it knows
