@@ -133,7 +133,7 @@ def test_a_sweep_trains_every_combination(folder):
     assert len(list(sweep_folder.glob("*/wandb/offline-run-*"))) == 2  # a W&B run for each job
 
 
-def test_a_bank_is_trained_in_one_pass_exported_head_by_head_and_ranked(folder):
+def test_a_bank_is_trained_in_one_pass_exported_head_by_head_and_replayed(folder):
     words = ["experiment=specdecpp_grid", "head.depth=[0,2]", "loss.reject_weight=[1,6]", "trainer.max_epochs=1"]
     words += ["calibration=2"]
     done = run(folder, "train.py", *SMALL, *words)
@@ -147,8 +147,7 @@ def test_a_bank_is_trained_in_one_pass_exported_head_by_head_and_ranked(folder):
     done = run(folder, "evaluate.py", f"head={bank}", *SMALL, *rules)
     assert done.returncode == 0, done.stderr
     content = json.loads(max(folder.glob("outputs/evaluate/*/report.json"), key=lambda path: path.stat().st_mtime).read_text())
-    speeds = [row["speedup"]["10"]["value"] for row in content["bank"]]
-    assert {row["head"] for row in content["bank"]} == names and speeds == sorted(speeds, reverse=True)
+    assert {rule["head"] for rule in content["data_sets"][-1]["rules"]} == names | {None}
 
 
 def test_a_model_in_a_folder_gets_a_draft_with_a_cut_output_and_a_head_that_decode(nano, tmp_path):

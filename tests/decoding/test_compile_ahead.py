@@ -34,7 +34,7 @@ def private_folders(monkeypatch, tmp_path):
 @needs_compiler
 @needs_fork
 def test_forked_processes_leave_the_steps_that_the_parent_loads(caplog):
-    caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.DEBUG, "specheads")
     compiled = decoder("compiled")
     compiled.warm_up()
     # The processes' own lines are theirs: here steps are only loaded.

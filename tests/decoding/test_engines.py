@@ -120,7 +120,7 @@ def test_a_model_that_cannot_be_compiled(monkeypatch, caplog):
 
 @needs_compiler
 def test_compiled_steps_are_kept_and_loaded(monkeypatch, tmp_path, caplog):
-    caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.DEBUG, "specheads")
     monkeypatch.setenv("SPECHEADS_CACHE", str(tmp_path))
 
     def tokens():

@@ -161,7 +161,7 @@ LOGISTIC = {"weights": {"logit_max_prob": 0.5, "bias": -0.25}, "threshold": [0.3
 TYPED = {
     "fixed_length": RuleChoice(stopping.FixedLength, {"num_tokens": [3]}),
     "logistic": RuleChoice(stopping.Logistic, LOGISTIC),
-    "confidence": RuleChoice(stopping.Confidence, {"threshold": [0.4], "retune": [False], "max_tokens": 7}),
+    "confidence": RuleChoice(stopping.Confidence, {"threshold": [0.4], "max_tokens": 7}),
     "head_threshold": RuleChoice(stopping.HeadThreshold, {"threshold": [0.6], "min_tokens": None, "max_tokens": 20}),
 }
 

