@@ -117,7 +117,6 @@ class DecodeStats:
 
 
 def _added(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the sums of counts, by name."""
     rows = list(counts)
     return {name: sum(row.get(name, 0) for row in rows) for name in sorted(set().union(*rows))}
 

@@ -121,9 +121,7 @@ def _ready(sweep: Sweep, settings: Sequence[Candidate], requests: Sequence[Seque
     start = time.perf_counter()
     shared = SpeculativeDecoder(sweep.pair, warp=sweep.settings.warp, engine=sweep.settings.engine, window=sweep.window)
     alone = Baseline(sweep.pair, sweep.settings.warp, sweep.settings.engine, sweep.window)
-    decoders: list[Decoder] = []
-    for setting in settings:
-        decoders.append(shared.with_stopping(setting.live) if setting.live else alone)
+    decoders: list[Decoder] = [shared.with_stopping(each.live) if each.live else alone for each in settings]
     captures = isinstance(shared.target_engine, GraphEngine)  # steps for each combination of sizes that occurs
     for decoder in decoders:
         _decoded(sweep, decoder, requests if captures else requests[:size], size, 0)

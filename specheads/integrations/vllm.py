@@ -48,8 +48,6 @@ class _DraftsEnded(Exception):
 
 
 class _Progress(NamedTuple):
-    """How far the drafts of R requests are."""
-
     state: Any  # of the stopping rule
     lengths: Tensor  # (R,) long; those of ended drafts stay
     going: Tensor  # (R,) bool

@@ -66,8 +66,6 @@ class Tree(TreeDrafting):
 
 
 class _TopDrafter(TreeDrafter):
-    """Drafts trees of the most likely tokens."""
-
     def __init__(self, choices: Tree, parts: RoundParts) -> None:
         super().__init__(parts, choices.max_nodes)
         self.choices = choices
@@ -164,8 +162,6 @@ class Graph(Tree):
 
 
 class _GraphDrafter(_TopDrafter):
-    """Drafts graphs and expands them to trees."""
-
     choices: Graph
 
     def __init__(self, choices: Graph, parts: RoundParts) -> None:
@@ -192,7 +188,6 @@ class _GraphDrafter(_TopDrafter):
         return taken
 
     def _run(self, node: int) -> tuple[int, ...]:
-        """Return the last `tau` tokens of a node's path."""
         return (*self._context, *(self.tree.tokens[above] for above in self.tree.path(node)))[-self.choices.tau :]
 
     def finish(self) -> Draft:

@@ -42,8 +42,6 @@ class Multi(TreeDrafting):
 
 
 class _MultiDrafter(TreeDrafter):
-    """Drafts i.i.d. chains side by side."""
-
     def __init__(self, choices: Multi, parts: RoundParts) -> None:
         most = choices.most_read(usual_length(parts.stopping))
         super().__init__(parts, most)

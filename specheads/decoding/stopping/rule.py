@@ -120,20 +120,6 @@ def unless(rows: Tensor, old: Any, new: Any) -> Any:
     return tree_map(chosen, old, new)
 
 
-def write_at(buffer: Tensor, place: Tensor, value: Tensor) -> Tensor:
-    """Return `buffer` (B, N, ...) with `value` (B, ...) at `place` (B,); places outside 0..N-1 write nothing."""
-    here = torch.arange(buffer.shape[1], device=buffer.device) == place[:, None]
-    return torch.where(here.reshape(*here.shape, *[1] * (value.dim() - 1)), value.to(buffer.dtype)[:, None], buffer)
-
-
-def outcomes(num_places: int, num_drafted: Tensor, num_accepted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return which tokens were accepted and which have a known outcome, (B, num_places) bool, and how many have, (B,) long."""
-    # Verification decides the accepted tokens and the first rejected one; whether later ones would be accepted is unknown.
-    places = torch.arange(num_places, device=num_drafted.device)
-    num_decided = torch.minimum(num_accepted + 1, num_drafted)
-    return places < num_accepted[:, None], places < num_decided[:, None], num_decided
-
-
 def filled(batch: int, value: float, device: torch.device) -> Tensor:
     """Return one of a rule's numbers as part of its state, (B,) float64."""
     return torch.full((batch,), value, dtype=torch.float64, device=device)

@@ -119,7 +119,6 @@ def _head(method: Method, heads: Mapping[str, Any]) -> str:
 
 
 def _rule(method: Method, heads: Mapping[str, Any]) -> Any:
-    """Return the stopping rule of a method, with its head of those by name."""
     assert method.stopping is not None
     return method.stopping.cls(
         **method.stopping.arguments, **({"head": heads[_head(method, heads)]} if method.needs_head else {})

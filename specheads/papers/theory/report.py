@@ -54,7 +54,6 @@ def theory(out: str = "outputs/theory", seed: str = "0") -> str:
 
 
 def _print_section(section: ReportSection, console: Console) -> None:
-    """Print a section: its table, and whether each claim held."""
     table = Table(
         title=section.title, caption=section.source, title_justify="left", caption_justify="left", box=box.SIMPLE, pad_edge=False
     )

@@ -18,8 +18,6 @@ from specheads.papers.trees.verification import ROOT, Draft
 
 
 class _Read:
-    """The epilogue that returns logits and hidden states."""
-
     compile_key = "read"
 
     def __call__(self, output: ForwardOutput) -> tuple[Tensor, Tensor]:
