@@ -7,9 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specheads.decoding.clock import Clock, Mark
 from specheads.decoding.engine import Engine, ForwardOutput
-from specheads.decoding.records import Round
+from specheads.decoding.records import Clock, Mark, Round
 from specheads.decoding.rows import Rounds, Row
 from specheads.decoding.step_inputs import DraftMemory, HostNumbers, RowsExample, RowsStep, with_rows
 from specheads.decoding.stopping import StoppingRule

@@ -20,9 +20,8 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from specheads.decoding.clock import Clock, Mark
 from specheads.decoding.engine import Engine, compile_ahead
-from specheads.decoding.records import DecodeStats, Generation, Round
+from specheads.decoding.records import Clock, DecodeStats, Generation, Mark, Round
 from specheads.decoding.step_inputs import PromptReader
 from specheads.errors import UserError
 from specheads.load import adapt_threads, threads_by_load

@@ -5,7 +5,7 @@ from typing import Literal, get_args
 import torch
 
 from specheads.decoding.stopping import MaxProbability
-from specheads.decoding.verification.rule import AcceptanceDistribution, Block, VerificationRule
+from specheads.decoding.verification import AcceptanceDistribution, Block, VerificationRule
 from specheads.pair.sampling import accept_prob
 from specheads.settings import NonNegativeNumber, PositiveCount, Probability, check
 

@@ -11,15 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specheads.decoding.clock import Clock, Mark
 from specheads.decoding.decoder import Decoder
 from specheads.decoding.engine import Engine, make_engine
-from specheads.decoding.records import CHAIN, Round
+from specheads.decoding.records import CHAIN, Clock, Mark, Round
 from specheads.decoding.rounds import ChainRounds, Drafter, RoundParts
 from specheads.decoding.rows import Rounds, Row, RowsDecoder, checked_window
 from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.stopping import FixedLength
-from specheads.decoding.verification.rule import AcceptanceDistribution, Block, VerificationRule
+from specheads.decoding.verification import AcceptanceDistribution, Block, VerificationRule
 from specheads.errors import UserError
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Uniforms, Warp

@@ -112,7 +112,7 @@ def _rounded_capacity(capacity: int, bucket: int) -> int:
 
 
 class CompiledEngine(EagerEngine):
-    """`engine=compiled`: steps on static memory; with `strict`, UserError for one that cannot be compiled, else it runs uncompiled."""
+    """`engine=compiled`: steps on static memory; what cannot be compiled is a UserError if `strict`, or else runs uncompiled."""
 
     bucket = 64  # memory is read in multiples of this, so that cost follows the context and loops have no remainder
     example_buckets = 1  # that a step reads while it is traced

@@ -6,9 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specheads.decoding.clock import Clock, Mark
 from specheads.decoding.drafting import Drafting
-from specheads.decoding.records import Round
+from specheads.decoding.records import Clock, Mark, Round
 from specheads.decoding.rounds import RoundParts
 from specheads.decoding.rows import Rounds, Row
 from specheads.decoding.step_inputs import HostNumbers
