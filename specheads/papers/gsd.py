@@ -15,8 +15,7 @@ from torch.nn.functional import kl_div
 
 from specheads.decoding.rounds import RoundParts
 from specheads.pair.sampling import Uniforms
-from specheads.papers.trees.growth import Frontier, Proposal, TreeDrafter
-from specheads.papers.trees.rounds import TreeDrafting
+from specheads.papers.trees.growth import Frontier, Proposal, TreeDrafter, TreeDrafting
 from specheads.papers.trees.verification import CHOSEN, ROOT, Draft
 from specheads.settings import Count, PositiveCount, Probability, check, count
 

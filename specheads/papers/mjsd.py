@@ -22,8 +22,7 @@ from specheads.decoding.verification import AcceptanceDistribution, Block, Verif
 from specheads.errors import UserError
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Uniforms, Warp
-from specheads.papers.trees.growth import Frontier, Proposal, TreeDrafter, usual_length
-from specheads.papers.trees.rounds import TreeDrafting
+from specheads.papers.trees.growth import Frontier, Proposal, TreeDrafter, TreeDrafting, usual_length
 from specheads.papers.trees.verification import BEAM, ROOT, Draft, TreeVerification
 from specheads.settings import PositiveCount, Probability, check
 
