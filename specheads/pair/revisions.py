@@ -108,10 +108,8 @@ def _convert(file: Path, folder: Path) -> None:
             "its hub id; not every architecture can be read from GGUF."
         ) from error
     # transformers does not save a model that it has dequantised, so its weights go into a new one.
-    known = read.config.to_dict()
-    config = type(read.config)(
-        **{key: value for key, value in known.items() if key not in ("quantization_config", "_name_or_path")}
-    )
+    dropped = ("quantization_config", "_name_or_path")
+    config = type(read.config)(**{key: value for key, value in read.config.to_dict().items() if key not in dropped})
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.load_state_dict(read.state_dict())
     model.generation_config = read.generation_config

@@ -321,10 +321,8 @@ class CompiledEngine(EagerEngine):
         """Return how a step is compiled, and the module that is traced."""
         tokens, first, _, inputs = args
         width = self._width(tokens.numel(), kind)
-        tokens, places = (
-            tokens.new_zeros(1, _FEW) if width == 1 and not kind.rows else tokens,
-            self._places[: self.example_buckets * self.bucket],
-        )
+        tokens = tokens.new_zeros(1, _FEW) if width == 1 and not kind.rows else tokens
+        places = self._places[: self.example_buckets * self.bucket]
         operations = self.operations(self.lm, modules_in(epilogue.compile_key), width != 2, kind.rows)
         module = StepModule(operations, epilogue, kind)
         options = dict(operations.compiler_options)
