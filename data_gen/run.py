@@ -285,8 +285,7 @@ def write_own_prompts(pair: Pair, wish: OwnPrompts, settings: DataGeneration, ro
     # Decoded with what precedes it: some tokenizers drop a space at the beginning.
     whole = ((opening, pair.decode(ids), pair.decode([*ids, *response])) for opening, ids, response, ended in columns if ended)
     texts = dict.fromkeys((opening + text[len(before) :]).strip() for opening, before, text in whole)
-    kept = [text for text in texts if text]
-    if not kept:
+    if not (kept := [text for text in texts if text]):
         raise UserError(
             f"{pair.target_id} has written no prompt that ends within data.max_new_tokens={settings.max_new_tokens}; raise it, "
             "or take prompts from a data set (data.path=)."

@@ -56,8 +56,7 @@ class BatchRun:
 
 def decode_batches(setup: Setup, outcome: Outcome) -> list[BatchTable]:
     """Return for each number of rows the target alone, its best fixed length, and the best rules with and without a head."""
-    evaluation = setup.settings
-    decoded = setup.prompts.decoded
+    evaluation, decoded = setup.settings, setup.prompts.decoded
     prompts = [ids for _, ids in decoded.prompts]
     counts = {size: max(len(prompts), REQUESTS_PER_ROW * size) for size in evaluation.concurrency}
     requests = {size: [prompts[number % len(prompts)] for number in range(count)] for size, count in counts.items()}

@@ -91,8 +91,6 @@ class Beam(TreeDrafting):
 
 
 class _BeamDrafter(TreeDrafter):
-    """Searches with beams and returns the best one, with the distributions along it."""
-
     def __init__(self, choices: Beam, parts: RoundParts) -> None:
         most, memory = choices.most_read(usual_length(parts.stopping)), parts.memory
         super().__init__(parts, most)
@@ -203,8 +201,6 @@ class BlockSearch(Decoder):
 
 
 class _SearchRounds(Rounds):
-    """A block of the target's for one row."""
-
     def __init__(self, pair: Pair, engine: Engine, block: int, beams: int, warp: Warp) -> None:
         super().__init__((engine,))
         self._model_id, self._rule, lm = pair.target_id, FixedLength(block), engine.lm

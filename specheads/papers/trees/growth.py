@@ -249,7 +249,6 @@ class _TreeRounds(Rounds):
     """Rounds of one row: a drafter grows a tree, and one forward pass of the target reads its last token and all nodes."""
 
     def __init__(self, parts: RoundParts, drafter: RowDrafter, most_nodes: int) -> None:
-        """`most_nodes`: of the largest draft."""
         super().__init__(parts.engines)
         self.drafter, self.stopping, self.warp, self._pair = drafter, parts.stopping, parts.warp, parts.pair
         self._distribution = parts.verification.distribution

@@ -9,7 +9,6 @@
 #include <Python.h>
 
 #include "layers.h"
-#include "maps.h"
 #include "sampling.h"
 
 #include <exception>
