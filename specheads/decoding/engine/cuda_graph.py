@@ -176,8 +176,6 @@ class _GroupedOperations(Operations):
 
 
 class _GroupedStep(StepOperations):
-    """A step with attention in groups."""
-
     name = "attention in groups"
 
     def operations(self, places: RowPlaces | None) -> Operations:

@@ -9,6 +9,7 @@
 #include <Python.h>
 
 #include "layers.h"
+#include "products.h"
 #include "sampling.h"
 
 #include <exception>
