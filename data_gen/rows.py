@@ -25,7 +25,6 @@ _DEVICE_ELEMENTS = 2**26  # other devices would wait for weights and launches wi
 # The columns of a response's labels: index i is response position i. Where several tokens were sampled at each position, the
 # columns `more_` have a list for each sample after the first.
 LABELS = ("draft_ids", "accept_prob", "more_draft_ids", "more_accept_prob")
-_EMPTY = dict.fromkeys(LABELS, ())
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ def response_rows(shard: Shard, responses: Sequence[Response], labels: Sequence[
             "prompt_ids": prompt_ids,
             "response_ids": response.ids,
             "finished": response.finished,
-            **_EMPTY,
+            **dict.fromkeys(LABELS, ()),
             **labels_of_row,
         }
         for (prompt, prompt_ids), response, labels_of_row in rows

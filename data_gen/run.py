@@ -4,9 +4,11 @@ The target's responses fit every draft of the same window; labels are the draft'
 """
 
 import contextlib
+import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Generator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -19,18 +21,20 @@ from transformers import PreTrainedTokenizerBase
 
 from specheads.data_gen.rows import LABELS, Shard, elements_at_once, label_rows, plan_shards, respond, response_rows, warp_of
 from specheads.data_gen.server_runner import server_responses
-from specheads.data_gen.settings import RESPONSE_LIMITS, DataGeneration
+from specheads.data_gen.settings import RESPONSE_LIMITS, DataGeneration, OwnPrompts
 from specheads.data_gen.vllm_runner import responses_provenance, vllm_responses
 from specheads.decoding.engine import bulk_operations
 from specheads.decoding.responses import Responder, Response
 from specheads.errors import UserError
 from specheads.forecast import Advance, progress
+from specheads.pair.config import INSTRUCTION
 from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.pair import Pair
-from specheads.pair.sampling import computing_with
-from specheads.prompts.prompt import SPLITS, Prompt, encode_prompts, response_provenance, unique
+from specheads.pair.sampling import Warp, computing_with
+from specheads.prompts.prompt import SPLITS, Prompt, encode_prompts, response_provenance, text_id, unique
 from specheads.prompts.sources import PromptSource
-from specheads.storage.data_set import SCHEMA
+from specheads.storage.data_set import SCHEMA, load_split
+from specheads.storage.files import write_whole
 from specheads.storage.shards import MANIFEST, ShardStore, fingerprint
 
 logger = logging.getLogger(__name__)
@@ -261,3 +265,45 @@ def cache_provenance(pair: Pair, prompts: Sequence[Prompt], settings: DataGenera
         return provenance | {"settings": settings.sizes(), "labels": LABELS}
     draft, dtype = ["every draft", f"of window {pair.window}"], [str(pair.target.dtype), "any"]
     return provenance | {"draft": draft, "dtype": dtype, "settings": {name: getattr(settings, name) for name in RESPONSE_LIMITS}}
+
+
+def write_own_prompts(pair: Pair, wish: OwnPrompts, settings: DataGeneration, root: Path) -> Path:
+    """Return a JSON-lines file of different prompts, `{"instruction": ...}`, that the pair's target has written.
+
+    It writes what follows where its chat template has a user's message (Magpie, Xu et al. 2024). A text that does not end within
+    `data.max_new_tokens` is no prompt. Raises UserError for a target without a format in which a user's message begins, and
+    where no text has ended.
+    """
+    opened = replace(pair, instruction_format=_beginning(pair) + INSTRUCTION)
+    openings = wish.openings or ("",)
+    # An id of its own each: several responses to one prompt would each be in a file of their own.
+    turns = [openings[number % len(openings)] for number in range(wish.number)]
+    prompts = [Prompt(text_id(f"{number} {opening}"), "train", opening) for number, opening in enumerate(turns)]
+    settings = settings.but(responses_per_prompt=1, warp=Warp(1.0))
+    folder = generate_data(opened, prompts, settings, root, ("train",), labelled=False)
+    rows = load_split(folder, "train")
+    columns = zip(rows["prompt"], rows["prompt_ids"], rows["response_ids"], rows["finished"], strict=True)
+    # Decoded with what precedes it: some tokenizers drop a space at the beginning.
+    whole = ((opening, pair.decode(ids), pair.decode([*ids, *response])) for opening, ids, response, ended in columns if ended)
+    texts = dict.fromkeys((opening + text[len(before) :]).strip() for opening, before, text in whole)
+    if not (kept := [text for text in texts if text]):
+        raise UserError(
+            f"{pair.target_id} has written no prompt that ends within data.max_new_tokens={settings.max_new_tokens}; raise it, "
+            "or take prompts from a data set (data.path=)."
+        )
+    file = folder / "own_prompts.jsonl"
+    lines = "".join(json.dumps({"instruction": text}) + "\n" for text in kept)
+    write_whole(file, lambda temporary: temporary.write_text(lines, encoding="utf-8"))
+    return file
+
+
+def _beginning(pair: Pair) -> str:
+    """Return what precedes a user's message in the pair's format."""
+    if not pair.chats:
+        raise UserError(
+            f"own_prompts.number: {pair.target_id} takes no instructions, so no message of a user begins anywhere; give "
+            "model.instruction_format, or take prompts from a data set (data.path=)."
+        )
+    if pair.instruction_format is not None:
+        return pair.instruction_format.partition(INSTRUCTION)[0]
+    return pair.render([{"role": "user", "content": INSTRUCTION}]).partition(INSTRUCTION)[0]

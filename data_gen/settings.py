@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from specheads.pair.generation_config import Warped
 from specheads.prompts.prompt import ResponseLimits
-from specheads.settings import NonNegativeNumber, PositiveCount, Seed, Text, count, setting
+from specheads.settings import Count, NonNegativeNumber, PositiveCount, Seed, Settings, Text, count, setting
 
 _LARGEST_BATCH = 2**16  # responses; their key-value memory is allocated at once
 # Settings that decide responses; the others decide what the draft samples along them.
@@ -103,3 +103,14 @@ class DataGeneration(Warped):
     def sizes(self) -> dict[str, Any]:
         """Return limits and sizes by their keys in caches."""
         return {name: getattr(self, name) for name in RESPONSE_LIMITS} | {"draws_per_position": self.samples_per_position}
+
+
+class OwnPrompts(Settings):
+    """What the target is asked to write in place of users."""
+
+    number: Count = setting(
+        0, "how many prompts the target writes itself, and no data: a file for data.path=", key="own_prompts.number"
+    )
+    openings: tuple[Text, ...] = setting(
+        (), "texts that its prompts begin with, in turn, '[Write,Explain]'; none: as it likes", key="own_prompts.openings"
+    )

@@ -14,8 +14,7 @@ from torch import Tensor
 
 import specheads
 from specheads import papers
-from specheads.papers.trees.growth import RowDrafter
-from specheads.papers.trees.rounds import TreeDrafting
+from specheads.papers.trees.growth import RowDrafter, TreeDrafting
 from specheads.papers.trees.verification import CHOSEN, ROOT, Draft
 from specheads.settings import PositiveCount, check
 

@@ -8,10 +8,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from specheads.commands.command import command, next_command
 from specheads.commands.compose import load_configured_pair, model_config, settings_of, source_of
-from specheads.data_gen.own_prompts import OwnPrompts, write_own_prompts
 from specheads.data_gen.ray_runner import on_workers
-from specheads.data_gen.run import Stage, generate_data, next_stage, tell_cut_thoughts
-from specheads.data_gen.settings import DataGeneration
+from specheads.data_gen.run import Stage, generate_data, next_stage, tell_cut_thoughts, write_own_prompts
+from specheads.data_gen.settings import DataGeneration, OwnPrompts
 from specheads.errors import UserError
 from specheads.pair.language_model import load_tokenizer
 from specheads.pair.pair import Pair

@@ -73,7 +73,6 @@ class Decoder:
     """What all decoders can do with rows of their rounds. A copy, also by pickle, is a new decoder with the same choices."""
 
     pair: Pair
-    startup_seconds = 0.0  # spent on warming up, which no generation's seconds contain
     single: RowsDecoder  # decodes one prompt at a time
     _batch: RowsDecoder | None = None  # it has memory for one number of rows at a time
     _choices: Mapping[str, Any]  # the arguments of the constructor
@@ -94,7 +93,6 @@ class Decoder:
         """Compile, load or capture all that generation will run; return the seconds. The first generation does it otherwise."""
         start = time.perf_counter()
         self.single.warm_up()
-        self.startup_seconds += time.perf_counter() - start
         return time.perf_counter() - start
 
     def prepare(self) -> None:
@@ -274,7 +272,7 @@ class SpeculativeDecoder(Decoder):
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other._choices = {**self._choices, "stopping": stopping, "verification": verification or self.verification}
-        other.stopping, other.verification, other.startup_seconds = stopping, verification or self.verification, 0.0
+        other.stopping, other.verification = stopping, verification or self.verification
         check_pairing(self.drafting, other.verification)
         drafting, longest = self.drafting, max(stopping.max_tokens, self._longest)
         if drafting.kind != CHAIN and any(
@@ -331,11 +329,9 @@ class Baseline(Decoder):
 
     @plain_torch()
     def __init__(self, pair: Pair, warp: Warp | None = None, engine: str | Engine = "auto", window: int | None = None) -> None:
-        self._choices = _checked_choices(
-            pair=pair, warp=warp, engine=engine if isinstance(engine, str) else "auto", window=window
-        )
-        self.pair, self.warp = pair, warp or TargetWarp(top_k=0).of(pair)
         self._engine_name = engine if isinstance(engine, str) else "auto"
+        self._choices = _checked_choices(pair=pair, warp=warp, engine=self._engine_name, window=window)
+        self.pair, self.warp = pair, warp or TargetWarp(top_k=0).of(pair)
         self.engine = make_engine(engine, pair.target_lm, checked_window(pair, window)) if isinstance(engine, str) else engine
         self.single = RowsDecoder(pair, TargetRounds(pair.target_id, self.engine, self.warp))
 

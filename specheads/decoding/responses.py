@@ -1,4 +1,4 @@
-"""Responses of one model to many prompts: rows of one memory, in which the next prompt follows a response that has ended."""
+"""Responses of the target to many prompts: rows of one memory, in which the next prompt follows a response that has ended."""
 
 import hashlib
 import logging
@@ -104,18 +104,9 @@ class _Kept:
 class Responder:
     """Makes responses. Memory is allocated at the first, for as many positions as the longest can need."""
 
-    def __init__(
-        self,
-        pair: Pair,
-        lengths: Sequence[int],
-        limits: ResponseLimits,
-        lm: LanguageModel | None = None,
-        engine: str | None = None,
-    ) -> None:
-        """Plan responses of `lm`, by default the target, to prompts of these lengths, which decide the engine by default."""
-        self.pair, self._limits = pair, limits
-        self._lm = lm or pair.target_lm
-        self._model_id = pair.target_id if self._lm is pair.target_lm else pair.draft_id
+    def __init__(self, pair: Pair, lengths: Sequence[int], limits: ResponseLimits, engine: str | None = None) -> None:
+        """Plan responses of the target to prompts of these lengths, which decide the engine by default."""
+        self.pair, self._limits, self._lm = pair, limits, pair.target_lm
         self._num_tokens = sum(min(limits.max_new_tokens, pair.window - length) for length in lengths)
         num_weights = self._lm.model.num_parameters() if self._lm.output_embedding.weight.dtype.itemsize > 2 else SMALL
         self._engine_name = engine or _engine_worth(self._num_tokens, num_weights)
@@ -204,8 +195,9 @@ class Responder:
     def _decoder(self, warp: Warp) -> RowsDecoder:
         """Return the decoder of a warp; all have the same memory."""
         if self._engine is None:
-            logger.info("responses: %s runs on engine=%s, %d tokens at most", self._model_id, self._engine_name, self._num_tokens)
+            how = "responses: %s runs on engine=%s, %d tokens at most"
+            logger.info(how, self.pair.target_id, self._engine_name, self._num_tokens)
             self._engine = make_engine(self._engine_name, self._lm, self.capacity, num_rows=self._num_rows + 1)
         if warp not in self._decoders:
-            self._decoders[warp] = RowsDecoder(self.pair, TargetRounds(self._model_id, self._engine, warp))
+            self._decoders[warp] = RowsDecoder(self.pair, TargetRounds(self.pair.target_id, self._engine, warp))
         return self._decoders[warp]

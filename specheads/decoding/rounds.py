@@ -7,9 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specheads.decoding.clock import Clock, Mark
 from specheads.decoding.engine import Engine, ForwardOutput
-from specheads.decoding.records import Round
+from specheads.decoding.records import Clock, Mark, Round
 from specheads.decoding.rows import Rounds, Row
 from specheads.decoding.step_inputs import DraftMemory, HostNumbers, RowsExample, RowsStep, with_rows
 from specheads.decoding.stopping import StoppingRule
@@ -143,54 +142,6 @@ class _RowsVerifyStep:
         return self.step.decide(draft_tokens, draft_probs, target_probs, uniforms, lengths)
 
 
-class ChainVerifier:
-    """Verifies the chains in the rows of a memory."""
-
-    def __init__(self, engine: Engine, step: VerifyStep, most: int) -> None:
-        self.rule, self._engine, self.memory, self._most = step.rule, engine, step.memory, most
-        self._single, device = engine.num_rows == 1, engine.lm.device
-        self.step: Any = engine.compiled_step(step, all_logits=True) if self._single else RowsStep(engine, _RowsVerifyStep(step))
-        self._length = HostNumbers((1,), device)  # a single row's number of drafted tokens
-
-    def warm_up(self) -> None:
-        engine = self._engine
-        if self._single:
-            counts = sorted({engine.padded(count) for count in range(1, engine.padded(self._most + 1) + 1)})
-            uniforms = torch.zeros(2, dtype=torch.float64, device=engine.lm.device)
-            engine.warm_up(self.step, counts, uniforms, self._length.tensor)
-            return
-
-        def inputs(example: RowsExample) -> tuple[Any, ...]:
-            count, zeros = example.num_rows, example.zeros
-            return zeros(count, example.num_columns), zeros(count), zeros(count, 2, dtype=torch.float64), zeros(count)
-
-        self.step.warm_up(inputs, [*self.memory.buffers()], self.memory.most + 1)
-
-    def verify(self, rows: Sequence[Row]) -> list[StepResult]:
-        return (self._verify_single if self._single else self._verify_rows)(rows)
-
-    def _verify_single(self, rows: Sequence[Row]) -> list[StepResult]:
-        row, engine, base, count = rows[0], self._engine, self._engine.length, rows[0].num_drafted
-        self.memory.set_last(row.committed[-1])
-        self._length.numbers[0] = count
-        self._length.send()
-        tokens = self.memory.read_from(0, engine.padded(count + 1))[0]
-        packed = self.step(tokens, row.verify_uniforms.take(2), self._length.tensor)
-        result = StepResult.unpacked(packed.tolist()[0])
-        engine.rewind(base + 1 + result.num_accepted)
-        return [result]
-
-    def _verify_rows(self, rows: Sequence[Row]) -> list[StepResult]:
-        tokens, starts = [[row.committed[-1], *row.drafted] for row in rows], [len(row.committed) - 1 for row in rows]
-        flat = self.step.flat([row.place for row in rows], tokens, starts)
-        drafted = flat.counts - 1
-        width = self._engine.padded_rows(int(drafted.max()) + 1)
-        index = flat.first[:, None] + np.minimum(np.arange(width), drafted[:, None])
-        uniforms = np.array([[row.verify_uniforms.number() for _ in range(2)] for row in rows])
-        packed = self.step(flat, [index, flat.rows, uniforms, drafted])
-        return [StepResult.unpacked(each) for each in packed.tolist()[: len(rows)]]
-
-
 class Drafter:
     """The base of what drafts chains in the rows of a memory. It owns the stopping rule's state."""
 
@@ -221,18 +172,32 @@ class ChainRounds(Rounds):
     def __init__(self, parts: RoundParts, drafter: Drafter) -> None:
         super().__init__(parts.engines)
         self._pair, target, memory = parts.pair, parts.engines[0], parts.memory
-        self.drafter, self.memory, self._memory = drafter, memory, memory
+        self.drafter, self.memory, self.verified_memory = drafter, memory, memory
         if target.lm.device != memory.probs.device:
             lm = target.lm
-            self._memory = DraftMemory(memory.most, lm.vocab_size, lm.probs_dtype, lm.device, target.num_rows)
-        step = VerifyStep(parts.warp, parts.verification, self._memory)
-        self.verifier = ChainVerifier(target, step, drafter.rule.max_tokens)
+            self.verified_memory = DraftMemory(memory.most, lm.vocab_size, lm.probs_dtype, lm.device, target.num_rows)
+        self.verification, self._target, self._single = parts.verification, target, target.num_rows == 1
+        step = VerifyStep(parts.warp, parts.verification, self.verified_memory)
+        self.step: Any = target.compiled_step(step, all_logits=True) if self._single else RowsStep(target, _RowsVerifyStep(step))
+        self._length = HostNumbers((1,), target.lm.device)  # a single row's number of drafted tokens
         self._counts = HostNumbers((2, target.num_rows), memory.probs.device)  # drafted and accepted tokens
         self._outcome = self._counts.tensor.unbind()
 
     def warm_up(self, ends: Tensor) -> None:
         self.drafter.warm_up(ends)
-        self.verifier.warm_up()
+        target, memory = self._target, self.verified_memory
+        if self._single:
+            most = target.padded(self.drafter.rule.max_tokens + 1)
+            counts = sorted({target.padded(count) for count in range(1, most + 1)})
+            uniforms = torch.zeros(2, dtype=torch.float64, device=target.lm.device)
+            target.warm_up(self.step, counts, uniforms, self._length.tensor)
+            return
+
+        def inputs(example: RowsExample) -> tuple[Any, ...]:
+            count, zeros = example.num_rows, example.zeros
+            return zeros(count, example.num_columns), zeros(count), zeros(count, 2, dtype=torch.float64), zeros(count)
+
+        self.step.warm_up(inputs, [*memory.buffers()], memory.most + 1)
 
     def start(self, rows: Sequence[Row]) -> None:
         self.drafter.start(rows)
@@ -241,7 +206,7 @@ class ChainRounds(Rounds):
 
     def num_expected(self, row: Row) -> float | None:
         # Predictions speak of token verification alone.
-        speaks = isinstance(self.verifier.rule, TokenVerification)
+        speaks = isinstance(self.verification, TokenVerification)
         expected = self.drafter.rule.num_expected(self.drafter.state) if speaks else None
         return None if expected is None else float(expected[row.place])
 
@@ -250,16 +215,12 @@ class ChainRounds(Rounds):
         drafter.state = drafter.rule.start_round(drafter.state)
         drafter.draft(rows, ends)
         drafted = clock.mark()
-        return self._verified(rows), drafted
-
-    def _verified(self, rows: Sequence[Row]) -> list[Round]:
-        drafter = self.drafter
-        if self._memory is not self.memory:
-            self._memory.copy_(self.memory, max(row.num_drafted for row in rows))
+        if self.verified_memory is not self.memory:
+            self.verified_memory.copy_(self.memory, max(row.num_drafted for row in rows))
         counts = self._counts.numbers
         counts[:] = 0
         rounds = []
-        for row, result in zip(rows, self.verifier.verify(rows), strict=True):
+        for row, result in zip(rows, self._verify_single(rows[0]) if self._single else self._verify_rows(rows), strict=True):
             num_accepted = result.num_accepted
             counts[0, row.place], counts[1, row.place] = row.num_drafted, num_accepted
             drafter.keep(row, num_accepted)
@@ -271,4 +232,25 @@ class ChainRounds(Rounds):
         self._counts.send()
         if drafter.rule.learns:
             drafter.state = drafter.rule.end_round(drafter.state, *self._outcome)
-        return rounds
+        return rounds, drafted
+
+    def _verify_single(self, row: Row) -> list[StepResult]:
+        engine, base, count = self._target, self._target.length, row.num_drafted
+        self.verified_memory.set_last(row.committed[-1])
+        self._length.numbers[0] = count
+        self._length.send()
+        tokens = self.verified_memory.read_from(0, engine.padded(count + 1))[0]
+        packed = self.step(tokens, row.verify_uniforms.take(2), self._length.tensor)
+        result = StepResult.unpacked(packed.tolist()[0])
+        engine.rewind(base + 1 + result.num_accepted)
+        return [result]
+
+    def _verify_rows(self, rows: Sequence[Row]) -> list[StepResult]:
+        tokens, starts = [[row.committed[-1], *row.drafted] for row in rows], [len(row.committed) - 1 for row in rows]
+        flat = self.step.flat([row.place for row in rows], tokens, starts)
+        drafted = flat.counts - 1
+        width = self._target.padded_rows(int(drafted.max()) + 1)
+        index = flat.first[:, None] + np.minimum(np.arange(width), drafted[:, None])
+        uniforms = np.array([[row.verify_uniforms.number() for _ in range(2)] for row in rows])
+        packed = self.step(flat, [index, flat.rows, uniforms, drafted])
+        return [StepResult.unpacked(each) for each in packed.tolist()[: len(rows)]]

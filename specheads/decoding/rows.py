@@ -20,9 +20,8 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from specheads.decoding.clock import Clock, Mark
 from specheads.decoding.engine import Engine, compile_ahead
-from specheads.decoding.records import DecodeStats, Generation, Round
+from specheads.decoding.records import Clock, DecodeStats, Generation, Mark, Round
 from specheads.decoding.step_inputs import PromptReader
 from specheads.errors import UserError
 from specheads.load import adapt_threads, threads_by_load
@@ -197,24 +196,17 @@ class RowsDecoder:
 
     def warm_up(self) -> None:
         """Compile, load or capture all that generation will run; raises UserError where the engines' memory is in use."""
-        with _owned(self.engines):
-            self._warm_up()
-
-    def prepare(self) -> None:
-        """Prepare all that generation will run, one step after another; raises UserError as `warm_up`."""
-        with _owned(self.engines):
-            self._prepare()
-
-    def _warm_up(self) -> None:
-        compile_ahead([self._prepare])
-        self._prepare()
+        compile_ahead([self.prepare])
+        self.prepare()
         self.is_warm = True
 
     @plain_torch()
-    def _prepare(self) -> None:
-        for reader in self.rounds.readers:
-            reader.warm_up()
-        self.rounds.warm_up(self._end_flags(()))
+    def prepare(self) -> None:
+        """Prepare all that generation will run, one step after another; raises UserError as `warm_up`."""
+        with _owned(self.engines):
+            for reader in self.rounds.readers:
+                reader.warm_up()
+            self.rounds.warm_up(self._end_flags(()))
 
     @plain_torch()
     def row(
@@ -282,9 +274,9 @@ class RowsDecoder:
 
         Drafts end with `stop_tokens`; None: the target's generation config. Raises UserError where the engines' memory is in use.
         """
+        if not self.is_warm:
+            self.warm_up()
         with _owned(self.engines):
-            if not self.is_warm:
-                self._warm_up()
             if not self._single:
                 for engine in self.engines:
                     engine.rewind(0)  # notices weights that were moved or changed

@@ -209,11 +209,11 @@ def _draft_steps(decoder: SpeculativeDecoder, context: int, count: int = IN_A_RO
 
 def _verification_step(decoder: SpeculativeDecoder, num_drafted: int, context: int) -> Step:
     rounds: Any = decoder.single.rounds
-    verifier, memory, engine = rounds.verifier, rounds.verifier.memory, decoder.target_engine
+    memory, engine = rounds.verified_memory, decoder.target_engine
     memory.probs.fill_(1 / decoder.pair.vocab_size)
     inputs = _zeros(engine, 2).double(), _zeros(engine, 1)
     tokens = memory.read_from(0, engine.padded(num_drafted + 1))[0]
-    return _at(engine, context, lambda: verifier.step(tokens, *inputs))
+    return _at(engine, context, lambda: rounds.step(tokens, *inputs))
 
 
 def _zeros(engine: Engine, *shape: int) -> Tensor:

@@ -56,8 +56,7 @@ class BatchRun:
 
 def decode_batches(setup: Setup, outcome: Outcome) -> list[BatchTable]:
     """Return for each number of rows the target alone, its best fixed length, and the best rules with and without a head."""
-    evaluation = setup.settings
-    decoded = setup.prompts.decoded
+    evaluation, decoded = setup.settings, setup.prompts.decoded
     prompts = [ids for _, ids in decoded.prompts]
     counts = {size: max(len(prompts), REQUESTS_PER_ROW * size) for size in evaluation.concurrency}
     requests = {size: [prompts[number % len(prompts)] for number in range(count)] for size, count in counts.items()}
@@ -121,9 +120,7 @@ def _ready(sweep: Sweep, settings: Sequence[Candidate], requests: Sequence[Seque
     start = time.perf_counter()
     shared = SpeculativeDecoder(sweep.pair, warp=sweep.settings.warp, engine=sweep.settings.engine, window=sweep.window)
     alone = Baseline(sweep.pair, sweep.settings.warp, sweep.settings.engine, sweep.window)
-    decoders: list[Decoder] = []
-    for setting in settings:
-        decoders.append(shared.with_stopping(setting.live) if setting.live else alone)
+    decoders: list[Decoder] = [shared.with_stopping(each.live) if each.live else alone for each in settings]
     captures = isinstance(shared.target_engine, GraphEngine)  # steps for each combination of sizes that occurs
     for decoder in decoders:
         _decoded(sweep, decoder, requests if captures else requests[:size], size, 0)

@@ -42,9 +42,8 @@ _PULL = 200.0  # tokens squared, that the guess counts for
 class Bounds(NamedTuple):
     """When drafts end; gains are summed over the drafts that go on."""
 
-    alone: float  # the least gain of one
-    step: float  # the least sum of gains for another step, and what it needs more for each draft that goes on
-    each: float
+    step: float  # the least sum of gains for another step
+    each: float  # what it needs more for each draft that goes on, and the least gain of one
 
 
 @dataclass
@@ -237,8 +236,8 @@ class Pace:
         load, way, head = self._load(num_requests), self._way(num_requests), self._head.value
         if not (way.sums[0] and load.step.weight and (way.rounds >= KNOWN or load.guessed)):
             return None
-        rate, verified = load.rate(way, head), load.line.slope()
-        return Bounds(rate * verified, rate * (load.step.value + head * self._by_head), rate * verified)
+        rate = load.rate(way, head)
+        return Bounds(rate * (load.step.value + head * self._by_head), rate * load.line.slope())
 
     def _way(self, num_requests: int) -> _Way:
         load = self._load(num_requests)

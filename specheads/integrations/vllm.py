@@ -48,8 +48,6 @@ class _DraftsEnded(Exception):
 
 
 class _Progress(NamedTuple):
-    """How far the drafts of R requests are."""
-
     state: Any  # of the stopping rule
     lengths: Tensor  # (R,) long; those of ended drafts stay
     going: Tensor  # (R,) bool
@@ -166,8 +164,8 @@ class DraftStopping:
         if self.pace is not None:
             bounds = self.pace.bounds(num_requests)
             self._gains = torch.from_numpy(self.pace.gains()).to(self._gains)
-            self._least = self._gains.new_tensor(bounds.alone if bounds else self._usual)
-        self._bounds = bounds or Bounds(0.0, self._usual * num_requests, 0.0)
+            self._least = self._gains.new_tensor(bounds.each if bounds else self._usual)
+        self._bounds = bounds or Bounds(self._usual * num_requests, 0.0)
 
     def step(self, logits: Tensor, token: Tensor, hidden: Tensor, longest: int) -> None:
         """Take in tokens (R,) from `logits` (R, V) of `hidden` (R, H); raises _DraftsEnded where drafting ends."""

@@ -217,7 +217,7 @@ def load_model(source: ModelSource) -> PreTrainedModel:
     if is_synthetic(location):
         if quantization:
             raise UserError(f"quantization={quantization} is for models that are read from files; leave it out for {location}.")
-        return _for_inference(synthetic_model(location, dtype, source.device))
+        return synthetic_model(location, dtype, source.device).requires_grad_(False).eval()
     keys: dict[str, Any] = {"dtype": dtype, "trust_remote_code": source.trust_remote_code, "output_loading_info": True}
     config = _config_of(source)
     _check_stored(config, location)
@@ -252,7 +252,8 @@ def load_model(source: ModelSource) -> PreTrainedModel:
         share = round_weights(model, source.rounded_form)
         how = "quantization=%s: %s is another model from here on, with %.0f %% of its weights rounded to %s"
         logger.info(how, quantization, location, 100 * share, source.rounded_form)
-    return _for_inference(model if "device_map" in keys else model.to(source.device))
+    model = model if "device_map" in keys else model.to(source.device)
+    return model.requires_grad_(False).eval()
 
 
 def _check_stored(config: PreTrainedConfig, location: str | Path) -> None:
@@ -268,10 +269,6 @@ def _check_stored(config: PreTrainedConfig, location: str | Path) -> None:
     )
 
 
-def _for_inference(model: PreTrainedModel) -> PreTrainedModel:
-    return model.requires_grad_(False).eval()
-
-
 def weightless_model(source: ModelSource) -> PreTrainedModel:
     """Return what `load_model` does, but without weights, for a process that only needs its shape."""
     config, (dtype, _) = _config_of(source), chosen_dtype(source)
@@ -283,7 +280,7 @@ def weightless_model(source: ModelSource) -> PreTrainedModel:
     with suppress(OSError, ValueError):  # a model without one keeps that of its config
         given = {"revision": source.revision} if source.revision else {}
         model.generation_config = GenerationConfig.from_pretrained(resolve(source.location), **given)
-    return _for_inference(model)
+    return model.requires_grad_(False).eval()
 
 
 def _config_of(source: ModelSource) -> PreTrainedConfig:

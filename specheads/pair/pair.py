@@ -236,8 +236,7 @@ def load_pair(name: str | None = None, *, only_draft: bool = False, new_draft: N
         only_draft: leave the target without weights, for a process that only needs its shape.
         new_draft: makes the draft from the target, in place of one that is loaded.
 
-    Raises:
-        UserError: an unknown name or key, a folder or id that cannot be loaded, models that do not fit together.
+    Raises UserError for an unknown name or key, a folder or id that cannot be loaded, models that do not fit together.
     """
     config = pair_config(name, **keys)
     if not config.target or not (config.draft or new_draft):

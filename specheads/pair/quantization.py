@@ -22,7 +22,6 @@ class _Quantization:
     config: str | Mapping[str, Any]  # the class of torchao's config, or the arguments of bitsandbytes'
 
     def make(self) -> Any:
-        """Return transformers' config for it."""
         import transformers
 
         if not isinstance(self.config, str):

@@ -1,25 +1,35 @@
-"""Where a model lies and which version of it that is: a hash of its weights and config, and the hub's commit."""
+"""Where a model lies and which version of it that is: a hash of its weights and config, and the hub's commit.
+
+A model in GGUF, llama.cpp's file format, is converted once into a kept folder of float32, which everything else reads.
+"""
 
 import hashlib
 import json
+import logging
+import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+import transformers
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import GatedRepoError, HFValidationError, StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
-from transformers.utils import logging
+from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import extract_commit_hash
 
 from specheads.errors import UserError, is_out_of_memory
-from specheads.pair.gguf import converted, gguf_file
 from specheads.pair.locations import unabbreviated
 from specheads.pair.synthetic import is_synthetic
-from specheads.storage.files import hash_of, read_json
+from specheads.storage.files import amount, cache_folder, hash_of, locked, read_json
 
+logger = logging.getLogger(__name__)
+
+_GGUF = ".gguf"
 _DRAFT_TEMPERATURE = "draft_temperature"  # a key of a draft's config.json: what divides its logits
 
 
@@ -31,6 +41,61 @@ def resolve(location: str | Path) -> str:
     location = unabbreviated(location)
     file = gguf_file(location)
     return location if file is None else str(converted(file))
+
+
+def gguf_file(location: str) -> Path | None:
+    """Return the GGUF file that a location is, or the only model in its folder, else None. Raises UserError for several."""
+    path = Path(location)
+    if path.suffix.lower() == _GGUF:
+        return path
+    if not path.is_dir() or (path / "config.json").exists():
+        return None
+    files = sorted(path.glob(f"*{_GGUF}"))
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise UserError(f"{location} has {len(files)} GGUF files ({names}); give one of them, for example {files[0]}.")
+    return files[0] if files else None
+
+
+def converted(file: Path) -> Path:
+    """Return the folder of a GGUF file's model and tokenizer, made on the first call. Raises UserError if it cannot be read."""
+    if not file.is_file():
+        raise UserError(f"there is no GGUF file {file}; give the path of one, or a model's folder.")
+    parent = cache_folder() / "gguf"
+    folder = parent / f"{file.stem}-{hash_of(file)[:16]}"
+    if folder.is_dir():
+        return folder
+    parent.mkdir(parents=True, exist_ok=True)
+    with locked(parent):
+        if not folder.is_dir():  # another process may have made it
+            temporary = folder.with_name(f".{folder.name}.tmp")
+            shutil.rmtree(temporary, ignore_errors=True)
+            _convert(file, temporary)
+            os.replace(temporary, folder)
+    return folder
+
+
+def _convert(file: Path, folder: Path) -> None:
+    if not transformers.utils.is_gguf_available():
+        raise UserError(f"{file} is a GGUF file, and reading it needs the package gguf: pip install gguf.")
+    logger.info("converting %s, once, into a folder of weights in float32", file)
+    try:
+        read = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, NotImplementedError) as error:
+        raise UserError(
+            f"{file} cannot be read: {' '.join(str(error).split())[:300]}. Give the model's folder in transformers' format, or "
+            "its hub id; not every architecture can be read from GGUF."
+        ) from error
+    # transformers does not save a model that it has dequantised, so its weights go into a new one.
+    dropped = ("quantization_config", "_name_or_path")
+    config = type(read.config)(**{key: value for key, value in read.config.to_dict().items() if key not in dropped})
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.load_state_dict(read.state_dict())
+    model.generation_config = read.generation_config
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    logger.info("converted: %s in %s", amount(sum(each.stat().st_size for each in folder.iterdir())), folder.parent)
 
 
 def from_pretrained(loader: Any, location: str | Path, revision: str | None = None, what: str = "model", **kwargs: Any) -> Any:
@@ -106,24 +171,24 @@ def _reason(location: str | Path, what: str, error: Exception) -> str:
 @contextmanager
 def without_bars() -> Iterator[None]:
     """Silence the progress bars of transformers while the block runs: they count tensors, which takes no time worth showing."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
         if shown:
-            logging.enable_progress_bar()
+            transformers_logging.enable_progress_bar()
 
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
     """Silence transformers' warnings while the block runs: what it misses in a checkpoint is read elsewhere."""
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
     try:
         yield
     finally:
-        logging.set_verbosity(before)
+        transformers_logging.set_verbosity(before)
 
 
 def draft_temperature(config: PreTrainedConfig) -> float:

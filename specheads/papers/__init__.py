@@ -1,7 +1,6 @@
 """Methods, theory and experiments of papers. They use the core as a user's own code does, and the core does not know them."""
 
-from specheads.papers.biased import BiasedVerification
-from specheads.papers.bild import BigLittle
+from specheads.papers.biased import BiasedVerification, BigLittle
 from specheads.papers.gsd import Graph, Tree
 from specheads.papers.layer_skip import LayerSkip
 from specheads.papers.mjsd import Beam, BlockSearch, JointVerification

@@ -15,8 +15,7 @@ from torch.nn.functional import kl_div
 
 from specheads.decoding.rounds import RoundParts
 from specheads.pair.sampling import Uniforms
-from specheads.papers.trees.growth import Frontier, Proposal, TreeDrafter
-from specheads.papers.trees.rounds import TreeDrafting
+from specheads.papers.trees.growth import Frontier, Proposal, TreeDrafter, TreeDrafting
 from specheads.papers.trees.verification import CHOSEN, ROOT, Draft
 from specheads.settings import Count, PositiveCount, Probability, check, count
 
@@ -66,8 +65,6 @@ class Tree(TreeDrafting):
 
 
 class _TopDrafter(TreeDrafter):
-    """Drafts trees of the most likely tokens."""
-
     def __init__(self, choices: Tree, parts: RoundParts) -> None:
         super().__init__(parts, choices.max_nodes)
         self.choices = choices
@@ -164,8 +161,6 @@ class Graph(Tree):
 
 
 class _GraphDrafter(_TopDrafter):
-    """Drafts graphs and expands them to trees."""
-
     choices: Graph
 
     def __init__(self, choices: Graph, parts: RoundParts) -> None:
@@ -192,7 +187,6 @@ class _GraphDrafter(_TopDrafter):
         return taken
 
     def _run(self, node: int) -> tuple[int, ...]:
-        """Return the last `tau` tokens of a node's path."""
         return (*self._context, *(self.tree.tokens[above] for above in self.tree.path(node)))[-self.choices.tau :]
 
     def finish(self) -> Draft:

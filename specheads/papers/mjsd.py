@@ -11,20 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specheads.decoding.clock import Clock, Mark
 from specheads.decoding.decoder import Decoder
 from specheads.decoding.engine import Engine, make_engine
-from specheads.decoding.records import CHAIN, Round
+from specheads.decoding.records import CHAIN, Clock, Mark, Round
 from specheads.decoding.rounds import ChainRounds, Drafter, RoundParts
 from specheads.decoding.rows import Rounds, Row, RowsDecoder, checked_window
 from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.stopping import FixedLength
-from specheads.decoding.verification.rule import AcceptanceDistribution, Block, VerificationRule
+from specheads.decoding.verification import AcceptanceDistribution, Block, VerificationRule
 from specheads.errors import UserError
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Uniforms, Warp
-from specheads.papers.trees.growth import Frontier, Proposal, TreeDrafter, usual_length
-from specheads.papers.trees.rounds import TreeDrafting
+from specheads.papers.trees.growth import Frontier, Proposal, TreeDrafter, TreeDrafting, usual_length
 from specheads.papers.trees.verification import BEAM, ROOT, Draft, TreeVerification
 from specheads.settings import PositiveCount, Probability, check
 
@@ -93,8 +91,6 @@ class Beam(TreeDrafting):
 
 
 class _BeamDrafter(TreeDrafter):
-    """Searches with beams and returns the best one, with the distributions along it."""
-
     def __init__(self, choices: Beam, parts: RoundParts) -> None:
         most, memory = choices.most_read(usual_length(parts.stopping)), parts.memory
         super().__init__(parts, most)
@@ -205,8 +201,6 @@ class BlockSearch(Decoder):
 
 
 class _SearchRounds(Rounds):
-    """A block of the target's for one row."""
-
     def __init__(self, pair: Pair, engine: Engine, block: int, beams: int, warp: Warp) -> None:
         super().__init__((engine,))
         self._model_id, self._rule, lm = pair.target_id, FixedLength(block), engine.lm

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from specheads.decoding.rounds import RoundParts
 from specheads.pair.sampling import Uniforms
-from specheads.papers.trees.growth import Frontier, Proposal, TreeDrafter, usual_length
-from specheads.papers.trees.rounds import TreeDrafting
+from specheads.papers.trees.growth import Frontier, Proposal, TreeDrafter, TreeDrafting, usual_length
 from specheads.papers.trees.verification import IID, ROOT, Draft, MultiRound, TreeBlock, TreeDistribution, TreeVerification
 from specheads.settings import Flag, PositiveCount, check
 
@@ -42,8 +41,6 @@ class Multi(TreeDrafting):
 
 
 class _MultiDrafter(TreeDrafter):
-    """Drafts i.i.d. chains side by side."""
-
     def __init__(self, choices: Multi, parts: RoundParts) -> None:
         most = choices.most_read(usual_length(parts.stopping))
         super().__init__(parts, most)

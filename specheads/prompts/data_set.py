@@ -26,7 +26,6 @@ _UNREADABLE = OSError, ValueError, LookupError, RuntimeError, TypeError, Attribu
 _SUFFIXES = (".json", ".jsonl", ".csv", ".parquet", ".txt")
 _KINDS = "JSON, JSONL, CSV, Parquet or text file"
 _WEB = ("https://", "http://")
-_EXAMPLE = '{"instruction": "..."}'
 
 
 def check(path: str, splits: Mapping[str, str]) -> None:
@@ -128,7 +127,7 @@ def _parse_csv(path: str, text: str) -> SourceRows:
 def _parse_json(path: str, text: str) -> SourceRows:
     """Parse an array of objects, or one object per line; a blank line is an empty row, so that rows count as lines do."""
     is_array = text.lstrip().startswith("[")
-    expected = f"expected one object per line, or an array of objects, such as {_EXAMPLE}"
+    expected = 'expected one object per line, or an array of objects, such as {"instruction": "..."}'
     rows: list[dict] = []
     for number, part in enumerate([text] if is_array else text.rstrip().split("\n"), 1):
         try:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from specheads.data_gen.own_prompts import OwnPrompts, write_own_prompts
-from specheads.data_gen.settings import DataGeneration
+from specheads.data_gen.run import write_own_prompts
+from specheads.data_gen.settings import DataGeneration, OwnPrompts
 from specheads.errors import UserError
 from specheads.prompts.data_set import load_tables
 from specheads.storage.data_set import load_split

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from specheads.decoding.clock import Clock
+from specheads.decoding.records import Clock
 
 
 class FakeWeight:

@@ -337,7 +337,7 @@ class Third(stopping.StoppingRule):
     """A rule with the two methods that every rule needs."""
 
     def start_prompt(self, batch, device):
-        from specheads.decoding.stopping.length import _LengthState
+        from specheads.decoding.stopping.rule import _LengthState
 
         return _LengthState(*torch.zeros(2, batch, dtype=torch.long, device=device))
 

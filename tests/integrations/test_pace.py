@@ -37,7 +37,7 @@ class World:
             survivals.append(survival)
             if bounds is not None and fixed is None:
                 gains = np.interp(survival, np.linspace(0, 1, KNOTS), self.pace.gains())
-                going = going & (gains >= bounds.alone)
+                going = going & (gains >= bounds.each)
                 if not going.any() or gains[going].sum() < bounds.step + bounds.each * going.sum():
                     break
         steps = len(survivals)

@@ -9,9 +9,8 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from benchmarks.gguf_file import write_gguf
 from specheads.errors import UserError
-from specheads.pair.gguf import gguf_file
 from specheads.pair.language_model import load_tokenizer
-from specheads.pair.revisions import content_of, resolve
+from specheads.pair.revisions import content_of, gguf_file, resolve
 
 BYTES = list(bytes_to_unicode().values())  # how GPT-2's tokenizers write the 256 bytes
 

@@ -10,8 +10,7 @@ from chains import Model, Warped, difference
 from trees import distributions_after, emitted, of_chains, trees_of
 
 from specheads import Warp
-from specheads.decoding.verification import token_distribution
-from specheads.decoding.verification.rule import Block
+from specheads.decoding.verification import Block, token_distribution
 from specheads.papers import MultiRound, SpecTr, TreeMatch
 from specheads.papers.gsd import unmerge
 from specheads.papers.spectr import _spectr_factor

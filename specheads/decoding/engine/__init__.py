@@ -59,8 +59,7 @@ def make_engine(name: str, lm: LanguageModel, capacity: int, spare_capacity: int
         spare_capacity: positions after it, for trees.
         num_rows: texts that its memory holds.
 
-    Raises:
-        UserError: an unknown name, an engine that cannot run this model here, or a model that none can.
+    Raises UserError for an unknown name, an engine that cannot run this model here, or a model that none can.
     """
     if lm.device.type == "meta":
         raise UserError(f"{lm.name} is on the device meta, where tensors have no numbers; load it again, for example on cpu.")

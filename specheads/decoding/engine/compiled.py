@@ -53,10 +53,7 @@ class StepKind(NamedTuple):
 class StepOperations(nn.Module):
     """What one step computes with: here torch. It owns the tensors that it reads in place of the model's and the epilogue's.
 
-    Args:
-        modules: of the epilogue.
-        few: whether a step over one token or a few is prepared.
-        rows: whether it reads rows.
+    `modules` are the epilogue's; `few`: whether a step over one token or a few is prepared; `rows`: whether it reads rows.
     """
 
     compiler_options: Mapping[str, Any] = {}
@@ -115,12 +112,7 @@ def _rounded_capacity(capacity: int, bucket: int) -> int:
 
 
 class CompiledEngine(EagerEngine):
-    """`engine=compiled`: steps on static memory.
-
-    Args:
-        strict: raise UserError if a step cannot be compiled, instead of running it uncompiled.
-        operations: what steps compute with.
-    """
+    """`engine=compiled`: steps on static memory; what cannot be compiled is a UserError if `strict`, or else runs uncompiled."""
 
     bucket = 64  # memory is read in multiples of this, so that cost follows the context and loops have no remainder
     example_buckets = 1  # that a step reads while it is traced
@@ -220,7 +212,6 @@ class CompiledEngine(EagerEngine):
         return runner(*args)
 
     def _set_start(self, start: int) -> None:
-        """Set the position at which the next step writes."""
         if self._start_number is None:
             self._start.fill_(start)
         else:
@@ -252,7 +243,6 @@ class CompiledEngine(EagerEngine):
             self._forget()
 
     def _forget(self) -> None:
-        """Drop all prepared steps."""
         for runners in self._runners.values():
             runners.clear()
         self._compiled.clear()
@@ -299,7 +289,6 @@ class CompiledEngine(EagerEngine):
         return epilogue.compile_key, kind, self._width(args[0].numel(), kind)
 
     def _plan(self, jobs: dict[Hashable, Job], epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> None:
-        """Add a step to the `jobs` that are compiled ahead."""
         key = self._key(epilogue, kind, args)
         if key not in self._compiled and (self, *key) not in jobs:
             with suppress(Exception):  # a step that cannot be prepared is reported where it is needed
@@ -325,7 +314,6 @@ class CompiledEngine(EagerEngine):
         return runner
 
     def _uncompiled(self, operations: type[StepOperations], epilogue: Epilogue, kind: StepKind) -> Runner:
-        """Return the step as it is."""
         module = StepModule(operations(self.lm, [], few=False, rows=kind.rows), epilogue, kind)
         return lambda tokens, start, places, inputs: module(tokens, start, places, self._memory, inputs)
 
@@ -333,10 +321,8 @@ class CompiledEngine(EagerEngine):
         """Return how a step is compiled, and the module that is traced."""
         tokens, first, _, inputs = args
         width = self._width(tokens.numel(), kind)
-        tokens, places = (
-            tokens.new_zeros(1, _FEW) if width == 1 and not kind.rows else tokens,
-            self._places[: self.example_buckets * self.bucket],
-        )
+        tokens = tokens.new_zeros(1, _FEW) if width == 1 and not kind.rows else tokens
+        places = self._places[: self.example_buckets * self.bucket]
         operations = self.operations(self.lm, modules_in(epilogue.compile_key), width != 2, kind.rows)
         module = StepModule(operations, epilogue, kind)
         options = dict(operations.compiler_options)

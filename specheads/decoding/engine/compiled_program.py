@@ -139,7 +139,7 @@ class BoundProgram:
     def repeat(self, given: list[Tensor], num_columns: int, start: int, bucket: int, least: int, most: int) -> tuple[int, Any]:
         """Run a `native` step over one token after another until its first output is true; return how often, and the last result.
 
-        The arguments are those of `specheads_repeat` in calls.h; `bucket`: memory is read in multiples of it.
+        The arguments are those of `specheads_repeat` in operators.cpp; `bucket`: memory is read in multiples of it.
         """
         assert self.native is not None
         count, results = self.native.repeat(given, num_columns, start, bucket, least, most)

@@ -59,11 +59,7 @@ class _GraphRecorder:
         self._stream = torch.cuda.Stream(device)
 
     def capture(self, step: _Step) -> tuple[_Replay, Any]:
-        """Return the replay of a step, and the tensors that it writes the step's results to.
-
-        Raises:
-            RuntimeError: a step that cannot be captured, such as one that waits for the device.
-        """
+        """Return the replay of a step, and the tensors of its results. Raises RuntimeError for one that waits for the device."""
         with torch.cuda.device(self._device), _no_garbage_collection():
             current = torch.cuda.current_stream(self._device)
             self._stream.wait_stream(current)
@@ -130,7 +126,6 @@ def _update(step: _Step, state: Any) -> Any:
 
 
 def _recorder_for(device: torch.device) -> _GraphRecorder | _ImitatingRecorder:
-    """Return what captures steps on a device."""
     return _GraphRecorder(device) if device.type == "cuda" else _ImitatingRecorder()
 
 
@@ -181,8 +176,6 @@ class _GroupedOperations(Operations):
 
 
 class _GroupedStep(StepOperations):
-    """A step with attention in groups."""
-
     name = "attention in groups"
 
     def operations(self, places: RowPlaces | None) -> Operations:

@@ -11,10 +11,8 @@ same compile key. A new rule is a subclass of StoppingRule and a config in conf/
 """
 
 from specheads.decoding.step_costs import StepCosts
-from specheads.decoding.stopping.confidence import Confidence, MaxProbability
-from specheads.decoding.stopping.length import FixedLength
 from specheads.decoding.stopping.logistic import Logistic, OnlineHead, OnlineLogistic, logistic_inputs
-from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule
+from specheads.decoding.stopping.rule import MAX_TOKENS, Confidence, FixedLength, MaxProbability, StoppingRule
 from specheads.decoding.stopping.survival import DraftProduct, HeadThreshold
 
 __all__ = [

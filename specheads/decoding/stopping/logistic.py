@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.step_costs import StepCosts
-from specheads.decoding.stopping.rule import MAX_TOKENS, argument, filled, outcomes, write_at
+from specheads.decoding.stopping.rule import MAX_TOKENS, argument, filled
 from specheads.decoding.stopping.survival import REJECTION, HeadThreshold, SurvivalRule, SurvivalState
 from specheads.errors import UserError
 from specheads.settings import Number, PositiveNumber, Probability, check
@@ -121,12 +121,16 @@ class _OnlineNewton(SurvivalRule):
     def assess(self, state: SurvivalState, features: Mapping[str, Tensor]) -> tuple[Any, Tensor]:
         inputs, index = self.inputs(state, features), state.num_drafted - self.lag
         acceptance = (state.memory.weights * inputs).sum(dim=-1).sigmoid()
-        memory = state.memory._replace(inputs=write_at(state.memory.inputs, index, inputs))
-        return memory, torch.where(index >= 0, acceptance, 1.0)
+        here = torch.arange(self.max_tokens, device=index.device) == index[:, None]
+        kept = torch.where(here[..., None], inputs[:, None], state.memory.inputs)
+        return state.memory._replace(inputs=kept), torch.where(index >= 0, acceptance, 1.0)
 
     def learn(self, state: SurvivalState, num_drafted: Tensor, num_accepted: Tensor) -> SurvivalState:
         memory, inputs = state.memory, state.memory.inputs
-        accepted, decided, _ = outcomes(self.max_tokens, num_drafted - self.lag, num_accepted)
+        places = torch.arange(self.max_tokens, device=num_drafted.device)
+        accepted = places < num_accepted[:, None]
+        # Verification decides these and the first rejected token; whether later ones would be accepted is unknown.
+        decided = places < torch.minimum(num_accepted + 1, num_drafted - self.lag)[:, None]
         probs = (inputs * memory.weights[:, None]).sum(dim=-1).sigmoid()
         weighted = inputs * (decided * probs * (1 - probs))[..., None]
         information = memory.information + weighted.mT @ inputs

@@ -1,9 +1,9 @@
-"""The base of every stopping rule, what rules share that remember earlier tokens or rounds, and what they may be fitted by."""
+"""The base of every stopping rule, what rules share, and those rules that remember only how long a draft is."""
 
 from collections.abc import Hashable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from specheads.decoding.records import short_repr
 from specheads.decoding.step_costs import StepCosts
 from specheads.heads.features import RECORDED
 from specheads.pair.pair import Pair
-from specheads.settings import check
+from specheads.settings import PositiveCount, Probability, check
 
 MAX_TOKENS = 20
 
@@ -120,20 +120,77 @@ def unless(rows: Tensor, old: Any, new: Any) -> Any:
     return tree_map(chosen, old, new)
 
 
-def write_at(buffer: Tensor, place: Tensor, value: Tensor) -> Tensor:
-    """Return `buffer` (B, N, ...) with `value` (B, ...) at `place` (B,); places outside 0..N-1 write nothing."""
-    here = torch.arange(buffer.shape[1], device=buffer.device) == place[:, None]
-    return torch.where(here.reshape(*here.shape, *[1] * (value.dim() - 1)), value.to(buffer.dtype)[:, None], buffer)
-
-
-def outcomes(num_places: int, num_drafted: Tensor, num_accepted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return which tokens were accepted and which have a known outcome, (B, num_places) bool, and how many have, (B,) long."""
-    # Verification decides the accepted tokens and the first rejected one; whether later ones would be accepted is unknown.
-    places = torch.arange(num_places, device=num_drafted.device)
-    num_decided = torch.minimum(num_accepted + 1, num_drafted)
-    return places < num_accepted[:, None], places < num_decided[:, None], num_decided
-
-
 def filled(batch: int, value: float, device: torch.device) -> Tensor:
     """Return one of a rule's numbers as part of its state, (B,) float64."""
     return torch.full((batch,), value, dtype=torch.float64, device=device)
+
+
+class _LengthState(NamedTuple):
+    num_drafted: Tensor  # (B,) long, in this round so far
+    num_tokens: Tensor  # (B,) long, to draft
+
+
+@dataclass(eq=False)
+class FixedLength(StoppingRule):
+    """Draft `num_tokens` tokens in every round."""
+
+    needs = frozenset()
+    compile_key = "length"
+    num_tokens: int = argument(5, "the length of every draft", PositiveCount)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.max_tokens = self.num_tokens
+
+    def start_prompt(self, batch: int, device: torch.device) -> _LengthState:
+        zeros = torch.zeros(batch, dtype=torch.long, device=device)
+        return _LengthState(zeros, zeros + self.num_tokens)
+
+    def step(self, state: _LengthState, features: Mapping[str, Tensor]) -> tuple[_LengthState, Tensor]:
+        num_drafted = state.num_drafted + 1
+        return state._replace(num_drafted=num_drafted), num_drafted >= state.num_tokens
+
+
+class _ConfidenceState(NamedTuple):
+    num_drafted: Tensor  # (B,) long, in this round so far
+    threshold: Tensor  # (B,) float64
+    max_tokens: Tensor  # (B,) long
+
+
+class _ConfidenceRule(StoppingRule):
+    """The base of these rules: they stop at the first token with a feature below `threshold`, and after `max_tokens`."""
+
+    feature: str
+    threshold: float
+
+    def start_prompt(self, batch: int, device: torch.device) -> _ConfidenceState:
+        zeros = torch.zeros(batch, dtype=torch.long, device=device)
+        return _ConfidenceState(zeros, filled(batch, self.threshold, device), zeros + self.max_tokens)
+
+    def step(self, state: _ConfidenceState, features: Mapping[str, Tensor]) -> tuple[_ConfidenceState, Tensor]:
+        num_drafted = state.num_drafted + 1
+        stop = (features[self.feature] < state.threshold) | (num_drafted >= state.max_tokens)
+        return state._replace(num_drafted=num_drafted), stop
+
+
+@dataclass(eq=False)
+class MaxProbability(_ConfidenceRule):
+    """Stop at the first token whose distribution has no probability of at least `threshold` (BiLD, Kim et al. 2023)."""
+
+    feature = compile_key = "max_prob"
+    needs = frozenset({"max_prob"})
+    threshold: float = argument(0.9, "a probability under the draft, for example 0.9", Probability)
+    max_tokens: int = argument(10, "the longest draft", PositiveCount)
+
+
+@dataclass(eq=False)
+class Confidence(_ConfidenceRule):
+    """Stop at the first token that the draft gave a probability below `threshold`.
+
+    Source: `assistant_confidence_threshold` of assisted generation in transformers, as it is before it is retuned.
+    """
+
+    feature = compile_key = "draft_prob"
+    needs = frozenset({"draft_prob"})
+    threshold: float = argument(0.4, "a probability under the draft, for example 0.4", Probability)
+    max_tokens: int = argument(MAX_TOKENS, "the longest draft", PositiveCount)

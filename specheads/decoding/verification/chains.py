@@ -1,15 +1,131 @@
-"""Rules for chains: token verification, block verification, and acceptance at a given rate.
+"""Rules for chains: their base, and token verification, block verification, and acceptance at a given rate.
 
-The first two are lossless, and at temperature 0 they compare the drafted prefix with the target's argmax. Both accept the longest
-prefix that passes its test; they differ in the running ratio of target and draft, which block verification never lets pass 1.
+A rule computes the joint distribution of accepted and next tokens without randomness; tests enumerate the distribution that
+decoding samples from. Token and block verification are lossless, and at temperature 0 they compare the drafted prefix with the
+target's argmax. Both accept the longest prefix that passes its test; they differ in the running ratio of target and draft, which
+block verification never lets pass 1.
 """
+
+from collections.abc import Hashable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from specheads.decoding.verification.rule import LARGEST_LOG_WEIGHT, AcceptanceDistribution, Block, VerificationRule
-from specheads.pair.sampling import accept_prob
+from specheads.decoding.records import CHAIN, Verdict, short_repr
+from specheads.decoding.stopping import StoppingRule
+from specheads.pair.sampling import accept_prob, at_least_float32, sample
 from specheads.settings import Probability, check
+
+LARGEST_LOG_WEIGHT = 46.0  # e^46 = 1e20: beyond it the draft's distribution no longer changes a residual
+
+
+@dataclass(frozen=True)
+class Block:
+    """Drafted chains of B rows of up to K tokens, and both models' warped distributions along them, in float32 or wider."""
+
+    tokens: Tensor  # (B, K) long
+    draft_probs: Tensor  # (B, K, V), which each token was sampled from
+    target_probs: Tensor  # (B, K + 1, V), the target's at each drafted position and after the last
+    lengths: Tensor  # (B,) long, tokens drafted
+
+    @classmethod
+    def of(cls, tokens: Tensor, draft_probs: Tensor, target_probs: Tensor, lengths: Tensor | None = None) -> "Block":
+        """Return the block of these tensors; `lengths` default to K. Raises ValueError for shapes that do not fit together."""
+        batch, num_drafted = tokens.shape
+        if draft_probs.shape[1] != num_drafted or target_probs.shape[1] != num_drafted + 1:
+            raise ValueError(
+                f"{num_drafted} drafted tokens need {num_drafted} distributions of the draft and {num_drafted + 1} of the "
+                f"target, but there are {draft_probs.shape[1]} and {target_probs.shape[1]}"
+            )
+        if not batch == draft_probs.shape[0] == target_probs.shape[0] or draft_probs.shape[2] != target_probs.shape[2]:
+            shapes = [tuple(x.shape) for x in (tokens, draft_probs, target_probs)]
+            raise ValueError(
+                f"shapes {shapes} of tokens and distributions do not agree; expected (B, K), (B, K, V) and (B, K + 1, V)"
+            )
+        if lengths is None:
+            lengths = torch.full((batch,), num_drafted, device=tokens.device)
+        return cls(tokens, at_least_float32(draft_probs), at_least_float32(target_probs), lengths)
+
+    @property
+    def num_drafted(self) -> int:
+        """K, the most tokens of a row."""
+        return self.tokens.shape[1]
+
+    @property
+    def within(self) -> Tensor:
+        """(B, K) bool, which tokens were drafted."""
+        return torch.arange(self.num_drafted, device=self.tokens.device) < self.lengths[:, None]
+
+    def drafted_probs(self) -> tuple[Tensor, Tensor]:
+        """Return the probability of each drafted token under draft and target, (B, K) each."""
+        index = self.tokens.unsqueeze(-1)
+        return self.draft_probs.gather(-1, index).squeeze(-1), self.target_probs[:, :-1].gather(-1, index).squeeze(-1)
+
+    def log_ratios(self) -> Tensor:
+        """Return log t(y_i) / d(y_i) (B, K) in float64, 0 beyond a row's length."""
+        draft_prob, target_prob = (probs.double() for probs in self.drafted_probs())
+        # A token that the draft cannot have sampled has minus infinity, and so is rejected.
+        ratio = torch.where(draft_prob > 0, target_prob.log() - draft_prob.log(), -torch.inf)
+        return torch.where(self.within, ratio, 0.0)
+
+
+@dataclass(frozen=True)
+class AcceptanceDistribution:
+    """The distribution of a verified block's outcome.
+
+    After n < length accepted tokens the next one follows `norm((weights[n] t - d)+)`, where t and d are the distributions of
+    target and draft there, or t if there are no weights; after all of them it follows t.
+    """
+
+    survival: Tensor  # (B, K), the probability that at least i = 1 .. K tokens are accepted: falling, 0 beyond a row's length
+    weights: Tensor | None  # (B, K)
+    block: Block
+
+    @property
+    def length_probs(self) -> Tensor:
+        """(B, K + 1), the probability that exactly n tokens are accepted."""
+        ends = torch.nn.functional.pad(self.survival, (1, 0), value=1.0)
+        return ends - torch.nn.functional.pad(self.survival, (0, 1))
+
+    def next_probs(self, num_accepted: Tensor) -> Tensor:
+        """Return the unnormalised distribution of the next token (B, V) after `num_accepted` (B,)."""
+        block, rows = self.block, torch.arange(num_accepted.shape[0], device=num_accepted.device)
+        target = block.target_probs[rows, num_accepted]
+        if self.weights is None or not block.num_drafted:
+            return target
+        rejected = num_accepted.clamp_max(block.num_drafted - 1)
+        weight = self.weights[rows, rejected].to(target.dtype)
+        residual = (weight[:, None] * target - block.draft_probs[rows, rejected]).clamp_min(0)
+        # Where two distributions differ by rounding alone a residual is empty, and the target's distribution is as close.
+        corrected = (num_accepted < block.lengths)[:, None] & (residual.sum(dim=-1, keepdim=True) > 0)
+        return torch.where(corrected, residual, target)
+
+    def decide(self, uniform: Tensor, next_uniform: Tensor) -> Verdict:
+        """Return the verdict at given uniform numbers: `uniform` (B,) for the length, `next_uniform` (B,) for the next token."""
+        num_accepted = (uniform[:, None] < self.survival).sum(dim=1)
+        return Verdict(num_accepted=num_accepted, next_token=sample(self.next_probs(num_accepted), next_uniform))
+
+
+class Verification:
+    """Decides how much of a draft is accepted."""
+
+    name: str  # the name of its config, conf/verification/<name>.yaml
+    label: str  # its name in reports
+    compile_key: Hashable  # rules with equal keys decide alike
+    lossless: bool = True  # whether the output follows the target's distribution
+    stopping: StoppingRule | None = None  # the default stopping rule
+    takes: frozenset[str]  # the kinds of drafts that it can verify
+    __repr__ = short_repr
+
+
+class VerificationRule(Verification):
+    """Decides how much of a chain is accepted: the base of rules for chains."""
+
+    takes = frozenset({CHAIN})
+
+    def distribution(self, block: Block) -> AcceptanceDistribution:
+        raise NotImplementedError
 
 
 def token_distribution(block: Block) -> AcceptanceDistribution:

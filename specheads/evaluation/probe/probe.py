@@ -21,23 +21,8 @@ from specheads.evaluation.candidates import TARGET_ALONE, fixed_length
 from specheads.evaluation.decode import CONTEXT
 from specheads.evaluation.information import information
 from specheads.evaluation.intervals import Interval, halves, interval, resample_counts
-from specheads.evaluation.probe.prediction import (
-    BETTER,
-    FIXED_NAME,
-    HEAD,
-    LOGISTIC,
-    MORE_OVERLAP,
-    PLAIN,
-    Cut,
-    LiveCheck,
-    Option,
-    Overheads,
-    agreement,
-    best_length,
-    cuts_of,
-    missing_tokens,
-    predict,
-)
+from specheads.evaluation.probe import prediction
+from specheads.evaluation.probe.prediction import BETTER, FIXED_NAME, HEAD, LOGISTIC, MORE_OVERLAP, PLAIN, Cut, LiveCheck, Option
 from specheads.evaluation.probe.served import Server, served_rounds
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.replayed_sets import RecordedSet, record_sets, survival
@@ -138,7 +123,7 @@ def live_check(pair: Pair, prompts: Sequence[Sequence[int]], costs: StepCosts, l
         for _, drafted, calls, draft, target in rounds[1]
     ]
     alone = statistics.median(draft + target for *_, draft, target in rounds[0])
-    overheads = Overheads(max(0.0, statistics.median(more)), max(0.0, alone - costs.target_seconds))
+    overheads = prediction.Overheads(max(0.0, statistics.median(more)), max(0.0, alone - costs.target_seconds))
     speed_alone, speed = (DecodeStats.total(each.stats).tokens_per_second for each in measured)
     return LiveCheck(f"{len(prompts)} prompts", length, speed_alone, speed, overheads)
 
@@ -188,9 +173,9 @@ def probe(
     logger.info("probe: %d prompts; recording their responses, then timing steps", len(prompts))
     recorded = _recorded(pair, settings, data, data_folder, prompts)
     with progress("comparing distributions", len(prompts)) as advance:
-        missing = [missing_tokens(pair, other.recording) for other in recorded[::-1]]
+        missing = [prediction.missing_tokens(pair, other.recording) for other in recorded[::-1]]
         parts = zip(recorded, missing, strict=True)
-        by_half = [agreement(pair, half.recording, settings.warp, some, advance) for half, some in parts]
+        by_half = [prediction.agreement(pair, half.recording, settings.warp, some, advance) for half, some in parts]
     widths = tuple(dict.fromkeys(max(8, pair.draft_lm.hidden_size // part) for part in (16, 8, 1)))
     logger.info("probe: timing draft steps, verifications and heads of width %s", ", ".join(map(str, widths)))
     decoder = SpeculativeDecoder(pair, stopping=FixedLength(LONGEST), warp=settings.warp, engine=settings.engine)
@@ -203,13 +188,13 @@ def probe(
         ids = [ids for _, ids in prompts]
         trial = served_rounds(pair, ids, settings.warp, limits, settings.at_once, widths[0], server, data_folder)
         times = trial.times(times)
-        live = trial.check(best_length(recorded[0], times), times)
+        live = trial.check(prediction.best_length(recorded[0], times), times)
     else:
         checked = [ids for _, ids in prompts[: settings.num_live_prompts]]
         logger.info("probe: decoding %d prompts as a check", len(checked))
         how = {name: getattr(settings, name) for name in ("warp", "max_new_tokens", "engine", "seed")}
-        live = live_check(pair, checked, times.costs, best_length(recorded[0], times), Evaluation(**how))
-    options = predict(recorded, times, settings.warp.greedy, live.overheads)
+        live = live_check(pair, checked, times.costs, prediction.best_length(recorded[0], times), Evaluation(**how))
+    options = prediction.predict(recorded, times, settings.warp.greedy, live.overheads)
     groups, agreed = [group for half in recorded for group in half.groups], [rows for part in by_half for rows in part]
     overlaps = [torch.from_numpy(np.concatenate([rows[0] for rows in part])) for part in by_half]
     resamples = resample_counts(groups)
@@ -222,7 +207,7 @@ def probe(
         num_tokens=int(lengths.sum()),
         overlap=interval((resamples @ sums) / (resamples @ lengths)),
         unknown=None if pair.draft_lm.lacking is None else float(means[1]),
-        cuts=cuts_of(pair, times, recorded, missing, means[2:]),
+        cuts=prediction.cuts_of(pair, times, recorded, missing, means[2:]),
         survival=survived.round(4).tolist(),
         information=information([half.recording for half in recorded], {}, groups, overlaps),
         times=times,

@@ -57,7 +57,6 @@ def _measured(probed: Probed) -> list[tuple[str, str]]:
 
 
 def _cut(cut: Cut, probed: Probed) -> tuple[str, str]:
-    """Return what a smaller output of the draft would bring, as a name with a text."""
     before, after = (f"{seconds / MILLI:.2f}" for seconds in (probed.times.costs.draft_seconds, cut.draft_seconds))
     text = f"a step reads {amount(cut.step_bytes)} of weights, about {after} in place of {before} ms; {cut.coverage:.1%} of the "
     text += f"target's tokens, overlap {cut.overlap:.1%} in place of {probed.overlap.value:.1%}"

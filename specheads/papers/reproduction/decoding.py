@@ -119,11 +119,9 @@ def _head(method: Method, heads: Mapping[str, Any]) -> str:
 
 
 def _rule(method: Method, heads: Mapping[str, Any]) -> Any:
-    """Return the stopping rule of a method, with its head of those by name."""
     assert method.stopping is not None
-    return method.stopping.cls(
-        **method.stopping.arguments, **({"head": heads[_head(method, heads)]} if method.needs_head else {})
-    )
+    given = {"head": heads[_head(method, heads)]} if method.needs_head else {}
+    return method.stopping.cls(**method.stopping.arguments, **given)
 
 
 def decoder_of(method: Method, pair: Pair, settings: Reproduction, heads: Heads, window: int) -> Decoder:
@@ -140,12 +138,7 @@ def decoder_of(method: Method, pair: Pair, settings: Reproduction, heads: Heads,
 
 
 def _decoded(
-    pair: Pair,
-    decoders: Mapping[str, Decoder],
-    number: int,
-    prompt: Sequence[int],
-    settings: Reproduction,
-    meter: Meter | None,
+    pair: Pair, decoders: Mapping[str, Decoder], number: int, prompt: Sequence[int], settings: Reproduction, meter: Meter | None
 ) -> Entry:
     """Return by method, of its response to a prompt: the counts of its rounds, its nats, its joules."""
     names, entry = list(decoders), {}

@@ -48,7 +48,6 @@ def is_measured(claim: Claim, tallies: Tallies) -> bool:
 
 
 def _estimated(claim: Claim, tallies: Tallies, groups: Groups) -> Interval:
-    """Return the value that a claim is about, with its interval."""
     if len(claim.of) > 1 or len(claim.over) > 1:
         ours, theirs = (np.stack([sums(tallies[name], claim.metric) for name in names]) for names in (claim.of, claim.over))
         return cross_fitted_gain(ours, theirs, groups)
@@ -101,6 +100,5 @@ def print_result(methods: Measured, claims: Sequence[CheckedClaim]) -> None:
 
 
 def _half_width(estimate: Interval) -> str:
-    """Return a value and half the width of its interval as text."""
     half, digits = (estimate.high - estimate.low) / 2, 0 if estimate.value >= 100 else 1 if estimate.value >= 10 else 3
     return f"{estimate.value:.{digits}f} ±{half:.{digits}f}"

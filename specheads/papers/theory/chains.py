@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specheads.decoding.verification.rule import Block, VerificationRule
+from specheads.decoding.verification import Block, VerificationRule
 
 
 @dataclass(frozen=True)

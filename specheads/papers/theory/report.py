@@ -54,14 +54,14 @@ def theory(out: str = "outputs/theory", seed: str = "0") -> str:
 
 
 def _print_section(section: ReportSection, console: Console) -> None:
-    """Print a section: its table, and whether each claim held."""
     table = Table(
         title=section.title, caption=section.source, title_justify="left", caption_justify="left", box=box.SIMPLE, pad_edge=False
     )
     for number, column in enumerate(section.columns):
         table.add_column(column, justify="left" if number == 0 else "right")
     for row in section.rows:
-        table.add_row(*(escape(_text(value)) for value in row))
+        texts = (each if isinstance(each, str) else f"{each:,}" if isinstance(each, int) else f"{each:.4f}" for each in row)
+        table.add_row(*map(escape, texts))
     console.print(table)
     lines = [
         f"[bold]{claim.outcome}[/bold]: {escape(f'{claim.says} Here: {claim.ours}. {claim.why}')}" for claim in section.claims
@@ -69,7 +69,3 @@ def _print_section(section: ReportSection, console: Console) -> None:
     for line in filter(None, [*lines, escape(section.note)]):
         console.print(line, highlight=False)
     console.print()
-
-
-def _text(value: str | float) -> str:
-    return value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:.4f}"

@@ -11,8 +11,7 @@ from sympy import Matrix, Rational
 from sympy.solvers.simplex import linprog
 from torch import Tensor
 
-from specheads.decoding.verification import BlockVerification, TokenVerification
-from specheads.decoding.verification.rule import VerificationRule
+from specheads.decoding.verification import BlockVerification, TokenVerification, VerificationRule
 from specheads.papers.claims import CheckedClaim, ReportSection, computed, equality
 from specheads.papers.mjsd import JointVerification
 from specheads.papers.spectr import SpecTr

@@ -57,12 +57,10 @@ def packed_reader(lm: LanguageModel) -> LanguageModel:
 
 
 class CpuOperations(Operations):
-    """What C++ computes of a forward pass, a warp and a head.
+    """What C++ computes of a forward pass, a warp and a head, on packed copies by network.
 
-    Args:
-        networks: packed copies by network.
-        places: of the tokens, where keys and values are those of all rows of a memory.
-        in_bulk: whether many distributions are warped at once, uncompiled, in code of its own.
+    `places` are those of the tokens, where keys and values are those of all rows of a memory; `in_bulk`: whether many
+    distributions are warped at once, uncompiled, in code of its own.
     """
 
     def __init__(

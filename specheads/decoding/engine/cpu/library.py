@@ -113,7 +113,7 @@ def _load_library(path: Path) -> ctypes.PyDLL:
 
 
 def _declare(library: ctypes.PyDLL) -> ctypes.PyDLL:
-    """Return the library with the types of the functions in calls.h."""
+    """Return the library with the types of the functions in operators.cpp."""
     library.specheads_bind.restype = ctypes.c_void_p
     library.specheads_bind.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_int64]
     library.specheads_unbind.argtypes, library.specheads_unbind.restype = [ctypes.c_void_p], None
@@ -124,7 +124,7 @@ def _declare(library: ctypes.PyDLL) -> ctypes.PyDLL:
 
 
 class BoundCall:
-    """A NativeCall of the C++ in calls.h."""
+    """A NativeCall of the C++ in operators.cpp."""
 
     def __init__(self, entry: ctypes.c_void_p, tensors: Sequence[Tensor | None], num_results: int) -> None:
         (library,) = _loaded

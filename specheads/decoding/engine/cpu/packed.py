@@ -142,8 +142,6 @@ def _is_layer(module: nn.Module) -> bool:
 
 
 class _PackedLayer(_Packed):
-    """One decoder layer whose maps are packed for the operator."""
-
     def __init__(self, layer: Any) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         inputs, output = [attention.q_proj, attention.k_proj, attention.v_proj], attention.o_proj
@@ -213,8 +211,6 @@ def _is_network(module: nn.Module) -> bool:
 
 
 class _PackedNetwork(_Packed):
-    """A network whose maps are packed for the operator."""
-
     def __init__(self, network: Any) -> None:
         projected, linears = isinstance(network.projection, nn.Linear), [block.linear for block in network.blocks]
         tensors = {
