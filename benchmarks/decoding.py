@@ -37,9 +37,9 @@ from benchmarks.peer_workers.processes import PeerCommand, Workers, can_import
 from benchmarks.results import Column, Table, Value, add_keep_option, prompt_record, text_of, write_result
 from specheads import Warp, load_pair
 from specheads.pair.config import pair_config
-from specheads.pair.gguf import gguf_file
 from specheads.pair.locations import unabbreviated
 from specheads.pair.pair import Pair
+from specheads.pair.revisions import gguf_file
 from specheads.prompts.sources import DatasetSource, NanoSource, PromptSource
 
 MODES = {
