@@ -30,6 +30,7 @@ KINDS = {"next_token": LOOK_AHEAD, "input_token": PAPER}  # by the beginning of 
 PLACE = [Column(name) for name in ("pair", "warp", "prompts")]
 GAINS = [
     *PLACE,
+    Column("seeds"),
     *(Column(f"{LOOK_AHEAD} at {ratio}", "signed_percent") for ratio in (RATIO, *OTHERS)),
     *(Column(f"were it free, at {RATIO}", "signed_percent"), Column(f"{LOGISTIC} at {RATIO}", "signed_percent")),
     *(Column(f"{PAPER} at {RATIO}", "signed_percent"), Column(f"were that free, at {RATIO}", "signed_percent")),
@@ -115,6 +116,7 @@ def _gains(places: Places) -> Iterator[list[Any]]:
 
         yield [
             *place,
+            len(sets),
             *(gain(LOOK_AHEAD, ratio) for ratio in (RATIO, *OTHERS)),
             gain(LOOK_AHEAD, key="gain_uncharged"),
             gain(LOGISTIC),
