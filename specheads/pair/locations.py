@@ -37,7 +37,7 @@ def check_available(what: str, location: str | Path, revision: str | None = None
     It asks the hub once, and waits a few seconds: transformers would ask for each file, several times.
     """
     path = unabbreviated(location)
-    if ":" in path or (what != "head" and Path(path).exists()):  # a model may be a file
+    if ":" in path or (Path(path).is_dir() if what == "head" else Path(path).exists()):  # a model may be a file
         return
     remedy = "train one with specheads train, or use head=latest" if what == "head" else f"correct model.{what}="
     if not _HUB_ID.fullmatch(path):
