@@ -93,7 +93,7 @@ def _speed(each: Interval) -> Shown:
 def verdict_table(report: Report, answer: Answer) -> Table:
     """Return what there is to choose from at one ratio, the setting to use last."""
     rows = [(kind.value, kind, choice) for kind, choice in answer.choices.items()]
-    rows.append(("chosen on dev", answer.use, answer.choices[answer.use]))
+    rows.append(("best of all on dev", answer.use, answer.choices[answer.use]))
     columns: dict[str, Callable[[tuple[str, Kind, Choice]], Cell]] = {
         "": lambda row: _named(row[0]),
         "speed-up": lambda row: Cell("1.00×", 1.0) if row[1] == Kind.ALONE else estimate_cell(times, row[2].speedup),

@@ -146,7 +146,7 @@ def test_the_answer_comes_first_with_its_code_and_the_rest_is_folded(report, pag
     text, answer = "".join(page.text), report.verdict.answer
     order = ["Use:", answer.choices[answer.use].name, use_text(answer), report.verdict.rests_on, "Timing unreliable here", "Copy"]
     order += [
-        "chosen on dev",
+        "best of all on dev",
         "Cost ratio",
         "Another ratio changes the winner",
         "What became of each token",

@@ -21,7 +21,7 @@ from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.sweep import Sweep, round_times, sweep_settings, with_measured
 
 ALONE = 900.0  # tokens per second
-ROWS = ("target alone", "best fixed length", "best without training", "head", "chosen on dev")
+ROWS = ("target alone", "best fixed length", "best without training", "head", "best of all on dev")
 SCHEMA = json.loads((Path(module.__file__).parent / "report.schema.json").read_text())
 
 
