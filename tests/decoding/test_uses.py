@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from specheads import SpeculativeDecoder, UserError, Warp, load_pair, stopping
+from specheads.decoding import rows
 from specheads.decoding.decoder import Baseline, BatchError
 
 GREEDY, LONGEST = Warp(temperature=0), 10
@@ -303,13 +304,19 @@ def test_a_decoder_that_was_made_in_a_mode_serves_outside_of_it(mode, used):
     assert not outs[0].tokens.is_inference()
 
 
-def test_a_fork_can_decode(nano):
+@pytest.mark.parametrize("begins", [False, True], ids=["alone", "while another thread begins a call"])
+def test_a_fork_can_decode(begins, nano):
     """Also where its parent has computed with several threads, which it lacks."""
     decoder, prompt, threads = greedy(nano), "def mean(values):\n" * 16, torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         expected = decoder.generate(prompt, LONGEST).tokens.tolist()
-        if not (process := os.fork()):
+        if begins:
+            rows._lock.acquire()
+        process = os.fork()
+        if process and begins:
+            rows._lock.release()
+        if not process:
             signal.alarm(60)  # ends one that waits for ever
             try:
                 os._exit(0 if decoder.generate(prompt, LONGEST).tokens.tolist() == expected else 1)
