@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 from draftings import DRAFTINGS, RULES
-from fakes import needs_compiler, tiny_pair
+from fakes import cut, needs_compiler, tiny_pair
 from families import CONFIGS, CUT, VOCAB_SIZE, family_pair
 from statistics_helper import chi_square_p_value
 
@@ -144,24 +144,49 @@ def test_rules_of_a_decoder_share_its_compiled_steps():
         assert decoder.draft_engine.num_prepared == before or way == "graph"  # whose pending tokens are more
 
 
-SAMPLED = [("batch", "multi_round"), ("multi", "spectr"), ("known_text", "tree_match")]
-# Drafts and rules that are in one of these, and a rule that samples from the target whatever was drafted.
-SAMPLED += [pytest.param("multi", "multi_round", marks=pytest.mark.full)]
-SAMPLED += [pytest.param(way, "tree_match", marks=pytest.mark.full) for way in ("multi", "beam", "tree", "graph")]
+SAMPLED = [("batch", "multi_round"), ("multi", "spectr"), ("known_text", "tree_match")]  # those of every run, without a head
+LOGISTIC = {"log_draft_prob": 1.0, "bias": 1.0}
+STOPS = {
+    "fixed_length": lambda head: stopping.FixedLength(2),
+    "max_probability": lambda head: stopping.MaxProbability(0.4, 3),
+    "confidence": lambda head: stopping.Confidence(0.4, 3),
+    "draft_product": lambda head: stopping.DraftProduct(0.6, max_tokens=3),
+    "logistic": lambda head: stopping.Logistic(LOGISTIC, 0.4, max_tokens=3),
+    "online_logistic": lambda head: stopping.OnlineLogistic(threshold=0.6, max_tokens=3),
+    "head_threshold": lambda head: stopping.HeadThreshold(head, 0.6, max_tokens=3),
+    "online_head": lambda head: stopping.OnlineHead(head, 0.6, max_tokens=3),
+}
 
 
-@pytest.mark.parametrize(("way", "rule"), SAMPLED)
-def test_sampled_output_follows_the_targets_distribution(way, rule):
-    """300 responses of three tokens; a false alarm has probability 1e-6 for each pairing."""
-    pair, warp, number = tiny_pair(3), Warp(1.0), 300
-    paths = list(itertools.product(range(3), repeat=3))
+def sampled_cases():
+    """Every pairing with every stopping rule; most in a full run."""
+    for pairing, stop in itertools.product(LOSSLESS, STOPS):
+        chosen = pairing in SAMPLED and stop == "fixed_length"
+        yield pytest.param(*pairing, stop, id="-".join([*pairing, stop]), marks=[] if chosen else pytest.mark.full)
+
+
+@pytest.mark.parametrize(("way", "rule", "stop"), list(sampled_cases()))
+def test_sampled_output_follows_the_targets_distribution(way, rule, stop):
+    """400 responses of three tokens, with a draft whose output lacks a token; chains are decoded beside other prompts.
+
+    A false alarm has probability 1e-6 for each case.
+    """
+    pair, warp, number, size = cut(tiny_pair(4), [0, 1, 3]), Warp(1.0), 400, 4
+    paths = list(itertools.product(range(size), repeat=3))
     texts = torch.tensor([[0, 1, *path] for path in paths])
     distributions = warp(pair.target_lm.logits(pair.target_lm.hidden_states(texts)))[:, 1:-1]
     distribution = distributions.gather(2, torch.tensor(paths)[:, :, None])[..., 0].prod(dim=1)
-    decoder = SpeculativeDecoder(pair, DRAFTINGS[way], stopping.FixedLength(2), RULES[rule](), warp, "eager")
+    torch.manual_seed(0)
+    head = AcceptanceHead(HeadConfig(pair.draft_lm.hidden_size, depth=1, predicts="next_token")).requires_grad_(False)
+    torch.nn.init.normal_(head.readout.weight, std=0.3)
+    decoder = SpeculativeDecoder(pair, DRAFTINGS[way], STOPS[stop](head), RULES[rule](), warp, "eager")
+    if way in ("chain", "layer_skip"):
+        prompts, seeds = [[0, 1], [2, 3, 1, 0, 2]] * number, [seed for each in range(number) for seed in (each, 0)]
+        outs = decoder.generate_batch(prompts, 2, 3, seeds, stop_tokens=[])[::2]
+    else:
+        outs = [decoder.generate([0, 1], 3, seed=seed, stop_tokens=[]) for seed in range(number)]
     counts, accepted = torch.zeros(len(paths), dtype=torch.float64), 0
-    for seed in range(number):
-        out = decoder.generate([0, 1], 3, seed=seed, stop_tokens=[])
+    for out in outs:
         counts[paths.index(tuple(out.tokens.tolist()))] += 1
         accepted += out.stats.num_accepted
     assert accepted > 0.1 * number or way == "known_text"
