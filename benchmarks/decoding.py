@@ -40,6 +40,7 @@ from specheads.pair.config import pair_config
 from specheads.pair.locations import unabbreviated
 from specheads.pair.pair import Pair
 from specheads.pair.revisions import gguf_file
+from specheads.prompts.prompt import FINAL
 from specheads.prompts.sources import DatasetSource, NanoSource, PromptSource
 
 MODES = {
@@ -52,6 +53,7 @@ TEMPLATES = ("{instruction}\nInput: {input}", "{instruction}", "{question}", "{p
 TRANSFORMERS, OURS, ALONE = "transformers", "this decoder", "alone"
 PEERS = (TRANSFORMERS, OURS, "llama.cpp", "vLLM")
 LENGTHS, VLLM_LENGTHS = (1, 2, 3, 4, 6, 8), (1, 2, 3, 4, 6)  # drafted tokens per round; with vLLM each is a process of its own
+FINAL_PARTS = (8, 9)  # of the final prompts, 200 together
 FULL = 4  # prompts, for each that is under way
 THRESHOLDS, VLLM_THRESHOLDS, LONGEST = (0.3, 0.4, 0.5, 0.6, 0.7), (0.3, 0.5, 0.7), 12
 COLUMNS = [Column("setting"), *(Column(name, "fixed:0") for name in ("tokens/s", "slowest", "fastest"))]
@@ -117,9 +119,9 @@ def main() -> None:
     given = _parsed_arguments()
     torch.set_num_threads(given.threads)
     pair, most = load_pair(given.model, **_pair_keys(given)), max(_count(given, at_once) for at_once in given.at_once)
-    loaded = list(_source(given.prompts_from, 2 * most).load(pair.chats))
-    parts = {"reported": loaded[:most], "tuning": loaded[most:]}
-    reported, tuning = ([pair.encode_instruction(prompt.text) for prompt in part] for part in parts.values())
+    loaded = list(_source(given.prompts_from, most).load(pair.chats))
+    parts = {"tuning": loaded[:most], "reported": loaded[most:]}
+    tuning, reported = ([pair.encode_instruction(prompt.text) for prompt in part] for part in parts.values())
     tables, notes, versions = [], dict[str, None](), dict[str, str]()
     for mode in given.modes:
         with tempfile.TemporaryDirectory() as folder:
@@ -139,7 +141,7 @@ def main() -> None:
     about = f"{pair.name} in {dtype}, {given.new_tokens} tokens, medians of {given.repeats} repeats. {shown}."
     read = {name: prompt_record(each.prompt_id for each in part) for name, part in parts.items()}
     seeds = [1000 * repeat for repeat in range(given.repeats)]
-    split = Path(given.prompts_from).name if given.prompts_from else "train"
+    split = Path(given.prompts_from).name if given.prompts_from else FINAL
     write_result("decoding", tables, split=split, seeds=seeds, prompts=read, notes=[about, *notes], keep=given.keep)
 
 
@@ -149,7 +151,7 @@ def _parsed_arguments() -> Namespace:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: that of the model's config")
     parser.add_argument("--device", default="cpu", help="on others llama.cpp and vLLM are left out")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=["greedy", "sampled"])
-    parser.add_argument("--prompts-from", metavar="FILE", help=f"JSON lines with {', '.join(TEMPLATES[1:])}; default: functions")
+    parser.add_argument("--prompts-from", metavar="FILE", help=f"JSON lines with {', '.join(TEMPLATES[1:])}; default: final ones")
     parser.add_argument("--head", help="a folder that specheads train exported")
     parser.add_argument("--rate", type=float, help="accept drafted tokens at this rate: timing without text")
     parser.add_argument("--engine", default="auto", help="of this decoder")
@@ -177,10 +179,10 @@ def _pair_keys(given: Namespace) -> dict[str, str]:
 
 
 def _source(file: str | None, count: int) -> PromptSource:
-    """Return where `count` prompts come from."""
+    """Return where `count` prompts that choose settings come from, and as many after them that are reported."""
     if file is None:
-        return NanoSource(count, 0, 0)
-    return DatasetSource(file, None, "train", None, TEMPLATES, None, count, 0, 0, shuffled=True)
+        return NanoSource(0, count, 0, count, FINAL_PARTS)
+    return DatasetSource(file, None, "train", None, TEMPLATES, None, 2 * count, 0, 0, shuffled=True)
 
 
 # --- what can be compared

@@ -207,7 +207,7 @@ def test_llama_cpp_runs_a_gguf_file_in_float16_and_with_its_own_tensors(cut, pro
 def test_prompts_of_a_file_are_instructions_questions_or_prompts(tmp_path):
     rows = [{"instruction": "add", "input": "1, 2"}, {"instruction": "rest", "input": ""}, {"instruction": "go", "input": ""}]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    loaded = {prompt.text for prompt in _source(str(tmp_path / "rows.jsonl"), 3).load(True)}
+    loaded = {prompt.text for prompt in _source(str(tmp_path / "rows.jsonl"), 2).load(True)}
     assert loaded == {"add\nInput: 1, 2", "rest", "go"}
 
 
