@@ -1,7 +1,7 @@
 """The base of every stopping rule, what rules share, and those rules that remember only how long a draft is."""
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,14 +13,9 @@ from specheads.decoding.records import short_repr
 from specheads.decoding.step_costs import StepCosts
 from specheads.heads.features import RECORDED
 from specheads.pair.pair import Pair
-from specheads.settings import PositiveCount, Probability, check
+from specheads.settings import PositiveCount, Probability, argument, check_arguments
 
 MAX_TOKENS = 20
-
-
-def argument(default: Any, meaning: str, *kinds: Any) -> Any:
-    """Return a field of a dataclass whose value must be of some types of settings; `meaning` says what it is, with an example."""
-    return field(default=default, metadata={"kinds": kinds, "meaning": meaning})
 
 
 class StoppingRule:
@@ -38,10 +33,8 @@ class StoppingRule:
     fitted_to_costs: ClassVar[frozenset[str]] = frozenset()  # those open parameters whose values depend on what steps cost
 
     def __post_init__(self) -> None:
-        """Raise UserError for an `argument` of a dataclass that is of another type; other objects have none."""
-        for name, each in getattr(self, "__dataclass_fields__", {}).items():
-            for kind in each.metadata.get("kinds", ()):
-                check(name, getattr(self, name), kind, each.metadata["meaning"])
+        """Raise UserError for an `argument` that is of another type."""
+        check_arguments(self)
 
     @cached_property
     def compile_key(self) -> Hashable:
@@ -136,7 +129,7 @@ class FixedLength(StoppingRule):
 
     needs = frozenset()
     compile_key = "length"
-    num_tokens: int = argument(5, "the length of every draft", PositiveCount)
+    num_tokens: PositiveCount = argument(5, "the length of every draft")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -179,8 +172,8 @@ class MaxProbability(_ConfidenceRule):
 
     feature = compile_key = "max_prob"
     needs = frozenset({"max_prob"})
-    threshold: float = argument(0.9, "a probability under the draft, for example 0.9", Probability)
-    max_tokens: int = argument(10, "the longest draft", PositiveCount)
+    threshold: Probability = argument(0.9, "a probability under the draft, for example 0.9")
+    max_tokens: PositiveCount = argument(10, "the longest draft")
 
 
 @dataclass(eq=False)
@@ -192,5 +185,5 @@ class Confidence(_ConfidenceRule):
 
     feature = compile_key = "draft_prob"
     needs = frozenset({"draft_prob"})
-    threshold: float = argument(0.4, "a probability under the draft, for example 0.4", Probability)
-    max_tokens: int = argument(MAX_TOKENS, "the longest draft", PositiveCount)
+    threshold: Probability = argument(0.4, "a probability under the draft, for example 0.4")
+    max_tokens: PositiveCount = argument(MAX_TOKENS, "the longest draft")

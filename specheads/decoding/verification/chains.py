@@ -15,7 +15,7 @@ from torch import Tensor
 from specheads.decoding.records import CHAIN, Verdict, short_repr
 from specheads.decoding.stopping import StoppingRule
 from specheads.pair.sampling import accept_prob, at_least_float32, sample
-from specheads.settings import Probability, check
+from specheads.settings import Probability, argument, check_arguments
 
 LARGEST_LOG_WEIGHT = 46.0  # e^46 = 1e20: beyond it the draft's distribution no longer changes a residual
 
@@ -118,6 +118,10 @@ class Verification:
     takes: frozenset[str]  # the kinds of drafts that it can verify
     __repr__ = short_repr
 
+    def __post_init__(self) -> None:
+        """Raise UserError for an `argument` that is of another type."""
+        check_arguments(self, "verification")
+
 
 class VerificationRule(Verification):
     """Decides how much of a chain is accepted: the base of rules for chains."""
@@ -186,17 +190,18 @@ class BlockVerification(VerificationRule):
     distribution = staticmethod(block_distribution)
 
 
+@dataclass(eq=False)
 class SyntheticVerification(VerificationRule):
     """`verification=synthetic`: tokens are accepted with probability `rate` up to a rejection; not the target's output."""
 
     name = "synthetic"
     lossless = False
+    rate: Probability = argument(0.8, "the probability that a drafted token is accepted, for example 0.8")
 
-    def __init__(self, rate: float = 0.8) -> None:
-        check("verification.rate", rate, Probability, "the probability that a drafted token is accepted, for example 0.8")
-        self.rate = rate
-        self.compile_key = ("synthetic", rate)
-        self.label = f"synthetic acceptance at rate {rate:g}"
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.compile_key = ("synthetic", self.rate)
+        self.label = f"synthetic acceptance at rate {self.rate:g}"
 
     def distribution(self, block: Block) -> AcceptanceDistribution:
         passes = torch.where(block.within, self.rate, 0.0)

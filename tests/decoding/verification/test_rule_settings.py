@@ -76,7 +76,10 @@ def test_reports_name_rules_and_their_settings(name, settings, label, lossless):
                 "it is the margin added to the target's probability, for example 0.1."
             ),
         ),
-        (lambda: BiasedVerification(0.1, "best"), "verification.mode=best must be one of 'opt' or 'uno'."),
+        (
+            lambda: BiasedVerification(0.1, "best"),
+            "verification.mode=best must be one of 'opt' or 'uno'; it is what follows a rejection.",
+        ),
         (
             lambda: BigLittle(fallback=-1),
             "verification.fallback=-1 must be a number from 0 to 1; it is a probability under the draft, for example 0.9.",
@@ -88,7 +91,11 @@ def test_reports_name_rules_and_their_settings(name, settings, label, lossless):
                 "it is a negative log-likelihood in nats, for example 2."
             ),
         ),
-        (lambda: BigLittle(max_tokens=0), "verification.max_tokens=0 must be a positive integer."),
+        (
+            lambda: BigLittle(max_tokens=0),
+            "verification.max_tokens=0 must be a positive integer; "
+            + "it is the longest draft of the stopping rule that belongs to it.",
+        ),
         (
             lambda: JointVerification(1.5),
             "verification.threshold=1.5 must be a number from 0 to 1; "
