@@ -110,7 +110,7 @@ class HeadRule(SurvivalRule):
 
     uses_head = True
     head: AcceptanceHead = field(repr=False)  # a head that was trained for the draft in use
-    threshold: Any = argument(0.7, f"{REJECTION}, or auto", Probability)
+    threshold: Any = argument(0.7, f"{REJECTION}, or auto", Probability)  # auto: what the head's config recommends
     min_tokens: Any = None  # None: 2 for `input_token` heads, 1 for `next_token` heads
     max_tokens: int = MAX_TOKENS
 
