@@ -122,8 +122,8 @@ def test_the_least_settings_are_allowed():
 @pytest.mark.parametrize("name", [name for name, rule in RULES.items() if not issubclass(rule, TreeVerification)])
 def test_chains_are_verified_on_their_device(name):
     block = Block.of(*chain_on(META))
-    verdict = RULES[name]().distribution(block).decide(*torch.empty(2, 2, dtype=torch.float64, device=META))
-    assert verdict.num_accepted.device == verdict.next_token.device == META
+    num_accepted, next_token = RULES[name]().distribution(block).decide(*torch.empty(2, 2, dtype=torch.float64, device=META))
+    assert num_accepted.device == next_token.device == META
 
 
 def test_verification_steps_compute_on_their_device():
