@@ -7,23 +7,13 @@ from functools import lru_cache, partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, TypeVar, cast, get_args
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    GetCoreSchemaHandler,
-    InstanceOf,
-    PlainValidator,
-    Strict,
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, PlainValidator, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from specheads.errors import UserError
 
 if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
     from pydantic._internal._model_construction import ModelMetaclass
     from pydantic_core import CoreSchema
 else:
@@ -63,8 +53,8 @@ Probability = Annotated[float, number("a number from 0 to 1", lambda value: 0 <=
 Count = Annotated[int, count(0)]
 PositiveCount = Annotated[int, count(1)]
 Seed = Annotated[int, count(0, _LARGEST_SEED)]
-Flag = Annotated[bool, Strict()]
-Text = Annotated[str, Strict()]
+Flag = Annotated[bool, Field(strict=True)]
+Text = Annotated[str, Field(strict=True)]
 
 T = TypeVar("T")
 OneOrMore: TypeAlias = T | tuple[T, ...]  # one value, or a list of values
@@ -73,7 +63,7 @@ OneOrMore: TypeAlias = T | tuple[T, ...]  # one value, or a list of values
 class _FromMapping:
     """Lets a field that holds an instance of a plain dataclass take a mapping with the arguments of its constructor."""
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> "CoreSchema":
+    def __get_pydantic_core_schema__(self, source: Any, handler: "GetCoreSchemaHandler") -> "CoreSchema":
         instance: Any = InstanceOf  # its argument is known only here
         return handler.generate_schema(Annotated[instance[source], BeforeValidator(partial(self.build, source))])
 

@@ -118,13 +118,32 @@ def filled(batch: int, value: float, device: torch.device) -> Tensor:
     return torch.full((batch,), value, dtype=torch.float64, device=device)
 
 
-class _LengthState(NamedTuple):
+class CountingState(NamedTuple):
+    """The state of these rules."""
+
     num_drafted: Tensor  # (B,) long, in this round so far
-    num_tokens: Tensor  # (B,) long, to draft
+    max_tokens: Tensor  # (B,) long
+    threshold: Tensor  # (B,) float64; means nothing without a feature
+
+
+class _CountingRule(StoppingRule):
+    """The base of these rules: they stop after `max_tokens`, and at the first token with a `feature` below `threshold`."""
+
+    feature: str | None = None
+    threshold: float = 0.0
+
+    def start_prompt(self, batch: int, device: torch.device) -> CountingState:
+        zeros = torch.zeros(batch, dtype=torch.long, device=device)
+        return CountingState(zeros, zeros + self.max_tokens, filled(batch, self.threshold, device))
+
+    def step(self, state: CountingState, features: Mapping[str, Tensor]) -> tuple[CountingState, Tensor]:
+        state = state._replace(num_drafted=state.num_drafted + 1)
+        stop = state.num_drafted >= state.max_tokens
+        return state, stop if self.feature is None else stop | (features[self.feature] < state.threshold)
 
 
 @dataclass(eq=False)
-class FixedLength(StoppingRule):
+class FixedLength(_CountingRule):
     """Draft `num_tokens` tokens in every round."""
 
     needs = frozenset()
@@ -135,39 +154,9 @@ class FixedLength(StoppingRule):
         super().__post_init__()
         self.max_tokens = self.num_tokens
 
-    def start_prompt(self, batch: int, device: torch.device) -> _LengthState:
-        zeros = torch.zeros(batch, dtype=torch.long, device=device)
-        return _LengthState(zeros, zeros + self.num_tokens)
-
-    def step(self, state: _LengthState, features: Mapping[str, Tensor]) -> tuple[_LengthState, Tensor]:
-        num_drafted = state.num_drafted + 1
-        return state._replace(num_drafted=num_drafted), num_drafted >= state.num_tokens
-
-
-class _ConfidenceState(NamedTuple):
-    num_drafted: Tensor  # (B,) long, in this round so far
-    threshold: Tensor  # (B,) float64
-    max_tokens: Tensor  # (B,) long
-
-
-class _ConfidenceRule(StoppingRule):
-    """The base of these rules: they stop at the first token with a feature below `threshold`, and after `max_tokens`."""
-
-    feature: str
-    threshold: float
-
-    def start_prompt(self, batch: int, device: torch.device) -> _ConfidenceState:
-        zeros = torch.zeros(batch, dtype=torch.long, device=device)
-        return _ConfidenceState(zeros, filled(batch, self.threshold, device), zeros + self.max_tokens)
-
-    def step(self, state: _ConfidenceState, features: Mapping[str, Tensor]) -> tuple[_ConfidenceState, Tensor]:
-        num_drafted = state.num_drafted + 1
-        stop = (features[self.feature] < state.threshold) | (num_drafted >= state.max_tokens)
-        return state._replace(num_drafted=num_drafted), stop
-
 
 @dataclass(eq=False)
-class MaxProbability(_ConfidenceRule):
+class MaxProbability(_CountingRule):
     """Stop at the first token whose distribution has no probability of at least `threshold` (BiLD, Kim et al. 2023)."""
 
     feature = compile_key = "max_prob"
@@ -177,7 +166,7 @@ class MaxProbability(_ConfidenceRule):
 
 
 @dataclass(eq=False)
-class Confidence(_ConfidenceRule):
+class Confidence(_CountingRule):
     """Stop at the first token that the draft gave a probability below `threshold`.
 
     Source: `assistant_confidence_threshold` of assisted generation in transformers, as it is before it is retuned.

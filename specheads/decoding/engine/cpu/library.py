@@ -4,7 +4,6 @@ The library is kept among the compiler's files, complete or absent, named by a h
 """
 
 import ctypes
-import fcntl
 import hashlib
 import logging
 import os
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 from specheads.decoding.engine import artefacts
@@ -124,7 +124,7 @@ def _declare(library: ctypes.PyDLL) -> ctypes.PyDLL:
 
 
 class BoundCall:
-    """A NativeCall of the C++ in operators.cpp."""
+    """A compiled function with some of its tensors bound, to be called with the others by the C++ in operators.cpp."""
 
     def __init__(self, entry: ctypes.c_void_p, tensors: Sequence[Tensor | None], num_results: int) -> None:
         (library,) = _loaded
@@ -157,8 +157,7 @@ def native_call(compiled: Callable[..., Any], tensors: Sequence[Tensor | None], 
 def _build(path: Path) -> None:
     """Build the library if it is not there; of processes that want to, one builds and the others wait."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_suffix(".lock"), "w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)  # until the file is closed, and no longer than this process lives
+    with FileLock(path.with_suffix(".lock")):
         if path.exists():
             return
         with tempfile.TemporaryDirectory(dir=path.parent, prefix="operators-") as folder:
