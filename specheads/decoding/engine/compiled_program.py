@@ -30,7 +30,7 @@ _NUM_SAMPLED = 8  # numbers of each tensor that `Weights` compares: writing thro
 _Build = Callable[[Iterator[Tensor]], Any]
 
 
-# Makes what calls a compiled function from C++ (`native_call` in cpu/library.py) of it, its tensors with None for those that are
+# Makes what calls a compiled function from C++ (`native_call` in cpu/) of it, its tensors with None for those that are
 # not bound, and the number of its results; None where it cannot.
 Native = Callable[[Callable[..., Any], Sequence[Tensor | None], int], Any]
 
