@@ -118,6 +118,6 @@ def shard(draft: PreTrainedModel, mesh: DeviceMesh) -> None:
     register_fsdp_forward_method(draft, "called")
 
 
-def within_forward(draft: PreTrainedModel, call: Callable[..., Result], *arguments: Any) -> Result:
+def within_forward(draft: Any, call: Callable[..., Result], *arguments: Any) -> Result:
     """Call, as the forward pass of a draft that is spread; its layers run equally often in all processes."""
-    return draft.called(call, *arguments) if isinstance(draft, FSDPModule) else call(*arguments)
+    return draft.called(call, *arguments) if hasattr(draft, "called") else call(*arguments)
