@@ -29,9 +29,7 @@ class DatasetSource:
     )
     name: Text | None = argument(..., "configuration of a hub data set; null: its default")
     split: Text = argument(..., "split that the prompts come from; slices work, of local files too: train[:500]")
-    test_split: Text | None = argument(
-        ..., "split that the test prompts come from; null: they follow the dev prompts, as in a local file"
-    )
+    test_split: Text | None = argument(..., "split of the test prompts; null: they follow the dev prompts, as in a local file")
     template: str | Sequence[str] = argument(
         ...,
         "text over the data set's fields, such as {question}, {translation[de]} or {turns[0]}, or a list of texts: the first "

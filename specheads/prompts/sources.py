@@ -49,9 +49,7 @@ class NanoSource:
     num_train: Count = argument(..., "train prompts, from dev files; fewer where there are not as many")
     num_dev: Count = argument(..., "dev prompts, from other dev files")
     num_test: Count = argument(..., "test prompts, from test files, at most 300: the final split follows them")
-    num_final: Count | None = argument(
-        None, "prompts of specheads evaluate split=final; null: all of the parts that final_part names"
-    )
+    num_final: Count | None = argument(None, "prompts of specheads evaluate split=final; null: all of the parts of final_part")
     final_part: int | Sequence[int] | None = argument(
         None,
         "part of the final split, 0 to 9, or a list of parts; null: none. A part is read once, when a figure is published; "
