@@ -340,5 +340,5 @@ def test_a_layer_with_a_weight_that_is_made_of_tensors_is_left_as_it_is():
     layer = lm.model.model.layers[0]
     weight = layer.mlp.up_proj.weight
     layer.mlp.up_proj.weight = nn.Parameter(Scaled(weight.round().to(torch.int8), torch.ones((), dtype=weight.dtype)), False)
-    assert not packed._is_layer(layer) and not packed._is_packable(layer.mlp.up_proj)
-    assert packed._is_layer(lm.model.model.layers[1]) and packed._is_packable(layer.mlp.down_proj)
+    assert not packed.is_layer(layer) and not packed._is_packable(layer.mlp.up_proj)
+    assert packed.is_layer(lm.model.model.layers[1]) and packed._is_packable(layer.mlp.down_proj)
