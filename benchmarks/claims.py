@@ -1,28 +1,20 @@
-"""Write docs/results.md: which claims of the papers held here, by the files of the runs that checked them.
-
-    python benchmarks/claims.py [--check]
+"""The text of docs/results.md: which claims of the papers held here, by the files of the runs that checked them.
 
 `papers.yaml` lists every claim; `claims/*.json` are what `specheads papers theory` and `specheads papers reproduce` wrote;
 `measured_claims.yaml` holds figures that answer a claim, too. What needs other hardware has its cost.
 """
 
-import argparse
 import json
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from benchmarks.render import ROOT
-
 Claim = Mapping[str, Any]
-FOLDER, PAGE = ROOT / "benchmarks" / "claims", ROOT / "docs" / "results.md"
-PAPERS, MEASURED = ROOT / "benchmarks" / "papers.yaml", ROOT / "benchmarks" / "measured_claims.yaml"
+HERE = Path(__file__).parent
+FOLDER, PAPERS, MEASURED = HERE / "claims", HERE / "papers.yaml", HERE / "measured_claims.yaml"
 # Of an H100: bytes per second that its memory gives, the share of it that decoding reaches, and its bytes.
 BANDWIDTH, REACHED, MEMORY = 3.35e12, 0.6, 80e9
 BYTES = 2  # bytes of a parameter in bfloat16
@@ -100,7 +92,7 @@ def _head(states: Mapping[str, str]) -> Iterator[str]:
     """Yield what stands above the tables."""
     yield "# Claims of the papers"
     yield ""
-    yield "<!-- Written by `python benchmarks/claims.py`; edit benchmarks/papers.yaml or measured_claims.yaml instead. -->"
+    yield "<!-- Written by `python benchmarks/render.py`; edit benchmarks/papers.yaml or measured_claims.yaml instead. -->"
     yield ""
     yield (
         "Every table, figure and theorem of the five papers, the numbers in their texts, and what became of each here. "
@@ -137,21 +129,3 @@ def _row(item: Mapping[str, Any], state: str, checked: Sequence[Claim]) -> str:
     published = item["published"] or ("not seen" if item.get("unverified") else "")
     cells = [item["place"], item["says"], published, "<br>".join(texts), state]
     return "| " + " | ".join(" ".join(str(cell).split()).replace("|", "\\|").replace("](", "] (") for cell in cells) + " |"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write the page, or say whether it differs; return the exit code."""
-    parser = argparse.ArgumentParser(prog="benchmarks/claims.py", description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where the page differs")
-    arguments = parser.parse_args(argv)
-    text = page()
-    if arguments.check:
-        same = PAGE.exists() and PAGE.read_text() == text
-        print("" if same else f"{PAGE.name} differs from the runs; run python benchmarks/claims.py")
-        return int(not same)
-    PAGE.write_text(text)
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,4 +1,4 @@
-"""Write the measured tables of the documentation from `benchmarks/results/*.json`.
+"""Write the measured tables of the documentation from `benchmarks/results/*.json`, and the page of the papers' claims.
 
     python benchmarks/render.py [--check]
 
@@ -13,6 +13,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.claims import page
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -39,6 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         differing = update(ROOT, RESULTS, arguments.check)
+        if (text := page()) != (path := ROOT / "docs" / "results.md").read_text():
+            differing.append(path.name)
+            if not arguments.check:
+                path.write_text(text)
     except RenderError as error:
         print(error, file=sys.stderr)
         return 1

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent)]
@@ -110,6 +111,18 @@ def write_commands() -> None:
     pages = dict(command_pages()) | {"export": export_page(), "_pairs": pair_table(), "_data": data_table()}
     for name, text in pages.items():
         (folder / f"{name}.md").write_text(text)
+
+
+def add_arguments(app: object, what: str, name: str, each: object, options: object, lines: list[str]) -> None:
+    """Add the arguments of a plain dataclass, whose fields say what they are, to the lines of its docstring."""
+    fields = getattr(each, "__dataclass_fields__", {}).items() if what == "class" else ()
+    if meanings := {name: field.metadata["meaning"] for name, field in fields if "meaning" in field.metadata}:
+        lines += ["Args:", *(f"    {name}: {meaning}." for name, meaning in meanings.items()), ""]
+
+
+def setup(app: Any) -> None:
+    """Have sphinx.ext.napoleon, which has a priority of 500, format what was added."""
+    app.connect("autodoc-process-docstring", add_arguments, priority=400)
 
 
 write_commands()

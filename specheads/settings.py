@@ -1,31 +1,19 @@
 """The base of all settings: frozen classes whose fields state a default, a constraint and a sentence of help in one place."""
 
 import dataclasses
-import inspect
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, TypeVar, cast, get_args
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    GetCoreSchemaHandler,
-    InstanceOf,
-    PlainValidator,
-    Strict,
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, PlainValidator, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from specheads.errors import UserError
 
 if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
     from pydantic._internal._model_construction import ModelMetaclass
     from pydantic_core import CoreSchema
 else:
@@ -65,8 +53,8 @@ Probability = Annotated[float, number("a number from 0 to 1", lambda value: 0 <=
 Count = Annotated[int, count(0)]
 PositiveCount = Annotated[int, count(1)]
 Seed = Annotated[int, count(0, _LARGEST_SEED)]
-Flag = Annotated[bool, Strict()]
-Text = Annotated[str, Strict()]
+Flag = Annotated[bool, Field(strict=True)]
+Text = Annotated[str, Field(strict=True)]
 
 T = TypeVar("T")
 OneOrMore: TypeAlias = T | tuple[T, ...]  # one value, or a list of values
@@ -75,7 +63,7 @@ OneOrMore: TypeAlias = T | tuple[T, ...]  # one value, or a list of values
 class _FromMapping:
     """Lets a field that holds an instance of a plain dataclass take a mapping with the arguments of its constructor."""
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> "CoreSchema":
+    def __get_pydantic_core_schema__(self, source: Any, handler: "GetCoreSchemaHandler") -> "CoreSchema":
         instance: Any = InstanceOf  # its argument is known only here
         return handler.generate_schema(Annotated[instance[source], BeforeValidator(partial(self.build, source))])
 
@@ -148,26 +136,35 @@ def config_folder() -> Path:
     return source_tree if (source_tree / "model").is_dir() else package / "conf"
 
 
+def argument(default: Any, meaning: str, kind: Any = None) -> Any:
+    """Return a field of a plain dataclass, for `check_arguments` and `fields_of`.
+
+    Args:
+        default: the value if none is given; `...`: a value must be given.
+        meaning: what it is, in a few words, with an example where that helps.
+        kind: the type that it is checked for, if that is not its annotation.
+    """
+    default = dataclasses.MISSING if default is ... else default
+    return dataclasses.field(default=default, metadata={"meaning": meaning, "kind": kind})
+
+
+def check_arguments(of: Any, prefix: str = "") -> None:
+    """Raise UserError for an `argument` of a dataclass that is of another type; other objects have none."""
+    for name, each in getattr(of, "__dataclass_fields__", {}).items():
+        if "meaning" in each.metadata:
+            check(_joined(prefix, name), getattr(of, name), each.metadata["kind"] or each.type, each.metadata["meaning"])
+
+
 def fields_of(cls: type, prefix: str = "") -> dict[str, str]:
-    """Return the keys of a class of settings with their sentences of help; a plain dataclass (`Built`) has its in its `Args:`."""
+    """Return the keys of a class of settings, or of a plain dataclass (`Built`), with their sentences of help."""
     if not issubclass(cls, Settings):
-        sentences = _documented_arguments(inspect.getdoc(cls) or "")
-        return {_joined(prefix, each.name): sentences.get(each.name, "") for each in dataclasses.fields(cast(Any, cls))}
+        return {_joined(prefix, each.name): each.metadata.get("meaning", "") for each in dataclasses.fields(cast(Any, cls))}
     keys: dict[str, str] = {}
     for name, field in cls.model_fields.items():
         keys[key := _joined(prefix, key_of(name, field))] = field.description or ""
         for nested in _classes_in(field.annotation):
             keys |= fields_of(nested, key)
     return keys
-
-
-def _documented_arguments(docstring: str) -> dict[str, str]:
-    """Return the sentences in the `Args:` of `inspect.getdoc` by the names of arguments, with the words of the command line."""
-    section = docstring.partition("Args:\n")[2].partition("\n\n")[0]
-    entries = re.findall(r"^ {4}(\w+): (.+(?:\n {5,}.+)*)", section, re.MULTILINE)
-    words = {"None": "null", "True": "true", "False": "false", "`": ""}
-    pattern = "|".join(words)
-    return {name: re.sub(pattern, lambda word: words[word[0]], re.sub(r"\n +", " ", text)).rstrip(".") for name, text in entries}
 
 
 def config_of(settings: "type[Settings] | Settings") -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specheads import AcceptanceHead, HeadConfig, Pair, Warp, generate_baseline
 from specheads.decoding.engine import EagerEngine, Engine, RowPlaces, make_engine
-from specheads.decoding.engine.cpu.library import load_operators
+from specheads.decoding.engine.cpu import load_operators
 from specheads.decoding.engine.cpu.packed import packed_model
 from specheads.decoding.engine.eager import ForwardOutput
 from specheads.pair.language_model import LanguageModel

@@ -4,14 +4,17 @@ import pytest
 import yaml
 
 from benchmarks import claims
+from benchmarks.render import ROOT
+
+PAGE = ROOT / "docs" / "results.md"
 
 
 def test_the_page_is_that_of_the_runs():
-    assert claims.main(["--check"]) == 0
+    assert claims.page() == PAGE.read_text()
 
 
 def test_every_item_has_a_row_and_counts_add_up():
-    text = claims.PAGE.read_text()
+    text = PAGE.read_text()
     papers = yaml.safe_load(claims.PAPERS.read_text())
     items = [item for paper in papers for item in paper["items"]]
     rows = [line for line in text.splitlines() if line.startswith("| ") and line.count(" | ") == 4]

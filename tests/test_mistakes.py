@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from specheads import Distillation, Evaluation, HeadTraining, UserError
 from specheads.commands import data, evaluate, train
-from specheads.commands.run_folders import NoteRunKey
+from specheads.commands.command import NoteRunKey
 from specheads.data_gen.settings import DataGeneration
 from specheads.decoding import responses as generate
 from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head

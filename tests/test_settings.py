@@ -6,22 +6,16 @@ import pytest
 
 from specheads.data_gen.settings import DataGeneration
 from specheads.errors import UserError
-from specheads.settings import Built, Count, Flag, OneOrMore, PositiveNumber, Settings, cache_key, fields_of, setting
+from specheads.settings import Built, Count, Flag, OneOrMore, PositiveNumber, Settings, argument, cache_key, fields_of, setting
 from specheads.training.heads.settings import HeadTraining
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A shape.
+    """A shape."""
 
-    Args:
-        width: how wide it is, or
-            `None` for the usual width.
-        height: how high it is.
-    """
-
-    width: int | None = None
-    height: int = 1
+    width: int | None = argument(None, "how wide it is, or null for the usual width")
+    height: int = argument(1, "how high it is")
 
 
 class Inner(Settings):

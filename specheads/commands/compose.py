@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
 
     from specheads.pair.config import PairConfig
-    from specheads.pair.pair import NewDraft, Pair
+    from specheads.pair.initial_draft import TargetLayers
+    from specheads.pair.pair import Pair
 
 logger = logging.getLogger(__name__)
 
@@ -170,7 +171,7 @@ def source_of(cfg: DictConfig) -> PromptSource:
     return prompt_source(plain(cfg.data))
 
 
-def load_configured_pair(cfg: DictConfig, only_draft: bool = False, new_draft: "NewDraft | None" = None) -> "Pair":
+def load_configured_pair(cfg: DictConfig, only_draft: bool = False, new_draft: "TargetLayers | None" = None) -> "Pair":
     """Return the pair of `cfg.model`, as `load_pair` does, after logging what it is and needs."""
     from specheads.pair.needs import pair_needs
     from specheads.pair.pair import load_pair

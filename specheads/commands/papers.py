@@ -7,36 +7,46 @@ import inspect
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig
+from rich.console import Console
+from rich.markup import escape
 
 import specheads
 from specheads.commands.command import command
 from specheads.commands.compose import keys_of_choice, load_configured_pair, plain, settings_of
 from specheads.commands.evaluate import prompt_data, rule_choice
 from specheads.commands.main import arguments
+from specheads.commands.runs import print_table
 from specheads.data_gen.settings import DataGeneration
 from specheads.decoding.drafting import Autoregressive, check_pairing
 from specheads.errors import UserError
 from specheads.evaluation.candidates import RuleChoice, check_rules
 from specheads.evaluation.head_folders import LocatedHead, find_heads
+from specheads.evaluation.intervals import Interval
 from specheads.evaluation.prompt_sets import PromptSets
 from specheads.evaluation.settings import Evaluation
+from specheads.papers.claims import CheckedClaim, Measured, ReportSection, checked, is_measured, measured
 from specheads.papers.reproduction.decoding import decode, replayed
-from specheads.papers.reproduction.report import checked, is_measured, measured, print_result
-from specheads.papers.reproduction.settings import Method, Reproduction
-from specheads.papers.theory.report import theory
+from specheads.papers.reproduction.settings import METRICS, Method, Reproduction
+from specheads.papers.theory import rejections, rounds, stopping
 from specheads.replay.head_scores import head_fingerprint
 from specheads.storage.files import write_json
 
 GROUPS = ("drafting", "stopping", "verification")
+METRICS_PER_TABLE = 4
+# Of the simulations and the linear programmes of the theory.
+NUM_TEXTS = 20_000  # each has 50 tokens: a million
+NUM_DRAFTS = 20_000
+NUM_PROGRAMMES = 5  # models of each size whose linear programmes are solved
 
 
 @command("reproduce", DataGeneration, Reproduction)
@@ -67,7 +77,7 @@ def reproduce(cfg: DictConfig) -> None:
     folder = Path(cfg.paths.data) if settings.replay else run
     tallies = (replayed if settings.replay else decode)(pair, settings, prompts.prompts, folder, heads)
     methods = measured(tallies, settings.metrics, prompts.groups)
-    measurable = [claim for claim in settings.reported_claims if is_measured(claim, tallies)]
+    measurable = [claim for claim in settings.claims if claim.metric in settings.metrics and is_measured(claim, tallies)]
     claims = [checked(claim, tallies, prompts.groups) for claim in measurable]
     print_result(methods, claims)
     outcomes = Counter(claim.outcome for claim in claims)
@@ -96,6 +106,27 @@ def reproduce(cfg: DictConfig) -> None:
     run.mkdir(parents=True, exist_ok=True)
     write_json(run / "reproduction.json", result)
     print(run / "reproduction.json")
+
+
+def print_result(methods: Measured, claims: Sequence[CheckedClaim]) -> None:
+    """Print tables of the methods, a few metrics each, and the table of the claims."""
+
+    def half_width(estimate: Interval | None) -> str:
+        if estimate is None:
+            return ""
+        half, digits = (estimate.high - estimate.low) / 2, 0 if estimate.value >= 100 else 1 if estimate.value >= 10 else 3
+        return f"{estimate.value:.{digits}f} ±{half:.{digits}f}"
+
+    used = [name for name in METRICS if any(name in row and row[name].high for row in methods.values())]
+    for start in range(0, len(used), METRICS_PER_TABLE):
+        metrics = used[start : start + METRICS_PER_TABLE]
+        rows = [[name, *(half_width(row.get(metric)) for metric in metrics)] for name, row in methods.items()]
+        titles = [METRICS[metric].title for metric in metrics]
+        print_table(["method", *titles], rows, caption="± half of the 95 % interval over groups of prompts")
+    ratios = ["" if claim.ratio is None else f"{claim.ratio:.2f}" for claim in claims]
+    rows = [[each.says, each.ours, each.published or "", ratio, each.outcome] for each, ratio in zip(claims, ratios, strict=True)]
+    if rows:
+        print_table(["claim", "ours [95 %]", "paper", "ratio", "outcome"], rows, numbers=False, show_lines=True)
 
 
 def command_line() -> str:
@@ -168,6 +199,49 @@ def _rule(where: str, content: Mapping[str, Any]) -> RuleChoice:
     except UserError as error:
         raise UserError(f"{where}: {str(error).replace('stopping..', 'stopping.')}") from None
     return choice
+
+
+def theory(out: str = "outputs/theory", seed: str = "0") -> str:
+    """Compute every section, print it and write `theory.json`; return how many claims held, and where the file is.
+
+    Each section has the same seed, so that a change to one leaves the others as they are. Raises UserError for a seed that is no
+    integer.
+    """
+    if not seed.removeprefix("-").isdigit():
+        raise UserError(f"seed={seed} must be an integer.")
+
+    def generator() -> torch.Generator:
+        return torch.Generator().manual_seed(int(seed))
+
+    sections = [
+        rejections.simulation(generator(), NUM_TEXTS),
+        rejections.batch_improvement(),
+        rejections.unbiased(generator()),
+        rejections.lower_bound(generator()),
+        rejections.pareto_front(generator()),
+        rounds.worked_example(),
+        rounds.verification_rules(generator(), num_programmes=NUM_PROGRAMMES),
+        rounds.joint_choice(generator()),
+        stopping.thresholds(generator(), NUM_DRAFTS),
+        stopping.greedy_oracle(),
+    ]
+    path = Path(out) / "theory.json"
+    for section in sections:
+        _print_section(section)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {"command": f"specheads papers theory seed={seed}", "sections": [asdict(section) for section in sections]})
+    counts = Counter(claim.outcome for section in sections for claim in section.claims)
+    return f"claims: {', '.join(f'{count} {outcome}' for outcome, count in counts.items())}\n{path}"
+
+
+def _print_section(section: ReportSection) -> None:
+    rows = [
+        [each if isinstance(each, str) else f"{each:,}" if isinstance(each, int) else f"{each:.4f}" for each in row]
+        for row in section.rows
+    ]
+    print_table(section.columns, rows, title=section.title, caption=section.source, title_justify="left", caption_justify="left")
+    lines = [f"[bold]{each.outcome}[/bold]: {escape(f'{each.says} Here: {each.ours}. {each.why}')}" for each in section.claims]
+    Console(highlight=False).print(*lines, *([escape(section.note)] if section.note else []), sep="\n")
 
 
 def print_theory() -> None:

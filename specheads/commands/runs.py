@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Column, Table
 
 from specheads.commands.main import arguments
@@ -72,10 +73,10 @@ def _read(path: Path) -> dict[str, Any]:
     return {}
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: bool = True) -> None:
-    """Print a table; columns of numbers, after the first, are aligned to the right."""
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: bool = True, **style: Any) -> None:
+    """Print a table; columns of numbers, after the first, are aligned to the right; `style` are arguments of rich's Table."""
     others = [Column(name, justify="right" if numbers else "left", overflow="fold") for name in columns[1:]]
-    table = Table(Column(columns[0], overflow="fold"), *others, box=box.SIMPLE_HEAD)
+    table = Table(Column(columns[0], overflow="fold"), *others, box=box.SIMPLE_HEAD, **style)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     Console(highlight=False).print("", table)

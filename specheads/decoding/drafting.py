@@ -21,6 +21,7 @@ from specheads.heads.features import drafting_features
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp
+from specheads.settings import check_arguments
 
 
 class Drafting:
@@ -29,6 +30,10 @@ class Drafting:
     reads_draft = True  # whether a draft model is run
     kind = CHAIN  # how tokens are chosen, which decides what may verify them
     __repr__ = short_repr
+
+    def __post_init__(self) -> None:
+        """Raise UserError for an `argument` that is of another type."""
+        check_arguments(self, "drafting")
 
     def usual_verification(self) -> Verification:
         """Return the rule that verifies such drafts unless another one is chosen."""

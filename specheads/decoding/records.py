@@ -17,14 +17,6 @@ LARGEST_DRIFT = 0.1  # between accepted tokens and those that a rule expected, b
 REMEDY = "specheads evaluate head=<folder> calibrate=true, with the same model, data and warp, fits it to such prompts"
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The decision of a verification rule for each row."""
-
-    num_accepted: Tensor  # (B,) long
-    next_token: Tensor  # (B,) long, the target's token after the accepted ones
-
-
 class Round(NamedTuple):
     """One cycle of draft, verify and commit, with the seconds spent in each."""
 

@@ -115,9 +115,9 @@ class VerifyStep:
         `uniforms` (B, 2) are for the number of accepted tokens and for the target's token.
         """
         block = Block.of(draft_tokens, draft_probs, target_probs, lengths)
-        verdict = self.rule.distribution(block).decide(uniforms[:, 0], uniforms[:, 1])
+        decision = self.rule.distribution(block).decide(uniforms[:, 0], uniforms[:, 1])
         nans = [(has_nan(draft_probs) & block.within).any(dim=1).long(), has_nan(target_probs).any(dim=1).long()]
-        return torch.cat([torch.stack([verdict.num_accepted, verdict.next_token, *nans], dim=1), draft_tokens], dim=1)
+        return torch.cat([torch.stack([*decision, *nans], dim=1), draft_tokens], dim=1)
 
 
 class _RowsVerifyStep:

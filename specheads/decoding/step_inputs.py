@@ -141,10 +141,9 @@ class PromptReader:
         for number, text in enumerate(texts):
             if not self._together or len(text) > LONG:
                 tokens = torch.tensor([text], device=self._engine.lm.device)
+                self._engine.read_row(rows[number], tokens)
                 if self._engine.num_rows == 1:
-                    self._engine.read_prompt(tokens)
-                else:
-                    self._engine.read_row(rows[number], tokens)
+                    self._engine.pretend(len(text))
                 continue
             size += len(text)
             if size > TOGETHER:

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator
 
 from specheads.errors import UserError
 from specheads.pair.sampling import Warp
-from specheads.settings import Built, Settings, setting
+from specheads.settings import Built, Count, Settings, argument, setting
 
 if TYPE_CHECKING:
     from specheads.pair.pair import Pair
@@ -23,7 +23,7 @@ NAMES = tuple(each.name for each in fields(Warp))
 class TargetWarp(Warp):
     """A warp whose values but the `given` ones are a target's; `of` takes them from it, until then they are the usual ones."""
 
-    top_k: int = 50  # as transformers' `generate` has it where nothing is said
+    top_k: Count = argument(50, "number of most likely tokens to keep; 50 is transformers' where nothing is said; 0: all")
     given: tuple[str, ...] = ()
 
     def of(self, pair: "Pair") -> Warp:

@@ -12,16 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.quantizers import AutoHfQuantizer
 
 from specheads.errors import UserError, is_out_of_memory
@@ -204,7 +197,7 @@ def load_tokenizer(location: str | Path, revision: str | None, trust_remote_code
     """Return the tokenizer of a folder or hub id. Raises UserError if it cannot be loaded."""
     if is_synthetic(location):
         return synthetic_tokenizer(location)
-    return from_pretrained(AutoTokenizer, location, revision, "tokenizer", trust_remote_code=trust_remote_code)
+    return from_pretrained(transformers.AutoTokenizer, location, revision, "tokenizer", trust_remote_code=trust_remote_code)
 
 
 def load_model(source: ModelSource) -> PreTrainedModel:
@@ -231,7 +224,7 @@ def load_model(source: ModelSource) -> PreTrainedModel:
         keys["quantization_config"] = QUANTIZATIONS[quantization].make()
     try:
         with without_warnings() if is_partial else nullcontext():
-            model, read = from_pretrained(AutoModelForCausalLM, location, source.revision, **keys)
+            model, read = from_pretrained(transformers.AutoModelForCausalLM, location, source.revision, **keys)
     except RuntimeError as error:
         if quantization is None or is_out_of_memory(error):
             raise
@@ -274,19 +267,19 @@ def weightless_model(source: ModelSource) -> PreTrainedModel:
     config, (dtype, _) = _config_of(source), chosen_dtype(source)
     with torch.device("meta"):
         dtype = config.dtype if dtype == "auto" else dtype
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=source.trust_remote_code)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=source.trust_remote_code)
         if (size := getattr(config, SIZE, None)) is not None:
             set_output(model, model.get_output_embeddings().weight[:size], torch.arange(size))
     with suppress(OSError, ValueError):  # a model without one keeps that of its config
         given = {"revision": source.revision} if source.revision else {}
-        model.generation_config = GenerationConfig.from_pretrained(resolve(source.location), **given)
+        model.generation_config = transformers.GenerationConfig.from_pretrained(resolve(source.location), **given)
     return model.requires_grad_(False).eval()
 
 
 def _config_of(source: ModelSource) -> PreTrainedConfig:
     if is_synthetic(source.location):
         return synthetic_config(source.location)
-    return from_pretrained(AutoConfig, source.location, source.revision, trust_remote_code=source.trust_remote_code)
+    return from_pretrained(transformers.AutoConfig, source.location, source.revision, trust_remote_code=source.trust_remote_code)
 
 
 def chosen_dtype(source: ModelSource) -> tuple[Any, torch.dtype | None]:

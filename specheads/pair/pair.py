@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import cached_property
 from operator import index
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from specheads.errors import UserError
 from specheads.pair.config import INSTRUCTION, ModelSource, PairConfig, checked_dtype, pair_config
 from specheads.pair.draft_vocabulary import borrow_embedding, borrows_embedding, kept_tokens
+from specheads.pair.initial_draft import TargetLayers
 from specheads.pair.language_model import LanguageModel, load_model, load_tokenizer, weightless_model
 from specheads.pair.quantization import is_quantized
 from specheads.pair.revisions import commit_of, draft_temperature, resolve, revision_of, set_draft_temperature
@@ -220,21 +221,12 @@ class Pair:
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
 
 
-class NewDraft(Protocol):
-    """A draft that is made from the target instead of loaded; `name` is that of its architecture."""
-
-    @property
-    def name(self) -> str: ...
-
-    def make(self, target: PreTrainedModel) -> PreTrainedModel: ...
-
-
-def load_pair(name: str | None = None, *, only_draft: bool = False, new_draft: NewDraft | None = None, **keys: Any) -> Pair:
+def load_pair(name: str | None = None, *, only_draft: bool = False, new_draft: TargetLayers | None = None, **keys: Any) -> Pair:
     """Load a pair by config name (`"mini"`), with `keys` of PairConfig in place of its own, or by `draft=` and `target=`.
 
     Args:
         only_draft: leave the target without weights, for a process that only needs its shape.
-        new_draft: makes the draft from the target, in place of one that is loaded.
+        new_draft: makes the draft of layers of the target, in place of one that is loaded.
 
     Raises UserError for an unknown name or key, a folder or id that cannot be loaded, models that do not fit together.
     """
@@ -311,7 +303,7 @@ def _num_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> i
     return size if beyond and beyond <= set(getattr(tokenizer, "get_added_vocab", dict)().values()) else max(tokens) + 1
 
 
-def _tokenizer(config: PairConfig, new_draft: NewDraft | None) -> tuple[PreTrainedTokenizerBase, Tensor | None]:
+def _tokenizer(config: PairConfig, new_draft: TargetLayers | None) -> tuple[PreTrainedTokenizerBase, Tensor | None]:
     """Return the pair's tokenizer, and which tokens the draft knows, None for all. Raises UserError if models have others."""
     location, source = config.tokenizer or config.target, config.source("target")
     tokenizer = load_tokenizer(location, None if config.tokenizer else source.revision, source.trust_remote_code)
@@ -335,7 +327,7 @@ def _tokenizer(config: PairConfig, new_draft: NewDraft | None) -> tuple[PreTrain
     return tokenizer, known
 
 
-def _models(config: PairConfig, only_draft: bool, new_draft: NewDraft | None) -> tuple[PreTrainedModel, PreTrainedModel]:
+def _models(config: PairConfig, only_draft: bool, new_draft: TargetLayers | None) -> tuple[PreTrainedModel, PreTrainedModel]:
     # The draft first: a target that may be spread over devices takes what is left.
     draft, source = None if new_draft else load_model(config.source("draft")), config.source("target")
     target = weightless_model(source) if only_draft else load_model(source)

@@ -7,15 +7,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from specheads.errors import UserError, is_count, is_number
+from specheads.errors import UserError
+from specheads.settings import Count, Probability, argument, check_arguments, number
 
 LEAST = 1e-6  # of a top_p, and of a temperature above 0: with much smaller ones float32 has infinite logits and NaN probabilities
+_TopP = Annotated[float, number(f"a number from {LEAST:g} to 1", lambda value: LEAST <= value <= 1)]
+_Temperature = Annotated[
+    float, number(f"0 or a number from {LEAST:g} to {1 / LEAST:g}", lambda value: value == 0 or LEAST <= value <= 1 / LEAST)
+]
 
 
 class Operations:
@@ -85,34 +90,15 @@ def tokens_at(probs: Tensor, uniforms: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Warp:
-    """Temperature, then top-k, then top-p, then min-p (Nguyen et al. 2024), as transformers' logits warpers apply them.
+    """Temperature, then top-k, then top-p, then min-p (Nguyen et al. 2024), as transformers' logits warpers apply them."""
 
-    Args:
-        temperature: number that divides the logits; 0: greedy, whatever the others are.
-        top_k: number of most likely tokens to keep; 0: all.
-        top_p: probability that the most likely tokens to keep must reach together; 1: all.
-        min_p: share of the largest probability that the probability of a token to keep must reach; 0: all.
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
+    temperature: _Temperature = argument(1.0, "number that divides the logits; 0: greedy, whatever the others are")
+    top_k: Count = argument(0, "number of most likely tokens to keep, for example 50; 0: all")
+    top_p: _TopP = argument(1.0, "probability that the most likely tokens to keep must reach together; 1: all")
+    min_p: Probability = argument(0.0, "share of the largest probability that tokens to keep must reach, such as 0.05; 0: all")
 
     def __post_init__(self) -> None:
-        if not is_number(self.temperature) or not (self.temperature == 0 or LEAST <= self.temperature <= 1 / LEAST):
-            raise UserError(
-                f"temperature={self.temperature} must be 0 or a number from {LEAST:g} to {1 / LEAST:g}; use 0 for greedy "
-                "decoding or 1 for sampling."
-            )
-        if not is_count(self.top_k):
-            raise UserError(
-                f"top_k={self.top_k} must be a whole number of at least 0; use 0 to switch it off or, for example, 50."
-            )
-        if not is_number(self.top_p) or not LEAST <= self.top_p <= 1:
-            raise UserError(f"top_p={self.top_p} must be a number from {LEAST:g} to 1; use 1 to switch it off.")
-        if not is_number(self.min_p) or not 0 <= self.min_p <= 1:
-            raise UserError(f"min_p={self.min_p} must be a number from 0 to 1; use 0 to switch it off or, for example, 0.05.")
+        check_arguments(self)
 
     @property
     def greedy(self) -> bool:
@@ -229,8 +215,7 @@ def has_nan(probs: Tensor) -> Tensor:
 
 def check_finite(model_id: str, probs: Tensor) -> None:
     """Raise UserError if a distribution that a Warp made is NaN."""
-    if has_nan(probs).any():
-        raise UserError(nan_message(model_id))
+    check_numbers(model_id, probs[..., 0])  # all of such a row is NaN
 
 
 def check_numbers(model_id: str, *results: Tensor) -> None:

@@ -1,5 +1,6 @@
 """Rules for chains that let more drafted tokens pass than the target's distribution allows: by a margin, and BiLD's."""
 
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
@@ -7,12 +8,13 @@ import torch
 from specheads.decoding.stopping import MaxProbability
 from specheads.decoding.verification import AcceptanceDistribution, Block, VerificationRule
 from specheads.pair.sampling import accept_prob
-from specheads.settings import NonNegativeNumber, PositiveCount, Probability, check
+from specheads.settings import NonNegativeNumber, PositiveCount, Probability, argument
 
 Mode = Literal["opt", "uno"]
 MODES = get_args(Mode)
 
 
+@dataclass(eq=False)
 class BiasedVerification(VerificationRule):
     """`verification=biased`: each drafted token passes with `b = min(1, (t + eps) / d)`. Lossy unless `eps` is 0 and `mode` opt.
 
@@ -23,14 +25,14 @@ class BiasedVerification(VerificationRule):
     """
 
     name = "biased"
+    eps: Probability = argument(0.1, "the margin added to the target's probability, for example 0.1")
+    mode: Mode = argument("opt", "what follows a rejection")
 
-    def __init__(self, eps: float = 0.1, mode: str = "opt") -> None:
-        check("verification.eps", eps, Probability, "the margin added to the target's probability, for example 0.1")
-        check("verification.mode", mode, Mode)
-        self.eps, self.mode = eps, mode
-        self.compile_key = ("biased", eps, mode)
-        self.lossless = eps == 0 and mode == "opt"
-        self.label = f"biased verification, eps {eps:g}, {mode}"
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.compile_key = ("biased", self.eps, self.mode)
+        self.lossless = self.eps == 0 and self.mode == "opt"
+        self.label = f"biased verification, eps {self.eps:g}, {self.mode}"
 
     def distribution(self, block: Block) -> AcceptanceDistribution:
         draft_prob, target_prob = block.drafted_probs()
@@ -39,31 +41,28 @@ class BiasedVerification(VerificationRule):
         return AcceptanceDistribution(survival=passes.cumprod(dim=1), weights=weights, block=block)
 
 
+@dataclass(eq=False)
 class BigLittle(VerificationRule):
     """`verification=big_little`: keep drafted tokens up to the first that the draft is unsure of or the target finds unlikely.
 
-    The target's token follows there. Lossy.
-
-    Args:
-        fallback: the draft is unsure where no probability of its distribution reaches this; drafts end there, unless another
-            stopping rule is chosen (which reads the plain softmax, while this reads the warped distribution).
-        rollback: nats; a token is unlikely whose negative log-likelihood under the target exceeds it.
-        max_tokens: the longest draft of the stopping rule that belongs to it.
+    The target's token follows there. Lossy. The draft is unsure where no probability of its distribution reaches `fallback`;
+    drafts end there, unless another stopping rule is chosen (which reads the plain softmax, while this reads the warped
+    distribution). A token is unlikely whose negative log-likelihood under the target exceeds `rollback`.
 
     Source: BiLD (Kim et al. 2023), section 3.
     """
 
     name = "big_little"
     lossless = False
+    fallback: Probability = argument(0.9, "a probability under the draft, for example 0.9")
+    rollback: NonNegativeNumber = argument(2.0, "a negative log-likelihood in nats, for example 2")
+    max_tokens: PositiveCount = argument(10, "the longest draft of the stopping rule that belongs to it")
 
-    def __init__(self, fallback: float = 0.9, rollback: float = 2.0, max_tokens: int = 10) -> None:
-        check("verification.fallback", fallback, Probability, "a probability under the draft, for example 0.9")
-        check("verification.rollback", rollback, NonNegativeNumber, "a negative log-likelihood in nats, for example 2")
-        check("verification.max_tokens", max_tokens, PositiveCount)
-        self.stopping = MaxProbability(fallback, max_tokens)
-        self.fallback, self.rollback = fallback, rollback
-        self.compile_key = ("big little", fallback, rollback)
-        self.label = f"BiLD, fallback {fallback:g}, rollback {rollback:g}"
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.stopping = MaxProbability(self.fallback, self.max_tokens)
+        self.compile_key = ("big little", self.fallback, self.rollback)
+        self.label = f"BiLD, fallback {self.fallback:g}, rollback {self.rollback:g}"
 
     def distribution(self, block: Block) -> AcceptanceDistribution:
         _, target_prob = block.drafted_probs()

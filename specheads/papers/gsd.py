@@ -5,9 +5,10 @@ continuation is copied from there.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import log
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -17,45 +18,26 @@ from specheads.decoding.rounds import RoundParts
 from specheads.pair.sampling import Uniforms
 from specheads.papers.trees.growth import Frontier, Proposal, TreeDrafter, TreeDrafting
 from specheads.papers.trees.verification import CHOSEN, ROOT, Draft
-from specheads.settings import Count, PositiveCount, Probability, check, count
+from specheads.settings import Count, PositiveCount, Probability, argument, check, count
 
 
+@dataclass(eq=False)
 class Tree(TreeDrafting):
     """`drafting=tree`: top-k children for every node that is not pruned, as deep as the stopping rule lets each path grow.
 
     A node has no children where the rule stops on its path (a head prunes by predicted survival), where its probability is below
     `theta_prob`, or below `theta_sib` times that of its most likely sibling.
 
-    Args:
-        top_k: children of a node.
-        theta_prob, theta_sib: in [0, 1]; 0 prunes nothing, and leaves it to the stopping rule.
-        max_nodes: of a tree; those on the most likely paths are taken.
-        max_width: nodes of a level that get children, the most likely ones.
-        study: the length of the runs whose repetition in drafts is counted, for experiments; 0: not counted.
-
     Source: the baseline of GSD (Gong et al. 2024, section 4), with its defaults; SpecInfer (Miao et al. 2024).
     """
 
     kind = CHOSEN
-
-    def __init__(
-        self,
-        top_k: int = 4,
-        theta_prob: float = 0.2,
-        theta_sib: float = 0.3,
-        max_nodes: int = 64,
-        max_width: int = 16,
-        study: int = 0,
-    ) -> None:
-        for name, value in (("top_k", top_k), ("max_nodes", max_nodes), ("max_width", max_width)):
-            check(f"drafting.{name}", value, PositiveCount)
-        check(
-            "drafting.theta_prob", theta_prob, Probability, "the probability below which a node gets no children, for example 0.2"
-        )
-        check("drafting.theta_sib", theta_sib, Probability, "a share of the most likely sibling's probability, for example 0.3")
-        self.top_k, self.theta_prob, self.theta_sib = top_k, theta_prob, theta_sib
-        check("drafting.study", study, Count)
-        self.max_nodes, self.max_width, self.study = max_nodes, max_width, study
+    top_k: PositiveCount = argument(4, "the number of a node's children")
+    theta_prob: Probability = argument(0.2, "the probability below which a node gets no children, for example 0.2; 0: none")
+    theta_sib: Probability = argument(0.3, "a share of the most likely sibling's probability, for example 0.3; 0: none")
+    max_nodes: PositiveCount = argument(64, "the most nodes of a tree; those on the most likely paths are taken")
+    max_width: PositiveCount = argument(16, "the most nodes of a level that get children, the most likely ones")
+    study: Count = argument(0, "the length of the runs whose repetition in drafts is counted, for experiments; 0: not counted")
 
     def most_read(self, max_tokens: int) -> int:
         return self.max_nodes
@@ -131,27 +113,24 @@ def recurring(tree: Draft, length: int) -> dict[int, int]:
     return {node: other for node, other in pairs if other not in paths[node] and node not in paths[other]}
 
 
+@dataclass(eq=False)
 class Graph(Tree):
     """`drafting=graph`: a tree that is not extended at a node whose last `tau` tokens occur in the draft already.
 
     Before verification the continuation of an earlier occurrence is copied to the node, as deep as the draft may be, so that the
     target verifies it there too.
 
-    Args:
-        tau: tokens that must agree, including the last tokens of the context.
-        max_verified: nodes that the target reads, including copies; shallow ones first.
-        Others as in Tree.
-
     Source: Gong et al. 2024 (GSD), section 5. Their code (github.com/gzhch/gsd) copies continuations, too; it links to the first
     occurrence outside the node's path, where here that of a level is its most likely node, and also to a node that has no
     continuation.
     """
 
-    def __init__(self, tau: int = 2, max_verified: int = 64, **choices: Any) -> None:
-        super().__init__(**choices)
-        check("drafting.tau", tau, PositiveCount)
-        check("drafting.max_verified", max_verified, Annotated[int, count(self.max_nodes)])
-        self.tau, self.max_verified = tau, max_verified
+    tau: PositiveCount = argument(2, "the number of tokens that must agree, including the last tokens of the context")
+    max_verified: PositiveCount = argument(64, "the most nodes that the target reads, including copies; shallow ones first")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check("drafting.max_verified", self.max_verified, Annotated[int, count(self.max_nodes)])
 
     def most_verified(self, max_tokens: int) -> int:
         return self.max_verified

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,28 +11,26 @@ from transformers import PreTrainedModel
 
 from specheads.decoding.drafting import Autoregressive
 from specheads.decoding.step_times import bytes_of_step
-from specheads.errors import UserError, is_count
+from specheads.errors import UserError
 from specheads.pair.language_model import place_of_layers
 from specheads.pair.pair import Pair
+from specheads.settings import Count, argument
 
 
+@dataclass(eq=False)
 class LayerSkip(Autoregressive):
     """`drafting=layer_skip`: chains of the target with the layers `skipped` left out; the pair's draft is not run.
-
-    Args:
-        skipped: numbers of layers, from 0.
 
     Source: Zhang et al. 2023 (Draft & Verify), section 3.
     """
 
-    def __init__(self, skipped: Sequence[int]) -> None:
-        if isinstance(skipped, str) or not isinstance(skipped, Sequence) or not all(is_count(layer) for layer in skipped):
-            raise UserError(
-                f"drafting.skipped={skipped} must be a list of layer numbers from 0, for example 'drafting.skipped=[2,3]'."
-            )
-        if len(set(skipped)) < len(skipped) or not len(skipped):
-            raise UserError(f"drafting.skipped={list(skipped)} must name at least one layer, and each layer once.")
-        self.skipped = tuple(sorted(skipped))
+    skipped: Sequence[int] = argument(..., "the numbers of layers, from 0, for example [2,3]", tuple[Count, ...])
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(set(self.skipped)) < len(self.skipped) or not len(self.skipped):
+            raise UserError(f"drafting.skipped={list(self.skipped)} must name at least one layer, and each layer once.")
+        self.skipped = tuple(sorted(self.skipped))
 
     def pair(self, pair: Pair) -> Pair:
         """Return the pair whose draft is the target without these layers; raises UserError for layers that it does not have."""

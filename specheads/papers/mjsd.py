@@ -5,6 +5,7 @@ before it, and the output is more likely than samples are. `BlockSearch`, which 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import log
 from typing import Any
 
@@ -24,17 +25,15 @@ from specheads.pair.pair import Pair
 from specheads.pair.sampling import Uniforms, Warp
 from specheads.papers.trees.growth import Frontier, Proposal, TreeDrafter, TreeDrafting, usual_length
 from specheads.papers.trees.verification import BEAM, ROOT, Draft, TreeVerification
-from specheads.settings import PositiveCount, Probability, check
+from specheads.settings import PositiveCount, Probability, argument, check
 
 
+@dataclass(eq=False)
 class JointVerification(VerificationRule):
     """`verification=joint`: the longest prefix of a chain is accepted whose `min(1, T / D)` exceeds `threshold`.
 
     T and D are the joint probabilities of its tokens under target and draft; a longer prefix may pass although a shorter one
-    failed.
-
-    Args:
-        threshold: in [0, 1], tau of the paper. At 0 all is accepted that the target finds possible, at 1 nothing.
+    failed. The threshold is tau of the paper: at 0 all is accepted that the target finds possible, at 1 nothing.
 
     Source: Qin et al. 2024, algorithm 1.
     """
@@ -42,12 +41,12 @@ class JointVerification(VerificationRule):
     name = "joint"
     lossless = False
     takes = frozenset({BEAM, CHAIN})
+    threshold: Probability = argument(0.1, "what the joint ratio must exceed, for example 0.1")
 
-    def __init__(self, threshold: float = 0.1) -> None:
-        check("verification.threshold", threshold, Probability, "what the joint ratio must exceed, for example 0.1")
-        self.threshold = threshold
-        self.compile_key = ("joint", threshold)
-        self.label = f"joint verification, threshold {threshold:g}"
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.compile_key = ("joint", self.threshold)
+        self.label = f"joint verification, threshold {self.threshold:g}"
 
     def distribution(self, block: Block) -> AcceptanceDistribution:
         ratio = block.log_ratios().cumsum(dim=1).exp().clamp_max(1.0)
@@ -55,21 +54,16 @@ class JointVerification(VerificationRule):
         return AcceptanceDistribution(survival=passes.flip(1).cummax(dim=1).values.flip(1), weights=None, block=block)
 
 
+@dataclass(eq=False)
 class Beam(TreeDrafting):
     """`drafting=beam`: the most likely chain that a beam search finds, as long as the stopping rule lets it grow.
-
-    Args:
-        num_beams: B; the B most likely continuations of all beams are the next beams.
 
     Source: Qin et al. 2024, section 4, with its number of beams. Their code (github.com/ZongyueQin/MJSD) samples 2 continuations
     per beam.
     """
 
     kind = BEAM
-
-    def __init__(self, num_beams: int = 8) -> None:
-        check("drafting.num_beams", num_beams, PositiveCount)
-        self.num_beams = num_beams
+    num_beams: PositiveCount = argument(8, "B: the B most likely continuations of all beams are the next beams")
 
     def most_read(self, max_tokens: int) -> int:
         return self.num_beams * max_tokens

@@ -1,6 +1,7 @@
 """SpecTr (Sun et al. 2023): several independently sampled chains, and k-sequential selection of one of them."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -9,26 +10,20 @@ from specheads.decoding.rounds import RoundParts
 from specheads.pair.sampling import Uniforms
 from specheads.papers.trees.growth import Frontier, Proposal, TreeDrafter, TreeDrafting, usual_length
 from specheads.papers.trees.verification import IID, ROOT, Draft, MultiRound, TreeBlock, TreeDistribution, TreeVerification
-from specheads.settings import Flag, PositiveCount, check
+from specheads.settings import Flag, PositiveCount, argument
 
 
+@dataclass(eq=False)
 class Multi(TreeDrafting):
     """`drafting=multi`: `num_chains` i.i.d. chains, each as long as the stopping rule lets it grow.
 
-    Args:
-        num_chains: k.
-        merge: whether chains share the nodes of a common prefix, so that all of them can continue where it is accepted. Without
-            it verification follows the first accepted chain alone (`drafting=batch`, Yin et al. 2024).
-
+    Without `merge` verification follows the first accepted chain alone (`drafting=batch`, Yin et al. 2024).
     Source: SpecTr (Sun et al. 2023); SpecInfer (Miao et al. 2024) for the tree.
     """
 
     kind = IID
-
-    def __init__(self, num_chains: int = 4, merge: bool = True) -> None:
-        check("drafting.num_chains", num_chains, PositiveCount)
-        check("drafting.merge", merge, Flag)
-        self.num_chains, self.merge = num_chains, merge
+    num_chains: PositiveCount = argument(4, "k, the number of chains")
+    merge: Flag = argument(True, "whether chains share the nodes of a common prefix, so that all continue where it is accepted")
 
     def most_read(self, max_tokens: int) -> int:
         return self.num_chains * max_tokens

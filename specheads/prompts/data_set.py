@@ -32,12 +32,12 @@ def check(path: str, splits: Mapping[str, str]) -> None:
     """Raise UserError for a local path that holds nothing to read, and for splits, by key, that are not like "train[:500]"."""
     for key, split in splits.items():
         try:
-            datasets.ReadInstruction.from_spec(split if isinstance(split, str) else "")
+            datasets.ReadInstruction.from_spec(split)
         except ValueError:
             example = f"for example {key}=train or '{key}=\"train[:500]\"'"
             raise UserError(f"{key}={split!r} must be the name of a split or a slice of one, {example}.") from None
     what = f"data.path={path!r}"
-    if not isinstance(path, str) or not path:
+    if not path:
         raise UserError(f"{what} must be a path; give a {_KINDS}, a folder, or a hub data set.")
     local = Path(resolve(path))
     try:

@@ -4,12 +4,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Literal
 
 from specheads.errors import UserError
-from specheads.prompts.prompt import FINAL, SPLITS, Prompt, check_counts, scaled_down, text_id
+from specheads.prompts.prompt import FINAL, SPLITS, Prompt, check_some, scaled_down, text_id
 from specheads.prompts.rows import NO_QUESTION, SourceRows, Template, as_json, check_values, from_json, messages_of, value_at
-from specheads.settings import shown
+from specheads.settings import Count, Flag, Text, argument, check_arguments, shown
 
 logger = logging.getLogger(__name__)
 
@@ -22,61 +22,53 @@ class DatasetSource:
 
     The first `num_train` prompts are the train prompts, the next the dev prompts, and the next the test prompts unless those
     have a split of their own; final prompts, if any, follow the test prompts.
-
-    Args:
-        path: a hub data set, a folder of save_to_disk, or a JSON, JSONL, CSV, Parquet or text file, here or at an https address.
-        name: configuration of a hub data set; null: its default.
-        split: split that the prompts come from; slices work, of local files too: train[:500].
-        test_split: split that the test prompts come from; null: they follow the dev prompts, as in a local file.
-        template: text over the data set's fields, such as {question}, {translation[de]} or {turns[0]}, or a list of texts: the
-            first whose fields are not blank is used; a single field with the messages of a conversation is that, {messages}.
-        completion_template: template for a pair that continues a text and takes no instructions; null: template.
-        num_train: train prompts; with fewer rows than asked for, splits shrink in proportion.
-        num_dev: dev prompts: those after the train prompts.
-        num_test: test prompts: those after the dev prompts, or the first of test_split.
-        response_template: template of the data set's own responses, for specheads distill samples=text; null: it has none.
-        num_final: final prompts: those after the test prompts, for evaluations with split=final; read once, to publish a figure.
-        revision: commit, tag or branch of a hub data set; null: the newest.
-        turns: which responses of a conversation are generated: last, or all, each with the data set's own history before it.
-        where: which rows are taken, by values of columns: {category: coding}, {category: [coding, math]}; null: all.
-        shuffled: take the rows of a split in an order that looks random but is fixed, where they are sorted by task; reads all.
     """
 
-    path: str
-    name: str | None
-    split: str
-    test_split: str | None
-    template: str | Sequence[str]
-    completion_template: str | Sequence[str] | None
-    num_train: int
-    num_dev: int
-    num_test: int
-    response_template: str | Sequence[str] | None = None
-    num_final: int = 0
-    revision: str | None = None
-    shuffled: bool = False
-    turns: str = "last"
-    where: Mapping[str, Any] | None = None
+    path: Text = argument(
+        ..., "a hub data set, a folder of save_to_disk, or a JSON, JSONL, CSV, Parquet or text file, here or at an https address"
+    )
+    name: Text | None = argument(..., "configuration of a hub data set; null: its default")
+    split: Text = argument(..., "split that the prompts come from; slices work, of local files too: train[:500]")
+    test_split: Text | None = argument(..., "split of the test prompts; null: they follow the dev prompts, as in a local file")
+    template: str | Sequence[str] = argument(
+        ...,
+        "text over the data set's fields, such as {question}, {translation[de]} or {turns[0]}, or a list of texts: the first "
+        "whose fields are not blank is used; a single field with the messages of a conversation is that, {messages}",
+        Any,
+    )
+    completion_template: str | Sequence[str] | None = argument(
+        ..., "template for a pair that continues a text and takes no instructions; null: template", Any
+    )
+    num_train: Count = argument(..., "train prompts; with fewer rows than asked for, splits shrink in proportion")
+    num_dev: Count = argument(..., "dev prompts: those after the train prompts")
+    num_test: Count = argument(..., "test prompts: those after the dev prompts, or the first of test_split")
+    response_template: str | Sequence[str] | None = argument(
+        None, "template of the data set's own responses, for specheads distill samples=text; null: it has none", Any
+    )
+    num_final: Count = argument(
+        0, "final prompts: those after the test prompts, for evaluations with split=final; read once, to publish a figure"
+    )
+    revision: Text | None = argument(None, "commit, tag or branch of a hub data set; null: the newest")
+    shuffled: Flag = argument(
+        False, "take the rows of a split in an order that looks random but is fixed, where they are sorted by task; reads all"
+    )
+    turns: Literal["last", "all"] = argument(
+        "last", "which responses of a conversation are generated: last, or all, each with the data set's own history before it"
+    )
+    where: Mapping[str, Any] | None = argument(
+        None, "which rows are taken, by values of columns: {category: coding}, {category: [coding, math]}; null: all"
+    )
 
     def __post_init__(self) -> None:
         from specheads.prompts import data_set  # imports `datasets`: slow, and nano does without
 
-        check_counts(self.num_train, self.num_dev, self.num_test, self.num_final)
+        check_arguments(self, "data")
+        check_some(self.num_train, self.num_dev, self.num_test, self.num_final)
         for name in ("template", "completion_template", "response_template"):
             if name == "template" or getattr(self, name) is not None:
                 self._parsed(name)
         splits = {"data.split": self.split} | ({} if self.test_split is None else {"data.test_split": self.test_split})
         data_set.check(self.path, splits)
-        text = "text, or null for the data set's usual one"
-        for name, fits, expected in (
-            ("name", isinstance(self.name, str | None), text),
-            ("revision", isinstance(self.revision, str | None), text),
-            ("shuffled", isinstance(self.shuffled, bool), "true or false"),
-            ("turns", self.turns in ("last", "all"), "last or all; it says which turns of conversations are generated"),
-            ("where", isinstance(self.where, Mapping | None), "columns with values, for example 'data.where={category: math}'"),
-        ):
-            if not fits:
-                raise UserError(f"data.{name}={getattr(self, name)!r} must be {expected}.")
 
     def check_final(self) -> None:
         if not self.num_final:

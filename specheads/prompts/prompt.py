@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specheads.errors import UserError, is_count
+from specheads.errors import UserError
 
 if TYPE_CHECKING:  # importing torch takes seconds, and what describes prompts does without it
     from specheads.pair.pair import Pair
@@ -62,14 +62,10 @@ def ids_hash(prompt_ids: Iterable[str]) -> str:
     return hashlib.sha256(" ".join(sorted(prompt_ids)).encode()).hexdigest()[:16]
 
 
-def check_counts(num_train: int, num_dev: int, num_test: int, num_final: int) -> None:
-    """Raise UserError unless these are counts, and not all of them 0."""
-    counts = {"data.num_train": num_train, "data.num_dev": num_dev, "data.num_test": num_test}
-    for key, count in (counts | {"data.num_final": num_final}).items():
-        if not is_count(count):
-            raise UserError(f"{key}={count} must be a non-negative integer; it is a number of prompts.")
-    if not any(counts.values()) and not num_final:
-        raise UserError(f"{', '.join(counts)} are all 0, so there would be no prompts; ask for some.")
+def check_some(*counts: int) -> None:
+    """Raise UserError if the numbers of prompts of all splits are 0."""
+    if not any(counts):
+        raise UserError("data.num_train, data.num_dev, data.num_test are all 0, so there would be no prompts; ask for some.")
 
 
 def scaled_down(counts: Sequence[int], available: int) -> list[int]:

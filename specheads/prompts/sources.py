@@ -20,7 +20,8 @@ from typing import Any, TypeAlias
 
 from specheads.errors import UserError, is_count
 from specheads.prompts.data_set_source import DatasetSource
-from specheads.prompts.prompt import FINAL, SPLITS, Prompt, check_counts, text_id
+from specheads.prompts.prompt import FINAL, SPLITS, Prompt, check_some, text_id
+from specheads.settings import Count, argument, check_arguments
 from specheads.storage.files import cache_folder, write_whole
 
 _DEV_SHARE, _TEST_SHARE = 0.50, 0.25  # shares of the library's files; the embedded pairs were trained on the rest
@@ -43,24 +44,22 @@ class NanoSource:
     Train and dev prompts come from its dev files, test prompts from its test files; no file is in two splits. The final split
     holds the prompts of the test files after the first NUM_READ, in NUM_PARTS parts. The part of a prompt depends on its text
     alone, so parts are nearly the same under every Python version.
-
-    Args:
-        num_train: train prompts, from dev files; fewer where there are not as many.
-        num_dev: dev prompts, from other dev files.
-        num_test: test prompts, from test files, at most 300: the final split follows them.
-        num_final: prompts of specheads evaluate split=final; null: all of the parts that final_part names.
-        final_part: part of the final split, 0 to 9, or a list of parts; null: none. A part is read once, when a figure is
-            published; benchmarks/final_parts.json lists the parts that were read.
     """
 
-    num_train: int
-    num_dev: int
-    num_test: int
-    num_final: int | None = None
-    final_part: int | Sequence[int] | None = None
+    num_train: Count = argument(..., "train prompts, from dev files; fewer where there are not as many")
+    num_dev: Count = argument(..., "dev prompts, from other dev files")
+    num_test: Count = argument(..., "test prompts, from test files, at most 300: the final split follows them")
+    num_final: Count | None = argument(None, "prompts of specheads evaluate split=final; null: all of the parts of final_part")
+    final_part: int | Sequence[int] | None = argument(
+        None,
+        "part of the final split, 0 to 9, or a list of parts; null: none. A part is read once, when a figure is published; "
+        "benchmarks/final_parts.json lists the parts that were read",
+        Any,
+    )
 
     def __post_init__(self) -> None:
-        check_counts(self.num_train, self.num_dev, self.num_test, self.num_final or 0)
+        check_arguments(self, "data")
+        check_some(self.num_train, self.num_dev, self.num_test, self.num_final or 0)
         for part in self.final_parts:
             if not is_count(part) or part >= NUM_PARTS or self.final_parts.count(part) > 1:
                 raise UserError(

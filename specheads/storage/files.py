@@ -1,7 +1,6 @@
 """Files that are complete or absent, and locks that end with their process."""
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
@@ -11,11 +10,12 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
+
+from filelock import FileLock, Timeout
 
 logger = logging.getLogger(__name__)
 
-_SECONDS_BETWEEN_LOOKS = 0.05  # another process holds the lock meanwhile
 _umask = os.umask(0o77)  # it can only be read by setting it
 os.umask(_umask)
 _MODE = 0o666 & ~_umask  # files get the mode that `open` gives them
@@ -114,36 +114,25 @@ def read_json(path: Path) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-def lock(path: Path) -> TextIO | None:
-    """Return the open file `path`, locked until it is closed or the process ends, or None if another process has the lock."""
-    # A link is an OSError: the file elsewhere to which it leads would be changed.
-    stream = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666), "a+")
+def lock(path: Path) -> FileLock | None:
+    """Return the lock of the file `path`, held until it is released or the process ends; None if another process has it."""
+    held = FileLock(path, mode=0o666, blocking=False, thread_local=False)
     try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        stream.close()
+        held.acquire()
+    except Timeout:
         return None
-    return stream
+    return held
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder, as soon as no other process has it; the log says if one is waited for. Raises OSError."""
-    path, said = folder / ".lock", False
-    while True:
-        stream = lock(path)
-        if stream is not None:
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(stream.fileno()), path.stat()):
-                    break
-            stream.close()  # it was that of a process that has just released and removed it
-            continue
-        if not said:
-            logger.info("waiting for another process, which is at work in %s", folder)
-            said = True
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    held = lock(folder / ".lock")
+    if held is None:
+        logger.info("waiting for another process, which is at work in %s", folder)
+        held = FileLock(folder / ".lock", mode=0o666, thread_local=False)
+        held.acquire()
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)  # before it is released: whoever opens it now gets another file
-        stream.close()
+        held.release()

@@ -9,7 +9,9 @@ import json
 import logging
 import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
+
+from filelock import FileLock
 
 from specheads.errors import UserError, is_count
 from specheads.storage.files import lock, write_json
@@ -19,7 +21,7 @@ logger = logging.getLogger(__name__)
 STATE, LOCK = "run.json", ".lock"
 
 # Locks of the run folders that this process has taken, held until it ends.
-_locks: dict[Path, TextIO] = {}
+_locks: dict[Path, FileLock] = {}
 
 
 def run_folder(parent: Path, key: str, resume: bool = True) -> Path:
@@ -52,10 +54,10 @@ def take(folder: Path) -> bool:
     """Lock a run folder until this process ends; return False if another process has it."""
     key = folder.absolute()
     if key not in _locks:
-        stream = lock(folder / LOCK)
-        if stream is None:
+        held = lock(folder / LOCK)
+        if held is None:
             return False
-        _locks[key] = stream
+        _locks[key] = held
     return True
 
 

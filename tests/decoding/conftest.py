@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from specheads.decoding.engine.cpu.library import load_operators
+from specheads.decoding.engine.cpu import load_operators
 
 
 @pytest.fixture(scope="session")

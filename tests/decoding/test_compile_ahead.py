@@ -11,9 +11,8 @@ from fakes import needs_compiler, tiny_pair
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from specheads import SpeculativeDecoder, Warp, stopping
-from specheads.decoding.engine import artefacts
+from specheads.decoding.engine import artefacts, cpu
 from specheads.decoding.engine.artefacts import Job, _run_in_processes, folder
-from specheads.decoding.engine.cpu import library
 
 GREEDY = Warp(temperature=0)
 
@@ -26,7 +25,7 @@ def decoder(engine):
 
 @pytest.fixture(autouse=True)
 def private_folders(monkeypatch, tmp_path):
-    library.load_operators()  # which all tests share
+    cpu.load_operators()  # which all tests share
     monkeypatch.setenv("SPECHEADS_CACHE", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())  # which the first step moves
 
@@ -77,13 +76,13 @@ def test_the_operators_are_built_while_the_compiler_is_loaded(monkeypatch, tmp_p
 
     monkeypatch.setattr(artefacts, "planned", {})
     monkeypatch.setattr(artefacts, "load_compiler", load)
-    monkeypatch.setattr(library, "_library_path", lambda: tmp_path / "nothing")
-    monkeypatch.setattr(library, "_build", build)
-    monkeypatch.setattr(library, "_load_library", lambda path: None)
-    monkeypatch.setattr(library, "_declare", lambda opened: opened)
-    monkeypatch.setattr(library, "_loaded", [])
-    monkeypatch.setattr(library, "_RESULTS", {})
-    assert library.load_operators.__wrapped__() and built.is_set()
+    monkeypatch.setattr(cpu, "_library_path", lambda: tmp_path / "nothing")
+    monkeypatch.setattr(cpu, "_build", build)
+    monkeypatch.setattr(cpu, "_load_library", lambda path: None)
+    monkeypatch.setattr(cpu, "_declare", lambda opened: opened)
+    monkeypatch.setattr(cpu, "_loaded", [])
+    monkeypatch.setattr(cpu, "_RESULTS", {})
+    assert cpu.load_operators.__wrapped__() and built.is_set()
 
 
 @needs_compiler

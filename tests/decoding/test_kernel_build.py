@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from fakes import needs_compiler
 
-from specheads.decoding.engine.cpu import library as kernel_build
+from specheads.decoding.engine import cpu as kernel_build
 
 SOURCES = {
     "number.h": "#pragma once\ninline int number() { return 7; }\n",

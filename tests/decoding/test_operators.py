@@ -10,8 +10,7 @@ from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from specheads import Warp
-from specheads.decoding.engine.cpu import CpuOperations
-from specheads.decoding.engine.cpu.library import _FOLDER, _RESULTS, declarations
+from specheads.decoding.engine.cpu import _FOLDER, _RESULTS, CpuOperations, declarations
 from specheads.decoding.engine.cpu.packed import _pack, _storage
 from specheads.decoding.engine.reading import computing
 from specheads.pair.quantization import lattice_of

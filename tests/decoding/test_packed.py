@@ -13,8 +13,7 @@ from specheads import SpeculativeDecoder, Warp, generate_baseline, stopping
 from specheads.decoding.engine import artefacts, compiled, cpu
 from specheads.decoding.engine.compiled import MOST_TOKENS
 from specheads.decoding.engine.compiled_program import CompiledProgram, Weights
-from specheads.decoding.engine.cpu import CpuStep, library, packed
-from specheads.decoding.engine.cpu.library import load_operators
+from specheads.decoding.engine.cpu import CpuStep, load_operators, packed
 from specheads.decoding.engine.cpu.packed import _pack, packed_model
 from specheads.pair.language_model import LanguageModel
 
@@ -271,7 +270,7 @@ def test_decoding_without_operators(monkeypatch, caplog):
     def fail(path):
         raise RuntimeError("no such header\nand more")
 
-    monkeypatch.setattr(library, "_load_library", fail)
+    monkeypatch.setattr(cpu, "_load_library", fail)
     monkeypatch.setattr(cpu, "load_operators", cache(load_operators.__wrapped__))
     texts = [
         generate_baseline(tiny_pair(), [0, 1, 2], 24, warp=WARP, engine=name).tokens.tolist() for name in ("compiled", "eager")
@@ -285,7 +284,7 @@ def test_operators_that_fail_without_a_reason(monkeypatch, caplog):
     def fail(path):
         raise NotImplementedError
 
-    monkeypatch.setattr(library, "_load_library", fail)
+    monkeypatch.setattr(cpu, "_load_library", fail)
     assert load_operators.__wrapped__() is False
     assert "operators cannot be built" in caplog.text
 
@@ -341,5 +340,5 @@ def test_a_layer_with_a_weight_that_is_made_of_tensors_is_left_as_it_is():
     layer = lm.model.model.layers[0]
     weight = layer.mlp.up_proj.weight
     layer.mlp.up_proj.weight = nn.Parameter(Scaled(weight.round().to(torch.int8), torch.ones((), dtype=weight.dtype)), False)
-    assert not packed._is_layer(layer) and not packed._is_packable(layer.mlp.up_proj)
-    assert packed._is_layer(lm.model.model.layers[1]) and packed._is_packable(layer.mlp.down_proj)
+    assert not packed.is_layer(layer) and not packed._is_packable(layer.mlp.up_proj)
+    assert packed.is_layer(lm.model.model.layers[1]) and packed._is_packable(layer.mlp.down_proj)

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, MistralConfig
 
 from specheads.decoding.engine.compiled import CompiledEngine, StepKind, StepModule, StepOperations
 from specheads.decoding.engine.cpu import CpuStep, packed
-from specheads.decoding.engine.cpu.packed import _is_layer, _PackedLayer, packed_model
+from specheads.decoding.engine.cpu.packed import _PackedLayer, is_layer, packed_model
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.quantization import round_weights
 
@@ -84,7 +84,7 @@ def parts(result):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_step_has_the_logits_keys_and_values_of_transformers(name, start, threads):
     step = Step(lm_of(name), start)
-    assert all(_is_layer(layer) for layer in step.lm.model.model.layers)
+    assert all(is_layer(layer) for layer in step.lm.model.model.layers)
     for count in COUNTS:
         tokens = random_tokens(count)
         # Norms are float32 in both, whose last bits depend on the order of sums.
@@ -238,11 +238,11 @@ def twice(linear):
     ids=["activation", "class of a map", "bias", "one bias of three", "types", "narrow type", "hook", "class of the layer"],
 )
 def test_a_layer_that_someone_changed_is_left_to_its_maps(change):
-    assert _is_layer(lm_of("llama").model.model.layers[0])
-    assert not _is_layer(changed(change))
+    assert is_layer(lm_of("llama").model.model.layers[0])
+    assert not is_layer(changed(change))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_which_families_have_the_operator(name):
-    layers = [module for module in tiny_model(CONFIGS[name], seed=0).modules() if _is_layer(module)]
+    layers = [module for module in tiny_model(CONFIGS[name], seed=0).modules() if is_layer(module)]
     assert len(layers) == (2 if name in ("llama", "llama, tied", "qwen2") else 0)

@@ -5,7 +5,6 @@ import torch
 
 from specheads import Warp
 from specheads.decoding.engine import ForwardOutput
-from specheads.decoding.records import Verdict
 from specheads.decoding.rounds import StepResult, VerifyStep
 from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.verification import TokenVerification, VerificationRule
@@ -28,7 +27,7 @@ class Spy(VerificationRule):
     def decide(self, uniform, next_uniform):
         self.given += uniform, next_uniform
         rows = torch.arange(len(uniform))
-        return Verdict(rows, rows + 10)
+        return rows, rows + 10
 
 
 def distributions(num_positions):

@@ -284,9 +284,8 @@ def test_rows_stay_in_the_order_of_memory(monkeypatch):
 
 
 @pytest.fixture
-def unfrozen(monkeypatch):
+def unfrozen():
     """Python's collector as it is in a process that has frozen nothing."""
-    monkeypatch.setattr(rows_module, "_frozen_by", None)
     gc.unfreeze()
     yield
     gc.freeze()

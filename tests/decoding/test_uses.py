@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from specheads import SpeculativeDecoder, UserError, Warp, load_pair, stopping
 from specheads.decoding import rows
 from specheads.decoding.decoder import Baseline, BatchError
+from specheads.decoding.stopping.rule import CountingState
 
 GREEDY, LONGEST = Warp(temperature=0), 10
 PROMPTS = [[1, 2, 3], [4], [5, 6, 0, 3]]
@@ -344,9 +345,7 @@ class Third(stopping.StoppingRule):
     """A rule with the two methods that every rule needs."""
 
     def start_prompt(self, batch, device):
-        from specheads.decoding.stopping.rule import _LengthState
-
-        return _LengthState(*torch.zeros(2, batch, dtype=torch.long, device=device))
+        return CountingState(*torch.zeros(3, batch, dtype=torch.long, device=device))
 
     def step(self, state, features):
         assert set(features) == {"draft_prob", "max_prob", "entropy"}

@@ -15,12 +15,12 @@ from specheads.decoding.stopping import FixedLength
 from specheads.decoding.verification import BlockVerification, TokenVerification
 from specheads.pair.config import ModelSource
 from specheads.pair.draft_vocabulary import borrow_embedding, borrows_embedding, keep_tokens, kept_tokens, stored_as
+from specheads.pair.initial_draft import TargetLayers
 from specheads.pair.language_model import LanguageModel, weightless_model
 from specheads.pair.pair import load_draft
 from specheads.pair.quantization import lattice_of, on_lattice
 from specheads.pair.revisions import set_draft_temperature
 from specheads.training.distill.distill_loss import forward_kl
-from specheads.training.distill.initial_draft import TargetLayers
 
 TOKENS = torch.arange(5, 25)[None]
 KEPT = torch.tensor([0, 1, 7, 30, 31, 500, 2047])

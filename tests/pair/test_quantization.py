@@ -11,12 +11,12 @@ from specheads import SpeculativeDecoder, UserError, Warp, load_pair
 from specheads.decoding.stopping import FixedLength
 from specheads.pair import language_model
 from specheads.pair.config import PairConfig, pair_config
+from specheads.pair.initial_draft import TargetLayers
 from specheads.pair.language_model import chosen_dtype
 from specheads.pair.quantization import QUANTIZATIONS, check_quantization, is_quantized, lattice_of, on_lattice, round_weights
 from specheads.pair.revisions import revision_of
 from specheads.prompts.prompt import response_provenance
 from specheads.training.distill.distillation import distill
-from specheads.training.distill.initial_draft import TargetLayers
 from specheads.training.distill.memory import check_config
 from specheads.training.distill.settings import Distillation
 

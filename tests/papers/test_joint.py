@@ -36,8 +36,8 @@ def chain(drafted, wanted, lengths=None):
 def test_the_longest_prefix_that_is_likely_enough_is_accepted(drafted, wanted, threshold, accepted):
     distribution = JointVerification(threshold).distribution(chain(drafted, wanted))
     assert distribution.length_probs[0].tolist() == [float(n == accepted) for n in range(len(drafted) + 1)]
-    verdict = distribution.decide(torch.tensor([0.5]), torch.tensor([0.3]))
-    assert verdict.num_accepted.item() == accepted
+    num_accepted, _ = distribution.decide(torch.tensor([0.5]), torch.tensor([0.3]))
+    assert num_accepted.item() == accepted
 
 
 def test_the_next_token_follows_the_target():

@@ -44,8 +44,8 @@ def test_a_draft_step_costs_the_share_of_the_parameters_that_are_read():
 @pytest.mark.parametrize(
     ("skipped", "message"),
     [
-        ("1", "must be a list of layer numbers"),
-        ([0.5], "must be a list of layer numbers"),
+        ("1", r"skipped=1 must be a list; it is the numbers of layers, from 0, for example \[2,3\]"),
+        ([0.5], r"skipped=\[0.5\] must be a non-negative integer"),
         ([1, 1], "must name at least one layer, and each layer once"),
         ([], "must name at least one layer, and each layer once"),
         ([2], "names layer 2, but LlamaForCausalLM has layers 0 to 1"),

@@ -223,7 +223,7 @@ def test_rows_of_a_domain_are_chosen_by_their_columns(file_of, tmp_path):
     )
     with pytest.raises(UserError, match=message):
         configured("speed-bench", file, "data.where={category: maths}").load(chats=True)
-    with pytest.raises(UserError, match="data.where='coding' must be columns with values"):
+    with pytest.raises(UserError, match="data.where=coding must be a set of keys; it is which rows are taken, by values"):
         configured("speed-bench", file, "data.where=coding")
 
 

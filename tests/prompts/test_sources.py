@@ -416,9 +416,9 @@ def test_datasets_prints_nothing_and_keeps_its_log_levels(monkeypatch):
         ({"split": "train[5]"}, "must be the name of a split"),
         ({"split": "train[a:b]"}, "must be the name of a split"),
         ({"split": "train[:200%]"}, "must be the name of a split"),
-        ({"split": None}, r"data\.split=None must be the name of a split"),
+        ({"split": None}, r"data\.split=None must be text; it is split that the prompts come from"),
         ({"test_split": "test["}, r"data\.test_split='test\[' must be the name of a split"),
-        ({"path": None}, r"data\.path=None must be a path"),
+        ({"path": None}, r"data\.path=None must be text; it is a hub data set, a folder"),
         ({"path": ""}, r"data\.path='' must be a path"),
         ({"path": "nothing.jsonl"}, r"data\.path='nothing\.jsonl': there is no /.*/nothing\.jsonl; give a JSON"),
         ({"path": "./nothing"}, "there is no /.*/nothing"),
@@ -686,7 +686,7 @@ def test_a_template_without_its_field_is_told_that_there_are_conversations(tmp_p
         UserError, match=r"""give a data.template with fields that it has, such as 'data.template="\{messages\}"'"""
     ):
         chats(tmp_path, [{"messages": [U1]}], template="{instruction}")
-    with pytest.raises(UserError, match="data.turns='first' must be last or all"):
+    with pytest.raises(UserError, match="data.turns=first must be one of 'last' or 'all'"):
         chats(tmp_path, [{"messages": [U1]}], turns="first")
 
 

@@ -83,8 +83,10 @@ def test_acceptance_falls_along_a_block_and_the_next_token_is_one_that_the_targe
         rows = torch.full((len(ends),), count)
         following = distribution.next_probs(rows)
         assert (following >= 0).all() and (following.sum(dim=1) > 0).all()
-        verdict = distribution.decide(torch.linspace(0, 0.999, len(ends)).double(), torch.linspace(0.999, 0, len(ends)).double())
-        chosen = block.target_probs[torch.arange(len(ends)), verdict.num_accepted].gather(1, verdict.next_token[:, None])
+        num_accepted, next_token = distribution.decide(
+            torch.linspace(0, 0.999, len(ends)).double(), torch.linspace(0.999, 0, len(ends)).double()
+        )
+        chosen = block.target_probs[torch.arange(len(ends)), num_accepted].gather(1, next_token[:, None])
         assert (chosen > 0).all()
 
 

@@ -8,7 +8,7 @@ import time
 import pytest
 from omegaconf import OmegaConf
 
-from specheads.commands.run_folders import NoteRunKey, _run_key, may_resume
+from specheads.commands.command import NoteRunKey, _run_key, may_resume
 from specheads.errors import UserError
 from specheads.storage import runs
 
@@ -33,8 +33,8 @@ def restart():
     """A function that releases the locks of this process, as if a new process began."""
 
     def forget():
-        for stream in runs._locks.values():
-            stream.close()
+        for held in runs._locks.values():
+            held.release()
         runs._locks.clear()
 
     return forget

@@ -117,7 +117,7 @@ def made_again(monkeypatch):
 
 
 def test_a_complete_cache_has_the_planned_shards_and_nothing_temporary(complete):
-    assert sorted(path.name for path in complete.iterdir()) == [*NAMES[:1], "manifest.json", *NAMES[1:]]
+    assert sorted(path.name for path in complete.iterdir()) == [".lock", *NAMES[:1], "manifest.json", *NAMES[1:]]
 
 
 def test_the_manifest_lists_rows_and_checksums_of_every_shard(complete):

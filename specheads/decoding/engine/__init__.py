@@ -23,7 +23,6 @@ __all__ = [
     "EagerEngine",
     "Engine",
     "ForwardOutput",
-    "OwnCacheEngine",
     "RowPlaces",
     "StepMemory",
     "TreeSlots",

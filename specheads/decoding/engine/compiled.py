@@ -17,18 +17,9 @@ from transformers.cache_utils import Cache
 
 from specheads.decoding.engine import artefacts
 from specheads.decoding.engine.artefacts import Job, load_or_compile, name_of
-from specheads.decoding.engine.compiled_program import (
-    CPU_OPTIONS,
-    OPTIONS,
-    BoundProgram,
-    CompiledProgram,
-    Native,
-    Weights,
-    add_leaves,
-    modules_in,
-)
-from specheads.decoding.engine.eager import CompiledStep, EagerEngine, Epilogue, ForwardOutput, StepMemory, read_rows
-from specheads.decoding.engine.reading import ChainLayer, Memory, RowPlaces, chain_reading, computing
+from specheads.decoding.engine.compiled_program import CPU_OPTIONS, OPTIONS, CompiledProgram, Weights, add_leaves, modules_in
+from specheads.decoding.engine.eager import CompiledStep, EagerEngine, Epilogue, ForwardOutput, StepMemory
+from specheads.decoding.engine.reading import ChainLayer, Memory, RowPlaces, chain_reading, computing, rows_states
 from specheads.errors import UserError
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.sampling import Operations
@@ -59,7 +50,7 @@ class StepOperations(nn.Module):
     compiler_options: Mapping[str, Any] = {}
     reads_all_rows = False  # a step in rows gives attention the memory of all rows, not a copy for each token
     name: Hashable = "torch"  # compiled code depends on it
-    native: Native | None = None  # what makes calls of compiled steps that are faster than Python's, if anything does
+    native: Any = None  # what makes calls of compiled steps that are faster than Python's, if anything does
 
     def __init__(self, lm: LanguageModel, modules: Sequence[nn.Module], few: bool, rows: bool) -> None:
         super().__init__()
@@ -94,7 +85,8 @@ class StepModule(nn.Module):
         with computing(self.operations.operations(inputs[0] if kind.rows else None)):
             if kind.rows:
                 chosen = slice(None) if self.operations.reads_all_rows else None
-                return epilogue(read_rows(lm, memory, tokens, inputs[0], size, chosen), *inputs[1:])
+                hidden = rows_states(lm, memory, tokens, inputs[0], size, chosen)
+                return epilogue(ForwardOutput(tokens, hidden, lm.logits(hidden)), *inputs[1:])
             cache = Cache(layers=[ChainLayer(keys, values, size, start) for keys, values in memory])
             hidden = chain_reading(lm, start, count, size).hidden_states(lm, tokens, cache)
             return epilogue(ForwardOutput(tokens, hidden, lm.logits(hidden if kind.all_logits else hidden[:, -1:])), *inputs)
@@ -159,7 +151,7 @@ class CompiledEngine(EagerEngine):
 
     def repeats(self, step: CompiledStep) -> bool:
         runner = self._prepared[step].get(self._shape(1, self.bucket, StepKind()))
-        return isinstance(runner, BoundProgram) and runner.native is not None
+        return getattr(runner, "native", None) is not None  # what runs uncompiled has none
 
     def repeat(
         self, step: CompiledStep, tokens: Tensor, columns: Sequence[Tensor], *inputs: Any, least: int = 1

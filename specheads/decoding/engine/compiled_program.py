@@ -8,7 +8,7 @@ import pickle
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,16 +30,9 @@ _NUM_SAMPLED = 8  # numbers of each tensor that `Weights` compares: writing thro
 _Build = Callable[[Iterator[Tensor]], Any]
 
 
-class NativeCall(Protocol):
-    """A compiled function with some of its tensors bound, to be called with the others."""
-
-    def __call__(self, given: list[Tensor]) -> list[Tensor]: ...
-
-    def repeat(self, given: list[Tensor], *numbers: int) -> tuple[int, list[Tensor]]: ...  # see BoundProgram
-
-
-# Makes one of a compiled function, its tensors with None for those that are not bound, and the number of its results.
-Native = Callable[[Callable[..., Any], Sequence[Tensor | None], int], NativeCall | None]
+# Makes what calls a compiled function from C++ (`native_call` in cpu/) of it, its tensors with None for those that are
+# not bound, and the number of its results; None where it cannot.
+Native = Callable[[Callable[..., Any], Sequence[Tensor | None], int], Any]
 
 
 @dataclass(frozen=True)
@@ -121,7 +114,7 @@ class BoundProgram:
         self._weights = [tensors[source] if isinstance(source, str) else source for source in program.sources]
         self._artifact, self._build = program.artifact, _builder(program.outputs)
         self._run: Callable[[list[Tensor]], Any] | None = None
-        self.native: NativeCall | None = None
+        self.native: Any = None
 
     def __call__(self, tokens: Tensor, start: Tensor, places: Tensor, inputs: tuple[Any, ...]) -> Any:
         if self.native is not None:

@@ -13,16 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from specheads.decoding.engine.reading import (
-    Memory,
-    Reading,
-    RowPlaces,
-    RowsLayer,
-    TreeSlots,
-    padded_reading,
-    rows_reading,
-    tree_reading,
-)
+from specheads.decoding.engine.reading import Memory, Reading, RowPlaces, TreeSlots, padded_reading, rows_states, tree_reading
 from specheads.pair.language_model import LanguageModel
 
 # Tokens that packed copies of weights read at once, so that activations stay in a CPU's cache. The model itself, by products and
@@ -113,15 +104,6 @@ class _KVLayer(CacheLayerMixin):
         return self.capacity
 
 
-def read_rows(
-    lm: LanguageModel, memory: Memory, tokens: Tensor, places: RowPlaces, size: int, chosen: slice | None
-) -> ForwardOutput:
-    """Run a forward pass over `tokens` (N, 1) at `places` that reads `size` positions of memory; `chosen`: see RowsLayer."""
-    cache = Cache(layers=[RowsLayer(keys, values, size, places, chosen) for keys, values in memory])
-    hidden = rows_reading(lm, places, size).hidden_states(lm, tokens, cache)
-    return ForwardOutput(tokens, hidden, lm.logits(hidden))
-
-
 def _slice_of(rows: Tensor) -> slice | None:
     """Return the slice that takes `rows` (N,), or None if they do not follow each other; on a CPU, where asking costs no wait."""
     first = int(rows[0])
@@ -198,10 +180,6 @@ class EagerEngine:
         self.pretend(end)  # also of a layer that the model skips, which has a length, but no memory
         return ForwardOutput(tokens, hidden, logits=lm.logits(hidden[:, hidden.shape[1] - num_logits :]))
 
-    def read_prompt(self, tokens: Tensor) -> None:
-        """Append the prompt `tokens` (1, T) to the memory of one text."""
-        self.forward(tokens, num_logits=0, lm=self._reader_of(tokens.shape[1]))
-
     def _reader_of(self, count: int) -> LanguageModel:
         """Return the model as it reads so many tokens of a prompt fastest."""
         return self.reader if count <= READ_TOKENS else self.lm
@@ -243,7 +221,8 @@ class EagerEngine:
         def run(tokens: Tensor, end: int, places: RowPlaces, *inputs: Any) -> Any:
             # A token of each of all rows: what it attends to lies in memory as attention wants it.
             chosen = _slice_of(places.rows) if places.rows.device.type == "cpu" else None
-            return epilogue(read_rows(self.lm, self._keys_and_values(), tokens, places, end, chosen), *inputs)
+            hidden = rows_states(self.lm, self._keys_and_values(), tokens, places, end, chosen)
+            return epilogue(ForwardOutput(tokens, hidden, self.lm.logits(hidden)), *inputs)
 
         return run
 

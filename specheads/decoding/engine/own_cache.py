@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicLayer
 
-from specheads.decoding.engine.eager import CompiledStep, EagerEngine, Epilogue, ForwardOutput, read_rows
-from specheads.decoding.engine.reading import ChainLayer, Reading, RowPlaces, TreeSlots, chain_reading
+from specheads.decoding.engine.eager import CompiledStep, EagerEngine, Epilogue, ForwardOutput
+from specheads.decoding.engine.reading import ChainLayer, Reading, RowPlaces, TreeSlots, chain_reading, rows_states
 from specheads.errors import UserError, is_out_of_memory
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import BATCH_TOKENS, slices
@@ -134,7 +134,7 @@ def _is_right_statically(lm: LanguageModel, tokens: Tensor, expected: Tensor) ->
     cache = Cache(layers=[ChainLayer(keys, values, size, start) for keys, values in memory])
     states.append(chain_reading(lm, start, 2, size).hidden_states(lm, tokens[:, 6:8], cache)[0])
     places = RowPlaces(torch.zeros(2, dtype=torch.long, device=device), torch.arange(8, 10, device=device))
-    states.append(read_rows(lm, memory, tokens[0, 8:10, None], places, size, None).hidden[:, 0])
+    states.append(rows_states(lm, memory, tokens[0, 8:10, None], places, size, None)[:, 0])
     engine.pretend(9)
     seen = torch.eye(4, dtype=torch.bool, device=device)  # a root, a token that branches off, and two that continue the text
     seen[:, 0], seen[3, 2] = True, True

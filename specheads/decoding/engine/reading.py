@@ -99,13 +99,6 @@ def chain_reading(lm: LanguageModel, start: Tensor, count: int, size: int) -> Re
     return _masked(lm, positions, key_position <= positions[..., None], key_position)
 
 
-def rows_reading(lm: LanguageModel, places: RowPlaces, size: int) -> Reading:
-    """Return how tokens (N, 1) at their places are read; see `tree_reading`."""
-    key_position = torch.arange(size, device=places.rows.device)
-    positions = places.positions[:, None]
-    return _masked(lm, positions, (key_position <= positions)[:, None], key_position)
-
-
 @contextmanager
 def _alibi_at(lm: LanguageModel, key_position: Tensor | None, num_rows: int) -> Iterator[None]:
     """Let a model with ALiBi compute it for keys at `key_position` (S,) long; it makes it from masks of two dimensions (B, S)."""
@@ -184,6 +177,13 @@ class RowsLayer(_StepLayer):
 
     def get_seq_length(self) -> int:
         return 0
+
+
+def rows_states(lm: LanguageModel, memory: Memory, tokens: Tensor, places: RowPlaces, size: int, chosen: slice | None) -> Tensor:
+    """Read `tokens` (N, 1) at `places` with `size` positions of memory; return states (N, 1, H); `chosen`: see RowsLayer."""
+    cache = Cache(layers=[RowsLayer(keys, values, size, places, chosen) for keys, values in memory])
+    key_position, positions = torch.arange(size, device=places.rows.device), places.positions[:, None]
+    return _masked(lm, positions, (key_position <= positions)[:, None], key_position).hidden_states(lm, tokens, cache)
 
 
 class ChainLayer(_StepLayer):

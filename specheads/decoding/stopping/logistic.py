@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.step_costs import StepCosts
-from specheads.decoding.stopping.rule import MAX_TOKENS, argument, filled
+from specheads.decoding.stopping.rule import MAX_TOKENS, filled
 from specheads.decoding.stopping.survival import REJECTION, HeadThreshold, SurvivalRule, SurvivalState
 from specheads.errors import UserError
-from specheads.settings import Number, PositiveNumber, Probability, check
+from specheads.settings import Number, PositiveNumber, Probability, argument, check
 
 MARGIN = 1e-6  # probabilities keep this distance from 0 and 1, so that their logarithms are finite
 # The inputs of a logistic, by name: the feature, and its transformation with the logarithm of tensors or of arrays.
@@ -44,7 +44,7 @@ class Logistic(SurvivalRule):
     """
 
     weights: Any = None
-    threshold: float = argument(0.7, REJECTION, Probability)
+    threshold: Probability = argument(0.7, REJECTION)
     min_tokens: int = 1
     max_tokens: int = MAX_TOKENS
 
@@ -148,12 +148,10 @@ class OnlineLogistic(_OnlineNewton):
     """
 
     needs = frozenset({"max_prob"})
-    slope: float = argument(1.0, "the factor of a probability's logit, for example 1", Number)
-    intercept: float = argument(0.0, "the constant added to a probability's logit, for example 0", Number)
-    prior: float = argument(
-        10.0, "the weight of the slope and intercept at the start of a prompt, for example 10", PositiveNumber
-    )
-    threshold: float = argument(0.7, REJECTION, Probability)
+    slope: Number = argument(1.0, "the factor of a probability's logit, for example 1")
+    intercept: Number = argument(0.0, "the constant added to a probability's logit, for example 0")
+    prior: PositiveNumber = argument(10.0, "the weight of the slope and intercept at the start of a prompt, for example 10")
+    threshold: Probability = argument(0.7, REJECTION)
     min_tokens: int = 1
     max_tokens: int = MAX_TOKENS
 
@@ -168,6 +166,7 @@ class OnlineLogistic(_OnlineNewton):
         return logistic_inputs(("logit_max_prob", "bias"), features)
 
 
+@dataclass(eq=False)
 class OnlineHead(_OnlineNewton, HeadThreshold):
     """Stop once a rejection is likely according to a head that is corrected after every round.
 
@@ -176,12 +175,7 @@ class OnlineHead(_OnlineNewton, HeadThreshold):
     and one that is right stays as it is. A starts at `prior` times the identity: the larger, the longer the head is trusted.
     """
 
-    def __init__(
-        self, head: Any, threshold: Any = 0.7, prior: float = 10.0, min_tokens: Any = None, max_tokens: int = MAX_TOKENS
-    ) -> None:
-        check("prior", prior, PositiveNumber, "the weight of the head at the start of a prompt, for example 10")
-        self.prior = prior
-        super().__init__(head, threshold, min_tokens, max_tokens)
+    prior: PositiveNumber = argument(10.0, "the weight of the head at the start of a prompt, for example 10")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,7 +1,7 @@
 """The base of every stopping rule, what rules share, and those rules that remember only how long a draft is."""
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,14 +13,9 @@ from specheads.decoding.records import short_repr
 from specheads.decoding.step_costs import StepCosts
 from specheads.heads.features import RECORDED
 from specheads.pair.pair import Pair
-from specheads.settings import PositiveCount, Probability, check
+from specheads.settings import PositiveCount, Probability, argument, check_arguments
 
 MAX_TOKENS = 20
-
-
-def argument(default: Any, meaning: str, *kinds: Any) -> Any:
-    """Return a field of a dataclass whose value must be of some types of settings; `meaning` says what it is, with an example."""
-    return field(default=default, metadata={"kinds": kinds, "meaning": meaning})
 
 
 class StoppingRule:
@@ -38,10 +33,8 @@ class StoppingRule:
     fitted_to_costs: ClassVar[frozenset[str]] = frozenset()  # those open parameters whose values depend on what steps cost
 
     def __post_init__(self) -> None:
-        """Raise UserError for an `argument` of a dataclass that is of another type; other objects have none."""
-        for name, each in getattr(self, "__dataclass_fields__", {}).items():
-            for kind in each.metadata.get("kinds", ()):
-                check(name, getattr(self, name), kind, each.metadata["meaning"])
+        """Raise UserError for an `argument` that is of another type."""
+        check_arguments(self)
 
     @cached_property
     def compile_key(self) -> Hashable:
@@ -125,66 +118,55 @@ def filled(batch: int, value: float, device: torch.device) -> Tensor:
     return torch.full((batch,), value, dtype=torch.float64, device=device)
 
 
-class _LengthState(NamedTuple):
+class CountingState(NamedTuple):
+    """The state of these rules."""
+
     num_drafted: Tensor  # (B,) long, in this round so far
-    num_tokens: Tensor  # (B,) long, to draft
+    max_tokens: Tensor  # (B,) long
+    threshold: Tensor  # (B,) float64; means nothing without a feature
+
+
+class _CountingRule(StoppingRule):
+    """The base of these rules: they stop after `max_tokens`, and at the first token with a `feature` below `threshold`."""
+
+    feature: str | None = None
+    threshold: float = 0.0
+
+    def start_prompt(self, batch: int, device: torch.device) -> CountingState:
+        zeros = torch.zeros(batch, dtype=torch.long, device=device)
+        return CountingState(zeros, zeros + self.max_tokens, filled(batch, self.threshold, device))
+
+    def step(self, state: CountingState, features: Mapping[str, Tensor]) -> tuple[CountingState, Tensor]:
+        state = state._replace(num_drafted=state.num_drafted + 1)
+        stop = state.num_drafted >= state.max_tokens
+        return state, stop if self.feature is None else stop | (features[self.feature] < state.threshold)
 
 
 @dataclass(eq=False)
-class FixedLength(StoppingRule):
+class FixedLength(_CountingRule):
     """Draft `num_tokens` tokens in every round."""
 
     needs = frozenset()
     compile_key = "length"
-    num_tokens: int = argument(5, "the length of every draft", PositiveCount)
+    num_tokens: PositiveCount = argument(5, "the length of every draft")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.max_tokens = self.num_tokens
 
-    def start_prompt(self, batch: int, device: torch.device) -> _LengthState:
-        zeros = torch.zeros(batch, dtype=torch.long, device=device)
-        return _LengthState(zeros, zeros + self.num_tokens)
-
-    def step(self, state: _LengthState, features: Mapping[str, Tensor]) -> tuple[_LengthState, Tensor]:
-        num_drafted = state.num_drafted + 1
-        return state._replace(num_drafted=num_drafted), num_drafted >= state.num_tokens
-
-
-class _ConfidenceState(NamedTuple):
-    num_drafted: Tensor  # (B,) long, in this round so far
-    threshold: Tensor  # (B,) float64
-    max_tokens: Tensor  # (B,) long
-
-
-class _ConfidenceRule(StoppingRule):
-    """The base of these rules: they stop at the first token with a feature below `threshold`, and after `max_tokens`."""
-
-    feature: str
-    threshold: float
-
-    def start_prompt(self, batch: int, device: torch.device) -> _ConfidenceState:
-        zeros = torch.zeros(batch, dtype=torch.long, device=device)
-        return _ConfidenceState(zeros, filled(batch, self.threshold, device), zeros + self.max_tokens)
-
-    def step(self, state: _ConfidenceState, features: Mapping[str, Tensor]) -> tuple[_ConfidenceState, Tensor]:
-        num_drafted = state.num_drafted + 1
-        stop = (features[self.feature] < state.threshold) | (num_drafted >= state.max_tokens)
-        return state._replace(num_drafted=num_drafted), stop
-
 
 @dataclass(eq=False)
-class MaxProbability(_ConfidenceRule):
+class MaxProbability(_CountingRule):
     """Stop at the first token whose distribution has no probability of at least `threshold` (BiLD, Kim et al. 2023)."""
 
     feature = compile_key = "max_prob"
     needs = frozenset({"max_prob"})
-    threshold: float = argument(0.9, "a probability under the draft, for example 0.9", Probability)
-    max_tokens: int = argument(10, "the longest draft", PositiveCount)
+    threshold: Probability = argument(0.9, "a probability under the draft, for example 0.9")
+    max_tokens: PositiveCount = argument(10, "the longest draft")
 
 
 @dataclass(eq=False)
-class Confidence(_ConfidenceRule):
+class Confidence(_CountingRule):
     """Stop at the first token that the draft gave a probability below `threshold`.
 
     Source: `assistant_confidence_threshold` of assisted generation in transformers, as it is before it is retuned.
@@ -192,5 +174,5 @@ class Confidence(_ConfidenceRule):
 
     feature = compile_key = "draft_prob"
     needs = frozenset({"draft_prob"})
-    threshold: float = argument(0.4, "a probability under the draft, for example 0.4", Probability)
-    max_tokens: int = argument(MAX_TOKENS, "the longest draft", PositiveCount)
+    threshold: Probability = argument(0.4, "a probability under the draft, for example 0.4")
+    max_tokens: PositiveCount = argument(MAX_TOKENS, "the longest draft")

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.step_costs import StepCosts
-from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule, argument, constants, filled
+from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule, constants, filled
 from specheads.errors import UserError, is_count
 from specheads.heads.calibration import IndexCalibration, calibrated
 from specheads.heads.head import AcceptanceHead
 from specheads.pair.pair import Pair
-from specheads.settings import Probability
+from specheads.settings import Probability, argument
 
 REJECTION = "a probability of rejection, for example 0.7"
 
@@ -83,7 +83,7 @@ class DraftProduct(SurvivalRule):
 
     needs = frozenset({"draft_prob"})
     compile_key = "draft_product"
-    threshold: float = argument(0.7, REJECTION, Probability)
+    threshold: Probability = argument(0.7, REJECTION)
     min_tokens: int = 1
     max_tokens: int = MAX_TOKENS
 
@@ -110,7 +110,7 @@ class HeadRule(SurvivalRule):
 
     uses_head = True
     head: AcceptanceHead = field(repr=False)  # a head that was trained for the draft in use
-    threshold: Any = argument(0.7, f"{REJECTION}, or auto", Probability)  # noqa: RUF009 - auto: what the head's config recommends
+    threshold: Any = argument(0.7, f"{REJECTION}, or auto", Probability)  # auto: what the head's config recommends
     min_tokens: Any = None  # None: 2 for `input_token` heads, 1 for `next_token` heads
     max_tokens: int = MAX_TOKENS
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from specheads.decoding.decoder import Baseline, SpeculativeDecoder
+from specheads.decoding.decoder import Baseline, Decoder, SpeculativeDecoder
 from specheads.decoding.engine import compile_ahead, resolve_engine
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.step_times import counted_share
@@ -38,7 +38,6 @@ from specheads.storage.journal import Entry, Journal
 from specheads.storage.runs import is_resumed
 
 logger = logging.getLogger(__name__)
-Decoder = SpeculativeDecoder | Baseline | BlockSearch
 Heads = Mapping[str, LocatedHead]  # by name
 REPLAYED = ("target", "oracle")  # baselines
 Meter = Callable[[], float]  # returns joules since an arbitrary moment

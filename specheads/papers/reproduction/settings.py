@@ -1,8 +1,9 @@
 """The settings of an experiment: the methods that decode, what is measured of them, and the claims that are checked on that."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -153,17 +154,19 @@ class Claim(Comparison):
     note: Text = setting("", "what else to know about it")
 
     @property
-    def methods(self) -> Iterator[str]:
+    def sides(self) -> list[tuple[str, ...]]:
+        """The names of the methods on each side of what it compares."""
+        return [self.of, self.over, *([self.than.of, self.than.over] if isinstance(self.than, Comparison) else [])]
+
+    @property
+    def methods(self) -> Iterable[str]:
         """The names of the methods that it compares."""
-        yield from (*self.of, *self.over)
-        if isinstance(self.than, Comparison):
-            yield from (*self.than.of, *self.than.over)
+        return chain.from_iterable(self.sides)
 
     @model_validator(mode="after")
     def _best_can_be_chosen(self) -> Self:
         """The best of several is chosen by a ratio of sums of which more is better."""
-        sides = [self.of, self.over, *([self.than.of, self.than.over] if isinstance(self.than, Comparison) else [])]
-        if max(map(len, sides)) > 1 and (
+        if max(map(len, self.sides)) > 1 and (
             not self.over or isinstance(self.than, Comparison) or self.expected == "less" or METRICS[self.metric].exponential
         ):
             raise UserError(
@@ -208,11 +211,6 @@ class Reproduction(Settings):
             if unknown := [name for name in claim.methods if name not in names]:
                 raise UserError(f"claims: {claim.says!r} names the method {unknown[0]!r}; use some of {', '.join(names)}.")
         return self
-
-    @property
-    def reported_claims(self) -> list[Claim]:
-        """The claims, without those on speed if speeds are left out."""
-        return [claim for claim in self.claims if self.speeds or not METRICS[claim.metric].timed]
 
     @property
     def metrics(self) -> list[str]:

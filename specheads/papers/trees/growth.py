@@ -52,13 +52,13 @@ class TreeReader:
     def _begin_at(self, base: int) -> None:
         self._base, self._slots = base, {ROOT: 0}
 
-    def read_whole(self, tree: Draft, last: int) -> Tensor:
-        """Read the last committed token and all nodes; return logits (1 + N, V) after each."""
-        self._begin_at(self.engine.length)
-        return self.read(tree, range(len(tree)), [last])[0]
-
     def read(self, tree: Draft, new: Sequence[int], before: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
-        """Read committed tokens `before` and nodes `new`, whose parents were read; return logits (n, V), hidden states (n, H)."""
+        """Read nodes `new`, whose parents were read; return logits (n, V) and hidden states (n, H).
+
+        Committed tokens `before` are the context of a new tree, and are read with its nodes.
+        """
+        if before:
+            self._begin_at(self.engine.length)
         for node in new:
             slot = self._slots[node] = len(self._slots)
             self._depth[slot] = tree.depth[node] + 1
@@ -291,7 +291,7 @@ class _TreeRounds(Rounds):
 
         Return the accepted nodes, from the context down, and the target's token.
         """
-        block = TreeBlock.of(draft, self.warp(self._reader.read_whole(draft, row.committed[-1])))
+        block = TreeBlock.of(draft, self.warp(self._reader.read(draft, range(len(draft)), row.committed[-1:])[0]))
         numbers = row.verify_uniforms.take(self.stopping.max_tokens + 1)
         nodes, token = self._distribution(block).decide(numbers[:-1], numbers[-1:])
         nans = [has_nan(block.target_probs).any(), torch.zeros_like(token, dtype=torch.bool)[0]]

@@ -1,11 +1,18 @@
-"""Training a draft with Lightning, to propose what its target would say; the target is in no checkpoint."""
+"""Training a draft with Lightning, to propose what its target would say; the target is in no checkpoint.
 
-from collections.abc import Sequence
-from typing import Any
+The weights of a draft may be spread over processes. FSDP2 (torch's fully_shard) gathers them while the forward pass of a class
+runs; `within_forward` makes one of a function.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, Strategy
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from transformers import PreTrainedModel
 
 from specheads.pair.pair import Pair
 from specheads.replay.response_batch import ResponseBatch
@@ -15,7 +22,8 @@ from specheads.training.distill.draft_quality import quality_of, quality_sums
 from specheads.training.distill.muon import MuonAndAdamW, matrices_of_layers
 from specheads.training.distill.samples import Sample, batch_of
 from specheads.training.distill.settings import Distillation
-from specheads.training.distill.sharding import is_sharded, shard, within_forward
+
+Result = TypeVar("Result")
 
 
 class DistillModule(CurveModule):
@@ -30,7 +38,7 @@ class DistillModule(CurveModule):
 
     def configure_model(self) -> None:
         """Spread the draft over the processes if the strategy is FSDP2; Lightning calls this before it makes the optimizer."""
-        if isinstance(self.trainer.strategy, ModelParallelStrategy) and not is_sharded(self.draft):
+        if isinstance(self.trainer.strategy, ModelParallelStrategy) and not isinstance(self.draft, FSDPModule):
             shard(self.draft, self.trainer.strategy.device_mesh["data_parallel"])
 
     def on_train_start(self) -> None:
@@ -56,8 +64,8 @@ class DistillModule(CurveModule):
     def losses(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor]:
         """Return losses and overlaps (N,) of all response tokens of samples that all have stored distributions, or none."""
         batch, draft = batch_of(samples, self.device), self.pair.draft_lm
-        distributions, states = self._distributions(samples, batch), batch.states(draft, together=is_sharded(self.draft))
-        return token_losses(draft, states, distributions, self.settings.divergence)
+        states = batch.states(draft, together=isinstance(self.draft, FSDPModule))
+        return token_losses(draft, states, self._distributions(samples, batch), self.settings.divergence)
 
     @torch.no_grad()
     def _distributions(self, samples: Sequence[Sample], batch: ResponseBatch) -> DistributionSource:
@@ -92,3 +100,24 @@ class DistillModule(CurveModule):
 def shards_weights(strategy: Strategy) -> bool:
     """Whether no process has the whole draft."""
     return isinstance(strategy, FSDPStrategy | DeepSpeedStrategy | ModelParallelStrategy)
+
+
+def shard(draft: PreTrainedModel, mesh: DeviceMesh) -> None:
+    """Spread the weights of a draft over the processes of a mesh; gradients are averaged over them."""
+    layers = getattr(draft, "_no_split_modules", None) or ()
+    for module in draft.modules():
+        if type(module).__name__ in layers:
+            fully_shard(module, mesh=mesh)
+    fully_shard(draft, mesh=mesh)
+    if torch.distributed.get_backend(mesh.get_group()) != "nccl":
+        # Gloo has summed where the mean was asked for (pytorch #162338); asked for sums, FSDP2 divides them itself.
+        for module in draft.modules():
+            if isinstance(module, FSDPModule):
+                module.set_force_sum_reduction_for_comms(True)
+    draft.called = lambda call, *arguments: call(*arguments)
+    register_fsdp_forward_method(draft, "called")
+
+
+def within_forward(draft: Any, call: Callable[..., Result], *arguments: Any) -> Result:
+    """Call, as the forward pass of a draft that is spread; its layers run equally often in all processes."""
+    return draft.called(call, *arguments) if hasattr(draft, "called") else call(*arguments)

@@ -7,6 +7,7 @@ from functools import reduce
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 
 from specheads.forecast import progress
 from specheads.pair.language_model import LanguageModel
@@ -16,7 +17,6 @@ from specheads.pair.revisions import set_draft_temperature
 from specheads.pair.sampling import Warp, check_numbers, overlap
 from specheads.training.distill.distill_loss import forward_kl
 from specheads.training.distill.samples import Sample, Samples, batch_of
-from specheads.training.distill.sharding import is_sharded
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def _logits_of(pair: Pair, draft: LanguageModel, samples: Sequence[Sample], devi
     """Yield the logits (n, V) of target and draft along responses, a slice at a time; raises UserError where they are NaN."""
     batch, models = batch_of(samples, device), (pair.target_lm, draft)
     # The layers of a sharded draft must run equally often in all processes.
-    states = [batch.states(pair.target_lm), batch.states(draft, together=is_sharded(pair.draft))]
+    states = [batch.states(pair.target_lm), batch.states(draft, together=isinstance(pair.draft, FSDPModule))]
     for piece in slices(len(states[0]), pair.vocab_size, SLICE_ELEMENTS):
         logits = tuple(lm.logits(hidden[piece]).to(device) for lm, hidden in zip(models, states, strict=True))
         for model_id, each in zip((pair.target_id, pair.draft_id), logits, strict=True):

@@ -19,7 +19,7 @@ from specheads.settings import (
 from specheads.training.settings import Loader, Optimizer, TrainerSettings, Training
 
 if TYPE_CHECKING:
-    from specheads.training.distill.initial_draft import TargetLayers
+    from specheads.pair.initial_draft import TargetLayers
 
 LR_TIMES_WIDTH = 0.16  # the learning rate that was best for nano's draft, times its width; updates of wider layers add up
 
@@ -104,7 +104,7 @@ class Distillation(Training):
     @property
     def initial_draft(self) -> "TargetLayers | None":
         """What makes the draft before training; None: it is the pair's."""
-        from specheads.training.distill.initial_draft import TargetLayers  # imports transformers, which takes seconds
+        from specheads.pair.initial_draft import TargetLayers  # imports transformers, which takes seconds
 
         return None if self.init_layers is None else TargetLayers(self.init_layers)
 

@@ -53,7 +53,7 @@ def planned(rule, outcomes):
     """The lengths that a rule plans for rounds of these outcomes (drafted, accepted), and for one round more."""
     state, lengths = rule.start_prompt(1, torch.device("cpu")), []
     for outcome in [*outcomes, None]:
-        lengths.append(state.num_tokens.item())
+        lengths.append(state.max_tokens.item())
         if outcome:
             for _ in range(outcome[0]):
                 state, stop = rule.step(state, {})

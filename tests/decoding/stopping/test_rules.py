@@ -42,8 +42,8 @@ PAIRS = [
     (stopping.OnlineLogistic(max_tokens=8), stopping.OnlineLogistic(0.5, 0.1, 3.0, 0.6, 2, max_tokens=8)),
     (stopping.HeadThreshold(NEXT), stopping.HeadThreshold(NEXT, 0.4, 2, 5)),
     (stopping.HeadThreshold(INPUT), stopping.HeadThreshold(INPUT, 0.4, 1, 5)),
-    (stopping.OnlineHead(NEXT, max_tokens=8), stopping.OnlineHead(NEXT, 0.4, 2.0, 2, max_tokens=8)),
-    (stopping.OnlineHead(INPUT, max_tokens=8), stopping.OnlineHead(INPUT, 0.4, 2.0, 1, max_tokens=8)),
+    (stopping.OnlineHead(NEXT, max_tokens=8), stopping.OnlineHead(NEXT, 0.4, 2, 8, prior=2.0)),
+    (stopping.OnlineHead(INPUT, max_tokens=8), stopping.OnlineHead(INPUT, 0.4, 1, 8, prior=2.0)),
 ]
 RULES = [rule for pair in PAIRS for rule in pair]
 

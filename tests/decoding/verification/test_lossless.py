@@ -6,8 +6,13 @@ import pytest
 import torch
 from chains import Model, Warped, difference, emitted_distribution, expected_accepted
 
-from specheads.decoding.verification import BlockVerification, TokenVerification, block_distribution, token_distribution
-from specheads.decoding.verification.chains import prefix_distribution
+from specheads.decoding.verification import (
+    BlockVerification,
+    TokenVerification,
+    block_distribution,
+    prefix_distribution,
+    token_distribution,
+)
 from specheads.pair.sampling import Warp
 from specheads.papers import BiasedVerification
 

@@ -76,7 +76,10 @@ def test_reports_name_rules_and_their_settings(name, settings, label, lossless):
                 "it is the margin added to the target's probability, for example 0.1."
             ),
         ),
-        (lambda: BiasedVerification(0.1, "best"), "verification.mode=best must be one of 'opt' or 'uno'."),
+        (
+            lambda: BiasedVerification(0.1, "best"),
+            "verification.mode=best must be one of 'opt' or 'uno'; it is what follows a rejection.",
+        ),
         (
             lambda: BigLittle(fallback=-1),
             "verification.fallback=-1 must be a number from 0 to 1; it is a probability under the draft, for example 0.9.",
@@ -88,7 +91,11 @@ def test_reports_name_rules_and_their_settings(name, settings, label, lossless):
                 "it is a negative log-likelihood in nats, for example 2."
             ),
         ),
-        (lambda: BigLittle(max_tokens=0), "verification.max_tokens=0 must be a positive integer."),
+        (
+            lambda: BigLittle(max_tokens=0),
+            "verification.max_tokens=0 must be a positive integer; "
+            + "it is the longest draft of the stopping rule that belongs to it.",
+        ),
         (
             lambda: JointVerification(1.5),
             "verification.threshold=1.5 must be a number from 0 to 1; "
@@ -115,8 +122,8 @@ def test_the_least_settings_are_allowed():
 @pytest.mark.parametrize("name", [name for name, rule in RULES.items() if not issubclass(rule, TreeVerification)])
 def test_chains_are_verified_on_their_device(name):
     block = Block.of(*chain_on(META))
-    verdict = RULES[name]().distribution(block).decide(*torch.empty(2, 2, dtype=torch.float64, device=META))
-    assert verdict.num_accepted.device == verdict.next_token.device == META
+    num_accepted, next_token = RULES[name]().distribution(block).decide(*torch.empty(2, 2, dtype=torch.float64, device=META))
+    assert num_accepted.device == next_token.device == META
 
 
 def test_verification_steps_compute_on_their_device():

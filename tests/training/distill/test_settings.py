@@ -3,9 +3,9 @@
 import pytest
 
 from specheads import UserError
+from specheads.pair.initial_draft import TargetLayers
 from specheads.settings import fields_of
 from specheads.training.distill.distill_loss import DIVERGENCES
-from specheads.training.distill.initial_draft import TargetLayers
 from specheads.training.distill.settings import Distillation
 
 MISTAKES = [

@@ -1,17 +1,60 @@
-"""Operations of steps on a CPU, in C++: engines are given `CpuStep`, and know nothing else of this folder."""
+"""Operations of steps on a CPU, in C++: engines are given `CpuStep`, and know nothing else of this folder.
 
-from collections.abc import Mapping, Sequence
+The operators of the C++ sources next to this file are `torch.ops.specheads`. The first process of a machine builds their library,
+which is kept among the compiler's files, complete or absent, named by a hash of all that it depends on.
+"""
+
+import ctypes
+import hashlib
+import logging
+import os
+import shlex
+import subprocess
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from torch import Tensor, nn
 
+from specheads.decoding.engine import artefacts
 from specheads.decoding.engine.compiled import StepOperations
-from specheads.decoding.engine.cpu.library import declarations, load_operators, native_call
-from specheads.decoding.engine.cpu.packed import PackedModel, has_packed_layers, packed_model
+from specheads.decoding.engine.cpu.packed import PackedModel, is_layer, packed_model
 from specheads.decoding.engine.reading import RowPlaces, has_other_options
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.sampling import Operations
+
+logger = logging.getLogger(__name__)
+
+_FOLDER = Path(__file__).parent
+_MOST_CHARACTERS = 200  # more of a compiler's error is not shown
+_C_TYPES = {"Tensor": "AtenTensorHandle", "Optional[Tensor]": "AtenTensorHandle*", "int": "int64_t", "float": "double"}
+
+
+# The shapes of results, by operator.
+_RESULTS: dict[str, Callable[..., Tensor]] = {
+    "packed_linear": lambda x, panels, bias, num_rows: x.new_empty(*x.shape[:-1], num_rows),
+    "masked_attention": lambda query, key, value, *others: query.new_empty(*query.transpose(1, 2).shape[:3], value.shape[-1]),
+    "decoder_layer": lambda hidden, *others: torch.empty_like(hidden),
+    "head_network": lambda inputs, *others: inputs.new_empty(inputs.shape[:-1]),
+    "kth_largest": lambda x, k: x.new_empty(*x.shape[:-1], 1),
+    "kept_softmax": lambda logits, least: torch.empty_like(logits),
+    "nucleus": lambda probs, top_p: torch.empty_like(probs),
+    "most_likely": lambda x: x.new_empty(x.shape[:-1], dtype=torch.long),
+    "token_at": lambda probs, uniform: torch.empty_like(uniform, dtype=torch.long),
+}
+
+
+_HANDLES = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
+_TENSORS = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
+_loaded: list[ctypes.PyDLL] = []  # the library, once it is
+_ENTRY = "_Z19inductor_entry_implPP16AtenTensorOpaqueS1_"  # the compiled function in the files of Inductor's C++ wrapper
 
 
 class CpuStep(StepOperations):
@@ -48,7 +91,8 @@ class CpuStep(StepOperations):
 def packed_reader(lm: LanguageModel) -> LanguageModel:
     """Return a model that reads on packed copies, as steps do, if all its layers have them and products gain by them."""
     is_right = lm.device.type == "cpu" and lm.output_embedding.weight.dtype == torch.float32  # 16 bits gain nothing
-    if not is_right or lm.config._attn_implementation != "sdpa" or not has_packed_layers(lm.model) or not load_operators():
+    has_layers = sum(map(is_layer, lm.model.modules())) == lm.config.num_hidden_layers
+    if not is_right or lm.config._attn_implementation != "sdpa" or not has_layers or not load_operators():
         return lm
     if (packed := packed_model(lm, ())) is None:
         return lm
@@ -108,3 +152,131 @@ class CpuOperations(Operations):
 def bulk_operations(device: torch.device) -> Operations:
     """Return what to compute with where a device warps many distributions at once, uncompiled."""
     return CpuOperations(in_bulk=True) if device.type == "cpu" and load_operators() else Operations()
+
+
+@cache
+def load_operators() -> bool:
+    """Build or load the operators; return whether they can be used, and say why not."""
+    try:
+        path = _library_path()
+        if not path.exists():
+            logger.info("building the operators in C++, once for this machine; it takes about a minute")
+        if artefacts.planned is not None and not path.exists():
+            # The compiler is loaded while others build; what fails here fails again where it is needed, and is reported there.
+            with ThreadPoolExecutor(1) as pool, suppress(Exception):
+                pool.submit(_build, path)
+                artefacts.load_compiler()
+        _loaded.append(_declare(_load_library(path)))
+    except (RuntimeError, OSError, AssertionError) as error:
+        reason = next(iter(str(error).splitlines()), "")
+        logger.warning("verification is slower than it could be, because its operators cannot be built: %s", reason)
+        return False
+    for name, result in _RESULTS.items():
+        torch.library.register_fake(f"specheads::{name}", result)
+    return True
+
+
+class _Declarations(dict[str, list[str]]):
+    """The compiler looks for operators, which cannot be kept on disk; here they stand under their names."""
+
+    def __contains__(self, operator: object) -> bool:
+        return super().__contains__(str(operator))
+
+
+def declarations() -> dict[str, list[str]]:
+    """Return one of the compiler's options: pointers to C functions, as looking operators up by their names takes longer."""
+    declared = _Declarations()
+    for name in _RESULTS:
+        operator = getattr(torch.ops.specheads, name).default
+        arguments = [f"{_C_TYPES[str(each.type)]} {each.name}" for each in operator._schema.arguments]
+        declared[str(operator)] = [f"AOTITorchError (*aoti_torch_cpu_{name})({', '.join(arguments)}, AtenTensorHandle* result)"]
+    return declared
+
+
+def _library_path() -> Path:
+    """Return where the library is or will be, named by its sources, the compiler's options and this machine."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir  # takes seconds to import
+
+    artefacts.keep_kernels_private()
+    texts = [(path.name, path.read_text()) for path in sorted(_FOLDER.iterdir()) if path.suffix in (".cpp", ".h")]
+    digest = hashlib.sha256(repr((texts, _command("folder"), artefacts.machine())).encode()).hexdigest()
+    return Path(cache_dir(), f"operators-{digest[:24]}.so")
+
+
+def _load_library(path: Path) -> ctypes.PyDLL:
+    """Return the library, built if it is not there or cannot be loaded; its symbols are visible to compiled steps."""
+    _build(path)
+    try:
+        return ctypes.PyDLL(str(path), ctypes.RTLD_GLOBAL)  # whose functions are called with Python's lock held
+    except OSError as error:
+        logger.warning("the operators in %s cannot be loaded and are built again: %s", path, error)
+        path.unlink(missing_ok=True)
+        _build(path)
+        return ctypes.PyDLL(str(path), ctypes.RTLD_GLOBAL)
+
+
+def _declare(library: ctypes.PyDLL) -> ctypes.PyDLL:
+    """Return the library with the types of the functions in operators.cpp."""
+    library.specheads_bind.restype = ctypes.c_void_p
+    library.specheads_bind.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_int64]
+    library.specheads_unbind.argtypes, library.specheads_unbind.restype = [ctypes.c_void_p], None
+    for function, numbers in ((library.specheads_call, 0), (library.specheads_repeat, 5)):
+        function.restype = ctypes.py_object
+        function.argtypes = [ctypes.c_void_p, ctypes.py_object, *[ctypes.c_int64] * numbers]
+    return library
+
+
+class BoundCall:
+    """A compiled function with some of its tensors bound, to be called with the others by the C++ in operators.cpp."""
+
+    def __init__(self, entry: ctypes.c_void_p, tensors: Sequence[Tensor | None], num_results: int) -> None:
+        (library,) = _loaded
+        stay = iter(_HANDLES([tensor for tensor in tensors if tensor is not None]))
+        self._bound = library.specheads_bind(entry, [None if each is None else next(stay) for each in tensors], num_results)
+        self._call, self._repeat = library.specheads_call, library.specheads_repeat
+        weakref.finalize(self, library.specheads_unbind, self._bound)
+
+    def __call__(self, given: list[Tensor]) -> list[Tensor]:
+        return _TENSORS(self._call(self._bound, _HANDLES(given)))
+
+    def repeat(self, given: list[Tensor], *numbers: int) -> tuple[int, list[Tensor]]:
+        count, results = self._repeat(self._bound, _HANDLES(given), *numbers)
+        return count, _TENSORS(results)
+
+
+def native_call(compiled: Callable[..., Any], tensors: Sequence[Tensor | None], num_results: int) -> BoundCall | None:
+    """Return a call of compiled code from C++ with the `tensors` bound; None where the code has another form."""
+    held = [cell.cell_contents for cell in getattr(compiled, "__closure__", None) or ()]
+    files = [getattr(getattr(each, "__self__", None), "__file__", None) for each in held]
+    if len(files) != 1 or files[0] is None or not _loaded:
+        return None
+    try:
+        entry = ctypes.cast(getattr(ctypes.PyDLL(files[0]), _ENTRY), ctypes.c_void_p)
+    except (OSError, AttributeError):
+        return None
+    return BoundCall(entry, tensors, num_results)
+
+
+def _build(path: Path) -> None:
+    """Build the library if it is not there; of processes that want to, one builds and the others wait."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_suffix(".lock")):
+        if path.exists():
+            return
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix="operators-") as folder:
+            done = subprocess.run(shlex.split(_command(folder)), check=False, capture_output=True, text=True)
+            if done.returncode:
+                lines = done.stderr.splitlines()
+                reasons = [line for line in lines if "error" in line] or lines or [f"the compiler ended with {done.returncode}"]
+                raise RuntimeError(reasons[0][-_MOST_CHARACTERS:])
+            os.replace(Path(folder, "operators.so"), path)
+
+
+def _command(folder: str) -> str:
+    """Return the command that builds the library in a folder, with the options by which steps are compiled."""
+    from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    options = CppTorchDeviceOptions(device_type="cpu", vec_isa=pick_vec_isa())
+    source = str(_FOLDER / "operators.cpp")
+    return CppBuilder(name="operators", sources=source, BuildOption=options, output_dir=folder).get_command_line()

@@ -163,11 +163,7 @@ class Mask {
     }
     const bool* seen = numbers_.const_data_ptr<bool>() + from;
     constexpr Sum hidden = -std::numeric_limits<Sum>::infinity();
-    if (stride == 1) {
-      for (int64_t s = 0; s < count; s++) memory[s] = seen[s] ? Sum(0) : hidden;
-    } else {
-      for (int64_t s = 0; s < count; s++) memory[s] = seen[s * stride] ? Sum(0) : hidden;
-    }
+    for (int64_t s = 0; s < count; s++) memory[s] = seen[s * stride] ? Sum(0) : hidden;
     return memory;
   }
 

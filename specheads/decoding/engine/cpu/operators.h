@@ -71,8 +71,8 @@ struct Operator<compute> {
 }  // namespace specheads_kernels
 
 // Declare the operator that the function of this name in specheads_kernels computes. Compiled steps call it by a pointer: looking
-// one up by its name takes longer than a small one computes. The pointer's type follows from the schema; see `_declarations` in
-// library.py.
+// one up by its name takes longer than a small one computes. The pointer's type follows from the schema; see `declarations` in
+// __init__.py.
 #define SPECHEADS_OPERATOR(name, schema)                                              \
   extern "C" {                                                                          \
   decltype(&specheads_kernels::Operator<specheads_kernels::name>::call)                 \

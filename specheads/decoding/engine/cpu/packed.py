@@ -119,7 +119,7 @@ class _PackedLinear(_Packed):
         return of_member
 
 
-def _is_layer(module: nn.Module) -> bool:
+def is_layer(module: nn.Module) -> bool:
     """Whether the operator `decoder_layer` computes what this module does."""
     kind = type(module)
     if kind.__name__ not in _LAYERS or not kind.__module__.startswith("transformers.models."):
@@ -239,7 +239,7 @@ def _is_packable(module: nn.Module) -> bool:
 
 def _groups_of(model: nn.Module) -> list[list[Any]]:
     """Return a model's layers, and linear maps outside of them, together if they read one input and all have a bias or none."""
-    layers = [module for module in model.modules() if _is_layer(module)]
+    layers = [module for module in model.modules() if is_layer(module)]
     taken = {module for layer in layers for module in layer.modules()}
     groups: dict[Any, list[Any]] = {}
     for parent in model.modules():
@@ -258,7 +258,7 @@ _copies: WeakKeyDictionary[nn.Module, tuple[Weights, nn.Module]] = WeakKeyDictio
 @torch.no_grad()
 def _copy_of(group: Sequence[nn.Module]) -> Any:
     if not _is_current(group):
-        kind = _PackedLayer if _is_layer(group[0]) else _PackedNetwork if _is_network(group[0]) else _PackedLinear
+        kind = _PackedLayer if is_layer(group[0]) else _PackedNetwork if _is_network(group[0]) else _PackedLinear
         _copies[group[0]] = Weights(*group), kind(*group)
     return _copies[group[0]][1]
 
@@ -295,11 +295,6 @@ def _sharing(module: Any, packed: dict[nn.Module, tuple[Any, int]], made: dict[n
             copied, number = packed[module]
             new.forward = partial(copied.compute, number, new)
     return made[module]
-
-
-def has_packed_layers(model: Any) -> bool:
-    """Whether every layer of a model is one operator on packed copies."""
-    return sum(map(_is_layer, model.modules())) == model.config.get_text_config().num_hidden_layers
 
 
 def bytes_to_pack(lm: LanguageModel, networks: Sequence[nn.Module] = ()) -> int:

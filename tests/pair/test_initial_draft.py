@@ -5,8 +5,8 @@ import torch
 from families import CONFIGS, VOCAB_SIZE, family_pair
 
 from specheads import UserError
+from specheads.pair.initial_draft import TargetLayers
 from specheads.papers.layer_skip import without_layers
-from specheads.training.distill.initial_draft import TargetLayers
 
 TOKENS = torch.arange(14)[None] % VOCAB_SIZE
 

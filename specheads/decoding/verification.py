@@ -4,6 +4,9 @@ A rule computes the joint distribution of accepted and next tokens without rando
 decoding samples from. Token and block verification are lossless, and at temperature 0 they compare the drafted prefix with the
 target's argmax. Both accept the longest prefix that passes its test; they differ in the running ratio of target and draft, which
 block verification never lets pass 1.
+
+A new rule for chains is a function `Block -> AcceptanceDistribution` and a VerificationRule that calls it, in any module: its
+`name` is that of its config in conf/verification/, whose `_target_` names the class.
 """
 
 from collections.abc import Hashable
@@ -12,10 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specheads.decoding.records import CHAIN, Verdict, short_repr
+from specheads.decoding.records import CHAIN, short_repr
 from specheads.decoding.stopping import StoppingRule
 from specheads.pair.sampling import accept_prob, at_least_float32, sample
-from specheads.settings import Probability, check
+from specheads.settings import Probability, argument, check_arguments
 
 LARGEST_LOG_WEIGHT = 46.0  # e^46 = 1e20: beyond it the draft's distribution no longer changes a residual
 
@@ -33,12 +36,7 @@ class Block:
     def of(cls, tokens: Tensor, draft_probs: Tensor, target_probs: Tensor, lengths: Tensor | None = None) -> "Block":
         """Return the block of these tensors; `lengths` default to K. Raises ValueError for shapes that do not fit together."""
         batch, num_drafted = tokens.shape
-        if draft_probs.shape[1] != num_drafted or target_probs.shape[1] != num_drafted + 1:
-            raise ValueError(
-                f"{num_drafted} drafted tokens need {num_drafted} distributions of the draft and {num_drafted + 1} of the "
-                f"target, but there are {draft_probs.shape[1]} and {target_probs.shape[1]}"
-            )
-        if not batch == draft_probs.shape[0] == target_probs.shape[0] or draft_probs.shape[2] != target_probs.shape[2]:
+        if draft_probs.shape[:2] != tokens.shape or target_probs.shape != (batch, num_drafted + 1, draft_probs.shape[2]):
             shapes = [tuple(x.shape) for x in (tokens, draft_probs, target_probs)]
             raise ValueError(
                 f"shapes {shapes} of tokens and distributions do not agree; expected (B, K), (B, K, V) and (B, K + 1, V)"
@@ -101,10 +99,13 @@ class AcceptanceDistribution:
         corrected = (num_accepted < block.lengths)[:, None] & (residual.sum(dim=-1, keepdim=True) > 0)
         return torch.where(corrected, residual, target)
 
-    def decide(self, uniform: Tensor, next_uniform: Tensor) -> Verdict:
-        """Return the verdict at given uniform numbers: `uniform` (B,) for the length, `next_uniform` (B,) for the next token."""
+    def decide(self, uniform: Tensor, next_uniform: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the number of accepted tokens (B,) long, and the target's token after them (B,) long.
+
+        `uniform` (B,) decides the former, `next_uniform` (B,) the latter.
+        """
         num_accepted = (uniform[:, None] < self.survival).sum(dim=1)
-        return Verdict(num_accepted=num_accepted, next_token=sample(self.next_probs(num_accepted), next_uniform))
+        return num_accepted, sample(self.next_probs(num_accepted), next_uniform)
 
 
 class Verification:
@@ -117,6 +118,10 @@ class Verification:
     stopping: StoppingRule | None = None  # the default stopping rule
     takes: frozenset[str]  # the kinds of drafts that it can verify
     __repr__ = short_repr
+
+    def __post_init__(self) -> None:
+        """Raise UserError for an `argument` that is of another type."""
+        check_arguments(self, "verification")
 
 
 class VerificationRule(Verification):
@@ -186,17 +191,18 @@ class BlockVerification(VerificationRule):
     distribution = staticmethod(block_distribution)
 
 
+@dataclass(eq=False)
 class SyntheticVerification(VerificationRule):
     """`verification=synthetic`: tokens are accepted with probability `rate` up to a rejection; not the target's output."""
 
     name = "synthetic"
     lossless = False
+    rate: Probability = argument(0.8, "the probability that a drafted token is accepted, for example 0.8")
 
-    def __init__(self, rate: float = 0.8) -> None:
-        check("verification.rate", rate, Probability, "the probability that a drafted token is accepted, for example 0.8")
-        self.rate = rate
-        self.compile_key = ("synthetic", rate)
-        self.label = f"synthetic acceptance at rate {rate:g}"
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.compile_key = ("synthetic", self.rate)
+        self.label = f"synthetic acceptance at rate {self.rate:g}"
 
     def distribution(self, block: Block) -> AcceptanceDistribution:
         passes = torch.where(block.within, self.rate, 0.0)
