@@ -35,6 +35,7 @@ MAX_WINDOW = 4096  # models that reach 128k positions would otherwise fill a dev
 MOST_NAMED = 8  # prompts that failed, in a message
 _in_use, _lock = WeakSet[Engine](), Lock()  # engines that decode now
 _used, _of_parent = WeakSet[Engine](), WeakSet[Engine]()  # that have decoded: ever, and before this process was forked
+_frozen_by: str | None = None  # who keeps Python's collector from objects, once it is known
 
 StopTokens = int | Iterable[int] | Tensor | None
 Prompt = str | Sequence[dict[str, str]] | Sequence[int] | Tensor
@@ -392,13 +393,18 @@ def _owned(engines: Sequence[Engine]) -> Iterator[None]:
 def _frozen_objects() -> Iterator[None]:
     """Keep Python's collector from walking through all objects that there are, which takes as long as dozens of rounds.
 
-    Where they are frozen already, by a server or another batch, they stay so.
+    Where they are frozen already they stay so. A server's are counted once, as that takes tens of milliseconds, too.
     """
-    if gc.get_freeze_count():
+    global _frozen_by
+    if _frozen_by is None and gc.get_freeze_count():
+        _frozen_by = "others"
+    if _frozen_by is not None:
         yield
         return
+    _frozen_by = "a batch"
     gc.freeze()
     try:
         yield
     finally:
         gc.unfreeze()
+        _frozen_by = None
