@@ -21,7 +21,7 @@ from specheads.replay.recording import Recorder, Recording, load_recording
 from specheads.replay.replay import Counts, oracle, replay
 from specheads.replay.response_tree import RecordSettings
 
-MAY_BE_SLOWER = 0.05  # the share of resamples in which a setting that is used may be slower than what asks for less
+BY_CHANCE = 0.05  # the probability with which chance alone may make the best of some settings clearly faster than another one
 A_TIE = 0.02  # the share by which settings must differ in predicted speed for one to be taken in place of the other
 
 
@@ -195,5 +195,18 @@ def setting_to_use(speeds: Mapping[str, np.ndarray], heads: Collection[str]) -> 
     best = max(speeds, key=lambda name: speeds[name][0])
     if best in heads:
         other = max((name for name in speeds if name not in heads), key=lambda name: speeds[name][0])
-        best = best if np.mean(speeds[best] <= speeds[other]) <= MAY_BE_SLOWER else other
-    return best if np.mean(speeds[best] <= speeds[TARGET_ALONE.name]) <= MAY_BE_SLOWER else TARGET_ALONE.name
+        best = best if _clearly_faster([speeds[name] / speeds[other] for name in speeds if name in heads]) else other
+    alone = speeds[TARGET_ALONE.name]
+    return best if _clearly_faster([speed / alone for speed in speeds.values()]) else TARGET_ALONE.name
+
+
+def _clearly_faster(ratios: Sequence[np.ndarray]) -> bool:
+    """Whether the largest of some ratios of speeds (1 + R,) is above 1 by more than chance makes the largest of so many.
+
+    In standard errors, so that settings of which little is known do not decide (Romano and Wolf 2005).
+    """
+    gains = np.log(ratios)
+    errors = np.maximum(gains[:, 1:].std(axis=1), 1e-9)
+    by_chance = ((gains[:, 1:] - gains[:, :1]) / errors[:, None]).max(axis=0)
+    best = gains[:, 0].argmax()
+    return bool(np.mean(by_chance >= gains[best, 0] / errors[best]) <= BY_CHANCE)
