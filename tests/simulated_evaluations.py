@@ -5,12 +5,13 @@ and final prompts from it with replacement, one by one or whole files, so that t
 a head's step costs decides what the head gains. `python -m tests.simulated_evaluations` says how often conclusions are right.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -18,15 +19,17 @@ import torch
 from specheads import AcceptanceHead, HeadConfig
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.step_costs import RuleCosts, StepCosts
+from specheads.decoding.step_times import FIRST, IN_A_ROW, PLAIN, TARGET, VERIFIED, ends_of
 from specheads.decoding.stopping import Confidence, DraftProduct, FixedLength, HeadThreshold, MaxProbability
 from specheads.decoding.verification import TokenVerification
-from specheads.evaluation import decode, replayed_sets, rows
+from specheads.evaluation import decode
 from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate, CostTable, RuleChoice, candidates
 from specheads.evaluation.conclusions import verdict_of
-from specheads.evaluation.intervals import Interval
+from specheads.evaluation.intervals import Interval, resample_counts
 from specheads.evaluation.prompt_sets import PromptSet
 from specheads.evaluation.replayed_sets import Outcome, RecordedSet
 from specheads.evaluation.report import MEASURED, DataSet, Kind, Report
+from specheads.evaluation.reporting import basis_of
 from specheads.evaluation.rows import _winners, live_rows
 from specheads.evaluation.sweep import Measured, doubts_of, sweep_settings
 from specheads.prompts.prompt import Prompt
@@ -194,44 +197,69 @@ class Simulation:
 
     def replay(self, rng: np.random.Generator) -> Report:
         """Return the report of an evaluation that replays everything and decodes nothing."""
-        sets = [each for each, _ in self._sampled(rng)]
-        outcome = Outcome(self.of.rules, self.table, sets).chosen()
-        chosen, resamples = outcome.best[RATIO].values(), sets[1].resamples
-        speeds: Any = {n: self.table.speedup(sets[1].counts[n], resamples, self.of.rules[n], RATIO) for n in chosen}
-        winners = _winners(sets[1], outcome, RATIO, speeds)
-        report = Report({}, None, data_sets=[DataSet("simulated", "test", self.num_prompts[1], 1, 1, [], winners)])
-        return replace(report, verdict=verdict_of(report, outcome.uses))
+        outcome = Outcome(self.of.rules, self.table, [each for each, _ in self._sampled(rng)]).chosen()
+        return self._report(outcome)
 
     def decode(self, rng: np.random.Generator, clock: Clock) -> Report:
-        """Return the report of an evaluation whose verdict rests on the clock; all final prompts are decoded."""
-        (dev, _), (final, prompts) = sampled = self._sampled(rng)
+        """Return the report of an evaluation that decodes all final prompts.
+
+        Its verdict rests on the clock, or with doubts on replay at the costs of steps that are timed by themselves.
+        """
+        (dev, dev_prompts), (final, prompts) = sampled = self._sampled(rng)
         shares = self.table.head_shares
-        added = {rule.kind: RuleCosts(STEP * shares.get(rule.head or "", 0.0)) for rule in self.of.rules}
-        fit = CostFit(StepCosts(STEP, PASS), added)
+        fit = CostFit(
+            StepCosts(STEP, PASS), {rule.kind: RuleCosts(STEP * shares.get(rule.head or "", 0)) for rule in self.of.rules}
+        )
         table = replace(self.table, costs={MEASURED: fit.costs}, fit=fit, alone=1 / PASS)
         outcome = Outcome(self.of.rules, table, [each for each, _ in sampled]).chosen()
         measured = self._sweep(rng, clock, sweep_settings(decode.best_of_kinds(outcome)), prompts)
-        doubts = list(doubts_of(measured, fit, final.groups))
-        outcome = replace(outcome, measured=measured, doubts=doubts)
-        outcome = replace(outcome, tried={} if doubts else self._tried(rng, clock, outcome, sampled[0][1], dev.groups))
-        live = live_rows(measured, True, final.groups, {}, outcome.tried)
-        report = Report({"num_live_prompts": len(prompts)}, fit, doubts, live=live)
+        outcome = replace(outcome, measured=measured, doubts=list(doubts_of(measured, fit, final.groups)))
+        places = enumerate(zip(dev_prompts, dev.groups, strict=True))
+        ids = [(Prompt(str(n), "dev", "", group=str(group)), [int(prompt)]) for n, (prompt, group) in places]
+        setup: Any = SimpleNamespace(
+            pair=None,
+            window=64,
+            head_sizes=shares,
+            counted_costs=lambda: self.table,
+            prompts=SimpleNamespace(dev=PromptSet("dev", "dev", ids)),
+            settings=SimpleNamespace(num_live_prompts=len(prompts), verification=TokenVerification()),
+        )
+        machine = patch.multiple(
+            decode,
+            sweep=lambda _, name, tried, some: self._sweep(rng, clock, tried, [number for _, (number,) in some]),
+            step_time_ends=lambda decoder, rules, *until: ends_of(self._steps(rng, clock, rules), rules),
+            _decoder=lambda setup: None,
+            _tuned_again=lambda setup, outcome, tuning: outcome,
+        )
+        with machine:
+            if outcome.doubts:
+                outcome = decode.settle_by_steps(setup, outcome, cast(Any, None))
+            else:
+                outcome = replace(outcome, tried=decode.tried_on_dev(setup, outcome))
+        return self._report(outcome)
+
+    def _report(self, outcome: Outcome) -> Report:
+        """Return the report of an outcome, of all that its verdict reads."""
+        final, table = outcome.sets[1], outcome.cost_table
+        winners = []
+        for ratio, chosen in outcome.best.items() if outcome.doubts or not outcome.measured else ():
+            counted = {number: final.counts[number] for number in chosen.values()}
+            speeds: Any = {n: table.speedup(each, final.resamples, self.of.rules[n], ratio) for n, each in counted.items()}
+            winners += _winners(final, outcome, ratio, speeds)
+        data_sets = [DataSet("simulated", "test", self.num_prompts[1], 1, 1, [], winners)] if winners else []
+        live = live_rows(outcome.measured, True, final.groups, {}, outcome.tried) if outcome.measured else []
+        report = Report({}, table.fit, outcome.doubts, live, data_sets, basis=basis_of(outcome))
         return replace(report, verdict=verdict_of(report, outcome.uses))
 
-    def _tried(self, rng: np.random.Generator, clock: Clock, outcome: Outcome, prompts: np.ndarray, groups: Sequence[int]):
-        """Return what `tried_on_dev` returns, where this machine decodes."""
-        ids = [
-            (Prompt(str(n), "dev", "", group=str(group)), [int(p)])
-            for n, (p, group) in enumerate(zip(prompts, groups, strict=True))
-        ]
-        settings = SimpleNamespace(num_live_prompts=self.num_prompts[1], verification=TokenVerification())
-        setup: Any = SimpleNamespace(prompts=SimpleNamespace(dev=PromptSet("dev", "dev", ids)), settings=settings)
-        kept = decode.sweep
-        decode.sweep = lambda _, name, tried, some: self._sweep(rng, clock, tried, [ids[0] for _, ids in some])
-        try:
-            return decode.tried_on_dev(setup, outcome)
-        finally:
-            decode.sweep = kept
+    def _steps(self, rng: np.random.Generator, clock: Clock, rules: Iterable[str]) -> dict[str, np.ndarray]:
+        """Return the seconds of steps by name, of each in 300 turns."""
+        heads = {rule.step_kind: rule.head for rule in self.of.rules}
+        drafts = {PLAIN: STEP} | {name: STEP * (1 + self.table.head_shares.get(heads[name] or "", 0.0)) for name in rules}
+        others = {FIRST: STEP, TARGET: PASS} | {f"{count} verified": PASS for count in VERIFIED}
+        quiet = np.array([IN_A_ROW * each for each in drafts.values()] + [*others.values()])
+        seconds = clock.seconds(rng, np.tile(quiet, 300)).reshape(300, -1)
+        seconds[:, : len(drafts)] /= IN_A_ROW
+        return dict(zip([*drafts, *others], seconds.T, strict=True))
 
     def _sweep(
         self, rng: np.random.Generator, clock: Clock, settings: Sequence[Candidate], prompts: Sequence[int]
@@ -256,27 +284,12 @@ class Simulation:
         return measured
 
 
-@contextmanager
-def resampled_once() -> Iterator[None]:
-    """Keep the resamples of each number of prompts in the block: they are the same in every evaluation."""
-    modules: tuple[Any, ...] = (decode, replayed_sets, rows)
-    of_module = decode.resample_counts
-    kept = lru_cache(lambda groups: of_module(groups))
-    for module in modules:
-        module.resample_counts = lambda groups: kept(tuple(groups))
-    try:
-        yield
-    finally:
-        for module in modules:
-            module.resample_counts = of_module
-
-
 @dataclass
 class Tally:
-    """How often evaluations said what; all but `doubted` are of those whose verdict rests on what it should."""
+    """How often evaluations said what."""
 
     runs: int = 0
-    doubted: int = 0
+    doubted: int = 0  # did not trust the clock
     heads: int = 0  # said to use a head
     false_wins: int = 0  # used a rule with an interval above the best fixed length, and it is no faster
     found: int = 0  # used a head with an interval above the best fixed length, and it is faster
@@ -285,14 +298,13 @@ class Tally:
     rows: int = 0  # the interval of the best head's row is above the best fixed length, and it is no faster
 
     def add(self, simulation: Simulation, report: Report) -> None:
-        self.doubted += bool(report.doubts)
-        if report.doubts or report.verdict is None:
-            return
+        assert report.verdict
         answer, truth = report.verdict.answer, simulation.truth
         used, head, fixed = (answer.choices[kind] for kind in (answer.use, Kind.HEAD, Kind.FIXED))
         wins = answer.use not in (Kind.FIXED, Kind.ALONE) and used.gain is not None and used.gain.low > 1
         gain = head.gain or Interval(0, 0, 0)
         self.runs += 1
+        self.doubted += bool(report.doubts)
         self.heads += answer.use == Kind.HEAD
         self.false_wins += wins and truth[used.name] <= simulation.fixed
         self.found += wins and answer.use == Kind.HEAD and truth[used.name] > simulation.fixed
@@ -311,7 +323,11 @@ class Tally:
 def concluded(simulation: Simulation, runs: int, clock: Clock | None = None) -> Tally:
     """Return what so many evaluations concluded, by replay or by a clock."""
     rng, tally = np.random.default_rng(1), Tally()
-    with resampled_once():
+    kept = lru_cache(resample_counts)  # they are the same for any prompts of so many groups
+    with ExitStack() as stack:
+        for module in ("decode", "replayed_sets", "rows"):
+            name = f"specheads.evaluation.{module}.resample_counts"
+            stack.enter_context(patch(name, lambda groups: kept(tuple(groups))))
         for _ in range(runs):
             tally.add(simulation, simulation.replay(rng) if clock is None else simulation.decode(rng, clock))
     return tally
@@ -336,6 +352,12 @@ CASES: dict[str, Callable[[int], Tally]] = {
         Simulation(_populations()[0], 0.0, num_prompts=(100, 32)), runs, Clock()
     ),
     "no gain, by a busy clock": lambda runs: concluded(Simulation(_populations()[0], 0.0, **DECODED), runs, Clock()),
+    "no gain, too busy for the clock": lambda runs: concluded(
+        Simulation(_populations()[0], 0.0, num_prompts=(100, 100)), runs, Clock(burst=8)
+    ),
+    "gain of 5 %, too busy for the clock": lambda runs: concluded(
+        Simulation(_populations()[0], 0.05, num_prompts=(100, 100)), runs, Clock(burst=8)
+    ),
     "gain of 5 %, by a busy clock": lambda runs: concluded(Simulation(_populations()[0], 0.05, **DECODED), runs, Clock()),
 }
 

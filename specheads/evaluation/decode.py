@@ -233,10 +233,7 @@ def open_journal(setup: Setup, name: str, settings: Mapping[str, Any], prompts: 
 
 
 def tried_on_dev(setup: Setup, outcome: Outcome) -> dict[str, np.ndarray]:
-    """Return the tokens per second (1 + R,) of decoded settings on dev prompts, resampled alike; none if these are too few.
-
-    They are half as many as are decoded for the report, so that asking for more of these finds smaller gains.
-    """
+    """Return the tokens per second (1 + R,) of decoded settings on dev prompts, resampled alike; none if these are too few."""
     dev = setup.prompts.dev.spread(max(FEWEST_GROUPS, setup.settings.num_live_prompts // 2))
     if len(set(dev.groups)) < FEWEST_GROUPS:
         logger.warning(

@@ -75,9 +75,8 @@ def _numbered(groups: Groups) -> np.ndarray:
 def resample_counts(groups: Groups) -> np.ndarray:
     """Return (1 + R, P): how often each prompt is in each resample; row 0 is the sample itself.
 
-    Prompts of a group are in a resample equally often. Both `halves` are resampled separately, so that neither is ever empty. Two
-    groups fewer than a half has are drawn, each with more weight: one fewer makes variances unbiased (Rao and Wu 1988), and two
-    make intervals over few groups about as wide as Student's t does.
+    Prompts of a group are in a resample equally often. Both `halves` are resampled separately, so that neither is ever empty. It
+    has two groups fewer, with more weight: one fewer makes variances unbiased (Rao and Wu 1988), two widen as Student's t does.
     """
     rng = np.random.default_rng(0)
     number, first = _numbered(groups), halves(groups)

@@ -123,19 +123,16 @@ class Outcome:
     def chosen(self) -> "Outcome":
         """Return the outcome with the fastest candidate of each family on dev prompts; rules are reported on other prompts."""
         best, speeds = dict[str, dict[str, int]](), dict[str, list[float]]()
+        once = np.ones((1, self.sets[0].recording.num_prompts))
         for ratio in self.cost_table.costs:
-            speeds[ratio], best[ratio] = self._dev_speeds(self.cost_table, ratio), {}
+            counted, best[ratio] = zip(self.sets[0].counts, self.candidates, strict=True), {}
+            speeds[ratio] = [float(self.cost_table.speedup(counts, once, rule, ratio)[0]) for counts, rule in counted]
             for number, candidate in enumerate(self.candidates):
                 so_far = best[ratio].get(candidate.family)
                 is_faster = so_far is None or speeds[ratio][number] > speeds[ratio][so_far]
                 if candidate.ratio in (None, ratio) and is_faster:
                     best[ratio][candidate.family] = number
         return replace(self, best=best, speeds=speeds)
-
-    def _dev_speeds(self, table: CostTable, ratio: str) -> list[float]:
-        dev = self.sets[0]
-        counted, once = zip(dev.counts, self.candidates, strict=True), np.ones((1, dev.recording.num_prompts))
-        return [float(table.speedup(counts, once, rule, ratio)[0]) for counts, rule in counted]
 
     @property
     def choices(self) -> list[str]:
@@ -201,12 +198,8 @@ def setting_to_use(speeds: Mapping[str, np.ndarray], heads: Collection[str]) -> 
 
 
 def _clearly_faster(ratios: Sequence[np.ndarray]) -> bool:
-    """Whether the largest of some ratios of speeds (1 + R,) is above 1 by more than chance makes the largest of so many.
-
-    In standard errors, so that settings of which little is known do not decide (Romano and Wolf 2005).
-    """
+    """Whether the largest ratio of speeds (1 + R,) is above 1 by more than the largest of so many is by chance (White 2000)."""
     gains = np.log(ratios)
-    errors = np.maximum(gains[:, 1:].std(axis=1), 1e-9)
-    by_chance = ((gains[:, 1:] - gains[:, :1]) / errors[:, None]).max(axis=0)
     best = gains[:, 0].argmax()
-    return bool(np.mean(by_chance >= gains[best, 0] / errors[best]) <= BY_CHANCE)
+    gains /= np.maximum(gains[:, 1:].std(axis=1, keepdims=True), 1e-9)  # else the settings that are least known would decide
+    return bool(np.mean((gains[:, 1:] - gains[:, :1]).max(axis=0) >= gains[best, 0]) <= BY_CHANCE)

@@ -28,33 +28,30 @@ def test_a_head_that_gains_is_found(some):
 def test_the_clock_of_a_busy_machine_makes_no_winner(some):
     """About 2 % of these say to use a head; more than 5 of 40 have probability 1e-4."""
     tally = concluded(few(some, 0.0, num_final=32), 40, Clock())
-    assert tally.runs >= 30 and tally.heads <= 5 and tally.false_wins <= 5
+    assert tally.doubted <= 10 and tally.heads <= 5 and tally.false_wins <= 5
 
 
 def test_times_of_a_machine_that_is_too_busy_are_not_trusted(some):
-    tally = concluded(few(some, 0.0, num_final=32), 10, Clock(burst=8))
-    assert tally.doubted >= 5
-
-
-NONE, FOUND = 0.05, 0.9
+    """Then the head is found by replay, at the costs of steps that are timed by themselves."""
+    tally = concluded(few(some, 0.05, num_final=60), 10, Clock(burst=8))
+    assert tally.doubted >= 5 and tally.found >= 7
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("case", CASES)
 def test_conclusions_are_right_as_often_as_intervals_say(case):
-    """Of 400 evaluations at most 5 % name a gain that there is none of; above that with probability 1e-4 if 2 % do.
+    """Of 400 evaluations at most 5 % name a gain that there is not; more have probability 1e-4 if 2 % do.
 
-    A gain of 5 % is found in 90 %. 95 % intervals cover in 91 %; below that with probability 1e-3 if 95 % do. Over the few bursts
-    that 32 prompts meet they do not, but cover in 87 %; below that with probability 1e-2 if 91 % do.
+    Where there is no gain, no more than 5 % use a head, and a gain of 5 % or more is found in 90 %. The setting to use is slower
+    than the best without a head by more than half its interval in 8 % at most; more have probability 1e-2 if 5 % are. 95 %
+    intervals cover in 91 %; fewer have probability 1e-3 if 95 % do. Of a clock they cover less, for a few bursts decide, and at
+    the costs of steps, whose errors they do not have: in 85 %; fewer have probability 1e-2 if 89 % do.
     """
     tally = CASES[case](400)
     print(f"{case}: {tally}")
-    assert (
-        tally.share("false_wins") <= NONE
-        and tally.share("worse") <= NONE
-        and tally.share("covered") >= (0.87 if "clock" in case else 0.91)
-    )
+    assert tally.share("false_wins") <= 0.05 and tally.share("worse") <= 0.08
+    assert tally.share("covered") >= (0.85 if "clock" in case else 0.91)
     if case.startswith("no gain"):
-        assert tally.share("heads") <= NONE
+        assert tally.share("heads") <= 0.05
     elif "2 %" not in case:
-        assert tally.share("found") >= FOUND
+        assert tally.share("found") >= 0.9
