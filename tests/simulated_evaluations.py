@@ -83,13 +83,15 @@ def recording(num_files: int, size: int, errors: Mapping[str, float], between_fi
 class Population:
     """Files of `size` prompts each, and every rule replayed on all of them.
 
-    The heads' errors are independent of each other. The rules without a head know so little that they gain nothing.
+    The heads' errors are independent of each other. `headless` rules know so little that they gain nothing.
     """
 
-    def __init__(self, num_files: int, size: int = 1, num_heads: int = 1, error: float = 0.0, between_files: float = 0.0) -> None:
+    def __init__(
+        self, num_files: int, size: int = 1, heads: int = 1, error: float = 0.0, between_files: float = 0.0, headless: bool = True
+    ) -> None:
         torch.manual_seed(0)
         self.num_files, self.size = num_files, size
-        self.heads = {f"head {number}": AcceptanceHead(HeadConfig(8, 0)) for number in range(num_heads)}
+        self.heads = {f"head {number}": AcceptanceHead(HeadConfig(8, 0)) for number in range(heads)}
         for head in self.heads.values():
             torch.nn.init.normal_(next(iter(head.parameters())))  # by its weights a recording knows it
         errors = {head_fingerprint(head): error for head in self.heads.values()} | {"draft_prob": 6.0, "max_prob": 6.0}
@@ -97,10 +99,9 @@ class Population:
         rules = {
             FIXED: RuleChoice(FixedLength, {"num_tokens": LENGTHS}),
             "head_threshold": RuleChoice(HeadThreshold, {"threshold": THRESHOLDS, "min_tokens": None, "max_tokens": MAX_TOKENS}),
-            "draft_product": RuleChoice(DraftProduct, {"threshold": THRESHOLDS, "max_tokens": MAX_TOKENS}),
-            "confidence": RuleChoice(Confidence, {"threshold": THRESHOLDS, "max_tokens": MAX_TOKENS}),
-            "max_probability": RuleChoice(MaxProbability, {"threshold": THRESHOLDS, "max_tokens": MAX_TOKENS}),
         }
+        others = {"draft_product": DraftProduct, "confidence": Confidence, "max_probability": MaxProbability} if headless else {}
+        rules |= {name: RuleChoice(cls, {"threshold": THRESHOLDS, "max_tokens": MAX_TOKENS}) for name, cls in others.items()}
         self.rules = candidates(rules, self.heads, None)
         self.replayed = replay(self.recording, [rule.rule for rule in self.rules if rule.rule is not None])
         self.counts = [rounds.per_prompt(self.recording.num_prompts) for rounds in self.replayed]
@@ -335,8 +336,8 @@ def concluded(simulation: Simulation, runs: int, clock: Clock | None = None) -> 
 
 @lru_cache
 def _populations() -> tuple[Population, Population, Population]:
-    """Return prompts that are alike, the same with eight heads, and prompts of 75 files that differ."""
-    return Population(1_500), Population(800, num_heads=8, error=1.0), Population(75, size=20, between_files=1.0)
+    """Return prompts that are alike, the same with eight heads and no other rules, and prompts of 75 files that differ."""
+    return Population(1_500), Population(800, heads=8, error=1.0, headless=False), Population(75, size=20, between_files=1.0)
 
 
 DECODED, IN_FILES = {"num_prompts": (200, 400)}, {"per_file": (4, 20)}

@@ -6,7 +6,7 @@ from simulated_evaluations import CASES, Clock, Population, Simulation, conclude
 
 @pytest.fixture(scope="module")
 def some():
-    return Population(250, num_heads=8, error=1.0)
+    return Population(250, heads=8, error=1.0, headless=False)
 
 
 def few(of, gain, num_final=200):
