@@ -32,9 +32,12 @@ def test_the_clock_of_a_busy_machine_makes_no_winner(some):
 
 
 def test_times_of_a_machine_that_is_too_busy_are_not_trusted(some):
-    """Then the head is found by replay, at the costs of steps that are timed by themselves."""
-    tally = concluded(few(some, 0.05, num_final=60), 10, Clock(burst=8))
-    assert tally.doubted >= 5 and tally.found >= 7
+    """The head is found by replay, at the costs of steps that are timed by themselves.
+
+    Fewer than 5 doubts of 10, or heads found, have probability 2e-3 if 85 % are expected.
+    """
+    tally = concluded(few(some, 0.05, num_final=150), 10, Clock(burst=8))
+    assert tally.doubted >= 5 and tally.found >= 5
 
 
 @pytest.mark.full
