@@ -40,7 +40,6 @@ PATIENCE = 3.0  # seconds after which slow steps are timed no more often
 MOST_SECONDS = 60.0  # that steps are timed on a busy machine
 HOPELESS = 0.25  # the half-width of the interval of the ratio, as a share of it, from which on costs are counted
 MOST_TURNS = 4  # at most so many times rules are chosen and decoded
-NUM_TRIED = 16  # dev prompts at most, and half as many as are decoded for the report
 
 
 def decode_few(setup: Setup) -> list[Measured]:
@@ -235,7 +234,7 @@ def open_journal(setup: Setup, name: str, settings: Mapping[str, Any], prompts: 
 
 def tried_on_dev(setup: Setup, outcome: Outcome) -> dict[str, np.ndarray]:
     """Return the tokens per second (1 + R,) of decoded settings on dev prompts, resampled alike; none if these are too few."""
-    dev = setup.prompts.dev.spread(min(NUM_TRIED, max(FEWEST_GROUPS, setup.settings.num_live_prompts // 2)))
+    dev = setup.prompts.dev.spread(max(FEWEST_GROUPS, setup.settings.num_live_prompts // 2))
     if len(set(dev.groups)) < FEWEST_GROUPS:
         logger.warning(
             "dev prompts of %d independent texts are too few to choose a setting by; give more of them (data.num_dev)",

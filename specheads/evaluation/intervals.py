@@ -75,7 +75,8 @@ def _numbered(groups: Groups) -> np.ndarray:
 def resample_counts(groups: Groups) -> np.ndarray:
     """Return (1 + R, P): how often each prompt is in each resample; row 0 is the sample itself.
 
-    Prompts of a group are in a resample equally often. Both `halves` are resampled separately, so that neither is ever empty.
+    Prompts of a group are in a resample equally often. Both `halves` are resampled separately, so that neither is ever empty. It
+    has two groups fewer, with more weight: one fewer makes variances unbiased (Rao and Wu 1988), two widen as Student's t does.
     """
     rng = np.random.default_rng(0)
     number, first = _numbered(groups), halves(groups)
@@ -83,7 +84,8 @@ def resample_counts(groups: Groups) -> np.ndarray:
     for half in (first, ~first):
         members = np.unique(number[half])
         if size := len(members):
-            resampled[:, members] = rng.multinomial(size, np.full(size, 1 / size), size=NUM_RESAMPLES)
+            drawn = max(size - 2, 1)
+            resampled[:, members] = size / drawn * rng.multinomial(drawn, np.full(size, 1 / size), size=NUM_RESAMPLES)
     return np.concatenate([np.ones((1, len(number))), resampled[:, number]])
 
 

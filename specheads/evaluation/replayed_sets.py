@@ -21,7 +21,7 @@ from specheads.replay.recording import Recorder, Recording, load_recording
 from specheads.replay.replay import Counts, oracle, replay
 from specheads.replay.response_tree import RecordSettings
 
-MAY_BE_SLOWER = 0.05  # the share of resamples in which a setting that is used may be slower than what asks for less
+BY_CHANCE = 0.05  # the probability with which chance alone may make the best of some settings clearly faster than another one
 A_TIE = 0.02  # the share by which settings must differ in predicted speed for one to be taken in place of the other
 
 
@@ -123,19 +123,16 @@ class Outcome:
     def chosen(self) -> "Outcome":
         """Return the outcome with the fastest candidate of each family on dev prompts; rules are reported on other prompts."""
         best, speeds = dict[str, dict[str, int]](), dict[str, list[float]]()
+        once = np.ones((1, self.sets[0].recording.num_prompts))
         for ratio in self.cost_table.costs:
-            speeds[ratio], best[ratio] = self._dev_speeds(self.cost_table, ratio), {}
+            counted, best[ratio] = zip(self.sets[0].counts, self.candidates, strict=True), {}
+            speeds[ratio] = [float(self.cost_table.speedup(counts, once, rule, ratio)[0]) for counts, rule in counted]
             for number, candidate in enumerate(self.candidates):
                 so_far = best[ratio].get(candidate.family)
                 is_faster = so_far is None or speeds[ratio][number] > speeds[ratio][so_far]
                 if candidate.ratio in (None, ratio) and is_faster:
                     best[ratio][candidate.family] = number
         return replace(self, best=best, speeds=speeds)
-
-    def _dev_speeds(self, table: CostTable, ratio: str) -> list[float]:
-        dev = self.sets[0]
-        counted, once = zip(dev.counts, self.candidates, strict=True), np.ones((1, dev.recording.num_prompts))
-        return [float(table.speedup(counts, once, rule, ratio)[0]) for counts, rule in counted]
 
     @property
     def choices(self) -> list[str]:
@@ -195,5 +192,14 @@ def setting_to_use(speeds: Mapping[str, np.ndarray], heads: Collection[str]) -> 
     best = max(speeds, key=lambda name: speeds[name][0])
     if best in heads:
         other = max((name for name in speeds if name not in heads), key=lambda name: speeds[name][0])
-        best = best if np.mean(speeds[best] <= speeds[other]) <= MAY_BE_SLOWER else other
-    return best if np.mean(speeds[best] <= speeds[TARGET_ALONE.name]) <= MAY_BE_SLOWER else TARGET_ALONE.name
+        best = best if _clearly_faster([speeds[name] / speeds[other] for name in speeds if name in heads]) else other
+    alone = speeds[TARGET_ALONE.name]
+    return best if _clearly_faster([speed / alone for speed in speeds.values()]) else TARGET_ALONE.name
+
+
+def _clearly_faster(ratios: Sequence[np.ndarray]) -> bool:
+    """Whether the largest ratio of speeds (1 + R,) is above 1 by more than the largest of so many is by chance (White 2000)."""
+    gains = np.log(ratios)
+    best = gains[:, 0].argmax()
+    gains /= np.maximum(gains[:, 1:].std(axis=1, keepdims=True), 1e-9)  # else the settings that are least known would decide
+    return bool(np.mean((gains[:, 1:] - gains[:, :1]).max(axis=0) >= gains[best, 0]) <= BY_CHANCE)

@@ -109,15 +109,7 @@ def winners_table(report: Report, data_set: DataSet, ratio: str) -> Table:
     used = conclusions.used_at(report, ratio)
 
     def tag(row: Winner) -> str | None:
-        return (
-            "best"
-            if row.name == used and not row.bound
-            else "bound"
-            if row.bound
-            else "baseline"
-            if row.family == FIXED
-            else None
-        )
+        return "bound" if row.bound else "best" if row.name == used else "baseline" if row.family == FIXED else None
 
     def gain(row: Winner, estimate: Interval | None) -> Cell:
         return estimate_cell(change, None if row.family == FIXED else estimate)

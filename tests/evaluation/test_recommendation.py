@@ -96,12 +96,23 @@ def test_a_head_that_was_not_decoded_recommends_what_replay_predicts(stored):
 @pytest.mark.parametrize(("gain", "name"), [(1.2, "fixed_length(num_tokens=2)"), (1.01, "target alone"), (0.9, "target alone")])
 def test_a_setting_that_is_not_clearly_faster_leaves_the_target_alone(gain, name):
     alone = 100 * (1 + 0.02 * np.sin(np.arange(101)))
-    tried = {"target alone": alone, "fixed_length(num_tokens=2)": gain * alone * (1 + 0.05 * np.cos(np.arange(101)))}
+    tried = {"target alone": alone, "fixed_length(num_tokens=2)": gain * alone * (1 + 0.05 * np.sin(2 * np.arange(101)))}
     assert setting_to_use(tried, set()) == name
 
 
 @pytest.mark.parametrize(("gain", "name"), [(1.1, "head"), (1.01, "rule"), (0.9, "rule")])
 def test_a_head_is_used_only_where_it_is_clearly_faster_than_what_needs_none(gain, name):
     rule, alone = 140 * (1 + 0.02 * np.sin(np.arange(101))), np.full(101, 100.0)
-    tried = {"target alone": alone, "rule": rule, "head": gain * rule * (1 + 0.05 * np.cos(np.arange(101)))}
+    tried = {"target alone": alone, "rule": rule, "head": gain * rule * (1 + 0.05 * np.sin(2 * np.arange(101)))}
     assert setting_to_use(tried, {"head"}) == name
+
+
+@pytest.mark.parametrize(("count", "name"), [(1, "head 0"), (30, "rule")])
+def test_the_best_of_many_heads_must_be_faster_than_chance_makes_the_best_of_so_many(count, name):
+    """Two standard errors are clear for one head, and nothing for the best of thirty."""
+    rng = np.random.default_rng(0)
+    tried = {"target alone": np.ones(2001), "rule": np.full(2001, 1.5)}
+    for number in range(count):
+        gain = 1.02 if number == 0 else 1.0
+        tried[f"head {number}"] = 1.5 * gain * (1 + 0.01 * np.concatenate([[0], rng.standard_normal(2000)]))
+    assert setting_to_use(tried, tried.keys() - {"target alone", "rule"}) == name
