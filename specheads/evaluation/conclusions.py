@@ -12,6 +12,8 @@ from specheads.evaluation.report import (
     MEASURED,
     ROUNDS,
     Answer,
+    BatchRow,
+    BatchTable,
     Choice,
     DataSet,
     Information,
@@ -129,6 +131,11 @@ def fastest_by_kind(rows: Iterable[Row]) -> dict[Kind, Row]:
     for row in sorted(usable, key=dev_speed, reverse=True):
         found.setdefault(_kind_of(row), row)
     return found
+
+
+def fastest_of(batches: BatchTable) -> BatchRow:
+    """Return the setting that was the fastest in batches of one size, of those that keep the target's distribution."""
+    return max((row for row in batches.rows if row.lossless), key=lambda row: row.tokens_per_second)
 
 
 def verdict_of(report: Report, uses: Mapping[str, str]) -> Verdict | None:

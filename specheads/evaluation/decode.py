@@ -5,14 +5,11 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
-import torch
 
 from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.drafting import Autoregressive
-from specheads.decoding.engine import resolve_engine
 from specheads.decoding.step_costs import RuleCosts, StepCosts
 from specheads.decoding.step_times import Ends, StepTimes, counted_ratios, step_time_ends, step_times
 from specheads.decoding.stopping import HeadThreshold
@@ -22,15 +19,12 @@ from specheads.evaluation.intervals import resample_counts, sums
 from specheads.evaluation.replayed_sets import A_TIE, Outcome, replay_all
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.settings import Evaluation
-from specheads.evaluation.setup import STEP_SHARES, Setup, device_name
+from specheads.evaluation.setup import STEP_SHARES, Setup
 from specheads.evaluation.sweep import FEWEST_GROUPS, REMEDY, Measured, Sweep, doubts_of, sweep_settings, with_measured
 from specheads.forecast import progress
 from specheads.prompts.prompt import EncodedPrompt
-from specheads.replay.head_scores import head_fingerprint
 from specheads.replay.replay import Counts
 from specheads.storage.files import write_json
-from specheads.storage.journal import Journal
-from specheads.storage.runs import is_resumed
 
 logger = logging.getLogger(__name__)
 
@@ -202,35 +196,10 @@ def sweep(setup: Setup, name: str, settings: Sequence[Candidate], prompts: Seque
         *(name, len(settings), len(prompts), repeats, total, most, setup.run_folder),
     )
     names = [(setting.name, repr(setting.verification and setting.verification.compile_key)) for setting in settings]
-    journal = open_journal(setup, name, {"settings": names}, prompts)
+    journal = setup.journal(name, prompts, settings=names)
     how = Sweep(setup.pair, setup.settings, setup.window)
     with progress("decoding", total) as advance:
         return how.run(settings, [ids for _, ids in prompts], journal, advance)
-
-
-def open_journal(setup: Setup, name: str, settings: Mapping[str, Any], prompts: Sequence[EncodedPrompt]) -> Journal:
-    """Return the journal `name` of this run, empty unless the run is resumed; `settings` is what decides its content besides."""
-    path, evaluation, pair = setup.run_folder / f"{name}.jsonl", setup.settings, setup.pair
-    if not is_resumed(setup.run_folder):
-        path.unlink(missing_ok=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    provenance = {
-        "prompts": [ids for _, ids in prompts],
-        "seed": evaluation.seed,
-        "pair": [pair.target_revision, pair.draft_revision],
-        "heads": [(head_fingerprint(head), head.config.calibration) for head in setup.heads.values()],
-        "repeats": evaluation.repeats,
-        "warp": evaluation.warp.values(),
-        "max_new_tokens": evaluation.max_new_tokens,
-        "device": device_name(pair),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "engine": resolve_engine(evaluation.engine),
-        "drafting": {"class": type(evaluation.drafting).__name__, **vars(evaluation.drafting)},
-        "verification": evaluation.verification.label,
-        "dtype": [str(pair.target.dtype), str(pair.draft.dtype)],
-    }
-    return Journal(path, {**settings, **provenance})
 
 
 def tried_on_dev(setup: Setup, outcome: Outcome) -> dict[str, np.ndarray]:

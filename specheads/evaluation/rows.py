@@ -11,7 +11,6 @@ from specheads.evaluation.conclusions import fastest_by_kind
 from specheads.evaluation.intervals import Groups, Interval, interval, milliseconds, resample_counts, sums
 from specheads.evaluation.replayed_sets import Outcome, RecordedSet
 from specheads.evaluation.report import DataSet, Kind, LiveRow, Reliability, RuleRow, TextSample, Winner, rule_fields
-from specheads.evaluation.sweep import Measured
 from specheads.heads.calibration import IndexCalibration, in_rounds
 from specheads.heads.metrics import auroc, calibration
 from specheads.pair.pair import Pair
@@ -22,18 +21,9 @@ LEAST_GAP = 0.01  # of the speed of the best fixed length: shares of less mean n
 NUM_TEXTS = 3  # responses whose rounds are shown in color
 
 
-def live_rows(
-    measured: Sequence[Measured],
-    lossless: bool,
-    groups: Groups,
-    replayed: Mapping[str, float],
-    tried: Mapping[str, np.ndarray],
-) -> list[LiveRow]:
-    """Return a row for every setting that was decoded, the target alone first.
-
-    `replayed` are tokens per second by setting, and `tried` those (1 + R,) on dev prompts.
-    """
-    resamples = resample_counts(groups)
+def live_rows(outcome: Outcome, lossless: bool, groups: Groups) -> list[LiveRow]:
+    """Return a row for every setting that was decoded, the target alone first; `groups` are those of the decoded prompts."""
+    measured, tried, resamples, replayed = outcome.measured, outcome.tried, resample_counts(groups), replayed_speeds(outcome)
     totals = [sums(each.stats, resamples) for each in measured]
     alone = totals[0].tokens_per_second
     rows = []
@@ -70,6 +60,19 @@ def live_rows(
         )
         for row in rows
     ]
+
+
+def replayed_speeds(outcome: Outcome) -> dict[str, float]:
+    """Return by setting its tokens per second on the decoded prompts, from replayed counts; none where fewer were replayed."""
+    speeds, number = dict[str, float](), len(outcome.measured[0].stats)
+    if not outcome.sets or number > outcome.sets[1].recording.num_prompts:
+        return speeds
+    for setting in (decoded.setting for decoded in outcome.measured if decoded.setting.verification is None):
+        if (counts := outcome.decoded_counts.get(setting.name)) is not None:
+            costs_by_prompt = enumerate(outcome.cost_table.for_prompts(setting, number))
+            seconds = [float(costs.seconds(counts.drafted[n], counts.rounds[n])) for n, costs in costs_by_prompt]
+            speeds[setting.name] = counts.tokens[:number].sum() / sum(seconds)
+    return speeds
 
 
 def data_set(replayed: RecordedSet, outcome: Outcome) -> DataSet:

@@ -9,9 +9,8 @@ from specheads import AcceptanceHead, HeadConfig
 from specheads.decoding.stopping import FixedLength, HeadThreshold
 from specheads.evaluation.candidates import TARGET_ALONE, Candidate, fixed_length
 from specheads.evaluation.decode import under_block
-from specheads.evaluation.replayed_sets import Outcome, setting_to_use
+from specheads.evaluation.replayed_sets import Outcome, recommendations, setting_to_use
 from specheads.evaluation.report import MEASURED
-from specheads.evaluation.reporting import recommendations
 from specheads.evaluation.sweep import Measured
 
 HEAD, OTHER = (AcceptanceHead(HeadConfig(8, 0)) for _ in range(2))
