@@ -104,7 +104,8 @@ def _winners(replayed: RecordedSet, outcome: Outcome, ratio: str, speeds: Sequen
     ceiling = speeds[choice[CEILING]] if CEILING in choice else None
     fixed, dev_speeds = speeds[choice[FIXED]], outcome.speeds[ratio]
     unaided = [number for number in outcome.achievable(ratio) if outcome.candidates[number].head is None]
-    headless = speeds[max(unaided, key=dev_speeds.__getitem__)] if max(dev_speeds[each] for each in unaided) > 1 else 1.0
+    fastest = max(unaided, key=dev_speeds.__getitem__)
+    headless = speeds[fastest] if dev_speeds[fastest] > 1 else 1.0
     named = [(family, number, outcome.candidates[number]) for family, number in choice.items()]
     uncharged = {
         number: outcome.cost_table.speedup_uncharged(replayed.counts[number], resamples, rule, ratio) for _, number, rule in named
