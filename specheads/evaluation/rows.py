@@ -23,23 +23,22 @@ NUM_TEXTS = 3  # responses whose rounds are shown in color
 
 def live_rows(outcome: Outcome, lossless: bool, groups: Groups) -> list[LiveRow]:
     """Return a row for every setting that was decoded, the target alone first; `groups` are those of the decoded prompts."""
-    measured, tried, resamples, replayed = outcome.measured, outcome.tried, resample_counts(groups), replayed_speeds(outcome)
-    totals = [sums(each.stats, resamples) for each in measured]
-    alone = totals[0].tokens_per_second
-    rows = []
-    for each, total in zip(measured, totals, strict=True):
+    tried, resamples, replayed, rows = outcome.tried, resample_counts(groups), replayed_speeds(outcome), list[LiveRow]()
+    totals = {each.setting.name: sums(each.stats, resamples) for each in outcome.measured}
+    speeds = {name: total.tokens_per_second for name, total in totals.items()}
+    for each in outcome.measured:
         setting, other = each.setting, each.setting.verification
         expected = [part.num_expected for part in each.stats]
         accepted = None
         if None not in expected and any(expected):
             number = resamples @ np.array([part.num_accepted for part in each.stats])
-            accepted = interval(number / np.maximum(resamples @ np.array(expected, dtype=float), 1e-12))
+            accepted = interval(number / np.maximum(resamples @ np.array(expected), 1e-12))
         row = LiveRow(
             name=setting.name,
             family=setting.family,
-            tokens_per_second=interval(total.tokens_per_second),
-            speedup=interval(total.tokens_per_second / alone),
-            **total.rates(),
+            tokens_per_second=interval(speeds[setting.name]),
+            speedup=interval(speeds[setting.name] / speeds[TARGET_ALONE.name]),
+            **totals[setting.name].rates(),
             milliseconds=milliseconds(each.token_seconds),
             replayed_tokens_per_second=replayed.get(setting.name),
             lossless=setting.live is None or (other.lossless if other else lossless),
@@ -49,7 +48,6 @@ def live_rows(outcome: Outcome, lossless: bool, groups: Groups) -> list[LiveRow]
             dev_speedup=tried[setting.name][0] / tried[TARGET_ALONE.name][0] if setting.name in tried else None,
         )
         rows.append(row)
-    speeds = {row.name: total.tokens_per_second for row, total in zip(rows, totals, strict=True)}
     fastest = fastest_by_kind(rows)
     fixed, headless = fastest.get(Kind.FIXED), next(row for kind, row in fastest.items() if kind != Kind.HEAD)
     return [
@@ -179,7 +177,7 @@ def text_samples(pair: Pair, recording: Recording, candidate: Candidate, rounds:
         for row in rows[np.argsort(rounds.start[rows])]:
             start, drafted, accepted = (int(column[row]) for column in (rounds.start, rounds.drafted, rounds.accepted))
             middle = start + accepted
-            branch = int(recording.branch_first[0, first + middle]) if drafted > accepted else 0
+            branch = int(recording.branch_first[0, first + middle])
             rejected = recording.tokens[branch : branch + drafted - accepted].tolist()
             emitted = response[middle : start + int(rounds.tokens[row])]
             parts = (("accepted", response[start:middle]), ("rejected", rejected), ("target", emitted))

@@ -143,6 +143,28 @@ def test_rows_have_the_speed_ups_that_their_rule_is_meant_for():
     assert row.block_efficiency == pytest.approx(100 / 38) and row.acceptance_rate == pytest.approx(62 / 150)
 
 
+def test_a_data_set_has_the_fields_of_its_rules_and_prompts():
+    rule = replace(CANDIDATES[2], automatic=True, rule_name="head_threshold")
+    outcome = Outcome([*CANDIDATES[:2], rule, *CANDIDATES[3:]], COST_TABLE, [recorded(DEV)]).chosen()
+    data = data_set(recorded(TEST, "test"), outcome)
+    assert (data.name, data.role, data.num_prompts, data.num_tokens, data.num_samples) == ("set", "test", 20, 2000, 1)
+    row, winner = data.rules[2], next(each for each in data.winners if each.family == "head")
+    assert (row.family, row.name, row.parameters) == ("head", "a", {"number": 1}) and row.bound is False
+    assert (row.rule_name, row.head, row.automatic) == ("head_threshold", "mine", True)
+    assert (winner.rule_name, winner.head, winner.automatic) == ("head_threshold", "mine", True)
+    assert [(each.name, each.bound) for each in data.winners if each.bound] == [("best", True), ("oracle", True)] * 2
+
+
+@pytest.mark.parametrize(("calls", "over"), [(55, "many"), (45, "few"), (101, None)])
+def test_a_head_is_compared_with_what_dev_prompts_chose_without_one(calls, over):
+    """It is the fastest there, and the target alone where nothing is faster than that."""
+    dev = [(100, 0, 50, calls), (100, 0, 50, min(50, calls) if calls < 101 else calls), *DEV[2:4], (100, 0, 0, 105), DEV[5]]
+    data = data_set(recorded(TEST, "test"), Outcome(CANDIDATES, COST_TABLE, [recorded(dev)]).chosen())
+    speeds = dict(zip(("few", "many"), speeds_of(TEST, "10"), strict=False))
+    head = next(winner for winner in data.winners if winner.family == "head" and winner.ratio == "10")
+    assert head.over_headless.value == pytest.approx(head.speedup.value / speeds.get(over, 1.0))
+
+
 def test_intervals_resample_the_same_prompts_for_all_rules():
     """Where all rules are slow on the same prompts, a gain varies less than the speeds that it is made of."""
     outcome = Outcome(CANDIDATES, COST_TABLE, [recorded(DEV)]).chosen()
@@ -182,8 +204,17 @@ def test_where_the_ceiling_is_hardly_faster_no_share_of_the_gap_is_reported():
     for ceiling in (fixed, fixed * 1.009, fixed - 0.1, fixed * [1.2, 1.2, 0.8]):  # nothing pays, or it is not sure that it does
         assert _gap(ours, fixed, ceiling) is None
     assert _gap(ours, fixed, None) is None
+    assert _gap(2 * ours, 2 * fixed, 2 * fixed * 1.009) is None
     clear = _gap(ours, fixed, fixed * 1.4)
     assert clear.value == pytest.approx(0.5) and 0 < clear.low <= clear.high < 1
+
+
+def test_a_resample_without_a_gap_gives_a_large_share_but_no_infinite_one():
+    """In one of 40 resamples the ceiling is the fixed length itself: the gap counts as a thousandth of that."""
+    fixed, ours, ceiling = np.full(41, 2.0), np.full(41, 2.5), np.full(41, 3.0)
+    ceiling[40] = 2.0
+    found = _gap(ours, fixed, ceiling)
+    assert (found.value, found.low) == (0.5, 0.5) and found.high == pytest.approx(0.5 + 0.025 * (0.5 / 0.002 - 0.5))
 
 
 @pytest.fixture
@@ -208,7 +239,7 @@ class Letters:
 def test_a_response_is_shown_as_its_rounds_made_it(recording):
     rounds = Replayed(*map(np.array, ([0, 0, 1, 1], [0] * 4, [0, 3, 0, 1], [4, 0, 1, 0], [2, 0, 0, 0], [3, 1, 1, 1])))
     samples = text_samples(Letters(), recording, CANDIDATES[0], rounds)
-    assert [sample.prompt for sample in samples] == ["h", "i"]
+    assert [(sample.prompt, sample.rule) for sample in samples] == [("h", "few"), ("i", "few")]
     assert samples[0].pieces == [("accepted", "ab"), ("rejected", "xy"), ("target", "c"), ("target", "d")]
     assert samples[1].pieces == [("rejected", "w"), ("target", "e"), ("target", "f")]
 
