@@ -190,7 +190,7 @@ def _doubt(report: Report) -> str | None:
     if not report.doubts:
         return None
     first, basis = report.doubts[0], report.basis
-    text = f"{first[:1].lower()}{first[1:].rstrip('.')}"
+    text = f"{first[:1].lower()}{first[1:].removesuffix('.')}"
     if basis is None or len(set(basis.choices)) <= 1:
         return text
     low, high, (first, *_, last) = basis.ratio.low, basis.ratio.high, basis.choices

@@ -79,7 +79,7 @@ def resample_counts(groups: Groups) -> np.ndarray:
     """
     rng = np.random.default_rng(0)
     number, first = _numbered(groups), halves(groups)
-    resampled = np.zeros((NUM_RESAMPLES, number.max() + 1))
+    resampled = np.zeros((NUM_RESAMPLES, len(number)))  # by group
     for half in (first, ~first):
         members = np.unique(number[half])
         if size := len(members):

@@ -182,7 +182,8 @@ class Outcome:
 
     def _resampled(self, table: CostTable, ratio: str) -> dict[str, np.ndarray]:
         """Return by setting its speed-ups (1 + R,) on dev prompts, resampled alike."""
-        dev, resamples = self.sets[0], self.sets[0].resamples
+        dev = self.sets[0]
+        resamples = dev.resamples
         return {TARGET_ALONE.name: np.ones(len(resamples))} | {
             rule.name: table.speedup(counts, resamples, rule, ratio)
             for rule, counts in zip(self.candidates, dev.counts, strict=True)

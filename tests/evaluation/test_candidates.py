@@ -2,30 +2,22 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from families import family_pair
+from random_recording import random_recording
 
-from specheads import AcceptanceHead, HeadConfig, UserError, Warp, stopping
+from specheads import AcceptanceHead, HeadConfig, UserError, stopping
 from specheads.commands.compose import command_config
 from specheads.commands.evaluate import rule_choices
 from specheads.decoding.step_costs import StepCosts
 from specheads.evaluation.candidates import FIXED, Candidate, CostTable, RuleChoice, Tuning, candidates, check_rules
 from specheads.pair.config import config_folder
-from specheads.prompts.prompt import Prompt, ResponseLimits
-from specheads.replay.head_scores import add_predictions, head_fingerprint
-from specheads.replay.recording import GROUND_TRUTH, Recorder, load_recording
+from specheads.replay.head_scores import head_fingerprint
+from specheads.replay.recording import GROUND_TRUTH
 from specheads.replay.replay import recorded_head, replay
-from specheads.replay.response_tree import RecordSettings
 
 COSTS = {"measured": StepCosts(0.001, 0.004, 0.0002), "10": StepCosts.at_ratio(10)}
 SHARE = 0.25  # of a draft step, for every head
-
-
-@pytest.fixture(scope="module")
-def pair():
-    return family_pair("llama")
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +30,13 @@ def heads():
 
 
 @pytest.fixture(scope="module")
-def tuning(pair, heads, tmp_path_factory):
-    generator = np.random.default_rng(7)
-    prompts = [(Prompt(f"{i:04x}", "dev", ""), generator.integers(29, size=5).tolist()) for i in range(12)]
-    settings = RecordSettings(3, 20)
-    folder = Recorder(pair, Warp(0.8), ResponseLimits(30), settings, 0, tmp_path_factory.mktemp("data")).record([prompts])[0]
-    named = {head_fingerprint(head): head for head in heads.values()}
-    add_predictions(folder, pair, named, ground_truth=True)
-    return Tuning(load_recording(folder, [*named, GROUND_TRUTH]), CostTable(COSTS, dict.fromkeys(heads, SHARE)))
+def tuning(heads):
+    made = random_recording(num_prompts=12, num_samples=3, max_tokens=20, longest=30)
+    generator, chance = torch.Generator().manual_seed(7), 2 * made.features["max_prob"] - 0.4
+    for head in heads.values():
+        made.features[head_fingerprint(head)] = 3 * chance + 0.5 * torch.randn(len(chance), generator=generator)
+    made.features[GROUND_TRUTH] = chance.clamp(0.01, 0.99)
+    return Tuning(made, CostTable(COSTS, dict.fromkeys(heads, SHARE)))
 
 
 def all_rules():

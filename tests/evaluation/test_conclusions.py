@@ -293,6 +293,13 @@ def test_what_was_decoded_answers_where_dev_prompts_tried_it_and_nothing_is_doub
     assert verdict_of(replace(report, context={}), {}).rests_on == rests_on.replace("on 4", "on some")
 
 
+def test_what_was_decoded_comes_before_the_ratios_that_were_only_replayed():
+    rows = [replace(row, dev_speedup=row.speedup.value) for row in LIVE]
+    report = Report({}, MACHINE, [], rows, sets_of("test", winners=[row for row in REPLAYED_ROWS if row.ratio != MEASURED]))
+    verdict = verdict_of(report, {})
+    assert verdict.answer.ratio == MEASURED and [each.ratio for each in verdict.others] == ["5", "10"]
+
+
 def test_what_the_measured_ratio_rests_on_is_said_with_its_range():
     report = Report({}, MACHINE, [], [], sets_of("test", winners=REPLAYED_ROWS), basis=BASES[ROUNDS])
     assert verdict_of(report, {}).rests_on == (
@@ -334,7 +341,7 @@ def test_the_rule_of_a_setting_under_another_verification_is_the_one_to_use():
 
 
 def test_a_doubt_names_what_the_range_of_costs_leaves_open():
-    report = Report({}, MACHINE, ["The machine was busy.."], [], sets_of("test", winners=REPLAYED_ROWS), basis=BASES[STEPS])
+    report = Report({}, MACHINE, ["The machine was busy."], [], sets_of("test", winners=REPLAYED_ROWS), basis=BASES[STEPS])
     assert verdict_of(report, {}).doubt == "the machine was busy; at ratio 5.0 a is best; at ratio 6.0 c is best"
     sure = replace(report, basis=replace(BASES[STEPS], choices=["a"] * 3))
     assert verdict_of(sure, {}).doubt == verdict_of(replace(report, basis=None), {}).doubt == "the machine was busy"

@@ -8,6 +8,7 @@ import torch
 from random_recording import random_recording
 
 from specheads.evaluation.information import LOGISTIC, OVERLAP, _nats, _positions, information
+from specheads.evaluation.intervals import resample_counts
 from specheads.replay.recording import GROUND_TRUTH
 from specheads.replay.replay import RecordedHead
 
@@ -85,11 +86,22 @@ def test_where_nothing_can_be_known_there_is_no_information(recording):
     assert information([sure], {}, range(PROMPTS)) is None
 
 
-def test_what_a_predictor_explains_over_the_logistic_is_the_difference_of_both(found):
-    assert set(found.over_logistic) == {"knows", "blind", "half", "too sure"}
-    for name, more in found.over_logistic.items():
-        assert more.value == pytest.approx(found.explained[name].value - found.explained[LOGISTIC].value)
-    assert found.over_logistic["knows"].low > 0.9
+def test_what_a_predictor_explains_over_the_logistic_is_the_difference_of_both(recording):
+    sure = replace(recording, features=recording.features | {"max_prob": recording.features[GROUND_TRUTH]})
+    found = information([sure], {name: RecordedHead(name, "next_token") for name in ("knows", "blind")}, range(PROMPTS))
+    assert found.explained[LOGISTIC].value == pytest.approx(1, abs=1e-3) and set(found.over_logistic) == {"knows", "blind"}
+    assert found.over_logistic["knows"].value == pytest.approx(0, abs=1e-3)
+    assert found.over_logistic["blind"].value == pytest.approx(-1, abs=5e-3) and found.over_logistic["blind"].high < -0.99
+
+
+def test_resamples_in_which_nothing_can_be_known_are_left_out():
+    """One prompt alone differs from the others, and the first resample lacks it."""
+    made, prompts = random_recording(num_prompts=12, num_samples=1, seed=3), range(12)
+    odd = int(np.flatnonzero(resample_counts(prompts)[1] == 0)[0])
+    prompt = made.prompt_of(torch.arange(len(made.tokens)))
+    made.features[GROUND_TRUTH] = torch.where(prompt == odd, 0.9, 0.2)
+    found = information([made], {}, prompts)
+    assert 0 < found.knowable.low < found.knowable.value and np.isfinite(found.explained[LOGISTIC].high)
 
 
 def test_without_true_probabilities_there_is_no_information(recording):

@@ -39,10 +39,10 @@ def stored(tmp_path):
     rules_tried["fixed"] = (FixedLength(2), None)
     candidates = [Candidate(name, name, rule, rule, head=head) for name, (rule, head) in rules_tried.items()]
 
-    def run(tried, fixed=1.2, predicted=1.3, dev=1.3, best=BEST, where=None):
+    def run(tried, fixed=1.2, predicted=1.3, dev=1.3, best=BEST, hub=()):
         rules[1].speedup[MEASURED].value = predicted
         for name, folder in folders.items():
-            setup.located_heads[name].where = where or str(folder)
+            setup.located_heads[name].where = "user/name" if name in hub else str(folder)
         spread = 1 + 0.02 * np.sin(np.arange(101))  # of resamples, which the settings share
         speeds = {name: speed * spread for name, speed in tried.items()}
         outcome = Outcome(candidates, None, best=best, speeds={MEASURED: [9.0, dev, fixed]}, measured=measured, tried=speeds)
@@ -90,7 +90,7 @@ def test_a_setting_that_is_faster_by_chance_changes_nothing(stored):
 
 def test_a_head_that_was_not_decoded_recommends_what_replay_predicts(stored):
     assert stored(SPEEDS)[1] == {"threshold": 0.3, "min_tokens": 1, "max_tokens": 20, "predicted_speedup": 1.3}
-    assert stored(SPEEDS, fixed=1.4)[1] is None
+    assert stored(SPEEDS, fixed=1.4)[1] is None and stored(SPEEDS, fixed=1.3)[1] is None
     assert stored(SPEEDS, fixed=0.8, dev=0.9)[1] is None  # the target alone is faster
 
 
@@ -139,4 +139,4 @@ def test_what_is_stored_of_a_trial_is_its_estimate(stored):
 
 def test_only_folders_get_a_recommendation_and_only_where_something_was_replayed(stored):
     assert stored(SPEEDS, best={}) == (None, None)
-    assert stored(SPEEDS, where="user/name") == (None, None)
+    assert stored(SPEEDS, hub=["mine"]) == (None, stored(SPEEDS)[1]) != (None, None)

@@ -1,6 +1,6 @@
 """The choice of rules, and their distance from the bounds, on counts made by hand and on a small recording."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,8 +14,18 @@ from specheads import AcceptanceHead, HeadConfig, Warp, stopping
 from specheads.decoding.step_costs import RuleCosts, StepCosts
 from specheads.evaluation import replayed_sets
 from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, ORACLE_BOUND, Candidate, CostTable, RuleChoice
-from specheads.evaluation.replayed_sets import Outcome, RecordedSet, counts_of, record, record_sets, replay_all, survival
-from specheads.evaluation.report import MEASURED
+from specheads.evaluation.intervals import Interval
+from specheads.evaluation.replayed_sets import (
+    Outcome,
+    RecordedSet,
+    basis_of,
+    counts_of,
+    record,
+    record_sets,
+    replay_all,
+    survival,
+)
+from specheads.evaluation.report import MEASURED, ROUNDS, Basis
 from specheads.evaluation.rows import _gap, data_set, reliability, text_samples
 from specheads.evaluation.settings import Evaluation, RecordingSettings
 from specheads.evaluation.sweep import Measured
@@ -330,6 +340,28 @@ def test_dev_prompts_choose_among_what_a_decoder_can_use():
     assert replace(outcome, tried=tried, candidates=[rules[0], head, *rules[2:]]).uses[MEASURED] == "few"
 
 
+def test_of_two_that_are_as_fast_the_first_is_chosen():
+    rules = [candidate(FIXED, "first"), candidate(FIXED, "second")]
+    sets = [recorded([DEV[0], DEV[0]])]
+    outcome = Outcome(rules, COST_TABLE, [replace(sets[0], counts=sets[0].counts[:2])]).chosen()
+    assert outcome.best["10"] == {FIXED: 0}
+
+
+def test_counts_of_other_candidates_are_refused():
+    outcome = Outcome(CANDIDATES, COST_TABLE, [recorded(DEV)]).chosen()
+    fewer = replace(outcome, candidates=CANDIDATES[1:])
+    for use in (fewer.chosen, lambda: fewer.uses, lambda: data_set(recorded(TEST, "test"), fewer)):
+        with pytest.raises(ValueError, match="argument"):
+            use()
+
+
+def test_without_costs_of_draft_steps_a_choice_stands_on_nothing():
+    table = CostTable({MEASURED: StepCosts(0.001, 0.003)})
+    assert basis_of(Outcome([], table)) is basis_of(Outcome([], replace(table, fit=CostFit(StepCosts(0.0, 0.003))))) is None
+    known = replace(table, fit=CostFit(table.costs[MEASURED]))
+    assert basis_of(Outcome([], known)) == Basis(ROUNDS, Interval(*[pytest.approx(3)] * 3))
+
+
 def test_intervals_of_a_set_are_over_its_groups():
     one = replace(recorded(DEV), groups=["only"] * NUM_PROMPTS)
     assert (one.resamples == 1).all()
@@ -413,9 +445,12 @@ def recorder(monkeypatch):
 
     def predicted(folder, pair, heads, truth, advance):
         asked.append((folder, pair, sorted(heads), truth))
+        advance(1)
         return [*sorted(heads), *(["truth"] if truth else [])]
 
     monkeypatch.setattr(replayed_sets, "progress", progress)
+    monkeypatch.setattr(replayed_sets, "bulk_operations", lambda device: f"operations of {device}")
+    monkeypatch.setattr(replayed_sets, "computing_with", lambda operations: nullcontext(asked.append(operations)))
     monkeypatch.setattr(replayed_sets, "head_fingerprint", lambda head: f"print of {head}")
     monkeypatch.setattr(replayed_sets, "add_predictions", predicted)
     monkeypatch.setattr(replayed_sets, "load_recording", lambda folder, names: (folder, names))
@@ -431,7 +466,9 @@ def test_every_set_is_predicted_by_heads_and_by_the_target(recorder):
     folders = {name: f"folder of {prompts}" for name, prompts in sets.items()}
     assert found == {name: (folder, [*heads, "truth"]) for name, folder in folders.items()}
     assert shown == [("predicting by heads", 3), ("predicting by the target", 3)]
-    assert asked == [(folder, fake.pair, of, truth) for of, truth in ((heads, False), ([], True)) for folder in folders.values()]
+    assert asked[0] == "operations of cpu"
+    each = [(of, truth, folder) for of, truth in ((heads, False), ([], True)) for folder in folders.values()]
+    assert asked[1:] == [(folder, fake.pair, of, truth) for of, truth, folder in each]
     assert record_sets(fake, sets, [], ground_truth=False) == {name: (folder, []) for name, folder in folders.items()}
     assert len(shown) == 2
 
