@@ -89,8 +89,10 @@ def setup(monkeypatch):
 
     monkeypatch.setattr(batches, "progress", progress)
     monkeypatch.setattr(batches, "run_batches", runs)
-    monkeypatch.setattr(batches, "batch_rows", lambda settings, runs, groups: ([each.name for each in settings], groups))
-    monkeypatch.setattr(batches, "best_of_kinds", lambda outcome: [fixed_length(12), *OTHERS])
+    monkeypatch.setattr(
+        batches, "batch_rows", lambda settings, runs, groups: ([each.name for each in settings], len(runs), groups)
+    )
+    monkeypatch.setattr(batches, "best_of_kinds", lambda outcome: [outcome.candidates[-1], *OTHERS])
     dev = SimpleNamespace(prompts=[("d", [7]), ("e", [8])])
     prompts = SimpleNamespace(decoded=SimpleNamespace(**LINES), dev=dev)
     settings = Evaluation(concurrency=(1, 4), repeats=2, max_new_tokens=5)
@@ -104,7 +106,7 @@ def test_every_size_decodes_the_target_its_fixed_length_and_the_best_rules(setup
     outcome = Outcome([*OTHERS, *map(fixed_length, (12, 8, 6, 3))], None)
     tables = decode_batches(setup, outcome)
     names = ["target alone", "fixed_length(num_tokens=6)", "logistic"]
-    assert tables == [BatchTable(1, 3, (names, LINES["groups"])), BatchTable(4, 8, (names, LINES["groups"]))]
+    assert tables == [BatchTable(1, 3, (names, 1, LINES["groups"])), BatchTable(4, 8, (names, 1, LINES["groups"]))]
     assert setup.kept.shown == [("decoding batches", 2 * 3 * (3 + 8))]
     lengths = [f"fixed_length(num_tokens={k})" for k in (3, 6, 8)]
     dev = setup.prompts.dev.prompts

@@ -69,7 +69,7 @@ def test_of_each_kind_the_fastest_at_the_measured_costs_is_chosen():
 
     assert chosen() == [TWO.name, "fast", "logistic"] and asked == [MEASURED]
     assert chosen(ONE.name, "for ten", "slower") == [ONE.name, "fast", "logistic"]  # 2 % slower is a tie
-    assert chosen(ONE.name, THREE.name) == [THREE.name, "fast", "logistic"]
+    assert chosen(ONE.name, THREE.name) == [THREE.name, "fast", "logistic"] != chosen(TWO.name, THREE.name)
     speeds[MEASURED][3] = 1.95
     assert chosen(ONE.name) == [TWO.name, "fast", "logistic"]
     best[:] = [0]
@@ -97,7 +97,7 @@ def settling(monkeypatch):
     """Settle on what is chosen in each turn; returns the outcome and what was decoded in turns."""
 
     def run(choices, doubts=(), groups=8, fit=True):
-        turns, doubtful, log = iter(choices), iter(doubts), SimpleNamespace(sweeps=[], tuned=0, chosen=[], costs=[])
+        turns, doubtful, log = iter(choices), iter(doubts), SimpleNamespace(sweeps=[], tuned=[], chosen=[], costs=[])
 
         def swept(setup, name, settings, prompts):
             assert setup is log.setup
@@ -115,11 +115,12 @@ def settling(monkeypatch):
 
         def tuned(setup, outcome, tuning):
             assert (setup, tuning) == (log.setup, "tuning")
-            log.tuned += 1
+            log.tuned.append(len(log.sweeps))
             return outcome
 
         def doubts_of(measured, fit, groups):
             assert (fit, groups) == (CostFit(StepCosts(1, 1)), "groups")
+            assert [each.setting.name for each in measured] == log.sweeps[-1][1]
             return next(doubtful, [])
 
         monkeypatch.setattr(decode, "sweep", swept)
@@ -127,7 +128,7 @@ def settling(monkeypatch):
         monkeypatch.setattr(decode, "measured_costs", costs)
         monkeypatch.setattr(decode, "_tuned_again", tuned)
         monkeypatch.setattr(decode, "doubts_of", doubts_of)
-        monkeypatch.setattr(decode, "decoded_counts", lambda outcome, settings: {each.name: "counts" for each in settings})
+        monkeypatch.setattr(decode, "decoded_counts", lambda outcome, settings: {each.name: outcome.turns for each in settings})
         monkeypatch.setattr(decode, "settle_by_steps", lambda setup, outcome, tuning: (outcome, setup, tuning))
         decoded = SimpleNamespace(prompts="prompts", groups="groups")
         log.setup = SimpleNamespace(settings="evaluation", prompts=SimpleNamespace(decoded=decoded))
@@ -147,8 +148,8 @@ def test_what_is_best_at_the_costs_of_what_was_decoded_is_decoded_too(settling):
         ("generations-turn-2", "prompts"),
     ]
     assert log.chosen == [("evaluation", [], 0), ("evaluation", first, 1), ("evaluation", second, 2)]
-    assert log.tuned == 1 and log.costs == [[ONE.name, *first], [ONE.name, *second]]
-    assert [each.setting.name for each in outcome.measured] == second == list(outcome.decoded_counts)
+    assert log.tuned == [1] and log.costs == [[ONE.name, *first], [ONE.name, *second]]
+    assert [each.setting.name for each in outcome.measured] == second and outcome.decoded_counts == dict.fromkeys(second, 1)
     assert outcome.doubts == [] and outcome.cost_table.fit is not None
 
 
@@ -204,6 +205,8 @@ def test_counts_of_what_was_decoded_are_of_the_reported_prompts_and_stay():
     outcome = Outcome(rules, CostTable({}), sets, decoded_counts={TWO.name: "earlier", "gone": "kept"})
     found = decoded_counts(outcome, [TARGET_ALONE, TWO, THREE, FOUR])
     assert found == {TWO.name: "earlier", THREE.name: "test 2", "gone": "kept"}
+    with pytest.raises(ValueError, match="argument"):  # counts of other candidates
+        decoded_counts(replace(outcome, candidates=rules[1:]), [TWO])
 
 
 @dataclass(frozen=True)
