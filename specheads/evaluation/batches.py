@@ -58,8 +58,8 @@ def decode_batches(setup: Setup, outcome: Outcome) -> list[BatchTable]:
     """Return for each number of rows the target alone, its best fixed length, and the best rules with and without a head."""
     evaluation, decoded = setup.settings, setup.prompts.decoded
     prompts = [ids for _, ids in decoded.prompts]
-    counts = {size: max(len(prompts), REQUESTS_PER_ROW * size) for size in evaluation.concurrency}
-    requests = {size: [prompts[number % len(prompts)] for number in range(count)] for size, count in counts.items()}
+    counts = [(size, max(len(prompts), REQUESTS_PER_ROW * size)) for size in evaluation.concurrency]
+    requests = {size: [prompts[number % len(prompts)] for number in range(count)] for size, count in counts}
     for size, made in requests.items():
         how = f"because {len(prompts)} prompts are too few for them: they are repeated, each time with another seed"
         logger.info("batches of %d: %d requests, %s", size, len(made), "each prompt once" if len(made) == len(prompts) else how)

@@ -152,16 +152,11 @@ class CostTable:
             return None
         return self.of(rule, ratio).draft_seconds / self.costs[ratio].draft_seconds - 1
 
-    def speedup(self, counts: Counts, resamples: np.ndarray, rule: Candidate, ratio: str) -> np.ndarray:
-        """Return the speed-up over the target alone (R,) under each row of `resamples` (R, P)."""
-        seconds = self.of(rule, ratio).seconds(counts.drafted, counts.rounds)
-        return (resamples @ counts.tokens) / (resamples @ seconds) / (self.alone if ratio == MEASURED else 1.0)
-
-    def speedup_uncharged(self, counts: Counts, resamples: np.ndarray, rule: Candidate, ratio: str) -> np.ndarray | None:
-        """Return the speed-up (R,) if the rule's head cost nothing, as SpecDec++ counts; None where `head_share` is None."""
-        if self.head_share(rule, ratio) is None:
-            return None
-        costs = replace(self.costs[ratio], round_seconds=self.of(rule, ratio).round_seconds)
+    def speedup(self, counts: Counts, resamples: np.ndarray, rule: Candidate, ratio: str, free_head: bool = False) -> np.ndarray:
+        """Return the speed-up over the target alone (R,) by `resamples` (R, P); `free_head`: as if it cost nothing."""
+        costs = self.of(rule, ratio)
+        if free_head:
+            costs = replace(self.costs[ratio], round_seconds=costs.round_seconds)
         seconds = resamples @ costs.seconds(counts.drafted, counts.rounds)
         return (resamples @ counts.tokens) / seconds / (self.alone if ratio == MEASURED else 1.0)
 

@@ -4,7 +4,6 @@ import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 import numpy as np
 
@@ -74,7 +73,7 @@ def _decoder(setup: Setup) -> SpeculativeDecoder:
 def settle(setup: Setup, outcome: Outcome, tuning: Tuning, few: Sequence[Measured]) -> Outcome:
     """Decode the chosen rules, fit the costs to their rounds, and choose again, until every chosen rule was decoded."""
     evaluation = setup.settings
-    settings = _chosen_settings(evaluation, outcome)
+    settings = _chosen_settings(evaluation, outcome, {})
     for turn in range(1, MOST_TURNS + 1):
         name = "generations" if turn == 1 else f"generations-turn-{turn}"
         measured = sweep(setup, name, settings, setup.prompts.decoded.prompts)
@@ -150,9 +149,7 @@ def _tuned_again(setup: Setup, outcome: Outcome, tuning: Tuning) -> Outcome:
     return replace(outcome, candidates=rules, sets=sets)
 
 
-def _chosen_settings(
-    evaluation: Evaluation, outcome: Outcome, decoded: Mapping[str, Candidate] = MappingProxyType({})
-) -> list[Candidate]:
+def _chosen_settings(evaluation: Evaluation, outcome: Outcome, decoded: Mapping[str, Candidate]) -> list[Candidate]:
     """Return the best setting of each kind at the measured costs, as it was decoded: rules may have been fitted again since."""
     settings = [decoded.get(setting.name, setting) for setting in sweep_settings(best_of_kinds(outcome, decoded))]
     return settings + under_block(settings) if evaluation.tries_block else settings

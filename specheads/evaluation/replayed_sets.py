@@ -256,9 +256,8 @@ def _replayed(outcome: Outcome, report: Report, number: int) -> dict[str, Any] |
     ratio, rule = outcome.main_ratio, outcome.candidates[number].live
     assert isinstance(rule, HeadThreshold)
     speeds, speedup = outcome.speeds[ratio], report.data_sets[1].rules[number].speedup[ratio].value
-    stands = {speeds[number] > max(1, speeds[outcome.best[ratio][FIXED]])}  # on dev prompts; others say how fast it is
-    if outcome.doubts:
-        stands = set(outcome.stands(outcome.candidates[number].name))
+    is_faster = speeds[number] > max(1, speeds[outcome.best[ratio][FIXED]])  # on dev prompts; others say how fast it is
+    stands = set(outcome.stands(outcome.candidates[number].name)) if outcome.doubts else {is_faster}
     if stands == {True}:
         return _values(rule) | {"predicted_speedup": speedup}
     return None if stands == {False} else {}

@@ -98,16 +98,18 @@ def data_set(replayed: RecordedSet, outcome: Outcome) -> DataSet:
 
 def _winners(replayed: RecordedSet, outcome: Outcome, ratio: str, speeds: Sequence[np.ndarray]) -> list[Winner]:
     """Return the best of each family at one ratio, by `speeds` (1 + R,) of all."""
-    choice, resamples = outcome.best[ratio], replayed.resamples
+    choice, resamples, table = outcome.best[ratio], replayed.resamples, outcome.cost_table
     ceiling = speeds[choice[CEILING]] if CEILING in choice else None
     fixed, dev_speeds = speeds[choice[FIXED]], outcome.speeds[ratio]
     unaided = [number for number in outcome.achievable(ratio) if outcome.candidates[number].head is None]
     fastest = max(unaided, key=dev_speeds.__getitem__)
     headless = speeds[fastest] if dev_speeds[fastest] > 1 else 1.0
     named = [(family, number, outcome.candidates[number]) for family, number in choice.items()]
-    uncharged = {
-        number: outcome.cost_table.speedup_uncharged(replayed.counts[number], resamples, rule, ratio) for _, number, rule in named
-    }
+
+    def uncharged(number: int, rule: Candidate) -> Interval:
+        """Return the gain of a rule if its head cost nothing."""
+        return interval(table.speedup(replayed.counts[number], resamples, rule, ratio, free_head=True) / fixed)
+
     return [
         Winner(
             family=family,
@@ -117,8 +119,8 @@ def _winners(replayed: RecordedSet, outcome: Outcome, ratio: str, speeds: Sequen
             gain=interval(speeds[number] / fixed),
             gap_ceiling=_gap(speeds[number], fixed, ceiling),
             dev_speedup=float(dev_speeds[number]),
-            head_share=outcome.cost_table.head_share(rule, ratio),
-            gain_uncharged=None if (speed := uncharged[number]) is None else interval(speed / fixed),
+            head_share=(share := table.head_share(rule, ratio)),
+            gain_uncharged=None if share is None else uncharged(number, rule),
             over_headless=interval(speeds[number] / headless) if rule.head is not None else None,
             **rule_fields(rule),
         )
@@ -158,14 +160,8 @@ def _logits_in_rounds(recording: Recording, head: RecordedHead) -> tuple[torch.T
 
 def _reliability(name: str, probs: torch.Tensor, labels: torch.Tensor) -> Reliability:
     curve = calibration(probs, labels)
-    return Reliability(
-        predictor=name,
-        share=curve.share.tolist(),
-        predicted=curve.predicted.tolist(),
-        observed=curve.observed.tolist(),
-        ece=curve.ece,
-        auroc=auroc(probs, labels),
-    )
+    share, predicted, observed = (column.tolist() for column in (curve.share, curve.predicted, curve.observed))
+    return Reliability(name, share, predicted, observed, curve.ece, auroc(probs, labels))
 
 
 def text_samples(pair: Pair, recording: Recording, candidate: Candidate, rounds: Replayed) -> list[TextSample]:

@@ -106,7 +106,7 @@ def test_every_size_decodes_the_target_its_fixed_length_and_the_best_rules(setup
     outcome = Outcome([*OTHERS, *map(fixed_length, (12, 8, 6, 3))], None)
     tables = decode_batches(setup, outcome)
     names = ["target alone", "fixed_length(num_tokens=6)", "logistic"]
-    assert tables == [BatchTable(1, 3, (names, 1, LINES["groups"])), BatchTable(4, 8, (names, 1, LINES["groups"]))]
+    assert tables == [BatchTable(1, 3, (names, 2, LINES["groups"])), BatchTable(4, 8, (names, 2, LINES["groups"]))]
     assert setup.kept.shown == [("decoding batches", 2 * 3 * (3 + 8))]
     lengths = [f"fixed_length(num_tokens={k})" for k in (3, 6, 8)]
     dev = setup.prompts.dev.prompts

@@ -259,11 +259,10 @@ def test_a_speed_up_is_a_ratio_of_sums_over_the_target_alone():
     # Seconds: 4 steps of 1.5 and 2 rounds of 9; 3 steps of 1.5 and 3 rounds of 9. The target alone emits 0.2 tokens in each.
     speeds = [26 / (6 + 18 + 4.5 + 27) / 0.2, 12 / 48 / 0.2]
     assert TABLE.speedup(some, resamples, PLAIN, "measured").tolist() == pytest.approx(speeds)
-    assert TABLE.speedup_uncharged(some, resamples, PLAIN, "10") is None
-    free = TABLE.speedup_uncharged(some, resamples, MINE, "10")
+    free = TABLE.speedup(some, resamples, MINE, "10", free_head=True)
     assert free.tolist() == pytest.approx(TABLE.speedup(some, resamples, PLAIN, "10").tolist())
     # The head's steps are free, its rounds still take 3 more seconds.
-    free = TABLE.speedup_uncharged(some, resamples, MINE, "measured")
+    free = TABLE.speedup(some, resamples, MINE, "measured", free_head=True)
     assert free.tolist() == pytest.approx([26 / (7 + 35) / 0.2, 12 / 36 / 0.2])
 
 

@@ -104,7 +104,7 @@ def settling(monkeypatch):
             log.sweeps.append((name, [each.name for each in settings], prompts))
             return [Measured(each) for each in settings]
 
-        def chosen(evaluation, outcome, decoded=()):
+        def chosen(evaluation, outcome, decoded):
             log.chosen.append((evaluation, list(decoded), outcome.turns))
             return next(turns)
 
@@ -192,7 +192,7 @@ def test_the_chosen_settings_are_those_that_were_decoded(monkeypatch):
     older = replace(TWO, arguments={"num_tokens": 22})
     how: Any = SimpleNamespace(tries_block=False)
     assert decode._chosen_settings(how, "outcome", {TWO.name: older}) == [TARGET_ALONE, ONE, older]
-    found = decode._chosen_settings(SimpleNamespace(tries_block=True), "outcome")
+    found = decode._chosen_settings(SimpleNamespace(tries_block=True), "outcome", {})
     assert found[:3] == [TARGET_ALONE, ONE, TWO] and [each.name for each in found[3:]] == [
         f"{each.name} verification=block" for each in (ONE, TWO)
     ]
