@@ -58,6 +58,13 @@ def test_the_numbers_of_rows_are_those_computed_by_hand():
     assert fast.tokens_per_round == pytest.approx(8 / 5)
 
 
+def test_runs_of_other_settings_are_refused():
+    settings = [TARGET_ALONE, Candidate("a family", "fast", None, None)]
+    for runs in ([[SLOW], [FAST], [FAST]], [[SLOW], [FAST, MIDDLE]]):
+        with pytest.raises(ValueError, match="argument"):
+            batch_rows(settings, runs, ["a", "b"])
+
+
 def test_repeated_prompts_are_resampled_together():
     """Where both requests are of one prompt there is nothing to resample."""
     settings = [TARGET_ALONE, Candidate("fixed_length", "fast", None, None)]
@@ -145,12 +152,17 @@ def test_settings_take_turns_and_journalled_runs_are_kept(monkeypatch):
     """Two repeats of three settings: the second repeat begins with the second setting."""
     decoded, steps = [], []
 
-    def made(sweep, decoder, requests, size, repeat, on_generation):
+    def made(given, decoder, requests, size, repeat, on_generation):
+        assert given is sweep
         decoded.append((decoder, requests, size, repeat))
         on_generation(len(requests))
         return {"seconds": len(decoded), "stats": [asdict(DecodeStats(1, 0, 0, 0, 1, 0, 1.0, 0.0))], "rounds": [[[1, 1.0]]]}
 
-    monkeypatch.setattr(batches, "_ready", lambda sweep, settings, requests, size: [each.name for each in settings])
+    def ready(given, settings, requests, size):
+        assert given is sweep and requests == [[1], [2]] and size == 4
+        return [each.name for each in settings]
+
+    monkeypatch.setattr(batches, "_ready", ready)
     monkeypatch.setattr(batches, "_decoded", made)
     sweep, settings = Sweep(None, Evaluation(repeats=2), 9), [TARGET_ALONE, fixed_length(1), fixed_length(2)]
     names, requests = [each.name for each in settings], [[1], [2]]

@@ -238,6 +238,73 @@ def test_rules_for_the_measured_costs_are_fitted_and_replayed_again(monkeypatch)
     assert decode._tuned_again(setup, outcome, tuning) is outcome
 
 
+@dataclass(frozen=True)
+class Stepped(Outcome):
+    """An outcome whose choices are those of its cost table."""
+
+    @property
+    def choices(self):
+        return self.cost_table.choices
+
+    def chosen(self):
+        return replace(self, best="chosen")
+
+
+@pytest.fixture
+def stepping(monkeypatch):
+    """Settle by timed steps at these ratios, which agree on a choice or do not; returns the outcome, and what was timed."""
+
+    def run(*ratios, agree=True, window=99):
+        log = SimpleNamespace(timed=[], tuned=[])
+        choices = ["a", "a", "a"] if agree else ["a", "a", "b"]
+
+        def timed(decoder, rules, context, seconds, is_enough):
+            ends = [StepTimes(StepCosts(1.0, ratio)) for ratio in ratios]
+            log.timed.append((decoder, rules, context, seconds, is_enough(ends)))
+            return ends
+
+        def tuned(setup, outcome, tuning):
+            log.tuned.append((setup, tuning))
+            return outcome
+
+        monkeypatch.setattr(decode, "_decoder", lambda setup: setup.pair)
+        monkeypatch.setattr(decode, "step_time_ends", timed)
+        monkeypatch.setattr(decode, "counted_ratios", lambda pair: {"pair": (4.0, 9.0)}[pair])
+        monkeypatch.setattr(decode, "_tuned_again", tuned)
+        monkeypatch.setattr(
+            decode, "with_measured", lambda *given, ends: SimpleNamespace(choices=choices, given=given, ends=list(ends))
+        )
+        setup: Any = SimpleNamespace(pair="pair", window=window, counted_costs=lambda: "counted", head_sizes={"small": 0.25})
+        measured = [Measured(each) for each in (TARGET_ALONE, TWO, LOGISTIC, headed("a"), under_block([headed("b")])[0])]
+        outcome = decode.settle_by_steps(setup, Stepped([], CostTable({}), measured=measured), "tuning")
+        assert log.tuned == [(setup, "tuning")] and outcome.best == "chosen"
+        assert outcome.cost_table.given == ("counted", measured, {"small": 0.25})
+        return outcome, log.timed
+
+    return run
+
+
+def test_rules_are_timed_until_the_ends_of_the_costs_agree(stepping):
+    for agree in (True, False):
+        outcome, ((decoder, rules, context, seconds, enough),) = stepping(7.0, 6.0, 5.0, agree=agree)
+        assert decoder == "pair" and list(rules) == ["MaxProbability", "HeadThreshold of small"] and enough == agree
+        assert (context, seconds) == (49, 60.0) and not outcome.counted
+        assert [each.costs.ratio for each in outcome.cost_table.ends] == [7.0, 6.0, 5.0]
+    assert stepping(7.0, 6.0, 5.0, window=9999)[1][0][2] == 256
+
+
+def test_costs_are_counted_where_steps_tell_little_and_the_choice_is_open(stepping):
+    """From a quarter of the ratio to either side; the range of counted ratios has its geometric mean in the middle."""
+    assert not stepping(7.5, 6.0, 4.5, agree=False)[0].counted and not stepping(8.0, 6.0, 4.0, agree=True)[0].counted
+    outcome, _ = stepping(7.75, 6.0, 4.5, agree=False)
+    assert outcome.counted
+    for end, ratio in zip(outcome.cost_table.ends, (9.0, 6.0, 4.0), strict=True):
+        step = pytest.approx(6.0 / ratio)
+        assert end.costs == StepCosts(step, 6.0)  # the target's step is that of the middle
+        free, head = RuleCosts(0.0), RuleCosts(pytest.approx(0.25 * 6.0 / ratio))
+        assert end.rules == {"FixedLength": free, "MaxProbability": free, "HeadThreshold of small": head}
+
+
 def prompt(number, group):
     return Prompt(f"{number:04x}", "dev", "", group=group), [number]
 
@@ -250,6 +317,7 @@ def trial(monkeypatch):
         log = []
 
         def swept(setup, name, settings, prompts):
+            assert setup.settings.num_live_prompts == num_live
             log.append((name, [each.name for each in settings], [ids[0] for _, ids in prompts]))
             stats = [DecodeStats(10, 0, 0, 0, 1, 0, 3.0 + ids[0] % 2, 1.0) for _, ids in prompts]
             return [Measured(each, stats) for each in settings]

@@ -81,6 +81,8 @@ def test_accepted_tokens_are_over_those_that_the_rule_expected():
     low, high = rows["logistic"].accepted_over_expected.low, rows["logistic"].accepted_over_expected.high
     assert (low, high) == (12 / 16, 12 / 16)  # a prompt in each half
     assert rows["head"].accepted_over_expected is None and rows[SHORT.name].accepted_over_expected is None
+    few = decoded(LOGISTIC, (5, 3), expected=(0.25, 0.25))
+    assert rows_of([MEASURED_ROWS[0], few])["logistic"].accepted_over_expected.value == 24
     part = decoded(LOGISTIC, (5, 3), expected=(6, None))
     assert rows_of([MEASURED_ROWS[0], part])["logistic"].accepted_over_expected is None
     four = decoded(LOGISTIC, (5, 3), expected=(0.0, 4.0))  # resamples may hold prompts alone of which nothing was expected

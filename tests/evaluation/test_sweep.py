@@ -81,6 +81,7 @@ class Kept:
         self.added = []
 
     def add(self, number, entry):
+        self.entries[number] = entry
         self.added.append((number, entry))
 
 
@@ -108,6 +109,13 @@ def test_journalled_prompts_are_not_decoded_again(decoders):
     how, steps = Evaluation(repeats=2, max_new_tokens=3), []
     stats = [[asdict(DecodeStats(7, 0, 0, 0, 7, 0, 1.0, 0.0))] * 2]
     journal = Kept(_1={"stats": stats, "rounds": [[[1, 0, 0, 0.0, 1.0]]], "load": (0.25, 2.0)})
+    with pytest.raises(ValueError, match="argument"):  # the journal of another number of settings
+        Sweep("pair", how, 9).run([TARGET_ALONE, SHORT], [[1], [2]], journal, steps.append)
+    assert steps == [4, 1, 1, 1, 1]
+    decoders.clear()
+    steps.clear()
+    journal.added.clear()
+    del journal.entries[0]
     (alone,) = Sweep("pair", how, 9).run([TARGET_ALONE], [[1], [2], [3]], journal, steps.append)
     assert steps == [2, 1, 1, 1, 1] and [number for number, _ in journal.added] == [0, 2]
     assert alone.stats[1].num_tokens == 14 and alone.rounds[1] == [[1, 0, 0, 0.0, 1.0]] and alone.load[1] == (0.25, 2.0)
