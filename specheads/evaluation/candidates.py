@@ -49,9 +49,8 @@ class RuleChoice:
         cls = self.cls
         head, rules = RecordedHead("any", "next_token") if cls.uses_head else None, []
         for arguments in _combinations({key: _listed(value) for key, value in self.arguments.items()}):
-            if open_names := cls.open_parameters(arguments):
-                costs = StepCosts.at_ratio(10) if open_names & cls.fitted_to_costs else None
-                arguments = cls.fit(arguments, MADE_UP_FIT, head, costs)
+            if cls.open_parameters(arguments):
+                arguments = cls.fit(arguments, MADE_UP_FIT, head, StepCosts.at_ratio(10))
             rules.append(_made(cls, arguments, head))
         return rules
 

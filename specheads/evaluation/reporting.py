@@ -189,7 +189,8 @@ def print_report(report: Report, console: Console | None = None, verbose: bool =
         say(f"Another ratio changes the winner: {conclusions.changes_text(report, verdict)}.")
     for batches in [] if report.doubts else report.batches:
         row = conclusions.fastest_of(batches)
-        say(f"{batches.concurrency} requests at once: {row.name}, {row.over_alone:.2f}× the target alone.")
+        speed = f"{row.name} was the fastest on these same prompts, {row.over_alone:.2f}× the target alone"
+        say(f"{batches.concurrency} requests at once: {speed}.")
     say(*conclusions.warnings_of(report))
 
 

@@ -155,7 +155,7 @@ def test_what_is_best_at_the_costs_of_what_was_decoded_is_decoded_too(settling):
 
 def test_settings_under_block_verification_stay_while_they_are_chosen(settling):
     block = under_block([ONE])
-    outcome, log = settling([[TARGET_ALONE, ONE, *block], [TARGET_ALONE, TWO, *block], [TARGET_ALONE, TWO, *block]])
+    _, log = settling([[TARGET_ALONE, ONE, *block], [TARGET_ALONE, TWO, *block], [TARGET_ALONE, TWO, *block]])
     assert log.sweeps[1][1] == ["target alone", ONE.name, block[0].name, TWO.name]
 
 

@@ -368,7 +368,7 @@ def test_intervals_of_a_set_are_over_its_groups():
 
 
 def test_the_main_ratio_is_the_measured_one_or_the_middle():
-    best = [dict.fromkeys(ratios, {}) for ratios in (("5", MEASURED, "10"), ("5", "10", "20"), ("5", "10"))]
+    best = [{key: {} for key in ratios} for ratios in (("5", MEASURED, "10"), ("5", "10", "20"), ("5", "10"))]
     assert [Outcome([], COST_TABLE, best=each).main_ratio for each in best] == [MEASURED, "10", "10"]
 
 

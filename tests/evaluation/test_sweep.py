@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ def headed(head, rule=RULE, **values):
 class Decoder:
     """What stands for a decoder, and keeps what it was asked for."""
 
-    log = []
+    log: ClassVar[list] = []
 
     def __init__(self, *values):
         self.values, self.target_engine, self.name = values, "engine", "alone"
