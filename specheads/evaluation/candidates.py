@@ -206,11 +206,11 @@ class Tuning:
         tokens, seconds = np.array([(each.tokens.sum(), costs.seconds(each.drafted, each.rounds).sum()) for each in curve]).T
         throughputs = tokens * (costs.draft_seconds + costs.verified_seconds) / seconds  # at GRID, per draft step
         worth = self.mean_acceptance ** (2 if head.config.predicts == "input_token" else 1)
-        if not worth:  # the target accepts nothing: drafting never pays
+        excess = worth * (1 - GRID) - throughputs  # positive where going on would pay
+        if not (excess > 0).any():
             return float(GRID[0])
-        excess = 1 - throughputs / worth - GRID  # positive where going on would pay
-        last = int(np.flatnonzero(excess > 0).max(initial=0))
-        part = np.clip(excess[last] / (excess[last] - excess[last + 1]), 0, 1) if last + 1 < len(GRID) else 0.0
+        last = int(np.flatnonzero(excess > 0)[-1])
+        part = excess[last] / (excess[last] - excess[last + 1]) if last + 1 < len(GRID) else 0.0
         return round(float(GRID[last] + part * (GRID[1] - GRID[0])), 3)
 
 

@@ -332,6 +332,8 @@ def test_drafting_goes_on_while_a_step_yields_more_than_the_throughput(threshold
 
 def test_where_drafting_always_or_never_pays_the_threshold_is_at_an_end(threshold):
     assert threshold(0.0) == 0.98 and threshold(2.0) == 0.02 and threshold(0.5, acceptance=0.0) == 0.02
+    assert threshold(0.03) == pytest.approx(0.97) and threshold(0.53333) == 0.467  # three digits
+    assert threshold(np.where(np.arange(25) < 1, 3.0, 1.1)) == 0.02  # nor where a step would pay least at the lowest
     twice = np.where(np.arange(25) < 5, 0.1, np.where(np.arange(25) < 10, 2.0, 0.5))  # the last place at which it still pays
     assert threshold(twice) == pytest.approx(0.5)
 

@@ -152,3 +152,14 @@ def test_an_overlap_of_none_or_of_all_is_as_good_as_known(recording):
     sure = torch.where(torch.arange(recording.accepted.shape[1]) % 2 == 0, 1.0, 0.0)
     found = information([recording], {}, range(PROMPTS), [sure])
     assert found.explained[OVERLAP].value == pytest.approx(0, abs=0.01)
+
+
+def test_a_head_of_whose_tokens_nothing_can_be_known_explains_nothing_of_note():
+    """Only tokens after which none follows differ from the others, and it predicts for none of these."""
+    made = random_recording(num_prompts=20, num_samples=1, seed=3)
+    node, after, _, _ = made.labels()
+    truth = torch.full((len(made.tokens),), 0.2)
+    truth[node[after < 0]] = 0.9
+    made.features.update({GROUND_TRUTH: truth, "head": torch.zeros(len(truth))})
+    found = information([made], {"head": RecordedHead("head", "input_token")}, range(20)).explained["head"]
+    assert all(abs(each) < 10 for each in (found.value, found.low, found.high))
