@@ -386,3 +386,29 @@ def test_what_cannot_be_fitted_is_named():
     )
     with pytest.raises(UserError, match=f"^{re.escape(said)}$"):
         candidates(rules, {}, None)
+
+
+class OfHead(stopping.HeadThreshold):
+    """A rule whose numbers are fitted to its head, at any costs."""
+
+    fitted_to_costs = frozenset()
+
+    @classmethod
+    def open_parameters(cls, arguments):
+        return frozenset(name for name, value in arguments.items() if value is None)
+
+    @classmethod
+    def fit(cls, arguments, fitting, head, costs):
+        return {"threshold": 0.75 if head.config.predicts == "next_token" else 0.25, "min_tokens": 2}
+
+
+def test_a_rule_may_be_fitted_to_its_head_whatever_steps_cost(heads, tuning):
+    rules = {"mine": RuleChoice(OfHead, {"threshold": None, "min_tokens": None})}
+    check_rules(rules)
+    tried = [each for each in candidates(rules, heads, tuning) if not each.bound]
+    assert [(each.head, each.live.threshold, each.ratio) for each in tried] == [
+        ("next_token", 0.75, None),
+        ("input_token", 0.25, None),
+    ]
+    with pytest.raises(UserError, match="OfHead leaves min_tokens, threshold to be fitted"):
+        candidates(rules, heads, None)
