@@ -27,9 +27,8 @@ from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate, Cost
 from specheads.evaluation.conclusions import verdict_of
 from specheads.evaluation.intervals import Interval, resample_counts
 from specheads.evaluation.prompt_sets import PromptSet
-from specheads.evaluation.replayed_sets import Outcome, RecordedSet
+from specheads.evaluation.replayed_sets import Outcome, RecordedSet, basis_of
 from specheads.evaluation.report import MEASURED, DataSet, Kind, Report
-from specheads.evaluation.reporting import basis_of
 from specheads.evaluation.rows import _winners, live_rows
 from specheads.evaluation.sweep import Measured, doubts_of, sweep_settings
 from specheads.prompts.prompt import Prompt
@@ -248,7 +247,7 @@ class Simulation:
             speeds: Any = {n: table.speedup(each, final.resamples, self.of.rules[n], ratio) for n, each in counted.items()}
             winners += _winners(final, outcome, ratio, speeds)
         data_sets = [DataSet("simulated", "test", self.num_prompts[1], 1, 1, [], winners)] if winners else []
-        live = live_rows(outcome.measured, True, final.groups, {}, outcome.tried) if outcome.measured else []
+        live = live_rows(outcome, True, final.groups) if outcome.measured else []
         report = Report({}, table.fit, outcome.doubts, live, data_sets, basis=basis_of(outcome))
         return replace(report, verdict=verdict_of(report, outcome.uses))
 

@@ -12,7 +12,7 @@ from specheads.decoding.decoder import Baseline, Decoder, SpeculativeDecoder
 from specheads.decoding.engine.cuda_graph import GraphEngine
 from specheads.decoding.records import DecodeStats, Generation
 from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate
-from specheads.evaluation.decode import best_of_kinds, open_journal
+from specheads.evaluation.decode import best_of_kinds
 from specheads.evaluation.intervals import interval, milliseconds, resample_counts
 from specheads.evaluation.replayed_sets import Outcome
 from specheads.evaluation.report import BatchRow, BatchTable, rule_fields
@@ -58,8 +58,8 @@ def decode_batches(setup: Setup, outcome: Outcome) -> list[BatchTable]:
     """Return for each number of rows the target alone, its best fixed length, and the best rules with and without a head."""
     evaluation, decoded = setup.settings, setup.prompts.decoded
     prompts = [ids for _, ids in decoded.prompts]
-    counts = {size: max(len(prompts), REQUESTS_PER_ROW * size) for size in evaluation.concurrency}
-    requests = {size: [prompts[number % len(prompts)] for number in range(count)] for size, count in counts.items()}
+    counts = [(size, max(len(prompts), REQUESTS_PER_ROW * size)) for size in evaluation.concurrency]
+    requests = {size: [prompts[number % len(prompts)] for number in range(count)] for size, count in counts}
     for size, made in requests.items():
         how = f"because {len(prompts)} prompts are too few for them: they are repeated, each time with another seed"
         logger.info("batches of %d: %d requests, %s", size, len(made), "each prompt once" if len(made) == len(prompts) else how)
@@ -72,8 +72,8 @@ def decode_batches(setup: Setup, outcome: Outcome) -> list[BatchTable]:
     tables = []
     with progress("decoding batches", total) as advance:
         for size, made in requests.items():
-            decided = {"settings": [setting.name for setting in settings[size]], "rows": size}
-            journal = open_journal(setup, f"batches-{size}", decided, decoded.prompts)
+            names = [setting.name for setting in settings[size]]
+            journal = setup.journal(f"batches-{size}", decoded.prompts, settings=names, rows=size)
             runs = run_batches(Sweep(setup.pair, evaluation, setup.window), settings[size], made, size, journal, advance)
             tables.append(BatchTable(size, len(made), batch_rows(settings[size], runs, decoded.groups)))
     return tables
@@ -83,7 +83,7 @@ def best_fixed(setup: Setup, lengths: Sequence[Candidate], size: int) -> Candida
     """Return the fixed length that decodes dev prompts in `size` rows with the most tokens per second."""
     dev = setup.prompts.dev.prompts
     requests = [dev[number % len(dev)][1] for number in range(REQUESTS_PER_ROW * size)]
-    journal = open_journal(setup, f"batches-{size}-dev", {"settings": [each.name for each in lengths], "rows": size}, dev)
+    journal = setup.journal(f"batches-{size}-dev", dev, settings=[each.name for each in lengths], rows=size)
     logger.info("batches of %d: %d responses to dev prompts choose a fixed length", size, len(lengths) * len(requests))
     once = Sweep(setup.pair, setup.settings.but(repeats=1), setup.window)
     speeds = [runs[0].tokens_per_second for runs in run_batches(once, lengths, requests, size, journal)]

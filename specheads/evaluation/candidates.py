@@ -49,9 +49,8 @@ class RuleChoice:
         cls = self.cls
         head, rules = RecordedHead("any", "next_token") if cls.uses_head else None, []
         for arguments in _combinations({key: _listed(value) for key, value in self.arguments.items()}):
-            if open_names := cls.open_parameters(arguments):
-                costs = StepCosts.at_ratio(10) if open_names & cls.fitted_to_costs else None
-                arguments = cls.fit(arguments, MADE_UP_FIT, head, costs)
+            if cls.open_parameters(arguments):
+                arguments = cls.fit(arguments, MADE_UP_FIT, head, StepCosts.at_ratio(10))
             rules.append(_made(cls, arguments, head))
         return rules
 
@@ -152,16 +151,11 @@ class CostTable:
             return None
         return self.of(rule, ratio).draft_seconds / self.costs[ratio].draft_seconds - 1
 
-    def speedup(self, counts: Counts, resamples: np.ndarray, rule: Candidate, ratio: str) -> np.ndarray:
-        """Return the speed-up over the target alone (R,) under each row of `resamples` (R, P)."""
-        seconds = self.of(rule, ratio).seconds(counts.drafted, counts.rounds)
-        return (resamples @ counts.tokens) / (resamples @ seconds) / (self.alone if ratio == MEASURED else 1.0)
-
-    def speedup_uncharged(self, counts: Counts, resamples: np.ndarray, rule: Candidate, ratio: str) -> np.ndarray | None:
-        """Return the speed-up (R,) if the rule's head cost nothing, as SpecDec++ counts; None where `head_share` is None."""
-        if self.head_share(rule, ratio) is None:
-            return None
-        costs = replace(self.costs[ratio], round_seconds=self.of(rule, ratio).round_seconds)
+    def speedup(self, counts: Counts, resamples: np.ndarray, rule: Candidate, ratio: str, free_head: bool = False) -> np.ndarray:
+        """Return the speed-up over the target alone (R,) by `resamples` (R, P); `free_head`: as if it cost nothing."""
+        costs = self.of(rule, ratio)
+        if free_head:
+            costs = replace(self.costs[ratio], round_seconds=costs.round_seconds)
         seconds = resamples @ costs.seconds(counts.drafted, counts.rounds)
         return (resamples @ counts.tokens) / seconds / (self.alone if ratio == MEASURED else 1.0)
 
@@ -212,11 +206,11 @@ class Tuning:
         tokens, seconds = np.array([(each.tokens.sum(), costs.seconds(each.drafted, each.rounds).sum()) for each in curve]).T
         throughputs = tokens * (costs.draft_seconds + costs.verified_seconds) / seconds  # at GRID, per draft step
         worth = self.mean_acceptance ** (2 if head.config.predicts == "input_token" else 1)
-        if not worth:  # the target accepts nothing: drafting never pays
+        excess = worth * (1 - GRID) - throughputs  # positive where going on would pay
+        if not (excess > 0).any():
             return float(GRID[0])
-        excess = 1 - throughputs / worth - GRID  # positive where going on would pay
-        last = int(np.flatnonzero(excess > 0).max(initial=0))
-        part = np.clip(excess[last] / (excess[last] - excess[last + 1]), 0, 1) if last + 1 < len(GRID) else 0.0
+        last = int(np.flatnonzero(excess > 0)[-1])
+        part = excess[last] / (excess[last] - excess[last + 1]) if last + 1 < len(GRID) else 0.0
         return round(float(GRID[last] + part * (GRID[1] - GRID[0])), 3)
 
 

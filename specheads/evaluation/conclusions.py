@@ -12,6 +12,8 @@ from specheads.evaluation.report import (
     MEASURED,
     ROUNDS,
     Answer,
+    BatchRow,
+    BatchTable,
     Choice,
     DataSet,
     Information,
@@ -131,6 +133,11 @@ def fastest_by_kind(rows: Iterable[Row]) -> dict[Kind, Row]:
     return found
 
 
+def fastest_of(batches: BatchTable) -> BatchRow:
+    """Return the setting that was the fastest in batches of one size, of those that keep the target's distribution."""
+    return max((row for row in batches.rows if row.lossless), key=lambda row: row.tokens_per_second)
+
+
 def verdict_of(report: Report, uses: Mapping[str, str]) -> Verdict | None:
     """Return what to use: by what was decoded, else by replay; `uses` names by ratio the setting that dev prompts chose."""
     number, answers = main_data_set(report), dict[str, Answer]()
@@ -183,7 +190,7 @@ def _doubt(report: Report) -> str | None:
     if not report.doubts:
         return None
     first, basis = report.doubts[0], report.basis
-    text = f"{first[:1].lower()}{first[1:].rstrip('.')}"
+    text = f"{first[:1].lower()}{first[1:].removesuffix('.')}"
     if basis is None or len(set(basis.choices)) <= 1:
         return text
     low, high, (first, *_, last) = basis.ratio.low, basis.ratio.high, basis.choices

@@ -4,15 +4,11 @@ import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
-from typing import Any
 
 import numpy as np
-import torch
 
 from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.drafting import Autoregressive
-from specheads.decoding.engine import resolve_engine
 from specheads.decoding.step_costs import RuleCosts, StepCosts
 from specheads.decoding.step_times import Ends, StepTimes, counted_ratios, step_time_ends, step_times
 from specheads.decoding.stopping import HeadThreshold
@@ -22,15 +18,12 @@ from specheads.evaluation.intervals import resample_counts, sums
 from specheads.evaluation.replayed_sets import A_TIE, Outcome, replay_all
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.settings import Evaluation
-from specheads.evaluation.setup import STEP_SHARES, Setup, device_name
+from specheads.evaluation.setup import STEP_SHARES, Setup
 from specheads.evaluation.sweep import FEWEST_GROUPS, REMEDY, Measured, Sweep, doubts_of, sweep_settings, with_measured
 from specheads.forecast import progress
 from specheads.prompts.prompt import EncodedPrompt
-from specheads.replay.head_scores import head_fingerprint
 from specheads.replay.replay import Counts
 from specheads.storage.files import write_json
-from specheads.storage.journal import Journal
-from specheads.storage.runs import is_resumed
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +72,7 @@ def _decoder(setup: Setup) -> SpeculativeDecoder:
 def settle(setup: Setup, outcome: Outcome, tuning: Tuning, few: Sequence[Measured]) -> Outcome:
     """Decode the chosen rules, fit the costs to their rounds, and choose again, until every chosen rule was decoded."""
     evaluation = setup.settings
-    settings = _chosen_settings(evaluation, outcome)
+    settings = _chosen_settings(evaluation, outcome, {})
     for turn in range(1, MOST_TURNS + 1):
         name = "generations" if turn == 1 else f"generations-turn-{turn}"
         measured = sweep(setup, name, settings, setup.prompts.decoded.prompts)
@@ -155,9 +148,7 @@ def _tuned_again(setup: Setup, outcome: Outcome, tuning: Tuning) -> Outcome:
     return replace(outcome, candidates=rules, sets=sets)
 
 
-def _chosen_settings(
-    evaluation: Evaluation, outcome: Outcome, decoded: Mapping[str, Candidate] = MappingProxyType({})
-) -> list[Candidate]:
+def _chosen_settings(evaluation: Evaluation, outcome: Outcome, decoded: Mapping[str, Candidate]) -> list[Candidate]:
     """Return the best setting of each kind at the measured costs, as it was decoded: rules may have been fitted again since."""
     settings = [decoded.get(setting.name, setting) for setting in sweep_settings(best_of_kinds(outcome, decoded))]
     return settings + under_block(settings) if evaluation.tries_block else settings
@@ -201,35 +192,10 @@ def sweep(setup: Setup, name: str, settings: Sequence[Candidate], prompts: Seque
         *(name, len(settings), len(prompts), repeats, total, most, setup.run_folder),
     )
     names = [(setting.name, repr(setting.verification and setting.verification.compile_key)) for setting in settings]
-    journal = open_journal(setup, name, {"settings": names}, prompts)
+    journal = setup.journal(name, prompts, settings=names)
     how = Sweep(setup.pair, setup.settings, setup.window)
     with progress("decoding", total) as advance:
         return how.run(settings, [ids for _, ids in prompts], journal, advance)
-
-
-def open_journal(setup: Setup, name: str, settings: Mapping[str, Any], prompts: Sequence[EncodedPrompt]) -> Journal:
-    """Return the journal `name` of this run, empty unless the run is resumed; `settings` is what decides its content besides."""
-    path, evaluation, pair = setup.run_folder / f"{name}.jsonl", setup.settings, setup.pair
-    if not is_resumed(setup.run_folder):
-        path.unlink(missing_ok=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    provenance = {
-        "prompts": [ids for _, ids in prompts],
-        "seed": evaluation.seed,
-        "pair": [pair.target_revision, pair.draft_revision],
-        "heads": [(head_fingerprint(head), head.config.calibration) for head in setup.heads.values()],
-        "repeats": evaluation.repeats,
-        "warp": evaluation.warp.values(),
-        "max_new_tokens": evaluation.max_new_tokens,
-        "device": device_name(pair),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "engine": resolve_engine(evaluation.engine),
-        "drafting": {"class": type(evaluation.drafting).__name__, **vars(evaluation.drafting)},
-        "verification": evaluation.verification.label,
-        "dtype": [str(pair.target.dtype), str(pair.draft.dtype)],
-    }
-    return Journal(path, {**settings, **provenance})
 
 
 def tried_on_dev(setup: Setup, outcome: Outcome) -> dict[str, np.ndarray]:

@@ -25,7 +25,7 @@ _MARGIN, _RIDGE = 1e-9, 1e-5
 
 
 def information(
-    recordings: Sequence[Recording], heads: Mapping[str, RecordedHead], groups: Groups, overlaps: Sequence[Tensor] | None = None
+    recordings: Sequence[Recording], heads: Mapping[str, RecordedHead], groups: Groups, overlaps: Sequence[Tensor] = ()
 ) -> Information | None:
     """Return what is knowable about the drafted tokens of recordings, and what predictors explain; None if nothing is known.
 
@@ -42,7 +42,7 @@ def information(
         """Return inputs (n, k), acceptance probabilities (n,) and prompts (n,) of the tokens of all recordings."""
         found = [(recording, *of(number, recording)) for number, recording in enumerate(recordings)]
         truth = torch.cat([recording.features[GROUND_TRUTH][node].double() for recording, _, node in found])
-        prompts = [recording.prompt_of(node) + number for (recording, _, node), number in zip(found, firsts, strict=False)]
+        prompts = [recording.prompt_of(node) + firsts[number] for number, (recording, _, node) in enumerate(found)]
         return torch.cat([inputs for _, inputs, _ in found]), truth, torch.cat(prompts)
 
     def logistic(number: int, recording: Recording) -> tuple[Tensor, Tensor]:
@@ -50,26 +50,26 @@ def information(
         return logistic_inputs(_INPUTS, {name: recording.features[name][node] for name in _SOURCES}), node
 
     def of_overlap(number: int, recording: Recording) -> tuple[Tensor, Tensor]:
-        node, known = recording.labels()[0], (overlaps or ())[number].double().clamp(_MARGIN, 1 - _MARGIN)
-        return known.logit()[_positions(recording)[node], None], node
+        node = recording.labels()[0]
+        return overlaps[number].double().logit(_MARGIN)[_positions(recording)[node], None], node
 
     def of_head(head: RecordedHead, number: int, recording: Recording) -> tuple[Tensor, Tensor]:
         node, after, _, _ = recording.labels()
         return head_logits(recording, head)[0][:, None], node[after >= 0] if head.config.predicts == "input_token" else node
 
     predictors: dict[str, _Tokens] = {LOGISTIC: logistic}
-    if overlaps is not None:
+    if overlaps:
         predictors[OVERLAP] = of_overlap
     predictors |= {name: partial(of_head, head) for name, head in heads.items()}
     _, truth, prompt = parts(logistic)
-    count = len(truth)
-    entropy, noise, _ = _nats(truth, torch.zeros(count, dtype=torch.float64), prompt, resamples)
-    if not entropy[0] - noise[0] > _MARGIN:
+    count, shares = len(truth), dict[str, np.ndarray]()
+    entropy, noise, _ = _nats(truth, torch.zeros_like(truth), prompt, resamples)
+    known = entropy - noise > _MARGIN  # few prompts make resamples without tokens
+    if not known[0]:
         return None
-    known, shares = entropy - noise > _MARGIN, dict[str, np.ndarray]()  # few prompts make resamples without tokens
     for name, of in predictors.items():
         inputs, truth, prompt = parts(of)
-        half, logits = first[prompt], torch.zeros(len(truth), dtype=torch.float64)
+        half, logits = first[prompt], torch.zeros_like(truth)
         for here in (half, ~half):
             weights = fit_logistic(inputs[~here], truth[~here], ridge=_RIDGE)
             logits[here] = inputs[here].double() @ weights[:-1] + weights[-1]
@@ -85,11 +85,9 @@ _Tokens = Callable[[int, Recording], tuple[Tensor, Tensor]]  # inputs (n, k) and
 
 
 def _positions(recording: Recording) -> Tensor:
-    """Return the position in the responses that each node stands for (nodes,) long; -1 after a branch's first node."""
-    places = torch.full((len(recording.tokens),), -1)
-    here, size = recording.branch_length > 0, recording.accepted.shape[1]
-    places[recording.branch_first[here]] = torch.arange(size).expand_as(here)[here]
-    places[:size] = torch.arange(size)
+    """Return the position in the responses that their nodes and the first nodes of branches stand for, (nodes,) long."""
+    places, here = torch.arange(len(recording.tokens)), recording.branch_length > 0
+    places[recording.branch_first[here]] = torch.arange(here.shape[1]).expand_as(here)[here]
     return places
 
 

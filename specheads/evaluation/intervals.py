@@ -69,7 +69,7 @@ def halves(groups: Groups) -> np.ndarray:
 def _numbered(groups: Groups) -> np.ndarray:
     """Return the number of each prompt's group (P,), in the order in which groups come."""
     numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
-    return np.array([numbers[group] for group in groups], dtype=np.int64)
+    return np.array([numbers[group] for group in groups])
 
 
 def resample_counts(groups: Groups) -> np.ndarray:
@@ -80,7 +80,7 @@ def resample_counts(groups: Groups) -> np.ndarray:
     """
     rng = np.random.default_rng(0)
     number, first = _numbered(groups), halves(groups)
-    resampled = np.zeros((NUM_RESAMPLES, number.max(initial=-1) + 1))
+    resampled = np.zeros((NUM_RESAMPLES, len(number)))  # by group
     for half in (first, ~first):
         members = np.unique(number[half])
         if size := len(members):
@@ -95,7 +95,7 @@ def sums(spent: Counts | Sequence[DecodeStats], resamples: np.ndarray) -> Sums:
         table = np.stack([spent.tokens, spent.drafted, spent.discarded, spent.target_calls], axis=1)
     else:
         names = ("num_tokens", "num_drafted", "num_discarded", "num_target_calls", "decode_seconds")
-        table = np.array([[getattr(part, name) for name in names] for part in spent], dtype=float)
+        table = np.array([[getattr(part, name) for name in names] for part in spent])
     return Sums(*(resamples @ table).T)
 
 
@@ -123,4 +123,4 @@ def cross_fitted_gain(ours: np.ndarray, theirs: np.ndarray, groups: Groups) -> I
 
 def milliseconds(seconds: np.ndarray) -> dict[str, float]:
     """Return the percentiles p50, p90 and p99 of seconds, in milliseconds."""
-    return {f"p{level}": float(value) for level, value in zip(LEVELS, 1e3 * np.percentile(seconds, LEVELS), strict=True)}
+    return {f"p{level}": float(1e3 * np.percentile(seconds, level)) for level in LEVELS}

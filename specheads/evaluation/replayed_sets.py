@@ -1,15 +1,18 @@
-"""The recorded sets of prompts, the counts of each candidate on them, and the best of each family on dev prompts."""
+"""The recorded sets of prompts, the counts of each candidate on them, and what dev prompts choose and recommend."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from specheads.decoding.engine import bulk_operations
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold
-from specheads.evaluation.candidates import TARGET_ALONE, Candidate, CostTable
-from specheads.evaluation.intervals import Groups, resample_counts
-from specheads.evaluation.report import MEASURED, BatchTable
+from specheads.decoding.verification import TokenVerification
+from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate, CostTable
+from specheads.evaluation.intervals import Groups, Interval, interval, resample_counts
+from specheads.evaluation.report import COUNTED, MEASURED, ROUNDS, STEPS, Basis, BatchTable, Report
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.sweep import Measured
 from specheads.forecast import progress
@@ -176,7 +179,8 @@ class Outcome:
 
     def _resampled(self, table: CostTable, ratio: str) -> dict[str, np.ndarray]:
         """Return by setting its speed-ups (1 + R,) on dev prompts, resampled alike."""
-        dev, resamples = self.sets[0], self.sets[0].resamples
+        dev = self.sets[0]
+        resamples = dev.resamples
         return {TARGET_ALONE.name: np.ones(len(resamples))} | {
             rule.name: table.speedup(counts, resamples, rule, ratio)
             for rule, counts in zip(self.candidates, dev.counts, strict=True)
@@ -203,3 +207,67 @@ def _clearly_faster(ratios: Sequence[np.ndarray]) -> bool:
     best = gains[:, 0].argmax()
     gains /= np.maximum(gains[:, 1:].std(axis=1, keepdims=True), 1e-9)  # else the settings that are least known would decide
     return bool(np.mean((gains[:, 1:] - gains[:, :1]).max(axis=0) >= gains[best, 0]) <= BY_CHANCE)
+
+
+def basis_of(outcome: Outcome) -> Basis | None:
+    """Return what the choice of a setting stands on; None without measured costs of draft steps."""
+    table = outcome.cost_table
+    if table.fit is None or not table.fit.costs.draft_seconds:
+        return None
+    ratios = sorted(each.costs[MEASURED].ratio for each in (table.ends or (table, *table.halves)))
+    ratio = Interval(table.costs[MEASURED].ratio, ratios[0], ratios[-1])
+    if not table.ends:
+        return Basis(ROUNDS, ratio)
+    return Basis(COUNTED if outcome.counted else STEPS, ratio, outcome.choices[::-1])  # dear draft steps: a low ratio
+
+
+def recommendations(setup: Setup, outcome: Outcome, report: Report) -> dict[Path, dict[str, Any] | None]:
+    """Return by local folder the best setting of each head: threshold, lengths, verification, and how fast it is.
+
+    None: another setting was clearly faster on dev prompts, or is predicted to be; empty: that depends on unknown costs.
+    """
+    if not outcome.best:
+        return {}
+    recommended: dict[Path, dict[str, Any] | None] = {}
+    for name, located in setup.located_heads.items():
+        if not Path(located.where).is_dir():
+            continue
+        tried = [each.setting for each in outcome.measured if each.setting.name in outcome.tried]
+        of_head = [setting for setting in tried if isinstance(setting.live, HeadThreshold) and setting.head == name]
+        if of_head:
+            recommended[Path(located.where)] = _tried(outcome, report, of_head, [each for each in tried if each not in of_head])
+        elif (number := outcome.best_threshold(name, outcome.main_ratio)) is not None:
+            recommended[Path(located.where)] = _replayed(outcome, report, number)
+    return recommended
+
+
+def _tried(outcome: Outcome, report: Report, of_head: Sequence[Candidate], others: Sequence[Candidate]) -> dict[str, Any] | None:
+    """Return the fastest setting of a head on dev prompts; None if another one is faster by more than the prompts' chance."""
+    speeds = outcome.tried
+    best = max(of_head, key=lambda setting: speeds[setting.name][0])
+    if any(interval(speeds[other.name] / speeds[best.name]).low > 1 for other in others):
+        return None
+    assert isinstance(best.live, HeadThreshold)
+    verification = TokenVerification.name if best.verification is None else best.verification.name
+    measured = {"verification": verification, "measured_speedup": (speeds[best.name] / speeds[TARGET_ALONE.name])[0]}
+    plain = next(each.name for each in of_head if each.live is best.live and each.verification is None)
+    predicted = next((row.speedup for row in report.data_sets[1].rules if row.name == plain), {})
+    if MEASURED in predicted:
+        measured["predicted_speedup"] = predicted[MEASURED].value
+    return _values(best.live) | measured
+
+
+def _replayed(outcome: Outcome, report: Report, number: int) -> dict[str, Any] | None:
+    """Return a candidate's threshold with its predicted speed-up; None if another setting is faster, empty if that is open."""
+    ratio, rule = outcome.main_ratio, outcome.candidates[number].live
+    assert isinstance(rule, HeadThreshold)
+    speeds, speedup = outcome.speeds[ratio], report.data_sets[1].rules[number].speedup[ratio].value
+    is_faster = speeds[number] > max(1, speeds[outcome.best[ratio][FIXED]])  # on dev prompts; others say how fast it is
+    stands = set(outcome.stands(outcome.candidates[number].name)) if outcome.doubts else {is_faster}
+    if stands == {True}:
+        return _values(rule) | {"predicted_speedup": speedup}
+    return None if stands == {False} else {}
+
+
+def _values(rule: HeadThreshold) -> dict[str, Any]:
+    return {"threshold": rule.threshold, "min_tokens": rule.min_tokens, "max_tokens": rule.max_tokens}

@@ -13,18 +13,15 @@ import yaml
 from rich.console import Console
 
 from specheads.decoding import stopping
-from specheads.decoding.stopping import HeadThreshold
-from specheads.decoding.verification import TokenVerification
 from specheads.evaluation import conclusions
-from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate, written
+from specheads.evaluation.candidates import FIXED, written
 from specheads.evaluation.head_folders import store_in_config
 from specheads.evaluation.information import information
-from specheads.evaluation.intervals import Interval, interval
-from specheads.evaluation.replayed_sets import Outcome
-from specheads.evaluation.report import COUNTED, MEASURED, ROUNDS, STEPS, Basis, LiveRow, Report, TextSample, Verdict
+from specheads.evaluation.replayed_sets import Outcome, basis_of, recommendations
+from specheads.evaluation.report import Report, TextSample, Verdict
 from specheads.evaluation.rows import data_set, live_rows, reliability, text_samples
 from specheads.evaluation.setup import Setup, device_name, load_average, versions
-from specheads.evaluation.tables import Table, batch_table, fastest_of, live_table, terminal, verdict_table, winners_table
+from specheads.evaluation.tables import Table, batch_table, live_table, terminal, verdict_table, winners_table
 from specheads.pair.pair import Pair
 from specheads.replay.replay import recorded_head, replay
 from specheads.storage.files import without_home, write_json, write_whole
@@ -35,10 +32,7 @@ logger = logging.getLogger(__name__)
 def report_of(setup: Setup, outcome: Outcome, config: str | None = None, command: str = "specheads evaluate") -> Report:
     """Return the report; `config` is the text of the configuration, None: the settings, `command` the words of its command."""
     measured, cost_table = outcome.measured, outcome.cost_table
-    live = list[LiveRow]()
-    if measured:
-        groups, speeds = setup.prompts.decoded.groups, (_replayed_speeds(setup, outcome), outcome.tried)
-        live = live_rows(measured, setup.settings.verification.lossless, groups, *speeds)
+    live = live_rows(outcome, setup.settings.verification.lossless, setup.prompts.decoded.groups) if measured else []
     heads = {name: recorded_head(head) for name, head in setup.heads.items()}
     sets = outcome.sets if outcome.best else []
     report = Report(
@@ -92,32 +86,6 @@ def _with_code(setup: Setup, outcome: Outcome, verdict: Verdict, command: str) -
     lines += [f"decoder = specheads.SpeculativeDecoder(pair, stopping=rule, warp=warp{more})"]
     lines += [f'print(decoder.generate("def mean(values):", max_new_tokens={settings.max_new_tokens}).text)']
     return replace(verdict, command=f"{command} {shlex.join(words)}", python="\n".join(lines))
-
-
-def basis_of(outcome: Outcome) -> Basis | None:
-    """Return what the choice of a setting stands on; None without measured costs of draft steps."""
-    table = outcome.cost_table
-    if table.fit is None or not table.fit.costs.draft_seconds:
-        return None
-    ratios = sorted(each.costs[MEASURED].ratio for each in (table.ends or (table, *table.halves)))
-    ratio = Interval(table.costs[MEASURED].ratio, ratios[0], ratios[-1])
-    if not table.ends:
-        return Basis(ROUNDS, ratio)
-    return Basis(COUNTED if outcome.counted else STEPS, ratio, outcome.choices[::-1])  # dear draft steps: a low ratio
-
-
-def _replayed_speeds(setup: Setup, outcome: Outcome) -> dict[str, float]:
-    """Return by setting its tokens per second on the decoded prompts, from replayed counts; none where fewer were replayed."""
-    first, speeds, measured = slice(0, setup.settings.num_live_prompts), dict[str, float](), outcome.measured
-    if not outcome.sets or len(measured[0].stats) > outcome.sets[1].recording.num_prompts:
-        return speeds
-    for decoded in measured:
-        counts = outcome.decoded_counts.get(decoded.setting.name)
-        if counts is not None and decoded.setting.verification is None:
-            costs_by_prompt = enumerate(outcome.cost_table.for_prompts(decoded.setting, len(decoded.stats)))
-            seconds = [float(costs.seconds(counts.drafted[n], counts.rounds[n])) for n, costs in costs_by_prompt]
-            speeds[decoded.setting.name] = counts.tokens[first].sum() / sum(seconds)
-    return speeds
 
 
 def _texts(pair: Pair, outcome: Outcome, verdict: Verdict) -> list[TextSample]:
@@ -176,59 +144,6 @@ def recommend(setup: Setup, outcome: Outcome, report: Report) -> None:
         logger.info("%s now holds %s", folder, what)
 
 
-def recommendations(setup: Setup, outcome: Outcome, report: Report) -> dict[Path, dict[str, Any] | None]:
-    """Return by local folder the best setting of each head: threshold, lengths, verification, and how fast it is.
-
-    None: another setting was clearly faster on dev prompts, or is predicted to be; empty: that depends on unknown costs.
-    """
-    if not outcome.best:
-        return {}
-    recommended: dict[Path, dict[str, Any] | None] = {}
-    for name, located in setup.located_heads.items():
-        if not Path(located.where).is_dir():
-            continue
-        tried = [each.setting for each in outcome.measured if each.setting.name in outcome.tried]
-        of_head = [setting for setting in tried if isinstance(setting.live, HeadThreshold) and setting.head == name]
-        if of_head:
-            recommended[Path(located.where)] = _tried(outcome, report, of_head, [each for each in tried if each not in of_head])
-        elif (number := outcome.best_threshold(name, outcome.main_ratio)) is not None:
-            recommended[Path(located.where)] = _replayed(outcome, report, number)
-    return recommended
-
-
-def _tried(outcome: Outcome, report: Report, of_head: Sequence[Candidate], others: Sequence[Candidate]) -> dict[str, Any] | None:
-    """Return the fastest setting of a head on dev prompts; None if another one is faster by more than the prompts' chance."""
-    speeds = outcome.tried
-    best = max(of_head, key=lambda setting: speeds[setting.name][0])
-    if any(interval(speeds[other.name] / speeds[best.name]).low > 1 for other in others):
-        return None
-    assert isinstance(best.live, HeadThreshold)
-    verification = TokenVerification.name if best.verification is None else best.verification.name
-    measured = {"verification": verification, "measured_speedup": (speeds[best.name] / speeds[TARGET_ALONE.name])[0]}
-    plain = next(each.name for each in of_head if each.live is best.live and each.verification is None)
-    predicted = next((row.speedup for row in report.data_sets[1].rules if row.name == plain), {})
-    if MEASURED in predicted:
-        measured["predicted_speedup"] = predicted[MEASURED].value
-    return _values(best.live) | measured
-
-
-def _replayed(outcome: Outcome, report: Report, number: int) -> dict[str, Any] | None:
-    """Return a candidate's threshold with its predicted speed-up; None if another setting is faster, empty if that is open."""
-    ratio, rule = outcome.main_ratio, outcome.candidates[number].live
-    assert isinstance(rule, HeadThreshold)
-    speeds, speedup = outcome.speeds[ratio], report.data_sets[1].rules[number].speedup[ratio].value
-    stands = {speeds[number] > speeds[outcome.best[ratio][FIXED]] and speedup > 1}
-    if outcome.doubts:
-        stands = set(outcome.stands(outcome.candidates[number].name))
-    if stands == {True}:
-        return _values(rule) | {"predicted_speedup": speedup}
-    return None if stands == {False} else {}
-
-
-def _values(rule: HeadThreshold) -> dict[str, Any]:
-    return {"threshold": rule.threshold, "min_tokens": rule.min_tokens, "max_tokens": rule.max_tokens}
-
-
 def write_report(report: Report, folder: Path) -> list[Path]:
     """Write report.html and report.json; return their paths."""
     from specheads.evaluation.page.document import html_of  # imports plotly
@@ -273,8 +188,9 @@ def print_report(report: Report, console: Console | None = None, verbose: bool =
         say(*([f"Skip the head: {answer.skip_head}."] if answer.skip_head else []))
         say(f"Another ratio changes the winner: {conclusions.changes_text(report, verdict)}.")
     for batches in [] if report.doubts else report.batches:
-        row = fastest_of(batches)
-        say(f"{batches.concurrency} requests at once: {row.name}, {row.over_alone:.2f}× the target alone.")
+        row = conclusions.fastest_of(batches)
+        speed = f"{row.name} was the fastest on these same prompts, {row.over_alone:.2f}× the target alone"
+        say(f"{batches.concurrency} requests at once: {speed}.")
     say(*conclusions.warnings_of(report))
 
 

@@ -11,7 +11,6 @@ from specheads.evaluation.conclusions import fastest_by_kind
 from specheads.evaluation.intervals import Groups, Interval, interval, milliseconds, resample_counts, sums
 from specheads.evaluation.replayed_sets import Outcome, RecordedSet
 from specheads.evaluation.report import DataSet, Kind, LiveRow, Reliability, RuleRow, TextSample, Winner, rule_fields
-from specheads.evaluation.sweep import Measured
 from specheads.heads.calibration import IndexCalibration, in_rounds
 from specheads.heads.metrics import auroc, calibration
 from specheads.pair.pair import Pair
@@ -22,34 +21,24 @@ LEAST_GAP = 0.01  # of the speed of the best fixed length: shares of less mean n
 NUM_TEXTS = 3  # responses whose rounds are shown in color
 
 
-def live_rows(
-    measured: Sequence[Measured],
-    lossless: bool,
-    groups: Groups,
-    replayed: Mapping[str, float],
-    tried: Mapping[str, np.ndarray],
-) -> list[LiveRow]:
-    """Return a row for every setting that was decoded, the target alone first.
-
-    `replayed` are tokens per second by setting, and `tried` those (1 + R,) on dev prompts.
-    """
-    resamples = resample_counts(groups)
-    totals = [sums(each.stats, resamples) for each in measured]
-    alone = totals[0].tokens_per_second
-    rows = []
-    for each, total in zip(measured, totals, strict=True):
+def live_rows(outcome: Outcome, lossless: bool, groups: Groups) -> list[LiveRow]:
+    """Return a row for every setting that was decoded, the target alone first; `groups` are those of the decoded prompts."""
+    tried, resamples, replayed, rows = outcome.tried, resample_counts(groups), replayed_speeds(outcome), list[LiveRow]()
+    totals = {each.setting.name: sums(each.stats, resamples) for each in outcome.measured}
+    speeds = {name: total.tokens_per_second for name, total in totals.items()}
+    for each in outcome.measured:
         setting, other = each.setting, each.setting.verification
         expected = [part.num_expected for part in each.stats]
         accepted = None
         if None not in expected and any(expected):
             number = resamples @ np.array([part.num_accepted for part in each.stats])
-            accepted = interval(number / np.maximum(resamples @ np.array(expected, dtype=float), 1e-12))
+            accepted = interval(number / np.maximum(resamples @ np.array(expected), 1e-12))
         row = LiveRow(
             name=setting.name,
             family=setting.family,
-            tokens_per_second=interval(total.tokens_per_second),
-            speedup=interval(total.tokens_per_second / alone),
-            **total.rates(),
+            tokens_per_second=interval(speeds[setting.name]),
+            speedup=interval(speeds[setting.name] / speeds[TARGET_ALONE.name]),
+            **totals[setting.name].rates(),
             milliseconds=milliseconds(each.token_seconds),
             replayed_tokens_per_second=replayed.get(setting.name),
             lossless=setting.live is None or (other.lossless if other else lossless),
@@ -59,7 +48,6 @@ def live_rows(
             dev_speedup=tried[setting.name][0] / tried[TARGET_ALONE.name][0] if setting.name in tried else None,
         )
         rows.append(row)
-    speeds = {row.name: total.tokens_per_second for row, total in zip(rows, totals, strict=True)}
     fastest = fastest_by_kind(rows)
     fixed, headless = fastest.get(Kind.FIXED), next(row for kind, row in fastest.items() if kind != Kind.HEAD)
     return [
@@ -70,6 +58,19 @@ def live_rows(
         )
         for row in rows
     ]
+
+
+def replayed_speeds(outcome: Outcome) -> dict[str, float]:
+    """Return by setting its tokens per second on the decoded prompts, from replayed counts; none where fewer were replayed."""
+    speeds, number = dict[str, float](), len(outcome.measured[0].stats)
+    if not outcome.sets or number > outcome.sets[1].recording.num_prompts:
+        return speeds
+    for setting in (decoded.setting for decoded in outcome.measured if decoded.setting.verification is None):
+        if (counts := outcome.decoded_counts.get(setting.name)) is not None:
+            costs_by_prompt = enumerate(outcome.cost_table.for_prompts(setting, number))
+            seconds = [float(costs.seconds(counts.drafted[n], counts.rounds[n])) for n, costs in costs_by_prompt]
+            speeds[setting.name] = counts.tokens[:number].sum() / sum(seconds)
+    return speeds
 
 
 def data_set(replayed: RecordedSet, outcome: Outcome) -> DataSet:
@@ -97,15 +98,18 @@ def data_set(replayed: RecordedSet, outcome: Outcome) -> DataSet:
 
 def _winners(replayed: RecordedSet, outcome: Outcome, ratio: str, speeds: Sequence[np.ndarray]) -> list[Winner]:
     """Return the best of each family at one ratio, by `speeds` (1 + R,) of all."""
-    choice, resamples = outcome.best[ratio], replayed.resamples
+    choice, resamples, table = outcome.best[ratio], replayed.resamples, outcome.cost_table
     ceiling = speeds[choice[CEILING]] if CEILING in choice else None
     fixed, dev_speeds = speeds[choice[FIXED]], outcome.speeds[ratio]
     unaided = [number for number in outcome.achievable(ratio) if outcome.candidates[number].head is None]
-    headless = speeds[max(unaided, key=dev_speeds.__getitem__)] if max(dev_speeds[each] for each in unaided) > 1 else 1.0
+    fastest = max(unaided, key=dev_speeds.__getitem__)
+    headless = speeds[fastest] if dev_speeds[fastest] > 1 else 1.0
     named = [(family, number, outcome.candidates[number]) for family, number in choice.items()]
-    uncharged = {
-        number: outcome.cost_table.speedup_uncharged(replayed.counts[number], resamples, rule, ratio) for _, number, rule in named
-    }
+
+    def uncharged(number: int, rule: Candidate) -> Interval:
+        """Return the gain of a rule if its head cost nothing."""
+        return interval(table.speedup(replayed.counts[number], resamples, rule, ratio, free_head=True) / fixed)
+
     return [
         Winner(
             family=family,
@@ -115,8 +119,8 @@ def _winners(replayed: RecordedSet, outcome: Outcome, ratio: str, speeds: Sequen
             gain=interval(speeds[number] / fixed),
             gap_ceiling=_gap(speeds[number], fixed, ceiling),
             dev_speedup=float(dev_speeds[number]),
-            head_share=outcome.cost_table.head_share(rule, ratio),
-            gain_uncharged=None if (speed := uncharged[number]) is None else interval(speed / fixed),
+            head_share=(share := table.head_share(rule, ratio)),
+            gain_uncharged=None if share is None else uncharged(number, rule),
             over_headless=interval(speeds[number] / headless) if rule.head is not None else None,
             **rule_fields(rule),
         )
@@ -156,14 +160,8 @@ def _logits_in_rounds(recording: Recording, head: RecordedHead) -> tuple[torch.T
 
 def _reliability(name: str, probs: torch.Tensor, labels: torch.Tensor) -> Reliability:
     curve = calibration(probs, labels)
-    return Reliability(
-        predictor=name,
-        share=curve.share.tolist(),
-        predicted=curve.predicted.tolist(),
-        observed=curve.observed.tolist(),
-        ece=curve.ece,
-        auroc=auroc(probs, labels),
-    )
+    share, predicted, observed = (column.tolist() for column in (curve.share, curve.predicted, curve.observed))
+    return Reliability(name, share, predicted, observed, curve.ece, auroc(probs, labels))
 
 
 def text_samples(pair: Pair, recording: Recording, candidate: Candidate, rounds: Replayed) -> list[TextSample]:
@@ -175,7 +173,7 @@ def text_samples(pair: Pair, recording: Recording, candidate: Candidate, rounds:
         for row in rows[np.argsort(rounds.start[rows])]:
             start, drafted, accepted = (int(column[row]) for column in (rounds.start, rounds.drafted, rounds.accepted))
             middle = start + accepted
-            branch = int(recording.branch_first[0, first + middle]) if drafted > accepted else 0
+            branch = int(recording.branch_first[0, first + middle])
             rejected = recording.tokens[branch : branch + drafted - accepted].tolist()
             emitted = response[middle : start + int(rounds.tokens[row])]
             parts = (("accepted", response[start:middle]), ("rejected", rejected), ("target", emitted))

@@ -2,14 +2,16 @@
 
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from specheads.decoding.engine import resolve_engine
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.step_times import counted_share
 from specheads.evaluation.candidates import CostTable, Rules
@@ -18,7 +20,10 @@ from specheads.evaluation.prompt_sets import PromptData, PromptSets
 from specheads.evaluation.settings import Evaluation
 from specheads.heads.head import AcceptanceHead
 from specheads.pair.pair import Pair
+from specheads.prompts.prompt import EncodedPrompt
+from specheads.replay.head_scores import head_fingerprint
 from specheads.storage.files import read_json
+from specheads.storage.journal import Journal
 from specheads.storage.runs import is_resumed
 
 STEP_SHARES = "step-shares.json"
@@ -40,6 +45,33 @@ def versions() -> dict[str, str]:
 def load_average() -> float | None:
     """Return the load average over the last minute; None where the system has none."""
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+
+
+def open_journal(
+    path: Path, pair: Pair, settings: Any, prompts: Sequence[EncodedPrompt], heads: Mapping[str, LocatedHead], /, **more: Any
+) -> Journal:
+    """Return the journal at `path` in a run's folder, empty unless the run is resumed; `more` also decides what it holds.
+
+    Args:
+        settings: those of an evaluation or a reproduction: `warp`, `seed`, `max_new_tokens` and `engine` are read.
+    """
+    if not is_resumed(path.parent):
+        path.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    provenance = {  # all that decides responses and their times
+        "warp": settings.warp.values(),
+        "seed": settings.seed,
+        "max_new_tokens": settings.max_new_tokens,
+        "pair": [pair.target_revision, pair.draft_revision],
+        "dtype": [str(pair.target.dtype), str(pair.draft.dtype)],
+        "engine": resolve_engine(settings.engine),
+        "device": device_name(pair),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "prompts": [ids for _, ids in prompts],
+        "heads": {name: [head_fingerprint(each.head), each.head.config.calibration] for name, each in heads.items()},
+    }
+    return Journal(path, {**more, **provenance})
 
 
 @dataclass(frozen=True)
@@ -88,3 +120,13 @@ class Setup:
     def counted_costs(self) -> CostTable:
         """Return the costs of rules at the cost ratios, where nothing is measured."""
         return CostTable({f"{ratio:g}": StepCosts.at_ratio(ratio) for ratio in self.settings.ratios}, self.head_sizes)
+
+    def journal(self, name: str, prompts: Sequence[EncodedPrompt], **more: Any) -> Journal:
+        """Return the journal `name` of this run; see `open_journal`."""
+        drafting = self.settings.drafting
+        more |= {
+            "repeats": self.settings.repeats,
+            "drafting": {"class": type(drafting).__name__, **vars(drafting)},
+            "verification": self.settings.verification.label,
+        }
+        return open_journal(self.run_folder / f"{name}.jsonl", self.pair, self.settings, prompts, self.located_heads, **more)

@@ -154,14 +154,9 @@ def live_table(report: Report) -> Table:
     return table_of(caption, columns, report.live, sorts=True, doubtful=bool(report.doubts))
 
 
-def fastest_of(batches: BatchTable) -> BatchRow:
-    """Return the setting that was the fastest in batches of one size, of those that keep the target's distribution."""
-    return max((row for row in batches.rows if row.lossless), key=lambda row: row.tokens_per_second)
-
-
 def batch_table(report: Report, batches: BatchTable) -> Table:
     """Return what batches of one size decoded; the fastest setting that keeps the target's distribution is marked."""
-    fastest = None if report.doubts else fastest_of(batches).name
+    fastest = None if report.doubts else conclusions.fastest_of(batches).name
     columns: dict[str, Callable[[BatchRow], Cell]] = {
         "setting": lambda row: _setting(row, fastest),
         "tok/s in all": lambda row: _number(row.tokens_per_second, 1),

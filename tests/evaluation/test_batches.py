@@ -63,7 +63,7 @@ def test_batches_of_every_size_are_decoded_reported_and_kept(call, tmp_path, mon
     assert all(len(line) <= 80 and "…" not in line for line in text[start:].splitlines())
 
     # A run that was killed resumes with the same settings and numbers, and decodes only what is missing.
-    monkeypatch.setattr("specheads.evaluation.decode.is_resumed", lambda folder: True)
+    monkeypatch.setattr("specheads.evaluation.setup.is_resumed", lambda folder: True)
     journal = tmp_path / "run" / "batches-2.jsonl"
     lines = journal.read_text().splitlines(keepends=True)
     assert len(lines) == 1 + 2 * 3
@@ -91,9 +91,9 @@ def test_the_fixed_length_of_a_size_is_the_fastest_on_dev_prompts(monkeypatch, s
         return [[SimpleNamespace(tokens_per_second=speed)] for speed in speeds]
 
     monkeypatch.setattr(batches, "run_batches", made)
-    monkeypatch.setattr(batches, "open_journal", lambda *arguments: None)
     dev = SimpleNamespace(prompts=[("a", [1]), ("b", [2]), ("c", [3])])
-    setup = SimpleNamespace(prompts=SimpleNamespace(dev=dev), settings=Evaluation(repeats=3), pair=None, window=9)
+    prompts, settings = SimpleNamespace(dev=dev), Evaluation(repeats=3)
+    setup = SimpleNamespace(prompts=prompts, settings=settings, pair=None, window=9, journal=lambda *names, **more: None)
     assert best_fixed(setup, [fixed_length(length) for length in (1, 3, 6)], 2).name == chosen
     assert asked == [([[1], [2], [3], [1]], 2, 1)]
 

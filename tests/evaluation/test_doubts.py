@@ -16,7 +16,7 @@ from specheads.evaluation import decode, reporting
 from specheads.evaluation.candidates import TARGET_ALONE, Candidate, CostTable, fixed_length
 from specheads.evaluation.conclusions import use_text, verdict_of
 from specheads.evaluation.intervals import Interval
-from specheads.evaluation.replayed_sets import Outcome, RecordedSet
+from specheads.evaluation.replayed_sets import Outcome, RecordedSet, basis_of
 from specheads.evaluation.report import COUNTED, MEASURED, ROUNDS, STEPS, Basis, Report
 from specheads.evaluation.rows import data_set
 from specheads.evaluation.sweep import Measured, doubts_of, round_times, with_measured
@@ -140,7 +140,7 @@ def answer(monkeypatch, tmp_path):
         measured = [*sweep(0.0)[:2], replace(sweep(0.0)[2], setting=HEAD)]
         outcome = Outcome([rule for rule, *_ in RULES], setup.counted_costs(), sets, measured=measured, doubts=["It was busy."])
         outcome = decode.settle_by_steps(setup, outcome, None)
-        data, basis = data_set(sets[1], outcome), reporting.basis_of(outcome)
+        data, basis = data_set(sets[1], outcome), basis_of(outcome)
         sets = [replace(data, role="dev"), data]
         report = Report({}, outcome.cost_table.fit, outcome.doubts, [], sets, basis=basis)
         report = replace(report, verdict=verdict_of(report, outcome.uses))
@@ -200,7 +200,7 @@ def test_a_quiet_machine_is_believed():
     """Its answer stands on the rounds, with the ratios of both halves of the responses."""
     measured = sweep(0.0)
     table = with_measured(CostTable({}), measured, {})
-    basis = reporting.basis_of(Outcome([], table, measured=measured))
+    basis = basis_of(Outcome([], table, measured=measured))
     halves = [each.costs[MEASURED].ratio for each in table.halves]
     assert basis.costs == ROUNDS and basis.ratio.low == min(*halves, basis.ratio.value) and not basis.choices
     assert basis.ratio.low <= basis.ratio.value <= basis.ratio.high < 1.1 * basis.ratio.low

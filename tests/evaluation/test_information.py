@@ -7,7 +7,8 @@ import pytest
 import torch
 from random_recording import random_recording
 
-from specheads.evaluation.information import LOGISTIC, OVERLAP, information
+from specheads.evaluation.information import LOGISTIC, OVERLAP, _nats, _positions, information
+from specheads.evaluation.intervals import resample_counts
 from specheads.replay.recording import GROUND_TRUTH
 from specheads.replay.replay import RecordedHead
 
@@ -83,3 +84,82 @@ def test_a_head_that_reads_the_token_is_measured_on_what_it_reads(recording):
 def test_where_nothing_can_be_known_there_is_no_information(recording):
     sure = replace(recording, features=recording.features | {GROUND_TRUTH: torch.full_like(recording.features["knows"], 0.7)})
     assert information([sure], {}, range(PROMPTS)) is None
+
+
+def test_what_a_predictor_explains_over_the_logistic_is_the_difference_of_both(recording):
+    sure = replace(recording, features=recording.features | {"max_prob": recording.features[GROUND_TRUTH]})
+    found = information([sure], {name: RecordedHead(name, "next_token") for name in ("knows", "blind")}, range(PROMPTS))
+    assert found.explained[LOGISTIC].value == pytest.approx(1, abs=1e-3) and set(found.over_logistic) == {"knows", "blind"}
+    assert found.over_logistic["knows"].value == pytest.approx(0, abs=1e-3)
+    assert found.over_logistic["blind"].value == pytest.approx(-1, abs=5e-3) and found.over_logistic["blind"].high < -0.99
+
+
+def test_resamples_in_which_nothing_can_be_known_are_left_out():
+    """One prompt alone differs from the others, and the first resample lacks it."""
+    made, prompts = random_recording(num_prompts=12, num_samples=1, seed=3), range(12)
+    odd = int(np.flatnonzero(resample_counts(prompts)[1] == 0)[0])
+    prompt = made.prompt_of(torch.arange(len(made.tokens)))
+    made.features[GROUND_TRUTH] = torch.where(prompt == odd, 0.9, 0.2)
+    found = information([made], {}, prompts)
+    assert 0 < found.knowable.low and np.isfinite(found.explained[LOGISTIC].high)
+
+
+def test_without_true_probabilities_there_is_no_information(recording):
+    without = replace(recording, features={name: recording.features[name] for name in ("draft_prob", "max_prob", "entropy")})
+    assert information([recording, without], {}, range(2 * PROMPTS)) is None
+
+
+def test_a_predictor_is_fitted_on_the_other_half_of_the_groups(recording):
+    """Only in the first group of each pair the logit has its sign: turned round by what was learned there, it loses."""
+    first = np.arange(PROMPTS) % 2 == 0
+    node, prompt = recording.labels()[0], recording.prompt_of(torch.arange(len(recording.tokens)))
+    sign = torch.where(torch.from_numpy(first)[prompt], 1.0, -1.0)
+    heads = {"turns": RecordedHead("turns", "next_token")}
+    turned = replace(recording, features=recording.features | {"turns": sign * recording.features["knows"]})
+    assert information([turned], heads, range(PROMPTS)).explained["turns"].value < -1
+    # Where both halves have prompts of either sign, neither learns anything.
+    pairs = [number // 2 for number in range(PROMPTS)]
+    assert information([turned], heads, pairs).explained["turns"].value == pytest.approx(0, abs=0.05)
+    assert len(node) == information([turned], {}, pairs).num_tokens
+
+
+def test_intervals_resample_groups(recording):
+    """All prompts of one group are resampled together: no interval has a width."""
+    only = information([recording], {}, ["only"] * PROMPTS)
+    assert only.entropy.low == only.entropy.value == only.entropy.high
+
+
+def test_nats_are_means_over_the_tokens_of_a_resample():
+    truth, logits = torch.tensor([0.9, 0.2, 0.5], dtype=torch.float64), torch.tensor([2.0, 0.0, -1.0], dtype=torch.float64)
+    resamples = np.array([[1.0, 1, 1], [0, 2, 0], [0, 0, 3]])  # the third prompt has no token
+    most, noise, loss = _nats(truth, logits, torch.tensor([0, 0, 1]), resamples)
+    losses = [np.log1p(np.exp(-2)) + 0.1 * 2.0, np.log(2), np.log1p(np.exp(1)) - 0.5]
+    assert most.tolist() == pytest.approx([entropy(1.6 / 3), entropy(0.5), 0])
+    assert noise.tolist() == pytest.approx([(entropy(0.9) + entropy(0.2) + entropy(0.5)) / 3, entropy(0.5), 0])
+    assert loss.tolist() == pytest.approx([sum(losses) / 3, losses[2], 0])
+    assert _nats(truth[:1], logits[:1], torch.tensor([0]), np.ones((1, 1)))[1].tolist() == pytest.approx([entropy(0.9)])
+
+
+def test_a_branch_begins_at_the_position_of_the_rejected_token():
+    made = random_recording(num_prompts=2, num_samples=2, seed=1, longest=8)
+    count, places = made.accepted.shape[1], _positions(made)
+    assert places[:count].tolist() == list(range(count))
+    for row, position in (made.branch_length > 0).nonzero().tolist():
+        assert places[made.branch_first[row, position]] == position
+
+
+def test_an_overlap_of_none_or_of_all_is_as_good_as_known(recording):
+    sure = torch.where(torch.arange(recording.accepted.shape[1]) % 2 == 0, 1.0, 0.0)
+    found = information([recording], {}, range(PROMPTS), [sure])
+    assert found.explained[OVERLAP].value == pytest.approx(0, abs=0.01)
+
+
+def test_a_head_of_whose_tokens_nothing_can_be_known_explains_nothing_of_note():
+    """Only tokens after which none follows differ from the others, and it predicts for none of these."""
+    made = random_recording(num_prompts=20, num_samples=1, seed=3)
+    node, after, _, _ = made.labels()
+    truth = torch.full((len(made.tokens),), 0.2)
+    truth[node[after < 0]] = 0.9
+    made.features.update({GROUND_TRUTH: truth, "head": torch.zeros(len(truth))})
+    found = information([made], {"head": RecordedHead("head", "input_token")}, range(20)).explained["head"]
+    assert all(abs(each) < 10 for each in (found.value, found.low, found.high))

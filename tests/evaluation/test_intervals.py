@@ -4,8 +4,9 @@ import pytest
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.step_costs import StepCosts
 from specheads.evaluation.candidates import Candidate
-from specheads.evaluation.intervals import cross_fitted_gain, halves, interval, resample_counts, sums
+from specheads.evaluation.intervals import Interval, cross_fitted_gain, halves, interval, resample_counts, sums
 from specheads.evaluation.sweep import Measured
+from specheads.replay.replay import Counts
 
 
 def measured(family, value, rounds_of):
@@ -67,6 +68,11 @@ def test_halves_share_no_group_and_are_of_about_equal_size():
     assert halves(["only"] * 4).all()
 
 
+def test_a_group_goes_to_the_half_with_fewer_prompts():
+    """The larger ones may fill a half: a (2 : 0), b (2 : 1), c (2 : 4), d (3 : 4)."""
+    assert halves("aabcccd").tolist() == [True, True, False, False, False, False, True]
+
+
 def test_intervals_over_groups_cover_where_those_over_prompts_do_not():
     """Over 400 samples of 240 prompts in 60 groups of equal outcomes, the mean's interval by group covers 0 in at least 89 %.
 
@@ -110,6 +116,39 @@ def test_the_interval_of_a_mean_has_the_textbook_width():
     half = 1.96 * values.std() / 20
     assert result.value == pytest.approx(values.mean())
     assert (result.low, result.high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.15 * half)
+
+
+def test_an_interval_leaves_out_the_estimate_and_a_fortieth_at_each_end():
+    found = interval(np.array([7000.0, *range(1001)]))
+    assert (found.value, found.low, found.high) == pytest.approx((7000, 25, 975))
+
+
+def test_sums_are_of_prompts_and_rates_are_of_the_sample_itself():
+    """Two prompts, and resamples with the first one twice and with the second one twice."""
+    resamples = np.array([[1, 1], [2, 0], [0, 2]])
+    parts = [DecodeStats(10, 8, 6, 2, 4, 8, 3.0, 1.0), DecodeStats(30, 4, 1, 3, 6, 4, 9.0, 2.0)]
+    decoded = sums(parts, resamples)
+    assert decoded.tokens.tolist() == [40, 20, 60] and decoded.drafted.tolist() == [12, 16, 8]
+    assert decoded.discarded.tolist() == [5, 4, 6] and decoded.target_calls.tolist() == [10, 8, 12]
+    assert decoded.tokens_per_second.tolist() == pytest.approx([40 / 9, 20 / 4, 60 / 14])  # without the reading of prompts
+    rates = decoded.rates()
+    assert rates["discard_rate"].value == 5 / 40 and rates["verification_rate"].value == 10 / 40
+    assert (rates["block_efficiency"], rates["acceptance_rate"]) == (4.0, 7 / 12)
+    assert rates["discard_rate"].low == pytest.approx(0.1 + 0.025 * 0.1) and rates["discard_rate"].high == pytest.approx(0.1975)
+    counts = Counts(np.array([10, 30]), np.array([8, 4]), np.array([6, 1]), np.array([[1, 3], [4, 2]]))
+    replayed = sums(counts, resamples)
+    assert replayed.rates() == rates and replayed.seconds is None
+    nothing = sums([DecodeStats(10, 0, 0, 0, 10, 0, 3.0, 1.0)] * 2, resamples).rates()
+    assert nothing["acceptance_rate"] is None and nothing["discard_rate"] == Interval(0, 0, 0)
+
+
+def test_the_best_on_each_half_is_compared_on_the_other_and_both_count():
+    """Four prompts, halves 0, 2 and 1, 3. Ours: b is best on the first half, a on the second; theirs has one setting."""
+    a, b = [[10, 10, 10, 10], [4, 1, 4, 1]], [[10, 10, 10, 10], [2, 5, 2, 5]]
+    ours, theirs = np.array([a, b], dtype=float), np.array([[[10] * 4, [3] * 4]], dtype=float)
+    # b on prompts 1 and 3 takes 10 seconds, a on 0 and 2 takes 8; theirs takes 12.
+    assert cross_fitted_gain(ours, theirs, range(4)).value == pytest.approx(12 / 18)
+    assert cross_fitted_gain(theirs, ours, range(4)).value == pytest.approx(18 / 12)
 
 
 def test_rates_are_ratios_of_sums():

@@ -9,9 +9,8 @@ from specheads import AcceptanceHead, HeadConfig
 from specheads.decoding.stopping import FixedLength, HeadThreshold
 from specheads.evaluation.candidates import TARGET_ALONE, Candidate, fixed_length
 from specheads.evaluation.decode import under_block
-from specheads.evaluation.replayed_sets import Outcome, setting_to_use
+from specheads.evaluation.replayed_sets import Outcome, recommendations, setting_to_use
 from specheads.evaluation.report import MEASURED
-from specheads.evaluation.reporting import recommendations
 from specheads.evaluation.sweep import Measured
 
 HEAD, OTHER = (AcceptanceHead(HeadConfig(8, 0)) for _ in range(2))
@@ -22,6 +21,7 @@ SETTINGS = [
     fixed_length(2),
 ]
 BLOCK = " verification=block"
+BEST = {MEASURED: {"fixed_length": 2, "head_threshold other": 1, "head_threshold mine": 0}}
 
 
 @pytest.fixture
@@ -39,14 +39,15 @@ def stored(tmp_path):
     rules_tried["fixed"] = (FixedLength(2), None)
     candidates = [Candidate(name, name, rule, rule, head=head) for name, (rule, head) in rules_tried.items()]
 
-    def run(tried, fixed=1.2, predicted=1.3):
+    def run(tried, fixed=1.2, predicted=1.3, dev=1.3, best=BEST, hub=()):
         rules[1].speedup[MEASURED].value = predicted
-        best = {MEASURED: {"fixed_length": 2, "head_threshold other": 1, "head_threshold mine": 0}}
+        for name, folder in folders.items():
+            setup.located_heads[name].where = "user/name" if name in hub else str(folder)
         spread = 1 + 0.02 * np.sin(np.arange(101))  # of resamples, which the settings share
         speeds = {name: speed * spread for name, speed in tried.items()}
-        outcome = Outcome(candidates, None, best=best, speeds={MEASURED: [9.0, 1.3, fixed]}, measured=measured, tried=speeds)
+        outcome = Outcome(candidates, None, best=best, speeds={MEASURED: [9.0, dev, fixed]}, measured=measured, tried=speeds)
         found = recommendations(setup, outcome, report)
-        return found[folders["mine"]], found[folders["other"]]
+        return found.get(folders["mine"]), found.get(folders["other"])
 
     return run
 
@@ -89,8 +90,14 @@ def test_a_setting_that_is_faster_by_chance_changes_nothing(stored):
 
 def test_a_head_that_was_not_decoded_recommends_what_replay_predicts(stored):
     assert stored(SPEEDS)[1] == {"threshold": 0.3, "min_tokens": 1, "max_tokens": 20, "predicted_speedup": 1.3}
-    assert stored(SPEEDS, fixed=1.4)[1] is None
-    assert stored(SPEEDS, predicted=0.9)[1] is None  # the target alone is faster
+    assert stored(SPEEDS, fixed=1.4)[1] is None and stored(SPEEDS, fixed=1.3)[1] is None
+    assert stored(SPEEDS, fixed=0.8, dev=0.9)[1] is None  # the target alone is faster
+
+
+def test_the_reported_prompts_decide_nothing(stored):
+    """A head that was slower there is stored with that speed: which heads are stored is decided on dev prompts."""
+    assert stored(SPEEDS, predicted=0.9)[1]["predicted_speedup"] == 0.9
+    assert stored(SPEEDS, fixed=0.8, dev=0.9, predicted=1.3)[1] is None
 
 
 @pytest.mark.parametrize(("gain", "name"), [(1.2, "fixed_length(num_tokens=2)"), (1.01, "target alone"), (0.9, "target alone")])
@@ -116,3 +123,27 @@ def test_the_best_of_many_heads_must_be_faster_than_chance_makes_the_best_of_so_
         gain = 1.02 if number == 0 else 1.0
         tried[f"head {number}"] = 1.5 * gain * (1 + 0.01 * np.concatenate([[0], rng.standard_normal(2000)]))
     assert setting_to_use(tried, tried.keys() - {"target alone", "rule"}) == name
+
+
+def test_the_estimate_chooses_and_no_resample():
+    tried = {
+        "target alone": [1, 1, 1, 1],
+        "best": [1.5, 1.49, 1.5, 1.51],
+        "lucky": [1.4, 1.3, 1.5, 9],
+        "head": [1.6, 1.59, 1.6, 1.61],
+    }
+    speeds = {name: np.array(values) for name, values in tried.items()}
+    assert setting_to_use({name: speeds[name] for name in list(tried)[:3]}, set()) == "best"
+    assert setting_to_use(speeds, {"head"}) == "head"  # compared with the best of the others, not with a lucky one
+
+
+def test_what_is_stored_of_a_trial_is_its_estimate(stored):
+    lucky = 30 * (np.arange(101) == 1)  # in one resample
+    values, _ = stored(SPEEDS | {"head 0.4": 120 + lucky, "target alone": 100 + lucky})
+    assert values["threshold"] == 0.53 and values["measured_speedup"] == pytest.approx(1.4)
+    assert stored(SPEEDS | {"fixed_length(num_tokens=2)": 140.0})[0] == stored(SPEEDS)[0]  # as fast is not faster
+
+
+def test_only_folders_get_a_recommendation_and_only_where_something_was_replayed(stored):
+    assert stored(SPEEDS, best={}) == (None, None)
+    assert stored(SPEEDS, hub=["mine"]) == (None, stored(SPEEDS)[1]) != (None, None)

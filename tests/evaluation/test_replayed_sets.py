@@ -1,5 +1,6 @@
 """The choice of rules, and their distance from the bounds, on counts made by hand and on a small recording."""
 
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -7,22 +8,37 @@ import numpy as np
 import pytest
 import torch
 from fakes import tiny_pair
+from random_recording import random_recording
 
-from specheads import Warp, stopping
+from specheads import AcceptanceHead, HeadConfig, Warp, stopping
 from specheads.decoding.step_costs import RuleCosts, StepCosts
-from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, ORACLE_BOUND, Candidate, CostTable
-from specheads.evaluation.replayed_sets import Outcome, RecordedSet, survival
-from specheads.evaluation.report import MEASURED
+from specheads.evaluation import replayed_sets
+from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, ORACLE_BOUND, Candidate, CostTable, RuleChoice
+from specheads.evaluation.intervals import Interval
+from specheads.evaluation.replayed_sets import (
+    Outcome,
+    RecordedSet,
+    basis_of,
+    counts_of,
+    record,
+    record_sets,
+    replay_all,
+    survival,
+)
+from specheads.evaluation.report import MEASURED, ROUNDS, Basis
 from specheads.evaluation.rows import _gap, data_set, reliability, text_samples
+from specheads.evaluation.settings import Evaluation, RecordingSettings
+from specheads.evaluation.sweep import Measured
 from specheads.heads.metrics import calibration
 from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay.cost import CostFit
 from specheads.replay.recording import Recorder, Recording, load_recording
-from specheads.replay.replay import Counts, RecordedHead, Replayed
+from specheads.replay.replay import Counts, RecordedHead, Replayed, oracle, replay
 from specheads.replay.response_tree import RecordSettings
 
 NUM_PROMPTS = 20
 RULE = stopping.FixedLength(2)
+THRESHOLD = stopping.HeadThreshold(AcceptanceHead(HeadConfig(8, 0)), 0.5)
 
 
 def candidate(family, name, ratio=None, head=None):
@@ -137,6 +153,28 @@ def test_rows_have_the_speed_ups_that_their_rule_is_meant_for():
     assert row.block_efficiency == pytest.approx(100 / 38) and row.acceptance_rate == pytest.approx(62 / 150)
 
 
+def test_a_data_set_has_the_fields_of_its_rules_and_prompts():
+    rule = replace(CANDIDATES[2], automatic=True, rule_name="head_threshold")
+    outcome = Outcome([*CANDIDATES[:2], rule, *CANDIDATES[3:]], COST_TABLE, [recorded(DEV)]).chosen()
+    data = data_set(recorded(TEST, "test"), outcome)
+    assert (data.name, data.role, data.num_prompts, data.num_tokens, data.num_samples) == ("set", "test", 20, 2000, 1)
+    row, winner = data.rules[2], next(each for each in data.winners if each.family == "head")
+    assert (row.family, row.name, row.parameters) == ("head", "a", {"number": 1}) and row.bound is False
+    assert (row.rule_name, row.head, row.automatic) == ("head_threshold", "mine", True)
+    assert (winner.rule_name, winner.head, winner.automatic) == ("head_threshold", "mine", True)
+    assert [(each.name, each.bound) for each in data.winners if each.bound] == [("best", True), ("oracle", True)] * 2
+
+
+@pytest.mark.parametrize(("calls", "over"), [(55, "many"), (45, "few"), (101, None)])
+def test_a_head_is_compared_with_what_dev_prompts_chose_without_one(calls, over):
+    """It is the fastest there, and the target alone where nothing is faster than that."""
+    dev = [(100, 0, 50, calls), (100, 0, 50, min(50, calls) if calls < 101 else calls), *DEV[2:4], (100, 0, 0, 105), DEV[5]]
+    data = data_set(recorded(TEST, "test"), Outcome(CANDIDATES, COST_TABLE, [recorded(dev)]).chosen())
+    speeds = dict(zip(("few", "many"), speeds_of(TEST, "10"), strict=False))
+    head = next(winner for winner in data.winners if winner.family == "head" and winner.ratio == "10")
+    assert head.over_headless.value == pytest.approx(head.speedup.value / speeds.get(over, 1.0))
+
+
 def test_intervals_resample_the_same_prompts_for_all_rules():
     """Where all rules are slow on the same prompts, a gain varies less than the speeds that it is made of."""
     outcome = Outcome(CANDIDATES, COST_TABLE, [recorded(DEV)]).chosen()
@@ -176,8 +214,17 @@ def test_where_the_ceiling_is_hardly_faster_no_share_of_the_gap_is_reported():
     for ceiling in (fixed, fixed * 1.009, fixed - 0.1, fixed * [1.2, 1.2, 0.8]):  # nothing pays, or it is not sure that it does
         assert _gap(ours, fixed, ceiling) is None
     assert _gap(ours, fixed, None) is None
+    assert _gap(2 * ours, 2 * fixed, 2 * fixed * 1.009) is None
     clear = _gap(ours, fixed, fixed * 1.4)
     assert clear.value == pytest.approx(0.5) and 0 < clear.low <= clear.high < 1
+
+
+def test_a_resample_without_a_gap_gives_a_large_share_but_no_infinite_one():
+    """In one of 40 resamples the ceiling is the fixed length itself: the gap counts as a thousandth of that."""
+    fixed, ours, ceiling = np.full(41, 2.0), np.full(41, 2.5), np.full(41, 3.0)
+    ceiling[40] = 2.0
+    found = _gap(ours, fixed, ceiling)
+    assert (found.value, found.low) == (0.5, 0.5) and found.high == pytest.approx(0.5 + 0.025 * (0.5 / 0.002 - 0.5))
 
 
 @pytest.fixture
@@ -202,7 +249,7 @@ class Letters:
 def test_a_response_is_shown_as_its_rounds_made_it(recording):
     rounds = Replayed(*map(np.array, ([0, 0, 1, 1], [0] * 4, [0, 3, 0, 1], [4, 0, 1, 0], [2, 0, 0, 0], [3, 1, 1, 1])))
     samples = text_samples(Letters(), recording, CANDIDATES[0], rounds)
-    assert [sample.prompt for sample in samples] == ["h", "i"]
+    assert [(sample.prompt, sample.rule) for sample in samples] == [("h", "few"), ("i", "few")]
     assert samples[0].pieces == [("accepted", "ab"), ("rejected", "xy"), ("target", "c"), ("target", "d")]
     assert samples[1].pieces == [("rejected", "w"), ("target", "e"), ("target", "f")]
 
@@ -240,6 +287,219 @@ def test_a_calibrated_head_is_reported_raw_and_calibrated(recording, predicts, e
     calibrated = torch.where(index > 0, logits - 1, 2 * logits)
     for name, values in (("mine", logits), ("mine, calibrated", calibrated)):
         assert np.dot(curves[name].share, curves[name].predicted) == pytest.approx(torch.sigmoid(values).mean().item())
+
+
+class Given(Outcome):
+    """An outcome whose cost table is its speeds."""
+
+    def _resampled(self, table, ratio):
+        return {name: np.array(values) for name, values in table.items()}
+
+
+def ends_of(*ends):
+    names = ("target alone", "a", "b")
+    return Given([], SimpleNamespace(ends=[dict(zip(names, speeds, strict=True)) for speeds in ends]))
+
+
+def test_a_setting_stands_until_another_one_is_faster_by_more_than_a_tie():
+    """By the estimates, which come first, and at each end of the costs."""
+    outcome = ends_of(([1, 1], [0.98, 9], [1, 8]), ([1, 1], [0.979, 9], [1, 8]), ([1, 1], [2, 0], [1, 8]))
+    assert outcome.stands("a") == [True, False, True] and outcome.stands("b") == [True, True, False]
+
+
+def test_the_middle_choice_holds_at_the_ends_where_it_stands():
+    fast, hardly, slow = [1.5] * 3, [1.48] * 3, [1.2] * 3
+    one = [1.0] * 3
+    assert ends_of((one, hardly, fast), (one, fast, slow), (one, slow, fast)).choices == ["a", "a", "b"]
+    assert ends_of((one, slow, fast), (one, fast, slow), (one, fast, slow)).choices == ["b", "a", "a"]
+    assert ends_of().choices == []
+
+
+def test_dev_prompts_choose_among_what_a_decoder_can_use():
+    """Neither a bound, nor a rule for another ratio, nor what is fastest on the reported prompts."""
+    rules = [
+        candidate(FIXED, "few"),
+        candidate("b", "lucky"),
+        candidate("c", "for ten", "10"),
+        replace(candidate("d", "bound"), live=None),
+    ]
+    dev = [(100, 60, 50, 50), (100, 60, 45, 55), (100, 10, 75, 25), (100, 0, 90, 10)]
+    test = [dev[1], (100, 0, 80, 20), *dev[2:]]
+    sets = [recorded(dev, noise=0.01), recorded(test, "test", noise=0.01)]
+    sets = [replace(each, counts=each.counts[:-1]) for each in sets]
+    outcome = Outcome(rules, COST_TABLE, sets).chosen()
+    assert outcome.uses == {MEASURED: "few", "10": "for ten"}
+    tried = {"target alone": np.ones(9), "lucky": np.full(9, 2.0)}
+    assert replace(outcome, tried=tried).uses == {MEASURED: "lucky", "10": "for ten"}
+    assert replace(outcome, tried=tried, doubts=["Busy."]).uses == outcome.uses
+    # A head must be clearly faster than what needs none, whether it was replayed or only decoded.
+    tried = {"target alone": np.ones(9), "few": np.full(9, 2.0), "lucky": np.array([2.1, *[1.9, 2.3] * 4])}
+    assert replace(outcome, tried=tried).uses[MEASURED] == "lucky"
+    head = replace(rules[1], head="mine")
+    assert replace(outcome, tried=tried, measured=[Measured(head)]).uses[MEASURED] == "few"
+    assert replace(outcome, tried=tried, candidates=[rules[0], head, *rules[2:]]).uses[MEASURED] == "few"
+
+
+def test_of_two_that_are_as_fast_the_first_is_chosen():
+    rules = [candidate(FIXED, "first"), candidate(FIXED, "second")]
+    sets = [recorded([DEV[0], DEV[0]])]
+    outcome = Outcome(rules, COST_TABLE, [replace(sets[0], counts=sets[0].counts[:2])]).chosen()
+    assert outcome.best["10"] == {FIXED: 0}
+
+
+def test_counts_of_other_candidates_are_refused():
+    outcome = Outcome(CANDIDATES, COST_TABLE, [recorded(DEV)]).chosen()
+    fewer = replace(outcome, candidates=CANDIDATES[1:])
+    for use in (fewer.chosen, lambda: fewer.uses, lambda: data_set(recorded(TEST, "test"), fewer)):
+        with pytest.raises(ValueError, match="argument"):
+            use()
+
+
+def test_without_costs_of_draft_steps_a_choice_stands_on_nothing():
+    table = CostTable({MEASURED: StepCosts(0.001, 0.003)})
+    assert basis_of(Outcome([], table)) is basis_of(Outcome([], replace(table, fit=CostFit(StepCosts(0.0, 0.003))))) is None
+    known = replace(table, fit=CostFit(table.costs[MEASURED]))
+    assert basis_of(Outcome([], known)) == Basis(ROUNDS, Interval(*[pytest.approx(3)] * 3))
+
+
+def test_intervals_of_a_set_are_over_its_groups():
+    one = replace(recorded(DEV), groups=["only"] * NUM_PROMPTS)
+    assert (one.resamples == 1).all()
+
+
+def test_the_main_ratio_is_the_measured_one_or_the_middle():
+    best = [{key: {} for key in ratios} for ratios in (("5", MEASURED, "10"), ("5", "10", "20"), ("5", "10"))]
+    assert [Outcome([], COST_TABLE, best=each).main_ratio for each in best] == [MEASURED, "10", "10"]
+
+
+def test_a_given_threshold_is_recommended_before_the_automatic_one():
+    def of(head, automatic, live=None, bound=False):
+        return replace(candidate("head", "x", head=head), live=live or THRESHOLD, automatic=automatic, bound=bound)
+
+    rules = [
+        of("mine", True),
+        of("mine", False),
+        of("other", False),
+        of("mine", False, RULE),
+        of("mine", False, bound=True),
+        of("late", True),
+    ]
+    best = {"10": {str(number): number for number in (0, 3, 1, 2, 4, 5)}}
+    outcome = Outcome(rules, COST_TABLE, best=best)
+    assert [outcome.best_threshold(head, "10") for head in ("mine", "other", "late", "none")] == [1, 2, 5, None]
+    assert outcome.achievable("10") == [0, 3, 1, 2, 5]
+
+
+def test_the_survival_of_a_draft_is_a_product_of_shares(monkeypatch):
+    """Of drafts with 3, 1, 3 and 1 tokens 3, 0, 1 and 1 were accepted: 3 of 4 first tokens, 1 of 2 second ones, the third one."""
+    columns = np.array([3, 1, 3, 1]), np.array([3, 0, 1, 1])
+    monkeypatch.setattr(replayed_sets, "replay", lambda recording, rules: [Replayed(*[None] * 3, *columns, None)])
+    assert survival(None, 4) == pytest.approx([0.75, 0.375, 0.375, 0])
+
+
+@pytest.fixture(scope="module")
+def small():
+    return random_recording(num_prompts=4, num_samples=1, max_tokens=4, longest=12)
+
+
+def counts(of):
+    return [column.tolist() for column in vars(of).values()]
+
+
+def test_candidates_are_counted_in_their_order_and_the_oracle_among_them(small):
+    rules = [stopping.FixedLength(1), None, stopping.MaxProbability(0.5, 4), stopping.FixedLength(3), stopping.FixedLength(1)]
+    given = [Candidate("a", "a", rule, rule) for rule in rules]
+    expected = [(oracle(small) if rule is None else replay(small, [rule])[0]).per_prompt(4) for rule in rules]
+    done = []
+    found = counts_of(small, given, done.append)
+    assert [counts(each) for each in found] == [counts(each) for each in expected] and sum(done) == 5 and len(done) > 2
+    assert [counts(each) for each in counts_of(small, given)] == [counts(each) for each in expected]
+    sets = [RecordedSet(name, "dev", small, range(4)) for name in "ab"]
+    for replayed in replay_all(sets, given):
+        assert [counts(each) for each in replayed.counts] == [counts(each) for each in expected]
+
+
+def test_replay_shows_how_many_candidates_are_done(small, monkeypatch):
+    shown = []
+
+    @contextmanager
+    def progress(name, total):
+        shown.append((name, total, []))
+        yield shown[-1][2].append
+
+    monkeypatch.setattr(replayed_sets, "progress", progress)
+    replay_all([RecordedSet(name, "dev", small, range(4)) for name in "ab"], CANDIDATES)
+    ((name, total, steps),) = shown
+    assert name == "replaying" and total == sum(steps) == 2 * len(CANDIDATES)
+
+
+@pytest.fixture
+def recorder(monkeypatch):
+    """A recorder whose folders are the names of its sets, and whose predictions are what was asked for."""
+    shown, asked = [], []
+
+    @contextmanager
+    def progress(name, total):
+        shown.append((name, total))
+        yield lambda count: None
+
+    def predicted(folder, pair, heads, truth, advance):
+        asked.append((folder, pair, sorted(heads), truth))
+        advance(1)
+        return [*sorted(heads), *(["truth"] if truth else [])]
+
+    monkeypatch.setattr(replayed_sets, "progress", progress)
+    monkeypatch.setattr(replayed_sets, "bulk_operations", lambda device: f"operations of {device}")
+    monkeypatch.setattr(replayed_sets, "computing_with", lambda operations: nullcontext(asked.append(operations)))
+    monkeypatch.setattr(replayed_sets, "head_fingerprint", lambda head: f"print of {head}")
+    monkeypatch.setattr(replayed_sets, "add_predictions", predicted)
+    monkeypatch.setattr(replayed_sets, "load_recording", lambda folder, names: (folder, names))
+    pair = SimpleNamespace(draft_lm=SimpleNamespace(device=torch.device("cpu")))
+    return SimpleNamespace(pair=pair, record=lambda sets: [f"folder of {each}" for each in sets]), shown, asked
+
+
+def test_every_set_is_predicted_by_heads_and_by_the_target(recorder):
+    fake, shown, asked = recorder
+    sets = {"dev": ["a", "b"], "test": ["c"]}
+    found = record_sets(fake, sets, ["first", "second"], ground_truth=True)
+    heads = ["print of first", "print of second"]
+    folders = {name: f"folder of {prompts}" for name, prompts in sets.items()}
+    assert found == {name: (folder, [*heads, "truth"]) for name, folder in folders.items()}
+    assert shown == [("predicting by heads", 3), ("predicting by the target", 3)]
+    assert asked[0] == "operations of cpu"
+    each = [(of, truth, folder) for of, truth in ((heads, False), ([], True)) for folder in folders.values()]
+    assert asked[1:] == [(folder, fake.pair, of, truth) for of, truth, folder in each]
+    assert record_sets(fake, sets, [], ground_truth=False) == {name: (folder, []) for name, folder in folders.items()}
+    assert len(shown) == 2
+
+
+def test_an_evaluation_records_drafts_that_are_long_enough_for_every_rule(monkeypatch):
+    made = {}
+
+    def recorded_by(recorder, sets, heads, ground_truth):
+        made.update(recorder=recorder, sets=sets, heads=heads, ground_truth=ground_truth)
+        return {name: f"recording of {name}" for name in sets}
+
+    monkeypatch.setattr(replayed_sets, "Recorder", lambda *values: values)
+    monkeypatch.setattr(replayed_sets, "record_sets", recorded_by)
+    settings = Evaluation(max_new_tokens=7, seed=3, record=RecordingSettings(num_samples=5, ground_truth=False))
+    prompt_sets = {role: SimpleNamespace(prompts=[role], role=role, groups=f"groups of {role}") for role in ("dev", "test")}
+    setup = SimpleNamespace(
+        settings=settings,
+        pair="pair",
+        heads={"mine": "head"},
+        data_folder="data",
+        prompts=SimpleNamespace(recorded=prompt_sets),
+        prompt_data=SimpleNamespace(limits=ResponseLimits(99, 11)),
+        rules={"short": RuleChoice(stopping.FixedLength, {"num_tokens": [3, 5]})},
+    )
+    assert record(setup) == [RecordedSet(role, role, f"recording of {role}", f"groups of {role}") for role in prompt_sets]
+    limits = ResponseLimits(7, 11)
+    assert made["recorder"] == ("pair", settings.warp, limits, RecordSettings(5, stopping.MAX_TOKENS), 3, "data")
+    assert made["sets"] == {"dev": ["dev"], "test": ["test"]} and made["heads"] == ["head"] and made["ground_truth"] is False
+    setup.rules["long"] = RuleChoice(stopping.FixedLength, {"num_tokens": [stopping.MAX_TOKENS + 4, 2]})
+    record(setup)
+    assert made["recorder"][3].max_tokens == stopping.MAX_TOKENS + 4
 
 
 def of_six_prompts(pair, folder):

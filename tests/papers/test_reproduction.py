@@ -351,7 +351,7 @@ def test_a_resumed_run_equals_an_uninterrupted_run(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run("block_table1", tmp_path / "parts")
     assert len((tmp_path / "parts/generations.jsonl").read_text().splitlines()) == 2  # provenance, and a prompt
-    monkeypatch.setattr(decoding, "is_resumed", lambda folder: True)
+    monkeypatch.setattr("specheads.evaluation.setup.is_resumed", lambda folder: True)
     assert run("block_table1", tmp_path / "parts") == whole
     assert len(calls) == 5 + 3
     monkeypatch.setattr(decoding, "decoder_of", lambda *arguments: pytest.fail("nothing is left to decode"))

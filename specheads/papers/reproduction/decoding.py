@@ -12,13 +12,13 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from specheads.decoding.decoder import Baseline, Decoder, SpeculativeDecoder
-from specheads.decoding.engine import compile_ahead, resolve_engine
+from specheads.decoding.engine import compile_ahead
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.step_times import counted_share
 from specheads.errors import UserError
 from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.replayed_sets import record_sets
-from specheads.evaluation.setup import device_name
+from specheads.evaluation.setup import open_journal
 from specheads.evaluation.sweep import response_seed
 from specheads.forecast import progress
 from specheads.heads.metrics import auroc, binary_kl
@@ -30,12 +30,10 @@ from specheads.papers.layer_skip import LayerSkip
 from specheads.papers.mjsd import BlockSearch
 from specheads.papers.reproduction.settings import Method, Reproduction, Tally, priced, tally
 from specheads.prompts.prompt import EncodedPrompt, ResponseLimits
-from specheads.replay.head_scores import head_fingerprint
 from specheads.replay.recording import GROUND_TRUTH, Recorder, Recording
 from specheads.replay.replay import Counts, RecordedHead, head_logits, oracle, recorded_head, replay
 from specheads.replay.response_tree import RecordSettings
-from specheads.storage.journal import Entry, Journal
-from specheads.storage.runs import is_resumed
+from specheads.storage.journal import Entry
 
 logger = logging.getLogger(__name__)
 Heads = Mapping[str, LocatedHead]  # by name
@@ -48,7 +46,8 @@ def decode(pair: Pair, settings: Reproduction, prompts: Sequence[EncodedPrompt],
 
     Prompts that the journal of an interrupted run in the folder `run` has are not decoded again.
     """
-    journal, ids = _open_journal(pair, settings, prompts, run, heads), [tokens for _, tokens in prompts]
+    methods, ids = [method.keys for method in settings.methods], [tokens for _, tokens in prompts]
+    journal = open_journal(run / "generations.jsonl", pair, settings, prompts, heads, methods=methods)
     window = min(pair.window, max(map(len, ids)) + settings.max_new_tokens)
     total, meter = len(settings.methods) * len(prompts), energy_meter(pair)
     logger.info("%d methods x %d prompts = %d responses, into %s", len(settings.methods), len(prompts), total, run)
@@ -160,29 +159,6 @@ def response_nats(lm: LanguageModel, prompt: Sequence[int], response: Sequence[i
     if math.isnan(nats):
         raise UserError(nan_message(lm.name))
     return nats
-
-
-def _open_journal(pair: Pair, settings: Reproduction, prompts: Sequence[EncodedPrompt], run: Path, heads: Heads) -> Journal:
-    """Return the journal of a run, empty unless the run is resumed."""
-    path = run / "generations.jsonl"
-    if not is_resumed(run):
-        path.unlink(missing_ok=True)
-    run.mkdir(parents=True, exist_ok=True)
-    provenance = {  # all that decides responses and their times
-        "methods": [method.keys for method in settings.methods],
-        "warp": settings.warp.values(),
-        "seed": settings.seed,
-        "max_new_tokens": settings.max_new_tokens,
-        "pair": [pair.target_revision, pair.draft_revision],
-        "dtype": [str(pair.target.dtype), str(pair.draft.dtype)],
-        "engine": resolve_engine(settings.engine),
-        "device": device_name(pair),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "prompts": [ids for _, ids in prompts],
-        "heads": {name: [head_fingerprint(each.head), each.head.config.calibration] for name, each in heads.items()},
-    }
-    return Journal(path, provenance)
 
 
 def energy_meter(pair: Pair) -> Meter | None:
