@@ -3,9 +3,11 @@
 import logging
 import threading
 import time
+from functools import partial
 
 import pytest
 
+from specheads import forecast
 from specheads.forecast import Forecast, progress
 
 
@@ -94,7 +96,7 @@ def test_what_is_left_may_change(clock, caplog):
 def test_a_thread_breaks_the_silence(caplog, monkeypatch):
     said, remind = threading.Event(), Forecast.remind
     monkeypatch.setattr(Forecast, "remind", lambda *args: (remind(*args), said.set()))
-    monkeypatch.setattr(Forecast.__init__, "__defaults__", (10.0, 0.0))  # every
+    monkeypatch.setattr(forecast, "Forecast", partial(Forecast, every=0.0))
     with caplog.at_level(logging.INFO), progress("compiling", 3):
         assert said.wait(60)
     assert caplog.records[0].message.startswith("compiling: 0 of 3, 0:00:0")
