@@ -15,12 +15,14 @@ from specheads.evaluation.probe.prediction import (
     HEAD_SHARES,
     LOGISTIC,
     PLAIN,
+    LiveCheck,
     Option,
     Overheads,
+    answer_of,
     best_length,
+    doubts_of,
     predict,
 )
-from specheads.evaluation.probe.probe import answer_of
 from specheads.evaluation.replayed_sets import RecordedSet, counts_of
 from specheads.replay.recording import GROUND_TRUTH
 
@@ -136,3 +138,10 @@ def test_the_answer_is_the_simplest_that_nothing_beats(speeds, choice, command):
     answer = answer_of(known(**speeds), lambda *words: " ".join(["specheads", *words]))
     assert answer.choice == choice and (command is None or answer.command == command)
     assert ("distil" in answer.text) == ("distill" in answer.command)
+
+
+def test_times_that_contradict_decoding_are_doubted():
+    live = LiveCheck("4 prompts", 3, 100.0, 150.0, Overheads())
+    assert list(doubts_of(TIMES, live, known(fixed=1.6))) == []
+    (doubt,) = doubts_of(TIMES, live, known(fixed=0.7))
+    assert "0.70 times" in doubt and "1.50 times" in doubt
