@@ -108,8 +108,8 @@ class HeadTraining(Training):
 
     @model_validator(mode="after")
     def check_heads(self) -> "HeadTraining":
+        self.specs()  # first, as it says of both kinds why a mistake is one
         _ = [part.response_share for part in self.kinds()]
-        self.specs()
         return self
 
     def kinds(self) -> "list[HeadTraining]":
